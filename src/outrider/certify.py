@@ -1,0 +1,98 @@
+"""Proof by enumeration: the exact law of what the shipped engine emits.
+
+The engine is run under an enumerator in the place of chance. Each of its steps is walked through
+every outcome of every draw, each with its exact probability; states that came out equal are merged,
+and stepped again, until every sequence has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from .chance import Enumerator
+from .config import SamplingParams
+from .engine import SpeculativeDecoder
+from .errors import DegenerateDistributionError, InvalidConfigError
+from .records import FinishReason, SequenceState
+from .requests import Prompt
+
+Key = tuple[tuple[int, ...], tuple[int, ...], FinishReason | None]
+
+
+def exact_law(
+    decoder: SpeculativeDecoder,
+    prompt: Prompt,
+    params: SamplingParams | None = None,
+    *,
+    max_branches: int = 1_000_000,
+    batch_size: int = 64,
+) -> dict[tuple[int, ...], float]:
+    """The law of the tokens a request emits: every possible output with its exact probability.
+
+    Args:
+        decoder: the engine as it ships, over models small enough to enumerate.
+        prompt: one prompt, text or token ids.
+        params: its parameters; `n` must be 1.
+        max_branches: how many paths through the engine's draws may be walked.
+        batch_size: how many branches, in whatever states they are, share a step. The law does not
+            depend on it; a ragged batch is what it makes.
+
+    Returns:
+        Probabilities by output, the prompt excluded. They sum to one.
+
+    Raises:
+        InvalidConfigError: `n` is not 1, or more than `max_branches` would be walked.
+        KeyReuseError: the engine used one random key for two draws.
+        DegenerateDistributionError: a law the engine drew from is not a law, or the total is not 1.
+    """
+    start, *others = decoder.start(prompt, params)
+    if others:
+        raise InvalidConfigError("n", 1 + len(others), "1, to enumerate one continuation")
+    live = {_key(start): (start, 1.0)}
+    law: dict[tuple[int, ...], float] = {}
+    walked = 0
+    while live:
+        reached: dict[Key, tuple[SequenceState, float]] = {}
+        for state, probability in _outcomes(decoder, live, batch_size):
+            walked += 1
+            if walked > max_branches:
+                raise InvalidConfigError(
+                    "max_branches",
+                    max_branches,
+                    f"more: {walked} branches were walked and {len(live)} states are not finished; "
+                    "use a smaller vocabulary, fewer tokens, or a larger max_branches",
+                )
+            if state.finish_reason is not None:
+                output = tuple(state.output_ids)
+                law[output] = law.get(output, 0.0) + probability
+                continue
+            known = reached.get(_key(state), (state, 0.0))
+            reached[_key(state)] = (known[0], known[1] + probability)
+        live = reached
+    total = sum(law.values())
+    if not abs(total - 1) < 1e-9:
+        raise DegenerateDistributionError(
+            f"the outputs' probabilities sum to {total!r}; expected 1: the engine drew from "
+            "something that is not a law"
+        )
+    return law
+
+
+def _outcomes(
+    decoder: SpeculativeDecoder, live: dict[Key, tuple[SequenceState, float]], batch_size: int
+) -> Iterator[tuple[SequenceState, float]]:
+    """Every state one step leads to from the live ones, with its probability."""
+    work = [(state, mass, ()) for state, mass in live.values()]
+    while work:
+        chosen, work = work[-batch_size:], work[:-batch_size]
+        chance = Enumerator([path for _, _, path in chosen])
+        states = [replace(state, stream_key=row) for row, (state, _, _) in enumerate(chosen)]
+        step = decoder.step(decoder.pack(states), chance)
+        work += [(*chosen[branch][:2], path) for branch, path in chance.siblings]
+        for row, after in enumerate(step.batch.states):
+            yield after, chosen[row][1] * chance.probability[row]
+
+
+def _key(state: SequenceState) -> Key:
+    return tuple(state.output_ids), state.depths, state.finish_reason

@@ -1,0 +1,232 @@
+"""All randomness: keyed categorical draws, by a counter-based generator or by enumeration.
+
+A key is five unsigned integers (stream key, choice, round, purpose, slot). The stream key, 64 bits,
+is a hash of the request's seed and its prompt, so that one seed on many prompts gives independent
+noise. The other four, 32 bits each, are the counter: they say what is drawn, never what came out,
+so all of a round's uniforms are made in one call before anything is drawn.
+
+`Philox4x32` is the generator of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3"
+(SC 2011, section 3.3), with 10 rounds and the constants published there. `Enumerator` takes the
+place of chance in a proof: it walks every outcome of every draw, with its exact probability.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from array_api_compat import array_namespace
+from numpy.typing import NDArray
+
+from .errors import DegenerateDistributionError, KeyReuseError
+from .protocols import Chance
+from .records import SequenceState
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DRAFT, STOP, TOKEN = range(3)
+"""The purposes of a draw: a drafted token, the node a round stops at, the token that follows it."""
+
+Uniforms = Callable[[NDArray[np.uint64]], NDArray[np.float64]]
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+_WORD = 0xFFFFFFFF
+
+
+def stream_key(seed: int, prompt: Sequence[int] | NDArray[np.int64]) -> int:
+    """The 64-bit key of a request's randomness, from its seed and its prompt's token ids."""
+    digest = hashlib.blake2b(digest_size=8)
+    digest.update(int(seed).to_bytes(8, "little"))
+    digest.update(np.asarray(prompt, dtype="<i8").tobytes())
+    return int.from_bytes(digest.digest(), "little")
+
+
+def philox4x32(counter: Any, key: Any) -> Any:
+    """Philox4x32-10, one block for each leading index.
+
+    Args:
+        counter: int64 array [..., 4] of 32-bit words.
+        key: int64 array [..., 2] of 32-bit words, of the same array library.
+
+    Returns:
+        int64 array [..., 4] of 32-bit words; NumPy and torch give the same bits.
+    """
+    xp = array_namespace(counter, key)
+    multipliers = xp.asarray(_MULTIPLIERS, dtype=xp.int64)
+    weyl = xp.asarray(_WEYL, dtype=xp.int64)
+    even, odd = counter[..., 0::2], counter[..., 1::2]
+    for _ in range(_ROUNDS):
+        # The product of two 32-bit words wraps to the right 64 bits; masking undoes the sign.
+        product = even * multipliers
+        high = xp.flip((product >> 32) & _WORD, axis=-1)
+        even, odd = high ^ odd ^ key, xp.flip(product & _WORD, axis=-1)
+        key = (key + weyl) & _WORD
+    return xp.reshape(xp.stack([even, odd], axis=-1), counter.shape)
+
+
+def inverse_cdf(laws: Any, uniforms: Any) -> Any:
+    """Categorical draws by inversion, only ever on positive mass.
+
+    Args:
+        laws: [B, M], non-negative, each row with a positive finite sum (need not be one).
+        uniforms: float64 [B] in [0, 1 - 2**-53], of the same array library.
+
+    Returns:
+        int64 [B]. Cumulative sums are float64. A row of NaN gives 0.
+    """
+    xp = array_namespace(laws)
+    cumulative = xp.cumulative_sum(laws, axis=-1, dtype=xp.float64)
+    # fl(u * total) < total for every u <= 1 - 2**-53, so the count stays below M, and the index
+    # counted to is one where the cumulative sum rises.
+    threshold = uniforms[:, None] * cumulative[:, -1:]
+    return xp.sum(xp.astype(cumulative <= threshold, xp.int64), axis=-1)
+
+
+class Philox4x32:
+    """The chance of production: counter-based, stateless, the same on every device and batch."""
+
+    def uniforms(self, keys: NDArray[np.uint64]) -> NDArray[np.float64]:
+        """Uniforms in [0, 1) for keys [..., 5]: 53 bits each, on the host."""
+        stream = keys[..., 0]
+        key = np.stack([stream & np.uint64(_WORD), stream >> np.uint64(32)], axis=-1)
+        words = philox4x32(keys[..., 1:].astype(np.int64), key.astype(np.int64))
+        mantissa = (words[..., 0] >> 5) * (1 << 26) + (words[..., 1] >> 6)
+        uniforms: NDArray[np.float64] = mantissa * 2.0**-53
+        return uniforms
+
+    def draw(self, laws: Tensor, keys: NDArray[np.uint64]) -> Tensor:
+        """One index int64 [B] for each law [B, M], under keys [B, 5]."""
+        xp = array_namespace(laws)
+        uniforms = xp.asarray(self.uniforms(keys))
+        indices: Tensor = inverse_cdf(laws, uniforms.to(laws.device))
+        return indices
+
+
+class RoundDraws:
+    """The draws of one round: one for each drafted position, one for the stop, one for the token.
+
+    Args:
+        chance: where outcomes come from.
+        uniforms: the chance's `uniforms` if it has any: then all of the round's are made in one
+            host call at the first draw. A round of greedy rows draws nothing and makes none.
+        states: the B sequences of the round.
+        width: N, the most tokens drafted.
+    """
+
+    def __init__(
+        self,
+        chance: Chance,
+        uniforms: Uniforms | None,
+        states: Sequence[SequenceState],
+        width: int,
+    ) -> None:
+        self._chance = chance
+        self._make_uniforms = uniforms
+        self._states = states
+        self._width = width
+        self._keys: NDArray[np.uint64] | None = None
+        self._uniforms: Tensor | None = None
+
+    def draft(self, laws: Tensor, position: int, rows: NDArray[np.int64] | None) -> Tensor:
+        """Draw the `position`-th drafted token from laws [B, V], or [R, V] for `rows` [R] only."""
+        return self._draw(laws, position, rows)
+
+    def stop(self, laws: Tensor) -> Tensor:
+        """Draw the node that each row stops at from laws [B, N + 1]."""
+        return self._draw(laws, self._width, None)
+
+    def token(self, laws: Tensor) -> Tensor:
+        """Draw the token that follows the accepted ones from laws [B, V]."""
+        return self._draw(laws, self._width + 1, None)
+
+    def _draw(self, laws: Tensor, slot: int, rows: NDArray[np.int64] | None) -> Tensor:
+        if self._keys is None:
+            self._keys = round_keys(self._states, self._width)
+        if self._make_uniforms is None:
+            keys = self._keys[:, slot]
+            return self._chance.draw(laws, keys if rows is None else keys[rows])
+        if self._uniforms is None:
+            xp = array_namespace(laws)
+            self._uniforms = xp.asarray(self._make_uniforms(self._keys), device=laws.device)
+        uniforms = self._uniforms[:, slot]
+        indices: Tensor = inverse_cdf(laws, uniforms if rows is None else uniforms[rows])
+        return indices
+
+
+def round_keys(states: Sequence[SequenceState], width: int) -> NDArray[np.uint64]:
+    """The keys [B, width + 2, 5] of a round: its drafts, its stop, its token."""
+    keys = np.zeros((len(states), width + 2, 5), dtype=np.uint64)
+    for row, state in enumerate(states):
+        keys[row, :, :3] = (state.stream_key, state.choice, state.round)
+    keys[:, width, 3] = STOP
+    keys[:, width + 1, 3] = TOKEN
+    keys[:, :width, 4] = np.arange(width)
+    return keys
+
+
+class Enumerator:
+    """Chance that walks every outcome of every draw, each with its exact probability.
+
+    One pass follows one path per branch. A branch is named by the stream key of its draws, 0 to
+    len(paths) - 1; its path prescribes the outcomes of its first draws. Each later draw takes the
+    first possible outcome and notes the others in `siblings`, as paths for a later pass.
+
+    Args:
+        paths: the prescribed outcomes of each branch.
+
+    Attributes:
+        probability: of each branch's path so far.
+        siblings: paths that this pass met and did not follow, with the branch each left.
+    """
+
+    def __init__(self, paths: Sequence[tuple[int, ...]]) -> None:
+        self._followed = [list[int]() for _ in paths]
+        self._paths = paths
+        self._used: set[tuple[int, ...]] = set()
+        self.probability = [1.0] * len(paths)
+        self.siblings: list[tuple[int, tuple[int, ...]]] = []
+
+    def draw(self, laws: Tensor, keys: NDArray[np.uint64]) -> Tensor:
+        """One index int64 [B] for each law [B, M], under keys [B, 5].
+
+        Raises:
+            KeyReuseError: a key was used before in this pass.
+            DegenerateDistributionError: a law has NaN or negative mass, or does not sum to one
+                within 1e-6.
+        """
+        xp = array_namespace(laws)
+        indices = [
+            self._follow(law, tuple(key))
+            for law, key in zip(laws.tolist(), keys.tolist(), strict=True)
+        ]
+        chosen: Tensor = xp.asarray(indices, dtype=xp.int64, device=laws.device)
+        return chosen
+
+    def _follow(self, law: list[float], key: tuple[int, ...]) -> int:
+        if key in self._used:
+            raise KeyReuseError(
+                f"random key {key} (stream, choice, round, purpose, slot) was used for two draws; "
+                "every draw of a sequence needs a key of its own"
+            )
+        self._used.add(key)
+        total = sum(law)
+        if not abs(total - 1) <= 1e-6 or min(law) < 0:
+            raise DegenerateDistributionError(
+                f"a law to draw from has total mass {total!r} and least entry {min(law)!r}; "
+                "expected probabilities that sum to one"
+            )
+        branch = key[0]
+        followed = self._followed[branch]
+        if len(followed) < len(self._paths[branch]):
+            index = self._paths[branch][len(followed)]
+        else:
+            index, *others = [i for i, mass in enumerate(law) if mass > 0]
+            self.siblings += [(branch, (*followed, other)) for other in others]
+        followed.append(index)
+        self.probability[branch] *= law[index] / total
+        return index

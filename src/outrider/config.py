@@ -1,0 +1,136 @@
+"""What a user may ask for: how tokens are sampled, and how speculation is done.
+
+Both records are validated once, when they are made; everything behind them may rely on their
+values. This module imports no framework, so that a bad flag is refused before a model is loaded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Literal, get_args
+
+from .errors import InvalidConfigError
+
+Verification = Literal["block", "token"]
+Depth = Literal["fixed"]
+DraftSampleMethod = Literal["probabilistic", "greedy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of one request are drawn, and when the request ends.
+
+    The law of the next token is made in transformers' order: temperature, top-k, top-p, min-p.
+
+    Args:
+        max_tokens: the most tokens to emit, at least 1.
+        temperature: divides the logits; 0 is greedy decoding.
+        top_k: keep the k most likely tokens (ties with the k-th are kept); 0 keeps all.
+        top_p: keep the most likely tokens until their mass reaches this, in (0, 1]; 1 keeps all.
+        min_p: keep tokens at least this fraction as likely as the likeliest, in [0, 1]; 0 keeps all.
+        stop_token_ids: the request ends once one of these is emitted (it is part of the output).
+        ignore_eos: do not stop at the model's own end-of-sequence tokens.
+        n: how many independent continuations of the prompt to produce, at least 1.
+        seed: makes the output repeatable, in [0, 2**64); None draws a fresh seed, which is reported.
+        depths: number of tokens to draft in each round; replays a run whose `depths` were reported.
+            Rounds beyond its end are planned as usual.
+
+    Raises:
+        InvalidConfigError: a value is outside its range; the message names field, value and range.
+    """
+
+    max_tokens: int = 128
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    n: int = 1
+    seed: int | None = None
+    depths: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _require_int("max_tokens", self.max_tokens, 1)
+        _require_real("temperature", self.temperature, lambda x: x >= 0, "a number >= 0")
+        _require_int("top_k", self.top_k, 0, "an integer >= 0 (0 keeps every token)")
+        _require_real("top_p", self.top_p, lambda x: 0 < x <= 1, "a number in (0, 1]")
+        _require_real("min_p", self.min_p, lambda x: 0 <= x <= 1, "a number in [0, 1]")
+        _require_int("n", self.n, 1)
+        if self.seed is not None:
+            _require_int("seed", self.seed, 0, "an integer in [0, 2**64), or None for a fresh one")
+            if self.seed >= 2**64:
+                raise InvalidConfigError("seed", self.seed, "an integer in [0, 2**64)")
+        object.__setattr__(self, "stop_token_ids", _int_tuple("stop_token_ids", self.stop_token_ids))
+        if self.depths is not None:
+            object.__setattr__(self, "depths", _int_tuple("depths", self.depths))
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the law of every token is a single atom, the argmax of the logits."""
+        return self.temperature == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeConfig:
+    """How speculation is done. None of it changes the law of the output.
+
+    Args:
+        num_speculative_tokens: the most tokens drafted in a round, at least 0; 0 decodes plainly.
+        verification: "block" (accepts at least as many tokens) or "token"; both are lossless.
+        depth: how far to draft. "fixed" drafts `num_speculative_tokens` every round, less where
+            fewer tokens remain.
+        draft_sample_method: "probabilistic" draws drafts from the draft model's own law; "greedy"
+            proposes its most likely token, verified as the point mass that it is.
+
+    Raises:
+        InvalidConfigError: a value is not allowed; the message names field, value and choices.
+    """
+
+    num_speculative_tokens: int = 4
+    verification: Verification = "block"
+    depth: Depth = "fixed"
+    draft_sample_method: DraftSampleMethod = "probabilistic"
+
+    def __post_init__(self) -> None:
+        _require_int(
+            "num_speculative_tokens",
+            self.num_speculative_tokens,
+            0,
+            "an integer >= 0 (0 decodes plainly)",
+        )
+        _require_choice("verification", self.verification, get_args(Verification))
+        _require_choice("depth", self.depth, get_args(Depth))
+        _require_choice(
+            "draft_sample_method", self.draft_sample_method, get_args(DraftSampleMethod)
+        )
+
+
+def _require_int(field: str, value: object, low: int, expected: str | None = None) -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < low:
+        raise InvalidConfigError(field, value, expected or f"an integer >= {low}")
+
+
+def _require_real(
+    field: str, value: object, allowed: Callable[[float], bool], expected: str
+) -> None:
+    real = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not real or not allowed(float(value)):  # type: ignore[arg-type]
+        raise InvalidConfigError(field, value, expected)
+
+
+def _require_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InvalidConfigError(field, value, f"one of {', '.join(map(repr, choices))}")
+
+
+def _int_tuple(field: str, values: Iterable[int]) -> tuple[int, ...]:
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise InvalidConfigError(field, values, "a sequence of integers >= 0")
+    items = tuple(values)
+    for item in items:
+        _require_int(field, item, 0, "a sequence of integers >= 0")
+    return tuple(int(item) for item in items)

@@ -1,0 +1,1 @@
+"""Drafters: whatever proposes tokens for the target to check."""

@@ -1,0 +1,63 @@
+"""Drafting with a smaller model, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..protocols import AutoregressiveModel, DraftContext
+from ..records import DraftPlan, DraftProposal, Laws, Prefix
+
+
+class ModelDrafter:
+    """Drafts a chain by sampling a model of the target's vocabulary.
+
+    Each token is drawn from the law that the request's own sampling parameters make of the draft
+    model's logits, and that law, as drawn from, is what verification sees. Drafted tokens stay on
+    the device.
+
+    Args:
+        model: any autoregressive model, `TransformersModel` and `TabularModel` among them.
+        vocab_size: the target's V, where the two models share a tokenizer but pad their logits to
+            different widths: missing ids get no probability, surplus ones are masked before
+            sampling. None takes the model's own.
+    """
+
+    def __init__(self, model: AutoregressiveModel, vocab_size: int | None = None) -> None:
+        self.model = model
+        self._vocab_size = vocab_size or model.vocab_size
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the draft's laws, V."""
+        return self._vocab_size
+
+    def propose(
+        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
+    ) -> DraftProposal:
+        """A chain of `plan.depth` tokens for each row."""
+        depth = plan.width
+        cursor = self.model.open(prefixes, depth)
+        logits = cursor.logits
+        tokens: list[Tensor] = []
+        laws: list[Laws] = []
+        for position in range(depth):
+            if position:
+                logits = cursor.step(tokens[-1])
+            laws.append(ctx.law(self._aligned(logits)))
+            tokens.append(ctx.pick(laws[-1], position))
+        return DraftProposal(torch.stack(tokens, 1), plan.depth, _stacked(laws))
+
+    def _aligned(self, logits: Tensor) -> Tensor:
+        surplus = logits.shape[-1] - self._vocab_size
+        return logits if surplus == 0 else pad(logits, (0, -surplus), value=-torch.inf)
+
+
+def _stacked(laws: list[Laws]) -> Laws:
+    """Laws [B] of each position as laws [B, N]."""
+    if laws[0].atoms is not None:
+        return Laws(atoms=torch.stack([law.atoms for law in laws if law.atoms is not None], 1))
+    return Laws(probs=torch.stack([law.probs for law in laws if law.probs is not None], 1))

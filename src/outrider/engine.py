@@ -1,0 +1,423 @@
+"""The engine: one step decodes a round for any number of sequences, each at its own depth.
+
+A round plans how far to draft, proposes, has the target score every draft in one forward, makes the
+laws, verifies, and commits. Plain decoding is a round that drafts nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import sampling
+from .chance import Philox4x32, RoundDraws
+from .config import SamplingParams, SpeculativeConfig
+from .depth import FixedDepth
+from .drafters.model import ModelDrafter
+from .errors import InvalidConfigError, VocabMismatchError
+from .metrics import SpeculationMetrics, Tally
+from .outputs import Choice, GenerationOutput, Origin, StreamEvent
+from .protocols import (
+    AutoregressiveModel,
+    CachedModel,
+    Chance,
+    DepthPolicy,
+    DraftModel,
+    TargetModel,
+    Tokenizer,
+    UniformChance,
+)
+from .records import (
+    DraftPlan,
+    DraftProposal,
+    FinishReason,
+    Prefix,
+    RoundRecord,
+    SequenceState,
+    VerificationResult,
+)
+from .requests import Limits, Prompt, Request, is_single_prompt, parse_request
+from .rounds import RoundContext, Stopwatch, check_proposal, check_scores, check_witnesses
+from .sampling import PackedParams
+from .text import StreamDecoder
+from .verification import METHODS, Method, verify
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Sequences decoded together, and their sampling parameters packed for the device."""
+
+    states: tuple[SequenceState, ...]
+    params: PackedParams
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a round made of a batch.
+
+    Attributes:
+        batch: the sequences after it, finished ones included.
+        emitted: the tokens each emitted.
+        record: what it did and where its time went.
+    """
+
+    batch: Batch
+    emitted: tuple[list[int], ...]
+    record: RoundRecord
+
+    def origin(self, row: int, index: int) -> Origin:
+        """Where the `index`-th token that a row emitted came from."""
+        if index < self.record.accepted[row]:
+            return "draft"
+        return "bonus" if index == self.record.drafted[row] else "correction"
+
+
+class SpeculativeDecoder:
+    """Decodes with a target model, several tokens a forward pass, from exactly the target's law.
+
+    Args:
+        target: the model whose law the output follows.
+        drafter: proposes tokens; a model is wrapped in a `ModelDrafter`. None decodes plainly.
+        tokenizer: turns text prompts into token ids, and output into text.
+        config: how speculation is done.
+        chance: where randomness comes from; Philox4x32-10 keyed by each request's seed if None.
+
+    Raises:
+        VocabMismatchError: drafter and target have different vocabulary sizes.
+        InvalidConfigError: drafter and target are on different devices.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        drafter: DraftModel | AutoregressiveModel | None = None,
+        *,
+        tokenizer: Tokenizer | None = None,
+        config: SpeculativeConfig | None = None,
+        chance: Chance | None = None,
+    ) -> None:
+        self.target = target
+        self.drafter = ModelDrafter(drafter) if isinstance(drafter, AutoregressiveModel) else drafter
+        self.tokenizer = tokenizer
+        self.config = config or SpeculativeConfig()
+        self.chance: Chance = chance or Philox4x32()
+        self._uniforms = self.chance.uniforms if isinstance(self.chance, UniformChance) else None
+        _check_vocabularies(target, self.drafter)
+        drafted = 0 if self.drafter is None else self.config.num_speculative_tokens
+        self.policy: DepthPolicy = FixedDepth(drafted)
+        self._method: Method = METHODS[self.config.verification]
+        inner = self.drafter.model if isinstance(self.drafter, ModelDrafter) else self.drafter
+        self._cached = [model for model in (target, inner) if isinstance(model, CachedModel)]
+        self._device = _common_device(self._cached)
+        eos = frozenset[int]().union(*(m.eos_token_ids for m in self._cached if m is target))
+        lengths = [model.max_length for model in self._cached]
+        self._limits = Limits(target.vocab_size, min(lengths, default=None), eos)
+        self._ids = count()
+        self._tally = Tally()
+
+    @property
+    def metrics(self) -> SpeculationMetrics:
+        """Figures over every round since the decoder was made or last reset."""
+        return self._tally.metrics()
+
+    def reset_metrics(self) -> None:
+        """Start counting anew."""
+        self._tally = Tally()
+
+    def start(self, prompt: Prompt, params: SamplingParams | None = None) -> list[SequenceState]:
+        """The starting states of a request: one for each of its n choices.
+
+        Raises:
+            EmptyPrefixError, TokenOutOfRangeError, ContextLengthError, InvalidConfigError: the
+                request is refused; see `outrider.errors`.
+        """
+        request = self._parse(prompt, params)
+        return request.states(self._claim(request), self._limits)
+
+    def pack(self, states: Iterable[SequenceState]) -> Batch:
+        """A batch of sequences, to be stepped together."""
+        states = tuple(states)
+        params = [state.params for state in states]
+        return Batch(states, PackedParams.pack(params, self.target.vocab_size, self._device))
+
+    @torch.inference_mode()
+    def step(self, batch: Batch, chance: Chance | None = None) -> Step:
+        """Decode one round: at least one token for every sequence of the batch.
+
+        Args:
+            batch: unfinished sequences, in any order and of any length.
+            chance: takes the place of the decoder's own.
+
+        Raises:
+            DegenerateDistributionError: a model's logits hold NaN, +inf or nothing finite.
+            DraftShapeError, TargetShapeError, DistributionWidthError, TokenOutOfRangeError: a
+                drafter or a target broke its contract.
+        """
+        watch = Stopwatch(self._device)
+        plan = self.policy.plan(batch.states)
+        prefixes = [state.prefix for state in batch.states]
+        draws = self._draws(batch.states, plan.width, chance)
+        context = RoundContext(
+            batch.params,
+            draws,
+            plan,
+            self._device,
+            greedy_drafts=self.config.draft_sample_method == "greedy",
+        )
+        watch.mark()
+        proposal = self._propose(prefixes, plan, context)
+        watch.mark()
+        scores = self.target.verify(prefixes, proposal)
+        watch.mark()
+        check_scores(scores, proposal, self.target.vocab_size)
+        laws, witness = sampling.laws(scores.logits, batch.params)
+        verdict = verify(proposal, laws, self._method, draws)
+        rows = _to_host(proposal, verdict, witness, context.witnesses)
+        ids = tuple(prefix.sequence_id for prefix in prefixes)
+        if not all(row[-1] for row in rows):
+            check_witnesses(witness, context.witnesses, ids)
+        _, draft_s, target_s = watch.spans()
+
+        drafted = proposal.lengths.tolist()
+        states, emitted, accepted = [], [], []
+        for state, depth, (*drafts, kept, token, _) in zip(
+            batch.states, drafted, rows, strict=True
+        ):
+            tokens, reason = _until_stop(state, [*drafts[:kept], token])
+            states.append(state.advanced(tokens, depth, reason))
+            emitted.append(tokens)
+            accepted.append(min(kept, len(tokens)))
+        record = RoundRecord(
+            sequence_ids=ids,
+            drafted=tuple(drafted),
+            accepted=tuple(accepted),
+            emitted=tuple(map(len, emitted)),
+            draft_s=draft_s,
+            target_s=target_s,
+            total_s=watch.total(),
+        )
+        self._tally.add(record)
+        return Step(Batch(tuple(states), batch.params), tuple(emitted), record)
+
+    @overload
+    def generate(
+        self, prompts: Prompt, params: SamplingParams | None = None
+    ) -> GenerationOutput: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[GenerationOutput]: ...
+
+    def generate(self, prompts: Any, params: Any = None) -> Any:
+        """Decode prompts to the end.
+
+        Args:
+            prompts: one prompt, text or token ids, or a list of prompts. As many sequences are
+                decoded together as the models have room for; the others wait.
+            params: for all prompts, or a list with one for each.
+
+        Returns:
+            One output for one prompt, a list for a list.
+
+        Raises:
+            EmptyPrefixError, TokenOutOfRangeError, ContextLengthError, InvalidConfigError: a
+                request is refused, before anything is decoded.
+        """
+        single = is_single_prompt(prompts)
+        requests = self._parse_all([prompts] if single else prompts, params)
+        runs = self._runs(requests)
+        tallies = {state.prefix.sequence_id: Tally() for run in runs for state in run}
+        ends = {}
+        for step in self._rounds([state for run in runs for state in run]):
+            for row, state in enumerate(step.batch.states):
+                tallies[state.prefix.sequence_id].add(step.record, row)
+                ends[state.prefix.sequence_id] = state
+        outputs = [
+            GenerationOutput(
+                prompt_token_ids=request.token_ids,
+                choices=tuple(
+                    self._choice(ends[s.prefix.sequence_id], tallies[s.prefix.sequence_id])
+                    for s in run
+                ),
+                seed=request.seed,
+            )
+            for request, run in zip(requests, runs, strict=True)
+        ]
+        return outputs[0] if single else outputs
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[StreamEvent]:
+        """Decode prompts, and yield every token as soon as its round is over.
+
+        Requests are checked when this is called. Closing the iterator frees what it held.
+
+        Args:
+            prompts: as for `generate`.
+            params: as for `generate`.
+        """
+        listed: Any = [prompts] if is_single_prompt(prompts) else prompts
+        return self._events(self._runs(self._parse_all(listed, params)))
+
+    def _events(self, runs: list[list[SequenceState]]) -> Iterator[StreamEvent]:
+        owner = {state.prefix.sequence_id: i for i, run in enumerate(runs) for state in run}
+        decoders = {i: StreamDecoder(self.tokenizer) for i in owner if self.tokenizer is not None}
+        for step in self._rounds([state for run in runs for state in run]):
+            for row, (state, tokens) in enumerate(
+                zip(step.batch.states, step.emitted, strict=True)
+            ):
+                sequence_id = state.prefix.sequence_id
+                first = len(state.prefix) - state.prompt_length - len(tokens)
+                for index, token in enumerate(tokens):
+                    last = index == len(tokens) - 1 and state.finish_reason is not None
+                    decoder = decoders.get(sequence_id)
+                    text = None if decoder is None else decoder.push(token)
+                    if decoder is not None and last:
+                        text = (text or "") + decoder.flush()
+                    yield StreamEvent(
+                        request=owner[sequence_id],
+                        choice=state.choice,
+                        token_id=token,
+                        text=text,
+                        origin=step.origin(row, index),
+                        logprob=None,
+                        position=first + index,
+                        round=state.round - 1,
+                        finish_reason=state.finish_reason if last else None,
+                    )
+
+    def _rounds(self, states: Sequence[SequenceState]) -> Iterator[Step]:
+        """Step all states to their ends, as many at a time as the models have room for."""
+        room = min((model.max_sequences for model in self._cached), default=max(1, len(states)))
+        waiting = deque(states)
+        batch = self.pack(())
+        try:
+            while waiting or batch.states:
+                if waiting and len(batch.states) < room:
+                    admitted = [waiting.popleft() for _ in range(room - len(batch.states)) if waiting]
+                    batch = self.pack((*batch.states, *admitted))
+                step = self.step(batch)
+                yield step
+                batch = step.batch
+                running = [state for state in batch.states if state.finish_reason is None]
+                if len(running) < len(batch.states):
+                    self._release(s for s in batch.states if s.finish_reason is not None)
+                    batch = self.pack(running)
+        except Exception:
+            self._release(batch.states, discard=True)
+            raise
+        finally:
+            self._release(batch.states)
+
+    def _release(self, states: Iterable[SequenceState], *, discard: bool = False) -> None:
+        ids = [state.prefix.sequence_id for state in states]
+        for model in self._cached:
+            model.release(ids, discard=discard)
+
+    def _propose(
+        self, prefixes: list[Prefix], plan: DraftPlan, context: RoundContext
+    ) -> DraftProposal:
+        if self.drafter is None or plan.width == 0:
+            nothing = torch.empty(len(prefixes), 0, dtype=torch.int64, device=self._device)
+            return DraftProposal(nothing, np.zeros(len(prefixes), dtype=np.int64), None)
+        proposal = self.drafter.propose(prefixes, plan, context)
+        check_proposal(proposal, plan, self.target.vocab_size)
+        return proposal
+
+    def _draws(
+        self, states: Sequence[SequenceState], width: int, chance: Chance | None
+    ) -> RoundDraws:
+        if chance is None:
+            return RoundDraws(self.chance, self._uniforms, states, width)
+        uniforms = chance.uniforms if isinstance(chance, UniformChance) else None
+        return RoundDraws(chance, uniforms, states, width)
+
+    def _parse(self, prompt: Any, params: SamplingParams | None) -> Request:
+        return parse_request(prompt, params or SamplingParams(), self.tokenizer, self._limits)
+
+    def _parse_all(self, prompts: Any, params: Any) -> list[Request]:
+        if params is None or isinstance(params, SamplingParams):
+            return [self._parse(prompt, params) for prompt in prompts]
+        if len(params) != len(prompts):
+            raise InvalidConfigError(
+                "params", f"a list of {len(params)}", f"one for all prompts, or {len(prompts)}"
+            )
+        return [self._parse(*pair) for pair in zip(prompts, params, strict=True)]
+
+    def _runs(self, requests: list[Request]) -> list[list[SequenceState]]:
+        return [request.states(self._claim(request), self._limits) for request in requests]
+
+    def _claim(self, request: Request) -> int:
+        """The first of n fresh sequence ids."""
+        return [next(self._ids) for _ in range(request.params.n)][0]
+
+    def _choice(self, state: SequenceState, tally: Tally) -> Choice:
+        assert state.finish_reason is not None
+        ids = state.output_ids
+        tokenizer = self.tokenizer
+        return Choice(
+            index=state.choice,
+            text=None if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=True),
+            token_ids=tuple(ids),
+            finish_reason=state.finish_reason,
+            depths=state.depths,
+            metrics=tally.metrics(),
+        )
+
+
+def _to_host(
+    proposal: DraftProposal, verdict: VerificationResult, target: Tensor, draft: list[Tensor]
+) -> list[list[int]]:
+    """The round's one copy to the host: for each row its drafts, how many are kept, what follows,
+    and whether every law of the row meant something.
+    """
+    sound = torch.isfinite(torch.cat([*draft, target], 1).sum(1))
+    packed = torch.cat(
+        [proposal.tokens, torch.stack([verdict.num_accepted, verdict.next_token, sound.long()], 1)],
+        1,
+    )
+    rows: list[list[int]] = packed.tolist()
+    return rows
+
+
+def _until_stop(
+    state: SequenceState, tokens: list[int]
+) -> tuple[list[int], FinishReason | None]:
+    """The tokens up to the first that ends the sequence, and why it ended."""
+    for index, token in enumerate(tokens):
+        if token in state.stop_ids:
+            return tokens[: index + 1], "stop"
+        if index + 1 == state.remaining:
+            return tokens[: index + 1], "length"
+    return tokens, None
+
+
+def _check_vocabularies(target: TargetModel, drafter: DraftModel | None) -> None:
+    if drafter is None or drafter.vocab_size in (None, target.vocab_size):
+        return
+    raise VocabMismatchError(
+        f"the draft's vocabulary has {drafter.vocab_size} tokens and the target's "
+        f"{target.vocab_size}; use a draft with the target's tokenizer (where only the padding of "
+        "the width differs, outrider.load or ModelDrafter(model, vocab_size=...) aligns them)"
+    )
+
+
+def _common_device(models: list[CachedModel]) -> torch.device:
+    devices = list(dict.fromkeys(model.device for model in models))
+    if len(devices) > 1:
+        raise InvalidConfigError(
+            "drafter", f"a model on {devices[1]}", f"a model on {devices[0]}, the target's device"
+        )
+    return devices[0] if devices else torch.device("cpu")

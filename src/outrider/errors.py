@@ -1,0 +1,73 @@
+"""Every error Outrider raises on purpose.
+
+::
+
+    OutriderError
+    ├── InvalidConfigError          a parameter, flag or setting has a value that is not allowed
+    ├── EmptyPrefixError            a prompt has no tokens
+    ├── VocabMismatchError          draft and target do not share a vocabulary
+    ├── ContextLengthError          a request does not fit a model's context
+    ├── DraftShapeError             a drafter returned arrays of the wrong shape
+    ├── TargetShapeError            a target returned arrays of the wrong shape
+    ├── DistributionWidthError      a law is not as wide as the vocabulary
+    ├── TokenOutOfRangeError        a token id is outside the vocabulary
+    ├── DegenerateDistributionError a law has NaN, negative or no mass, or does not sum to one
+    ├── KeyReuseError               one random key was used for two draws
+    └── ModelError                  a model cannot be loaded, or cannot be decoded speculatively
+
+Each message says what was given, what was expected, and what to do.
+"""
+
+
+class OutriderError(Exception):
+    """Base of every error Outrider raises on purpose."""
+
+
+class InvalidConfigError(OutriderError, ValueError):
+    """A parameter, flag or setting has a value that is not allowed."""
+
+    def __init__(self, field: str, value: object, expected: str) -> None:
+        self.field = field
+        self.value = value
+        self.expected = expected
+        super().__init__(f"{field}={value!r} is not allowed: expected {expected}")
+
+
+class EmptyPrefixError(OutriderError, ValueError):
+    """A prompt has no tokens."""
+
+
+class VocabMismatchError(OutriderError, ValueError):
+    """Draft and target do not share a vocabulary."""
+
+
+class ContextLengthError(OutriderError, ValueError):
+    """A request does not fit a model's context."""
+
+
+class DraftShapeError(OutriderError, ValueError):
+    """A drafter returned arrays of the wrong shape."""
+
+
+class TargetShapeError(OutriderError, ValueError):
+    """A target returned arrays of the wrong shape."""
+
+
+class DistributionWidthError(OutriderError, ValueError):
+    """A law is not as wide as the vocabulary."""
+
+
+class TokenOutOfRangeError(OutriderError, ValueError):
+    """A token id is outside the vocabulary."""
+
+
+class DegenerateDistributionError(OutriderError, ValueError):
+    """A law has NaN, negative or no mass, or does not sum to one."""
+
+
+class KeyReuseError(OutriderError, RuntimeError):
+    """One random key was used for two draws, which would correlate them."""
+
+
+class ModelError(OutriderError, RuntimeError):
+    """A model cannot be loaded, or cannot be decoded speculatively."""

@@ -1,0 +1,125 @@
+"""Loading a target and a draft: the pair that ships, or any two models by path or hub id."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from .drafters.model import ModelDrafter
+from .errors import InvalidConfigError, ModelError, VocabMismatchError
+from .models import demo
+from .models.transformers import TransformersModel
+
+_DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target, a drafter of its vocabulary (None if none was asked for), and their tokenizer."""
+
+    target: TransformersModel
+    drafter: ModelDrafter | None
+    tokenizer: Any
+
+
+def load(
+    target: str | Path = "demo",
+    draft: str | Path | None = None,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    max_sequences: int = 8,
+) -> Pair:
+    """Load a target, and a draft to speculate with.
+
+    Args:
+        target: "demo" for the pair that ships with the package (no network is used), a local path,
+            or a hub id.
+        draft: the draft model's path or hub id; None loads none, except with "demo".
+        device: where both live, as torch names it; None takes CUDA if there is any, else the CPU.
+        dtype: of both: "float32", "float64", "bfloat16", "float16", or "auto" for the checkpoints'
+            own. None takes float32 on a CPU and "auto" elsewhere.
+        max_sequences: how many sequences may be decoded together.
+
+    Raises:
+        ModelError: a model cannot be found, read, or decoded speculatively.
+        VocabMismatchError: the two models' tokenizers differ.
+        InvalidConfigError: the device or dtype is not available.
+    """
+    place = _device(device)
+    if dtype is not None and dtype not in _DTYPES:
+        raise InvalidConfigError("dtype", dtype, f"one of {', '.join(_DTYPES)}")
+    number = dtype or ("float32" if place.type == "cpu" else "auto")
+    if str(target) == "demo":
+        paths = str(demo.TARGET), str(draft or demo.DRAFT)
+        tokenizer = demo.tokenizer()
+        draft_tokenizer = tokenizer if draft is None else _tokenizer(paths[1])
+    else:
+        paths = str(target), "" if draft is None else str(draft)
+        tokenizer = _tokenizer(paths[0])
+        draft_tokenizer = _tokenizer(paths[1]) if paths[1] else None
+    loaded = TransformersModel(_weights(paths[0], place, number), max_sequences=max_sequences)
+    if not paths[1]:
+        return Pair(loaded, None, tokenizer)
+    if draft_tokenizer.get_vocab() != tokenizer.get_vocab():
+        raise VocabMismatchError(
+            f"the tokenizers of target {paths[0]!r} ({len(tokenizer)} tokens) and draft "
+            f"{paths[1]!r} ({len(draft_tokenizer)} tokens) differ; use a draft with the target's "
+            "tokenizer"
+        )
+    model = TransformersModel(_weights(paths[1], place, number), max_sequences=max_sequences)
+    return Pair(loaded, ModelDrafter(model, loaded.vocab_size), tokenizer)
+
+
+def _device(name: str | None) -> torch.device:
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidConfigError(
+            "device", name, f"a device torch can use here, such as 'cpu' ({_first_line(error)})"
+        ) from error
+    return device
+
+
+def _weights(source: str, device: torch.device, dtype: str) -> Any:
+    _refuse_missing(source)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+    except Exception as error:
+        raise ModelError(
+            f"cannot load the model {source!r}: {_first_line(error)}; expected a folder with "
+            "config.json and complete weights, or the id of a hub model that can be reached"
+        ) from error
+    return model.to(device)
+
+
+def _tokenizer(source: str) -> Any:
+    _refuse_missing(source)
+    try:
+        return AutoTokenizer.from_pretrained(source)
+    except Exception as error:
+        raise ModelError(
+            f"cannot load the tokenizer of {source!r}: {_first_line(error)}; expected a folder "
+            "with tokenizer.json, or the id of a hub model that can be reached"
+        ) from error
+
+
+def _refuse_missing(source: str) -> None:
+    """A path that is not there is no hub id: at most one slash, and none at the ends."""
+    path = Path(source).expanduser()
+    if not path.exists() and (path.is_absolute() or source.startswith(".") or source.count("/") > 1):
+        raise ModelError(
+            f"there is no model at {source!r}; expected an existing folder with config.json, a "
+            "hub id such as 'owner/name', or 'demo'"
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,0 +1,104 @@
+"""Figures about speculation, each with one definition, reduced from round records.
+
+Acceptance rate is accepted over drafted tokens. Acceptance length is tokens emitted per round that
+drafted, the correction or bonus included. Acceptance at a position is the share of the rounds that
+drafted there in which it was accepted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .records import RoundRecord
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationMetrics:
+    """What a number of rounds did. Counts are over rows: a round of B rows counts B times.
+
+    Attributes:
+        rounds: rounds, those that drafted nothing included.
+        draft_rounds: rounds that drafted at least one token.
+        drafted: tokens drafted.
+        accepted: drafted tokens emitted.
+        emitted: tokens emitted.
+        emitted_in_draft_rounds: tokens emitted in rounds that drafted.
+        drafted_at: rounds that drafted a first, second, ... token.
+        accepted_at: rounds in which that token was accepted.
+        draft_s: seconds spent proposing.
+        target_s: seconds spent in the target's forward passes.
+        total_s: seconds spent in rounds.
+    """
+
+    rounds: int
+    draft_rounds: int
+    drafted: int
+    accepted: int
+    emitted: int
+    emitted_in_draft_rounds: int
+    drafted_at: tuple[int, ...]
+    accepted_at: tuple[int, ...]
+    draft_s: float
+    target_s: float
+    total_s: float
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted over drafted tokens; None if nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens emitted per round that drafted; None if none did."""
+        return self.emitted_in_draft_rounds / self.draft_rounds if self.draft_rounds else None
+
+    @property
+    def per_position(self) -> tuple[float, ...]:
+        """The share of rounds drafting an i-th token that accepted it."""
+        pairs = zip(self.accepted_at, self.drafted_at, strict=True)
+        return tuple(accepted / drafted for accepted, drafted in pairs)
+
+    @property
+    def other_s(self) -> float:
+        """Seconds in rounds that were neither proposing nor in the target's forward pass."""
+        return self.total_s - self.draft_s - self.target_s
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens emitted per second of rounds; None before the first."""
+        return self.emitted / self.total_s if self.total_s > 0 else None
+
+
+class Tally:
+    """Adds rounds up. Times of a round are added once, whatever the number of its rows."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * 6
+        self._drafted_at: list[int] = []
+        self._accepted_at: list[int] = []
+        self._times = [0.0] * 3
+
+    def add(self, record: RoundRecord, row: int | None = None) -> None:
+        """Count a round: all of its rows, or one."""
+        rows = range(len(record.drafted)) if row is None else (row,)
+        for index in rows:
+            self._add_row(record.drafted[index], record.accepted[index], record.emitted[index])
+        for index, seconds in enumerate((record.draft_s, record.target_s, record.total_s)):
+            self._times[index] += seconds
+
+    def _add_row(self, drafted: int, accepted: int, emitted: int) -> None:
+        drafting = drafted > 0
+        added = (1, drafting, drafted, accepted, emitted, emitted * drafting)
+        self._counts = [count + more for count, more in zip(self._counts, added, strict=True)]
+        while len(self._drafted_at) < drafted:
+            self._drafted_at.append(0)
+            self._accepted_at.append(0)
+        for position in range(drafted):
+            self._drafted_at[position] += 1
+            self._accepted_at[position] += position < accepted
+
+    def metrics(self) -> SpeculationMetrics:
+        """The figures so far."""
+        return SpeculationMetrics(
+            *self._counts, tuple(self._drafted_at), tuple(self._accepted_at), *self._times
+        )

@@ -1,0 +1,101 @@
+"""Attention that folds the query groups of grouped-query attention into the query axis.
+
+With an explicit mask the usual path repeats every key and value head for each query head of its
+group, which copies the whole cache at every layer of every forward. Here the g query heads that
+share a key head become g * q queries of that one head: the same products, and nothing is copied.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+
+NAME = "outrider"
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Masked attention, in the form transformers' attention interface asks for.
+
+    Args:
+        module: the attention layer.
+        query: [B, g * H, q, D].
+        key: [B, H, span, D].
+        value: [B, H, span, D'].
+        attention_mask: additive, [B or 1, 1, q, span], or [B or 1, 1, g * q, span] if it has been
+            repeated for the groups already. Without one the call goes to transformers' own path.
+        scaling: multiplies the products; 1 / sqrt(D) if None.
+        dropout: must be 0; inference only.
+        softcap: bounds the scores to (-softcap, softcap) by tanh, as Gemma 2 does.
+        s_aux: [g * H] logits of a sink that takes attention and gives nothing, as in GPT-OSS.
+
+    Returns:
+        [B, q, g * H, D'] contiguous, and None for the weights.
+    """
+    if attention_mask is None:
+        if softcap is not None:
+            kwargs["softcap"] = softcap
+        if s_aux is not None:
+            kwargs["s_aux"] = s_aux
+        output: Tensor = sdpa_attention_forward(
+            module, query, key, value, None, scaling=scaling, dropout=dropout, **kwargs
+        )[0]
+        return output, None
+    batch, heads, length, width = query.shape
+    groups = heads // key.shape[1]
+    if groups > 1:
+        query = query.reshape(batch, key.shape[1], groups * length, width)
+        if length > 1 and attention_mask.shape[2] == length:
+            attention_mask = attention_mask.repeat(1, 1, groups, 1)
+    if softcap is None and s_aux is None:
+        output = scaled_dot_product_attention(
+            query, key, value, attn_mask=attention_mask, scale=scaling
+        )
+    else:
+        output = _explicit_attention(query, key, value, attention_mask, scaling, softcap, s_aux)
+    return output.reshape(batch, heads, length, -1).transpose(1, 2).contiguous(), None
+
+
+def _explicit_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attention written out, for what the fused kernel has no argument for."""
+    scores = query @ key.transpose(-1, -2) * (scaling or query.shape[-1] ** -0.5)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores + mask
+    if sinks is None:
+        return scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ value
+    batch, kv_heads, packed, _ = scores.shape
+    per_query = sinks.view(kv_heads, -1, 1).expand(-1, -1, packed * kv_heads // sinks.numel())
+    sink = per_query.reshape(1, kv_heads, packed, 1).expand(batch, -1, -1, -1).to(scores.dtype)
+    weights = torch.cat([scores, sink], -1).softmax(-1, dtype=torch.float32)
+    return weights[..., :-1].to(query.dtype) @ value
+
+
+def register() -> None:
+    """Make the attention known to transformers under `NAME`, with sdpa's masks beside it."""
+    AttentionInterface.register(NAME, packed_attention)
+    AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])

@@ -1,0 +1,358 @@
+"""The slot cache: keys and values of many sequences, each row with a length of its own.
+
+`SlotTable` is the host's half: which sequence holds which slot, and which tokens a slot's columns
+were computed from. `SlotCache` is the device's half: the keys and values themselves, handed to a
+model as its cache. Rejected tokens are never removed: the next prefix does not name them, so the
+columns they left are written over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import Cache
+
+from ..errors import ModelError
+from ..records import Prefix
+
+
+class DeviceTokens(Protocol):
+    """Tokens of one row that are on the device, or on their way to the host."""
+
+    def numpy(self) -> NDArray[np.int64]:
+        """The tokens, int64 [n], once they have arrived."""
+        ...
+
+
+class HostCopy:
+    """Device tokens [B, N] on their way to the host: started when made, awaited when read."""
+
+    def __init__(self, tokens: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._host = tokens
+        if tokens.is_cuda:
+            self._host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+            self._host.copy_(tokens, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def numpy(self) -> NDArray[np.int64]:
+        """The tokens, int64 [B, N], once they have arrived."""
+        if self._event is not None:
+            self._event.synchronize()
+        values: NDArray[np.int64] = self._host.numpy()
+        return values
+
+
+class FedTokens:
+    """Device tokens [B] fed to a cursor one by one, read on the host only when next compared."""
+
+    def __init__(self, rows: int) -> None:
+        self.steps: list[Tensor] = []
+        self._rows = rows
+
+    def numpy(self) -> NDArray[np.int64]:
+        """The tokens fed so far, int64 [B, steps]."""
+        if not self.steps:
+            return np.empty((self._rows, 0), dtype=np.int64)
+        values: NDArray[np.int64] = torch.stack(self.steps, 1).cpu().numpy()
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class RowTokens:
+    """One row of a batch's device tokens."""
+
+    batch: HostCopy | FedTokens
+    row: int
+
+    def numpy(self) -> NDArray[np.int64]:
+        """The row's tokens, int64 [n]."""
+        return self.batch.numpy()[self.row]
+
+
+@dataclass(slots=True)
+class Slot:
+    """One row of the cache: columns 0..length-1 were computed from `tokens[:length]`.
+
+    The columns after those were computed from `pending`, tokens that were still on the device then:
+    their values are asked for when the next prefix is compared.
+    """
+
+    tokens: NDArray[np.int64] = field(default_factory=lambda: np.empty(64, dtype=np.int64))
+    length: int = 0
+    sequence_id: int | None = None
+    last_used: int = 0
+    pending: DeviceTokens | None = None
+
+    def shared(self, prefix: NDArray[np.int64]) -> int:
+        """How many leading tokens of `prefix` this slot's columns hold."""
+        if self.pending is not None:
+            self.record(self.length, self.pending.numpy())
+        count = min(self.length, len(prefix))
+        differs = self.tokens[:count] != prefix[:count]
+        first = int(differs.argmax()) if count else 0
+        return first if count and differs[first] else count
+
+    def record(self, start: int, tokens: NDArray[np.int64]) -> None:
+        """Columns from `start` now hold `tokens`; what was known beyond them is forgotten."""
+        end = start + len(tokens)
+        if end > len(self.tokens):
+            grown = np.empty(max(end, 2 * len(self.tokens)), dtype=np.int64)
+            grown[:start] = self.tokens[:start]
+            self.tokens = grown
+        self.tokens[start:end] = tokens
+        self.length = end
+        self.pending = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a sequence lives: its slot, how much of its prefix is there, and what to copy first.
+
+    Where `donor` is not None, the first `shared` columns are to be copied from that slot.
+    """
+
+    slot: int
+    shared: int
+    donor: int | None = None
+
+
+class SlotTable:
+    """Which sequence holds which slot. A live slot is never taken from its sequence.
+
+    Invariants, checked by `check_integrity`: `owner` maps each live sequence to the one slot that
+    carries its id, and every other slot is idle.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.slots = [Slot() for _ in range(count)]
+        self.owner: dict[int, int] = {}
+        self._clock = 0
+
+    def place(self, prefix: Prefix) -> Placement:
+        """The slot of a sequence, an idle one if it is new, with its columns cut to what is shared.
+
+        All but the last token of the prefix may count as shared: its logits are always computed.
+
+        Raises:
+            ModelError: the sequence is new and every slot is live.
+        """
+        self._clock += 1
+        known = prefix.tokens[:-1]
+        index = self.owner.get(prefix.sequence_id)
+        if index is not None:
+            slot = self.slots[index]
+            slot.length = slot.shared(known)
+            slot.last_used = self._clock
+            return Placement(index, slot.length)
+        idle = [i for i, slot in enumerate(self.slots) if slot.sequence_id is None]
+        if not idle:
+            raise ModelError(
+                f"sequence {prefix.sequence_id} is new and all {len(self.slots)} slots are live; "
+                "release a finished sequence first, or raise max_sequences"
+            )
+        shared = [slot.shared(known) for slot in self.slots]
+        longest = max(shared)
+        index = min(idle, key=lambda i: (-shared[i], self.slots[i].last_used))
+        donor = None
+        if shared[index] < longest:
+            donor = shared.index(longest)
+            index = min(idle, key=lambda i: self.slots[i].last_used)
+            self.slots[index].record(0, known[:longest])
+        slot = self.slots[index]
+        slot.length = longest
+        slot.sequence_id, slot.last_used = prefix.sequence_id, self._clock
+        self.owner[prefix.sequence_id] = index
+        return Placement(index, longest, donor)
+
+    def settle(self, sequence_id: int, tokens: NDArray[np.int64], after: DeviceTokens) -> None:
+        """A sequence's columns now hold its prefix, then tokens that are still on the device."""
+        slot = self.slots[self.owner[sequence_id]]
+        slot.record(slot.length, tokens[slot.length :])
+        slot.pending = after
+
+    def release(self, sequence_ids: Iterable[int]) -> list[int]:
+        """Make the slots of these sequences idle, and name them.
+
+        Their columns stay, for prefixes to share.
+        """
+        indices = [self.owner.pop(i) for i in sequence_ids if i in self.owner]
+        for index in indices:
+            self.slots[index].sequence_id = None
+        return indices
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if an invariant is broken."""
+        live = {s.sequence_id: i for i, s in enumerate(self.slots) if s.sequence_id is not None}
+        assert live == self.owner, f"slots say {live}, owners say {self.owner}"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """The shape of one layer's cache: heads, and the width of a key and of a value."""
+
+    heads: int
+    key_width: int
+    value_width: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Layers of one shape, stacked: keys and values [layers, slots, heads, capacity, width]."""
+
+    layers: tuple[int, ...]
+    keys: Tensor
+    values: Tensor
+
+
+class SlotCache(Cache):
+    """Keys and values of all slots and layers, as the cache a transformers model writes to.
+
+    Before each forward `aim` says which rows the batch is and which columns it computes; the
+    model's `update` calls then write there and read the span.
+
+    Args:
+        shapes: of each layer.
+        slots: number of rows.
+        dtype: of keys and values.
+        device: where they live.
+    """
+
+    def __init__(
+        self, shapes: Sequence[LayerShape], slots: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(layers=[])
+        self.capacity = 0
+        self._count = len(shapes)
+        self._groups = [
+            _Group(
+                tuple(i for i, other in enumerate(shapes) if other == shape),
+                torch.zeros(0, slots, shape.heads, 0, shape.key_width, dtype=dtype, device=device),
+                torch.zeros(
+                    0, slots, shape.heads, 0, shape.value_width, dtype=dtype, device=device
+                ),
+            )
+            for shape in dict.fromkeys(shapes)
+        ]
+        self._keys: list[Tensor] = [torch.empty(0)] * self._count
+        self._values = list(self._keys)
+        self._write_keys = list(self._keys)
+        self._write_values = list(self._keys)
+        self._read_keys = list(self._keys)
+        self._read_values = list(self._keys)
+        self._scatter: tuple[Tensor, Tensor] | None = None
+        self._gather: tuple[Tensor, int] | None = None
+
+    def reserve(self, columns: int) -> None:
+        """Make room for `columns` columns: the capacity doubles, rounded to 64."""
+        if columns <= self.capacity:
+            return
+        capacity = -(-max(columns, 2 * self.capacity) // 64) * 64
+
+        def grown(old: Tensor, layers: int) -> Tensor:
+            _, slots, heads, used, width = old.shape
+            new = old.new_zeros(layers, slots, heads, capacity, width)
+            if used:
+                new[..., :used, :] = old
+            return new
+
+        self._groups = [
+            _Group(g.layers, grown(g.keys, len(g.layers)), grown(g.values, len(g.layers)))
+            for g in self._groups
+        ]
+        self.capacity = capacity
+        for group in self._groups:
+            for layer, keys, values in zip(group.layers, group.keys, group.values, strict=True):
+                self._keys[layer], self._values[layer] = keys, values
+
+    def copy(self, donor: int, slot: int, columns: int) -> None:
+        """Copy the first `columns` columns of one slot to another, in every layer."""
+        for group in self._groups:
+            for stored in (group.keys, group.values):
+                stored[:, slot, :, :columns] = stored[:, donor, :, :columns]
+
+    def clear(self, slot: int) -> None:
+        """Zero a slot: columns beyond a row's own are masked, but a NaN there would still spread."""
+        for group in self._groups:
+            group.keys[:, slot] = 0
+            group.values[:, slot] = 0
+
+    def aim(self, slots: Sequence[int], starts: Sequence[int], length: int, span: int) -> None:
+        """Say what the next forward computes and sees.
+
+        Args:
+            slots: the row of each sequence of the batch, in its order.
+            starts: the first column each computes.
+            length: how many columns each computes.
+            span: how many columns are read, the computed ones included.
+        """
+        low, high = slots[0], slots[0] + len(slots)
+        run = all(slot == low + i for i, slot in enumerate(slots))
+        level = all(start == starts[0] for start in starts)
+        device = self._groups[0].keys.device
+        self._scatter = None
+        self._gather = None if run else (torch.tensor(slots, device=device), span)
+        if not (run and level):
+            columns = torch.tensor(starts, device=device)[:, None]
+            columns = columns + torch.arange(length, device=device)
+            self._scatter = torch.tensor(slots, device=device)[:, None], columns
+        for group in self._groups:
+            if self._scatter is None:
+                start = starts[0]
+                self._spread(group, self._write_keys, group.keys, low, high, start, start + length)
+                self._spread(
+                    group, self._write_values, group.values, low, high, start, start + length
+                )
+            if self._gather is None:
+                self._spread(group, self._read_keys, group.keys, low, high, 0, span)
+                self._spread(group, self._read_values, group.values, low, high, 0, span)
+
+    @staticmethod
+    def _spread(
+        group: _Group, views: list[Tensor], stored: Tensor, low: int, high: int, start: int, end: int
+    ) -> None:
+        """Set each layer's view of rows low..high and columns start..end."""
+        window = stored[:, low:high, :, start:end]
+        if len(group.layers) == len(views):
+            views[:] = window.unbind(0)
+            return
+        for layer, view in zip(group.layers, window.unbind(0), strict=True):
+            views[layer] = view
+
+    def update(
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,
+        *args: object,  # noqa: ARG002
+        **kwargs: object,  # noqa: ARG002
+    ) -> tuple[Tensor, Tensor]:
+        """Write a layer's keys and values [B, heads, length, width], and return the span's."""
+        if self._scatter is None:
+            self._write_keys[layer_idx].copy_(key_states)
+            self._write_values[layer_idx].copy_(value_states)
+        else:
+            rows, columns = self._scatter
+            self._keys[layer_idx][rows, :, columns] = key_states.transpose(1, 2)
+            self._values[layer_idx][rows, :, columns] = value_states.transpose(1, 2)
+        if self._gather is None:
+            return self._read_keys[layer_idx], self._read_values[layer_idx]
+        slots, span = self._gather
+        return (
+            self._keys[layer_idx][:, :, :span].index_select(0, slots),
+            self._values[layer_idx][:, :, :span].index_select(0, slots),
+        )
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+        """Zero: positions are always given explicitly."""
+        return 0
+
+    def __len__(self) -> int:
+        return self._count

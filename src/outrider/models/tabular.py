@@ -1,0 +1,125 @@
+"""Models with explicit laws: small enough to enumerate, and a drafter or target like any other."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import DegenerateDistributionError, DistributionWidthError, InvalidConfigError
+from ..records import DraftProposal, Prefix, TargetScores
+
+Law = Callable[[tuple[int, ...]], Sequence[float] | NDArray[np.float64]]
+
+
+class TabularModel:
+    """A model given by its law.
+
+    Args:
+        law: maps a prefix, a tuple of token ids, to the probabilities [V] of the next token.
+        vocab_size: V.
+
+    Raises:
+        InvalidConfigError: `vocab_size` is below 1.
+        DistributionWidthError: when asked about a prefix whose law is not V wide.
+        DegenerateDistributionError: likewise, whose law has negative mass or does not sum to one.
+    """
+
+    def __init__(self, law: Law, vocab_size: int) -> None:
+        if vocab_size < 1:
+            raise InvalidConfigError("vocab_size", vocab_size, "an integer >= 1")
+        self._law = law
+        self._vocab_size = vocab_size
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the laws, V."""
+        return self._vocab_size
+
+    def probabilities(self, prefix: tuple[int, ...]) -> NDArray[np.float64]:
+        """The law [V] of the token after `prefix`, checked."""
+        law = np.asarray(self._law(prefix), dtype=np.float64)
+        if law.shape != (self._vocab_size,):
+            raise DistributionWidthError(
+                f"the law after {prefix} has shape {law.shape}; expected ({self._vocab_size},), "
+                "one probability for each token of the vocabulary"
+            )
+        if not (law >= 0).all() or abs(law.sum() - 1) > 1e-6:
+            raise DegenerateDistributionError(
+                f"the law after {prefix} is {law.tolist()}; expected non-negative probabilities "
+                "that sum to one"
+            )
+        return law
+
+    def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
+        """Log-probabilities [B, N + 1, V], float64; zeros beyond a row's drafts."""
+        logits = torch.zeros(
+            len(prefixes), proposal.width + 1, self._vocab_size, dtype=torch.float64
+        )
+        rows = zip(prefixes, proposal.tokens.tolist(), proposal.lengths.tolist(), strict=True)
+        for row, (prefix, drafted, length) in enumerate(rows):
+            path = tuple(prefix.tokens.tolist())
+            for node in range(length + 1):
+                logits[row, node] = self._logits((*path, *drafted[:node]))
+        return TargetScores(logits)
+
+    def open(self, prefixes: Sequence[Prefix], depth: int) -> TabularCursor:  # noqa: ARG002
+        """A cursor at the end of the prefixes."""
+        return TabularCursor(self._logits, [tuple(p.tokens.tolist()) for p in prefixes])
+
+    def _logits(self, prefix: tuple[int, ...]) -> Tensor:
+        return torch.from_numpy(self.probabilities(prefix)).log()
+
+
+class TabularCursor:
+    """A tabular model in the middle of drafting."""
+
+    def __init__(
+        self, logits: Callable[[tuple[int, ...]], Tensor], paths: list[tuple[int, ...]]
+    ) -> None:
+        self._logits = logits
+        self._paths = paths
+
+    @property
+    def logits(self) -> Tensor:
+        """Log-probabilities [B, V] after the prefixes and the tokens fed so far."""
+        return torch.stack([self._logits(path) for path in self._paths])
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Feed tokens int64 [B] and return the log-probabilities [B, V] after them."""
+        self._paths = [
+            (*path, token) for path, token in zip(self._paths, tokens.tolist(), strict=True)
+        ]
+        return self.logits
+
+
+def mock_pair(
+    vocab_size: int = 4, seed: int = 0, agreement: float = 0.6
+) -> tuple[TabularModel, TabularModel]:
+    """A random target and a draft that resembles it, both with laws that depend on all of a prefix.
+
+    Args:
+        vocab_size: V, at least 1.
+        seed: names the pair.
+        agreement: the weight of the target's law in the draft's, in [0, 1]; the rest is noise.
+    """
+    if not 0 <= agreement <= 1:
+        raise InvalidConfigError("agreement", agreement, "a number in [0, 1]")
+
+    def noise(name: str, prefix: tuple[int, ...]) -> NDArray[np.float64]:
+        text = f"{name} {seed} {prefix}".encode()
+        digest = hashlib.blake2b(text, digest_size=8).digest()
+        rng = np.random.default_rng(int.from_bytes(digest, "little"))
+        return rng.dirichlet(np.full(vocab_size, 0.7))
+
+    def target(prefix: tuple[int, ...]) -> NDArray[np.float64]:
+        return noise("target", prefix)
+
+    def draft(prefix: tuple[int, ...]) -> NDArray[np.float64]:
+        return agreement * target(prefix) + (1 - agreement) * noise("draft", prefix)
+
+    return TabularModel(target, vocab_size), TabularModel(draft, vocab_size)

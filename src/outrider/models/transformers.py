@@ -1,0 +1,360 @@
+"""Any decoder-only model of transformers, as a target or as a drafter, over a slot cache.
+
+Every call names whole prefixes. The adapter finds each sequence's slot, keeps the columns that the
+prefix shares with it, and computes the rest in one forward for all rows: rows of different lengths
+sit in one batch without padding on the left, and a rejected draft costs nothing to undo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import ContextLengthError, InvalidConfigError, ModelError
+from ..records import DraftProposal, Laws, Prefix, TargetScores
+from .slots import FedTokens, HostCopy, RowTokens, SlotCache, SlotTable
+from .support import Architecture, inspect_architecture
+
+_ALONE_BEYOND = 4
+"""In a batch, rows that miss more tokens than this are prefilled by themselves first."""
+
+_PROBE = -1
+"""The sequence id of the check made at construction."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The rows of one forward, sorted by slot.
+
+    Attributes:
+        slots: the cache row of each.
+        starts: the first column each computes.
+        tokens: int64 [B, m], the last m tokens of each prefix, on the device.
+        order: the caller's row of each; None if it is the same.
+    """
+
+    slots: list[int]
+    starts: list[int]
+    tokens: Tensor
+    order: list[int] | None
+
+
+class TransformersModel:
+    """A causal language model of transformers with a slot cache: a target, or a drafter's model.
+
+    The model is put in evaluation mode, and its attention implementation is set to one that gives
+    the same results as "sdpa" and does not copy grouped key heads. At construction a few tokens are
+    run with and without the cache and compared, so that an architecture whose state cannot be cut
+    back is refused here and not found out later.
+
+    Args:
+        hf_model: a decoder-only `PreTrainedModel`, on any device, in any floating dtype.
+        max_sequences: how many sequences may be live at once: the slots of the cache.
+        max_length: the longest prefix, drafts included; None takes the model's context.
+        prefill_chunk: the most prompt tokens computed in one forward.
+
+    Raises:
+        ModelError: the architecture cannot be decoded speculatively; the message says why.
+        InvalidConfigError: `max_sequences`, `max_length` or `prefill_chunk` is not allowed.
+    """
+
+    def __init__(
+        self,
+        hf_model: Any,
+        *,
+        max_sequences: int = 8,
+        max_length: int | None = None,
+        prefill_chunk: int = 512,
+    ) -> None:
+        for name, value in (("max_sequences", max_sequences), ("prefill_chunk", prefill_chunk)):
+            if value < 1:
+                raise InvalidConfigError(name, value, "an integer >= 1")
+        self.hf_model = hf_model
+        self._architecture = inspect_architecture(hf_model)
+        context = self._architecture.context_length
+        if max_length is None and context is None:
+            raise InvalidConfigError(
+                "max_length", None, "an integer >= 2, because the model's config states no context"
+            )
+        if max_length is not None and not 2 <= max_length <= (context or max_length):
+            raise InvalidConfigError(
+                "max_length", max_length, f"an integer in 2..{context}, the model's context"
+            )
+        self._max_length = int(max_length or context or 0)
+        self._chunk = prefill_chunk
+        self._table = SlotTable(max_sequences)
+        self._cache = SlotCache(
+            self._architecture.layers,
+            max_sequences,
+            self._architecture.dtype,
+            self._architecture.device,
+        )
+        self._columns = torch.arange(0, device=self.device)
+        self._zero = torch.zeros((), dtype=self._architecture.dtype, device=self.device)
+        self._minus_infinity = torch.full_like(self._zero, -torch.inf)
+        self._check_rollback()
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits, V."""
+        return self._architecture.vocab_size
+
+    @property
+    def max_sequences(self) -> int:
+        """How many sequences may be live at once."""
+        return len(self._table.slots)
+
+    @property
+    def max_length(self) -> int:
+        """The longest prefix, drafts included, in tokens."""
+        return self._max_length
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a sequence, from the model's generation config."""
+        return self._architecture.eos_token_ids
+
+    @property
+    def device(self) -> torch.device:
+        """Where logits live."""
+        return self._architecture.device
+
+    def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
+        """These sequences are finished: their slots may be taken by new ones.
+
+        With `discard`, what their slots hold is wiped, so that no other sequence shares it.
+        """
+        for index in self._table.release(sequence_ids):
+            if discard:
+                self._table.slots[index].record(0, np.empty(0, dtype=np.int64))
+                self._cache.clear(index)
+
+    @torch.inference_mode()
+    def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
+        """Logits [B, N + 1, V] after each prefix and after each of its drafted tokens.
+
+        Raises:
+            ContextLengthError: a prefix with its drafts is longer than `max_length`.
+            ModelError: more sequences are live than there are slots.
+        """
+        batch = self._enter(prefixes, proposal.lengths.tolist())
+        drafts = proposal.tokens if batch.order is None else proposal.tokens[batch.order]
+        tokens = torch.cat([batch.tokens, drafts], 1)
+        view = self._view(batch.starts, tokens.shape[1])
+        logits = self.forward(batch.slots, batch.starts, tokens, view, proposal.width + 1)
+        self._settle(prefixes, HostCopy(proposal.tokens))
+        return TargetScores(_unsorted(logits, batch.order))
+
+    @torch.inference_mode()
+    def open(self, prefixes: Sequence[Prefix], depth: int) -> SlotCursor:
+        """A cursor at the end of the prefixes, to be fed fewer than `depth` tokens.
+
+        Raises:
+            ContextLengthError: a prefix is longer than `max_length`.
+            ModelError: more sequences are live than there are slots.
+        """
+        batch = self._enter(prefixes, [0] * len(prefixes))
+        missing = batch.tokens.shape[1]
+        view = self._view(batch.starts, missing)
+        logits = self.forward(batch.slots, batch.starts, batch.tokens, view, 1)[:, 0]
+        fed = FedTokens(len(prefixes))
+        self._settle(prefixes, fed)
+        ends = [start + missing for start in batch.starts]
+        views = self._step_views(ends, depth - 1) if depth > 1 else []
+        return SlotCursor(self, batch.slots, ends, batch.order, fed, logits, views)
+
+    def _enter(self, prefixes: Sequence[Prefix], extra: list[int]) -> _Batch:
+        """Find or make room for each prefix, and prefill rows that miss much, one by one.
+
+        What then remains is the same number m of last tokens for every row. A row that misses fewer
+        than m computes some again, which costs less than padding and changes nothing.
+        """
+        for prefix, more in zip(prefixes, extra, strict=True):
+            if len(prefix) + more > self._max_length:
+                raise ContextLengthError(
+                    f"sequence {prefix.sequence_id} has {len(prefix)} tokens and {more} drafts; "
+                    f"the model's context is {self._max_length}"
+                )
+        alone_beyond = self._chunk if len(prefixes) == 1 else _ALONE_BEYOND
+        alone_beyond = min(alone_beyond, *(len(prefix) for prefix in prefixes))
+        slots, missing = [], 1
+        for prefix in prefixes:
+            placement = self._table.place(prefix)
+            if placement.donor is not None:
+                self._cache.copy(placement.donor, placement.slot, placement.shared)
+            slots.append(placement.slot)
+            if len(prefix) - placement.shared > alone_beyond:
+                self._prefill(prefix, placement.slot, placement.shared)
+            else:
+                missing = max(missing, len(prefix) - placement.shared)
+        order = None
+        if any(a > b for a, b in pairwise(slots)):
+            order = sorted(range(len(slots)), key=slots.__getitem__)
+            prefixes = [prefixes[row] for row in order]
+            slots = [slots[row] for row in order]
+        tokens = np.stack([prefix.tokens[-missing:] for prefix in prefixes])
+        starts = [len(prefix) - missing for prefix in prefixes]
+        return _Batch(slots, starts, torch.from_numpy(tokens).to(self.device), order)
+
+    def _prefill(self, prefix: Prefix, slot: int, start: int) -> None:
+        """Compute all but the last token of a prefix, a chunk at a time."""
+        end = len(prefix) - 1
+        while start < end:
+            stop = min(end, start + self._chunk)
+            tokens = torch.from_numpy(prefix.tokens[start:stop]).to(self.device)[None]
+            self.forward([slot], [start], tokens, self._view([start], stop - start), 1)
+            self._table.slots[slot].record(start, prefix.tokens[start:stop])
+            start = stop
+
+    def _settle(self, prefixes: Sequence[Prefix], after: HostCopy | FedTokens) -> None:
+        """Note what each slot's columns hold: the prefix, then tokens still on the device."""
+        for row, prefix in enumerate(prefixes):
+            self._table.settle(prefix.sequence_id, prefix.tokens, RowTokens(after, row))
+
+    def _view(self, starts: list[int], length: int) -> View:
+        """Positions and masks of `length` columns from each row's start."""
+        end = max(starts) + length
+        span = -(-end // 64) * 64
+        if span > self._cache.capacity:
+            self._cache.reserve(span)
+            self._columns = torch.arange(self._cache.capacity, device=self.device)
+        if len(starts) == 1:
+            positions = self._columns[starts[0] : end][None]
+        else:
+            first = torch.tensor(starts, device=self.device)[:, None]
+            positions = first + self._columns[:length]
+        return View(self._masks(positions, span), self._clamped(positions, end), span)
+
+    def _step_views(self, ends: list[int], steps: int) -> list[View]:
+        """What each of `steps` forwards of one column sees, the first column at each row's end."""
+        rows = len(ends)
+        positions = [end + step for step in range(steps) for end in ends]
+        joint = self._view(positions, 1)
+        return [joint.rows(step * rows, (step + 1) * rows) for step in range(steps)]
+
+    def _clamped(self, positions: Tensor, end: int) -> Tensor:
+        """Positions inside the context: only columns beyond a row's drafts can lie outside it."""
+        return positions if end <= self._max_length else positions.clamp(max=self._max_length - 1)
+
+    def _masks(self, positions: Tensor, span: int) -> Tensor | dict[str, Tensor]:
+        """Additive masks [B, 1, q, span], query rows repeated for each query group if q > 1."""
+        columns = self._columns[:span]
+        seen = columns <= positions[..., None]
+        masks: dict[str | None, Tensor] = {}
+        for kind, window in self._architecture.windows:
+            allowed = seen if window is None else seen & (columns > positions[..., None] - window)
+            mask = torch.where(allowed, self._zero, self._minus_infinity)[:, None]
+            if positions.shape[1] > 1 and self._architecture.groups > 1:
+                mask = mask.repeat(1, 1, self._architecture.groups, 1)
+            masks[kind] = mask
+        if None in masks:
+            return masks[None]
+        return {str(kind): mask for kind, mask in masks.items()}
+
+    def forward(
+        self, slots: list[int], starts: list[int], tokens: Tensor, view: View, keep: int
+    ) -> Tensor:
+        """Compute columns [B, q] of the cache, and the logits [B, keep, V] of the last of them."""
+        self._cache.aim(slots, starts, tokens.shape[1], view.span)
+        logits: Tensor = self.hf_model(
+            input_ids=tokens,
+            attention_mask=view.masks,
+            position_ids=view.positions,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=keep,
+        ).logits
+        return logits
+
+    @torch.inference_mode()
+    def _check_rollback(self) -> None:
+        """Compare a few tokens decoded past a rejected draft with the model's own full forward."""
+        ids = [i * 7 % self.vocab_size for i in range(1, 7)]
+        full = self.hf_model(input_ids=torch.tensor([ids], device=self.device), use_cache=False)
+        expected = full.logits[0, -2:].double()
+        drafts = torch.tensor([ids[1::-1]], device=self.device)
+        self.verify([Prefix(_PROBE, ids[:3])], _chain(drafts))
+        last = torch.tensor([ids[5:]], device=self.device)
+        found = self.verify([Prefix(_PROBE, ids[:5])], _chain(last)).logits[0].double()
+        self.release([_PROBE])
+        error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-9))
+        tolerance = max(1e-9, 16 * torch.finfo(full.logits.dtype).eps ** 0.75)
+        if not error <= tolerance:
+            raise ModelError(
+                f"{type(self.hf_model).__name__} gives other logits after a rejected draft than in "
+                f"a full forward (relative error {error:.2g}, allowed {tolerance:.2g}); its state "
+                "cannot be cut back to an earlier token, so it cannot be decoded speculatively"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a forward sees: additive masks, positions [B, q], and the columns read."""
+
+    masks: Tensor | dict[str, Tensor]
+    positions: Tensor
+    span: int
+
+    def rows(self, low: int, high: int) -> View:
+        """The same for some of its rows."""
+        if isinstance(self.masks, Tensor):
+            return View(self.masks[low:high], self.positions[low:high], self.span)
+        masks = {kind: mask[low:high] for kind, mask in self.masks.items()}
+        return View(masks, self.positions[low:high], self.span)
+
+
+class SlotCursor:
+    """A transformers model in the middle of drafting: each step is one forward of one column."""
+
+    def __init__(
+        self,
+        model: TransformersModel,
+        slots: list[int],
+        ends: list[int],
+        order: list[int] | None,
+        fed: FedTokens,
+        logits: Tensor,
+        views: list[View],
+    ) -> None:
+        self._model = model
+        self._slots = slots
+        self._ends = ends
+        self._order = order
+        self._fed = fed
+        self._logits = logits
+        self._views = views
+
+    @property
+    def logits(self) -> Tensor:
+        """Logits [B, V] after the prefixes and the tokens fed so far."""
+        return _unsorted(self._logits, self._order)
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> Tensor:
+        """Feed tokens int64 [B], on the device, and return the logits [B, V] after them."""
+        step = len(self._fed.steps)
+        self._fed.steps.append(tokens)
+        rows = tokens if self._order is None else tokens[self._order]
+        starts = [end + step for end in self._ends]
+        view = self._views[step]
+        logits = self._model.forward(self._slots, starts, rows[:, None], view, 1)
+        self._logits = logits[:, 0]
+        return self.logits
+
+
+def _unsorted(rows: Tensor, order: list[int] | None) -> Tensor:
+    """Rows sorted by slot, back in the caller's order."""
+    if order is None:
+        return rows
+    return torch.empty_like(rows).index_copy_(0, torch.tensor(order, device=rows.device), rows)
+
+
+def _chain(tokens: Tensor) -> DraftProposal:
+    """A proposal of tokens [1, N], each proposed outright."""
+    return DraftProposal(tokens, np.array([tokens.shape[1]]), Laws(atoms=tokens))

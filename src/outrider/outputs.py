@@ -1,0 +1,101 @@
+"""What a request gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .metrics import SpeculationMetrics
+from .records import FinishReason
+
+Origin = Literal["draft", "correction", "bonus"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of a request's n continuations.
+
+    Attributes:
+        index: 0 to n - 1.
+        text: the continuation without special tokens, None if the decoder has no tokenizer.
+        token_ids: the emitted tokens, a stop token included.
+        finish_reason: "stop" or "length".
+        depths: tokens drafted in each round.
+        metrics: of the rounds this choice was in.
+    """
+
+    index: int
+    text: str | None
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    depths: tuple[int, ...]
+    metrics: SpeculationMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOutput:
+    """The output of one request: its choices, and the seed that repeats them.
+
+    Attributes:
+        prompt_token_ids: the prompt as it was decoded from.
+        choices: the n continuations, in order.
+        seed: the seed asked for, or the fresh one that was used.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    choices: tuple[Choice, ...]
+    seed: int
+
+    @property
+    def text(self) -> str | None:
+        """The first choice's text."""
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The first choice's tokens."""
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the first choice ended."""
+        return self.choices[0].finish_reason
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Tokens drafted in each of the first choice's rounds."""
+        return self.choices[0].depths
+
+    @property
+    def metrics(self) -> SpeculationMetrics:
+        """The first choice's figures."""
+        return self.choices[0].metrics
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """One emitted token.
+
+    Attributes:
+        request: index of the prompt.
+        choice: index among the n continuations.
+        token_id: the token.
+        text: what became readable with it; "" while a character is incomplete, None without a
+            tokenizer.
+        origin: "draft" if it was drafted and accepted, "correction" if it replaced a rejected
+            draft, "bonus" if it followed drafts that were all accepted, none at all included.
+        logprob: reserved for the target's log-probability; None.
+        position: index among the emitted tokens, from 0.
+        round: the round that emitted it, from 0.
+        finish_reason: on a choice's last token, why it ended.
+    """
+
+    request: int
+    choice: int
+    token_id: int
+    text: str | None
+    origin: Origin
+    logprob: float | None
+    position: int
+    round: int
+    finish_reason: FinishReason | None

@@ -1,0 +1,171 @@
+"""What the engine asks of a model, a drafter, a depth policy and a source of chance.
+
+Anything with these methods can be passed where the protocol is named; nothing has to be subclassed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .records import DraftPlan, DraftProposal, Laws, Prefix, SequenceState, TargetScores
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class TargetModel(Protocol):
+    """A model whose law the output follows: a function of token prefixes."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits, V."""
+        ...
+
+    def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
+        """Logits [B, N + 1, V] after each prefix and after each of its drafted tokens.
+
+        Neither kept nor rejected tokens are ever reported back: the next call's prefixes say it all.
+        """
+        ...
+
+
+class DraftContext(Protocol):
+    """What a drafter may know of a round: how to turn logits into laws, and laws into tokens."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where proposals are expected."""
+        ...
+
+    def law(self, logits: Tensor) -> Laws:
+        """The laws that the rows' own sampling parameters make of logits [B, V]."""
+        ...
+
+    def pick(self, laws: Laws, position: int) -> Tensor:
+        """Tokens int64 [B] drawn from `laws`, the `position`-th drafted in this round.
+
+        Each position may be picked once a round.
+        """
+        ...
+
+
+class DraftModel(Protocol):
+    """Proposes tokens for the target to check, cheaply."""
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Width of its laws, V; None if it proposes tokens that it has seen, of any vocabulary."""
+        ...
+
+    def propose(
+        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
+    ) -> DraftProposal:
+        """At most `plan.depth[b]` tokens for row b, with the laws they were drawn from.
+
+        Whether a token is proposed must not depend on the token's own drawn value.
+        """
+        ...
+
+
+class Cursor(Protocol):
+    """A model in the middle of drafting: one position ahead of the tokens fed so far."""
+
+    @property
+    def logits(self) -> Tensor:
+        """Logits [B, V] after the prefixes and the tokens fed so far."""
+        ...
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Feed tokens int64 [B], on the device, and return the logits [B, V] after them."""
+        ...
+
+
+@runtime_checkable
+class AutoregressiveModel(Protocol):
+    """A model that can draft token by token without its tokens reaching the host."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits, V."""
+        ...
+
+    def open(self, prefixes: Sequence[Prefix], depth: int) -> Cursor:
+        """A cursor at the end of the prefixes, to be fed fewer than `depth` tokens."""
+        ...
+
+
+@runtime_checkable
+class CachedModel(Protocol):
+    """A model, target or drafter, that keeps state for a bounded number of sequences."""
+
+    @property
+    def max_sequences(self) -> int:
+        """How many sequences may be live at once."""
+        ...
+
+    @property
+    def max_length(self) -> int:
+        """The longest prefix, drafts included, in tokens."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a sequence."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where its logits live."""
+        ...
+
+    def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
+        """These sequences will not be asked about again: their room may be reused.
+
+        With `discard`, what was computed for them is not to be trusted, nor shared with others.
+        """
+        ...
+
+
+class DepthPolicy(Protocol):
+    """Decides how many tokens to draft for each sequence."""
+
+    def plan(self, states: Sequence[SequenceState]) -> DraftPlan:
+        """A plan whose depth for each state is in 0..max(0, remaining - 1)."""
+        ...
+
+
+class Chance(Protocol):
+    """A source of randomness: keyed categorical draws from explicit laws, and nothing else."""
+
+    def draw(self, laws: Tensor, keys: NDArray[np.uint64]) -> Tensor:
+        """One index int64 [B] for each law [B, M], under keys [B, 5].
+
+        A key is (stream key, choice, round, purpose, slot). Equal keys give equal noise.
+        """
+        ...
+
+
+@runtime_checkable
+class UniformChance(Chance, Protocol):
+    """Chance whose draws invert one uniform each, so that a round's uniforms can be made at once."""
+
+    def uniforms(self, keys: NDArray[np.uint64]) -> NDArray[np.float64]:
+        """Uniforms in [0, 1) of 53 bits for keys [..., 5]."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back, as transformers' tokenizers do it."""
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of a text."""
+        ...
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of token ids."""
+        ...

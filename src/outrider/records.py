@@ -1,0 +1,205 @@
+"""The values that flow through a round, each frozen, each handed on once.
+
+Shapes: B rows (sequences of the batch), N drafted tokens at most, V vocabulary. Lengths and depths
+are host data (NumPy); tokens, laws and logits live on the model's device (torch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .config import SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FinishReason = Literal["stop", "length"]
+
+
+class _Buffer:
+    """Tokens [capacity] of which the first `fill` are owned by at least one prefix."""
+
+    __slots__ = ("data", "fill")
+
+    def __init__(self, data: NDArray[np.int64], fill: int) -> None:
+        self.data = data
+        self.fill = fill
+
+
+class Prefix:
+    """The tokens of one sequence so far: an append-only integer buffer with a length.
+
+    Prefixes are values: `extended` returns a new prefix and leaves this one as it is. A prefix and
+    its extensions share one buffer as long as they form a single line; the second extension of the
+    same prefix copies.
+
+    Args:
+        sequence_id: names the sequence to models that keep a cache of it.
+        tokens: token ids.
+    """
+
+    __slots__ = ("_buffer", "length", "sequence_id")
+
+    def __init__(self, sequence_id: int, tokens: Iterable[int]) -> None:
+        data = np.fromiter(tokens, dtype=np.int64)
+        self.sequence_id = sequence_id
+        self.length = len(data)
+        self._buffer = _Buffer(data, len(data))
+
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        """The token ids, int64 [length]. A view: do not write to it."""
+        return self._buffer.data[: self.length]
+
+    def extended(self, tokens: list[int]) -> Prefix:
+        """This prefix followed by `tokens`."""
+        length = self.length + len(tokens)
+        buffer = self._buffer
+        if buffer.fill != self.length or length > len(buffer.data):
+            data = np.empty(max(2 * length, 64), dtype=np.int64)
+            data[: self.length] = self.tokens
+            buffer = _Buffer(data, self.length)
+        buffer.data[self.length : length] = tokens
+        buffer.fill = length
+        longer = Prefix.__new__(Prefix)
+        longer.sequence_id = self.sequence_id
+        longer.length = length
+        longer._buffer = buffer
+        return longer
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __repr__(self) -> str:
+        return f"Prefix(sequence_id={self.sequence_id}, tokens={self.tokens.tolist()})"
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceState:
+    """One sequence being decoded: all that the next round may depend on.
+
+    `stream_key` is the 64-bit key of the sequence's randomness, `choice` its index among the `n` of
+    its request, `depths` the number of tokens drafted in each round so far.
+    """
+
+    prefix: Prefix
+    prompt_length: int
+    params: SamplingParams
+    stop_ids: frozenset[int]
+    stream_key: int
+    choice: int = 0
+    depths: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+
+    @property
+    def round(self) -> int:
+        """How many rounds this sequence has been through."""
+        return len(self.depths)
+
+    @property
+    def remaining(self) -> int:
+        """How many more tokens may be emitted."""
+        return self.params.max_tokens - (self.prefix.length - self.prompt_length)
+
+    @property
+    def output_ids(self) -> list[int]:
+        """The tokens emitted so far."""
+        tokens: list[int] = self.prefix.tokens[self.prompt_length :].tolist()
+        return tokens
+
+    def advanced(
+        self, tokens: list[int], depth: int, finish_reason: FinishReason | None
+    ) -> SequenceState:
+        """The state after a round that drafted `depth` tokens and emitted `tokens`."""
+        return replace(
+            self,
+            prefix=self.prefix.extended(tokens),
+            depths=(*self.depths, depth),
+            finish_reason=finish_reason,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """How many tokens to draft for each row, int64 [B], 0 included."""
+
+    depth: NDArray[np.int64]
+
+    @property
+    def width(self) -> int:
+        """The largest depth of any row: the N of this round."""
+        return int(self.depth.max(initial=0))
+
+
+@dataclass(frozen=True, slots=True)
+class Laws:
+    """The laws that tokens are drawn from, one for each leading index.
+
+    Exactly one field is set. `probs` [..., V] are dense rows that sum to one, in max(float32, the
+    logits' dtype). `atoms` [...] are token ids, each the law that puts all its mass on that token:
+    what a greedy request or a lookup draws from, without a one-hot row being built.
+    """
+
+    probs: Tensor | None = None
+    atoms: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftProposal:
+    """Drafted tokens, and the laws they were drawn from.
+
+    Attributes:
+        tokens: int64 [B, N]; entries at and beyond a row's length are never looked at.
+        lengths: how many tokens were drafted for each row, int64 [B] in 0..N, on the host.
+        laws: for [B, N]; what each token was drawn from, exactly as it was drawn. None if N = 0.
+    """
+
+    tokens: Tensor
+    lengths: NDArray[np.int64]
+    laws: Laws | None
+
+    @property
+    def width(self) -> int:
+        """N, the number of token columns."""
+        return int(self.tokens.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
+class TargetScores:
+    """Target logits [B, N + 1, V]: after the prefix, and after each drafted token."""
+
+    logits: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationResult:
+    """The verdict on a round's drafts: int64 [B] each, on the device.
+
+    `num_accepted` leading drafts are kept, and `next_token` follows them: the correction of the
+    first token not kept, or the bonus token if all were.
+    """
+
+    num_accepted: Tensor
+    next_token: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """What one round did and where its time went. Lists are per row; times are seconds.
+
+    `accepted` and `emitted` exclude tokens cut off by a stop rule. `draft_s` and `target_s` are the
+    time spent proposing and in the target's forward pass, `total_s` all of the round.
+    """
+
+    sequence_ids: tuple[int, ...]
+    drafted: tuple[int, ...]
+    accepted: tuple[int, ...]
+    emitted: tuple[int, ...]
+    draft_s: float
+    target_s: float
+    total_s: float

@@ -1,0 +1,123 @@
+"""The door: prompts and parameters come in as users write them, and leave as sequence states."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .chance import stream_key
+from .config import SamplingParams
+from .errors import (
+    ContextLengthError,
+    EmptyPrefixError,
+    InvalidConfigError,
+    TokenOutOfRangeError,
+)
+from .protocols import Tokenizer
+from .records import Prefix, SequenceState
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What requests have to fit: the vocabulary, the context (None if unbounded), the end tokens."""
+
+    vocab_size: int
+    max_length: int | None
+    eos_token_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A validated request: its prompt's tokens, its parameters, and the seed it will use."""
+
+    token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+
+    def states(self, first_id: int, limits: Limits) -> list[SequenceState]:
+        """The starting state of each of its n choices, with sequence ids from `first_id`."""
+        stop_ids = frozenset(self.params.stop_token_ids)
+        if not self.params.ignore_eos:
+            stop_ids |= limits.eos_token_ids
+        key = stream_key(self.seed, self.token_ids)
+        return [
+            SequenceState(
+                prefix=Prefix(first_id + choice, self.token_ids),
+                prompt_length=len(self.token_ids),
+                params=self.params,
+                stop_ids=stop_ids,
+                stream_key=key,
+                choice=choice,
+            )
+            for choice in range(self.params.n)
+        ]
+
+
+def is_single_prompt(prompts: Any) -> bool:
+    """Whether this is one prompt, text or token ids, and not a list of prompts."""
+    if isinstance(prompts, str):
+        return True
+    try:
+        first = next(iter(prompts), None)
+    except TypeError:
+        raise InvalidConfigError(
+            "prompts", prompts, "a text, a sequence of token ids, or a list of those"
+        ) from None
+    return first is None or not isinstance(first, str | Sequence | np.ndarray)
+
+
+def parse_request(
+    prompt: Any, params: SamplingParams, tokenizer: Tokenizer | None, limits: Limits
+) -> Request:
+    """Check one prompt and its parameters against the models' limits.
+
+    Raises:
+        EmptyPrefixError: the prompt has no tokens.
+        TokenOutOfRangeError: the prompt or `stop_token_ids` has an id outside the vocabulary.
+        ContextLengthError: prompt and `max_tokens` do not fit the context together.
+        InvalidConfigError: the prompt is text and there is no tokenizer, or is neither text nor ids.
+    """
+    ids = _token_ids(prompt, tokenizer)
+    if not ids:
+        raise EmptyPrefixError(
+            f"the prompt {prompt!r} has no tokens; give at least one, for instance the tokenizer's "
+            "beginning-of-text token"
+        )
+    for name, values in (("prompt", ids), ("stop_token_ids", params.stop_token_ids)):
+        for value in (min(values, default=0), max(values, default=0)):
+            if not 0 <= value < limits.vocab_size:
+                raise TokenOutOfRangeError(
+                    f"{name} has token id {value}; expected ids in 0..{limits.vocab_size - 1}, the "
+                    "target's vocabulary (is the tokenizer the model's own?)"
+                )
+    if limits.max_length is not None and len(ids) + params.max_tokens > limits.max_length:
+        room = limits.max_length - len(ids)
+        remedy = f"use max_tokens <= {room}" if room > 0 else "shorten the prompt"
+        raise ContextLengthError(
+            f"the prompt has {len(ids)} tokens and max_tokens={params.max_tokens}; together they "
+            f"exceed the context of {limits.max_length} tokens; {remedy}"
+        )
+    seed = secrets.randbits(63) if params.seed is None else params.seed
+    return Request(ids, params, seed)
+
+
+def _token_ids(prompt: Any, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise InvalidConfigError(
+                "prompt", prompt, "token ids, because the decoder was made without a tokenizer"
+            )
+        return tuple(tokenizer.encode(prompt))
+    try:
+        ids = np.asarray(prompt)
+    except (TypeError, ValueError):
+        ids = np.empty((0, 0))
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise InvalidConfigError("prompt", prompt, "a text or a flat sequence of integer token ids")
+    return tuple(int(token) for token in ids)

@@ -1,0 +1,202 @@
+"""The inside of a round: what the drafter is given, what is checked, and the clock."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import sampling
+from .chance import RoundDraws
+from .errors import (
+    DegenerateDistributionError,
+    DistributionWidthError,
+    DraftShapeError,
+    TargetShapeError,
+    TokenOutOfRangeError,
+)
+from .records import DraftPlan, DraftProposal, Laws, TargetScores
+from .sampling import PackedParams
+
+
+class RoundContext:
+    """What a drafter may know of a round: how to make laws of logits, and how to draw from them.
+
+    Args:
+        params: the sampling parameters of the batch.
+        draws: the round's chance.
+        plan: how far each row is drafted; rows beyond their depth draw nothing.
+        device: where proposals are expected.
+        greedy_drafts: propose each law's most likely token, as a point mass.
+
+    Attributes:
+        witnesses: for each law made, [B] numbers that are not finite where it means nothing.
+    """
+
+    def __init__(
+        self,
+        params: PackedParams,
+        draws: RoundDraws,
+        plan: DraftPlan,
+        device: torch.device,
+        *,
+        greedy_drafts: bool,
+    ) -> None:
+        self.device = device
+        self.witnesses: list[Tensor] = []
+        self._params = sampling.GREEDY if greedy_drafts else params
+        self._draws = draws
+        self._depth = plan.depth
+        self._least = int(plan.depth.min(initial=0))
+
+    def law(self, logits: Tensor) -> Laws:
+        """The laws that the rows' own sampling parameters make of logits [B, V]."""
+        laws, witness = sampling.laws(logits[:, None], self._params)
+        self.witnesses.append(witness)
+        if laws.atoms is not None:
+            return Laws(atoms=laws.atoms[:, 0])
+        return Laws(probs=None if laws.probs is None else laws.probs[:, 0])
+
+    def pick(self, laws: Laws, position: int) -> Tensor:
+        """Tokens int64 [B] drawn from `laws`, the `position`-th drafted in this round.
+
+        Rows that are not drafted this far get token 0, which means nothing.
+        """
+        if laws.probs is None:
+            assert laws.atoms is not None
+            return laws.atoms
+        if position < self._least:
+            return self._draws.draft(laws.probs, position, None)
+        rows = np.flatnonzero(self._depth > position)
+        drawn = self._draws.draft(laws.probs[rows], position, rows)
+        tokens = torch.zeros(len(self._depth), dtype=torch.int64, device=drawn.device)
+        tokens[rows] = drawn
+        return tokens
+
+
+class Stopwatch:
+    """Times the parts of a round: by the wall clock, or on a CUDA device by events in its stream.
+
+    An event is recorded without waiting for the device; `spans` reads them once the round's result
+    has reached the host.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._marks: list[float] = []
+        self._events: list[torch.cuda.Event] = []
+        self.mark()
+
+    def mark(self) -> None:
+        """End one part and begin the next."""
+        self._marks.append(perf_counter())
+        if self._cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._events.append(event)
+
+    def spans(self) -> list[float]:
+        """Seconds of each part so far."""
+        if self._cuda:
+            self._events[-1].synchronize()
+            pairs = zip(self._events, self._events[1:], strict=False)
+            return [first.elapsed_time(second) / 1e3 for first, second in pairs]
+        marks = zip(self._marks, self._marks[1:], strict=False)
+        return [second - first for first, second in marks]
+
+    def total(self) -> float:
+        """Seconds on the wall clock since the start."""
+        return perf_counter() - self._marks[0]
+
+
+def check_proposal(proposal: DraftProposal, plan: DraftPlan, vocab_size: int) -> None:
+    """Check a drafter's work.
+
+    Raises:
+        DraftShapeError: tokens, lengths and laws do not fit the plan or each other.
+        DistributionWidthError: the laws are not as wide as the vocabulary.
+        TokenOutOfRangeError: a token is outside the vocabulary (looked for on the CPU only; a
+            device's own check would wait for it).
+    """
+    batch, width = len(plan.depth), proposal.tokens.shape[-1]
+    if proposal.tokens.shape != (batch, width) or proposal.tokens.dtype != torch.int64:
+        raise DraftShapeError(
+            f"the drafter returned tokens of shape {tuple(proposal.tokens.shape)} and "
+            f"{proposal.tokens.dtype}; expected int64 [B, N] with B = {batch}"
+        )
+    lengths = proposal.lengths
+    if lengths.shape != (batch,) or (lengths < 0).any() or (lengths > plan.depth).any():
+        raise DraftShapeError(
+            f"the drafter returned lengths {lengths.tolist()}; expected one for each of {batch} "
+            f"rows, at most the planned depths {plan.depth.tolist()}"
+        )
+    if lengths.max(initial=0) > width:
+        raise DraftShapeError(
+            f"the drafter returned lengths {lengths.tolist()} but only {width} columns of tokens"
+        )
+    if width == 0:
+        return
+    laws = proposal.laws
+    if laws is None or (laws.probs is None) == (laws.atoms is None):
+        raise DraftShapeError(
+            "the drafter returned tokens without their laws; expected Laws with either probs "
+            "[B, N, V] or atoms [B, N]"
+        )
+    given = laws.atoms if laws.probs is None else laws.probs
+    assert given is not None
+    if given.shape[:2] != (batch, width):
+        raise DraftShapeError(
+            f"the drafter returned laws of shape {tuple(given.shape)} for tokens of shape "
+            f"{(batch, width)}; expected one law for each token"
+        )
+    if laws.probs is not None and laws.probs.shape[2:] != (vocab_size,):
+        raise DistributionWidthError(
+            f"the drafter returned laws of shape {tuple(given.shape)}; expected the last "
+            f"dimension to be the vocabulary, {vocab_size}"
+        )
+    if proposal.tokens.device.type == "cpu":
+        tokens = proposal.tokens.numpy()
+        if tokens.min() < 0 or tokens.max() >= vocab_size:
+            raise TokenOutOfRangeError(
+                f"the drafter returned tokens {tokens.tolist()}; expected ids in "
+                f"0..{vocab_size - 1}, padding included"
+            )
+
+
+def check_scores(scores: TargetScores, proposal: DraftProposal, vocab_size: int) -> None:
+    """Check the shape of a target's work.
+
+    Raises:
+        TargetShapeError: there is not one row of logits for each prefix and drafted token.
+        DistributionWidthError: the rows are not as wide as the vocabulary.
+    """
+    batch, width = proposal.tokens.shape
+    shape = tuple(scores.logits.shape)
+    if shape[:2] != (batch, width + 1) or len(shape) != 3:
+        raise TargetShapeError(
+            f"the target returned logits of shape {shape}; expected [{batch}, {width + 1}, "
+            f"{vocab_size}]: after each prefix and after each of {width} drafted tokens"
+        )
+    if shape[2] != vocab_size:
+        raise DistributionWidthError(
+            f"the target returned logits of shape {shape}; expected the last dimension to be its "
+            f"vocab_size, {vocab_size}"
+        )
+
+
+def check_witnesses(target: Tensor, draft: list[Tensor], ids: tuple[int, ...]) -> None:
+    """Name the model whose logits were degenerate.
+
+    Raises:
+        DegenerateDistributionError: always, with the model, the sequence and the position.
+    """
+    sides = [("target", target), ("draft model", torch.cat(draft, 1) if draft else target[:, :0])]
+    for name, witness in sides:
+        for row, position in (~torch.isfinite(witness)).nonzero().tolist():
+            raise DegenerateDistributionError(
+                f"the {name}'s logits for sequence {ids[row]} at position {position} of the round "
+                "have NaN, +inf or no finite entry; expected finite logits (try a wider dtype, or "
+                "check the model's weights)"
+            )

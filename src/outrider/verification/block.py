@@ -1,0 +1,65 @@
+"""Block verification: Sun et al., ICLR 2025 (arXiv 2403.10444, algorithm 2).
+
+With p_0 = 1 and p_i = min(1, p_{i-1} P(x_i)/Q(x_i)), every node i of the chain has a coin of its
+own, h_i, and the round keeps everything up to the *last* head, so that a refusal early in the
+block does not end it::
+
+    h_L = p_L                                        at the leaf
+    h_i = A_i / (A_i + 1 - p_i),  A_i = sum_x (p_i P_i(x) - Q_i(x))+    before it; 1 if 0/0
+    residual(i) = norm((p_i P_i - Q_i)+),  P at the leaf
+
+No lossless verifier that sees only the drafted path keeps more tokens in expectation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from array_api_compat import array_namespace
+
+from .chain import Chain
+
+
+class BlockVerification:
+    """Keep everything up to the last of N + 1 independent heads."""
+
+    def stop_law(self, chain: Chain) -> tuple[Any, Any]:
+        """The law [B, N + 1] of the number of tokens kept, and the p_i [B, N + 1]."""
+        xp = array_namespace(chain.ratio)
+        batch, width = chain.ratio.shape
+        kept = [xp.ones_like(chain.ratio[:, 0])]
+        for column in range(width):
+            kept.append(xp.clip(kept[-1] * chain.ratio[:, column], max=1))
+        weights = xp.stack(kept, axis=-1)
+
+        # Nodes 1..N-1 by the formula where another token was drafted after them; then the leaf,
+        # wherever a row's drafts end. Nodes beyond it are never reached.
+        inner = weights[:, 1:width]
+        mass = self._residual_mass(chain, inner)
+        unsure = mass + (1 - inner)
+        head = xp.where(unsure > 0, mass / xp.where(unsure > 0, unsure, 1.0), 1.0)
+        head = xp.where(chain.drafted[:, 1:], head, 0.0)
+        head = xp.concat([xp.ones_like(weights[:, :1]), head, weights[:, width:]], axis=-1)
+        nodes = xp.arange(width + 1, device=chain.ratio.device)[None, :]
+        head = xp.where(nodes == chain.length[:, None], weights, head)
+
+        later = xp.flip(1 - head[:, 1:], axis=-1)
+        none_later = xp.flip(xp.cumulative_prod(later, axis=-1, include_initial=True), axis=-1)
+        return head * none_later, weights
+
+    def _residual_mass(self, chain: Chain, kept: Any) -> Any:
+        """A_i for the nodes 1..N-1, float64 [B, N - 1]."""
+        xp = array_namespace(kept)
+        if chain.draft is None:
+            # Q is a point mass on the next token and p_i P(x) <= 1: all but that token is left.
+            return kept * (1 - chain.ratio[:, 1:])
+        width = chain.ratio.shape[1]
+        excess = kept[:, :, None] * chain.target[:, 1:width] - chain.draft[:, 1:]
+        return xp.sum(xp.clip(excess, min=0), axis=-1)
+
+    def residual(self, chain: Chain, weights: Any, node: Any) -> Any:
+        """norm((p_i P - Q)+) after `node` = i kept tokens, or P after the last, float64 [B, V]."""
+        xp = array_namespace(weights)
+        rows = xp.arange(node.shape[0], device=node.device)
+        residual = chain.residual(node, weights[rows, node])
+        return residual / xp.sum(residual, axis=-1, keepdims=True)

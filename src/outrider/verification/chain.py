@@ -1,0 +1,100 @@
+"""What a verification method sees of a round: drafted chains, and the laws on both sides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from array_api_compat import array_namespace
+
+from ..records import DraftProposal, Laws
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Drafted chains beside the target's laws. Arrays of one array-API library.
+
+    Attributes:
+        tokens: int64 [B, N], every entry inside the vocabulary.
+        drafted: bool [B, N], False beyond a row's length.
+        length: int64 [B].
+        target: [B, N + 1, V], the target's laws after the prefix and after each token.
+        draft: [B, N, V], the laws the tokens were drawn from; None if each was proposed outright,
+            a point mass.
+        ratio: float64 [B, N], target over draft probability of each token; 0 where the target
+            gives it none, and 0 where nothing was drafted.
+    """
+
+    tokens: Any
+    drafted: Any
+    length: Any
+    target: Any
+    draft: Any | None
+    ratio: Any
+
+    @staticmethod
+    def of(proposal: DraftProposal, target: Any) -> Chain:
+        """The chains of a proposal with N >= 1, beside dense target laws [B, N + 1, V]."""
+        xp = array_namespace(target)
+        batch, width = proposal.tokens.shape
+        device = target.device
+        laws = proposal.laws or Laws(atoms=proposal.tokens)
+        length = xp.asarray(proposal.lengths, device=device)
+        columns = xp.arange(width, device=device)[None, :]
+        drafted = columns < length[:, None]
+        rows = xp.arange(batch, device=device)[:, None]
+        token_target = xp.astype(target[rows, columns, proposal.tokens], xp.float64)
+        ratio = token_target
+        if laws.probs is not None:
+            token_draft = xp.astype(laws.probs[rows, columns, proposal.tokens], xp.float64)
+            # A drafted token has positive draft probability; where there is none to divide by,
+            # nothing was drafted.
+            ratio = token_target / xp.where(token_draft > 0, token_draft, xp.ones_like(token_draft))
+        ratio = xp.where(drafted, ratio, xp.zeros_like(ratio))
+        return Chain(proposal.tokens, drafted, length, target, laws.probs, ratio)
+
+    def residual(self, node: Any, weight: Any) -> Any:
+        """Unnormalised residual rows: (weight * target - draft)+ at `node`, target at a leaf.
+
+        Args:
+            node: int64 [B], how many tokens are kept.
+            weight: float64 [B], what the target's row is weighed with before the draft's is taken
+                away: the probability with which the method keeps the node.
+
+        Returns:
+            float64 [B, V]. Where no mass is left (rounding alone can bring that about, since the
+            node is then stopped at with probability zero) it is the target's row.
+        """
+        xp = array_namespace(self.target)
+        batch, width = self.tokens.shape
+        rows = xp.arange(batch, device=self.target.device)
+        target = xp.astype(self.target[rows, node], xp.float64)
+        leaf = node >= self.length
+        # At a leaf nothing was drafted: whichever column is read there is not used.
+        column = xp.minimum(node, xp.full_like(node, width - 1))
+        if self.draft is None:
+            vocabulary = xp.arange(target.shape[-1], device=self.target.device)
+            removed = (vocabulary[None, :] == self.tokens[rows, column][:, None]) & ~leaf[:, None]
+            residual = xp.where(removed, xp.zeros_like(target), target)
+        else:
+            weighed = weight[:, None] * target - self.draft[rows, column]
+            residual = xp.where(leaf[:, None], target, xp.clip(weighed, min=0))
+        left = xp.sum(residual, axis=-1, keepdims=True)
+        return xp.where(left > 0, residual, target)
+
+
+class Method(Protocol):
+    """A verification method: what is kept, and what follows it."""
+
+    def stop_law(self, chain: Chain) -> tuple[Any, Any]:
+        """How many tokens are kept.
+
+        Returns:
+            The law [B, N + 1] of the number of tokens kept, float64, and the weights [B, N + 1]
+            that `residual` wants at each node.
+        """
+        ...
+
+    def residual(self, chain: Chain, weights: Any, node: Any) -> Any:
+        """The law of the token after `node` [B] kept tokens, float64 [B, V]."""
+        ...

@@ -1,0 +1,31 @@
+"""Token-wise verification: Leviathan et al. 2023 (arXiv 2211.17192, section 2.3), Chen et al. 2023.
+
+Drafts are kept from left to right while coins of probability min(1, p/q) come up heads. The first
+token not kept is replaced by one drawn from norm((p - q)+); if all are kept, one from p follows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from array_api_compat import array_namespace
+
+from .chain import Chain
+
+
+class TokenVerification:
+    """Keep each token with probability min(1, p/q), independently, up to the first refusal."""
+
+    def stop_law(self, chain: Chain) -> tuple[Any, Any]:
+        """The law [B, N + 1] of the number of tokens kept, and unit weights."""
+        xp = array_namespace(chain.ratio)
+        keep = xp.clip(chain.ratio, max=1)
+        reached = xp.cumulative_prod(keep, axis=-1, include_initial=True)
+        refused = xp.concat([1 - keep, xp.ones_like(keep[:, :1])], axis=-1)
+        return reached * refused, xp.ones_like(reached)
+
+    def residual(self, chain: Chain, weights: Any, node: Any) -> Any:
+        """norm((p - q)+) after `node` kept tokens, or p after the last, float64 [B, V]."""
+        xp = array_namespace(weights)
+        residual = chain.residual(node, weights[:, 0])
+        return residual / xp.sum(residual, axis=-1, keepdims=True)
