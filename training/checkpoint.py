@@ -35,7 +35,7 @@ def load_checkpoint(directory: Path, corpus: Corpus) -> LlamaForCausalLM:
     if token_mapping(tokenizer_path) != token_mapping(corpus.tokenizer_path):
         raise ValueError(
             f"{tokenizer_path} and {corpus.tokenizer_path} give different token ids; make the "
-            f"corpus with: python -m training.corpus --like {tokenizer_path.parent}"
+            f"corpus with: python -m training.corpus --data DIR --like {tokenizer_path.parent}"
         )
     model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
     if model.config.vocab_size != corpus.vocab_size:

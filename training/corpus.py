@@ -144,7 +144,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--like",
         type=Path,
-        help="take tokenizer.json and held_out.json from this directory instead of making them; "
+        help="take tokenizer.json and held_out.json from this directory instead of making them, "
+        "whatever --vocab and --held-out say; "
         "use it with the shipped pair's directory to measure that pair, or distil from it, on any "
         "Python version",
     )
@@ -164,7 +165,7 @@ def check_arguments(args: argparse.Namespace) -> None:
     """Check the arguments against each other and the file system.
 
     Raises:
-        ValueError, FileNotFoundError, FileExistsError: With the argument and what is allowed.
+        ValueError, FileNotFoundError: With the argument and what is allowed.
     """
     if not BYTE_VALUES < args.vocab <= MAX_VOCAB_SIZE:
         raise ValueError(
@@ -178,7 +179,6 @@ def check_arguments(args: argparse.Namespace) -> None:
     for name in ("tokenizer.json", "held_out.json"):
         if args.like and not (args.like / name).is_file():
             raise FileNotFoundError(f"--like {args.like} holds no {name}")
-    claim_directory(args.data)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -201,6 +201,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         else:
             held, train = docs[: args.held_out], docs[args.held_out :]
             tokenizer = train_tokenizer((doc.text for doc in train), args.vocab)
+        claim_directory(args.data)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     print(

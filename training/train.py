@@ -54,11 +54,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """Check the arguments that need no files read.
+    """Check the sizes and rates.
 
     Raises:
         ValueError: With the argument and what is allowed.
-        FileExistsError: If --out already holds something.
     """
     for name in ("seconds", "lr", "hidden", "layers", "inter", "heads", "window", "batch"):
         value = getattr(args, name)
@@ -71,7 +70,6 @@ def check_arguments(args: argparse.Namespace) -> None:
             f"--hidden {args.hidden}: expected a multiple of twice --heads {args.heads}, since "
             "rotary embeddings need heads of an even width"
         )
-    claim_directory(args.out)
 
 
 def new_model(args: argparse.Namespace, vocab_size: int) -> LlamaForCausalLM:
@@ -168,6 +166,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         model = (
             load_checkpoint(args.init, corpus) if args.init else new_model(args, corpus.vocab_size)
         )
+        claim_directory(args.out)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     parameters = sum(param.numel() for param in model.parameters())

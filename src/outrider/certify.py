@@ -7,7 +7,7 @@ and stepped again, until every sequence has ended.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from .chance import Enumerator
@@ -27,6 +27,7 @@ def exact_law(
     *,
     max_branches: int = 1_000_000,
     batch_size: int = 64,
+    mates: Sequence[SequenceState] = (),
 ) -> dict[tuple[int, ...], float]:
     """The law of the tokens a request emits: every possible output with its exact probability.
 
@@ -37,6 +38,8 @@ def exact_law(
         max_branches: how many paths through the engine's draws may be walked.
         batch_size: how many branches, in whatever states they are, share a step. The law does not
             depend on it; a ragged batch is what it makes.
+        mates: unfinished states of other requests, stepped along in every batch; each takes the
+            first outcome of every draw. The law does not depend on them either.
 
     Returns:
         Probabilities by output, the prompt excluded. They sum to one.
@@ -54,7 +57,7 @@ def exact_law(
     walked = 0
     while live:
         reached: dict[Key, tuple[SequenceState, float]] = {}
-        for state, probability in _outcomes(decoder, live, batch_size):
+        for state, probability in _outcomes(decoder, live, batch_size, mates):
             walked += 1
             if walked > max_branches:
                 raise InvalidConfigError(
@@ -80,18 +83,27 @@ def exact_law(
 
 
 def _outcomes(
-    decoder: SpeculativeDecoder, live: dict[Key, tuple[SequenceState, float]], batch_size: int
+    decoder: SpeculativeDecoder,
+    live: dict[Key, tuple[SequenceState, float]],
+    batch_size: int,
+    mates: Sequence[SequenceState],
 ) -> Iterator[tuple[SequenceState, float]]:
     """Every state one step leads to from the live ones, with its probability."""
+    work: list[tuple[SequenceState, float, tuple[int, ...]]]
     work = [(state, mass, ()) for state, mass in live.values()]
     while work:
         chosen, work = work[-batch_size:], work[:-batch_size]
-        chance = Enumerator([path for _, _, path in chosen])
-        states = [replace(state, stream_key=row) for row, (state, _, _) in enumerate(chosen)]
+        together = [*(state for state, _, _ in chosen), *mates]
+        chance = Enumerator([*(path for _, _, path in chosen), *(() for _ in mates)])
+        states = [replace(state, stream_key=row) for row, state in enumerate(together)]
         step = decoder.step(decoder.pack(states), chance)
-        work += [(*chosen[branch][:2], path) for branch, path in chance.siblings]
-        for row, after in enumerate(step.batch.states):
-            yield after, chosen[row][1] * chance.probability[row]
+        work += [
+            (*chosen[branch][:2], path)
+            for branch, path in chance.siblings
+            if branch < len(chosen)
+        ]
+        for row, (_, mass, _) in enumerate(chosen):
+            yield step.batch.states[row], mass * chance.probability[row]
 
 
 def _key(state: SequenceState) -> Key:

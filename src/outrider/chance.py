@@ -174,7 +174,8 @@ class Enumerator:
 
     One pass follows one path per branch. A branch is named by the stream key of its draws, 0 to
     len(paths) - 1; its path prescribes the outcomes of its first draws. Each later draw takes the
-    first possible outcome and notes the others in `siblings`, as paths for a later pass.
+    first possible outcome and notes the others in `siblings`, as paths for a later pass. Draws with
+    one possible outcome are no part of a path: whether they are made depends on the batch.
 
     Args:
         paths: the prescribed outcomes of each branch.
@@ -220,12 +221,15 @@ class Enumerator:
                 f"a law to draw from has total mass {total!r} and least entry {min(law)!r}; "
                 "expected probabilities that sum to one"
             )
+        possible = [index for index, mass in enumerate(law) if mass > 0]
+        if len(possible) == 1:
+            return possible[0]
         branch = key[0]
         followed = self._followed[branch]
         if len(followed) < len(self._paths[branch]):
             index = self._paths[branch][len(followed)]
         else:
-            index, *others = [i for i, mass in enumerate(law) if mass > 0]
+            index, *others = possible
             self.siblings += [(branch, (*followed, other)) for other in others]
         followed.append(index)
         self.probability[branch] *= law[index] / total

@@ -39,7 +39,8 @@ def packed_attention(
         key: [B, H, span, D].
         value: [B, H, span, D'].
         attention_mask: additive, [B or 1, 1, q, span], or [B or 1, 1, g * q, span] if it has been
-            repeated for the groups already. Without one the call goes to transformers' own path.
+            repeated for the groups already. Without one attention is causal, as when the model is
+            called without a slot cache.
         scaling: multiplies the products; 1 / sqrt(D) if None.
         dropout: must be 0; inference only.
         softcap: bounds the scores to (-softcap, softcap) by tanh, as Gemma 2 does.
@@ -48,22 +49,23 @@ def packed_attention(
     Returns:
         [B, q, g * H, D'] contiguous, and None for the weights.
     """
-    if attention_mask is None:
-        if softcap is not None:
-            kwargs["softcap"] = softcap
-        if s_aux is not None:
-            kwargs["s_aux"] = s_aux
+    plain = softcap is None and s_aux is None
+    if attention_mask is None and plain:
         output: Tensor = sdpa_attention_forward(
             module, query, key, value, None, scaling=scaling, dropout=dropout, **kwargs
         )[0]
         return output, None
     batch, heads, length, width = query.shape
+    if attention_mask is None:
+        future = torch.ones(length, key.shape[2], dtype=torch.bool, device=query.device)
+        future = future.triu(key.shape[2] - length + 1)
+        attention_mask = query.new_zeros(future.shape).masked_fill(future, -torch.inf)[None, None]
     groups = heads // key.shape[1]
     if groups > 1:
         query = query.reshape(batch, key.shape[1], groups * length, width)
         if length > 1 and attention_mask.shape[2] == length:
             attention_mask = attention_mask.repeat(1, 1, groups, 1)
-    if softcap is None and s_aux is None:
+    if plain:
         output = scaled_dot_product_attention(
             query, key, value, attn_mask=attention_mask, scale=scaling
         )
@@ -86,12 +88,13 @@ def _explicit_attention(
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     scores = scores + mask
+    wide = torch.promote_types(torch.float32, query.dtype)
     if sinks is None:
-        return scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ value
+        return scores.softmax(-1, dtype=wide).to(query.dtype) @ value
     batch, kv_heads, packed, _ = scores.shape
     per_query = sinks.view(kv_heads, -1, 1).expand(-1, -1, packed * kv_heads // sinks.numel())
     sink = per_query.reshape(1, kv_heads, packed, 1).expand(batch, -1, -1, -1).to(scores.dtype)
-    weights = torch.cat([scores, sink], -1).softmax(-1, dtype=torch.float32)
+    weights = torch.cat([scores, sink], -1).softmax(-1, dtype=wide)
     return weights[..., :-1].to(query.dtype) @ value
 
 

@@ -52,6 +52,7 @@ def inspect_architecture(hf_model: Any) -> Architecture:
     name = type(hf_model).__name__
     config = hf_model.config.get_text_config()
     _refuse_unsupported(hf_model, name, config)
+    windows = _windows(name, config)
     hf_model.eval()
     packed = bool(hf_model._supports_attention_backend)
     attention.register()
@@ -77,7 +78,7 @@ def inspect_architecture(hf_model: Any) -> Architecture:
     groups = query_heads // heads.pop() if packed and len(heads) == 1 else 1
     return Architecture(
         layers=layers,
-        windows=_windows(name, config),
+        windows=windows,
         groups=groups,
         vocab_size=logits.shape[-1],
         context_length=getattr(config, "max_position_embeddings", None),

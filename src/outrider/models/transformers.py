@@ -125,6 +125,15 @@ class TransformersModel:
         """Where logits live."""
         return self._architecture.device
 
+    @property
+    def live_sequences(self) -> frozenset[int]:
+        """The sequences that hold a slot."""
+        return frozenset(self._table.owner)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if the books about slots contradict each other."""
+        self._table.check_integrity()
+
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
         """These sequences are finished: their slots may be taken by new ones.
 
