@@ -22,6 +22,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 from outrider.models import attention
 from outrider.models.slots import LayerShape, SlotCache
 
+from .assisted import snapshot
 from .report import Report, Spread, columns
 
 QUERY_HEADS, KV_HEADS, WIDTH, HIDDEN = 32, 8, 128, 4096
@@ -65,14 +66,12 @@ def run(rounds: int) -> Report:
         "goal",
         "max abs difference",
     )
-    rows = []
+    rows: list[dict[str, Any]] = []
     for contest in (_function(), _with_cache(), _layer()):
         theirs, ours, error = _compete(contest, rounds)
         ratio = theirs.median / ours.median
         goal = f">= {GOAL:.0f}x" if not rows else ""
-        table.add_row(
-            contest.name, str(theirs), str(ours), f"{ratio:.1f}x", goal, f"{error:.1e}"
-        )
+        table.add_row(contest.name, str(theirs), str(ours), f"{ratio:.1f}x", goal, f"{error:.1e}")
         rows.append(
             {
                 "measured": contest.name,
@@ -135,7 +134,7 @@ def _with_cache() -> Contest:
         keys, values = slots.update(new_keys, new_values, 0)
         return attention.packed_attention(module, query, keys, values, mask)[0]
 
-    return Contest("with cache update", lambda: _snapshot(dynamic), theirs, ours)
+    return Contest("with cache update", lambda: snapshot(dynamic), theirs, ours)
 
 
 def _layer() -> Contest:
@@ -161,7 +160,7 @@ def _layer() -> Contest:
     rotary = LlamaRotaryEmbedding(config)(hidden, positions)
     return Contest(
         "whole layer, with projections",
-        lambda: _snapshot(dynamic),
+        lambda: snapshot(dynamic),
         lambda cache: layer(hidden, rotary, mask, cache)[0],
         lambda: packed(hidden, rotary, mask, slots)[0],
     )
@@ -187,10 +186,3 @@ def _caches() -> tuple[Any, SlotCache]:
     slots.update(keys, values, 0)
     slots.aim([0], [past], QUERIES, SPAN)
     return dynamic, slots
-
-
-def _snapshot(cache: Any) -> Any:
-    """A cache that can grow without the original growing: its tensors are replaced, not written."""
-    twin = copy(cache)
-    twin.layers = [copy(layer) for layer in cache.layers]
-    return twin

@@ -1,4 +1,4 @@
-"""Small random models of the families the adapter is tested on, in float64, made without a download."""
+"""Small random models of the families the adapter is tested on, in float64."""
 
 from __future__ import annotations
 

@@ -102,7 +102,11 @@ def test_tokens_tied_with_the_last_one_kept_are_kept() -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), "all -inf"])
 @pytest.mark.parametrize(
     "params",
-    [SamplingParams(temperature=0), SamplingParams(), SamplingParams(top_k=3, top_p=0.9, min_p=0.1)],
+    [
+        SamplingParams(temperature=0),
+        SamplingParams(),
+        SamplingParams(top_k=3, top_p=0.9, min_p=0.1),
+    ],
     ids=["greedy", "sampled", "filtered"],
 )
 def test_a_degenerate_row_has_a_witness(bad: Any, params: SamplingParams) -> None:

@@ -1,4 +1,4 @@
-"""The slot-cache adapter on real architectures, in float64: transformers' own text, to the token."""
+"""The slot-cache adapter on real architectures, in float64: transformers' own text."""
 
 from __future__ import annotations
 

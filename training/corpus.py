@@ -181,6 +181,19 @@ def check_arguments(args: argparse.Namespace) -> None:
             raise FileNotFoundError(f"--like {args.like} holds no {name}")
 
 
+def require_more_than(held_out: int, docs: Sequence[Document], source: Path) -> None:
+    """Refuse a source that leaves nothing to train on.
+
+    Raises:
+        ValueError: If there are no more documents than files to hold out.
+    """
+    if len(docs) <= held_out:
+        raise ValueError(
+            f"--source {source} holds {len(docs)} usable Python files; expected more than the "
+            f"{held_out} to hold out"
+        )
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
     parser = build_parser()
@@ -188,17 +201,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         check_arguments(args)
         docs = shuffled(list(documents(args.source)))
-        if len(docs) <= args.held_out:
-            raise ValueError(
-                f"--source {args.source} holds {len(docs)} usable Python files; expected more "
-                f"than the {args.held_out} to hold out"
-            )
         if args.like:
             names = json.loads((args.like / "held_out.json").read_text("utf-8"))
             train, held = split_by_name(docs, names)
             tokenizer = Tokenizer.from_file(str(args.like / "tokenizer.json"))
             print(f"held out: {len(held)} of the {len(names)} files named by {args.like}")
         else:
+            require_more_than(args.held_out, docs, args.source)
             held, train = docs[: args.held_out], docs[args.held_out :]
             tokenizer = train_tokenizer((doc.text for doc in train), args.vocab)
         claim_directory(args.data)

@@ -98,9 +98,7 @@ def _outcomes(
         states = [replace(state, stream_key=row) for row, state in enumerate(together)]
         step = decoder.step(decoder.pack(states), chance)
         work += [
-            (*chosen[branch][:2], path)
-            for branch, path in chance.siblings
-            if branch < len(chosen)
+            (*chosen[branch][:2], path) for branch, path in chance.siblings if branch < len(chosen)
         ]
         for row, (_, mass, _) in enumerate(chosen):
             yield step.batch.states[row], mass * chance.probability[row]

@@ -29,12 +29,12 @@ class SamplingParams:
         max_tokens: the most tokens to emit, at least 1.
         temperature: divides the logits; 0 is greedy decoding.
         top_k: keep the k most likely tokens (ties with the k-th are kept); 0 keeps all.
-        top_p: keep the most likely tokens until their mass reaches this, in (0, 1]; 1 keeps all.
-        min_p: keep tokens at least this fraction as likely as the likeliest, in [0, 1]; 0 keeps all.
+        top_p: keep the likeliest tokens until their mass reaches this, in (0, 1]; 1 keeps all.
+        min_p: keep tokens at least this share as likely as the likeliest, in [0, 1]; 0 keeps all.
         stop_token_ids: the request ends once one of these is emitted (it is part of the output).
         ignore_eos: do not stop at the model's own end-of-sequence tokens.
         n: how many independent continuations of the prompt to produce, at least 1.
-        seed: makes the output repeatable, in [0, 2**64); None draws a fresh seed, which is reported.
+        seed: makes the output repeatable, in [0, 2**64); None draws a fresh one, which is reported.
         depths: number of tokens to draft in each round; replays a run whose `depths` were reported.
             Rounds beyond its end are planned as usual.
 
@@ -64,7 +64,9 @@ class SamplingParams:
             _require_int("seed", self.seed, 0, "an integer in [0, 2**64), or None for a fresh one")
             if self.seed >= 2**64:
                 raise InvalidConfigError("seed", self.seed, "an integer in [0, 2**64)")
-        object.__setattr__(self, "stop_token_ids", _int_tuple("stop_token_ids", self.stop_token_ids))
+        object.__setattr__(
+            self, "stop_token_ids", _int_tuple("stop_token_ids", self.stop_token_ids)
+        )
         if self.depths is not None:
             object.__setattr__(self, "depths", _int_tuple("depths", self.depths))
 
@@ -110,15 +112,16 @@ class SpeculativeConfig:
 
 
 def _require_int(field: str, value: object, low: int, expected: str | None = None) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < low:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < low:
         raise InvalidConfigError(field, value, expected or f"an integer >= {low}")
 
 
 def _require_real(
     field: str, value: object, allowed: Callable[[float], bool], expected: str
 ) -> None:
-    real = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not real or not allowed(float(value)):  # type: ignore[arg-type]
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise InvalidConfigError(field, value, expected)
+    if not allowed(float(value)):
         raise InvalidConfigError(field, value, expected)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, overload
 
 import numpy as np
@@ -104,7 +103,9 @@ class SpeculativeDecoder:
         chance: Chance | None = None,
     ) -> None:
         self.target = target
-        self.drafter = ModelDrafter(drafter) if isinstance(drafter, AutoregressiveModel) else drafter
+        self.drafter = (
+            ModelDrafter(drafter) if isinstance(drafter, AutoregressiveModel) else drafter
+        )
         self.tokenizer = tokenizer
         self.config = config or SpeculativeConfig()
         self.chance: Chance = chance or Philox4x32()
@@ -114,12 +115,13 @@ class SpeculativeDecoder:
         self.policy: DepthPolicy = FixedDepth(drafted)
         self._method: Method = METHODS[self.config.verification]
         inner = self.drafter.model if isinstance(self.drafter, ModelDrafter) else self.drafter
-        self._cached = [model for model in (target, inner) if isinstance(model, CachedModel)]
+        models: list[object] = [target, inner]
+        self._cached = [model for model in models if isinstance(model, CachedModel)]
         self._device = _common_device(self._cached)
-        eos = frozenset[int]().union(*(m.eos_token_ids for m in self._cached if m is target))
+        eos = target.eos_token_ids if isinstance(target, CachedModel) else frozenset[int]()
         lengths = [model.max_length for model in self._cached]
         self._limits = Limits(target.vocab_size, min(lengths, default=None), eos)
-        self._ids = count()
+        self._next_id = 0
         self._tally = Tally()
 
     @property
@@ -207,7 +209,7 @@ class SpeculativeDecoder:
         return Step(Batch(tuple(states), batch.params), tuple(emitted), record)
 
     @overload
-    def generate(
+    def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
         self, prompts: Prompt, params: SamplingParams | None = None
     ) -> GenerationOutput: ...
 
@@ -306,7 +308,9 @@ class SpeculativeDecoder:
         try:
             while waiting or batch.states:
                 if waiting and len(batch.states) < room:
-                    admitted = [waiting.popleft() for _ in range(room - len(batch.states)) if waiting]
+                    admitted = [
+                        waiting.popleft() for _ in range(room - len(batch.states)) if waiting
+                    ]
                     batch = self.pack((*batch.states, *admitted))
                 step = self.step(batch)
                 yield step
@@ -361,7 +365,9 @@ class SpeculativeDecoder:
 
     def _claim(self, request: Request) -> int:
         """The first of n fresh sequence ids."""
-        return [next(self._ids) for _ in range(request.params.n)][0]
+        first = self._next_id
+        self._next_id += request.params.n
+        return first
 
     def _choice(self, state: SequenceState, tally: Tally) -> Choice:
         assert state.finish_reason is not None
@@ -392,9 +398,7 @@ def _to_host(
     return rows
 
 
-def _until_stop(
-    state: SequenceState, tokens: list[int]
-) -> tuple[list[int], FinishReason | None]:
+def _until_stop(state: SequenceState, tokens: list[int]) -> tuple[list[int], FinishReason | None]:
     """The tokens up to the first that ends the sequence, and why it ended."""
     for index, token in enumerate(tokens):
         if token in state.stop_ids:

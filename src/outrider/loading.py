@@ -114,7 +114,9 @@ def _tokenizer(source: str) -> Any:
 def _refuse_missing(source: str) -> None:
     """A path that is not there is no hub id: at most one slash, and none at the ends."""
     path = Path(source).expanduser()
-    if not path.exists() and (path.is_absolute() or source.startswith(".") or source.count("/") > 1):
+    if not path.exists() and (
+        path.is_absolute() or source.startswith(".") or source.count("/") > 1
+    ):
         raise ModelError(
             f"there is no model at {source!r}; expected an existing folder with config.json, a "
             "hub id such as 'owner/name', or 'demo'"

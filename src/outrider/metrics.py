@@ -7,6 +7,7 @@ drafted there in which it was accepted.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from .records import RoundRecord
@@ -73,32 +74,39 @@ class Tally:
     """Adds rounds up. Times of a round are added once, whatever the number of its rows."""
 
     def __init__(self) -> None:
-        self._counts = [0] * 6
-        self._drafted_at: list[int] = []
-        self._accepted_at: list[int] = []
-        self._times = [0.0] * 3
+        self._rows: Counter[tuple[int, int, int]] = Counter()
+        self._draft_s = 0.0
+        self._target_s = 0.0
+        self._total_s = 0.0
 
     def add(self, record: RoundRecord, row: int | None = None) -> None:
         """Count a round: all of its rows, or one."""
-        rows = range(len(record.drafted)) if row is None else (row,)
-        for index in rows:
-            self._add_row(record.drafted[index], record.accepted[index], record.emitted[index])
-        for index, seconds in enumerate((record.draft_s, record.target_s, record.total_s)):
-            self._times[index] += seconds
-
-    def _add_row(self, drafted: int, accepted: int, emitted: int) -> None:
-        drafting = drafted > 0
-        added = (1, drafting, drafted, accepted, emitted, emitted * drafting)
-        self._counts = [count + more for count, more in zip(self._counts, added, strict=True)]
-        while len(self._drafted_at) < drafted:
-            self._drafted_at.append(0)
-            self._accepted_at.append(0)
-        for position in range(drafted):
-            self._drafted_at[position] += 1
-            self._accepted_at[position] += position < accepted
+        rows = zip(record.drafted, record.accepted, record.emitted, strict=True)
+        self._rows.update(rows if row is None else [list(rows)[row]])
+        self._draft_s += record.draft_s
+        self._target_s += record.target_s
+        self._total_s += record.total_s
 
     def metrics(self) -> SpeculationMetrics:
         """The figures so far."""
+        rows = self._rows.items()
+        deepest = max((drafted for drafted, _, _ in self._rows), default=0)
         return SpeculationMetrics(
-            *self._counts, tuple(self._drafted_at), tuple(self._accepted_at), *self._times
+            rounds=self._rows.total(),
+            draft_rounds=sum(n for (drafted, _, _), n in rows if drafted),
+            drafted=sum(n * drafted for (drafted, _, _), n in rows),
+            accepted=sum(n * accepted for (_, accepted, _), n in rows),
+            emitted=sum(n * emitted for (_, _, emitted), n in rows),
+            emitted_in_draft_rounds=sum(
+                n * emitted for (drafted, _, emitted), n in rows if drafted
+            ),
+            drafted_at=tuple(
+                sum(n for (drafted, _, _), n in rows if drafted > i) for i in range(deepest)
+            ),
+            accepted_at=tuple(
+                sum(n for (_, accepted, _), n in rows if accepted > i) for i in range(deepest)
+            ),
+            draft_s=self._draft_s,
+            target_s=self._target_s,
+            total_s=self._total_s,
         )

@@ -29,7 +29,7 @@ class TargetModel(Protocol):
     def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
         """Logits [B, N + 1, V] after each prefix and after each of its drafted tokens.
 
-        Neither kept nor rejected tokens are ever reported back: the next call's prefixes say it all.
+        Neither kept nor rejected tokens are reported back: the next call's prefixes say it all.
         """
         ...
 
@@ -152,7 +152,7 @@ class Chance(Protocol):
 
 @runtime_checkable
 class UniformChance(Chance, Protocol):
-    """Chance whose draws invert one uniform each, so that a round's uniforms can be made at once."""
+    """Chance whose draws invert one uniform each, so that a round's can be made at once."""
 
     def uniforms(self, keys: NDArray[np.uint64]) -> NDArray[np.float64]:
         """Uniforms in [0, 1) of 53 bits for keys [..., 5]."""

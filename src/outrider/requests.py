@@ -25,7 +25,7 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What requests have to fit: the vocabulary, the context (None if unbounded), the end tokens."""
+    """What requests have to fit: vocabulary, context (None if unbounded), end tokens."""
 
     vocab_size: int
     max_length: int | None
@@ -81,7 +81,7 @@ def parse_request(
         EmptyPrefixError: the prompt has no tokens.
         TokenOutOfRangeError: the prompt or `stop_token_ids` has an id outside the vocabulary.
         ContextLengthError: prompt and `max_tokens` do not fit the context together.
-        InvalidConfigError: the prompt is text and there is no tokenizer, or is neither text nor ids.
+        InvalidConfigError: the prompt is text without a tokenizer, or neither text nor ids.
     """
     ids = _token_ids(prompt, tokenizer)
     if not ids:

@@ -93,7 +93,7 @@ class Stopwatch:
         """End one part and begin the next."""
         self._marks.append(perf_counter())
         if self._cuda:
-            event = torch.cuda.Event(enable_timing=True)
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
             self._events.append(event)
 

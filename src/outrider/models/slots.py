@@ -39,7 +39,7 @@ class HostCopy:
         if tokens.is_cuda:
             self._host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
             self._host.copy_(tokens, non_blocking=True)
-            self._event = torch.cuda.Event()
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
     def numpy(self) -> NDArray[np.int64]:
@@ -74,7 +74,8 @@ class RowTokens:
 
     def numpy(self) -> NDArray[np.int64]:
         """The row's tokens, int64 [n]."""
-        return self.batch.numpy()[self.row]
+        tokens: NDArray[np.int64] = self.batch.numpy()[self.row]
+        return tokens
 
 
 @dataclass(slots=True)
@@ -212,7 +213,7 @@ class _Group:
     values: Tensor
 
 
-class SlotCache(Cache):
+class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
     """Keys and values of all slots and layers, as the cache a transformers model writes to.
 
     Before each forward `aim` says which rows the batch is and which columns it computes; the
@@ -278,8 +279,9 @@ class SlotCache(Cache):
             for stored in (group.keys, group.values):
                 stored[:, slot, :, :columns] = stored[:, donor, :, :columns]
 
+    @torch.inference_mode()
     def clear(self, slot: int) -> None:
-        """Zero a slot: columns beyond a row's own are masked, but a NaN there would still spread."""
+        """Zero a slot: a NaN in a column would spread even where the column is masked."""
         for group in self._groups:
             group.keys[:, slot] = 0
             group.values[:, slot] = 0
@@ -316,7 +318,13 @@ class SlotCache(Cache):
 
     @staticmethod
     def _spread(
-        group: _Group, views: list[Tensor], stored: Tensor, low: int, high: int, start: int, end: int
+        group: _Group,
+        views: list[Tensor],
+        stored: Tensor,
+        low: int,
+        high: int,
+        start: int,
+        end: int,
     ) -> None:
         """Set each layer's view of rows low..high and columns start..end."""
         window = stored[:, low:high, :, start:end]

@@ -94,7 +94,8 @@ def _refuse_unsupported(hf_model: Any, name: str, config: Any) -> None:
         raise ModelError(f"{name} is an encoder-decoder model; {remedy}")
     if hf_model._is_stateful:
         raise ModelError(
-            f"{name} keeps a recurrent state, which cannot be cut back to an earlier token; {remedy}"
+            f"{name} keeps a recurrent state, which cannot be cut back to an earlier token; "
+            f"{remedy}"
         )
     accepted = inspect.signature(hf_model.forward).parameters
     if getattr(config, "alibi", False) or "position_ids" not in accepted:

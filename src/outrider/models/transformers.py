@@ -19,7 +19,7 @@ from torch import Tensor
 from ..errors import ContextLengthError, InvalidConfigError, ModelError
 from ..records import DraftProposal, Laws, Prefix, TargetScores
 from .slots import FedTokens, HostCopy, RowTokens, SlotCache, SlotTable
-from .support import Architecture, inspect_architecture
+from .support import inspect_architecture
 
 _ALONE_BEYOND = 4
 """In a batch, rows that miss more tokens than this are prefilled by themselves first."""

@@ -26,7 +26,7 @@ class BlockVerification:
     def stop_law(self, chain: Chain) -> tuple[Any, Any]:
         """The law [B, N + 1] of the number of tokens kept, and the p_i [B, N + 1]."""
         xp = array_namespace(chain.ratio)
-        batch, width = chain.ratio.shape
+        width = chain.ratio.shape[1]
         kept = [xp.ones_like(chain.ratio[:, 0])]
         for column in range(width):
             kept.append(xp.clip(kept[-1] * chain.ratio[:, column], max=1))

@@ -56,7 +56,7 @@ class Server:
     index = 0
     while index < len(argv):
 ''',
-    '''import unittest
+    """import unittest
 
 
 class TestQueue(unittest.TestCase):
@@ -69,7 +69,7 @@ class TestQueue(unittest.TestCase):
         self.assertEqual(self.queue.qsize(), 0)
 
     def test_put_and_get(self):
-''',
+""",
 )
 """Beginnings of Python files, none of them from the training data, to decode from."""
 

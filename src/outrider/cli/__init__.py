@@ -1,0 +1,72 @@
+"""The `outrider` command: one file a subcommand, imported when it is called.
+
+Neither importing this package nor asking for help loads a framework.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+
+from .. import __version__
+from ..errors import OutriderError
+from .parser import Parser, one_line
+
+COMMANDS = {
+    "generate": "continue a prompt, and show how many tokens came from the draft",
+    "demo": "decode the same prompts plainly and speculatively, and compare the speed",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: the arguments after the program's name; None takes the process's own.
+
+    Returns:
+        The exit status: 0, 2 after an error, 130 after an interrupt.
+
+    Raises:
+        SystemExit: a flag is wrong (status 2), or help or the version was asked for (status 0).
+    """
+    args = list(sys.argv[1:] if argv is None else argv)
+    options = _parser(args).parse(args)
+    try:
+        options.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read the output has gone; nothing is left to say, at exit neither.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (OutriderError, OSError) as error:
+        return _fail(one_line(str(error)), 2, options.debug)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130, options.debug)
+    return 0
+
+
+def _parser(args: list[str]) -> Parser:
+    parser = Parser(
+        prog="outrider",
+        description="Speculative decoding whose output has exactly the target model's law.",
+    )
+    parser.add_argument("--version", action="version", version=f"outrider {__version__}")
+    commands = parser.add_subparsers(
+        title="commands", dest="command", metavar="COMMAND", required=True
+    )
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=f"{summary.capitalize()}.")
+        if args[:1] == [name]:
+            import_module(f".{name}", __name__).configure(command)
+    return parser
+
+
+def _fail(message: str, status: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"outrider: error: {message}", file=sys.stderr)
+    return status

@@ -1,0 +1,98 @@
+"""Loading what the flags name, and saying what is in effect."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from ..config import SamplingParams, SpeculativeConfig
+from .options import speculation_method
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..models.transformers import TransformersModel
+    from ..protocols import DraftModel
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Models ready to decode.
+
+    Attributes:
+        target: the target model.
+        drafter: what proposes tokens, None with the method "none".
+        tokenizer: of both.
+        facts: what was loaded, by name, for a report.
+    """
+
+    target: TransformersModel
+    drafter: DraftModel | None
+    tokenizer: Any
+    facts: dict[str, Any]
+
+    def settings(self, params: SamplingParams, config: SpeculativeConfig) -> dict[str, Any]:
+        """Every setting in effect, as JSON takes it."""
+        return self.facts | {"sampling": asdict(params), "speculation": asdict(config)}
+
+    def headline(self, config: SpeculativeConfig) -> tuple[str, ...]:
+        """What decodes, in a few short lines."""
+        facts = self.facts
+        drafted = f"up to {config.num_speculative_tokens} tokens a round"
+        return (
+            f"outrider {facts['outrider']}: plain against speculative decoding, the same engine",
+            f"target {facts['target']}{_size(self.target)}, {facts['device']} "
+            f"({facts['threads']} threads), {facts['dtype']}",
+            f"drafts {drafted} by {self._source()}; {config.verification} verification",
+        )
+
+    def _source(self) -> str:
+        from ..drafters.model import ModelDrafter
+
+        if isinstance(self.drafter, ModelDrafter):
+            return f"{self.facts['draft']}{_size(self.drafter.model)}"
+        return "prompt lookup"
+
+
+def load(args: Namespace, console: Console) -> Loaded:
+    """Load the models that the flags name, with a spinner on `console` if it is a terminal."""
+    method = speculation_method(args)
+    with console.status(f"loading {args.target}"):
+        import torch
+        import transformers
+
+        from ..drafters.ngram import NgramDrafter
+        from ..loading import load as load_pair
+
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        lookup = {
+            name: value
+            for name, value in vars(args).items()
+            if name in ("prompt_lookup_max", "prompt_lookup_min") and value is not None
+        }
+        ngram = NgramDrafter(**lookup)
+        pair = load_pair(args.target, args.draft, device=args.device, dtype=args.dtype)
+    drafter = {"draft_model": pair.drafter, "ngram": ngram, "none": None}[method]
+    facts = {
+        "outrider": __version__,
+        "target": args.target,
+        "method": method,
+        "draft": (args.draft or args.target) if method == "draft_model" else None,
+        "prompt_lookup_max": ngram.prompt_lookup_max if method == "ngram" else None,
+        "prompt_lookup_min": ngram.prompt_lookup_min if method == "ngram" else None,
+        "threads": torch.get_num_threads(),
+        "device": str(pair.target.device),
+        "dtype": str(pair.target.hf_model.dtype).removeprefix("torch."),
+    }
+    return Loaded(pair.target, drafter, pair.tokenizer, facts)
+
+
+def _size(model: Any) -> str:
+    from ..models.transformers import TransformersModel
+
+    if not isinstance(model, TransformersModel):
+        return ""
+    return f" ({model.hf_model.num_parameters() / 1e6:,.1f}M parameters)"

@@ -1,0 +1,238 @@
+"""The flags that subcommands share, and the records that they make.
+
+A flag that sets a field of `SamplingParams` or `SpeculativeConfig` takes its default from that
+record and is checked by it, so that a bad value is refused before anything is loaded.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, _ArgumentGroup
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, get_args
+
+from ..config import DraftSampleMethod, SamplingParams, SpeculativeConfig, Verification
+from ..errors import InvalidConfigError
+
+METHODS = ("draft_model", "ngram", "none")
+
+Record = type[SamplingParams] | type[SpeculativeConfig]
+
+
+def add_prompt_flags(parser: ArgumentParser, otherwise: str) -> None:
+    """Where the prompt comes from; `otherwise` says what happens without a flag."""
+    group = parser.add_argument_group("prompt", f"Without one of these: {otherwise}.")
+    one = group.add_mutually_exclusive_group()
+    one.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt; - reads standard input")
+    one.add_argument("-f", "--file", metavar="PATH", help="a UTF-8 file, taken as it is")
+
+
+def add_model_flags(parser: ArgumentParser) -> None:
+    """Which models are loaded, and where."""
+    group = parser.add_argument_group("models")
+    group.add_argument(
+        "--target",
+        default="demo",
+        metavar="MODEL",
+        help="demo, a local folder or a hub id (default: demo, a small pair that ships with it)",
+    )
+    group.add_argument("--draft", metavar="MODEL", help="a local folder or a hub id")
+    group.add_argument("--dtype", help="of both models (default: float32 on a CPU)")
+    group.add_argument("--device", help="as torch names it (default: cuda if there is any)")
+
+
+def add_speculation_flags(parser: ArgumentParser) -> None:
+    """How speculation is done."""
+    group = parser.add_argument_group("speculation (none of it changes the law of the output)")
+    group.add_argument(
+        "--method",
+        choices=METHODS,
+        help="what proposes tokens (default: draft_model if there is a draft, else ngram)",
+    )
+    add_field_flag(
+        group,
+        SpeculativeConfig,
+        "num_speculative_tokens",
+        *("-k", "--num-speculative-tokens"),
+        parse=int,
+        metavar="K",
+        text="the most tokens drafted in a round; 0 decodes plainly",
+    )
+    add_field_flag(
+        group,
+        SpeculativeConfig,
+        "verification",
+        "--verification",
+        metavar=_choices(Verification),
+        text="how drafts are checked",
+    )
+    add_field_flag(
+        group,
+        SpeculativeConfig,
+        "draft_sample_method",
+        "--draft-sample-method",
+        metavar=_choices(DraftSampleMethod),
+        text="draw drafts from the draft's law, or take its most likely token",
+    )
+    for name, which in (("max", "longest"), ("min", "shortest")):
+        group.add_argument(
+            f"--prompt-lookup-{name}",
+            type=integer_from(1),
+            metavar="N",
+            help=f"ngram: the {which} run of last tokens that is looked up",
+        )
+
+
+def add_law_flags(group: _ArgumentGroup) -> None:
+    """What the law of a token is made of, the temperature aside, and the seed."""
+    add_field_flag(
+        group,
+        SamplingParams,
+        "top_p",
+        "--top-p",
+        parse=float,
+        metavar="P",
+        text="keep the likeliest tokens up to this mass, in (0, 1]",
+    )
+    add_field_flag(
+        group,
+        SamplingParams,
+        "top_k",
+        "--top-k",
+        parse=int,
+        metavar="K",
+        text="keep the K likeliest tokens; 0 keeps all",
+    )
+    add_field_flag(
+        group,
+        SamplingParams,
+        "min_p",
+        "--min-p",
+        parse=float,
+        metavar="P",
+        text="keep tokens at least P times as likely as the likeliest, in [0, 1]",
+    )
+
+
+def add_output_flags(parser: ArgumentParser, document: str) -> None:
+    """How results are shown, and errors."""
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help=f"print one JSON object: {document}")
+    group.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="colour tokens by origin (default: auto, on a terminal unless NO_COLOR is set)",
+    )
+    group.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def add_field_flag(
+    group: _ArgumentGroup,
+    record: Record,
+    field: str,
+    *flags: str,
+    text: str,
+    metavar: str,
+    parse: Callable[[str], object] = str,
+    default: Any = None,
+) -> None:
+    """Add the flag of one field of a record.
+
+    Args:
+        group: where the flag is listed.
+        record: gives the default and says what is allowed.
+        field: of the record, and of the parsed arguments.
+        flags: the names of the flag.
+        text: its help; the default is added to it.
+        metavar: stands for the value in the help.
+        parse: makes a value of the text; a ValueError leaves the record to refuse the text.
+        default: takes the place of the record's own.
+    """
+    default = _defaults(record)[field] if default is None else default
+    known = "" if default is None else f" (default: {default})"
+    convert = _converter(record, field, parse)
+    group.add_argument(
+        *flags, dest=field, type=convert, default=default, metavar=metavar, help=text + known
+    )
+
+
+def integer_from(least: int) -> Callable[[str], int]:
+    """A converter of flags to integers that are not below `least`."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise ArgumentTypeError(f"{text!r} is not allowed: expected an integer >= {least}")
+        return value
+
+    return convert
+
+
+def sampling_params(args: Namespace, **others: Any) -> SamplingParams:
+    """The sampling parameters that were asked for; `others` take precedence."""
+    return SamplingParams(**(_given(SamplingParams, args) | others))
+
+
+def speculative_config(args: Namespace) -> SpeculativeConfig:
+    """How speculation was asked to be done."""
+    return SpeculativeConfig(**_given(SpeculativeConfig, args))
+
+
+def speculation_method(args: Namespace) -> str:
+    """What proposes tokens.
+
+    Raises:
+        InvalidConfigError: `--method`, `--draft` and the lookup flags contradict each other.
+    """
+    available = args.draft is not None or args.target == "demo"
+    method: str = args.method or ("draft_model" if available else "ngram")
+    if method == "draft_model" and not available:
+        raise InvalidConfigError("--method", method, "--draft MODEL beside it, or --method ngram")
+    if method != "draft_model" and args.draft is not None:
+        raise InvalidConfigError(
+            "--draft", args.draft, f"none with --method {method}; drop one of the two flags"
+        )
+    for flag, value in (
+        ("--prompt-lookup-max", args.prompt_lookup_max),
+        ("--prompt-lookup-min", args.prompt_lookup_min),
+    ):
+        if method != "ngram" and value is not None:
+            raise InvalidConfigError(flag, value, f"none with --method {method}; drop the flag")
+    return method
+
+
+def _converter(
+    record: Record, field: str, parse: Callable[[str], object]
+) -> Callable[[str], object]:
+    def convert(text: str) -> object:
+        value: Any
+        try:
+            value = parse(text)
+        except ValueError:
+            value = text
+        try:
+            record(**{field: value})
+        except InvalidConfigError as error:
+            raise ArgumentTypeError(
+                f"{text!r} is not allowed: expected {error.expected}"
+            ) from error
+        return value
+
+    return convert
+
+
+def _defaults(record: Record) -> dict[str, Any]:
+    return {field.name: field.default for field in fields(record)}
+
+
+def _given(record: Record, args: Namespace) -> dict[str, Any]:
+    flags = vars(args)
+    return {name: flags[name] for name in _defaults(record) if name in flags}
+
+
+def _choices(kind: Any) -> str:
+    return "{" + ",".join(get_args(kind)) + "}"

@@ -1,0 +1,34 @@
+"""The argument parser: every usage error is one line."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+
+class Parser(ArgumentParser):
+    """Parses exact flag names only, and reports a usage error in one line with status 2."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
+    def parse(self, args: Sequence[str]) -> Namespace:
+        """The parsed arguments; unknown ones are reported with the subcommand's own help."""
+        options, unknown = self.parse_known_args(args)
+        if unknown:
+            where = f"{self.prog} {options.command}"
+            self._refuse(f"unknown argument {unknown[0]!r}", where)
+        return options
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line on stderr and exit with status 2."""
+        self._refuse(message, self.prog)
+
+    def _refuse(self, message: str, command: str) -> NoReturn:
+        self.exit(2, f"outrider: error: {one_line(message)}; see '{command} --help'\n")
+
+
+def one_line(message: str) -> str:
+    """The message with every run of white space as one space."""
+    return " ".join(message.split())

@@ -1,0 +1,107 @@
+"""Bad values are refused where they are given, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outrider import ModelDrafter, NgramDrafter, SamplingParams, SpeculativeConfig, load
+from outrider.errors import (
+    DegenerateDistributionError,
+    DistributionWidthError,
+    InvalidConfigError,
+    ModelError,
+)
+from outrider.models.tabular import TabularModel, mock_pair
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("max_tokens", 0, "an integer >= 1"),
+        ("max_tokens", 2.5, "an integer >= 1"),
+        ("max_tokens", True, "an integer >= 1"),
+        ("temperature", -0.1, "a number >= 0"),
+        ("temperature", float("nan"), "a number >= 0"),
+        ("temperature", float("inf"), "a number >= 0"),
+        ("temperature", "hot", "a number >= 0"),
+        ("top_k", -1, "an integer >= 0"),
+        ("top_p", 0, r"a number in \(0, 1\]"),
+        ("top_p", 1.01, r"a number in \(0, 1\]"),
+        ("min_p", -0.5, r"a number in \[0, 1\]"),
+        ("min_p", 2, r"a number in \[0, 1\]"),
+        ("n", 0, "an integer >= 1"),
+        ("seed", -1, r"an integer in \[0, 2\*\*64\)"),
+        ("seed", 2**64, r"an integer in \[0, 2\*\*64\)"),
+        ("stop_token_ids", 5, "a sequence of integers"),
+        ("stop_token_ids", "ab", "a sequence of integers"),
+        ("stop_token_ids", [1.5], "a sequence of integers"),
+        ("depths", [-1], "a sequence of integers"),
+    ],
+)
+def test_bad_sampling_parameters(field: str, value: Any, expected: str) -> None:
+    with pytest.raises(
+        InvalidConfigError, match=rf"{field}=.* is not allowed: expected {expected}"
+    ):
+        SamplingParams(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("num_speculative_tokens", -1, "an integer >= 0"),
+        ("verification", "blok", "one of 'block', 'token'"),
+        ("depth", "deep", "one of 'fixed'"),
+        ("draft_sample_method", "beam", "one of 'probabilistic', 'greedy'"),
+    ],
+)
+def test_bad_configurations(field: str, value: Any, expected: str) -> None:
+    with pytest.raises(
+        InvalidConfigError, match=rf"{field}={value!r} is not allowed: .*{expected}"
+    ):
+        SpeculativeConfig(**{field: value})
+
+
+def test_sequences_become_tuples_and_greedy_is_temperature_zero() -> None:
+    params = SamplingParams(stop_token_ids=[3, 4], depths=[1, 0], temperature=0)  # type: ignore[arg-type]
+    assert params.stop_token_ids == (3, 4)
+    assert params.depths == (1, 0)
+    assert params.greedy
+    assert hash(params) == hash(SamplingParams(stop_token_ids=(3, 4), depths=(1, 0), temperature=0))
+
+
+def test_lookup_lengths() -> None:
+    for bad in ({"prompt_lookup_max": 0}, {"prompt_lookup_min": 6}, {"prompt_lookup_min": 0}):
+        with pytest.raises(InvalidConfigError, match="prompt_lookup_"):
+            NgramDrafter(**bad)
+
+
+def test_tabular_laws_are_checked() -> None:
+    with pytest.raises(InvalidConfigError, match="vocab_size=0"):
+        TabularModel(lambda _: [], 0)
+    with pytest.raises(InvalidConfigError, match=r"agreement=1\.5"):
+        mock_pair(3, 0, 1.5)
+    with pytest.raises(DistributionWidthError, match=r"after \(1, 2\) has shape \(3,\)"):
+        TabularModel(lambda _: [0.5, 0.25, 0.25], 2).probabilities((1, 2))
+    for law in ([0.5, 0.6], [1.5, -0.5], [float("nan"), 1.0]):
+        with pytest.raises(DegenerateDistributionError, match="sum to one"):
+            TabularModel(lambda _, law=law: law, 2).probabilities(())
+
+
+def test_load_refuses_what_it_cannot_load(tmp_path: Any) -> None:
+    missing = tmp_path / "no" / "model"
+    with pytest.raises(ModelError, match=f"there is no model at '{missing}'"):
+        load(missing)
+    with pytest.raises(ModelError, match=r"cannot load the tokenizer of"):
+        load(tmp_path)
+    with pytest.raises(InvalidConfigError, match="dtype='int8'"):
+        load("demo", dtype="int8")
+    with pytest.raises(InvalidConfigError, match="device='tpu9'"):
+        load("demo", device="tpu9")
+
+
+def test_a_draft_of_another_padded_width_is_aligned() -> None:
+    narrow, wide = mock_pair(3, 0)[0], mock_pair(6, 0)[0]
+    assert ModelDrafter(narrow, 5).vocab_size == 5
+    assert ModelDrafter(wide, 5).vocab_size == 5

@@ -1,0 +1,322 @@
+"""The engine from outside: seeds, batches, perfect drafts, stop rules, streams, contracts."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder, TransformersModel
+from outrider.drafters.ngram import NgramDrafter
+from outrider.errors import (
+    DegenerateDistributionError,
+    DistributionWidthError,
+    DraftShapeError,
+    EmptyPrefixError,
+    InvalidConfigError,
+    TargetShapeError,
+    TokenOutOfRangeError,
+    VocabMismatchError,
+)
+from outrider.models.tabular import TabularModel, mock_pair
+from outrider.records import DraftPlan, DraftProposal, Laws, Prefix, TargetScores
+
+from .families import VOCAB, random_model, resembling
+
+METHODS = ("block", "token")
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[TransformersModel, TransformersModel]:
+    target = random_model("llama")
+    draft = resembling(target)
+    return (
+        TransformersModel(target, max_sequences=9),
+        TransformersModel(draft, max_sequences=9),
+    )
+
+
+def config(verification: str = "block", k: int = 4, **more: Any) -> SpeculativeConfig:
+    return SpeculativeConfig(num_speculative_tokens=k, verification=verification, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("verification", METHODS)
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 0.7, 1.0, 1.5])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 12, "top_p": 0.9}], ids=["open", "filtered"])
+def test_a_perfect_draft_is_always_accepted(
+    verification: str, temperature: float, filters: dict[str, Any]
+) -> None:
+    """The draft model gets the parameters once: another share of rejections would show twice."""
+    model = random_model("llama", seed=5)
+    target = TransformersModel(copy.deepcopy(model), max_sequences=4)
+    draft = TransformersModel(model, max_sequences=4)
+    decoder = SpeculativeDecoder(target, draft, config=config(verification))
+    params = SamplingParams(max_tokens=41, temperature=temperature, seed=1, n=4, **filters)
+    decoder.generate([3, 1, 4], params)
+    assert decoder.metrics.drafted == decoder.metrics.accepted >= 4 * 32
+
+
+@pytest.mark.parametrize("verification", METHODS)
+def test_one_seed_gives_one_text_alone_and_in_any_batch(
+    models: tuple[TransformersModel, TransformersModel], verification: str
+) -> None:
+    rng = random.Random(0)
+    decoder = SpeculativeDecoder(*models, config=config(verification))
+    prompts = [[rng.randrange(VOCAB) for _ in range(rng.randrange(1, 30))] for _ in range(9)]
+    params = [
+        SamplingParams(
+            max_tokens=rng.randrange(8, 40),
+            temperature=rng.choice([0.0, 0.7, 1.0, 1.3]),
+            top_p=rng.choice([1.0, 0.9]),
+            top_k=rng.choice([0, 20]),
+            seed=seed,
+        )
+        for seed in range(9)
+    ]
+    alone = [decoder.generate(*pair) for pair in zip(prompts, params, strict=True)]
+    for order in ([0, 1, 2, 3, 4, 5, 6, 7, 8], [8, 3, 5, 1, 0, 7, 2, 6, 4]):
+        together = decoder.generate([prompts[i] for i in order], [params[i] for i in order])
+        for index, output in zip(order, together, strict=True):
+            assert output.token_ids == alone[index].token_ids
+            assert output.depths == alone[index].depths
+
+
+def test_another_seed_or_another_prompt_gives_another_text(
+    models: tuple[TransformersModel, TransformersModel],
+) -> None:
+    decoder = SpeculativeDecoder(*models)
+    outputs = decoder.generate(
+        [[5], [5], [6]], [SamplingParams(seed=s, max_tokens=20) for s in (1, 2, 1)]
+    )
+    assert len({output.token_ids for output in outputs}) == 3
+
+
+def test_a_reported_seed_and_depths_replay_the_run() -> None:
+    target, draft = mock_pair(5, 3)
+    decoder = SpeculativeDecoder(target, draft, config=config(k=3))
+    first = decoder.generate([0, 1], SamplingParams(max_tokens=30))
+    other = SpeculativeDecoder(target, draft, config=config(k=7))
+    again = other.generate(
+        [0, 1], SamplingParams(max_tokens=30, seed=first.seed, depths=first.depths)
+    )
+    assert again.token_ids == first.token_ids
+    assert again.depths == first.depths
+
+
+def test_no_more_than_the_remaining_tokens_less_one_are_drafted() -> None:
+    target, draft = mock_pair(4, 1, agreement=1.0)
+    output = SpeculativeDecoder(target, draft, config=config(k=4)).generate(
+        [0], SamplingParams(max_tokens=8)
+    )
+    assert output.depths == (4, 2)
+    assert len(output.token_ids) == 8
+    assert output.metrics.accepted == 6
+    assert output.metrics.emitted == 8
+
+
+def test_tokens_after_a_stop_are_neither_emitted_nor_accepted() -> None:
+    counting = TabularModel(lambda prefix: np.eye(10)[(prefix[-1] + 1) % 10], 10)
+    decoder = SpeculativeDecoder(counting, counting, config=config(k=6))
+    output = decoder.generate([0], SamplingParams(max_tokens=50, stop_token_ids=(3,)))
+    assert output.token_ids == (1, 2, 3)
+    assert output.finish_reason == "stop"
+    assert (output.metrics.drafted, output.metrics.accepted, output.metrics.emitted) == (6, 3, 3)
+
+
+def test_origins_tell_drafts_corrections_and_bonuses() -> None:
+    counting = TabularModel(lambda prefix: np.eye(10)[(prefix[-1] + 1) % 10], 10)
+    wrong_at_four = TabularModel(
+        lambda prefix: np.eye(10)[9 if prefix[-1] == 3 else (prefix[-1] + 1) % 10], 10
+    )
+    decoder = SpeculativeDecoder(counting, wrong_at_four, config=config(k=2))
+    events = list(decoder.stream([0], SamplingParams(max_tokens=6)))
+    assert [event.token_id for event in events] == [1, 2, 3, 4, 5, 6]
+    assert [event.origin for event in events] == [
+        "draft", "draft", "bonus", "correction", "draft", "bonus",
+    ]  # fmt: skip
+    assert [event.round for event in events] == [0, 0, 0, 1, 2, 2]
+    assert [event.position for event in events] == list(range(6))
+    assert [event.finish_reason for event in events] == [None] * 5 + ["length"]
+    plain = SpeculativeDecoder(counting).stream([0], SamplingParams(max_tokens=3))
+    assert {event.origin for event in plain} == {"bonus"}
+
+
+def test_streams_and_generate_agree(models: tuple[TransformersModel, TransformersModel]) -> None:
+    decoder = SpeculativeDecoder(*models)
+    prompts = [[1, 2], [3], [4, 5, 6]]
+    params = SamplingParams(max_tokens=15, seed=3, n=2)
+    outputs = decoder.generate(prompts, params)
+    streamed: dict[tuple[int, int], list[int]] = {}
+    for event in decoder.stream(prompts, params):
+        streamed.setdefault((event.request, event.choice), []).append(event.token_id)
+    assert streamed == {
+        (request, choice.index): list(choice.token_ids)
+        for request, output in enumerate(outputs)
+        for choice in output.choices
+    }
+
+
+def test_metrics_count_by_their_definitions() -> None:
+    counting = TabularModel(lambda prefix: np.eye(10)[(prefix[-1] + 1) % 10], 10)
+    wrong_at_four = TabularModel(
+        lambda prefix: np.eye(10)[9 if prefix[-1] == 3 else (prefix[-1] + 1) % 10], 10
+    )
+    decoder = SpeculativeDecoder(counting, wrong_at_four, config=config(k=2))
+    decoder.generate([0], SamplingParams(max_tokens=7))
+    metrics = decoder.metrics
+    # Rounds: (1, 2 | 3), (4 corrected), (5, 6 | 7).
+    assert (metrics.rounds, metrics.drafted, metrics.accepted, metrics.emitted) == (3, 6, 4, 7)
+    assert metrics.acceptance_rate == 4 / 6
+    assert metrics.acceptance_length == 7 / 3
+    assert metrics.per_position == (2 / 3, 2 / 3)
+    assert metrics.total_s == pytest.approx(metrics.draft_s + metrics.target_s + metrics.other_s)
+    decoder.reset_metrics()
+    assert decoder.metrics.rounds == 0
+    assert decoder.metrics.acceptance_rate is None
+    assert decoder.metrics.acceptance_length is None
+    assert decoder.metrics.tokens_per_s is None
+
+
+def test_plain_decoding_is_a_round_that_drafts_nothing() -> None:
+    target, draft = mock_pair(4, 1)
+    for drafter, k in ((None, 4), (draft, 0)):
+        output = SpeculativeDecoder(target, drafter, config=config(k=k)).generate(
+            [0], SamplingParams(max_tokens=5, seed=1)
+        )
+        assert output.depths == (0,) * 5
+
+
+def test_a_batch_may_mix_drafted_and_undrafted_rows() -> None:
+    target, draft = mock_pair(4, 1)
+    decoder = SpeculativeDecoder(target, draft, config=config(k=3))
+    outputs = decoder.generate([[0], [1]], [SamplingParams(max_tokens=m, seed=1) for m in (1, 12)])
+    assert [len(output.token_ids) for output in outputs] == [1, 12]
+    assert outputs[0].depths == (0,)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error", "message"),
+    [
+        ([], EmptyPrefixError, r"prompt \[\] has no tokens"),
+        ([[0], []], EmptyPrefixError, "has no tokens"),
+        ([0, 4], TokenOutOfRangeError, r"prompt has token id 4; expected ids in 0\.\.3"),
+        ([0, -1], TokenOutOfRangeError, "token id -1"),
+        ([0.5], InvalidConfigError, r"prompt=\[0\.5\]"),
+        ("text", InvalidConfigError, "without a tokenizer"),
+        (7, InvalidConfigError, "prompts=7"),
+    ],
+)
+def test_bad_prompts_are_refused(prompt: Any, error: type[Exception], message: str) -> None:
+    decoder = SpeculativeDecoder(mock_pair(4, 1)[0])
+    with pytest.raises(error, match=message):
+        decoder.generate(prompt, SamplingParams(max_tokens=2))
+    with pytest.raises(error, match=message):
+        decoder.stream(prompt, SamplingParams(max_tokens=2))
+
+
+def test_params_must_match_the_prompts() -> None:
+    decoder = SpeculativeDecoder(mock_pair(4, 1)[0])
+    with pytest.raises(InvalidConfigError, match="one for all prompts, or 2"):
+        decoder.generate([[0], [1]], [SamplingParams()] * 3)
+    with pytest.raises(TokenOutOfRangeError, match="stop_token_ids has token id 9"):
+        decoder.generate([0], SamplingParams(stop_token_ids=(9,)))
+
+
+def test_vocabularies_must_match() -> None:
+    with pytest.raises(VocabMismatchError, match="5 tokens and the target's 4"):
+        SpeculativeDecoder(mock_pair(4, 1)[0], mock_pair(5, 1)[0])
+
+
+@pytest.mark.parametrize("side", ["target", "draft model"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nan_logits_are_refused_and_leave_nothing_behind(side: str, temperature: float) -> None:
+    healthy = random_model("llama")
+    broken = copy.deepcopy(healthy)
+    wrapped = TransformersModel(broken, max_sequences=2)
+    mate = TransformersModel(healthy, max_sequences=2)
+    decoder = SpeculativeDecoder(
+        *((wrapped, mate) if side == "target" else (mate, wrapped)), config=config(k=2)
+    )
+    params = SamplingParams(max_tokens=8, temperature=temperature, seed=1)
+    expected = decoder.generate([1, 2, 3], params)
+    weight = broken.lm_head.weight
+    kept = weight.detach().clone()
+    weight.data[7] = torch.nan
+    with pytest.raises(DegenerateDistributionError, match=rf"the {side}'s logits for sequence \d+"):
+        decoder.generate([1, 2, 3], params)
+    assert not wrapped.live_sequences
+    assert not mate.live_sequences
+    weight.data.copy_(kept)
+    assert decoder.generate([1, 2, 3], params).token_ids == expected.token_ids
+
+
+class Fixed:
+    """A drafter that returns what it is told to."""
+
+    vocab_size = 4
+
+    def __init__(self, tokens: Any, lengths: Any, laws: Any) -> None:
+        self.proposal = DraftProposal(torch.tensor(tokens), np.array(lengths), laws)
+
+    def propose(self, prefixes: list[Prefix], plan: DraftPlan, ctx: Any) -> DraftProposal:
+        return self.proposal
+
+
+@pytest.mark.parametrize(
+    ("tokens", "lengths", "laws", "error", "message"),
+    [
+        ([1, 2], [2], None, DraftShapeError, r"tokens of shape \(2,\)"),
+        ([[1.0, 2.0]], [2], None, DraftShapeError, "float32; expected int64"),
+        ([[1, 2]], [2, 2], None, DraftShapeError, r"lengths \[2, 2\]"),
+        ([[1, 2, 3, 0]], [4], None, DraftShapeError, r"lengths \[4\].*planned depths \[3\]"),
+        ([[1, 2]], [3], None, DraftShapeError, "only 2 columns"),
+        ([[1, 2]], [2], None, DraftShapeError, "without their laws"),
+        ([[1, 2]], [2], Laws(), DraftShapeError, "without their laws"),
+        ([[1, 2]], [2], Laws(atoms=torch.zeros(1, 3)), DraftShapeError, "one law for each token"),
+        ([[1, 2]], [2], Laws(probs=torch.ones(1, 2, 5)), DistributionWidthError, "vocabulary, 4"),
+        ([[1, 4]], [2], Laws(atoms=torch.tensor([[1, 4]])), TokenOutOfRangeError, r"\[\[1, 4\]\]"),
+    ],
+)
+def test_malformed_proposals_are_refused(
+    tokens: Any, lengths: Any, laws: Any, error: type[Exception], message: str
+) -> None:
+    decoder = SpeculativeDecoder(
+        mock_pair(4, 1)[0], Fixed(tokens, lengths, laws), config=config(k=3)
+    )
+    with pytest.raises(error, match=message):
+        decoder.generate([0], SamplingParams(max_tokens=9))
+
+
+@pytest.mark.parametrize(
+    ("shape", "error"), [((1, 2, 4), TargetShapeError), ((1, 1, 5), DistributionWidthError)]
+)
+def test_malformed_scores_are_refused(shape: tuple[int, ...], error: type[Exception]) -> None:
+    class Odd:
+        vocab_size = 4
+
+        def verify(self, prefixes: list[Prefix], proposal: DraftProposal) -> TargetScores:
+            return TargetScores(torch.zeros(shape))
+
+    with pytest.raises(error, match="the target returned logits of shape"):
+        SpeculativeDecoder(Odd()).generate([0], SamplingParams(max_tokens=2))
+
+
+def test_a_target_needs_nothing_but_its_protocol() -> None:
+    """Prompt lookup over a target that is only `vocab_size` and `verify`."""
+
+    class Minimal:
+        vocab_size = 5
+
+        def verify(self, prefixes: list[Prefix], proposal: DraftProposal) -> TargetScores:
+            last = [int(prefix.tokens[-1]) for prefix in prefixes]
+            tokens = torch.cat([torch.tensor(last)[:, None], proposal.tokens], 1)
+            return TargetScores(torch.nn.functional.one_hot((tokens + 1) % 5, 5) * 50.0)
+
+    decoder = SpeculativeDecoder(Minimal(), NgramDrafter())
+    output = decoder.generate([0, 1, 2, 3, 4, 0, 1], SamplingParams(max_tokens=20))
+    assert output.token_ids == tuple((2 + i) % 5 for i in range(20))
+    assert output.metrics.acceptance_rate == 1

@@ -1,0 +1,110 @@
+"""The house keeps its rules: floors, a light front door, a public face, files of one idea."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import outrider
+
+SOURCE = Path(outrider.__file__).parent
+
+FLOORS = (
+    {"errors"},
+    {"config"},
+    {"records", "protocols"},
+    {"chance", "sampling"},
+    {"verification", "depth"},
+    {"models"},
+    {"drafters"},
+    {"metrics", "text", "requests", "outputs", "rounds"},
+    {"engine", "loading"},
+    {"certify"},
+    {"cli"},
+)
+FREE = {"__init__", "__main__"}
+
+
+def room(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """The rooms a module imports, type-checking imports included."""
+    package = ("outrider", *path.relative_to(SOURCE).parent.parts)
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1]
+            full = (*base, *(node.module.split(".") if node.module else ()))
+            names = [full[1]] if len(full) > 1 else [alias.name for alias in node.names]
+            found.update(names)
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            modules = (
+                [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+            )
+            found.update(m.split(".")[1] for m in modules if m and m.startswith("outrider."))
+    return found
+
+
+def test_a_room_imports_only_from_its_own_floor_and_below() -> None:
+    floor = {name: height for height, names in enumerate(FLOORS) for name in names}
+    for path in SOURCE.rglob("*.py"):
+        if room(path) in FREE:
+            continue
+        for other in imported_rooms(path):
+            if other not in FREE and other != "__version__":
+                assert floor[other] <= floor[room(path)], f"{path} imports {other}"
+
+
+def test_verification_imports_no_framework() -> None:
+    for path in (SOURCE / "verification").glob("*.py"):
+        assert "torch" not in path.read_text(), path
+
+
+def test_no_file_is_over_450_lines() -> None:
+    for path in SOURCE.rglob("*.py"):
+        assert len(path.read_text().splitlines()) <= 450, path
+
+
+def test_importing_outrider_loads_no_framework() -> None:
+    program = (
+        "import sys, outrider; outrider.SamplingParams(); outrider.errors.OutriderError; "
+        "heavy = {'torch', 'transformers', 'rich', 'safetensors'} & set(sys.modules); "
+        "sys.exit(f'loaded {heavy}' if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_the_public_face() -> None:
+    assert outrider.__all__ == [
+        "Choice",
+        "GenerationOutput",
+        "ModelDrafter",
+        "NgramDrafter",
+        "Pair",
+        "SamplingParams",
+        "SpeculationMetrics",
+        "SpeculativeConfig",
+        "SpeculativeDecoder",
+        "StreamEvent",
+        "TransformersModel",
+        "__version__",
+        "certify",
+        "errors",
+        "load",
+        "models",
+    ]
+    for name in outrider.__all__:
+        assert getattr(outrider, name) is not None
+
+
+def test_every_error_is_in_the_tree_its_module_draws() -> None:
+    errors = outrider.errors
+    drawn = errors.__doc__ or ""
+    for name, value in vars(errors).items():
+        if isinstance(value, type):
+            assert issubclass(value, errors.OutriderError)
+            assert name in drawn

@@ -1,0 +1,200 @@
+"""Small parts by themselves: prefixes, lookup, text, slots, verification over NumPy."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider import ModelDrafter, NgramDrafter, SamplingParams, SpeculativeDecoder, load
+from outrider.certify import exact_law
+from outrider.errors import ModelError
+from outrider.models.slots import LayerShape, Slot, SlotCache, SlotTable
+from outrider.models.tabular import TabularModel, mock_pair
+from outrider.records import DraftProposal, Laws, Prefix
+from outrider.text import StreamDecoder
+from outrider.verification import METHODS, Chain
+
+from .exact import distance, target_law
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(0, 99), max_size=5)), max_size=12)
+)
+def test_prefixes_are_values_whatever_is_extended_from_them(
+    steps: list[tuple[int, list[int]]],
+) -> None:
+    made = [(Prefix(7, [1, 2]), [1, 2])]
+    for index, tokens in steps:
+        prefix, expected = made[index % len(made)]
+        made.append((prefix.extended(tokens), expected + tokens))
+    for prefix, expected in made:
+        assert prefix.tokens.tolist() == expected
+        assert len(prefix) == len(expected)
+        assert prefix.sequence_id == 7
+
+
+@pytest.mark.parametrize(
+    ("tokens", "depth", "expected"),
+    [
+        ([1, 2, 3, 9, 1, 2, 3], 3, [9, 1, 2]),
+        ([5, 1, 2, 7, 0, 2, 8, 1, 2], 2, [7, 0]),  # the longer match, though the other is nearer
+        ([2, 4, 2, 6, 2], 1, [6]),  # of equal matches the most recent
+        ([1, 2, 1, 2], 5, [1, 2, 1, 2, 1]),  # a match that runs into the end repeats
+        ([1, 2, 3], 4, []),
+        ([1], 4, []),
+        ([1, 1], 0, []),
+    ],
+)
+def test_lookup_takes_the_longest_and_then_the_most_recent_match(
+    tokens: list[int], depth: int, expected: list[int]
+) -> None:
+    assert NgramDrafter(5).lookup(np.array(tokens), depth).tolist() == expected
+
+
+def test_lookup_equals_its_definition_on_random_sequences() -> None:
+    rng = random.Random(0)
+    for _ in range(400):
+        tokens = [rng.randrange(3) for _ in range(rng.randrange(1, 25))]
+        low, high = rng.choice([(1, 1), (1, 3), (2, 4), (3, 5)])
+        found = NgramDrafter(high, low).lookup(np.array(tokens), 4).tolist()
+        expected: list[int] = []
+        for length in range(min(high, len(tokens) - 1), low - 1, -1):
+            starts = [
+                start
+                for start in range(len(tokens) - length)
+                if tokens[start : start + length] == tokens[-length:]
+            ]
+            if starts:
+                follow = tokens[starts[-1] + length :][:4]
+                expected = (follow * 4)[:4]
+                break
+        assert found == expected, (tokens, low, high)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> object:
+    return load("demo").tokenizer
+
+
+@pytest.mark.parametrize(
+    "text", ["def f(x):\n    return x", "naïve → 日本語 🙂🙃 é", "", "🇩🇪 👩‍👩‍👧"]
+)
+def test_streamed_text_is_the_text_and_never_half_a_character(tokenizer: object, text: str) -> None:
+    ids = tokenizer.encode(text)  # type: ignore[attr-defined]
+    decoder = StreamDecoder(tokenizer)  # type: ignore[arg-type]
+    pieces = [decoder.push(token) for token in ids]
+    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+    assert "".join(pieces) + decoder.flush() == text
+
+
+def test_text_cut_in_the_middle_of_a_character_is_flushed(tokenizer: object) -> None:
+    ids = tokenizer.encode("ab 日")[:-1]  # type: ignore[attr-defined]
+    decoder = StreamDecoder(tokenizer)  # type: ignore[arg-type]
+    shown = "".join(decoder.push(token) for token in ids) + decoder.flush()
+    assert shown == tokenizer.decode(ids)  # type: ignore[attr-defined]
+
+
+def test_random_tokens_stream_to_what_decoding_them_gives(tokenizer: object) -> None:
+    rng = random.Random(1)
+    for _ in range(200):
+        ids = [rng.randrange(1, 4096) for _ in range(rng.randrange(1, 20))]
+        decoder = StreamDecoder(tokenizer)  # type: ignore[arg-type]
+        shown = "".join(decoder.push(token) for token in ids) + decoder.flush()
+        assert shown == tokenizer.decode(ids)  # type: ignore[attr-defined]
+
+
+def test_slots_reuse_the_longest_prefix_and_the_oldest_room() -> None:
+    table = SlotTable(3)
+    for name, tokens in ((1, [1, 2, 3, 4]), (2, [1, 2, 9, 9]), (3, [5, 5])):
+        place = table.place(Prefix(name, tokens))
+        table.slots[place.slot].record(0, np.array(tokens))
+    with pytest.raises(ModelError, match="all 3 slots are live"):
+        table.place(Prefix(4, [1]))
+    assert table.place(Prefix(2, [1, 2, 9, 9, 4])).shared == 4
+    table.release([3, 2, 99])
+    donated = table.place(Prefix(5, [1, 2, 3, 4, 5]))
+    assert (donated.slot, donated.shared, donated.donor) == (2, 4, 0)
+    reused = table.place(Prefix(6, [1, 2, 9, 9, 1]))
+    assert (reused.slot, reused.shared, reused.donor) == (1, 4, None)
+    table.check_integrity()
+    assert table.place(Prefix(1, [1, 2, 3])).shared == 2
+
+
+def test_a_slot_forgets_what_lies_beyond_a_rewritten_column() -> None:
+    slot = Slot()
+    slot.record(0, np.arange(100))
+    slot.record(3, np.array([7, 7]))
+    assert slot.length == 5
+    assert slot.shared(np.array([0, 1, 2, 7, 7, 5])) == 5
+    assert slot.shared(np.array([0, 1, 9])) == 2
+
+
+def test_the_cache_keeps_columns_when_it_grows_and_when_it_copies() -> None:
+    shapes = [LayerShape(2, 4, 4), LayerShape(1, 4, 6), LayerShape(2, 4, 4)]
+    cache = SlotCache(shapes, 3, torch.float32, torch.device("cpu"))
+    cache.reserve(10)
+    assert cache.capacity == 64
+    written = [
+        (torch.randn(1, s.heads, 10, 4), torch.randn(1, s.heads, 10, s.value_width)) for s in shapes
+    ]
+    cache.aim([1], [0], 10, 10)
+    for layer, (keys, values) in enumerate(written):
+        cache.update(keys, values, layer)
+    cache.copy(1, 2, 7)
+    cache.reserve(65)
+    assert cache.capacity == 128
+    for slots in ([2], [2, 1], [0, 2]):
+        cache.aim(slots, [20] * len(slots), 1, 7)
+        for layer, (keys, values) in enumerate(written):
+            shape = shapes[layer]
+            new = torch.zeros(len(slots), shape.heads, 1, 4)
+            read = cache.update(
+                new, torch.zeros(len(slots), shape.heads, 1, shape.value_width), layer
+            )
+            assert (read[0][slots.index(2)] == keys[0, :, :7]).all()
+            assert (read[1][slots.index(2)] == values[0, :, :7]).all()
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+@pytest.mark.parametrize("point_mass", [False, True])
+def test_numpy_and_torch_verify_alike(method: object, point_mass: bool) -> None:
+    rng = np.random.default_rng(0)
+    target = rng.dirichlet(np.full(6, 0.5), (4, 4))
+    draft = rng.dirichlet(np.full(6, 0.5), (4, 3))
+    tokens = rng.integers(0, 6, (4, 3))
+    lengths = np.array([3, 0, 2, 1])
+    node = np.array([1, 0, 2, 1])
+    found = []
+    for array in (np.asarray, torch.from_numpy):
+        laws = Laws(atoms=array(tokens)) if point_mass else Laws(probs=array(draft))
+        chain = Chain.of(DraftProposal(array(tokens), lengths, laws), array(target))
+        stop, weights = method.stop_law(chain)  # type: ignore[attr-defined]
+        residual = method.residual(chain, weights, array(node))  # type: ignore[attr-defined]
+        found.append((np.asarray(stop), np.asarray(residual)))
+    for by_numpy, by_torch in zip(*found, strict=True):
+        assert np.abs(by_numpy - by_torch).max() < 1e-15
+        assert np.abs(by_numpy.sum(-1) - 1).max() < 1e-12
+        assert by_numpy.min() >= 0
+
+
+@pytest.mark.parametrize(("own", "common"), [(3, 5), (7, 5)])
+def test_a_draft_padded_to_another_width_stays_lossless(own: int, common: int) -> None:
+    """Missing ids get no probability; surplus ones are masked before sampling."""
+    target = mock_pair(common, 4)[0]
+    drafter = ModelDrafter(mock_pair(own, 5)[0], common)
+    params = SamplingParams(max_tokens=3)
+    law = exact_law(SpeculativeDecoder(target, drafter), (0, 1), params)
+    assert distance(law, target_law(target, (0, 1), params)) < 1e-12
+
+
+def test_a_one_token_vocabulary() -> None:
+    only = TabularModel(lambda _: [1.0], 1)
+    output = SpeculativeDecoder(only, only).generate([0], SamplingParams(max_tokens=7))
+    assert output.token_ids == (0,) * 7
+    assert output.depths == (4, 1)
