@@ -1,0 +1,445 @@
+"""The command line: what it prints, and how it fails."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from outrider.cli import main
+from outrider.cli.comparison import Comparison, Side
+from outrider.cli.demo_screen import Screen
+from outrider.cli.paint import colored, marked, wants_color
+from outrider.metrics import SpeculationMetrics
+
+CONTEXT = 64
+PROMPT = "def f(x):"
+BROKEN = "~"
+
+
+def _save(folder: Path, *, characters: int = 256, seed: int = 0, broken: str = "") -> Path:
+    """A tiny random model, and a tokenizer with one token for each of some bytes."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:characters]
+    words = Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+    config = LlamaConfig(
+        vocab_size=len(alphabet),
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=CONTEXT,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for token in tokenizer.encode(broken) if broken else ():
+            model.model.embed_tokens.weight[token] = torch.nan
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="session")
+def target(folder: Path) -> str:
+    return str(_save(folder / "target"))
+
+
+@pytest.fixture(scope="session")
+def draft(folder: Path) -> str:
+    return str(_save(folder / "draft", seed=1))
+
+
+def run(*args: str) -> int:
+    try:
+        return main(args)
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    """The one line that a failing command prints."""
+    assert run(*args) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1, captured.err
+    assert captured.err.startswith("outrider: error: ")
+    return captured.err
+
+
+def printed(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    assert run(*args) == 0
+    return capsys.readouterr().out
+
+
+def document(capsys: pytest.CaptureFixture[str], *args: str) -> Any:
+    return json.loads(printed(capsys, *args, "--json"))
+
+
+class TestGenerate:
+    def test_prompt_of_a_flag_a_file_and_standard_input_give_the_same_text(
+        self, capsys, monkeypatch, tmp_path, target, draft
+    ):
+        common = ("generate", "--target", target, "--draft", draft, "-m", "12", "--seed", "3")
+        file = tmp_path / "prompt.txt"
+        file.write_text(PROMPT)
+        texts = [printed(capsys, *common, "-p", PROMPT), printed(capsys, *common, "-f", str(file))]
+        for flags in ((), ("-p", "-")):
+            monkeypatch.setattr(sys, "stdin", io.StringIO(PROMPT))
+            texts.append(printed(capsys, *common, *flags))
+        assert len(set(texts)) == 1
+
+    def test_closing_statistics_go_to_stderr(self, capsys, target):
+        flags = ("--target", target, "--draft", target, "--temp", "0", "-m", "10", "--seed", "5")
+        assert run("generate", "-p", PROMPT, *flags) == 0
+        drafts, speed = capsys.readouterr().err.splitlines()
+        assert drafts == (
+            "draft acceptance = 1.000 (8 accepted / 8 drafted), mean acceptance length = 5.00, "
+            "per position = (1.000, 1.000, 1.000, 1.000)"
+        )
+        assert re.fullmatch(r"10 tokens in .* tokens/s, prompt included; 2 rounds; seed 5", speed)
+
+    def test_json_is_one_object_with_the_documented_fields(self, capsys, target, draft):
+        flags = ("--target", target, "--draft", draft, "-m", "9", "--seed", "3", "-k", "2")
+        found = document(capsys, "generate", "-p", PROMPT, *flags)
+        assert list(found) == [
+            *("prompt", "text", "token_ids", "finish_reason", "seed", "depths", "usage"),
+            *("speculation", "timing", "config"),
+        ]
+        assert found["prompt"] == PROMPT
+        assert found["seed"] == 3
+        assert found["finish_reason"] == "length"
+        assert found["usage"] == {"prompt_tokens": len(PROMPT), "completion_tokens": 9}
+        assert len(found["token_ids"]) == 9
+        assert len(found["depths"]) == found["speculation"]["rounds"]
+        assert sum(found["depths"]) == found["speculation"]["drafted"]
+        assert set(found["speculation"]) == {
+            *("rounds", "drafted", "accepted", "acceptance_rate", "acceptance_length"),
+            "per_position",
+        }
+        assert set(found["timing"]) == {"total_s", "draft_s", "target_s", "other_s", "tokens_per_s"}
+        config = found["config"]
+        assert config["target"] == target
+        assert config["draft"] == draft
+        assert config["method"] == "draft_model"
+        assert config["sampling"]["max_tokens"] == 9
+        assert config["speculation"]["num_speculative_tokens"] == 2
+
+    def test_streamed_text_is_the_text_of_json(self, capsys, target, draft):
+        flags = ("generate", "-p", PROMPT, "--target", target, "--draft", draft, "-m", "20")
+        seeded = (*flags, "--seed", "11")
+        assert printed(capsys, *seeded) == document(capsys, *seeded)["text"] + "\n"
+
+    def test_fresh_seed_is_reported_and_repeats_the_run(self, capsys, target):
+        flags = ("generate", "-p", PROMPT, "--target", target, "-m", "12")
+        first = document(capsys, *flags)
+        second = document(capsys, *flags, "--seed", str(first["seed"]))
+        assert second["token_ids"] == first["token_ids"]
+
+    def test_several_continuations_each_have_a_heading_and_a_choice(self, capsys, target, draft):
+        common = ("generate", "-p", PROMPT, "--target", target, "--draft", draft, "-m", "8")
+        flags = (*common, "-n", "2", "--seed", "4")
+        found = document(capsys, *flags)
+        texts = [choice["text"] for choice in found["choices"]]
+        assert found["text"] == texts[0]
+        assert found["usage"]["completion_tokens"] == 16
+        assert printed(capsys, *flags) == (
+            f"--- continuation 1 of 2 (ended by length) ---\n{texts[0]}\n"
+            f"--- continuation 2 of 2 (ended by length) ---\n{texts[1]}\n"
+        )
+
+    @pytest.mark.parametrize(
+        ("flags", "method", "drafts"),
+        [
+            ((), "ngram", True),
+            (("--prompt-lookup-max", "3", "--prompt-lookup-min", "2"), "ngram", True),
+            (("--method", "none"), "none", False),
+            (("-k", "0"), "ngram", False),
+        ],
+    )
+    def test_methods_without_a_draft_model(self, capsys, target, flags, method, drafts):
+        prompt = "abcabcabc"
+        common = ("generate", "-p", prompt, "--target", target, "--temp", "0", "-m", "12")
+        found = document(capsys, *common, *flags)
+        assert found["config"]["method"] == method
+        assert (found["speculation"]["drafted"] > 0) == drafts
+        assert (found["speculation"]["acceptance_rate"] is not None) == drafts
+
+    def test_stop_token_ends_the_text(self, capsys, target):
+        flags = ("generate", "-p", PROMPT, "--target", target, "--temp", "0", "-m", "8")
+        stop = document(capsys, *flags)["token_ids"][0]
+        found = document(capsys, *flags, "--stop-token-id", "0", "--stop-token-id", str(stop))
+        assert found["finish_reason"] == "stop"
+        assert found["token_ids"] == [stop]
+
+    def test_colour_changes_nothing_but_colour(self, capsys, target):
+        common = ("generate", "-p", PROMPT, "--target", target, "--draft", target, "-m", "8")
+        flags = (*common, "--seed", "2")
+        colorful = printed(capsys, *flags, "--color", "always")
+        assert "\x1b[32m" in colorful
+        assert re.sub(r"\x1b\[[\d;]*m", "", colorful) == printed(capsys, *flags)
+
+
+class TestDemo:
+    def test_json_compares_both_sides_at_both_temperatures(self, capsys, target, draft):
+        flags = ("-p", PROMPT, "--target", target, "--draft", draft, "-m", "6", "-k", "2")
+        found = document(capsys, "demo", *flags)
+        assert [result["temperature"] for result in found["results"]] == [0.0, 0.8]
+        assert found["prompts"] == [PROMPT]
+        greedy = found["results"][0]
+        assert greedy["identical"] == greedy["prompts"] == 1
+        for side in ("plain", "speculative"):
+            assert greedy[side]["completion_tokens"] == 6
+            assert len(greedy[side]["token_ids"][0]) == 6
+        assert greedy["plain"]["speculation"]["drafted"] == 0
+        assert greedy["speculative"]["speculation"]["drafted"] > 0
+
+    def test_screen_ends_with_a_table_and_a_verdict(self, capsys, target):
+        flags = ("--target", target, "--draft", target, "-m", "6", "--temp", "0")
+        out = printed(capsys, "demo", "-p", PROMPT, *flags)
+        assert "temperature 0: the same text with and without speculation, 1 of 1 prompts" in out
+        assert out.splitlines()[-1].startswith("speculative decoding was ")
+        assert "\x1b" not in out
+
+    def test_shipped_pair_is_the_default(self, capsys):
+        found = document(capsys, "demo", "-m", "2", "--temp", "0")
+        assert found["config"]["target"] == found["config"]["draft"] == "demo"
+        assert len(found["prompts"]) == found["results"][0]["prompts"] > 1
+
+    @pytest.mark.parametrize("flags", [("--method", "none"), ("-k", "0")])
+    def test_there_must_be_something_to_compare(self, capsys, flags):
+        assert "to compare with plain" in error_of(capsys, "demo", *flags)
+
+
+def _side(seconds: float, tokens: tuple[tuple[int, ...], ...] = ((1, 2), (3, 4))) -> Side:
+    share = (9,) * 8
+    return Side(tokens, seconds, SpeculationMetrics(9, 9, 72, 72, 81, 81, share, share, 1, 2, 4))
+
+
+class TestComparison:
+    @pytest.mark.parametrize(
+        ("seconds", "verdict"),
+        [
+            (1.0, "2.00x as fast as plain at temperature 0.5"),
+            (2.02, "as fast as plain at temperature 0.5 (0.99x)"),
+            (4.0, "slower than plain at temperature 0.5 (0.50x: turn it off, --method none)"),
+        ],
+    )
+    def test_verdict_is_honest(self, seconds, verdict):
+        assert Comparison(0.5, _side(2.0), _side(seconds)).verdict() == verdict
+
+    def test_shares_of_time_add_up(self):
+        assert _side(1.0).shares == (0.25, 0.5, 0.25)
+
+    def test_flipped_near_tie_is_stated(self, capsys):
+        comparison = Comparison(0.0, _side(2.0), _side(1.0, ((1, 2), (3, 5))))
+        Screen(color=False).results([comparison])
+        assert "the same text for 1 of 2 prompts; rounding" in capsys.readouterr().out
+
+    def test_widest_table_fits_100_columns(self, capsys):
+        Screen(color=False).results([Comparison(0.25, _side(2e-4), _side(1e-4))] * 2)
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= 100
+        assert not any("…" in line for line in lines)
+
+
+class TestPaint:
+    def test_marks_go_inside_white_space(self):
+        assert marked("\n    x", "correction") == "\n    ⟨x⟩"
+        assert marked(" x ", "bonus") == " «x» "
+        assert marked(" x", "draft") == " x"
+        assert marked("\n  ", "correction") == "\n  "
+
+    def test_colours(self):
+        assert colored(" x", "draft") == " \x1b[32mx\x1b[0m"
+        assert colored("x", "correction") == "\x1b[1;4;33mx\x1b[0m"
+        assert colored("x", "bonus") == "x"
+
+    def test_no_color_and_pipes_are_honoured(self, monkeypatch):
+        assert not wants_color("auto")
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        assert wants_color("auto")
+        monkeypatch.setenv("NO_COLOR", "1")
+        assert not wants_color("auto")
+        assert wants_color("always")
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("flags", "message"),
+        [
+            (("--temp", "-1"), "--temp/--temperature: '-1' is not allowed: expected a number >= 0"),
+            (("--temp", "abc"), "'abc' is not allowed: expected a number >= 0"),
+            (("--temp", "nan"), "'nan' is not allowed: expected a number >= 0"),
+            (("--top-p", "0"), "--top-p: '0' is not allowed: expected a number in (0, 1]"),
+            (("--top-p", "1.5"), "--top-p: '1.5' is not allowed: expected a number in (0, 1]"),
+            (("--top-k", "-2"), "--top-k: '-2' is not allowed: expected an integer >= 0"),
+            (("--min-p", "2"), "--min-p: '2' is not allowed: expected a number in [0, 1]"),
+            (("-k", "-1"), "-k/--num-speculative-tokens: '-1' is not allowed: expected an integer"),
+            (("-k", "2.5"), "'2.5' is not allowed: expected an integer >= 0"),
+            (("-m", "0"), "--max-tokens: '0' is not allowed: expected an integer >= 1"),
+            (("-n", "0"), "-n: '0' is not allowed: expected an integer >= 1"),
+            (("--seed", "-1"), "--seed: '-1' is not allowed: expected an integer in [0, 2**64)"),
+            (("--stop-token-id", "x"), "'x' is not allowed: expected an integer >= 0"),
+            (("--prompt-lookup-max", "0"), "'0' is not allowed: expected an integer >= 1"),
+            (("--verification", "x"), "'x' is not allowed: expected one of 'block', 'token'"),
+            (("--method", "x"), "invalid choice: 'x' (choose from"),
+            (("--bogus", "1"), "unknown argument '--bogus'; see 'outrider generate --help'"),
+            (("--temp",), "--temp/--temperature: expected one argument"),
+        ],
+    )
+    def test_bad_flag_is_refused_with_its_value_and_what_is_expected(self, capsys, flags, message):
+        assert message in error_of(capsys, "generate", "-p", PROMPT, *flags)
+
+    @pytest.mark.parametrize(
+        ("flags", "message"),
+        [
+            (("--method", "draft_model"), "expected --draft MODEL beside it, or --method ngram"),
+            (("--method", "ngram", "--draft", "d"), "--draft='d' is not allowed: expected none"),
+            (
+                ("--method", "none", "--prompt-lookup-max", "3"),
+                "--prompt-lookup-max=3 is not allowed: expected none with --method none",
+            ),
+        ],
+    )
+    def test_flags_that_contradict_each_other(self, capsys, flags, message):
+        assert message in error_of(capsys, "generate", "-p", PROMPT, "--target", "./x", *flags)
+
+    def test_unknown_subcommand(self, capsys):
+        assert "invalid choice: 'generat' (choose from 'generate'" in error_of(capsys, "generat")
+
+    def test_no_subcommand(self, capsys):
+        assert "COMMAND; see 'outrider --help'" in error_of(capsys)
+
+    def test_empty_prompt(self, capsys, tmp_path, monkeypatch):
+        remedy = "is empty; give some text to continue"
+        assert f"the prompt '' {remedy}" in error_of(capsys, "generate", "-p", "")
+        empty = tmp_path / "empty"
+        empty.touch()
+        assert f"the file '{empty}' {remedy}" in error_of(capsys, "generate", "-f", str(empty))
+        monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+        assert f"standard input {remedy}" in error_of(capsys, "generate")
+
+    def test_no_prompt_on_a_terminal(self, capsys, monkeypatch):
+        terminal = io.StringIO()
+        monkeypatch.setattr(terminal, "isatty", lambda: True)
+        monkeypatch.setattr(sys, "stdin", terminal)
+        assert "-p TEXT, -f PATH, or text piped in" in error_of(capsys, "generate")
+
+    def test_prompt_file_that_cannot_be_read(self, capsys, tmp_path):
+        expected = "is not allowed: expected a readable UTF-8 text file"
+        missing = str(tmp_path / "missing.txt")
+        line = error_of(capsys, "generate", "-f", missing)
+        assert f"--file='{missing}' {expected} (No such file or directory)" in line
+        binary = tmp_path / "binary"
+        binary.write_bytes(b"\xff\xfe")
+        assert f"{expected} (it is not UTF-8 text)" in error_of(
+            capsys, "generate", "-f", str(binary)
+        )
+
+    def test_model_path_that_is_missing(self, capsys, tmp_path):
+        missing = str(tmp_path / "missing")
+        line = error_of(capsys, "generate", "-p", PROMPT, "--target", missing)
+        assert f"there is no model at '{missing}'; expected an existing folder" in line
+
+    def test_device_and_dtype_that_torch_lacks(self, capsys, target):
+        common = ("generate", "-p", PROMPT, "--target", target)
+        assert "device='moon' is not allowed" in error_of(capsys, *common, "--device", "moon")
+        assert "dtype='int3' is not allowed" in error_of(capsys, *common, "--dtype", "int3")
+
+    def test_lookup_shorter_than_its_minimum(self, capsys, target):
+        flags = ("--prompt-lookup-max", "2", "--prompt-lookup-min", "3")
+        line = error_of(capsys, "generate", "-p", PROMPT, "--target", target, *flags)
+        assert "prompt_lookup_min=3 is not allowed" in line
+
+    def test_vocabularies_that_differ(self, capsys, folder, target):
+        other = str(_save(folder / "other", characters=200))
+        line = error_of(capsys, "generate", "-p", PROMPT, "--target", target, "--draft", other)
+        assert f"draft '{other}' (200 tokens) differ; use a draft with the target's" in line
+
+    def test_prompt_longer_than_the_context(self, capsys, target):
+        line = error_of(capsys, "generate", "-p", "x" * 70, "--target", target, "-m", "8")
+        assert "70 tokens" in line
+        assert "the context of 64 tokens; shorten the prompt" in line
+        line = error_of(capsys, "generate", "-p", "x" * 60, "--target", target, "-m", "8")
+        assert "use max_tokens <= 4" in line
+
+    def test_logits_that_are_not_numbers(self, capsys, folder):
+        broken = str(_save(folder / "nan", broken=BROKEN))
+        line = error_of(capsys, "generate", "-p", BROKEN, "--target", broken, "-m", "4")
+        assert "the target's logits" in line
+        assert "NaN" in line
+        assert "check the model's weights" in line
+
+    def test_weights_file_that_is_cut_short(self, capsys, folder):
+        cut = _save(folder / "cut")
+        weights = cut / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:1000])
+        line = error_of(capsys, "generate", "-p", PROMPT, "--target", str(cut))
+        assert f"cannot load the model '{cut}'" in line
+        assert "complete weights" in line
+
+    def test_debug_shows_the_traceback(self, capsys):
+        assert run("generate", "-p", "", "--debug") == 2
+        err = capsys.readouterr().err
+        assert err.startswith("Traceback")
+        assert err.splitlines()[-1].startswith("outrider: error: the prompt ''")
+
+    def test_interrupt_is_one_line_and_status_130(self, capsys, monkeypatch):
+        def interrupt(*args: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("outrider.cli.generate.given_or_piped_prompt", interrupt)
+        assert run("generate", "-p", PROMPT) == 130
+        assert capsys.readouterr().err == "outrider: error: interrupted\n"
+
+
+class TestProgram:
+    def test_version(self, capsys):
+        assert re.fullmatch(r"outrider \d+\.\d+\.\d+\n", printed(capsys, "--version"))
+
+    def test_help_lists_commands_and_the_records_defaults(self, capsys):
+        assert "generate" in printed(capsys, "--help")
+        text = " ".join(printed(capsys, "generate", "--help").split())
+        assert "the most tokens to emit (default: 128)" in text
+        assert "keep the likeliest tokens up to this mass, in (0, 1] (default: 1.0)" in text
+
+    def test_bad_flags_and_help_load_no_framework(self):
+        code = (
+            "import sys, contextlib\n"
+            "from outrider.cli import main\n"
+            "for args in (['--help'], ['generate', '--help'], ['demo', '-k', '-1']):\n"
+            "    with contextlib.suppress(SystemExit):\n"
+            "        main(args)\n"
+            "assert main(['generate', '-p', '']) == 2\n"
+            "heavy = {'torch', 'transformers', 'numpy', 'rich'} & set(sys.modules)\n"
+            "sys.exit(f'loaded {heavy}' if heavy else 0)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    def test_module_is_the_command(self):
+        command = [sys.executable, "-m", "outrider", "generate", "-k", "-1"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert done.stderr.startswith("outrider: error: argument -k/--num-speculative-tokens: '-1'")
