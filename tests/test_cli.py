@@ -216,7 +216,7 @@ class TestDemo:
         flags = ("--target", target, "--draft", target, "-m", "6", "--temp", "0")
         out = printed(capsys, "demo", "-p", PROMPT, *flags)
         assert "temperature 0: the same text with and without speculation, 1 of 1 prompts" in out
-        assert out.splitlines()[-1].startswith("speculative decoding was ")
+        assert out.splitlines()[-1].startswith("speculative against plain: ")
         assert "\x1b" not in out
 
     def test_shipped_pair_is_the_default(self, capsys):
@@ -238,9 +238,9 @@ class TestComparison:
     @pytest.mark.parametrize(
         ("seconds", "verdict"),
         [
-            (1.0, "2.00x as fast as plain at temperature 0.5"),
-            (2.02, "as fast as plain at temperature 0.5 (0.99x)"),
-            (4.0, "slower than plain at temperature 0.5 (0.50x: turn it off, --method none)"),
+            (1.0, "2.00x as fast at temperature 0.5"),
+            (2.02, "0.99x as fast at temperature 0.5 (no difference)"),
+            (4.0, "0.50x as fast at temperature 0.5 (slower: turn it off with --method none)"),
         ],
     )
     def test_verdict_is_honest(self, seconds, verdict):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, is_numpy_array, is_torch_array
 from numpy.typing import NDArray
 
 from .errors import DegenerateDistributionError, KeyReuseError
@@ -47,26 +47,34 @@ def stream_key(seed: int, prompt: Sequence[int] | NDArray[np.int64]) -> int:
 
 
 def philox4x32(counter: Any, key: Any) -> Any:
-    """Philox4x32-10, one block for each leading index.
+    """Philox4x32-10, one block for each trailing index.
 
     Args:
-        counter: int64 array [..., 4] of 32-bit words.
-        key: int64 array [..., 2] of 32-bit words, of the same array library.
+        counter: int64 array [4, n] of 32-bit words.
+        key: int64 array [2, n] of 32-bit words, of the same array library.
 
     Returns:
-        int64 array [..., 4] of 32-bit words; NumPy and torch give the same bits.
+        int64 array [4, n] of 32-bit words; NumPy and torch give the same bits.
     """
     xp = array_namespace(counter, key)
-    multipliers = xp.asarray(_MULTIPLIERS, dtype=xp.int64)
-    weyl = xp.asarray(_WEYL, dtype=xp.int64)
-    even, odd = counter[..., 0::2], counter[..., 1::2]
-    for _ in range(_ROUNDS):
+    reverse = _reversed_view if is_numpy_array(counter) else xp.flip
+    multipliers = xp.asarray(_MULTIPLIERS, dtype=xp.int64)[:, None]
+    weyl = xp.asarray(_WEYL, dtype=xp.int64)[None, :, None]
+    steps = xp.arange(_ROUNDS, dtype=xp.int64)[:, None, None]
+    keys = (key[None, :, :] + steps * weyl) & _WORD
+    even, odd = counter[0::2, :], counter[1::2, :]
+    for step in range(_ROUNDS):
         # The product of two 32-bit words wraps to the right 64 bits; masking undoes the sign.
         product = even * multipliers
-        high = xp.flip((product >> 32) & _WORD, axis=-1)
-        even, odd = high ^ odd ^ key, xp.flip(product & _WORD, axis=-1)
-        key = (key + weyl) & _WORD
-    return xp.reshape(xp.stack([even, odd], axis=-1), counter.shape)
+        high = (product >> 32) & _WORD
+        even, odd = reverse(high, axis=0) ^ odd ^ keys[step], reverse(product & _WORD, axis=0)
+    return xp.reshape(xp.stack([even, odd], axis=1), counter.shape)
+
+
+def _reversed_view(array: Any, axis: int) -> Any:
+    """NumPy's flip of the first axis, without its overhead for small arrays."""
+    assert axis == 0
+    return array[::-1]
 
 
 def inverse_cdf(laws: Any, uniforms: Any) -> Any:
@@ -77,13 +85,17 @@ def inverse_cdf(laws: Any, uniforms: Any) -> Any:
         uniforms: float64 [B] in [0, 1 - 2**-53], of the same array library.
 
     Returns:
-        int64 [B]. Cumulative sums are float64. A row of NaN gives 0.
+        int64 [B]. Cumulative sums are float64. A row of NaN gives an index inside the row.
     """
     xp = array_namespace(laws)
     cumulative = xp.cumulative_sum(laws, axis=-1, dtype=xp.float64)
     # fl(u * total) < total for every u <= 1 - 2**-53, so the count stays below M, and the index
     # counted to is one where the cumulative sum rises.
     threshold = uniforms[:, None] * cumulative[:, -1:]
+    if is_torch_array(laws):
+        # The same count by bisection; rows of NaN are sorted past the end, hence the bound.
+        found = xp.searchsorted(cumulative, threshold, side="right")[:, 0]
+        return xp.minimum(found, xp.asarray(laws.shape[1] - 1))
     return xp.sum(xp.astype(cumulative <= threshold, xp.int64), axis=-1)
 
 
@@ -93,10 +105,11 @@ class Philox4x32:
     def uniforms(self, keys: NDArray[np.uint64]) -> NDArray[np.float64]:
         """Uniforms in [0, 1) for keys [..., 5]: 53 bits each, on the host."""
         stream = keys[..., 0]
-        key = np.stack([stream & np.uint64(_WORD), stream >> np.uint64(32)], axis=-1)
-        words = philox4x32(keys[..., 1:].astype(np.int64), key.astype(np.int64))
-        mantissa = (words[..., 0] >> 5) * (1 << 26) + (words[..., 1] >> 6)
-        uniforms: NDArray[np.float64] = mantissa * 2.0**-53
+        key = np.stack([stream & np.uint64(_WORD), stream >> np.uint64(32)]).astype(np.int64)
+        counter = np.moveaxis(keys[..., 1:], -1, 0).astype(np.int64)
+        words = philox4x32(counter.reshape(4, -1), key.reshape(2, -1))
+        mantissa = (words[0] >> 5) * (1 << 26) + (words[1] >> 6)
+        uniforms: NDArray[np.float64] = (mantissa * 2.0**-53).reshape(stream.shape)
         return uniforms
 
     def draw(self, laws: Tensor, keys: NDArray[np.uint64]) -> Tensor:

@@ -49,7 +49,7 @@ class RoundContext:
         self._params = sampling.GREEDY if greedy_drafts else params
         self._draws = draws
         self._depth = plan.depth
-        self._least = int(plan.depth.min(initial=0))
+        self._shallowest = int(plan.depth.min())
 
     def law(self, logits: Tensor) -> Laws:
         """The laws that the rows' own sampling parameters make of logits [B, V]."""
@@ -67,7 +67,7 @@ class RoundContext:
         if laws.probs is None:
             assert laws.atoms is not None
             return laws.atoms
-        if position < self._least:
+        if position < self._shallowest:
             return self._draws.draft(laws.probs, position, None)
         rows = np.flatnonzero(self._depth > position)
         drawn = self._draws.draft(laws.probs[rows], position, rows)

@@ -74,13 +74,13 @@ class Comparison:
         return sum(plain == speculative for plain, speculative in pairs)
 
     def verdict(self) -> str:
-        """Whether speculation paid, in one clause."""
-        where = f"at temperature {self.temperature:g}"
+        """What speculation did to the speed, in one clause."""
+        clause = f"{self.speedup:.2f}x as fast at temperature {self.temperature:g}"
         if abs(self.speedup - 1) <= INDISTINCT:
-            return f"as fast as plain {where} ({self.speedup:.2f}x)"
+            return f"{clause} (no difference)"
         if self.speedup < 1:
-            return f"slower than plain {where} ({self.speedup:.2f}x: turn it off, --method none)"
-        return f"{self.speedup:.2f}x as fast as plain {where}"
+            return f"{clause} (slower: turn it off with --method none)"
+        return clause
 
     def document(self) -> dict[str, Any]:
         """The comparison as JSON takes it."""

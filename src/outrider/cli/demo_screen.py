@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from .comparison import Comparison, Side
 
 WIDTH = 100
-PROMPT_LINES = 5
+PROMPT_LINES = 4
+
+NOTE = (
+    "tokens/s: wall clock from request to last token, sides in turn, prompts computed before;\n"
+    "accept length: tokens emitted a round, correction or bonus included; times: shares of a round"
+)
 
 
 class Screen:
@@ -73,10 +78,11 @@ class Screen:
     def results(self, comparisons: Sequence[Comparison]) -> None:
         """The table, what its figures mean, and the verdict."""
         self.console.print(_table(comparisons))
+        self.console.print(Text(f"{NOTE}\n", style="dim"))
         for comparison in comparisons:
             self.console.print(Text(_sameness(comparison)))
         verdicts = "; ".join(comparison.verdict() for comparison in comparisons)
-        self.console.print(Text(f"speculative decoding was {verdicts}.", style="bold"))
+        self.console.print(Text(f"\nspeculative against plain: {verdicts}", style="bold"))
 
     def _rule(self, heading: str) -> None:
         self.console.rule(Text(heading, style="dim"), align="left", style="dim")
@@ -96,7 +102,8 @@ def _table(comparisons: Sequence[Comparison]) -> Table:
     for comparison in comparisons:
         temperature = f"{comparison.temperature:g}"
         table.add_row(temperature, "plain", *_cells(comparison.plain, 1.0))
-        table.add_row("", "speculative", *_cells(comparison.speculative, comparison.speedup))
+        speculative = _cells(comparison.speculative, comparison.speedup)
+        table.add_row("", "speculative", *speculative, style="bold")
     return table
 
 

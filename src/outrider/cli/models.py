@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from argparse import Namespace
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -40,12 +41,13 @@ class Loaded:
     def headline(self, config: SpeculativeConfig) -> tuple[str, ...]:
         """What decodes, in a few short lines."""
         facts = self.facts
-        drafted = f"up to {config.num_speculative_tokens} tokens a round"
+        threads = f" (threads: {facts['threads']})" if facts["device"] == "cpu" else ""
         return (
             f"outrider {facts['outrider']}: plain against speculative decoding, the same engine",
-            f"target {facts['target']}{_size(self.target)}, {facts['device']} "
-            f"({facts['threads']} threads), {facts['dtype']}",
-            f"drafts {drafted} by {self._source()}; {config.verification} verification",
+            f"target {facts['target']}{_size(self.target)}, {facts['device']}{threads}, "
+            f"{facts['dtype']}",
+            f"draft {self._source()}, up to {config.num_speculative_tokens} tokens a round, "
+            f"{config.verification} verification",
         )
 
     def _source(self) -> str:
@@ -66,6 +68,7 @@ def load(args: Namespace, console: Console) -> Loaded:
         from ..drafters.ngram import NgramDrafter
         from ..loading import load as load_pair
 
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
         lookup = {

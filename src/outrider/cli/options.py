@@ -150,7 +150,8 @@ def add_field_flag(
         default: takes the place of the record's own.
     """
     default = _defaults(record)[field] if default is None else default
-    known = "" if default is None else f" (default: {default})"
+    shown = " and ".join(map(str, default)) if isinstance(default, tuple) else default
+    known = "" if default is None else f" (default: {shown})"
     convert = _converter(record, field, parse)
     group.add_argument(
         *flags, dest=field, type=convert, default=default, metavar=metavar, help=text + known

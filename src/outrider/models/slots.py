@@ -217,7 +217,9 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
     """Keys and values of all slots and layers, as the cache a transformers model writes to.
 
     Before each forward `aim` says which rows the batch is and which columns it computes; the
-    model's `update` calls then write there and read the span.
+    model's `update` calls then write there and read the span. Layers of one shape are stacked, so
+    that the views of all of them come from one call; a read that repeats the last one's rows and
+    span, as most do, keeps its views.
 
     Args:
         shapes: of each layer.
@@ -232,6 +234,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         super().__init__(layers=[])
         self.capacity = 0
         self._count = len(shapes)
+        self._device = device
         self._groups = [
             _Group(
                 tuple(i for i, other in enumerate(shapes) if other == shape),
@@ -242,12 +245,11 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
             )
             for shape in dict.fromkeys(shapes)
         ]
-        self._keys: list[Tensor] = [torch.empty(0)] * self._count
-        self._values = list(self._keys)
-        self._write_keys = list(self._keys)
-        self._write_values = list(self._keys)
-        self._read_keys = list(self._keys)
-        self._read_values = list(self._keys)
+        nothing = [torch.empty(0)] * self._count
+        self._all = nothing, nothing
+        self._write = nothing, nothing
+        self._read = nothing, nothing
+        self._read_window: tuple[int, int, int] | None = None
         self._scatter: tuple[Tensor, Tensor] | None = None
         self._gather: tuple[Tensor, int] | None = None
 
@@ -269,9 +271,8 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
             for g in self._groups
         ]
         self.capacity = capacity
-        for group in self._groups:
-            for layer, keys, values in zip(group.layers, group.keys, group.values, strict=True):
-                self._keys[layer], self._values[layer] = keys, values
+        self._read_window = None
+        self._all = self._views(0, self._groups[0].keys.shape[1], 0, capacity)
 
     def copy(self, donor: int, slot: int, columns: int) -> None:
         """Copy the first `columns` columns of one slot to another, in every layer."""
@@ -296,43 +297,34 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
             span: how many columns are read, the computed ones included.
         """
         low, high = slots[0], slots[0] + len(slots)
-        run = all(slot == low + i for i, slot in enumerate(slots))
-        level = all(start == starts[0] for start in starts)
-        device = self._groups[0].keys.device
-        self._scatter = None
-        self._gather = None if run else (torch.tensor(slots, device=device), span)
-        if not (run and level):
-            columns = torch.tensor(starts, device=device)[:, None]
-            columns = columns + torch.arange(length, device=device)
-            self._scatter = torch.tensor(slots, device=device)[:, None], columns
-        for group in self._groups:
-            if self._scatter is None:
-                start = starts[0]
-                self._spread(group, self._write_keys, group.keys, low, high, start, start + length)
-                self._spread(
-                    group, self._write_values, group.values, low, high, start, start + length
-                )
-            if self._gather is None:
-                self._spread(group, self._read_keys, group.keys, low, high, 0, span)
-                self._spread(group, self._read_values, group.values, low, high, 0, span)
+        start = starts[0]
+        run = len(slots) == 1 or slots == list(range(low, high))
+        self._scatter = self._gather = None
+        if run and (len(starts) == 1 or all(other == start for other in starts)):
+            self._write = self._views(low, high, start, start + length)
+        else:
+            columns = torch.tensor(starts, device=self._device)[:, None]
+            columns = columns + torch.arange(length, device=self._device)
+            self._scatter = torch.tensor(slots, device=self._device)[:, None], columns
+        if not run:
+            self._gather = torch.tensor(slots, device=self._device), span
+        elif self._read_window != (low, high, span):
+            self._read = self._views(low, high, 0, span)
+            self._read_window = low, high, span
 
-    @staticmethod
-    def _spread(
-        group: _Group,
-        views: list[Tensor],
-        stored: Tensor,
-        low: int,
-        high: int,
-        start: int,
-        end: int,
-    ) -> None:
-        """Set each layer's view of rows low..high and columns start..end."""
-        window = stored[:, low:high, :, start:end]
-        if len(group.layers) == len(views):
-            views[:] = window.unbind(0)
-            return
-        for layer, view in zip(group.layers, window.unbind(0), strict=True):
-            views[layer] = view
+    def _views(
+        self, low: int, high: int, start: int, end: int
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Each layer's keys and values in rows low..high and columns start..end."""
+        keys, values = list(self._all[0]), list(self._all[1])
+        for group in self._groups:
+            some_keys = group.keys[:, low:high, :, start:end].unbind(0)
+            some_values = group.values[:, low:high, :, start:end].unbind(0)
+            if len(self._groups) == 1:
+                return list(some_keys), list(some_values)
+            for layer, *views in zip(group.layers, some_keys, some_values, strict=True):
+                keys[layer], values[layer] = views
+        return keys, values
 
     def update(
         self,
@@ -344,18 +336,18 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
     ) -> tuple[Tensor, Tensor]:
         """Write a layer's keys and values [B, heads, length, width], and return the span's."""
         if self._scatter is None:
-            self._write_keys[layer_idx].copy_(key_states)
-            self._write_values[layer_idx].copy_(value_states)
+            self._write[0][layer_idx].copy_(key_states)
+            self._write[1][layer_idx].copy_(value_states)
         else:
             rows, columns = self._scatter
-            self._keys[layer_idx][rows, :, columns] = key_states.transpose(1, 2)
-            self._values[layer_idx][rows, :, columns] = value_states.transpose(1, 2)
+            self._all[0][layer_idx][rows, :, columns] = key_states.transpose(1, 2)
+            self._all[1][layer_idx][rows, :, columns] = value_states.transpose(1, 2)
         if self._gather is None:
-            return self._read_keys[layer_idx], self._read_values[layer_idx]
+            return self._read[0][layer_idx], self._read[1][layer_idx]
         slots, span = self._gather
         return (
-            self._keys[layer_idx][:, :, :span].index_select(0, slots),
-            self._values[layer_idx][:, :, :span].index_select(0, slots),
+            self._all[0][layer_idx][:, :, :span].index_select(0, slots),
+            self._all[1][layer_idx][:, :, :span].index_select(0, slots),
         )
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002

@@ -27,10 +27,11 @@ class BlockVerification:
         """The law [B, N + 1] of the number of tokens kept, and the p_i [B, N + 1]."""
         xp = array_namespace(chain.ratio)
         width = chain.ratio.shape[1]
-        kept = [xp.ones_like(chain.ratio[:, 0])]
+        one = xp.ones_like(chain.ratio[:, :1])
+        kept = [one]
         for column in range(width):
-            kept.append(xp.clip(kept[-1] * chain.ratio[:, column], max=1))
-        weights = xp.stack(kept, axis=-1)
+            kept.append(xp.minimum(kept[-1] * chain.ratio[:, column : column + 1], one))
+        weights = xp.concat(kept, axis=-1)
 
         # Nodes 1..N-1 by the formula where another token was drafted after them; then the leaf,
         # wherever a row's drafts end. Nodes beyond it are never reached.
@@ -39,7 +40,7 @@ class BlockVerification:
         unsure = mass + (1 - inner)
         head = xp.where(unsure > 0, mass / xp.where(unsure > 0, unsure, 1.0), 1.0)
         head = xp.where(chain.drafted[:, 1:], head, 0.0)
-        head = xp.concat([xp.ones_like(weights[:, :1]), head, weights[:, width:]], axis=-1)
+        head = xp.concat([one, head, weights[:, width:]], axis=-1)
         nodes = xp.arange(width + 1, device=chain.ratio.device)[None, :]
         head = xp.where(nodes == chain.length[:, None], weights, head)
 
@@ -55,7 +56,7 @@ class BlockVerification:
             return kept * (1 - chain.ratio[:, 1:])
         width = chain.ratio.shape[1]
         excess = kept[:, :, None] * chain.target[:, 1:width] - chain.draft[:, 1:]
-        return xp.sum(xp.clip(excess, min=0), axis=-1)
+        return xp.sum(xp.where(excess > 0, excess, 0.0), axis=-1)
 
     def residual(self, chain: Chain, weights: Any, node: Any) -> Any:
         """norm((p_i P - Q)+) after `node` = i kept tokens, or P after the last, float64 [B, V]."""

@@ -41,16 +41,14 @@ class Chain:
         laws = proposal.laws or Laws(atoms=proposal.tokens)
         length = xp.asarray(proposal.lengths, device=device)
         columns = xp.arange(width, device=device)[None, :]
-        drafted = columns < length[:, None]
         rows = xp.arange(batch, device=device)[:, None]
-        token_target = xp.astype(target[rows, columns, proposal.tokens], xp.float64)
-        ratio = token_target
+        drafted = columns < length[:, None]
+        ratio = xp.astype(target[rows, columns, proposal.tokens], xp.float64)
         if laws.probs is not None:
-            token_draft = xp.astype(laws.probs[rows, columns, proposal.tokens], xp.float64)
-            # A drafted token has positive draft probability; where there is none to divide by,
-            # nothing was drafted.
-            ratio = token_target / xp.where(token_draft > 0, token_draft, xp.ones_like(token_draft))
-        ratio = xp.where(drafted, ratio, xp.zeros_like(ratio))
+            # A token has positive probability under the law it was drawn from; 0/0 arises only
+            # where nothing was drafted, and counts as 0.
+            ratio = ratio / xp.astype(laws.probs[rows, columns, proposal.tokens], xp.float64)
+        ratio = xp.where(drafted & (ratio > 0), ratio, 0.0)
         return Chain(proposal.tokens, drafted, length, target, laws.probs, ratio)
 
     def residual(self, node: Any, weight: Any) -> Any:
@@ -67,20 +65,21 @@ class Chain:
         """
         xp = array_namespace(self.target)
         batch, width = self.tokens.shape
-        rows = xp.arange(batch, device=self.target.device)
-        target = xp.astype(self.target[rows, node], xp.float64)
-        leaf = node >= self.length
+        device = self.target.device
+        rows = xp.arange(batch, device=device)
+        target = self.target[rows, node]
+        leaf = (node >= self.length)[:, None]
         # At a leaf nothing was drafted: whichever column is read there is not used.
-        column = xp.minimum(node, xp.full_like(node, width - 1))
+        column = xp.minimum(node, xp.asarray(width - 1, device=device))
         if self.draft is None:
-            vocabulary = xp.arange(target.shape[-1], device=self.target.device)
-            removed = (vocabulary[None, :] == self.tokens[rows, column][:, None]) & ~leaf[:, None]
-            residual = xp.where(removed, xp.zeros_like(target), target)
+            vocabulary = xp.arange(target.shape[-1], device=device)[None, :]
+            removed = vocabulary == self.tokens[rows, column][:, None]
+            residual = xp.where(removed, 0.0, xp.astype(target, xp.float64))
         else:
-            weighed = weight[:, None] * target - self.draft[rows, column]
-            residual = xp.where(leaf[:, None], target, xp.clip(weighed, min=0))
-        left = xp.sum(residual, axis=-1, keepdims=True)
-        return xp.where(left > 0, residual, target)
+            residual = weight[:, None] * target - self.draft[rows, column]
+            residual = xp.where(residual > 0, residual, 0.0)
+        left = xp.sum(residual, axis=-1, keepdims=True) > 0
+        return xp.where(leaf | ~left, xp.astype(target, xp.float64), residual)
 
 
 class Method(Protocol):

@@ -19,7 +19,7 @@ class TokenVerification:
     def stop_law(self, chain: Chain) -> tuple[Any, Any]:
         """The law [B, N + 1] of the number of tokens kept, and unit weights."""
         xp = array_namespace(chain.ratio)
-        keep = xp.clip(chain.ratio, max=1)
+        keep = xp.minimum(chain.ratio, xp.ones_like(chain.ratio))
         reached = xp.cumulative_prod(keep, axis=-1, include_initial=True)
         refused = xp.concat([1 - keep, xp.ones_like(keep[:, :1])], axis=-1)
         return reached * refused, xp.ones_like(reached)
