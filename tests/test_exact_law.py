@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder, chance
+from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder, batch, chance
 from outrider.certify import exact_law
 from outrider.drafters.ngram import NgramDrafter
 from outrider.errors import (
@@ -251,14 +251,13 @@ def test_a_softmax_reported_for_an_argmax_draft_is_seen(verification: str) -> No
 
 def test_one_key_used_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     target, draft = mock_pair(3, 1)
-    keys = chance.round_keys
 
-    def reused(states: Any, width: int) -> Any:
-        made = keys(states, width)
-        made[:, -1] = made[:, -2]
+    def reused(states: Any, width: int, rounds: int = 1) -> Any:
+        made = chance.round_keys(states, width, rounds)
+        made[:, :, 1] = made[:, :, 0]
         return made
 
-    monkeypatch.setattr(chance, "round_keys", reused)
+    monkeypatch.setattr(batch, "round_keys", reused)
     with pytest.raises(KeyReuseError, match="was used for two draws"):
         error(target, draft, configured("token", 2), PARAMS)
 
@@ -268,13 +267,18 @@ def test_no_key_is_used_twice_over_rounds_choices_and_prompts() -> None:
     target, draft = mock_pair(3, 1)
     used: list[tuple[int, ...]] = []
 
-    class Recorder(chance.Philox4x32):
-        def uniforms(self, keys: Any) -> Any:
-            used.extend(map(tuple, keys.reshape(-1, 5).tolist()))
-            return super().uniforms(keys)
+    class Recorder:
+        def draw(self, laws: torch.Tensor, keys: Any) -> torch.Tensor:
+            used.extend(map(tuple, keys.tolist()))
+            return chance.Philox4x32().draw(laws, keys)
 
-    decoder = SpeculativeDecoder(target, draft, chance=Recorder())
-    decoder.generate([(0, 1), (1, 1), (2,)], SamplingParams(max_tokens=12, seed=3, n=2))
+    prompts = [(0, 1), (1, 1), (2,)]
+    params = SamplingParams(max_tokens=12, seed=3, n=2)
+    recorded = SpeculativeDecoder(target, draft, chance=Recorder()).generate(prompts, params)
+    ahead = SpeculativeDecoder(target, draft).generate(prompts, params)
+    assert [[c.token_ids for c in out.choices] for out in recorded] == [
+        [c.token_ids for c in out.choices] for out in ahead
+    ]
     assert len(used) > 100
     assert len(used) == len(set(used))
 

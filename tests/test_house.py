@@ -19,7 +19,7 @@ FLOORS = (
     {"verification", "depth"},
     {"models"},
     {"drafters"},
-    {"metrics", "text", "requests", "outputs", "rounds"},
+    {"metrics", "text", "requests", "outputs", "rounds", "batch"},
     {"engine", "loading"},
     {"certify"},
     {"cli"},

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,9 +94,9 @@ def inverse_cdf(laws: Any, uniforms: Any) -> Any:
     # counted to is one where the cumulative sum rises.
     threshold = uniforms[:, None] * cumulative[:, -1:]
     if is_torch_array(laws):
-        # The same count by bisection; rows of NaN are sorted past the end, hence the bound.
-        found = xp.searchsorted(cumulative, threshold, side="right")[:, 0]
-        return xp.minimum(found, xp.asarray(laws.shape[1] - 1))
+        # The same count by bisection; a row of NaN would be sorted past the end.
+        found = xp.searchsorted(cumulative, threshold, side="right")
+        return found[:, 0].clamp_(max=laws.shape[1] - 1)
     return xp.sum(xp.astype(cumulative <= threshold, xp.int64), axis=-1)
 
 
@@ -121,64 +122,73 @@ class Philox4x32:
 
 
 class RoundDraws:
-    """The draws of one round: one for each drafted position, one for the stop, one for the token.
+    """The draws of one round: where it stops, the token that follows, and the drafted tokens.
 
     Args:
         chance: where outcomes come from.
-        uniforms: the chance's `uniforms` if it has any: then all of the round's are made in one
-            host call at the first draw. A round of greedy rows draws nothing and makes none.
-        states: the B sequences of the round.
-        width: N, the most tokens drafted.
+        keys: [B, 2 + N, 5], as `round_keys` makes them for one round.
+        uniforms: float64 [B, 2 + N] of those keys, on the device; None asks `chance` draw by draw.
     """
 
     def __init__(
-        self,
-        chance: Chance,
-        uniforms: Uniforms | None,
-        states: Sequence[SequenceState],
-        width: int,
+        self, chance: Chance, keys: NDArray[np.uint64] | None, uniforms: Tensor | None
     ) -> None:
         self._chance = chance
-        self._make_uniforms = uniforms
-        self._states = states
-        self._width = width
-        self._keys: NDArray[np.uint64] | None = None
-        self._uniforms: Tensor | None = None
-
-    def draft(self, laws: Tensor, position: int, rows: NDArray[np.int64] | None) -> Tensor:
-        """Draw the `position`-th drafted token from laws [B, V], or [R, V] for `rows` [R] only."""
-        return self._draw(laws, position, rows)
+        self._keys = keys
+        self._uniforms = uniforms
 
     def stop(self, laws: Tensor) -> Tensor:
         """Draw the node that each row stops at from laws [B, N + 1]."""
-        return self._draw(laws, self._width, None)
+        return self._draw(laws, 0, None)
 
     def token(self, laws: Tensor) -> Tensor:
         """Draw the token that follows the accepted ones from laws [B, V]."""
-        return self._draw(laws, self._width + 1, None)
+        return self._draw(laws, 1, None)
+
+    def draft(self, laws: Tensor, position: int, rows: NDArray[np.int64] | None) -> Tensor:
+        """Draw the `position`-th drafted token from laws [B, V], or [R, V] for `rows` [R] only."""
+        return self._draw(laws, 2 + position, rows)
 
     def _draw(self, laws: Tensor, slot: int, rows: NDArray[np.int64] | None) -> Tensor:
-        if self._keys is None:
-            self._keys = round_keys(self._states, self._width)
-        if self._make_uniforms is None:
-            keys = self._keys[:, slot]
-            return self._chance.draw(laws, keys if rows is None else keys[rows])
-        if self._uniforms is None:
-            xp = array_namespace(laws)
-            self._uniforms = xp.asarray(self._make_uniforms(self._keys), device=laws.device)
-        uniforms = self._uniforms[:, slot]
-        indices: Tensor = inverse_cdf(laws, uniforms if rows is None else uniforms[rows])
-        return indices
+        if self._uniforms is not None:
+            uniforms = self._uniforms[:, slot]
+            indices: Tensor = inverse_cdf(laws, uniforms if rows is None else uniforms[rows])
+            return indices
+        assert self._keys is not None, "a round of greedy rows draws nothing"
+        keys = self._keys[:, slot]
+        return self._chance.draw(laws, keys if rows is None else keys[rows])
 
 
-def round_keys(states: Sequence[SequenceState], width: int) -> NDArray[np.uint64]:
-    """The keys [B, width + 2, 5] of a round: its drafts, its stop, its token."""
-    keys = np.zeros((len(states), width + 2, 5), dtype=np.uint64)
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Uniforms of a batch's coming rounds, made in one host call and copied once.
+
+    They may be made ahead because keys say what is drawn and never what came out.
+
+    Attributes:
+        uniforms: float64 [rounds, B, 2 + N], on the device.
+        used: how many of the rounds have been taken.
+    """
+
+    uniforms: Tensor
+    used: int
+
+    def covers(self, width: int) -> bool:
+        """Whether the next round, of at most `width` drafts, is among them."""
+        rounds, _, columns = self.uniforms.shape
+        return self.used < rounds and width + 2 <= int(columns)
+
+
+def round_keys(states: Sequence[SequenceState], width: int, rounds: int = 1) -> NDArray[np.uint64]:
+    """The keys [rounds, B, 2 + width, 5] of the states' next rounds: stop, token, drafts."""
+    keys = np.zeros((rounds, len(states), 2 + width, 5), dtype=np.uint64)
     for row, state in enumerate(states):
-        keys[row, :, :3] = (state.stream_key, state.choice, state.round)
-    keys[:, width, 3] = STOP
-    keys[:, width + 1, 3] = TOKEN
-    keys[:, :width, 4] = np.arange(width)
+        keys[:, row, :, 0] = state.stream_key
+        keys[:, row, :, 1] = state.choice
+        keys[:, row, :, 2] = np.arange(state.round, state.round + rounds)[:, None]
+    keys[:, :, 0, 3] = STOP
+    keys[:, :, 1, 3] = TOKEN
+    keys[:, :, 2:, 4] = np.arange(width)
     return keys
 
 

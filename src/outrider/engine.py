@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, overload
 
 import numpy as np
@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from . import sampling
-from .chance import Philox4x32, RoundDraws
+from .batch import Batch, Step
+from .chance import Philox4x32
 from .config import SamplingParams, SpeculativeConfig
 from .depth import FixedDepth
 from .drafters.model import ModelDrafter
 from .errors import InvalidConfigError, VocabMismatchError
 from .metrics import SpeculationMetrics, Tally
-from .outputs import Choice, GenerationOutput, Origin, StreamEvent
+from .outputs import Choice, GenerationOutput, StreamEvent
 from .protocols import (
     AutoregressiveModel,
     CachedModel,
@@ -44,38 +45,8 @@ from .records import (
 )
 from .requests import Limits, Prompt, Request, is_single_prompt, parse_request
 from .rounds import RoundContext, Stopwatch, check_proposal, check_scores, check_witnesses
-from .sampling import PackedParams
 from .text import StreamDecoder
 from .verification import METHODS, Method, verify
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Sequences decoded together, and their sampling parameters packed for the device."""
-
-    states: tuple[SequenceState, ...]
-    params: PackedParams
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What a round made of a batch.
-
-    Attributes:
-        batch: the sequences after it, finished ones included.
-        emitted: the tokens each emitted.
-        record: what it did and where its time went.
-    """
-
-    batch: Batch
-    emitted: tuple[list[int], ...]
-    record: RoundRecord
-
-    def origin(self, row: int, index: int) -> Origin:
-        """Where the `index`-th token that a row emitted came from."""
-        if index < self.record.accepted[row]:
-            return "draft"
-        return "bonus" if index == self.record.drafted[row] else "correction"
 
 
 class SpeculativeDecoder:
@@ -145,9 +116,7 @@ class SpeculativeDecoder:
 
     def pack(self, states: Iterable[SequenceState]) -> Batch:
         """A batch of sequences, to be stepped together."""
-        states = tuple(states)
-        params = [state.params for state in states]
-        return Batch(states, PackedParams.pack(params, self.target.vocab_size, self._device))
+        return Batch.of(tuple(states), self.target.vocab_size, self._device)
 
     @torch.inference_mode()
     def step(self, batch: Batch, chance: Chance | None = None) -> Step:
@@ -165,7 +134,8 @@ class SpeculativeDecoder:
         watch = Stopwatch(self._device)
         plan = self.policy.plan(batch.states)
         prefixes = [state.prefix for state in batch.states]
-        draws = self._draws(batch.states, plan.width, chance)
+        noise = batch.next_noise(self._uniforms if chance is None else None, plan.width)
+        draws = batch.draws(chance or self.chance, plan.width, noise)
         context = RoundContext(
             batch.params,
             draws,
@@ -206,7 +176,7 @@ class SpeculativeDecoder:
             total_s=watch.total(),
         )
         self._tally.add(record)
-        return Step(Batch(tuple(states), batch.params), tuple(emitted), record)
+        return Step(replace(batch, states=tuple(states), noise=noise), tuple(emitted), record)
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
@@ -339,14 +309,6 @@ class SpeculativeDecoder:
         proposal = self.drafter.propose(prefixes, plan, context)
         check_proposal(proposal, plan, self.target.vocab_size)
         return proposal
-
-    def _draws(
-        self, states: Sequence[SequenceState], width: int, chance: Chance | None
-    ) -> RoundDraws:
-        if chance is None:
-            return RoundDraws(self.chance, self._uniforms, states, width)
-        uniforms = chance.uniforms if isinstance(chance, UniformChance) else None
-        return RoundDraws(chance, uniforms, states, width)
 
     def _parse(self, prompt: Any, params: SamplingParams | None) -> Request:
         return parse_request(prompt, params or SamplingParams(), self.tokenizer, self._limits)

@@ -7,7 +7,7 @@ are host data (NumPy); tokens, laws and logits live on the model's device (torch
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -116,11 +116,15 @@ class SequenceState:
         self, tokens: list[int], depth: int, finish_reason: FinishReason | None
     ) -> SequenceState:
         """The state after a round that drafted `depth` tokens and emitted `tokens`."""
-        return replace(
-            self,
-            prefix=self.prefix.extended(tokens),
-            depths=(*self.depths, depth),
-            finish_reason=finish_reason,
+        return SequenceState(
+            self.prefix.extended(tokens),
+            self.prompt_length,
+            self.params,
+            self.stop_ids,
+            self.stream_key,
+            self.choice,
+            (*self.depths, depth),
+            finish_reason,
         )
 
 

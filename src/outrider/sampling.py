@@ -88,8 +88,7 @@ def laws(logits: Tensor, params: PackedParams) -> tuple[Laws, Tensor]:
         nothing.
     """
     if params.all_greedy:
-        best = logits.argmax(-1)
-        peak = logits.gather(-1, best.unsqueeze(-1)).squeeze(-1)
+        peak, best = logits.max(-1)
         return Laws(atoms=best), peak
     scores = logits if logits.dtype == torch.float64 else logits.float()
     if params.temperature is not None:

@@ -207,7 +207,7 @@ class TransformersModel:
             order = sorted(range(len(slots)), key=slots.__getitem__)
             prefixes = [prefixes[row] for row in order]
             slots = [slots[row] for row in order]
-        tokens = np.stack([prefix.tokens[-missing:] for prefix in prefixes])
+        tokens = np.array([prefix.tokens[-missing:] for prefix in prefixes])
         starts = [len(prefix) - missing for prefix in prefixes]
         return _Batch(slots, starts, torch.from_numpy(tokens).to(self.device), order)
 
@@ -344,7 +344,6 @@ class SlotCursor:
         """Logits [B, V] after the prefixes and the tokens fed so far."""
         return _unsorted(self._logits, self._order)
 
-    @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
         """Feed tokens int64 [B], on the device, and return the logits [B, V] after them."""
         step = len(self._fed.steps)

@@ -33,13 +33,12 @@ class BlockVerification:
             kept.append(xp.minimum(kept[-1] * chain.ratio[:, column : column + 1], one))
         weights = xp.concat(kept, axis=-1)
 
-        # Nodes 1..N-1 by the formula where another token was drafted after them; then the leaf,
-        # wherever a row's drafts end. Nodes beyond it are never reached.
+        # Nodes 1..N-1 by the formula, and the leaf wherever a row's drafts end. Nodes beyond it
+        # have weight 0, so that their heads come out as 0.
         inner = weights[:, 1:width]
         mass = self._residual_mass(chain, inner)
         unsure = mass + (1 - inner)
         head = xp.where(unsure > 0, mass / xp.where(unsure > 0, unsure, 1.0), 1.0)
-        head = xp.where(chain.drafted[:, 1:], head, 0.0)
         head = xp.concat([one, head, weights[:, width:]], axis=-1)
         nodes = xp.arange(width + 1, device=chain.ratio.device)[None, :]
         head = xp.where(nodes == chain.length[:, None], weights, head)

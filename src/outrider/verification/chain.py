@@ -16,7 +16,6 @@ class Chain:
 
     Attributes:
         tokens: int64 [B, N], every entry inside the vocabulary.
-        drafted: bool [B, N], False beyond a row's length.
         length: int64 [B].
         target: [B, N + 1, V], the target's laws after the prefix and after each token.
         draft: [B, N, V], the laws the tokens were drawn from; None if each was proposed outright,
@@ -26,7 +25,6 @@ class Chain:
     """
 
     tokens: Any
-    drafted: Any
     length: Any
     target: Any
     draft: Any | None
@@ -39,17 +37,18 @@ class Chain:
         batch, width = proposal.tokens.shape
         device = target.device
         laws = proposal.laws or Laws(atoms=proposal.tokens)
-        length = xp.asarray(proposal.lengths, device=device)
         columns = xp.arange(width, device=device)[None, :]
         rows = xp.arange(batch, device=device)[:, None]
-        drafted = columns < length[:, None]
+        length = xp.asarray(proposal.lengths, device=device)
         ratio = xp.astype(target[rows, columns, proposal.tokens], xp.float64)
+        # A token has positive probability under the law it was drawn from; where nothing was
+        # drafted there may be none to divide by.
         if laws.probs is not None:
-            # A token has positive probability under the law it was drawn from; 0/0 arises only
-            # where nothing was drafted, and counts as 0.
-            ratio = ratio / xp.astype(laws.probs[rows, columns, proposal.tokens], xp.float64)
-        ratio = xp.where(drafted & (ratio > 0), ratio, 0.0)
-        return Chain(proposal.tokens, drafted, length, target, laws.probs, ratio)
+            drawn = laws.probs[rows, columns, proposal.tokens]
+            ratio = ratio / xp.where(drawn > 0, drawn, 1.0)
+        if (proposal.lengths < width).any():
+            ratio = xp.where(columns < length[:, None], ratio, 0.0)
+        return Chain(proposal.tokens, length, target, laws.probs, ratio)
 
     def residual(self, node: Any, weight: Any) -> Any:
         """Unnormalised residual rows: (weight * target - draft)+ at `node`, target at a leaf.

@@ -50,8 +50,9 @@ def verify(
 def _verify_atoms(proposal: DraftProposal, atoms: Any) -> VerificationResult:
     xp = array_namespace(atoms)
     batch, width = proposal.tokens.shape
-    lengths = xp.asarray(proposal.lengths, device=atoms.device)
-    columns = xp.arange(width, device=atoms.device)
-    equal = (proposal.tokens == atoms[:, :width]) & (columns[None, :] < lengths[:, None])
+    equal = proposal.tokens == atoms[:, :width]
+    if (proposal.lengths < width).any():
+        lengths = xp.asarray(proposal.lengths, device=atoms.device)
+        equal = equal & (xp.arange(width, device=atoms.device) < lengths[:, None])
     kept = xp.sum(xp.cumulative_prod(xp.astype(equal, xp.int64), axis=-1), axis=-1)
     return VerificationResult(kept, atoms[xp.arange(batch, device=atoms.device), kept])

@@ -1,0 +1,81 @@
+"""Sequences decoded together, and what a round made of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .chance import Noise, RoundDraws, Uniforms, round_keys
+from .outputs import Origin
+from .protocols import Chance
+from .records import RoundRecord, SequenceState
+from .sampling import PackedParams
+
+_NOISE_ROWS = 32
+"""Uniforms are made ahead for this many rows of rounds: 32 rounds of one sequence, 4 of eight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Sequences decoded together, with what depends on the batch alone and not on its round.
+
+    Attributes:
+        states: the sequences.
+        params: their sampling parameters, packed for the device.
+        device: where their laws live.
+        noise: uniforms of their next rounds; None before the first that draws.
+    """
+
+    states: tuple[SequenceState, ...]
+    params: PackedParams
+    device: torch.device
+    noise: Noise | None = None
+
+    @staticmethod
+    def of(states: tuple[SequenceState, ...], vocab_size: int, device: torch.device) -> Batch:
+        """Pack the parameters of sequences over `vocab_size` tokens for `device`."""
+        params = PackedParams.pack([state.params for state in states], vocab_size, device)
+        return Batch(states, params, device)
+
+    def next_noise(self, make: Uniforms | None, width: int) -> Noise | None:
+        """The noise with one more round taken, made anew by `make` if it does not reach that far.
+
+        None where nothing is drawn, or where draws are asked for one by one.
+        """
+        if make is None or self.params.all_greedy:
+            return None
+        if self.noise is not None and self.noise.covers(width):
+            return Noise(self.noise.uniforms, self.noise.used + 1)
+        rounds = max(1, _NOISE_ROWS // len(self.states))
+        uniforms = torch.from_numpy(make(round_keys(self.states, width, rounds)))
+        return Noise(uniforms.to(self.device), 1)
+
+    def draws(self, chance: Chance, width: int, noise: Noise | None) -> RoundDraws:
+        """The draws of a round: from noise made ahead, or key by key."""
+        if noise is not None:
+            return RoundDraws(chance, None, noise.uniforms[noise.used - 1])
+        if self.params.all_greedy:
+            return RoundDraws(chance, None, None)
+        return RoundDraws(chance, round_keys(self.states, width)[0], None)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a round made of a batch.
+
+    Attributes:
+        batch: the sequences after it, finished ones included.
+        emitted: the tokens each emitted.
+        record: what it did and where its time went.
+    """
+
+    batch: Batch
+    emitted: tuple[list[int], ...]
+    record: RoundRecord
+
+    def origin(self, row: int, index: int) -> Origin:
+        """Where the `index`-th token that a row emitted came from."""
+        if index < self.record.accepted[row]:
+            return "draft"
+        return "bonus" if index == self.record.drafted[row] else "correction"
