@@ -13,7 +13,6 @@ from typing import Any, overload
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from . import sampling
 from .batch import Batch, Step
@@ -41,12 +40,18 @@ from .records import (
     Prefix,
     RoundRecord,
     SequenceState,
-    VerificationResult,
 )
 from .requests import Limits, Prompt, Request, is_single_prompt, parse_request
-from .rounds import RoundContext, Stopwatch, check_proposal, check_scores, check_witnesses
+from .rounds import (
+    RoundContext,
+    Stopwatch,
+    check_proposal,
+    check_scores,
+    check_witnesses,
+    decide,
+)
 from .text import StreamDecoder
-from .verification import METHODS, Method, verify
+from .verification import METHODS, Method
 
 
 class SpeculativeDecoder:
@@ -150,25 +155,21 @@ class SpeculativeDecoder:
         watch.mark()
         check_scores(scores, proposal, self.target.vocab_size)
         laws, witness = sampling.laws(scores.logits, batch.params)
-        verdict = verify(proposal, laws, self._method, draws)
-        rows = _to_host(proposal, verdict, witness, context.witnesses)
+        rows = decide(proposal, laws, [*context.witnesses, witness], self._method, draws)
         ids = tuple(prefix.sequence_id for prefix in prefixes)
-        if not all(row[-1] for row in rows):
+        if not all(row.sound for row in rows):
             check_witnesses(witness, context.witnesses, ids)
         _, draft_s, target_s = watch.spans()
 
-        drafted = proposal.lengths.tolist()
         states, emitted, accepted = [], [], []
-        for state, depth, (*drafts, kept, token, _) in zip(
-            batch.states, drafted, rows, strict=True
-        ):
-            tokens, reason = _until_stop(state, [*drafts[:kept], token])
-            states.append(state.advanced(tokens, depth, reason))
+        for state, row in zip(batch.states, rows, strict=True):
+            tokens, reason = _until_stop(state, [*row.drafts[: row.kept], row.token])
+            states.append(state.advanced(tokens, len(row.drafts), reason))
             emitted.append(tokens)
-            accepted.append(min(kept, len(tokens)))
+            accepted.append(min(row.kept, len(tokens)))
         record = RoundRecord(
             sequence_ids=ids,
-            drafted=tuple(drafted),
+            drafted=tuple(len(row.drafts) for row in rows),
             accepted=tuple(accepted),
             emitted=tuple(map(len, emitted)),
             draft_s=draft_s,
@@ -343,21 +344,6 @@ class SpeculativeDecoder:
             depths=state.depths,
             metrics=tally.metrics(),
         )
-
-
-def _to_host(
-    proposal: DraftProposal, verdict: VerificationResult, target: Tensor, draft: list[Tensor]
-) -> list[list[int]]:
-    """The round's one copy to the host: for each row its drafts, how many are kept, what follows,
-    and whether every law of the row meant something.
-    """
-    sound = torch.isfinite(torch.cat([*draft, target], 1).sum(1))
-    packed = torch.cat(
-        [proposal.tokens, torch.stack([verdict.num_accepted, verdict.next_token, sound.long()], 1)],
-        1,
-    )
-    rows: list[list[int]] = packed.tolist()
-    return rows
 
 
 def _until_stop(state: SequenceState, tokens: list[int]) -> tuple[list[int], FinishReason | None]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import isfinite
 from time import perf_counter
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from . import sampling
@@ -19,6 +22,7 @@ from .errors import (
 )
 from .records import DraftPlan, DraftProposal, Laws, TargetScores
 from .sampling import PackedParams
+from .verification import Method, verify, verify_atoms
 
 
 class RoundContext:
@@ -76,6 +80,53 @@ class RoundContext:
         return tokens
 
 
+@dataclass(frozen=True, slots=True)
+class RowVerdict:
+    """A row's verdict on the host: its drafts, how many are kept, the token that follows them.
+
+    `sound` is False if one of the laws behind it meant nothing.
+    """
+
+    drafts: list[int]
+    kept: int
+    token: int
+    sound: bool
+
+
+def decide(
+    proposal: DraftProposal,
+    target: Laws,
+    witnesses: list[Tensor],
+    method: Method,
+    draws: RoundDraws,
+) -> list[RowVerdict]:
+    """Verify a round, and bring what it came to to the host: its one copy.
+
+    Args:
+        proposal: the drafts.
+        target: the target's laws for [B, N + 1].
+        witnesses: [B, ...] each, numbers that are finite if the laws mean something.
+        method: how drafts are kept.
+        draws: the round's chance.
+    """
+    if target.probs is None:
+        assert target.atoms is not None
+        found = [target.atoms]
+    else:
+        verdict = verify(proposal, target.probs, method, draws)
+        found = [torch.stack([verdict.num_accepted, verdict.next_token], 1)]
+    # Token ids are exact in float64, where the witnesses can keep them company.
+    packed = torch.cat([proposal.tokens, *found, *(w.double() for w in witnesses)], 1).tolist()
+    width = proposal.width
+    rows = []
+    for row, length in zip(packed, proposal.lengths.tolist(), strict=True):
+        ids = [int(value) for value in row[: width + found[0].shape[1]]]
+        drafts, rest = ids[:length], ids[width:]
+        kept, token = verify_atoms(drafts, rest) if target.probs is None else (rest[0], rest[1])
+        rows.append(RowVerdict(drafts, kept, token, isfinite(sum(row[len(ids) :]))))
+    return rows
+
+
 class Stopwatch:
     """Times the parts of a round: by the wall clock, or on a CUDA device by events in its stream.
 
@@ -126,15 +177,12 @@ def check_proposal(proposal: DraftProposal, plan: DraftPlan, vocab_size: int) ->
             f"the drafter returned tokens of shape {tuple(proposal.tokens.shape)} and "
             f"{proposal.tokens.dtype}; expected int64 [B, N] with B = {batch}"
         )
-    lengths = proposal.lengths
-    if lengths.shape != (batch,) or (lengths < 0).any() or (lengths > plan.depth).any():
+    if proposal.lengths is not plan.depth:
+        _check_lengths(proposal.lengths, plan.depth)
+    if proposal.lengths.max() > width:
         raise DraftShapeError(
-            f"the drafter returned lengths {lengths.tolist()}; expected one for each of {batch} "
-            f"rows, at most the planned depths {plan.depth.tolist()}"
-        )
-    if lengths.max(initial=0) > width:
-        raise DraftShapeError(
-            f"the drafter returned lengths {lengths.tolist()} but only {width} columns of tokens"
+            f"the drafter returned lengths {proposal.lengths.tolist()} but only {width} columns "
+            "of tokens"
         )
     if width == 0:
         return
@@ -157,12 +205,20 @@ def check_proposal(proposal: DraftProposal, plan: DraftPlan, vocab_size: int) ->
             f"dimension to be the vocabulary, {vocab_size}"
         )
     if proposal.tokens.device.type == "cpu":
-        tokens = proposal.tokens.numpy()
-        if tokens.min() < 0 or tokens.max() >= vocab_size:
+        tokens = proposal.tokens.tolist()
+        if min(map(min, tokens)) < 0 or max(map(max, tokens)) >= vocab_size:
             raise TokenOutOfRangeError(
-                f"the drafter returned tokens {tokens.tolist()}; expected ids in "
-                f"0..{vocab_size - 1}, padding included"
+                f"the drafter returned tokens {tokens}; expected ids in 0..{vocab_size - 1}, "
+                "padding included"
             )
+
+
+def _check_lengths(lengths: NDArray[np.int64], depth: NDArray[np.int64]) -> None:
+    if lengths.shape != depth.shape or (lengths < 0).any() or (lengths > depth).any():
+        raise DraftShapeError(
+            f"the drafter returned lengths {lengths.tolist()}; expected one for each of "
+            f"{len(depth)} rows, at most the planned depths {depth.tolist()}"
+        )
 
 
 def check_scores(scores: TargetScores, proposal: DraftProposal, vocab_size: int) -> None:

@@ -9,9 +9,17 @@ method. Nothing here imports a framework; arrays may be of any array-API library
 from .block import BlockVerification
 from .chain import Chain, Method
 from .token import TokenVerification
-from .verify import verify
+from .verify import verify, verify_atoms
 
 METHODS: dict[str, Method] = {"block": BlockVerification(), "token": TokenVerification()}
 """The lossless methods by the name `SpeculativeConfig.verification` gives them."""
 
-__all__ = ["METHODS", "BlockVerification", "Chain", "Method", "TokenVerification", "verify"]
+__all__ = [
+    "METHODS",
+    "BlockVerification",
+    "Chain",
+    "Method",
+    "TokenVerification",
+    "verify",
+    "verify_atoms",
+]

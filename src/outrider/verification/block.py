@@ -43,8 +43,8 @@ class BlockVerification:
         nodes = xp.arange(width + 1, device=chain.ratio.device)[None, :]
         head = xp.where(nodes == chain.length[:, None], weights, head)
 
-        later = xp.flip(1 - head[:, 1:], axis=-1)
-        none_later = xp.flip(xp.cumulative_prod(later, axis=-1, include_initial=True), axis=-1)
+        none_later = xp.cumulative_prod(xp.flip(1 - head[:, 1:], axis=-1), axis=-1)
+        none_later = xp.concat([xp.flip(none_later, axis=-1), one], axis=-1)
         return head * none_later, weights
 
     def _residual_mass(self, chain: Chain, kept: Any) -> Any:
@@ -61,5 +61,4 @@ class BlockVerification:
         """norm((p_i P - Q)+) after `node` = i kept tokens, or P after the last, float64 [B, V]."""
         xp = array_namespace(weights)
         rows = xp.arange(node.shape[0], device=node.device)
-        residual = chain.residual(node, weights[rows, node])
-        return residual / xp.sum(residual, axis=-1, keepdims=True)
+        return chain.residual_law(node, weights[rows, node])

@@ -50,8 +50,8 @@ class Chain:
             ratio = xp.where(columns < length[:, None], ratio, 0.0)
         return Chain(proposal.tokens, length, target, laws.probs, ratio)
 
-    def residual(self, node: Any, weight: Any) -> Any:
-        """Unnormalised residual rows: (weight * target - draft)+ at `node`, target at a leaf.
+    def residual_law(self, node: Any, weight: Any) -> Any:
+        """The law after `node` kept tokens: norm((weight * target - draft)+), target at a leaf.
 
         Args:
             node: int64 [B], how many tokens are kept.
@@ -66,19 +66,19 @@ class Chain:
         batch, width = self.tokens.shape
         device = self.target.device
         rows = xp.arange(batch, device=device)
-        target = self.target[rows, node]
-        leaf = (node >= self.length)[:, None]
+        target = xp.astype(self.target[rows, node], xp.float64)
         # At a leaf nothing was drafted: whichever column is read there is not used.
         column = xp.minimum(node, xp.asarray(width - 1, device=device))
         if self.draft is None:
             vocabulary = xp.arange(target.shape[-1], device=device)[None, :]
             removed = vocabulary == self.tokens[rows, column][:, None]
-            residual = xp.where(removed, 0.0, xp.astype(target, xp.float64))
+            residual = xp.where(removed, 0.0, target)
         else:
             residual = weight[:, None] * target - self.draft[rows, column]
             residual = xp.where(residual > 0, residual, 0.0)
-        left = xp.sum(residual, axis=-1, keepdims=True) > 0
-        return xp.where(leaf | ~left, xp.astype(target, xp.float64), residual)
+        total = xp.sum(residual, axis=-1, keepdims=True)
+        used = (total > 0) & (node < self.length)[:, None]
+        return xp.where(used, residual / xp.where(used, total, 1.0), target)
 
 
 class Method(Protocol):

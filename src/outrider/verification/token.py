@@ -20,12 +20,11 @@ class TokenVerification:
         """The law [B, N + 1] of the number of tokens kept, and unit weights."""
         xp = array_namespace(chain.ratio)
         keep = xp.minimum(chain.ratio, xp.ones_like(chain.ratio))
-        reached = xp.cumulative_prod(keep, axis=-1, include_initial=True)
-        refused = xp.concat([1 - keep, xp.ones_like(keep[:, :1])], axis=-1)
+        one = xp.ones_like(keep[:, :1])
+        reached = xp.concat([one, xp.cumulative_prod(keep, axis=-1)], axis=-1)
+        refused = xp.concat([1 - keep, one], axis=-1)
         return reached * refused, xp.ones_like(reached)
 
     def residual(self, chain: Chain, weights: Any, node: Any) -> Any:
         """norm((p - q)+) after `node` kept tokens, or p after the last, float64 [B, V]."""
-        xp = array_namespace(weights)
-        residual = chain.residual(node, weights[:, 0])
-        return residual / xp.sum(residual, axis=-1, keepdims=True)
+        return chain.residual_law(node, weights[:, 0])

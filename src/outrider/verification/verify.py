@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from array_api_compat import array_namespace
 
-from ..records import DraftProposal, Laws, VerificationResult
+from ..records import DraftProposal, VerificationResult
 from .chain import Chain, Method
 
 
@@ -23,36 +24,40 @@ class VerdictDraws(Protocol):
 
 
 def verify(
-    proposal: DraftProposal, target: Laws, method: Method, draws: VerdictDraws
+    proposal: DraftProposal, target: Any, method: Method, draws: VerdictDraws
 ) -> VerificationResult:
     """Keep drafts by `method`, and draw the token that follows them.
 
     Args:
         proposal: drafted tokens and the laws they were drawn from.
-        target: the target's laws for [B, N + 1]. Where they are atoms nothing is drawn: every
-            lossless method keeps the drafts that equal the atoms, up to the first that does not.
+        target: the target's laws, dense [B, N + 1, V].
         method: how drafts are kept.
         draws: the round's chance.
     """
-    if target.atoms is not None:
-        return _verify_atoms(proposal, target.atoms)
-    probs: Any = target.probs
-    xp = array_namespace(probs)
+    xp = array_namespace(target)
     if proposal.width == 0:
-        none = xp.zeros(probs.shape[0], dtype=xp.int64, device=probs.device)
-        return VerificationResult(none, draws.token(probs[:, 0]))
-    chain = Chain.of(proposal, probs)
+        none = xp.zeros(target.shape[0], dtype=xp.int64, device=target.device)
+        return VerificationResult(none, draws.token(target[:, 0]))
+    chain = Chain.of(proposal, target)
     law, weights = method.stop_law(chain)
     node = draws.stop(law)
     return VerificationResult(node, draws.token(method.residual(chain, weights, node)))
 
 
-def _verify_atoms(proposal: DraftProposal, atoms: Any) -> VerificationResult:
-    xp = array_namespace(atoms)
-    batch, width = proposal.tokens.shape
-    equal = proposal.tokens == atoms[:, :width]
-    if (proposal.lengths < width).any():
-        lengths = xp.asarray(proposal.lengths, device=atoms.device)
-        equal = equal & (xp.arange(width, device=atoms.device) < lengths[:, None])
-    kept = xp.sum(xp.cumulative_prod(xp.astype(equal, xp.int64), axis=-1), axis=-1)
-    return VerificationResult(kept, atoms[xp.arange(batch, device=atoms.device), kept])
+def verify_atoms(drafted: Sequence[int], atoms: Sequence[int]) -> tuple[int, int]:
+    """Keep the drafts of one row whose target laws are atoms: those that equal them.
+
+    Every lossless method keeps drafts up to the first that is not the atom, and the atom there, or
+    the one after the last, follows. Nothing is drawn.
+
+    Args:
+        drafted: the row's drafted tokens, L of them.
+        atoms: the target's token after the prefix and after each draft, L + 1 or more.
+
+    Returns:
+        How many are kept, and the token that follows.
+    """
+    kept = 0
+    while kept < len(drafted) and drafted[kept] == atoms[kept]:
+        kept += 1
+    return kept, atoms[kept]
