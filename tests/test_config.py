@@ -93,6 +93,9 @@ def test_load_refuses_what_it_cannot_load(tmp_path: Any) -> None:
     missing = tmp_path / "no" / "model"
     with pytest.raises(ModelError, match=f"there is no model at '{missing}'"):
         load(missing)
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError, match=r"cannot load the tokenizer of"):
         load(tmp_path)
     with pytest.raises(InvalidConfigError, match="dtype='int8'"):

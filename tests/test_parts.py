@@ -126,6 +126,18 @@ def test_slots_reuse_the_longest_prefix_and_the_oldest_room() -> None:
     assert table.place(Prefix(1, [1, 2, 3])).shared == 2
 
 
+def test_a_long_text_is_not_lost_for_its_first_word() -> None:
+    table = SlotTable(2)
+    long = list(range(50))
+    table.place(Prefix(1, long))
+    table.slots[0].record(0, np.array(long))
+    table.release([1])
+    word = table.place(Prefix(2, [0, 1, 7, 7]))
+    assert (word.slot, word.shared, word.donor) == (1, 2, 0)
+    again = table.place(Prefix(3, [*long, 9]))
+    assert (again.slot, again.shared, again.donor) == (0, 50, None)
+
+
 def test_a_slot_forgets_what_lies_beyond_a_rewritten_column() -> None:
     slot = Slot()
     slot.record(0, np.arange(100))

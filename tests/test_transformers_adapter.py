@@ -269,6 +269,13 @@ def test_a_model_whose_cache_disagrees_with_its_forward_is_refused() -> None:
         TransformersModel(model)
 
 
+def test_a_model_with_nan_weights_is_refused_for_what_it_is() -> None:
+    model = random_model("llama")
+    model.lm_head.weight.data[3] = torch.nan
+    with pytest.raises(ModelError, match="NaN or infinite logits for a few tokens"):
+        TransformersModel(model)
+
+
 @pytest.mark.parametrize(
     ("field", "value"), [("max_sequences", 0), ("prefill_chunk", 0), ("max_length", 161)]
 )

@@ -121,6 +121,10 @@ def _refuse_missing(source: str) -> None:
             f"there is no model at {source!r}; expected an existing folder with config.json, a "
             "hub id such as 'owner/name', or 'demo'"
         )
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise ModelError(
+            f"the folder {source!r} has no config.json; expected a model saved by transformers"
+        )
 
 
 def _first_line(error: BaseException) -> str:

@@ -161,13 +161,17 @@ class SlotTable:
             )
         shared = [slot.shared(known) for slot in self.slots]
         longest = max(shared)
-        index = min(idle, key=lambda i: (-shared[i], self.slots[i].last_used))
-        donor = None
-        if shared[index] < longest:
-            donor = shared.index(longest)
-            index = min(idle, key=lambda i: self.slots[i].last_used)
-            self.slots[index].record(0, known[:longest])
+        donor: int | None = shared.index(longest)
+        oldest = min(idle, key=lambda i: self.slots[i].last_used)
+        # An idle slot is taken over for what it shares, unless that would lose more than it keeps:
+        # a long text that shares its first word is copied from, and stays for its own kind.
+        kept = [i for i in idle if shared[i] == longest and 2 * longest >= self.slots[i].length]
+        index = kept[0] if kept else oldest
         slot = self.slots[index]
+        if index == donor or longest == 0 or shared[index] == longest:
+            donor = None
+        else:
+            slot.record(0, known[:longest])
         slot.length = longest
         slot.sequence_id, slot.last_used = prefix.sequence_id, self._clock
         self.owner[prefix.sequence_id] = index

@@ -126,6 +126,11 @@ class TransformersModel:
         return self._architecture.device
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the keys and values, and so of the model's computation."""
+        return self._architecture.dtype
+
+    @property
     def live_sequences(self) -> frozenset[int]:
         """The sequences that hold a slot."""
         return frozenset(self._table.owner)
@@ -287,6 +292,11 @@ class TransformersModel:
         ids = [i * 7 % self.vocab_size for i in range(1, 7)]
         full = self.hf_model(input_ids=torch.tensor([ids], device=self.device), use_cache=False)
         expected = full.logits[0, -2:].double()
+        if not torch.isfinite(expected).all():
+            raise ModelError(
+                f"{type(self.hf_model).__name__} gives NaN or infinite logits for a few tokens; "
+                "check its weights, or load it in a wider dtype"
+            )
         drafts = torch.tensor([ids[1::-1]], device=self.device)
         self.verify([Prefix(_PROBE, ids[:3])], _chain(drafts))
         last = torch.tensor([ids[5:]], device=self.device)
