@@ -36,7 +36,7 @@ class RoundContext:
         greedy_drafts: propose each law's most likely token, as a point mass.
 
     Attributes:
-        witnesses: for each law made, [B] numbers that are not finite where it means nothing.
+        witnesses: for each law made, [B, 1] numbers that are not finite where it means nothing.
     """
 
     def __init__(
@@ -57,11 +57,9 @@ class RoundContext:
 
     def law(self, logits: Tensor) -> Laws:
         """The laws that the rows' own sampling parameters make of logits [B, V]."""
-        laws, witness = sampling.laws(logits[:, None], self._params)
-        self.witnesses.append(witness)
-        if laws.atoms is not None:
-            return Laws(atoms=laws.atoms[:, 0])
-        return Laws(probs=None if laws.probs is None else laws.probs[:, 0])
+        laws, witness = sampling.laws(logits, self._params)
+        self.witnesses.append(witness[:, None])
+        return laws
 
     def pick(self, laws: Laws, position: int) -> Tensor:
         """Tokens int64 [B] drawn from `laws`, the `position`-th drafted in this round.
@@ -105,7 +103,7 @@ def decide(
     Args:
         proposal: the drafts.
         target: the target's laws for [B, N + 1].
-        witnesses: [B, ...] each, numbers that are finite if the laws mean something.
+        witnesses: [B, M] each, numbers that are finite if the laws mean something.
         method: how drafts are kept.
         draws: the round's chance.
     """
@@ -116,7 +114,8 @@ def decide(
         verdict = verify(proposal, target.probs, method, draws)
         found = [torch.stack([verdict.num_accepted, verdict.next_token], 1)]
     # Token ids are exact in float64, where the witnesses can keep them company.
-    packed = torch.cat([proposal.tokens, *found, *(w.double() for w in witnesses)], 1).tolist()
+    evidence = torch.cat(witnesses, 1).double()
+    packed = torch.cat([proposal.tokens, *found, evidence], 1).tolist()
     width = proposal.width
     rows = []
     for row, length in zip(packed, proposal.lengths.tolist(), strict=True):

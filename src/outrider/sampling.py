@@ -25,12 +25,12 @@ class PackedParams:
 
     Attributes:
         all_greedy: every row is greedy, so that laws are atoms.
-        greedy: bool [B, 1, 1], rows that are greedy among rows that are not.
-        temperature: one number where all sampled rows share it, else float64 [B, 1, 1].
-        top_k: int64 [B, 1, 1], 1 or more, the vocabulary's width where unused.
+        greedy: bool [B], rows that are greedy among rows that are not.
+        temperature: one number where all sampled rows share it, else float64 [B].
+        top_k: int64 [B], 1 or more, the vocabulary's width where unused.
         max_top_k: the largest top_k in use.
-        top_p: float64 [B, 1, 1], 1 where unused.
-        min_p: [B, 1, 1], 0 where unused.
+        top_p: float64 [B], 1 where unused.
+        min_p: float64 [B], 0 where unused.
     """
 
     all_greedy: bool
@@ -53,14 +53,14 @@ class PackedParams:
         def column(values: Sequence[float], unused: float, dtype: torch.dtype) -> Tensor | None:
             if all(value == unused for value in values):
                 return None
-            return torch.tensor(values, dtype=dtype, device=device).view(-1, 1, 1)
+            return torch.tensor(values, dtype=dtype, device=device)
 
         temperatures = {p.temperature for p in params if not p.greedy}
         shared = temperatures.pop() if len(temperatures) == 1 else None
         top_k = [min(p.top_k or vocab_size, vocab_size) for p in params]
         return PackedParams(
             all_greedy=False,
-            greedy=torch.tensor(greedy, device=device).view(-1, 1, 1) if any(greedy) else None,
+            greedy=torch.tensor(greedy, device=device) if any(greedy) else None,
             temperature=column([p.temperature or 1.0 for p in params], 1.0, torch.float64)
             if shared is None
             else (None if shared == 1 else shared),
@@ -79,13 +79,13 @@ def laws(logits: Tensor, params: PackedParams) -> tuple[Laws, Tensor]:
     """The laws that B requests make of logits.
 
     Args:
-        logits: [B, M, V], M positions of each request.
+        logits: [B, V], or [B, M, V] for M positions of each request.
         params: of the B requests.
 
     Returns:
-        The laws for [B, M], in max(float32, the logits' dtype), and a witness [B, M]: a number that
-        is not finite where a row of logits had NaN, +inf or no finite entry, so that its law means
-        nothing.
+        The laws for [B] or [B, M], in max(float32, the logits' dtype), and a witness of that shape:
+        a number that is not finite where a row of logits had NaN, +inf or no finite entry, so that
+        its law means nothing.
     """
     if params.all_greedy:
         peak, best = logits.max(-1)
@@ -93,36 +93,42 @@ def laws(logits: Tensor, params: PackedParams) -> tuple[Laws, Tensor]:
     scores = logits if logits.dtype == torch.float64 else logits.float()
     if params.temperature is not None:
         scores = scores / (
-            params.temperature.to(scores.dtype)
+            _per_row(params.temperature.to(scores.dtype), logits)
             if isinstance(params.temperature, Tensor)
             else params.temperature
         )
     if params.top_k is not None:
+        top_k = _per_row(params.top_k, logits)
         best_scores = scores.topk(params.max_top_k, -1).values
-        last = (params.top_k - 1).clamp(max=params.max_top_k - 1).expand(-1, scores.shape[1], 1)
-        floor = best_scores.gather(-1, last)
-        unused = params.top_k == scores.shape[-1]
+        last = (top_k - 1).clamp(max=params.max_top_k - 1)
+        floor = best_scores.gather(-1, last.expand(*scores.shape[:-1], 1))
+        unused = top_k == scores.shape[-1]
         scores = scores.masked_fill((scores < floor) & ~unused, -torch.inf)
     probs = scores.softmax(-1)
     witness = probs[..., 0]
     if params.top_p is not None or params.min_p is not None:
         floor = torch.zeros_like(probs[..., :1])
         if params.top_p is not None:
-            floor = _top_p_floor(probs, params.top_p)
+            floor = _top_p_floor(probs, _per_row(params.top_p, logits))
         if params.min_p is not None:
             peak = probs.amax(-1, keepdim=True)
-            floor = torch.maximum(floor, params.min_p.to(probs.dtype) * peak)
+            floor = torch.maximum(floor, _per_row(params.min_p, logits).to(probs.dtype) * peak)
         probs = probs.masked_fill(probs < floor, 0)
         probs = probs / probs.sum(-1, keepdim=True, dtype=torch.float64).to(probs.dtype)
     if params.greedy is not None:
         best = logits.argmax(-1, keepdim=True)
         atom = torch.zeros_like(probs).scatter_(-1, best, 1)
-        probs = torch.where(params.greedy, atom, probs)
+        probs = torch.where(_per_row(params.greedy, logits), atom, probs)
     return Laws(probs=probs), witness
 
 
+def _per_row(values: Tensor, logits: Tensor) -> Tensor:
+    """Values [B] in a shape that broadcasts with logits [B, ..., V]."""
+    return values.view(-1, *[1] * (logits.ndim - 1))
+
+
 def _top_p_floor(probs: Tensor, top_p: Tensor) -> Tensor:
-    """The least probability that top-p keeps, [B, M, 1].
+    """The least probability that top-p keeps, [..., 1].
 
     On a CPU a partial sort is widened until it holds the mass asked for; elsewhere the whole row is
     sorted, because asking would wait for the device.

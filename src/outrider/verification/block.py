@@ -38,7 +38,8 @@ class BlockVerification:
         inner = weights[:, 1:width]
         mass = self._residual_mass(chain, inner)
         unsure = mass + (1 - inner)
-        head = xp.where(unsure > 0, mass / xp.where(unsure > 0, unsure, 1.0), 1.0)
+        certain = xp.astype(unsure == 0, xp.float64)
+        head = (mass + certain) / (unsure + certain)
         head = xp.concat([one, head, weights[:, width:]], axis=-1)
         nodes = xp.arange(width + 1, device=chain.ratio.device)[None, :]
         head = xp.where(nodes == chain.length[:, None], weights, head)
@@ -55,7 +56,7 @@ class BlockVerification:
             return kept * (1 - chain.ratio[:, 1:])
         width = chain.ratio.shape[1]
         excess = kept[:, :, None] * chain.target[:, 1:width] - chain.draft[:, 1:]
-        return xp.sum(xp.where(excess > 0, excess, 0.0), axis=-1)
+        return xp.sum(xp.clip(excess, min=0), axis=-1)
 
     def residual(self, chain: Chain, weights: Any, node: Any) -> Any:
         """norm((p_i P - Q)+) after `node` = i kept tokens, or P after the last, float64 [B, V]."""

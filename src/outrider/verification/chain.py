@@ -45,7 +45,7 @@ class Chain:
         # drafted there may be none to divide by.
         if laws.probs is not None:
             drawn = laws.probs[rows, columns, proposal.tokens]
-            ratio = ratio / xp.where(drawn > 0, drawn, 1.0)
+            ratio = ratio / (drawn + xp.astype(drawn == 0, drawn.dtype))
         if (proposal.lengths < width).any():
             ratio = xp.where(columns < length[:, None], ratio, 0.0)
         return Chain(proposal.tokens, length, target, laws.probs, ratio)
@@ -66,19 +66,18 @@ class Chain:
         batch, width = self.tokens.shape
         device = self.target.device
         rows = xp.arange(batch, device=device)
-        target = xp.astype(self.target[rows, node], xp.float64)
+        target = self.target[rows, node]
         # At a leaf nothing was drafted: whichever column is read there is not used.
         column = xp.minimum(node, xp.asarray(width - 1, device=device))
         if self.draft is None:
             vocabulary = xp.arange(target.shape[-1], device=device)[None, :]
             removed = vocabulary == self.tokens[rows, column][:, None]
-            residual = xp.where(removed, 0.0, target)
+            residual = xp.where(removed, 0.0, xp.astype(target, xp.float64))
         else:
-            residual = weight[:, None] * target - self.draft[rows, column]
-            residual = xp.where(residual > 0, residual, 0.0)
+            residual = xp.clip(weight[:, None] * target - self.draft[rows, column], min=0)
         total = xp.sum(residual, axis=-1, keepdims=True)
         used = (total > 0) & (node < self.length)[:, None]
-        return xp.where(used, residual / xp.where(used, total, 1.0), target)
+        return xp.where(used, residual / xp.where(used, total, 1.0), xp.astype(target, xp.float64))
 
 
 class Method(Protocol):
