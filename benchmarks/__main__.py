@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
+from transformers.utils import logging as transformers_logging
 
 from .report import Report, environment
 
@@ -15,24 +17,28 @@ _PARTS = {"overhead": ("overhead", 150), "attention": ("attention", 30), "import
 """Each benchmark's module, and how many rounds it makes unless told otherwise."""
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run the benchmarks named, print a table for each, and end with one line of JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(_PARTS)}; all")
     parser.add_argument("--rounds", type=int, help="timed repetitions, in place of each default")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures here as well")
-    asked = parser.parse_args()
+    asked = parser.parse_args(argv)
     unknown = [name for name in asked.names if name not in _PARTS]
     if unknown:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(_PARTS)}")
     if asked.rounds is not None and asked.rounds < 1:
         parser.error(f"--rounds {asked.rounds}: expected an integer >= 1")
 
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     console = Console(width=120, highlight=False)
+    progress = Console(stderr=True)
     figures: dict[str, object] = {"environment": environment()}
     for name in asked.names or _PARTS:
         module, rounds = _PARTS[name]
-        report: Report = import_module(f".{module}", __package__).run(asked.rounds or rounds)
+        with progress.status(f"timing: {name}"):
+            report: Report = import_module(f".{module}", __package__).run(asked.rounds or rounds)
         figures[report.name] = report.figures
         console.print(report.table)
         console.print(f"[dim]{report.regime}[/dim]\n", soft_wrap=True)

@@ -1,0 +1,28 @@
+"""The benchmarks run, and end in one line of JSON. What they measure is not looked at."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from benchmarks.__main__ import main
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds", "figures"),
+    [("overhead", 3, {"k", "rows"}), ("attention", 1, set()), ("import", 1, set())],
+)
+def test_a_benchmark_ends_in_one_line_of_json(
+    name: str, rounds: int, figures: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([name, "--rounds", str(rounds)])
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert len(last) == 2
+    assert last["environment"]["torch"]
+    assert figures <= set(next(value for key, value in last.items() if key != "environment"))
+
+
+def test_an_unknown_benchmark_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["overhed"])
+    assert "no benchmark overhed; there are overhead" in capsys.readouterr().err
