@@ -265,7 +265,6 @@ class SpeculativeDecoder:
                         token_id=token,
                         text=text,
                         origin=step.origin(row, index),
-                        logprob=None,
                         position=first + index,
                         round=state.round - 1,
                         finish_reason=state.finish_reason if last else None,

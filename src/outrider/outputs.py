@@ -84,7 +84,6 @@ class StreamEvent:
             tokenizer.
         origin: "draft" if it was drafted and accepted, "correction" if it replaced a rejected
             draft, "bonus" if it followed drafts that were all accepted, none at all included.
-        logprob: reserved for the target's log-probability; None.
         position: index among the emitted tokens, from 0.
         round: the round that emitted it, from 0.
         finish_reason: on a choice's last token, why it ended.
@@ -95,7 +94,6 @@ class StreamEvent:
     token_id: int
     text: str | None
     origin: Origin
-    logprob: float | None
     position: int
     round: int
     finish_reason: FinishReason | None
