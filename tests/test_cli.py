@@ -288,9 +288,9 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("flags", "message"),
         [
-            (("--temp", "-1"), "--temp/--temperature: '-1' is not allowed: expected a number >= 0"),
-            (("--temp", "abc"), "'abc' is not allowed: expected a number >= 0"),
-            (("--temp", "nan"), "'nan' is not allowed: expected a number >= 0"),
+            (("--temp", "-1"), "--temp/--temperature: '-1' is not allowed: expected 0 for greedy"),
+            (("--temp", "abc"), "'abc' is not allowed: expected 0 for greedy"),
+            (("--temp", "nan"), "'nan' is not allowed: expected 0 for greedy"),
             (("--top-p", "0"), "--top-p: '0' is not allowed: expected a number in (0, 1]"),
             (("--top-p", "1.5"), "--top-p: '1.5' is not allowed: expected a number in (0, 1]"),
             (("--top-k", "-2"), "--top-k: '-2' is not allowed: expected an integer >= 0"),
@@ -380,7 +380,7 @@ class TestErrors:
     def test_prompt_longer_than_the_context(self, capsys, target):
         line = error_of(capsys, "generate", "-p", "x" * 70, "--target", target, "-m", "8")
         assert "70 tokens" in line
-        assert "the context of 64 tokens; shorten the prompt" in line
+        assert "the target's context of 64 tokens; shorten the prompt" in line
         line = error_of(capsys, "generate", "-p", "x" * 60, "--target", target, "-m", "8")
         assert "use max_tokens <= 4" in line
 

@@ -14,7 +14,7 @@ from .chance import Enumerator
 from .config import SamplingParams
 from .engine import SpeculativeDecoder
 from .errors import DegenerateDistributionError, InvalidConfigError
-from .records import FinishReason, SequenceState
+from .records import FinishReason, Prefix, SequenceState
 from .requests import Prompt
 
 Key = tuple[tuple[int, ...], tuple[int, ...], FinishReason | None]
@@ -37,7 +37,7 @@ def exact_law(
         params: its parameters; `n` must be 1.
         max_branches: how many paths through the engine's draws may be walked.
         batch_size: how many branches, in whatever states they are, share a step. The law does not
-            depend on it; a ragged batch is what it makes.
+            depend on it; a ragged batch is what it makes. Cut to what the models have room for.
         mates: unfinished states of other requests, stepped along in every batch; each takes the
             first outcome of every draw. The law does not depend on them either.
 
@@ -45,19 +45,25 @@ def exact_law(
         Probabilities by output, the prompt excluded. They sum to one.
 
     Raises:
-        InvalidConfigError: `n` is not 1, or more than `max_branches` would be walked.
+        InvalidConfigError: `n` is not 1, more than `max_branches` would be walked, or the models
+            have no room.
         KeyReuseError: the engine used one random key for two draws.
         DegenerateDistributionError: a law the engine drew from is not a law, or the total is not 1.
     """
     start, *others = decoder.start(prompt, params)
     if others:
         raise InvalidConfigError("n", 1 + len(others), "1, to enumerate one continuation")
+    if decoder.max_sequences is not None:
+        batch_size = min(batch_size, decoder.max_sequences - len(mates))
+    if batch_size < 1:
+        raise InvalidConfigError("batch_size", batch_size, "room for one branch beside the mates")
+    first_id = decoder.claim(batch_size + len(mates))
     live = {_key(start): (start, 1.0)}
     law: dict[tuple[int, ...], float] = {}
     walked = 0
     while live:
         reached: dict[Key, tuple[SequenceState, float]] = {}
-        for state, probability in _outcomes(decoder, live, batch_size, mates):
+        for state, probability in _outcomes(decoder, live, batch_size, mates, first_id):
             walked += 1
             if walked > max_branches:
                 raise InvalidConfigError(
@@ -87,6 +93,7 @@ def _outcomes(
     live: dict[Key, tuple[SequenceState, float]],
     batch_size: int,
     mates: Sequence[SequenceState],
+    first_id: int,
 ) -> Iterator[tuple[SequenceState, float]]:
     """Every state one step leads to from the live ones, with its probability."""
     work: list[tuple[SequenceState, float, tuple[int, ...]]]
@@ -95,8 +102,12 @@ def _outcomes(
         chosen, work = work[-batch_size:], work[:-batch_size]
         together = [*(state for state, _, _ in chosen), *mates]
         chance = Enumerator([*(path for _, _, path in chosen), *(() for _ in mates)])
-        states = [replace(state, stream_key=row) for row, state in enumerate(together)]
+        states = [
+            replace(state, stream_key=row, prefix=Prefix(first_id + row, state.prefix.tokens))
+            for row, state in enumerate(together)
+        ]
         step = decoder.step(decoder.pack(states), chance)
+        decoder.release(step.batch.states)
         work += [
             (*chosen[branch][:2], path) for branch, path in chance.siblings if branch < len(chosen)
         ]

@@ -27,7 +27,7 @@ class SamplingParams:
 
     Args:
         max_tokens: the most tokens to emit, at least 1.
-        temperature: divides the logits; 0 is greedy decoding.
+        temperature: divides the logits, at least 1e-6; 0 is greedy decoding.
         top_k: keep the k most likely tokens (ties with the k-th are kept); 0 keeps all.
         top_p: keep the likeliest tokens until their mass reaches this, in (0, 1]; 1 keeps all.
         min_p: keep tokens at least this share as likely as the likeliest, in [0, 1]; 0 keeps all.
@@ -55,7 +55,12 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _require_int("max_tokens", self.max_tokens, 1)
-        _require_real("temperature", self.temperature, lambda x: x >= 0, "a number >= 0")
+        _require_real(
+            "temperature",
+            self.temperature,
+            lambda x: x == 0 or x >= 1e-6,
+            "0 for greedy decoding, or a number >= 1e-6",
+        )
         _require_int("top_k", self.top_k, 0, "an integer >= 0 (0 keeps every token)")
         _require_real("top_p", self.top_p, lambda x: 0 < x <= 1, "a number in (0, 1]")
         _require_real("min_p", self.min_p, lambda x: 0 <= x <= 1, "a number in [0, 1]")

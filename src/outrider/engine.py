@@ -6,6 +6,7 @@ laws, verifies, and commits. Plain decoding is a round that drafts nothing.
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -31,7 +32,6 @@ from .protocols import (
     DraftModel,
     TargetModel,
     Tokenizer,
-    UniformChance,
 )
 from .records import (
     DraftPlan,
@@ -66,7 +66,7 @@ class SpeculativeDecoder:
 
     Raises:
         VocabMismatchError: drafter and target have different vocabulary sizes.
-        InvalidConfigError: drafter and target are on different devices.
+        InvalidConfigError: drafter and target are on different devices, or are no models at all.
     """
 
     def __init__(
@@ -85,7 +85,8 @@ class SpeculativeDecoder:
         self.tokenizer = tokenizer
         self.config = config or SpeculativeConfig()
         self.chance: Chance = chance or Philox4x32()
-        self._uniforms = self.chance.uniforms if isinstance(self.chance, UniformChance) else None
+        self._uniforms = self.chance.uniforms if type(self.chance) is Philox4x32 else None
+        _check_models(target, self.drafter)
         _check_vocabularies(target, self.drafter)
         drafted = 0 if self.drafter is None else self.config.num_speculative_tokens
         self.policy: DepthPolicy = FixedDepth(drafted)
@@ -95,15 +96,26 @@ class SpeculativeDecoder:
         self._cached = [model for model in models if isinstance(model, CachedModel)]
         self._device = _common_device(self._cached)
         eos = target.eos_token_ids if isinstance(target, CachedModel) else frozenset[int]()
-        lengths = [model.max_length for model in self._cached]
-        self._limits = Limits(target.vocab_size, min(lengths, default=None), eos)
-        self._next_id = 0
+        contexts = [
+            (model.max_length, name)
+            for name, model in zip(("target", "draft"), models, strict=True)
+            if isinstance(model, CachedModel)
+        ]
+        length, shortest = min(contexts, default=(None, "target"), key=lambda c: c[0])
+        self._limits = Limits(target.vocab_size, length, shortest, eos, self.drafter is not None)
+        # Decoders that share a model must not share ids: each counts from a start of its own.
+        self._next_id = secrets.randbits(40) << 22
         self._tally = Tally()
 
     @property
     def metrics(self) -> SpeculationMetrics:
         """Figures over every round since the decoder was made or last reset."""
         return self._tally.metrics()
+
+    @property
+    def max_sequences(self) -> int | None:
+        """How many sequences can be decoded together; None if the models set no bound."""
+        return min((model.max_sequences for model in self._cached), default=None)
 
     def reset_metrics(self) -> None:
         """Start counting anew."""
@@ -117,7 +129,7 @@ class SpeculativeDecoder:
                 request is refused; see `outrider.errors`.
         """
         request = self._parse(prompt, params)
-        return request.states(self._claim(request), self._limits)
+        return request.states(self.claim(request.params.n), self._limits)
 
     def pack(self, states: Iterable[SequenceState]) -> Batch:
         """A batch of sequences, to be stepped together."""
@@ -129,13 +141,16 @@ class SpeculativeDecoder:
 
         Args:
             batch: unfinished sequences, in any order and of any length.
-            chance: takes the place of the decoder's own.
+            chance: takes the place of the decoder's own; the round is then not counted in
+                `metrics`.
 
         Raises:
+            InvalidConfigError: the batch is empty, or has a finished sequence or one twice.
             DegenerateDistributionError: a model's logits hold NaN, +inf or nothing finite.
             DraftShapeError, TargetShapeError, DistributionWidthError, TokenOutOfRangeError: a
                 drafter or a target broke its contract.
         """
+        _check_steppable(batch)
         watch = Stopwatch(self._device)
         plan = self.policy.plan(batch.states)
         prefixes = [state.prefix for state in batch.states]
@@ -158,7 +173,7 @@ class SpeculativeDecoder:
         rows = decide(proposal, laws, [*context.witnesses, witness], self._method, draws)
         ids = tuple(prefix.sequence_id for prefix in prefixes)
         if not all(row.sound for row in rows):
-            check_witnesses(witness, context.witnesses, ids)
+            check_witnesses(witness, context.witnesses, proposal.lengths, ids)
         _, draft_s, target_s = watch.spans()
 
         states, emitted, accepted = [], [], []
@@ -176,7 +191,8 @@ class SpeculativeDecoder:
             target_s=target_s,
             total_s=watch.total(),
         )
-        self._tally.add(record)
+        if chance is None:
+            self._tally.add(record)
         return Step(replace(batch, states=tuple(states), noise=noise), tuple(emitted), record)
 
     @overload
@@ -272,7 +288,7 @@ class SpeculativeDecoder:
 
     def _rounds(self, states: Sequence[SequenceState]) -> Iterator[Step]:
         """Step all states to their ends, as many at a time as the models have room for."""
-        room = min((model.max_sequences for model in self._cached), default=max(1, len(states)))
+        room = self.max_sequences or max(1, len(states))
         waiting = deque(states)
         batch = self.pack(())
         try:
@@ -287,15 +303,22 @@ class SpeculativeDecoder:
                 batch = step.batch
                 running = [state for state in batch.states if state.finish_reason is None]
                 if len(running) < len(batch.states):
-                    self._release(s for s in batch.states if s.finish_reason is not None)
+                    self.release(s for s in batch.states if s.finish_reason is not None)
                     batch = self.pack(running)
-        except Exception:
-            self._release(batch.states, discard=True)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            self.release(batch.states, discard=True)
             raise
         finally:
-            self._release(batch.states)
+            self.release(batch.states)
 
-    def _release(self, states: Iterable[SequenceState], *, discard: bool = False) -> None:
+    def release(self, states: Iterable[SequenceState], *, discard: bool = False) -> None:
+        """Free what the models hold for sequences that will not be stepped again.
+
+        `generate` and `stream` do it themselves. With `discard` what was computed for them is not
+        shared with later sequences.
+        """
         ids = [state.prefix.sequence_id for state in states]
         for model in self._cached:
             model.release(ids, discard=discard)
@@ -310,11 +333,12 @@ class SpeculativeDecoder:
         check_proposal(proposal, plan, self.target.vocab_size)
         return proposal
 
-    def _parse(self, prompt: Any, params: SamplingParams | None) -> Request:
-        return parse_request(prompt, params or SamplingParams(), self.tokenizer, self._limits)
+    def _parse(self, prompt: Any, params: Any) -> Request:
+        given = SamplingParams() if params is None else params
+        return parse_request(prompt, given, self.tokenizer, self._limits)
 
     def _parse_all(self, prompts: Any, params: Any) -> list[Request]:
-        if params is None or isinstance(params, SamplingParams):
+        if not isinstance(params, Sequence):
             return [self._parse(prompt, params) for prompt in prompts]
         if len(params) != len(prompts):
             raise InvalidConfigError(
@@ -323,12 +347,12 @@ class SpeculativeDecoder:
         return [self._parse(*pair) for pair in zip(prompts, params, strict=True)]
 
     def _runs(self, requests: list[Request]) -> list[list[SequenceState]]:
-        return [request.states(self._claim(request), self._limits) for request in requests]
+        return [request.states(self.claim(request.params.n), self._limits) for request in requests]
 
-    def _claim(self, request: Request) -> int:
-        """The first of n fresh sequence ids."""
+    def claim(self, count: int) -> int:
+        """The first of `count` fresh sequence ids, consecutive."""
         first = self._next_id
-        self._next_id += request.params.n
+        self._next_id += count
         return first
 
     def _choice(self, state: SequenceState, tally: Tally) -> Choice:
@@ -353,6 +377,35 @@ def _until_stop(state: SequenceState, tokens: list[int]) -> tuple[list[int], Fin
         if index + 1 == state.remaining:
             return tokens[: index + 1], "length"
     return tokens, None
+
+
+def _check_steppable(batch: Batch) -> None:
+    ids = [state.prefix.sequence_id for state in batch.states]
+    if not ids or len(set(ids)) < len(ids):
+        raise InvalidConfigError("batch", ids, "one or more sequences, each once")
+    finished = [
+        state.prefix.sequence_id for state in batch.states if state.finish_reason is not None
+    ]
+    if finished:
+        raise InvalidConfigError(
+            "batch", finished, "unfinished sequences; pack those of the last step that go on"
+        )
+
+
+def _check_models(target: object, drafter: object) -> None:
+    if not isinstance(target, TargetModel):
+        raise InvalidConfigError(
+            "target",
+            type(target).__name__,
+            "a model with vocab_size and verify (wrap transformers models in TransformersModel)",
+        )
+    if drafter is not None and not isinstance(drafter, DraftModel):
+        raise InvalidConfigError(
+            "drafter",
+            type(drafter).__name__,
+            "a drafter with vocab_size and propose, or a model with open (wrap transformers models "
+            "in TransformersModel)",
+        )
 
 
 def _check_vocabularies(target: TargetModel, drafter: DraftModel | None) -> None:

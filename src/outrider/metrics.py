@@ -81,8 +81,8 @@ class Tally:
 
     def add(self, record: RoundRecord, row: int | None = None) -> None:
         """Count a round: all of its rows, or one."""
-        rows = zip(record.drafted, record.accepted, record.emitted, strict=True)
-        self._rows.update(rows if row is None else [list(rows)[row]])
+        rows = range(len(record.drafted)) if row is None else (row,)
+        self._rows.update((record.drafted[i], record.accepted[i], record.emitted[i]) for i in rows)
         self._draft_s += record.draft_s
         self._target_s += record.target_s
         self._total_s += record.total_s

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@runtime_checkable
 class TargetModel(Protocol):
     """A model whose law the output follows: a function of token prefixes."""
 
@@ -54,6 +55,7 @@ class DraftContext(Protocol):
         ...
 
 
+@runtime_checkable
 class DraftModel(Protocol):
     """Proposes tokens for the target to check, cheaply."""
 
@@ -147,15 +149,6 @@ class Chance(Protocol):
 
         A key is (stream key, choice, round, purpose, slot). Equal keys give equal noise.
         """
-        ...
-
-
-@runtime_checkable
-class UniformChance(Chance, Protocol):
-    """Chance whose draws invert one uniform each, so that a round's can be made at once."""
-
-    def uniforms(self, keys: NDArray[np.uint64]) -> NDArray[np.float64]:
-        """Uniforms in [0, 1) of 53 bits for keys [..., 5]."""
         ...
 
 

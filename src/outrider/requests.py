@@ -25,11 +25,21 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What requests have to fit: vocabulary, context (None if unbounded), end tokens."""
+    """What requests have to fit.
+
+    Attributes:
+        vocab_size: the target's.
+        max_length: the shortest context of the models, None if unbounded.
+        shortest: whose context that is: "target" or "draft".
+        eos_token_ids: tokens that end a sequence.
+        drafts: whether there is anything to draft with.
+    """
 
     vocab_size: int
     max_length: int | None
+    shortest: str
     eos_token_ids: frozenset[int]
+    drafts: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +74,15 @@ def is_single_prompt(prompts: Any) -> bool:
     if isinstance(prompts, str):
         return True
     try:
-        first = next(iter(prompts), None)
-    except TypeError:
+        first = None if len(prompts) == 0 else prompts[0]
+    except (TypeError, KeyError):
         raise InvalidConfigError(
             "prompts", prompts, "a text, a sequence of token ids, or a list of those"
         ) from None
-    return first is None or not isinstance(first, str | Sequence | np.ndarray)
+    return first is None or not (isinstance(first, str | Sequence) or np.ndim(first) > 0)
 
 
-def parse_request(
-    prompt: Any, params: SamplingParams, tokenizer: Tokenizer | None, limits: Limits
-) -> Request:
+def parse_request(prompt: Any, params: Any, tokenizer: Tokenizer | None, limits: Limits) -> Request:
     """Check one prompt and its parameters against the models' limits.
 
     Raises:
@@ -83,6 +91,8 @@ def parse_request(
         ContextLengthError: prompt and `max_tokens` do not fit the context together.
         InvalidConfigError: the prompt is text without a tokenizer, or neither text nor ids.
     """
+    if not isinstance(params, SamplingParams):
+        raise InvalidConfigError("params", params, "SamplingParams, or a list with one a prompt")
     ids = _token_ids(prompt, tokenizer)
     if not ids:
         raise EmptyPrefixError(
@@ -101,7 +111,11 @@ def parse_request(
         remedy = f"use max_tokens <= {room}" if room > 0 else "shorten the prompt"
         raise ContextLengthError(
             f"the prompt has {len(ids)} tokens and max_tokens={params.max_tokens}; together they "
-            f"exceed the context of {limits.max_length} tokens; {remedy}"
+            f"exceed the {limits.shortest}'s context of {limits.max_length} tokens; {remedy}"
+        )
+    if params.depths is not None and any(params.depths) and not limits.drafts:
+        raise InvalidConfigError(
+            "depths", params.depths, "None or zeros, because the decoder has no drafter"
         )
     seed = secrets.randbits(63) if params.seed is None else params.seed
     return Request(ids, params, seed)

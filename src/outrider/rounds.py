@@ -103,7 +103,8 @@ def decide(
     Args:
         proposal: the drafts.
         target: the target's laws for [B, N + 1].
-        witnesses: [B, M] each, numbers that are finite if the laws mean something.
+        witnesses: numbers that are finite if the laws mean something: [B, 1] for each draft
+            position whose law was made of logits, then [B, N + 1] for the target.
         method: how drafts are kept.
         draws: the round's chance.
     """
@@ -122,7 +123,9 @@ def decide(
         ids = [int(value) for value in row[: width + found[0].shape[1]]]
         drafts, rest = ids[:length], ids[width:]
         kept, token = verify_atoms(drafts, rest) if target.probs is None else (rest[0], rest[1])
-        rows.append(RowVerdict(drafts, kept, token, isfinite(sum(row[len(ids) :]))))
+        looked_at = row[len(ids) : len(ids) + length] if len(witnesses) > 1 else []
+        looked_at += row[len(row) - width - 1 :][: length + 1]
+        rows.append(RowVerdict(drafts, kept, token, all(map(isfinite, looked_at))))
     return rows
 
 
@@ -134,6 +137,7 @@ class Stopwatch:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._cuda = device.type == "cuda"
         self._marks: list[float] = []
         self._events: list[torch.cuda.Event] = []
@@ -144,7 +148,7 @@ class Stopwatch:
         self._marks.append(perf_counter())
         if self._cuda:
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()
+            event.record(torch.cuda.current_stream(self._device))
             self._events.append(event)
 
     def spans(self) -> list[float]:
@@ -241,15 +245,20 @@ def check_scores(scores: TargetScores, proposal: DraftProposal, vocab_size: int)
         )
 
 
-def check_witnesses(target: Tensor, draft: list[Tensor], ids: tuple[int, ...]) -> None:
+def check_witnesses(
+    target: Tensor, draft: list[Tensor], lengths: NDArray[np.int64], ids: tuple[int, ...]
+) -> None:
     """Name the model whose logits were degenerate.
 
     Raises:
-        DegenerateDistributionError: always, with the model, the sequence and the position.
+        DegenerateDistributionError: a witness that a row looks at is not finite; with the model,
+            the sequence and the position.
     """
     sides = [("target", target), ("draft model", torch.cat(draft, 1) if draft else target[:, :0])]
     for name, witness in sides:
         for row, position in (~torch.isfinite(witness)).nonzero().tolist():
+            if position > lengths[row]:
+                continue
             raise DegenerateDistributionError(
                 f"the {name}'s logits for sequence {ids[row]} at position {position} of the round "
                 "have NaN, +inf or no finite entry; expected finite logits (try a wider dtype, or "

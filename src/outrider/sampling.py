@@ -56,7 +56,10 @@ class PackedParams:
             return torch.tensor(values, dtype=dtype, device=device)
 
         temperatures = {p.temperature for p in params if not p.greedy}
-        shared = temperatures.pop() if len(temperatures) == 1 else None
+        # A CUDA device multiplies by a number's reciprocal but divides by a tensor: there a row's
+        # law would depend on whether its mates share its temperature.
+        uniform = len(temperatures) == 1 and device.type == "cpu"
+        shared = temperatures.pop() if uniform else None
         top_k = [min(p.top_k or vocab_size, vocab_size) for p in params]
         return PackedParams(
             all_greedy=False,
@@ -114,7 +117,9 @@ def laws(logits: Tensor, params: PackedParams) -> tuple[Laws, Tensor]:
             peak = probs.amax(-1, keepdim=True)
             floor = torch.maximum(floor, _per_row(params.min_p, logits).to(probs.dtype) * peak)
         probs = probs.masked_fill(probs < floor, 0)
-        probs = probs / probs.sum(-1, keepdim=True, dtype=torch.float64).to(probs.dtype)
+        total = probs.sum(-1, keepdim=True, dtype=torch.float64).to(probs.dtype)
+        # Rows without a filter stay as they would be without filtered ones beside them.
+        probs = probs / total.masked_fill(floor == 0, 1)
     if params.greedy is not None:
         best = logits.argmax(-1, keepdim=True)
         atom = torch.zeros_like(probs).scatter_(-1, best, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -40,7 +41,7 @@ class ModelDrafter:
     ) -> DraftProposal:
         """A chain of `plan.depth` tokens for each row."""
         depth = plan.width
-        cursor = self.model.open(prefixes, depth)
+        cursor = self.model.open([self._readable(prefix) for prefix in prefixes], depth)
         logits = cursor.logits
         tokens: list[Tensor] = []
         laws: list[Laws] = []
@@ -50,6 +51,16 @@ class ModelDrafter:
             laws.append(ctx.law(self._aligned(logits)))
             tokens.append(ctx.pick(laws[-1], position))
         return DraftProposal(torch.stack(tokens, 1), plan.depth, _stacked(laws))
+
+    def _readable(self, prefix: Prefix) -> Prefix:
+        """The prefix with ids that a narrower draft has no embedding for replaced by its last.
+
+        Any law is a lawful draft law, so that this costs acceptance at most.
+        """
+        own = self.model.vocab_size
+        if own >= self._vocab_size or prefix.tokens.max(initial=0) < own:
+            return prefix
+        return Prefix(prefix.sequence_id, np.minimum(prefix.tokens, own - 1))
 
     def _aligned(self, logits: Tensor) -> Tensor:
         surplus = logits.shape[-1] - self._vocab_size

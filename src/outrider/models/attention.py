@@ -87,6 +87,8 @@ def _explicit_attention(
     scores = query @ key.transpose(-1, -2) * (scaling or query.shape[-1] ** -0.5)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
     scores = scores + mask
     wide = torch.promote_types(torch.float32, query.dtype)
     if sinks is None:

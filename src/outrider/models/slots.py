@@ -40,7 +40,7 @@ class HostCopy:
             self._host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
             self._host.copy_(tokens, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
+            self._event.record(torch.cuda.current_stream(tokens.device))
 
     def numpy(self) -> NDArray[np.int64]:
         """The tokens, int64 [B, N], once they have arrived."""

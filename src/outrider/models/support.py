@@ -81,7 +81,7 @@ def inspect_architecture(hf_model: Any) -> Architecture:
         windows=windows,
         groups=groups,
         vocab_size=logits.shape[-1],
-        context_length=getattr(config, "max_position_embeddings", None),
+        context_length=_context_length(config),
         eos_token_ids=_eos_token_ids(hf_model),
         dtype=dtype,
         device=device,
@@ -110,6 +110,24 @@ def _refuse_unsupported(hf_model: Any, name: str, config: Any) -> None:
         raise ModelError(
             f"{name} is spread over {', '.join(sorted(devices))}; load it on a single device"
         )
+
+
+def _context_length(config: Any) -> int | None:
+    """The positions whose rotary frequencies do not depend on what else is in the batch.
+
+    With "longrope" and "dynamic" scaling the longest position of a forward decides the frequencies
+    of all of it, so that keys already cached would belong to others. Below the original context
+    nothing is rescaled.
+    """
+    context = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    for scaling in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+        if scaling.get("rope_type") in ("longrope", "dynamic"):
+            original = scaling.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", context
+            )
+            context = original if context is None else min(context, original or context)
+    return context
 
 
 def _windows(name: str, config: Any) -> tuple[tuple[str | None, int | None], ...]:

@@ -33,16 +33,17 @@ class BlockVerification:
             kept.append(xp.minimum(kept[-1] * chain.ratio[:, column : column + 1], one))
         weights = xp.concat(kept, axis=-1)
 
-        # Nodes 1..N-1 by the formula, and the leaf wherever a row's drafts end. Nodes beyond it
-        # have weight 0, so that their heads come out as 0.
+        # Nodes 1..N-1 by the formula, and the leaf wherever a row's drafts end.
         inner = weights[:, 1:width]
         mass = self._residual_mass(chain, inner)
         unsure = mass + (1 - inner)
         certain = xp.astype(unsure == 0, xp.float64)
         head = (mass + certain) / (unsure + certain)
         head = xp.concat([one, head, weights[:, width:]], axis=-1)
-        nodes = xp.arange(width + 1, device=chain.ratio.device)[None, :]
-        head = xp.where(nodes == chain.length[:, None], weights, head)
+        if chain.ragged:
+            nodes = xp.arange(width + 1, device=chain.ratio.device)[None, :]
+            length = chain.length[:, None]
+            head = xp.where(nodes < length, head, xp.where(nodes == length, weights, 0.0))
 
         none_later = xp.cumulative_prod(xp.flip(1 - head[:, 1:], axis=-1), axis=-1)
         none_later = xp.concat([xp.flip(none_later, axis=-1), one], axis=-1)

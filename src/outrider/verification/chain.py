@@ -20,6 +20,7 @@ class Chain:
         target: [B, N + 1, V], the target's laws after the prefix and after each token.
         draft: [B, N, V], the laws the tokens were drawn from; None if each was proposed outright,
             a point mass.
+        ragged: whether a row has fewer than N drafts, so that entries beyond them mean nothing.
         ratio: float64 [B, N], target over draft probability of each token; 0 where the target
             gives it none, and 0 where nothing was drafted.
     """
@@ -28,6 +29,7 @@ class Chain:
     length: Any
     target: Any
     draft: Any | None
+    ragged: bool
     ratio: Any
 
     @staticmethod
@@ -46,9 +48,10 @@ class Chain:
         if laws.probs is not None:
             drawn = laws.probs[rows, columns, proposal.tokens]
             ratio = ratio / (drawn + xp.astype(drawn == 0, drawn.dtype))
-        if (proposal.lengths < width).any():
+        ragged = bool((proposal.lengths < width).any())
+        if ragged:
             ratio = xp.where(columns < length[:, None], ratio, 0.0)
-        return Chain(proposal.tokens, length, target, laws.probs, ratio)
+        return Chain(proposal.tokens, length, target, laws.probs, ragged, ratio)
 
     def residual_law(self, node: Any, weight: Any) -> Any:
         """The law after `node` kept tokens: norm((weight * target - draft)+), target at a leaf.

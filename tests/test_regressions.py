@@ -1,0 +1,304 @@
+"""Defects once found in the engine and the adapter, each held off by the case that showed it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as tf
+
+from outrider import (
+    ModelDrafter,
+    SamplingParams,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    TransformersModel,
+)
+from outrider.certify import exact_law
+from outrider.chance import Philox4x32
+from outrider.errors import InvalidConfigError
+from outrider.models.tabular import TabularModel, mock_pair
+from outrider.records import DraftPlan, DraftProposal, Laws, Prefix, TargetScores
+from outrider.sampling import PackedParams, laws
+
+from .exact import distance, target_law
+from .families import random_model
+
+CPU = torch.device("cpu")
+
+
+def small(vocab_size: int, seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    config = tf.LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        eos_token_id=None,
+    )
+    model = tf.LlamaForCausalLM(config).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                parameter.normal_(0, 0.5)
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def test_decoders_that_share_a_model_do_not_share_its_slots() -> None:
+    model = TransformersModel(random_model("llama"), max_sequences=2)
+    one, two = SpeculativeDecoder(model), SpeculativeDecoder(model)
+    params = SamplingParams(max_tokens=20, seed=1)
+    expected = one.generate([1, 2, 3], params).token_ids
+    stream = one.stream([1, 2, 3], params)
+    begun = [next(stream).token_id for _ in range(3)]
+    other = two.generate([1, 2, 3], SamplingParams(max_tokens=20, seed=2)).token_ids
+    assert (*begun, *(event.token_id for event in stream)) == expected
+    assert other != expected
+    model.check_integrity()
+
+
+@pytest.mark.parametrize("k", [0, 2])
+@pytest.mark.parametrize("batch_size", [1, 3, 64])
+def test_the_exact_law_of_cached_models(k: int, batch_size: int) -> None:
+    """A real architecture of three tokens: its law by enumeration is its law by full forwards."""
+    hf_model = small(3)
+    target = TransformersModel(copy.deepcopy(hf_model), max_sequences=5)
+    draft = TransformersModel(small(3, seed=1), max_sequences=5)
+    config = SpeculativeConfig(num_speculative_tokens=k)
+    decoder = SpeculativeDecoder(target, draft, config=config)
+
+    def law(prefix: tuple[int, ...]) -> np.ndarray:
+        with torch.no_grad():
+            row: np.ndarray = hf_model(torch.tensor([prefix])).logits[0, -1].softmax(-1).numpy()
+            return row
+
+    params = SamplingParams(max_tokens=3)
+    found = exact_law(decoder, (0, 1), params, batch_size=batch_size)
+    assert distance(found, target_law(TabularModel(law, 3), (0, 1), params)) < 1e-12
+    assert not target.live_sequences
+    assert decoder.metrics.rounds == 0
+
+
+class Padded:
+    """Drafts one token less than planned and fills what lies beyond with what it is told to."""
+
+    def __init__(self, model: TabularModel, padding: float) -> None:
+        self.vocab_size = model.vocab_size
+        self._drafter = ModelDrafter(model)
+        self._padding = padding
+
+    def propose(self, prefixes: list[Prefix], plan: DraftPlan, ctx: Any) -> DraftProposal:
+        made = self._drafter.propose(prefixes, plan, ctx)
+        assert made.laws is not None
+        assert made.laws.probs is not None
+        lengths = np.maximum(plan.depth - 1, 0)
+        beyond = torch.arange(made.width) >= torch.from_numpy(lengths)[:, None]
+        probs = made.laws.probs.masked_fill(beyond[..., None], self._padding)
+        return DraftProposal(made.tokens, lengths, Laws(probs=probs))
+
+
+@pytest.mark.parametrize("verification", ["block", "token"])
+@pytest.mark.parametrize("padding", [float("nan"), -1e30, 0.0])
+def test_what_lies_beyond_a_rows_drafts_is_not_looked_at(verification: str, padding: float) -> None:
+    target, draft = mock_pair(3, 2)
+    config = SpeculativeConfig(num_speculative_tokens=3, verification=verification)  # type: ignore[arg-type]
+    decoder = SpeculativeDecoder(target, Padded(draft, padding), config=config)
+    params = SamplingParams(max_tokens=4)
+    law = exact_law(decoder, (0, 1), params)
+    assert distance(law, target_law(target, (0, 1), params)) < 1e-12
+
+
+def test_nan_logits_beyond_a_rows_drafts_are_not_looked_at() -> None:
+    target, draft = mock_pair(3, 2)
+
+    class NanBeyond:
+        vocab_size = 3
+
+        def verify(self, prefixes: list[Prefix], proposal: DraftProposal) -> TargetScores:
+            logits = target.verify(prefixes, proposal).logits
+            for row, length in enumerate(proposal.lengths):
+                logits[row, length + 1 :] = torch.nan
+            return TargetScores(logits)
+
+    decoder = SpeculativeDecoder(NanBeyond(), draft)
+    outputs = decoder.generate([[0], [1]], [SamplingParams(max_tokens=m, seed=1) for m in (3, 9)])
+    assert [len(output.token_ids) for output in outputs] == [3, 9]
+
+
+def test_a_draft_with_fewer_embeddings_reads_any_prompt() -> None:
+    target = TransformersModel(small(9))
+    draft = TransformersModel(small(5, seed=1))
+    decoder = SpeculativeDecoder(target, ModelDrafter(draft, 9))
+    output = decoder.generate([8, 1, 7], SamplingParams(max_tokens=30, seed=1))
+    plain = SpeculativeDecoder(target)
+    greedy = SamplingParams(max_tokens=20, temperature=0)
+    assert len(output.token_ids) == 30
+    assert decoder.generate([8], greedy).token_ids == plain.generate([8], greedy).token_ids
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_frequencies_that_depend_on_the_batch_limit_the_context() -> None:
+    """Beyond its original context a "longrope" model is another function of the same prefix."""
+    config = tf.Phi3Config(
+        vocab_size=31,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=160,
+        original_max_position_embeddings=32,
+        pad_token_id=0,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0] * 4,
+            "long_factor": [4.0] * 4,
+            "original_max_position_embeddings": 32,
+        },
+    )
+    torch.manual_seed(0)
+    model = TransformersModel(tf.Phi3ForCausalLM(config).double())
+    assert model.max_length == 32
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "llama", "mistral"])
+def test_a_wrapped_model_called_directly_gives_what_it_gave(family: str) -> None:
+    model = random_model(family)
+    ids = torch.tensor([[i * 5 % 61 for i in range(23)]])
+    with torch.no_grad():
+        before = copy.deepcopy(model)(ids).logits
+        TransformersModel(model)
+        after = model(ids).logits
+    assert float((before - after).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("stop_at", range(2, 14))
+def test_an_interrupt_leaves_nothing_that_is_relied_on(stop_at: int) -> None:
+    """One model as target and drafter, interrupted in its n-th forward, then asked again."""
+    model = random_model("llama")
+    wrapped = TransformersModel(model, max_sequences=2)
+    decoder = SpeculativeDecoder(wrapped, wrapped)
+    params = SamplingParams(max_tokens=16, temperature=0)
+    prompt = [3, 1, 4]
+    expected = decoder.generate(prompt, params).token_ids
+    forward, calls = model.forward, 0
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        output = forward(*args, **kwargs)
+        if calls == stop_at:
+            raise KeyboardInterrupt
+        return output
+
+    fresh = SpeculativeDecoder(TransformersModel(random_model("llama")))
+    model.forward = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        decoder.generate([9, 9], params)
+    model.forward = forward
+    assert not wrapped.live_sequences
+    again = decoder.generate([9, 9], params).token_ids
+    assert again == fresh.generate([9, 9], params).token_ids
+    assert decoder.generate(prompt, params).token_ids == expected
+
+
+def test_prompts_may_be_any_sequence_and_are_never_half_consumed() -> None:
+    decoder = SpeculativeDecoder(mock_pair(4, 1)[0])
+    params = SamplingParams(max_tokens=3, seed=1)
+    expected = [decoder.generate([i], params).token_ids for i in range(3)]
+    for prompts in (
+        [np.array([i]) for i in range(3)],
+        [torch.tensor([i]) for i in range(3)],
+        np.array([[0], [1], [2]]),
+        torch.tensor([[0], [1], [2]]),
+        ((0,), (1,), (2,)),
+    ):
+        outputs: Any = decoder.generate(prompts, params)  # type: ignore[call-overload]
+        assert [output.token_ids for output in outputs] == expected
+    for one in (np.array([2]), torch.tensor([2]), (2,)):
+        assert decoder.generate(one, params).token_ids == expected[2]  # type: ignore[call-overload]
+    with pytest.raises(InvalidConfigError, match="prompts="):
+        decoder.generate((p for p in [[0], [1]]), params)  # type: ignore[call-overload]
+
+
+def test_a_step_refuses_what_cannot_be_stepped() -> None:
+    decoder = SpeculativeDecoder(mock_pair(4, 1)[0])
+    (state,) = decoder.start([0], SamplingParams(max_tokens=1))
+    done = decoder.step(decoder.pack([state])).batch
+    for batch in (done, decoder.pack([]), decoder.pack([state, state])):
+        with pytest.raises(InvalidConfigError, match="batch="):
+            decoder.step(batch)
+
+
+def test_a_rows_law_does_not_depend_on_its_mates_filters() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(3, 2, 4000) * 3
+    mixed = [SamplingParams(), SamplingParams(top_p=0.8), SamplingParams(top_k=9)]
+    together, _ = laws(logits, PackedParams.pack(mixed, 4000, CPU))
+    assert together.probs is not None
+    for row, params in enumerate(mixed):
+        alone, _ = laws(logits[row : row + 1], PackedParams.pack([params], 4000, CPU))
+        assert alone.probs is not None
+        assert (together.probs[row] == alone.probs[0]).all()
+
+
+def test_the_check_at_construction_sees_a_fault_in_bfloat16() -> None:
+    """The same fault as in float64, in the dtype most models are loaded in."""
+    refused = 0
+    for seed in range(4):
+        model = random_model("llama", seed).bfloat16()
+        forward = model.forward
+
+        def careless(
+            *args: Any, forward: Any = forward, position_ids: Any = None, **kwargs: Any
+        ) -> Any:
+            wrong = None if position_ids is None else position_ids * 0
+            return forward(*args, position_ids=wrong, **kwargs)
+
+        sound = TransformersModel(copy.deepcopy(model))
+        assert sound.dtype == torch.bfloat16
+        careless.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+        model.forward = careless
+        try:
+            TransformersModel(model)
+        except Exception as error:
+            refused += "other logits after a rejected draft" in str(error)
+    assert refused == 4
+
+
+def test_what_is_no_model_and_no_parameter_is_refused_by_name() -> None:
+    target, _ = mock_pair(4, 1)
+    with pytest.raises(InvalidConfigError, match="target='LlamaForCausalLM'"):
+        SpeculativeDecoder(small(4))
+    with pytest.raises(InvalidConfigError, match="drafter='LlamaForCausalLM'"):
+        SpeculativeDecoder(target, small(4))
+    decoder = SpeculativeDecoder(target)
+    for params in ({"max_tokens": 2}, 5):
+        with pytest.raises(InvalidConfigError, match="params="):
+            decoder.generate([0], params)  # type: ignore[call-overload]
+    with pytest.raises(InvalidConfigError, match=r"depths=\(3, 1\).*no drafter"):
+        decoder.generate([0], SamplingParams(max_tokens=5, depths=(3, 1)))
+
+
+def test_a_chance_with_a_draw_of_its_own_is_asked() -> None:
+    class Counted(Philox4x32):
+        asked = 0
+
+        def draw(self, laws: torch.Tensor, keys: Any) -> torch.Tensor:
+            Counted.asked += 1
+            return super().draw(laws, keys)
+
+    target, draft = mock_pair(4, 1)
+    counted = SpeculativeDecoder(target, draft, chance=Counted())
+    plain = SpeculativeDecoder(target, draft)
+    params = SamplingParams(max_tokens=9, seed=4)
+    assert counted.generate([0], params).token_ids == plain.generate([0], params).token_ids
+    assert Counted.asked > 0
