@@ -113,9 +113,11 @@ class TestGenerate:
         drafts, speed = capsys.readouterr().err.splitlines()
         assert drafts == (
             "draft acceptance = 1.000 (8 accepted / 8 drafted), mean acceptance length = 5.00, "
-            "per position = (1.000, 1.000, 1.000, 1.000)"
+            "per position = (1.000, 1.000, 1.000, 1.000), over 2 rounds that drafted"
         )
-        assert re.fullmatch(r"10 tokens in .* tokens/s, prompt included; 2 rounds; seed 5", speed)
+        assert re.fullmatch(
+            r"10 tokens in .* prompt included; 2 rounds, 5\.00 tokens a round; seed 5", speed
+        )
 
     def test_json_is_one_object_with_the_documented_fields(self, capsys, target, draft):
         flags = ("--target", target, "--draft", draft, "-m", "9", "--seed", "3", "-k", "2")
@@ -240,7 +242,10 @@ class TestComparison:
         [
             (1.0, "2.00x as fast at temperature 0.5"),
             (2.02, "0.99x as fast at temperature 0.5 (no difference)"),
-            (4.0, "0.50x as fast at temperature 0.5 (slower: turn it off with --method none)"),
+            (
+                4.0,
+                "0.50x as fast at temperature 0.5 (slower: decode with `outrider generate --method none`)",
+            ),
         ],
     )
     def test_verdict_is_honest(self, seconds, verdict):
@@ -344,7 +349,7 @@ class TestErrors:
         terminal = io.StringIO()
         monkeypatch.setattr(terminal, "isatty", lambda: True)
         monkeypatch.setattr(sys, "stdin", terminal)
-        assert "-p TEXT, -f PATH, or text piped in" in error_of(capsys, "generate")
+        assert "use -p TEXT or -f PATH, or pipe text in" in error_of(capsys, "generate")
 
     def test_prompt_file_that_cannot_be_read(self, capsys, tmp_path):
         expected = "is not allowed: expected a readable UTF-8 text file"

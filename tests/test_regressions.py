@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from outrider import (
     SpeculativeConfig,
     SpeculativeDecoder,
     TransformersModel,
+    load,
 )
 from outrider.certify import exact_law
 from outrider.chance import Philox4x32
@@ -26,7 +28,7 @@ from outrider.records import DraftPlan, DraftProposal, Laws, Prefix, TargetScore
 from outrider.sampling import PackedParams, laws
 
 from .exact import distance, target_law
-from .families import random_model
+from .families import random_model, resembling
 
 CPU = torch.device("cpu")
 
@@ -327,3 +329,28 @@ def test_a_chance_with_a_draw_of_its_own_is_asked() -> None:
     params = SamplingParams(max_tokens=9, seed=4)
     assert counted.generate([0], params).token_ids == plain.generate([0], params).token_ids
     assert Counted.asked > 0
+
+
+def test_one_decoder_may_be_used_from_several_threads() -> None:
+    target = TransformersModel(random_model("llama"), max_sequences=4)
+    draft = TransformersModel(resembling(random_model("llama")), max_sequences=4)
+    decoder = SpeculativeDecoder(target, draft)
+    asked = [([1 + i % 3, 5], SamplingParams(max_tokens=24, seed=i)) for i in range(24)]
+    expected = [decoder.generate(*pair).token_ids for pair in asked]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda pair: decoder.generate(*pair).token_ids, asked))
+    assert found == expected
+    assert not target.live_sequences
+    assert decoder.metrics.emitted == 2 * 24 * 24
+
+
+def test_arguments_of_the_wrong_kind_are_refused_by_name() -> None:
+    target, _ = mock_pair(4, 1)
+    with pytest.raises(InvalidConfigError, match=r"hf_model='folder'.*outrider\.load"):
+        TransformersModel("folder")
+    with pytest.raises(InvalidConfigError, match=r"config=\{'k': 3\}"):
+        SpeculativeDecoder(target, config={"k": 3})  # type: ignore[arg-type]
+    with pytest.raises(InvalidConfigError, match="max_sequences='8'"):
+        TransformersModel(small(4), max_sequences="8")  # type: ignore[arg-type]
+    with pytest.raises(InvalidConfigError, match="target=5"):
+        load(5)  # type: ignore[arg-type]

@@ -66,7 +66,7 @@ class SamplingParams:
         _require_real("min_p", self.min_p, lambda x: 0 <= x <= 1, "a number in [0, 1]")
         _require_int("n", self.n, 1)
         if self.seed is not None:
-            _require_int("seed", self.seed, 0, "an integer in [0, 2**64), or None for a fresh one")
+            _require_int("seed", self.seed, 0, "an integer in [0, 2**64)")
             if self.seed >= 2**64:
                 raise InvalidConfigError("seed", self.seed, "an integer in [0, 2**64)")
         object.__setattr__(

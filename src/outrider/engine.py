@@ -10,6 +10,7 @@ import secrets
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from threading import Lock
 from typing import Any, overload
 
 import numpy as np
@@ -86,7 +87,7 @@ class SpeculativeDecoder:
         self.config = config or SpeculativeConfig()
         self.chance: Chance = chance or Philox4x32()
         self._uniforms = self.chance.uniforms if type(self.chance) is Philox4x32 else None
-        _check_models(target, self.drafter)
+        _check_models(target, self.drafter, self.config)
         _check_vocabularies(target, self.drafter)
         drafted = 0 if self.drafter is None else self.config.num_speculative_tokens
         self.policy: DepthPolicy = FixedDepth(drafted)
@@ -105,6 +106,7 @@ class SpeculativeDecoder:
         self._limits = Limits(target.vocab_size, length, shortest, eos, self.drafter is not None)
         # Decoders that share a model must not share ids: each counts from a start of its own.
         self._next_id = secrets.randbits(40) << 22
+        self._lock = Lock()
         self._tally = Tally()
 
     @property
@@ -192,7 +194,8 @@ class SpeculativeDecoder:
             total_s=watch.total(),
         )
         if chance is None:
-            self._tally.add(record)
+            with self._lock:
+                self._tally.add(record)
         return Step(replace(batch, states=tuple(states), noise=noise), tuple(emitted), record)
 
     @overload
@@ -351,8 +354,9 @@ class SpeculativeDecoder:
 
     def claim(self, count: int) -> int:
         """The first of `count` fresh sequence ids, consecutive."""
-        first = self._next_id
-        self._next_id += count
+        with self._lock:
+            first = self._next_id
+            self._next_id += count
         return first
 
     def _choice(self, state: SequenceState, tally: Tally) -> Choice:
@@ -392,7 +396,9 @@ def _check_steppable(batch: Batch) -> None:
         )
 
 
-def _check_models(target: object, drafter: object) -> None:
+def _check_models(target: object, drafter: object, config: object) -> None:
+    if not isinstance(config, SpeculativeConfig):
+        raise InvalidConfigError("config", config, "a SpeculativeConfig")
     if not isinstance(target, TargetModel):
         raise InvalidConfigError(
             "target",

@@ -31,7 +31,7 @@ def load(
     draft: str | Path | None = None,
     *,
     device: str | None = None,
-    dtype: str | None = None,
+    dtype: str | torch.dtype | None = None,
     max_sequences: int = 8,
 ) -> Pair:
     """Load a target, and a draft to speculate with.
@@ -41,8 +41,8 @@ def load(
             or a hub id.
         draft: the draft model's path or hub id; None loads none, except with "demo".
         device: where both live, as torch names it; None takes CUDA if there is any, else the CPU.
-        dtype: of both: "float32", "float64", "bfloat16", "float16", or "auto" for the checkpoints'
-            own. None takes float32 on a CPU and "auto" elsewhere.
+        dtype: of both: "float32", "float64", "bfloat16", "float16", torch's name for one of these,
+            or "auto" for the checkpoints' own. None takes float32 on a CPU and "auto" elsewhere.
         max_sequences: how many sequences may be decoded together.
 
     Raises:
@@ -50,7 +50,11 @@ def load(
         VocabMismatchError: the two models' tokenizers differ.
         InvalidConfigError: the device or dtype is not available.
     """
+    for name, source in (("target", target), ("draft", draft)):
+        if not isinstance(source, str | Path | None):
+            raise InvalidConfigError(name, source, "'demo', a path or a hub id")
     place = _device(device)
+    dtype = None if dtype is None else str(dtype).removeprefix("torch.")
     if dtype is not None and dtype not in _DTYPES:
         raise InvalidConfigError("dtype", dtype, f"one of {', '.join(_DTYPES)}")
     number = dtype or ("float32" if place.type == "cpu" else "auto")
@@ -59,10 +63,11 @@ def load(
         tokenizer = demo.tokenizer()
         draft_tokenizer = tokenizer if draft is None else _tokenizer(paths[1])
     else:
-        paths = str(target), "" if draft is None else str(draft)
+        given = (Path(target).expanduser(), None if draft is None else Path(draft).expanduser())
+        paths = str(given[0]), str(given[1] or "")
         tokenizer = _tokenizer(paths[0])
         draft_tokenizer = _tokenizer(paths[1]) if paths[1] else None
-    loaded = TransformersModel(_weights(paths[0], place, number), max_sequences=max_sequences)
+    loaded = _model("target", paths[0], place, number, max_sequences)
     if not paths[1]:
         return Pair(loaded, None, tokenizer)
     if draft_tokenizer.get_vocab() != tokenizer.get_vocab():
@@ -71,7 +76,7 @@ def load(
             f"{paths[1]!r} ({len(draft_tokenizer)} tokens) differ; use a draft with the target's "
             "tokenizer"
         )
-    model = TransformersModel(_weights(paths[1], place, number), max_sequences=max_sequences)
+    model = _model("draft", paths[1], place, number, max_sequences)
     return Pair(loaded, ModelDrafter(model, loaded.vocab_size), tokenizer)
 
 
@@ -86,6 +91,16 @@ def _device(name: str | None) -> torch.device:
             "device", name, f"a device torch can use here, such as 'cpu' ({_first_line(error)})"
         ) from error
     return device
+
+
+def _model(
+    role: str, source: str, device: torch.device, dtype: str, max_sequences: int
+) -> TransformersModel:
+    weights = _weights(source, device, dtype)
+    try:
+        return TransformersModel(weights, max_sequences=max_sequences)
+    except ModelError as error:
+        raise ModelError(f"the {role} {source!r} cannot be used: {error}") from error
 
 
 def _weights(source: str, device: torch.device, dtype: str) -> Any:
@@ -113,7 +128,9 @@ def _tokenizer(source: str) -> Any:
 
 def _refuse_missing(source: str) -> None:
     """A path that is not there is no hub id: at most one slash, and none at the ends."""
-    path = Path(source).expanduser()
+    path = Path(source)
+    if path.is_file():
+        raise ModelError(f"{source!r} is a file; expected a folder with config.json, or a hub id")
     if not path.exists() and (
         path.is_absolute() or source.startswith(".") or source.count("/") > 1
     ):

@@ -15,6 +15,9 @@ Origin = Literal["draft", "correction", "bonus"]
 class Choice:
     """One of a request's n continuations.
 
+    To replay it, ask for the same prompt with the output's `seed`, this choice's `depths`, and an n
+    that includes its `index`.
+
     Attributes:
         index: 0 to n - 1.
         text: the continuation without special tokens, None if the decoder has no tokenizer.

@@ -79,7 +79,7 @@ class Comparison:
         if abs(self.speedup - 1) <= INDISTINCT:
             return f"{clause} (no difference)"
         if self.speedup < 1:
-            return f"{clause} (slower: turn it off with --method none)"
+            return f"{clause} (slower: decode with `outrider generate --method none`)"
         return clause
 
     def document(self) -> dict[str, Any]:

@@ -40,10 +40,12 @@ def closing_statistics(metrics: SpeculationMetrics) -> str:
         positions = ", ".join(f"{share:.3f}" for share in metrics.per_position)
         drafts = (
             f"draft acceptance = {rate:.3f} ({metrics.accepted} accepted / {metrics.drafted} "
-            f"drafted), mean acceptance length = {length:.2f}, per position = ({positions})"
+            f"drafted), mean acceptance length = {length:.2f}, per position = ({positions}), "
+            f"over {metrics.draft_rounds} rounds that drafted"
         )
     speed = metrics.tokens_per_s or 0.0
     return (
         f"{drafts}\n{metrics.emitted} tokens in {metrics.total_s:.2f} s = {speed:.1f} tokens/s, "
-        f"prompt included; {metrics.rounds} rounds"
+        f"prompt included; {metrics.rounds} rounds, {metrics.emitted / metrics.rounds:.2f} tokens "
+        "a round"
     )

@@ -21,7 +21,7 @@ def given_prompt(args: Namespace) -> str | None:
     if args.prompt == "-":
         return _standard_input()
     if args.prompt is not None:
-        return _checked(args.prompt, f"the prompt {args.prompt!r}")
+        return _checked(args.prompt, f"the prompt {args.prompt[:40]!r}")
     return None
 
 
@@ -36,7 +36,7 @@ def given_or_piped_prompt(args: Namespace) -> str:
     if prompt is not None:
         return prompt
     if sys.stdin.isatty():
-        raise InvalidConfigError("--prompt", None, "-p TEXT, -f PATH, or text piped in")
+        raise EmptyPrefixError("no prompt was given; use -p TEXT or -f PATH, or pipe text in")
     return _standard_input()
 
 
@@ -64,5 +64,5 @@ def _checked(text: str, source: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidConfigError("--prompt", text, "UTF-8 text") from error
+        raise InvalidConfigError("--prompt", f"{text[:40]}...", f"{source} in UTF-8") from error
     return text

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from threading import RLock
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ..errors import ContextLengthError, EmptyPrefixError, InvalidConfigError, ModelError
 from ..records import DraftProposal, Laws, Prefix, TargetScores
@@ -48,6 +50,8 @@ class _Batch:
 class TransformersModel:
     """A causal language model of transformers with a slot cache: a target, or a drafter's model.
 
+    Several decoders, in several threads, may share one: each call is made whole before the next.
+
     The model is put in evaluation mode, and its attention implementation is set to one that gives
     the same results as "sdpa" and does not copy grouped key heads. At construction a few tokens are
     run with and without the cache and compared, so that an architecture whose state cannot be cut
@@ -73,8 +77,12 @@ class TransformersModel:
         prefill_chunk: int = 512,
     ) -> None:
         for name, value in (("max_sequences", max_sequences), ("prefill_chunk", prefill_chunk)):
-            if value < 1:
+            if not isinstance(value, int) or value < 1:
                 raise InvalidConfigError(name, value, "an integer >= 1")
+        if not isinstance(hf_model, PreTrainedModel):
+            raise InvalidConfigError(
+                "hf_model", hf_model, "a transformers model (outrider.load takes paths and hub ids)"
+            )
         self.hf_model = hf_model
         self._architecture = inspect_architecture(hf_model)
         context = self._architecture.context_length
@@ -95,6 +103,7 @@ class TransformersModel:
             self._architecture.dtype,
             self._architecture.device,
         )
+        self._lock = RLock()
         self._columns = torch.arange(0, device=self.device)
         self._zero = torch.zeros((), dtype=self._architecture.dtype, device=self.device)
         self._minus_infinity = torch.full_like(self._zero, -torch.inf)
@@ -144,10 +153,11 @@ class TransformersModel:
 
         With `discard`, what their slots hold is wiped, so that no other sequence shares it.
         """
-        for index in self._table.release(sequence_ids):
-            if discard:
-                self._table.slots[index].record(0, np.empty(0, dtype=np.int64))
-                self._cache.clear(index)
+        with self._lock:
+            for index in self._table.release(sequence_ids):
+                if discard:
+                    self._table.slots[index].record(0, np.empty(0, dtype=np.int64))
+                    self._cache.clear(index)
 
     @torch.inference_mode()
     def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
@@ -157,12 +167,13 @@ class TransformersModel:
             ContextLengthError: a prefix with its drafts is longer than `max_length`.
             ModelError: more sequences are live than there are slots.
         """
-        batch = self._enter(prefixes, proposal.lengths.tolist())
-        drafts = proposal.tokens if batch.order is None else proposal.tokens[batch.order]
-        tokens = torch.cat([batch.tokens, drafts], 1)
-        view = self._view(batch.starts, tokens.shape[1])
-        logits = self.forward(batch.slots, batch.starts, tokens, view, proposal.width + 1)
-        self._settle(prefixes, HostCopy(proposal.tokens))
+        with self._lock:
+            batch = self._enter(prefixes, proposal.lengths.tolist())
+            drafts = proposal.tokens if batch.order is None else proposal.tokens[batch.order]
+            tokens = torch.cat([batch.tokens, drafts], 1)
+            view = self._view(batch.starts, tokens.shape[1])
+            logits = self.forward(batch.slots, batch.starts, tokens, view, proposal.width + 1)
+            self._settle(prefixes, HostCopy(proposal.tokens))
         return TargetScores(_unsorted(logits, batch.order))
 
     @torch.inference_mode()
@@ -173,14 +184,15 @@ class TransformersModel:
             ContextLengthError: a prefix is longer than `max_length`.
             ModelError: more sequences are live than there are slots.
         """
-        batch = self._enter(prefixes, [0] * len(prefixes))
-        missing = batch.tokens.shape[1]
-        view = self._view(batch.starts, missing)
-        logits = self.forward(batch.slots, batch.starts, batch.tokens, view, 1)[:, 0]
-        fed = FedTokens(len(prefixes))
-        self._settle(prefixes, fed)
-        ends = [start + missing for start in batch.starts]
-        views = self._step_views(ends, depth - 1) if depth > 1 else []
+        with self._lock:
+            batch = self._enter(prefixes, [0] * len(prefixes))
+            missing = batch.tokens.shape[1]
+            view = self._view(batch.starts, missing)
+            logits = self.forward(batch.slots, batch.starts, batch.tokens, view, 1)[:, 0]
+            fed = FedTokens(len(prefixes))
+            self._settle(prefixes, fed)
+            ends = [start + missing for start in batch.starts]
+            views = self._step_views(ends, depth - 1) if depth > 1 else []
         return SlotCursor(self, batch.slots, ends, batch.order, fed, logits, views)
 
     def _enter(self, prefixes: Sequence[Prefix], extra: list[int]) -> _Batch:
@@ -279,15 +291,16 @@ class TransformersModel:
         self, slots: list[int], starts: list[int], tokens: Tensor, view: View, keep: int
     ) -> Tensor:
         """Compute columns [B, q] of the cache, and the logits [B, keep, V] of the last of them."""
-        self._cache.aim(slots, starts, tokens.shape[1], view.span)
-        logits: Tensor = self.hf_model(
-            input_ids=tokens,
-            attention_mask=view.masks,
-            position_ids=view.positions,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=keep,
-        ).logits
+        with self._lock:
+            self._cache.aim(slots, starts, tokens.shape[1], view.span)
+            logits: Tensor = self.hf_model(
+                input_ids=tokens,
+                attention_mask=view.masks,
+                position_ids=view.positions,
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=keep,
+            ).logits
         return logits
 
     @torch.inference_mode()
