@@ -244,7 +244,8 @@ class TestComparison:
             (2.02, "0.99x as fast at temperature 0.5 (no difference)"),
             (
                 4.0,
-                "0.50x as fast at temperature 0.5 (slower: decode with `outrider generate --method none`)",
+                "0.50x as fast at temperature 0.5 "
+                "(slower: decode with `outrider generate --method none`)",
             ),
         ],
     )
