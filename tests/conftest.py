@@ -7,6 +7,6 @@ import torch
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _two_threads() -> None:
+def _one_thread() -> None:
     """Small tensors gain nothing from more threads, and lose time waiting for them."""
     torch.set_num_threads(1)
