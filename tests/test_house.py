@@ -13,13 +13,13 @@ SOURCE = Path(outrider.__file__).parent
 
 FLOORS = (
     {"errors"},
-    {"config"},
+    {"config", "trees"},
     {"records", "protocols"},
     {"chance", "sampling"},
     {"verification", "depth"},
     {"models"},
     {"drafters"},
-    {"metrics", "text", "requests", "outputs", "rounds", "batch"},
+    {"metrics", "text", "requests", "outputs", "rounds", "batch", "context"},
     {"engine", "loading"},
     {"certify"},
     {"cli"},
