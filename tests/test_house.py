@@ -13,7 +13,7 @@ SOURCE = Path(outrider.__file__).parent
 
 FLOORS = (
     {"errors"},
-    {"config"},
+    {"config", "trees"},
     {"records", "protocols"},
     {"chance", "sampling"},
     {"verification", "depth"},

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from .records import DraftPlan, DraftProposal, Laws, Prefix, SequenceState, TargetScores
+from .records import Children, DraftPlan, DraftProposal, Laws, Prefix, SequenceState, TargetScores
 
 if TYPE_CHECKING:
     import torch
@@ -44,13 +44,28 @@ class DraftContext(Protocol):
         ...
 
     def law(self, logits: Tensor) -> Laws:
-        """The laws that the rows' own sampling parameters make of logits [B, V]."""
+        """The laws that the rows' own sampling parameters make of logits [B, V] or [B, M, V]."""
         ...
 
     def pick(self, laws: Laws, position: int) -> Tensor:
         """Tokens int64 [B] drawn from `laws`, the `position`-th drafted in this round.
 
         Each position may be picked once a round.
+        """
+        ...
+
+    def children(
+        self, laws: Laws, counts: Tensor, most: int, first: int, level: int
+    ) -> Children:
+        """Tokens that follow the same node, for each of M nodes at depth `level`.
+
+        Args:
+            laws: for [B, M].
+            counts: how many children each is to have, int64 [B, M], 0 included.
+            most: the largest count, known on the host.
+            first: the index of the first of these M nodes in the tree; each node may be asked about
+                once a round.
+            level: how many drafted tokens lead to these nodes.
         """
         ...
 
@@ -86,6 +101,16 @@ class Cursor(Protocol):
         """Feed tokens int64 [B], on the device, and return the logits [B, V] after them."""
         ...
 
+    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        """Feed nodes of a tree, and return the logits [B, M, V] after them.
+
+        Args:
+            tokens: int64 [B, M], on the device.
+            parents: int64 [B, M], on the device: the node that each token follows, 0 the prefix, j
+                the j-th fed before this call.
+        """
+        ...
+
 
 @runtime_checkable
 class AutoregressiveModel(Protocol):
@@ -97,7 +122,7 @@ class AutoregressiveModel(Protocol):
         ...
 
     def open(self, prefixes: Sequence[Prefix], depth: int) -> Cursor:
-        """A cursor at the end of the prefixes, to be fed fewer than `depth` tokens."""
+        """A cursor at the end of the prefixes, to be fed fewer than `depth` tokens in a row."""
         ...
 
 
