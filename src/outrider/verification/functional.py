@@ -171,8 +171,8 @@ def _require_round(draft_probs: Any, target_probs: Any, draft_tokens: Any) -> An
         row, position = divmod(first, width)
         raise DegenerateDistributionError(
             f"draft_probs gives draft_tokens[{row}, {position}] = {int(tokens[row, position])} "
-            "probability 0; a token cannot be drawn from a law that excludes it: pass the law that "
-            "it was drawn from, after temperature and filters"
+            "probability 0; expected the law that the token was drawn from, which cannot exclude "
+            "it: pass the draft's probabilities after temperature and filters"
         )
     return tokens
 
