@@ -108,9 +108,8 @@ class Philox4x32:
     def uniforms(self, keys: NDArray[np.uint64]) -> NDArray[np.float64]:
         """Uniforms in [0, 1) for keys [..., 5]: 53 bits each, on the host."""
         words = philox4x32(*_counter_and_key(keys.reshape(-1, 5)))
-        uniforms: NDArray[np.float64] = (_mantissa(words[0], words[1]) * 2.0**-53).reshape(
-            keys.shape[:-1]
-        )
+        mantissa = _mantissa(words[0], words[1]).reshape(keys.shape[:-1])
+        uniforms: NDArray[np.float64] = mantissa * 2.0**-53
         return uniforms
 
     def draw(self, laws: Tensor, keys: NDArray[np.uint64]) -> Tensor:

@@ -142,7 +142,7 @@ class RoundContext:
     def _all_drawn(
         self, probs: Tensor, slots: NDArray[np.int64], used: NDArray[np.bool_], replaced: bool
     ) -> tuple[Tensor, Tensor]:
-        """All tokens drawn, under slots [M, C]: from one law, or each from what its siblings left."""
+        """All tokens drawn, under slots [M, C]: from one law, or from what siblings left of it."""
         tokens, laws, left = [], [], probs
         for place in range(slots.shape[1]):
             law = probs if replaced or not place else _normalised(left, probs)

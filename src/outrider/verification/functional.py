@@ -131,7 +131,7 @@ def verify_speculative_tokens(
     proposal = DraftProposal(drafted, lengths, Laws(probs=laws) if width else None)
     verdict = verify(proposal, target, METHODS[method], draws)
 
-    kept = xp.asarray(verdict.num_accepted, device=where)
+    kept = xp.asarray(verdict.node, device=where)
     following = xp.asarray(verdict.next_token, device=where)
     columns = xp.arange(width, device=where)[None, :]
     accepted = xp.where(columns < kept[:, None], tokens, xp.full_like(tokens, -1))
