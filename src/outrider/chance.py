@@ -109,7 +109,7 @@ class Philox4x32:
         """Uniforms in [0, 1) for keys [..., 5]: 53 bits each, on the host."""
         words = philox4x32(*_counter_and_key(keys.reshape(-1, 5)))
         mantissa = _mantissa(words[0], words[1]).reshape(keys.shape[:-1])
-        uniforms: NDArray[np.float64] = mantissa * 2.0**-53
+        uniforms: NDArray[np.float64] = np.multiply(mantissa, 2.0**-53, dtype=np.float64)
         return uniforms
 
     def draw(self, laws: Tensor, keys: NDArray[np.uint64]) -> Tensor:
