@@ -226,6 +226,11 @@ class RoundDraws:
         self.race = Race(chance, positions) if racing else None  # type: ignore[arg-type]
 
     @property
+    def coupled(self) -> bool:
+        """Whether the target's tokens are drawn by position."""
+        return self._positions is not None
+
+    @property
     def ahead(self) -> bool:
         """Whether the uniforms are made already, so that a draw nobody looks at costs nothing."""
         return self._uniforms is not None
