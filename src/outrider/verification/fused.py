@@ -1,0 +1,298 @@
+"""Verification from raw logits: the same methods over target laws that are normalised lazily.
+
+The laws of a round need a softmax over every row; a verdict needs far less. `verify_logits` makes
+one pass over the logits for the rows' normalisers, reads the probabilities of the drafted tokens,
+and writes out one row a sequence, the one a token is drawn from. Block verification also sums some
+of the rows in between. Laws are kept as powers of two, which torch raises faster than those of e:
+P(x) = 2^(scale * z(x) - peak) / mass, with scale = log2(e) / temperature.
+
+Where the logits are on the CPU, arrays of [B, N + 1] numbers are NumPy's: a framework takes longer
+to start an operation than to do one that small. On a CUDA device passes over whole rows are
+Triton's, where it is installed. `verify` over `sampling.laws` is the readable reference, and both
+give the same verdict under the same draws, up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from math import e, log2
+from typing import Any
+
+import numpy as np
+import torch
+from array_api_compat import array_namespace
+from torch import Tensor
+
+from ..records import DraftProposal, VerificationResult
+from .chain import Chain, Method, target_over_draft
+from .verify import VerdictDraws, judge
+
+_AT_A_TIME = 1 << 18
+"""How many numbers a CPU works on at once: a megabyte of float32, which stays in its cache."""
+
+
+def verify_logits(
+    proposal: DraftProposal,
+    logits: Tensor,
+    temperature: Tensor | float | None,
+    method: Method,
+    draws: VerdictDraws,
+) -> tuple[VerificationResult, Tensor]:
+    """Keep drafts by `method`, and draw the token that follows them, from the target's logits.
+
+    Args:
+        proposal: drafted tokens and the laws they were drawn from, on the logits' device.
+        logits: the target's, [B, N + 1, V], of any floating dtype; half precision counts as
+            float32, as `sampling.laws` takes it.
+        temperature: what the logits are divided by: one number, one for each row [B], or None.
+        method: how drafts are kept.
+        draws: the round's chance.
+
+    Returns:
+        The verdict, and a witness [B, N + 1]: finite where a row of logits is sound, and not where
+        it has NaN, +inf or no finite entry (or overflows when divided by the temperature), so that
+        what rests on it means nothing.
+    """
+    batch, rows, _ = logits.shape
+    with np.errstate(all="ignore"):  # the witness tells of unsound rows
+        target = LazyLaws.of(logits, temperature)
+        witness = target.mass.view(batch, rows)
+        if proposal.width == 0:
+            first = target.weighed(_small(torch.arange(batch, device=logits.device)), 1.0)
+            none = torch.zeros(batch, dtype=torch.int64, device=logits.device)
+            return VerificationResult(none, draws.token(_joined(first))), witness
+        chain = LazyChain.over(proposal, target)
+        if logits.device.type != "cpu":
+            return judge(chain, method, draws), witness
+        found = judge(chain, method, _HostDraws(draws))
+    return VerificationResult(torch.from_numpy(found.num_accepted), found.next_token), witness
+
+
+class _HostDraws:
+    """Draws for a chain whose small arrays are NumPy's."""
+
+    def __init__(self, draws: VerdictDraws) -> None:
+        self._draws = draws
+
+    def stop(self, laws: Any) -> Any:
+        return self._draws.stop(torch.from_numpy(laws)).numpy()
+
+    def token(self, laws: Any) -> Any:
+        return self._draws.token(laws)
+
+
+@dataclass(frozen=True, slots=True)
+class LazyLaws:
+    """The laws of R rows of logits, as far as one pass over them has brought them.
+
+    Attributes:
+        logits: [R, V].
+        scale: log2(e) / temperature: one number, or [R, 1].
+        peak: [R, 1], the largest exponent of each row, in max(float32, the logits' dtype).
+        mass: [R, 1], the sum of each row's powers of two, of the same dtype; not finite where the
+            row is unsound.
+    """
+
+    logits: Tensor
+    scale: Tensor | float
+    peak: Tensor
+    mass: Tensor
+
+    @staticmethod
+    def of(logits: Tensor, temperature: Tensor | float | None) -> LazyLaws:
+        """The laws of logits [B, M, V] at one temperature, one for each of B rows, or 1."""
+        rows = logits.flatten(0, 1)
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        scale: Tensor | float
+        if isinstance(temperature, Tensor):
+            each = (log2(e) / temperature.double()).to(dtype)
+            scale = each.repeat_interleave(logits.shape[1])[:, None]
+        else:
+            scale = log2(e) / (1.0 if temperature is None else temperature)
+            # The number that torch will multiply by, wherever it is used.
+            scale = scale if dtype == torch.float64 else float(np.float32(scale))
+        if _has_kernels(logits):
+            from . import kernels
+
+            return LazyLaws(rows, scale, *kernels.normalisers(rows, scale))
+        return LazyLaws(rows, scale, *normalisers(rows, scale))
+
+    def drafted(self, tokens: Tensor) -> Any:
+        """The probability float64 [B, N] of each token [B, N] under the row that precedes it."""
+        batch, width = tokens.shape
+
+        def before_drafts(values: Tensor) -> Any:
+            return _small(values.double()).reshape(batch, width + 1)[:, :width]
+
+        rows = self.logits.view(batch, width + 1, -1)
+        logits = _small(rows.gather(2, tokens[:, :, None])[:, :, 0].double())
+        scale = before_drafts(self.scale) if isinstance(self.scale, Tensor) else self.scale
+        exponents = logits * scale - before_drafts(self.peak)
+        return 2.0**exponents / before_drafts(self.mass)
+
+    def weighed(self, index: Any, weight: Any) -> Iterator[Tensor]:
+        """weight * P for the rows `index` int64 [S]: a few at a time, [s, V].
+
+        Args:
+            index: which rows, a NumPy array if the logits are on the CPU.
+            weight: float64 [S], or one number.
+        """
+        weight = weight / _small(self.mass.double())[index, 0]
+        at_once = _rows_at_once(self.logits)
+        for start in range(0, len(index), at_once):
+            rows = index[start : start + at_once]
+            scale = self.scale
+            scale = _take(scale, rows) if isinstance(scale, Tensor) else scale
+            law = _powers(_take(self.logits, rows), scale, _take(self.peak, rows))
+            law *= torch.as_tensor(weight[start : start + at_once]).to(law.dtype)[:, None]
+            yield law
+
+    def above(self, index: Any, weight: Any, draft: Tensor, column: Any) -> Iterator[Tensor]:
+        """(weight * P - Q)+ for the rows P of `index` [S], and the rows Q of `draft` of `column`.
+
+        Args:
+            index: as `weighed` takes it.
+            weight: float64 [S].
+            draft: [., V].
+            column: int64 [S], of the kind of `index`; where it is negative, Q = 0.
+        """
+        start = 0
+        for law in self.weighed(index, weight):
+            columns = column[start : start + len(law)]
+            start += len(law)
+            removed = _take(draft, columns.clip(0)).to(law.dtype)
+            if not isinstance(columns, np.ndarray) or columns.min() < 0:
+                removed = removed * torch.as_tensor(columns >= 0)[:, None]
+            yield law.sub_(removed).clamp_(min=0)
+
+    def excess(self, index: Any, weight: Any, draft: Tensor, column: Any) -> Any:
+        """The sums float64 [S] of the rows that `above` gives."""
+        if _has_kernels(self.logits):
+            from . import kernels
+
+            factor = weight / self.mass.double()[index, 0]
+            rows, scale, peak = self.logits, self.scale, self.peak
+            return kernels.excess(rows, scale, peak, index, factor, draft, column)
+        sums = [rows.sum(-1) for rows in self.above(index, weight, draft, column)]
+        return _small(_joined(iter(sums)).double())
+
+
+@dataclass(frozen=True, slots=True)
+class LazyChain(Chain):
+    """Drafted chains beside lazy target laws. Small arrays are NumPy's if the logits are a CPU's.
+
+    `target` is LazyLaws of B * (N + 1) rows, and `draft` a tensor [B, N, V].
+    """
+
+    @staticmethod
+    def over(proposal: DraftProposal, target: LazyLaws) -> LazyChain:
+        """The chains of a proposal with N >= 1, beside lazy laws of B * (N + 1) rows."""
+        tokens = proposal.tokens
+        draft = None if proposal.laws is None else proposal.laws.probs
+        drawn = None
+        if draft is not None:
+            drawn = _small(draft.gather(2, tokens[:, :, None])[:, :, 0].double())
+        length: Any = proposal.lengths
+        if tokens.device.type != "cpu":
+            length = torch.as_tensor(length, device=tokens.device)
+        ragged = bool((proposal.lengths < proposal.width).any())
+        ratio = target_over_draft(target.drafted(tokens), drawn, length if ragged else None)
+        return LazyChain(_small(tokens), length, target, draft, ragged, ratio)
+
+    def excess(self, weights: Any) -> Any:
+        """sum_x (w_i P_i(x) - Q_i(x))+ at the nodes 1..N-1: on a CPU, only where it matters."""
+        if self.draft is None:
+            return Chain.excess(self, weights)
+        xp = array_namespace(weights)
+        batch, width = self.ratio.shape
+        inner = xp.reshape(weights[:, 1:width], (-1,))
+        node = xp.arange(batch * (width - 1), device=self.ratio.device)
+        sums = xp.zeros_like(inner)
+        if isinstance(weights, np.ndarray):
+            certain = np.logical_or.accumulate(weights[:, :0:-1] == 1, axis=1)[:, :0:-1]
+            wanted = ~certain & (np.arange(1, width) < self.length[:, None])
+            node = node[wanted.ravel()]
+        if len(node):
+            row, before = node // (width - 1), node % (width - 1)
+            index, column = row * (width + 1) + before + 1, row * width + before + 1
+            draft = self.draft.flatten(0, 1)
+            sums[node] = self.target.excess(index, inner[node], draft, column)
+        return xp.reshape(sums, (batch, width - 1))
+
+    def residual_law(self, node: Any, weight: Any) -> Tensor:
+        """As a dense chain's, [B, V] in the laws' own dtype."""
+        xp = array_namespace(weight)
+        batch, width = self.ratio.shape
+        rows = xp.arange(batch, device=self.ratio.device)
+        index, drafts = rows * (width + 1) + node, node < self.length
+        if self.draft is None:
+            law = _joined(self.target.weighed(index, 1.0))
+            tokens = self.tokens[rows, node.clip(max=width - 1)]
+            law[torch.as_tensor(rows), torch.as_tensor(tokens)] *= torch.as_tensor(~drafts)
+        else:
+            weight = xp.where(drafts, weight, 1.0)
+            column = xp.where(drafts, rows * width + node, -1)
+            law = _joined(self.target.above(index, weight, self.draft.flatten(0, 1), column))
+        total = law.sum(-1, keepdim=True)
+        if isinstance(node, np.ndarray) and (total.numpy() > 0).all():
+            return law.div_(total)
+        target = _joined(self.target.weighed(index, 1.0))
+        return torch.where(total > 0, law / total, target)
+
+
+def normalisers(logits: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor]:
+    """The largest exponent [R, 1] of each row of scale * logits, and the sum of its powers of two.
+
+    Args:
+        logits: [R, V].
+        scale: one number, or [R, 1].
+
+    Returns:
+        Both in max(float32, the logits' dtype).
+    """
+    at_once = _rows_at_once(logits)
+    peaks, masses = [], []
+    for start in range(0, len(logits), at_once):
+        part = slice(start, start + at_once)
+        rows = logits[part]
+        factor = scale[part] if isinstance(scale, Tensor) else scale
+        peak = rows.amax(-1, keepdim=True).to(torch.promote_types(rows.dtype, torch.float32))
+        peaks.append(peak * factor)
+        masses.append(_powers(rows, factor, peaks[-1]).sum(-1, keepdim=True))
+    return _joined(iter(peaks)), _joined(iter(masses))
+
+
+def _powers(logits: Tensor, scale: Tensor | float, peak: Tensor) -> Tensor:
+    """2^(scale * logits - peak), [r, V], new."""
+    if isinstance(scale, Tensor):
+        return (logits * scale).sub_(peak).exp2_()
+    return torch.add(-peak, logits, alpha=scale).exp2_()
+
+
+def _rows_at_once(logits: Tensor) -> int:
+    return max(1, _AT_A_TIME // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
+
+
+def _take(rows: Tensor, index: Any) -> Tensor:
+    """The rows [s, ...] of `index`: as they lie, if it is one on the host."""
+    if isinstance(index, np.ndarray):
+        if len(index) == 1:
+            return rows.narrow(0, int(index[0]), 1)
+        index = torch.from_numpy(index)
+    return rows.index_select(0, index)
+
+
+def _joined(parts: Iterator[Tensor]) -> Tensor:
+    found = list(parts)
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _small(array: Tensor) -> Any:
+    """The array as methods compute with it: NumPy's if it is a CPU's, sharing its memory."""
+    return array.numpy() if array.device.type == "cpu" else array
+
+
+def _has_kernels(logits: Tensor) -> bool:
+    return logits.is_cuda and find_spec("triton") is not None
