@@ -124,7 +124,7 @@ class LazyLaws:
         batch, width = tokens.shape
 
         def before_drafts(values: Tensor) -> Any:
-            return _small(values.double()).reshape(batch, width + 1)[:, :width]
+            return _small(values).reshape(batch, width + 1)[:, :width]
 
         rows = self.logits.view(batch, width + 1, -1)
         logits = _small(rows.gather(2, tokens[:, :, None])[:, :, 0].double())
@@ -139,15 +139,14 @@ class LazyLaws:
             index: which rows, a NumPy array if the logits are on the CPU.
             weight: float64 [S], or one number.
         """
-        weight = weight / _small(self.mass.double())[index, 0]
+        factor = weight / _small(self.mass)[index, 0]
         at_once = _rows_at_once(self.logits)
         for start in range(0, len(index), at_once):
             rows = index[start : start + at_once]
             scale = self.scale
             scale = _take(scale, rows) if isinstance(scale, Tensor) else scale
             law = _powers(_take(self.logits, rows), scale, _take(self.peak, rows))
-            law *= torch.as_tensor(weight[start : start + at_once]).to(law.dtype)[:, None]
-            yield law
+            yield law.mul_(_column(factor[start : start + at_once], law.dtype))
 
     def above(self, index: Any, weight: Any, draft: Tensor, column: Any) -> Iterator[Tensor]:
         """(weight * P - Q)+ for the rows P of `index` [S], and the rows Q of `draft` of `column`.
@@ -172,7 +171,7 @@ class LazyLaws:
         if _has_kernels(self.logits):
             from . import kernels
 
-            factor = weight / self.mass.double()[index, 0]
+            factor = weight / self.mass[index, 0]
             rows, scale, peak = self.logits, self.scale, self.peak
             return kernels.excess(rows, scale, peak, index, factor, draft, column)
         sums = [rows.sum(-1) for rows in self.above(index, weight, draft, column)]
@@ -282,6 +281,15 @@ def _take(rows: Tensor, index: Any) -> Tensor:
             return rows.narrow(0, int(index[0]), 1)
         index = torch.from_numpy(index)
     return rows.index_select(0, index)
+
+
+def _column(values: Any, dtype: torch.dtype) -> Tensor | float:
+    """Values [s] as something to multiply rows [s, V] by."""
+    if isinstance(values, np.ndarray):
+        if len(values) == 1:
+            return float(values[0])
+        values = torch.from_numpy(values)
+    return values.to(dtype)[:, None]  # type: ignore[no-any-return]
 
 
 def _joined(parts: Iterator[Tensor]) -> Tensor:
