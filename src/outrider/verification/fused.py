@@ -18,11 +18,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import e, log2
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from array_api_compat import array_namespace
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..records import DraftProposal, VerificationResult
@@ -57,17 +58,32 @@ def verify_logits(
     """
     batch, rows, _ = logits.shape
     with np.errstate(all="ignore"):  # the witness tells of unsound rows
-        target = LazyLaws.of(logits, temperature)
-        witness = target.mass.view(batch, rows)
+        scale = _scale(logits, temperature)
+        flat = logits.flatten(0, 1)
+        on_host = logits.device.type == "cpu"
+        kept = on_host and flat.numel() <= _AT_A_TIME
+        target = KeptLaws.of(flat, scale) if kept else LazyLaws.of(flat, scale)
+        witness = torch.as_tensor(target.mass).view(batch, rows)
         if proposal.width == 0:
             first = target.weighed(_small(torch.arange(batch, device=logits.device)), 1.0)
             none = torch.zeros(batch, dtype=torch.int64, device=logits.device)
-            return VerificationResult(none, draws.token(_joined(first))), witness
+            return VerificationResult(none, draws.token(torch.as_tensor(first))), witness
         chain = LazyChain.over(proposal, target)
-        if logits.device.type != "cpu":
+        if not on_host:
             return judge(chain, method, draws), witness
         found = judge(chain, method, _HostDraws(draws))
     return VerificationResult(torch.from_numpy(found.num_accepted), found.next_token), witness
+
+
+def _scale(logits: Tensor, temperature: Tensor | float | None) -> Tensor | float:
+    """log2(e) / temperature: one number, or one for each of the rows of logits, [B * (N + 1), 1]."""
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    if isinstance(temperature, Tensor):
+        each = (log2(e) / temperature.double()).to(dtype)
+        return each.repeat_interleave(logits.shape[1])[:, None]
+    scale = log2(e) / (1.0 if temperature is None else temperature)
+    # The number that rows are multiplied by, wherever it is used.
+    return scale if dtype == torch.float64 else float(np.float32(scale))
 
 
 class _HostDraws:
@@ -80,12 +96,14 @@ class _HostDraws:
         return self._draws.stop(torch.from_numpy(laws)).numpy()
 
     def token(self, laws: Any) -> Any:
-        return self._draws.token(laws)
+        return self._draws.token(torch.as_tensor(laws))
 
 
-@dataclass(frozen=True, slots=True)
-class LazyLaws:
+class RowLaws(Protocol):
     """The laws of R rows of logits, as far as one pass over them has brought them.
+
+    P(x) = 2^(scale * logits(x) - peak) / mass. An `index` is int64 [S]; what is given and returned
+    as [S] or [B, N] is NumPy's if the logits are on the CPU.
 
     Attributes:
         logits: [R, V].
@@ -95,50 +113,112 @@ class LazyLaws:
             row is unsound.
     """
 
+    @property
+    def logits(self) -> Tensor: ...
+    @property
+    def scale(self) -> Tensor | float: ...
+    @property
+    def peak(self) -> Any: ...
+    @property
+    def mass(self) -> Any: ...
+
+    def weighed(self, index: Any, weight: Any) -> Any:
+        """weight * P, [S, V], for the rows P of `index`; weight float64 [S] or one number."""
+        ...
+
+    def above(self, index: Any, weight: Any, draft: Tensor, column: Any) -> Any:
+        """(weight * P - Q)+, [S, V], for the rows P of `index` and the rows Q of draft [., V].
+
+        Args:
+            index: of the target's rows.
+            weight: float64 [S].
+            draft: the drafts' laws.
+            column: int64 [S], of the draft's rows; where it is negative, Q = 0.
+        """
+        ...
+
+    def excess(self, index: Any, weight: Any, draft: Tensor, column: Any) -> Any:
+        """The sums float64 [S] of the rows that `above` gives."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLaws:
+    """RowLaws in NumPy that keep their powers [R, V]: for few and narrow rows, on the host."""
+
+    logits: Tensor
+    scale: Tensor | float
+    peak: NDArray[Any]
+    mass: NDArray[Any]
+    powers: NDArray[Any]
+
+    @staticmethod
+    def of(logits: Tensor, scale: Tensor | float) -> KeptLaws:
+        """The laws of logits [R, V] under a scale that is one number or [R, 1]."""
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        rows = logits.to(dtype).numpy()
+        factor = scale.numpy() if isinstance(scale, Tensor) else rows.dtype.type(scale)
+        peak = rows.max(-1, keepdims=True) * factor
+        powers = rows * factor
+        powers -= peak
+        np.exp2(powers, out=powers)
+        return KeptLaws(logits, scale, peak, powers.sum(-1, keepdims=True), powers)
+
+    def weighed(self, index: Any, weight: Any) -> Any:
+        """As RowLaws says."""
+        factor = (weight / self.mass[index, 0]).astype(self.powers.dtype)
+        return self.powers[index] * factor[:, None]
+
+    def above(self, index: Any, weight: Any, draft: Tensor, column: Any) -> Any:
+        """As RowLaws says."""
+        law = self.weighed(index, weight)
+        law -= draft.numpy()[column] * (column >= 0)[:, None]
+        return np.maximum(law, 0.0, out=law)
+
+    def excess(self, index: Any, weight: Any, draft: Tensor, column: Any) -> Any:
+        """As RowLaws says."""
+        return self.above(index, weight, draft, column).sum(-1, dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class LazyLaws:
+    """RowLaws in torch that raise a row to its powers again whenever it is asked for."""
+
     logits: Tensor
     scale: Tensor | float
     peak: Tensor
     mass: Tensor
 
     @staticmethod
-    def of(logits: Tensor, temperature: Tensor | float | None) -> LazyLaws:
-        """The laws of logits [B, M, V] at one temperature, one for each of B rows, or 1."""
-        rows = logits.flatten(0, 1)
-        dtype = torch.promote_types(logits.dtype, torch.float32)
-        scale: Tensor | float
-        if isinstance(temperature, Tensor):
-            each = (log2(e) / temperature.double()).to(dtype)
-            scale = each.repeat_interleave(logits.shape[1])[:, None]
-        else:
-            scale = log2(e) / (1.0 if temperature is None else temperature)
-            # The number that torch will multiply by, wherever it is used.
-            scale = scale if dtype == torch.float64 else float(np.float32(scale))
+    def of(logits: Tensor, scale: Tensor | float) -> LazyLaws:
+        """The laws of logits [R, V] under a scale that is one number or [R, 1]."""
         if _has_kernels(logits):
             from . import kernels
 
-            return LazyLaws(rows, scale, *kernels.normalisers(rows, scale))
-        return LazyLaws(rows, scale, *normalisers(rows, scale))
+            return LazyLaws(logits, scale, *kernels.normalisers(logits, scale))
+        return LazyLaws(logits, scale, *normalisers(logits, scale))
 
-    def drafted(self, tokens: Tensor) -> Any:
-        """The probability float64 [B, N] of each token [B, N] under the row that precedes it."""
-        batch, width = tokens.shape
+    def weighed(self, index: Any, weight: Any) -> Tensor:
+        """As RowLaws says."""
+        return _joined(self._weighed(index, weight))
 
-        def before_drafts(values: Tensor) -> Any:
-            return _small(values).reshape(batch, width + 1)[:, :width]
+    def above(self, index: Any, weight: Any, draft: Tensor, column: Any) -> Tensor:
+        """As RowLaws says."""
+        return _joined(self._above(index, weight, draft, column))
 
-        rows = self.logits.view(batch, width + 1, -1)
-        logits = _small(rows.gather(2, tokens[:, :, None])[:, :, 0].double())
-        scale = before_drafts(self.scale) if isinstance(self.scale, Tensor) else self.scale
-        exponents = logits * scale - before_drafts(self.peak)
-        return 2.0**exponents / before_drafts(self.mass)
+    def excess(self, index: Any, weight: Any, draft: Tensor, column: Any) -> Any:
+        """As RowLaws says."""
+        if _has_kernels(self.logits):
+            from . import kernels
 
-    def weighed(self, index: Any, weight: Any) -> Iterator[Tensor]:
-        """weight * P for the rows `index` int64 [S]: a few at a time, [s, V].
+            factor = weight / self.mass[index, 0]
+            rows, scale, peak = self.logits, self.scale, self.peak
+            return kernels.excess(rows, scale, peak, index, factor, draft, column)
+        parts = self._above(index, weight, draft, column)
+        return _small(_joined(part.sum(-1) for part in parts).double())
 
-        Args:
-            index: which rows, a NumPy array if the logits are on the CPU.
-            weight: float64 [S], or one number.
-        """
+    def _weighed(self, index: Any, weight: Any) -> Iterator[Tensor]:
+        """`weighed`, a few rows at a time."""
         factor = weight / _small(self.mass)[index, 0]
         at_once = _rows_at_once(self.logits)
         for start in range(0, len(index), at_once):
@@ -148,17 +228,10 @@ class LazyLaws:
             law = _powers(_take(self.logits, rows), scale, _take(self.peak, rows))
             yield law.mul_(_column(factor[start : start + at_once], law.dtype))
 
-    def above(self, index: Any, weight: Any, draft: Tensor, column: Any) -> Iterator[Tensor]:
-        """(weight * P - Q)+ for the rows P of `index` [S], and the rows Q of `draft` of `column`.
-
-        Args:
-            index: as `weighed` takes it.
-            weight: float64 [S].
-            draft: [., V].
-            column: int64 [S], of the kind of `index`; where it is negative, Q = 0.
-        """
+    def _above(self, index: Any, weight: Any, draft: Tensor, column: Any) -> Iterator[Tensor]:
+        """`above`, a few rows at a time."""
         start = 0
-        for law in self.weighed(index, weight):
+        for law in self._weighed(index, weight):
             columns = column[start : start + len(law)]
             start += len(law)
             removed = _take(draft, columns.clip(0)).to(law.dtype)
@@ -166,38 +239,35 @@ class LazyLaws:
                 removed = removed * torch.as_tensor(columns >= 0)[:, None]
             yield law.sub_(removed).clamp_(min=0)
 
-    def excess(self, index: Any, weight: Any, draft: Tensor, column: Any) -> Any:
-        """The sums float64 [S] of the rows that `above` gives."""
-        if _has_kernels(self.logits):
-            from . import kernels
-
-            factor = weight / self.mass[index, 0]
-            rows, scale, peak = self.logits, self.scale, self.peak
-            return kernels.excess(rows, scale, peak, index, factor, draft, column)
-        sums = [rows.sum(-1) for rows in self.above(index, weight, draft, column)]
-        return _small(_joined(iter(sums)).double())
-
 
 @dataclass(frozen=True, slots=True)
 class LazyChain(Chain):
     """Drafted chains beside lazy target laws. Small arrays are NumPy's if the logits are a CPU's.
 
-    `target` is LazyLaws of B * (N + 1) rows, and `draft` a tensor [B, N, V].
+    `target` is RowLaws of B * (N + 1) rows, and `draft` a tensor [B, N, V].
     """
 
     @staticmethod
-    def over(proposal: DraftProposal, target: LazyLaws) -> LazyChain:
-        """The chains of a proposal with N >= 1, beside lazy laws of B * (N + 1) rows."""
+    def over(proposal: DraftProposal, target: RowLaws) -> LazyChain:
+        """The chains of a proposal with N >= 1, beside the laws of B * (N + 1) rows."""
         tokens = proposal.tokens
+        batch, width = tokens.shape
+
+        def before_drafts(values: Any) -> Any:
+            return _small(values).reshape(batch, width + 1)[:, :width]
+
+        peak, mass = before_drafts(target.peak), before_drafts(target.mass)
+        scale = target.scale
+        scale = before_drafts(scale) if isinstance(scale, Tensor) else scale
+        logits = _at(target.logits.view(batch, width + 1, -1), tokens)
+        kept = 2.0 ** (logits * scale - peak) / mass
         draft = None if proposal.laws is None else proposal.laws.probs
-        drawn = None
-        if draft is not None:
-            drawn = _small(draft.gather(2, tokens[:, :, None])[:, :, 0].double())
+        drawn = None if draft is None else _at(draft, tokens)
         length: Any = proposal.lengths
         if tokens.device.type != "cpu":
             length = torch.as_tensor(length, device=tokens.device)
-        ragged = bool((proposal.lengths < proposal.width).any())
-        ratio = target_over_draft(target.drafted(tokens), drawn, length if ragged else None)
+        ragged = bool((proposal.lengths < width).any())
+        ratio = target_over_draft(kept, drawn, length if ragged else None)
         return LazyChain(_small(tokens), length, target, draft, ragged, ratio)
 
     def excess(self, weights: Any) -> Any:
@@ -220,25 +290,26 @@ class LazyChain(Chain):
             sums[node] = self.target.excess(index, inner[node], draft, column)
         return xp.reshape(sums, (batch, width - 1))
 
-    def residual_law(self, node: Any, weight: Any) -> Tensor:
+    def residual_law(self, node: Any, weight: Any) -> Any:
         """As a dense chain's, [B, V] in the laws' own dtype."""
         xp = array_namespace(weight)
         batch, width = self.ratio.shape
         rows = xp.arange(batch, device=self.ratio.device)
         index, drafts = rows * (width + 1) + node, node < self.length
         if self.draft is None:
-            law = _joined(self.target.weighed(index, 1.0))
+            law = self.target.weighed(index, 1.0)
             tokens = self.tokens[rows, node.clip(max=width - 1)]
-            law[torch.as_tensor(rows), torch.as_tensor(tokens)] *= torch.as_tensor(~drafts)
+            _small(law)[rows, tokens] *= ~drafts
         else:
-            weight = xp.where(drafts, weight, 1.0)
             column = xp.where(drafts, rows * width + node, -1)
-            law = _joined(self.target.above(index, weight, self.draft.flatten(0, 1), column))
-        total = law.sum(-1, keepdim=True)
-        if isinstance(node, np.ndarray) and (total.numpy() > 0).all():
-            return law.div_(total)
-        target = _joined(self.target.weighed(index, 1.0))
-        return torch.where(total > 0, law / total, target)
+            draft = self.draft.flatten(0, 1)
+            law = self.target.above(index, xp.where(drafts, weight, 1.0), draft, column)
+        total = law.sum(-1, keepdims=True)
+        if isinstance(node, np.ndarray) and bool((total > 0).all()):
+            law /= total
+            return law
+        target = self.target.weighed(index, 1.0)
+        return array_namespace(law).where(total > 0, law / total, target)
 
 
 def normalisers(logits: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor]:
@@ -297,9 +368,14 @@ def _joined(parts: Iterator[Tensor]) -> Tensor:
     return found[0] if len(found) == 1 else torch.cat(found)
 
 
-def _small(array: Tensor) -> Any:
+def _at(rows: Tensor, tokens: Tensor) -> Any:
+    """The entry float64 [B, N] of each token [B, N] in the first N of rows [B, M, V]."""
+    return _small(rows.gather(2, tokens[:, :, None])[:, :, 0].double())
+
+
+def _small(array: Any) -> Any:
     """The array as methods compute with it: NumPy's if it is a CPU's, sharing its memory."""
-    return array.numpy() if array.device.type == "cpu" else array
+    return array.numpy() if isinstance(array, Tensor) and array.device.type == "cpu" else array
 
 
 def _has_kernels(logits: Tensor) -> bool:
