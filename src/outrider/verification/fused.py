@@ -26,7 +26,7 @@ from array_api_compat import array_namespace
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..records import DraftProposal, VerificationResult
+from ..records import DraftProposal, Verdict
 from .chain import Chain, Method, target_over_draft
 from .verify import VerdictDraws, judge
 
@@ -40,7 +40,7 @@ def verify_logits(
     temperature: Tensor | float | None,
     method: Method,
     draws: VerdictDraws,
-) -> tuple[VerificationResult, Tensor]:
+) -> tuple[Verdict, Tensor]:
     """Keep drafts by `method`, and draw the token that follows them, from the target's logits.
 
     Args:
@@ -67,12 +67,14 @@ def verify_logits(
         if proposal.width == 0:
             first = target.weighed(_small(torch.arange(batch, device=logits.device)), 1.0)
             none = torch.zeros(batch, dtype=torch.int64, device=logits.device)
-            return VerificationResult(none, draws.token(torch.as_tensor(first))), witness
+            return Verdict(none, draws.token(torch.as_tensor(first))), witness
         chain = LazyChain.over(proposal, target)
         if not on_host:
             return judge(chain, method, draws), witness
         found = judge(chain, method, _HostDraws(draws))
-    return VerificationResult(torch.from_numpy(found.num_accepted), found.next_token), witness
+        assert found.ceiling is not None
+        ceiling = torch.as_tensor(found.ceiling)
+    return Verdict(torch.from_numpy(found.node), found.next_token, ceiling), witness
 
 
 def _scale(logits: Tensor, temperature: Tensor | float | None) -> Tensor | float:
