@@ -163,7 +163,7 @@ def positions_by_column(monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(views: Views, starts: list[int], ancestors: torch.Tensor, queries: int) -> View:
         view = tree(views, starts, ancestors, queries)
         hung = torch.tensor(starts)[:, None] + torch.arange(ancestors.shape[1])
-        return View(view.masks, hung[:, -queries:], view.span)
+        return View(view.masks, hung[:, -queries:], view.columns, view.span)
 
     monkeypatch.setattr(Views, "tree", careless)
 
@@ -275,6 +275,7 @@ def test_a_tree_may_be_wider_than_what_is_left_of_the_context(llama: Case) -> No
     llama.model.release([1, 2])
 
 
+@torch.inference_mode()
 def test_a_cursor_expands_trees_level_by_level(family: Case) -> None:
     rng = random.Random(2)
     names = [12, 10, 11]
@@ -302,6 +303,7 @@ def test_a_cursor_expands_trees_level_by_level(family: Case) -> None:
     family.model.release(names)
 
 
+@torch.inference_mode()
 def test_a_cursor_takes_steps_or_trees(llama: Case) -> None:
     one = torch.tensor([4])
     cursor = llama.model.open([Prefix(1, [1, 2])], 3)

@@ -24,6 +24,7 @@ from ..records import DraftProposal, Laws, Prefix, TargetScores
 from .pending import FedTokens, HostCopy, RowTokens
 from .slots import SlotCache, SlotTable
 from .support import inspect_architecture
+from .transfer import sent
 from .views import View, Views, grown, hung_on_chains
 
 _ALONE_BEYOND = 4
@@ -184,7 +185,7 @@ class TransformersModel:
             else:
                 rows = parents if batch.order is None else parents[batch.order]
                 ancestors = hung_on_chains(rows, batch.tokens.shape[1])
-                view = self.views.tree(batch.starts, ancestors.to(self.device), tokens.shape[1])
+                view = self.views.tree(batch.starts, sent(ancestors, self.device), tokens.shape[1])
             logits = self.forward(batch.slots, batch.starts, tokens, view, proposal.width + 1)
             self._settle(prefixes, HostCopy(proposal.tokens, parents))
         return TargetScores(_unsorted(logits, batch.order))
@@ -241,14 +242,14 @@ class TransformersModel:
             slots = [slots[row] for row in order]
         tokens = np.array([prefix.tokens[-missing:] for prefix in prefixes])
         starts = [len(prefix) - missing for prefix in prefixes]
-        return _Batch(slots, starts, torch.from_numpy(tokens).to(self.device), order)
+        return _Batch(slots, starts, sent(torch.from_numpy(tokens), self.device), order)
 
     def _prefill(self, prefix: Prefix, slot: int, start: int) -> None:
         """Compute all but the last token of a prefix, a chunk at a time."""
         end = len(prefix) - 1
         while start < end:
             stop = min(end, start + self._chunk)
-            tokens = torch.from_numpy(prefix.tokens[start:stop]).to(self.device)[None]
+            tokens = sent(torch.from_numpy(prefix.tokens[start:stop]), self.device)[None]
             self.forward([slot], [start], tokens, self.views.chain([start], stop - start), 1)
             self._table.slots[slot].record(start, prefix.tokens[start:stop])
             start = stop
@@ -264,7 +265,7 @@ class TransformersModel:
         """Compute columns [B, q] of the cache, and the logits [B, keep, V] of the last of them."""
         with self._lock:
             self._cache.reserve(view.span)
-            self._cache.aim(slots, starts, tokens.shape[1], view.span)
+            self._cache.aim(slots, starts, tokens.shape[1], view.span, view.columns)
             logits: Tensor = self.hf_model(
                 input_ids=tokens,
                 attention_mask=view.masks,
@@ -312,7 +313,8 @@ class TransformersModel:
 class SlotCursor:
     """A transformers model in the middle of drafting: each call is one forward.
 
-    It is fed either chains, by `step`, or trees, by `expand`.
+    It is fed either chains, by `step`, or trees, by `expand`, in torch's inference mode, as all of
+    a round is.
     """
 
     def __init__(
@@ -340,7 +342,6 @@ class SlotCursor:
         """Logits [B, V] after the prefixes and the tokens that `step` was fed so far."""
         return _unsorted(self._logits, self._order)
 
-    @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
         """Feed tokens int64 [B], on the device, and return the logits [B, V] after them.
 
@@ -361,7 +362,6 @@ class SlotCursor:
         self._logits = logits[:, 0]
         return self.logits
 
-    @torch.inference_mode()
     def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
         """Feed nodes of a tree, and return the logits [B, M, V] after them.
 
