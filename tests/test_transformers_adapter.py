@@ -269,6 +269,24 @@ def test_a_model_whose_cache_disagrees_with_its_forward_is_refused() -> None:
         TransformersModel(model)
 
 
+def test_a_model_whose_siblings_see_each_other_is_refused() -> None:
+    """The check at construction: a model that takes all columns before its own for its text."""
+    model = random_model("llama")
+    forward = model.forward
+
+    def careless(*args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+        if attention_mask is not None:
+            own = attention_mask.shape[-1] - 1 - (attention_mask.flip(-1) == 0).int().argmax(-1)
+            seen = torch.arange(attention_mask.shape[-1]) <= own[..., None]
+            attention_mask = torch.zeros_like(attention_mask).masked_fill(~seen, -torch.inf)
+        return forward(*args, attention_mask=attention_mask, **kwargs)
+
+    model.forward = careless
+    careless.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+    with pytest.raises(ModelError, match="other logits after a rejected draft"):
+        TransformersModel(model)
+
+
 def test_a_model_with_nan_weights_is_refused_for_what_it_is() -> None:
     model = random_model("llama")
     model.lm_head.weight.data[3] = torch.nan

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -175,17 +176,19 @@ class TransformersModel:
                 `max_length`.
             ModelError: more sequences are live than there are slots.
         """
-        parents = proposal.parents
+        parents, lengths = proposal.parents, proposal.lengths
+        ancestors = None if parents is None else trees.ancestor_mask(parents)
+        longest = lengths if ancestors is None else _longest_paths(ancestors, lengths)
         with self._lock:
-            batch = self._enter(prefixes, _longest_paths(proposal))
+            batch = self._enter(prefixes, longest.tolist())
             drafts = proposal.tokens if batch.order is None else proposal.tokens[batch.order]
             tokens = torch.cat([batch.tokens, drafts], 1)
-            if parents is None:
+            if ancestors is None:
                 view = self.views.chain(batch.starts, tokens.shape[1])
             else:
-                rows = parents if batch.order is None else parents[batch.order]
-                ancestors = hung_on_chains(rows, batch.tokens.shape[1])
-                view = self.views.tree(batch.starts, sent(ancestors, self.device), tokens.shape[1])
+                rows = ancestors if batch.order is None else ancestors[batch.order]
+                hung = sent(hung_on_chains(rows, batch.tokens.shape[1]), self.device)
+                view = self.views.tree(batch.starts, hung, tokens.shape[1])
             logits = self.forward(batch.slots, batch.starts, tokens, view, proposal.width + 1)
             self._settle(prefixes, HostCopy(proposal.tokens, parents))
         return TargetScores(_unsorted(logits, batch.order))
@@ -278,7 +281,7 @@ class TransformersModel:
 
     @torch.inference_mode()
     def _check_rollback(self) -> None:
-        """Compare a few tokens decoded past a rejected draft with the model's own full forward."""
+        """Compare tokens decoded past and beside rejected drafts with the model's full forward."""
         ids = [i * 7 % self.vocab_size for i in range(1, 7)]
         full = self.hf_model(input_ids=torch.tensor([ids], device=self.device), use_cache=False)
         expected = full.logits[0, -2:].double()
@@ -287,10 +290,10 @@ class TransformersModel:
                 f"{type(self.hf_model).__name__} gives NaN or infinite logits for a few tokens; "
                 "check its weights, or load it in a wider dtype"
             )
-        drafts = torch.tensor([ids[1::-1]], device=self.device)
-        self.verify([Prefix(_PROBE, ids[:3])], _chain(drafts))
-        last = torch.tensor([ids[5:]], device=self.device)
-        found = self.verify([Prefix(_PROBE, ids[:5])], _chain(last)).logits[0].double()
+        below = _outright(ids[1::-1], [0, 1], self.device)
+        self.verify([Prefix(_PROBE, ids[:3])], below)
+        beside = _outright([ids[0], ids[5]], [0, 0], self.device)
+        found = self.verify([Prefix(_PROBE, ids[:5])], beside).logits[0, [0, 2]].double()
         self.release([_PROBE])
         shorter = self.hf_model(
             input_ids=torch.tensor([ids[:5]] * 2, device=self.device), use_cache=False
@@ -391,14 +394,11 @@ class SlotCursor:
         return _unsorted(logits, self._order)
 
 
-def _longest_paths(proposal: DraftProposal) -> list[int]:
-    """How many tokens in a row are drafted for each row at most."""
-    if proposal.parents is None:
-        longest: list[int] = proposal.lengths.tolist()
-        return longest
-    depths = trees.node_depths(proposal.parents)
-    rows = zip(depths, proposal.lengths, strict=True)
-    return [int(depth[: length + 1].max()) for depth, length in rows]
+def _longest_paths(ancestors: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many tokens in a row are drafted for each row at most, int64 [B]."""
+    drafted = np.arange(ancestors.shape[1]) < lengths[:, None]
+    longest: NDArray[np.int64] = (ancestors.sum(2) * drafted).max(1, initial=0)
+    return longest
 
 
 def _unsorted(rows: Tensor, order: list[int] | None) -> Tensor:
@@ -408,6 +408,8 @@ def _unsorted(rows: Tensor, order: list[int] | None) -> Tensor:
     return torch.empty_like(rows).index_copy_(0, torch.tensor(order, device=rows.device), rows)
 
 
-def _chain(tokens: Tensor) -> DraftProposal:
-    """A proposal of tokens [1, N], each proposed outright."""
-    return DraftProposal(tokens, np.array([tokens.shape[1]]), Laws(atoms=tokens))
+def _outright(tokens: list[int], parents: list[int], device: torch.device) -> DraftProposal:
+    """A proposal of one row's tokens, each proposed outright."""
+    drafted = torch.tensor([tokens], device=device)
+    lengths = np.array([len(tokens)])
+    return DraftProposal(drafted, lengths, Laws(atoms=drafted), np.array([parents]))

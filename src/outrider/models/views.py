@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from .. import trees
-from ..trees import Parents
 from .support import Architecture
 from .transfer import sent
 
@@ -181,7 +180,9 @@ def grown(ancestors: Tensor | None, parents: Tensor) -> Tensor:
     return torch.cat([above, torch.cat([inherited, itself], 2)], 1)
 
 
-def hung_on_chains(parents: Parents, length: int) -> Tensor:
-    """The ancestor mask of trees with parents [B, N], each hung on a chain of `length` tokens."""
-    stems = trees.chain(len(parents), length)
-    return torch.from_numpy(trees.ancestor_mask(np.concatenate([stems, parents + length], 1)))
+def hung_on_chains(ancestors: NDArray[np.bool_], length: int) -> Tensor:
+    """The ancestor mask of trees with masks [B, N, N], each hung on a chain of `length` tokens."""
+    batch, width, _ = ancestors.shape
+    hung = np.tile(np.tri(length + width, dtype=bool), (batch, 1, 1))
+    hung[:, length:, length:] = ancestors
+    return torch.from_numpy(hung)
