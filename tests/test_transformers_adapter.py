@@ -93,6 +93,17 @@ def test_early_logits_equal_the_full_forward(family: Wrapped) -> None:
     assert worst < family.tolerance
 
 
+def test_what_a_row_alone_sees_is_what_it_sees_in_a_batch(family: Wrapped) -> None:
+    views = family.target.views
+    for start in (0, 1, 5, 63, 64, 100, CONTEXT - 1):
+        for length in (1, 2, 5, 16, 17):
+            alone = views.chain([start], length)
+            joined = views.chain([start, start], length).rows(1, 2)
+            torch.testing.assert_close(alone.masks, joined.masks, rtol=0, atol=0)
+            assert alone.positions.equal(joined.positions)
+            assert alone.columns.equal(joined.columns)
+
+
 @pytest.mark.parametrize("k", range(9))
 def test_greedy_equals_generate_alone_and_in_ragged_batches(family: Wrapped, k: int) -> None:
     prompts = random_prompts(k, (1, 4, 9, 20, 37))

@@ -110,7 +110,7 @@ class TransformersModel:
             self._architecture.dtype,
             self._architecture.device,
         )
-        self._lock = RLock()
+        self.lock = RLock()
         self.views = Views(self._architecture, self._max_length)
         self._check_rollback()
 
@@ -158,7 +158,7 @@ class TransformersModel:
 
         With `discard`, what their slots hold is wiped, so that no other sequence shares it.
         """
-        with self._lock:
+        with self.lock:
             for index in self._table.release(sequence_ids):
                 if discard:
                     self._table.slots[index].record(0, np.empty(0, dtype=np.int64))
@@ -179,7 +179,7 @@ class TransformersModel:
         parents, lengths = proposal.parents, proposal.lengths
         ancestors = None if parents is None else trees.ancestor_mask(parents)
         longest = lengths if ancestors is None else _longest_paths(ancestors, lengths)
-        with self._lock:
+        with self.lock:
             batch = self._enter(prefixes, longest.tolist())
             drafts = proposal.tokens if batch.order is None else proposal.tokens[batch.order]
             tokens = torch.cat([batch.tokens, drafts], 1)
@@ -201,7 +201,7 @@ class TransformersModel:
             ContextLengthError: a prefix is longer than `max_length`.
             ModelError: more sequences are live than there are slots.
         """
-        with self._lock:
+        with self.lock:
             batch = self._enter(prefixes, [0] * len(prefixes))
             missing = batch.tokens.shape[1]
             view = self.views.chain(batch.starts, missing)
@@ -266,7 +266,7 @@ class TransformersModel:
         self, slots: list[int], starts: list[int], tokens: Tensor, view: View, keep: int
     ) -> Tensor:
         """Compute columns [B, q] of the cache, and the logits [B, keep, V] of the last of them."""
-        with self._lock:
+        with self.lock:
             self._cache.reserve(view.span)
             self._cache.aim(slots, starts, tokens.shape[1], view.span, view.columns)
             logits: Tensor = self.hf_model(
@@ -355,7 +355,8 @@ class SlotCursor:
             raise ModelError(_MIXED)
         step = len(self._fed.calls)
         if not self._views:
-            self._views = self._model.views.steps(self._ends, self._depth - 1)
+            with self._model.lock:
+                self._views = self._model.views.steps(self._ends, self._depth - 1)
         rows = tokens if self._order is None else tokens[self._order]
         starts = [end + step for end in self._ends]
         view = self._views[step]
@@ -385,11 +386,12 @@ class SlotCursor:
         rows, follows = tokens, parents
         if self._order is not None:
             rows, follows = tokens[self._order], parents[self._order]
-        self._ancestors = grown(self._ancestors, follows)
-        before = self._ancestors.shape[1] - width
-        view = self._model.views.tree(self._ends, self._ancestors, width)
-        starts = [end + before for end in self._ends]
-        logits = self._model.forward(self._slots, starts, rows, view, width)
+        ancestors = grown(self._ancestors, follows)
+        starts = [end + ancestors.shape[1] - width for end in self._ends]
+        with self._model.lock:
+            view = self._model.views.tree(self._ends, ancestors, width)
+            logits = self._model.forward(self._slots, starts, rows, view, width)
+        self._ancestors = ancestors
         self._fed.calls.append((tokens, parents))
         return _unsorted(logits, self._order)
 

@@ -43,7 +43,7 @@ class View:
 
 
 class Views:
-    """Makes the views of a model's forwards.
+    """Makes the views of a model's forwards, one at a time.
 
     Args:
         architecture: the masks it wants, its dtype and its device.
