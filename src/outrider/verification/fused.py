@@ -30,8 +30,9 @@ from ..records import DraftProposal, VerificationResult
 from .chain import Chain, Method, target_over_draft
 from .verify import VerdictDraws, judge
 
-_AT_A_TIME = 1 << 17
-"""How many numbers a CPU works on at once: half a megabyte of float32, which stays in its cache."""
+_NUMPY, _KEPT, _AT_A_TIME = 1 << 16, 1 << 20, 1 << 17
+"""Up to how many logits NumPy works on them; up to how many their powers are kept (4 megabytes of
+float32); how many numbers a CPU works on at once otherwise, such that they stay in its cache."""
 
 
 def verify_logits(
@@ -61,8 +62,8 @@ def verify_logits(
         scale = _scale(logits, temperature)
         flat = logits.flatten(0, 1)
         on_host = logits.device.type == "cpu"
-        kept = on_host and flat.numel() <= _AT_A_TIME
-        target = KeptLaws.of(flat, scale) if kept else LazyLaws.of(flat, scale)
+        in_numpy = on_host and flat.numel() <= _NUMPY
+        target = KeptLaws.of(flat, scale) if in_numpy else LazyLaws.of(flat, scale)
         witness = torch.as_tensor(target.mass).view(batch, rows)
         if proposal.width == 0:
             first = target.weighed(_small(torch.arange(batch, device=logits.device)), 1.0)
@@ -182,12 +183,17 @@ class KeptLaws:
 
 @dataclass(frozen=True, slots=True)
 class LazyLaws:
-    """RowLaws in torch that raise a row to its powers again whenever it is asked for."""
+    """RowLaws in torch: rows are raised to their powers again when they are asked for, unless kept.
+
+    Attributes:
+        powers: [R, V]; None where the rows are too many to keep.
+    """
 
     logits: Tensor
     scale: Tensor | float
     peak: Tensor
     mass: Tensor
+    powers: Tensor | None = None
 
     @staticmethod
     def of(logits: Tensor, scale: Tensor | float) -> LazyLaws:
@@ -196,6 +202,10 @@ class LazyLaws:
             from . import kernels
 
             return LazyLaws(logits, scale, *kernels.normalisers(logits, scale))
+        if logits.numel() <= _KEPT:
+            peak = _peaks(logits, scale)
+            powers = _powers(logits, scale, peak)
+            return LazyLaws(logits, scale, peak, powers.sum(-1, keepdim=True), powers)
         return LazyLaws(logits, scale, *normalisers(logits, scale))
 
     def weighed(self, index: Any, weight: Any) -> Tensor:
@@ -223,10 +233,14 @@ class LazyLaws:
         at_once = _rows_at_once(self.logits)
         for start in range(0, len(index), at_once):
             rows = index[start : start + at_once]
+            column = _column(factor[start : start + at_once], self.mass.dtype)
+            if self.powers is not None:
+                yield _take(self.powers, rows) * column
+                continue
             scale = self.scale
             scale = _take(scale, rows) if isinstance(scale, Tensor) else scale
             law = _powers(_take(self.logits, rows), scale, _take(self.peak, rows))
-            yield law.mul_(_column(factor[start : start + at_once], law.dtype))
+            yield law.mul_(column)
 
     def _above(self, index: Any, weight: Any, draft: Tensor, column: Any) -> Iterator[Tensor]:
         """`above`, a few rows at a time."""
@@ -328,10 +342,15 @@ def normalisers(logits: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor]:
         part = slice(start, start + at_once)
         rows = logits[part]
         factor = scale[part] if isinstance(scale, Tensor) else scale
-        peak = rows.amax(-1, keepdim=True).to(torch.promote_types(rows.dtype, torch.float32))
-        peaks.append(peak * factor)
+        peaks.append(_peaks(rows, factor))
         masses.append(_powers(rows, factor, peaks[-1]).sum(-1, keepdim=True))
     return _joined(iter(peaks)), _joined(iter(masses))
+
+
+def _peaks(logits: Tensor, scale: Tensor | float) -> Tensor:
+    """The largest of scale * logits, [r, 1], in max(float32, the logits' dtype)."""
+    peak = logits.amax(-1, keepdim=True)
+    return peak.to(torch.promote_types(peak.dtype, torch.float32)) * scale
 
 
 def _powers(logits: Tensor, scale: Tensor | float, peak: Tensor) -> Tensor:
