@@ -1,4 +1,4 @@
-"""One verification call, from logits to verdict: ours, transformers', and the floor, side by side."""
+"""One verification call, from logits to verdict: ours, transformers' and the floor, in turn."""
 
 from __future__ import annotations
 

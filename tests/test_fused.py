@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -282,3 +285,61 @@ def test_wide_laws_are_drawn_from_where_there_is_mass(size: int) -> None:
     drawn = running[np.arange(200), found] / running[:, -1]
     before = drawn - laws[np.arange(200), found] / running[:, -1]
     assert ((before - 1e-12 <= uniforms) & (uniforms <= drawn + 1e-12)).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_code_for_devices_gives_the_same_verdicts(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small arrays in torch, nothing decided on the host, as on CUDA: here on the CPU."""
+    monkeypatch.setattr(fused, "_on_host", lambda array: False)
+    counts = disagreements(120, 8, method, (7, 300))
+    assert counts["differ far from an edge"] == 0, counts
+    assert counts["near"] <= counts["draws"] // 50, counts
+
+
+KERNELS = """
+import torch
+from outrider.verification import fused, kernels
+from tests.test_fused import disagreements
+
+random = torch.Generator().manual_seed(0)
+for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+    for size in (7, 4096, 10_000):
+        logits = (torch.randn(5, size, generator=random, dtype=torch.float64) * 4).to(dtype)
+        logits[torch.rand(5, size, generator=random) < 0.1] = -torch.inf
+        logits[:, 0] = 1
+        logits[1, 4096:] = -torch.inf
+        draft = torch.randn(3, size, generator=random, dtype=torch.float64).softmax(-1).float()
+        each = torch.rand(5, 1, generator=random).to(torch.promote_types(dtype, torch.float32))
+        for scale in (1.25, each + 0.5):
+            expected = fused.LazyLaws(logits, scale, *fused.normalisers(logits, scale))
+            peak, mass = kernels.normalisers(logits, scale)
+            torch.testing.assert_close(peak, expected.peak)
+            torch.testing.assert_close(mass, expected.mass)
+            index, column = torch.tensor([4, 0, 1]), torch.tensor([2, 2, 0])
+            weight = torch.tensor([0.3, 0.9, 1.0], dtype=torch.float64)
+            sums = expected.excess(index.numpy(), weight.numpy(), draft, column.numpy())
+            found = kernels.excess(
+                logits, scale, peak, index, weight / mass[index, 0], draft, column
+            )
+            assert found.dtype == torch.float64
+            torch.testing.assert_close(found, torch.from_numpy(sums), rtol=1e-5, atol=1e-7)
+
+bad = torch.zeros(4, 5000)
+bad[0, 3], bad[1, 3], bad[2] = torch.nan, torch.inf, -torch.inf
+assert kernels.normalisers(bad, 1.0)[1].isfinite()[:, 0].tolist() == [False, False, False, True]
+
+fused._on_host = lambda array: False
+fused._has_kernels = lambda logits: True
+for method in ("token", "block"):
+    counts = disagreements(10, 9, method, (7, 5000))
+    assert counts["differ far from an edge"] == 0, counts
+"""
+
+
+def test_the_kernels_are_their_readable_twins() -> None:
+    """In Triton's interpreter, which needs no GPU but must be asked for before Triton is loaded."""
+    pytest.importorskip("triton")
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    subprocess.run([sys.executable, "-c", KERNELS], check=True, timeout=300, env=environment)

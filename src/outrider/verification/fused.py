@@ -61,7 +61,7 @@ def verify_logits(
     with np.errstate(all="ignore"):  # the witness tells of unsound rows
         scale = _scale(logits, temperature)
         flat = logits.flatten(0, 1)
-        on_host = logits.device.type == "cpu"
+        on_host = _on_host(logits)
         in_numpy = on_host and flat.numel() <= _NUMPY
         target = KeptLaws.of(flat, scale) if in_numpy else LazyLaws.of(flat, scale)
         witness = torch.as_tensor(target.mass).view(batch, rows)
@@ -77,7 +77,7 @@ def verify_logits(
 
 
 def _scale(logits: Tensor, temperature: Tensor | float | None) -> Tensor | float:
-    """log2(e) / temperature: one number, or one for each of the rows of logits, [B * (N + 1), 1]."""
+    """log2(e) / temperature: one number, or one for each row of logits, [B * (N + 1), 1]."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
     if isinstance(temperature, Tensor):
         each = (log2(e) / temperature.double()).to(dtype)
@@ -105,23 +105,27 @@ class RowLaws(Protocol):
 
     P(x) = 2^(scale * logits(x) - peak) / mass. An `index` is int64 [S]; what is given and returned
     as [S] or [B, N] is NumPy's if the logits are on the CPU.
-
-    Attributes:
-        logits: [R, V].
-        scale: log2(e) / temperature: one number, or [R, 1].
-        peak: [R, 1], the largest exponent of each row, in max(float32, the logits' dtype).
-        mass: [R, 1], the sum of each row's powers of two, of the same dtype; not finite where the
-            row is unsound.
     """
 
     @property
-    def logits(self) -> Tensor: ...
+    def logits(self) -> Tensor:
+        """[R, V]."""
+        ...
+
     @property
-    def scale(self) -> Tensor | float: ...
+    def scale(self) -> Tensor | float:
+        """log2(e) / temperature: one number, or [R, 1]."""
+        ...
+
     @property
-    def peak(self) -> Any: ...
+    def peak(self) -> Any:
+        """[R, 1], the largest exponent of each row, in max(float32, the logits' dtype)."""
+        ...
+
     @property
-    def mass(self) -> Any: ...
+    def mass(self) -> Any:
+        """[R, 1], the sum of each row's powers of two; not finite where the row is unsound."""
+        ...
 
     def weighed(self, index: Any, weight: Any) -> Any:
         """weight * P, [S, V], for the rows P of `index`; weight float64 [S] or one number."""
@@ -202,7 +206,7 @@ class LazyLaws:
             from . import kernels
 
             return LazyLaws(logits, scale, *kernels.normalisers(logits, scale))
-        if logits.numel() <= _KEPT:
+        if _on_host(logits) and logits.numel() <= _KEPT:
             peak = _peaks(logits, scale)
             powers = _powers(logits, scale, peak)
             return LazyLaws(logits, scale, peak, powers.sum(-1, keepdim=True), powers)
@@ -278,7 +282,7 @@ class LazyChain(Chain):
         draft = None if proposal.laws is None else proposal.laws.probs
         drawn = None if draft is None else _at(draft, tokens)
         length: Any = proposal.lengths
-        if tokens.device.type != "cpu":
+        if not _on_host(tokens):
             length = torch.as_tensor(length, device=tokens.device)
         ragged = bool((proposal.lengths < width).any())
         ratio = target_over_draft(kept, drawn, length if ragged else None)
@@ -361,7 +365,7 @@ def _powers(logits: Tensor, scale: Tensor | float, peak: Tensor) -> Tensor:
 
 
 def _rows_at_once(logits: Tensor) -> int:
-    return max(1, _AT_A_TIME // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
+    return max(1, _AT_A_TIME // logits.shape[1]) if _on_host(logits) else len(logits)
 
 
 def _take(rows: Tensor, index: Any) -> Tensor:
@@ -394,7 +398,11 @@ def _at(rows: Tensor, tokens: Tensor) -> Any:
 
 def _small(array: Any) -> Any:
     """The array as methods compute with it: NumPy's if it is a CPU's, sharing its memory."""
-    return array.numpy() if isinstance(array, Tensor) and array.device.type == "cpu" else array
+    return array.numpy() if isinstance(array, Tensor) and _on_host(array) else array
+
+
+def _on_host(array: Tensor) -> bool:
+    return array.device.type == "cpu"
 
 
 def _has_kernels(logits: Tensor) -> bool:
