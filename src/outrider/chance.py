@@ -89,64 +89,44 @@ def inverse_cdf(laws: Any, uniforms: Any) -> Any:
         int64 [B]. Cumulative sums are float64. A row of NaN gives an index inside the row.
     """
     xp = array_namespace(laws)
-    size = laws.shape[1]
-    if size < _WIDE:
-        cumulative = xp.cumulative_sum(laws, axis=-1, dtype=xp.float64)
-        found = _passed(_small(cumulative), _small(uniforms)[:, None])
-        return xp.asarray(found[:, 0])
-    # First the block, then the place inside it: few of the running sums are ever looked at.
-    whole = size // _BLOCK * _BLOCK
-    blocks = xp.reshape(laws[:, :whole], (laws.shape[0], -1, _BLOCK))
-    sums = xp.sum(blocks, axis=-1, dtype=xp.float64)
-    if whole < size:
-        rest = xp.sum(laws[:, whole:], axis=-1, keepdims=True, dtype=xp.float64)
-        sums = xp.concat([sums, rest], axis=-1)
-    return xp.asarray(_within(_small(laws), _small(sums), _small(uniforms)[:, None]))
+    on_host = is_numpy_array(laws) or (is_torch_array(laws) and laws.device.type == "cpu")
+    if on_host and laws.shape[1] >= _WIDE:
+        return xp.asarray(_in_two_levels(laws, np.asarray(uniforms), xp))
+    cumulative = xp.cumulative_sum(laws, axis=-1, dtype=xp.float64)
+    # fl(u * total) < total for every u <= 1 - 2**-53, so the count stays below M, and the index
+    # counted to is one where the cumulative sum rises. A row of NaN counts to no more than M.
+    if on_host:
+        rows = zip(np.asarray(cumulative), np.asarray(uniforms), strict=True)
+        found = [row.searchsorted(u * row[-1], side="right") for row, u in rows]
+        return xp.asarray(np.minimum(found, laws.shape[1] - 1))
+    threshold = uniforms[:, None] * cumulative[:, -1:]
+    return xp.sum(xp.astype(cumulative <= threshold, xp.int64), axis=-1)
 
 
 _WIDE, _BLOCK = 1 << 14, 128
 """From which width on a law is searched in two levels, and how wide the blocks of the first are."""
 
 
-def _within(laws: Any, sums: Any, uniforms: Any) -> Any:
-    """The indices int64 [B] that uniforms [B, 1] come to in laws [B, M], by the blocks' sums."""
-    xp = array_namespace(laws)
-    rows = xp.arange(laws.shape[0], device=laws.device)[:, None]
-    last = xp.asarray(laws.shape[1] - 1, device=laws.device)
-    cumulative = xp.cumulative_sum(sums, axis=-1)
-    block = _passed(cumulative, uniforms)
-    places = block * _BLOCK + xp.arange(_BLOCK, device=laws.device)[None, :]
-    inside = xp.where(places <= last, laws[rows, xp.minimum(places, last)], 0.0)
-    inside = xp.cumulative_sum(inside, axis=-1, dtype=xp.float64)
-    left = uniforms * cumulative[:, -1:] - (cumulative[rows, block] - sums[rows, block])
-    # The two levels round apart: the share of the block is held to [0, 1 - 2**-53].
-    share = xp.clip(left / inside[:, -1:], min=0.0, max=1 - 2.0**-53)
-    return xp.minimum(block * _BLOCK + _passed(inside, share), last)[:, 0]
-
-
-def _passed(cumulative: Any, uniforms: Any) -> Any:
-    """How many cumulative sums [B, M] are at most uniform * total: int64 [B, 1], below M.
-
-    fl(u * total) < total for every u <= 1 - 2**-53, so that the count is the index of a place where
-    the sum rises. A row of NaN gives some index below M.
-    """
-    threshold = uniforms * cumulative[:, -1:]
-    if is_numpy_array(cumulative):
-        pairs = zip(cumulative, threshold, strict=True)
-        found = np.stack([row.searchsorted(at, side="right") for row, at in pairs])
-        return np.minimum(found, cumulative.shape[1] - 1)
-    xp = array_namespace(cumulative)
-    return xp.sum(xp.astype(cumulative <= threshold, xp.int64), axis=-1, keepdims=True)
-
-
-def _small(array: Any) -> Any:
-    """A tensor of the CPU's as a NumPy array that shares its memory; other arrays as they are.
-
-    A framework takes longer to start an operation than to do a small one.
-    """
-    if is_torch_array(array) and array.device.type == "cpu":
-        return array.numpy()
-    return array
+def _in_two_levels(laws: Any, uniforms: NDArray[np.float64], xp: Any) -> NDArray[np.int64]:
+    """The same draws: first a block, then a place in it, so that few running sums are made."""
+    whole = laws.shape[1] // _BLOCK * _BLOCK
+    blocks = xp.reshape(laws[:, :whole], (laws.shape[0], -1, _BLOCK))
+    sums = np.asarray(xp.sum(blocks, axis=-1, dtype=xp.float64))
+    if whole < laws.shape[1]:
+        rest = np.asarray(laws[:, whole:]).sum(-1, keepdims=True, dtype=np.float64)
+        sums = np.concatenate([sums, rest], axis=-1)
+    found = np.empty(len(sums), dtype=np.int64)
+    for row, (law, of_blocks, u) in enumerate(zip(np.asarray(laws), sums, uniforms, strict=True)):
+        running = of_blocks.cumsum()
+        threshold = u * running[-1]
+        block = min(running.searchsorted(threshold, side="right"), len(running) - 1)
+        inside = law[block * _BLOCK : (block + 1) * _BLOCK].cumsum(dtype=np.float64)
+        # The levels round apart: what is left of the threshold is held to what the block holds.
+        left = max(threshold - (running[block] - of_blocks[block]), 0.0)
+        left = min(left, inside[-1] * (1 - 2.0**-53))
+        place = min(inside.searchsorted(left, side="right"), len(inside) - 1)
+        found[row] = block * _BLOCK + place
+    return found
 
 
 class Philox4x32:

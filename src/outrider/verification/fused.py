@@ -323,7 +323,7 @@ class LazyChain(Chain):
             draft = self.draft.flatten(0, 1)
             law = self.target.above(index, xp.where(drafts, weight, 1.0), draft, column)
         total = law.sum(-1, keepdims=True)
-        if isinstance(node, np.ndarray) and bool((total > 0).all()):
+        if isinstance(node, np.ndarray) and (_small(total) > 0).all():
             law /= total
             return law
         target = self.target.weighed(index, 1.0)
@@ -393,6 +393,10 @@ def _joined(parts: Iterator[Tensor]) -> Tensor:
 
 def _at(rows: Tensor, tokens: Tensor) -> Any:
     """The entry float64 [B, N] of each token [B, N] in the first N of rows [B, M, V]."""
+    if _on_host(rows) and rows.dtype != torch.bfloat16:  # which NumPy does not know
+        batch, width = tokens.shape
+        found = rows.numpy()[np.arange(batch)[:, None], np.arange(width), tokens.numpy()]
+        return found.astype(np.float64)
     return _small(rows.gather(2, tokens[:, :, None])[:, :, 0].double())
 
 
