@@ -113,8 +113,9 @@ def run(rounds: int) -> Report:
     regime = (
         "CPU, float32 logits to verdict at temperature 1, the ways in turn, in random order; "
         f"normal logits of spread {_SPREAD:g}, the draft's off by noise of {_NOISE:g}; "
-        "ours with the drafts' laws as drafting leaves them; transformers' _speculative_sampling takes one row a call, so a "
-        "batch is as many calls; reference: softmax of all rows, then verify; kept: drafts of "
+        "ours with the drafts' laws as drafting leaves them; "
+        "transformers' _speculative_sampling takes one row a call, so a batch is as many calls; "
+        "reference: softmax of all rows, then verify; kept: drafts of "
         f"{DEPTH}, mean"
     )
     return Report("verification", regime, table, {"regime": regime, "k": DEPTH, "rows": rows})
