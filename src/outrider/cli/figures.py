@@ -35,7 +35,7 @@ def timing(metrics: SpeculationMetrics) -> dict[str, Any]:
 
 
 def closing_statistics(metrics: SpeculationMetrics) -> str:
-    """Two lines: what became of the drafts, beside their ceiling, and the speed."""
+    """A line each: what became of the drafts, their ceiling where one is known, and the speed."""
     rate, length = metrics.acceptance_rate, metrics.acceptance_length
     if rate is None or length is None:
         drafts = "draft acceptance = none (nothing was drafted)"
@@ -48,8 +48,8 @@ def closing_statistics(metrics: SpeculationMetrics) -> str:
         )
         if metrics.ceiling is not None and metrics.ceiling_error is not None:
             drafts += (
-                f"; no lossless verification emits more than {metrics.ceiling:.2f} +- "
-                f"{1.96 * metrics.ceiling_error:.2f} a round from such drafts"
+                f"\nceiling = {metrics.ceiling:.2f} +- {1.96 * metrics.ceiling_error:.2f} tokens a "
+                "round, the most that any lossless verification emits on average from such drafts"
             )
     if metrics.lossy:
         drafts = f"lossy: the output's law is not the target's; {drafts}"
