@@ -161,7 +161,7 @@ class TestGenerate:
         assert sum(found["depths"]) == found["speculation"]["drafted"]
         assert set(found["speculation"]) == {
             *("rounds", "drafted", "accepted", "acceptance_rate", "acceptance_length"),
-            *("per_position", "ceiling", "ceiling_interval", "lossy"),
+            *("per_position", "ceiling", "ceiling_interval", "first_ceiling", "lossy"),
         }
         assert set(found["timing"]) == {"total_s", "draft_s", "target_s", "other_s", "tokens_per_s"}
         config = found["config"]

@@ -27,6 +27,7 @@ from outrider.errors import DraftShapeError, InvalidConfigError, KeyReuseError
 from outrider.models.tabular import TabularModel, mock_pair
 from outrider.records import DraftPlan, DraftProposal, Laws
 from outrider.verification import TREE_METHODS, TraversalVerification, Tree
+from outrider.verification.ceilings import transport_optimum
 
 from .exact import distance, target_law
 from .test_exact_law import TOLERANCE, configured, error
@@ -157,6 +158,58 @@ def test_trees_keep_what_theory_says() -> None:
     decoder = SpeculativeDecoder(target, draft, config=config)
     second = int(np.where(others, q, 0).argmax())
     assert mean_accepted(decoder, 9) == pytest.approx(p[top] + p[second], abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["greedy", "with_replacement", "deterministic"])
+def test_the_ceiling_of_the_first_token_is_the_transport_optimum(kind: str) -> None:
+    """Averaged over the drafts, and never below what a verifier keeps."""
+    for seed in range(3):
+        target, draft = mock_pair(4, seed, 0.2)
+        p, q = target.probabilities((0,)), draft.probabilities((0,))
+        method = "greedy" if kind == "deterministic" else "probabilistic"
+        children = "greedy" if kind == "deterministic" else kind
+        config = configured(
+            "traversal", 1, tree_shape=(2,), tree_children=children, draft_sample_method=method
+        )
+        decoder = SpeculativeDecoder(target, draft, config=config)
+        kept = mean = 0.0
+        work: list[tuple[int, ...]] = [()]
+        while work:
+            enumerator = chance.Enumerator([work.pop()])
+            (state,) = decoder.start((0,), SamplingParams(max_tokens=9))
+            step = decoder.step(decoder.pack([replace(state, stream_key=0)]), enumerator)
+            (ceiling,) = step.record.first_ceiling
+            assert ceiling is not None
+            mean += enumerator.probability[0] * ceiling
+            kept += enumerator.probability[0] * step.record.accepted[0]
+            work += [path for _, path in enumerator.siblings]
+        if kind == "deterministic":
+            expected = p[np.argsort(-q)[:2]].sum()
+        else:
+            how = "greedy" if kind == "greedy" else "iid"
+            expected = float(transport_optimum(p, q, 2, how))
+        assert mean == pytest.approx(expected, abs=1e-12)
+        assert kept <= mean + 1e-12
+        if kind != "with_replacement":
+            assert kept == pytest.approx(mean, abs=1e-12)
+
+
+def test_the_ceiling_of_chains_and_fixed_trees_is_met_by_the_best_verifier() -> None:
+    target, draft = mock_pair(4, 1, 0.2)
+    for more in ({}, {"tree_shape": (2, 1), "draft_sample_method": "greedy"}):
+        config = configured("block", 2, **more)
+        decoder = SpeculativeDecoder(target, draft, config=config)
+        kept = ceiling = 0.0
+        work: list[tuple[int, ...]] = [()]
+        while work:
+            enumerator = chance.Enumerator([work.pop()])
+            (state,) = decoder.start((0,), SamplingParams(max_tokens=9))
+            step = decoder.step(decoder.pack([replace(state, stream_key=0)]), enumerator)
+            assert step.record.ceiling[0] is not None
+            ceiling += enumerator.probability[0] * step.record.ceiling[0]
+            kept += enumerator.probability[0] * step.record.emitted[0]
+            work += [path for _, path in enumerator.siblings]
+        assert kept == pytest.approx(ceiling, abs=1e-12)
 
 
 def test_traversal_keeps_at_least_as_much_as_recursive_rejection() -> None:

@@ -192,6 +192,7 @@ class SpeculativeDecoder:
             emitted=tuple(map(len, emitted)),
             bonus=tuple(row.bonus for row in rows),
             ceiling=tuple(row.ceiling for row in rows),
+            first_ceiling=tuple(row.first_ceiling for row in rows),
             draft_s=draft_s,
             target_s=target_s,
             total_s=watch.total(),

@@ -35,6 +35,8 @@ class SpeculationMetrics:
             as these rounds did (on chains the sum of the block recursion's p_i, on trees of point
             masses the sum of p(v)), an unbiased estimate; None where none is known.
         ceiling_error: its standard error; None with fewer than two rounds.
+        first_ceiling: the greatest share of rounds in which any lossless verifier keeps one of a
+            tree's first tokens, to set beside `per_position[0]`; None where none is known.
     """
 
     rounds: int
@@ -51,6 +53,7 @@ class SpeculationMetrics:
     lossy: bool = False
     ceiling: float | None = None
     ceiling_error: float | None = None
+    first_ceiling: float | None = None
 
     @property
     def ceiling_interval(self) -> tuple[float, float] | None:
@@ -89,6 +92,36 @@ class SpeculationMetrics:
         return self.emitted / self.total_s if self.total_s > 0 else None
 
 
+class _Sums:
+    """The mean of numbers, and its standard error."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._sum = 0.0
+        self._squares = 0.0
+
+    def add(self, value: float | None) -> None:
+        """Count a number; None counts for nothing."""
+        if value is not None:
+            self._count += 1
+            self._sum += value
+            self._squares += value * value
+
+    @property
+    def mean(self) -> float | None:
+        """None without numbers."""
+        return self._sum / self._count if self._count else None
+
+    @property
+    def error(self) -> float | None:
+        """None with fewer than two numbers."""
+        if self._count < 2:
+            return None
+        mean = self._sum / self._count
+        spread = max(0.0, self._squares / self._count - mean * mean)
+        return sqrt(spread / (self._count - 1))
+
+
 class Tally:
     """Adds rounds up. Times of a round are added once, whatever the number of its rows.
 
@@ -98,9 +131,8 @@ class Tally:
 
     def __init__(self, *, lossy: bool = False) -> None:
         self._lossy = lossy
-        self._ceilings = 0
-        self._ceiling_sum = 0.0
-        self._ceiling_squares = 0.0
+        self._ceilings = _Sums()
+        self._first_ceilings = _Sums()
         self._rows: Counter[tuple[int, int, int, int]] = Counter()
         self._draft_s = 0.0
         self._target_s = 0.0
@@ -114,11 +146,9 @@ class Tally:
             for i in rows
         )
         for i in rows:
-            ceiling = record.ceiling[i]
-            if ceiling is not None and record.drafted[i]:
-                self._ceilings += 1
-                self._ceiling_sum += ceiling
-                self._ceiling_squares += ceiling * ceiling
+            if record.drafted[i]:
+                self._ceilings.add(record.ceiling[i])
+                self._first_ceilings.add(record.first_ceiling[i])
         self._draft_s += record.draft_s
         self._target_s += record.target_s
         self._total_s += record.total_s
@@ -126,12 +156,6 @@ class Tally:
     def metrics(self) -> SpeculationMetrics:
         """The figures so far."""
         rows = self._rows.items()
-        mean = error = None
-        if self._ceilings:
-            mean = self._ceiling_sum / self._ceilings
-        if mean is not None and self._ceilings > 1:
-            spread = max(0.0, self._ceiling_squares / self._ceilings - mean * mean)
-            error = sqrt(spread / (self._ceilings - 1))
         deepest = max((depth for _, depth, _, _ in self._rows), default=0)
         return SpeculationMetrics(
             rounds=self._rows.total(),
@@ -152,6 +176,7 @@ class Tally:
             target_s=self._target_s,
             total_s=self._total_s,
             lossy=self._lossy,
-            ceiling=mean,
-            ceiling_error=error,
+            ceiling=self._ceilings.mean,
+            ceiling_error=self._ceilings.error,
+            first_ceiling=self._first_ceilings.mean,
         )

@@ -242,11 +242,14 @@ class Verdict:
             the bonus token where nothing was drafted further.
         ceiling: float64 [B], an unbiased estimate of the most tokens that any verifier emits on
             average from such drafts, the last one included; None where none is known.
+        first_ceiling: float64 [B], of a tree: the greatest probability with which any verifier
+            keeps one of the first tokens; None where none is known.
     """
 
     node: Tensor
     next_token: Tensor
     ceiling: Tensor | None = None
+    first_ceiling: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,9 +259,10 @@ class RoundRecord:
     `drafted` counts tokens and `depth` how many of them lie in a row at most: the same on chains.
     `accepted` and `emitted` exclude tokens cut off by a stop rule. `bonus` says whether the last
     token followed a draft with nothing drafted after it. `ceiling` is an estimate of the most
-    tokens that any lossless verifier emits on average from such drafts; None where none is known.
-    `draft_s` and `target_s` are the time spent proposing and in the target's
-    forward pass, `total_s` all of the round.
+    tokens that any lossless verifier emits on average from such drafts, `first_ceiling` of the
+    probability that it keeps one of a tree's first tokens; None where none is known. `draft_s` and
+    `target_s` are the time spent proposing and in the target's forward pass, `total_s` all of the
+    round.
     """
 
     sequence_ids: tuple[int, ...]
@@ -268,6 +272,7 @@ class RoundRecord:
     emitted: tuple[int, ...]
     bonus: tuple[bool, ...]
     ceiling: tuple[float | None, ...]
+    first_ceiling: tuple[float | None, ...]
     draft_s: float
     target_s: float
     total_s: float

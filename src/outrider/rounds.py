@@ -37,7 +37,7 @@ class RowVerdict:
         path: those that are kept.
         token: the one that follows them.
         bonus: whether nothing was drafted after the last one kept.
-        ceiling: see `Verdict`.
+        ceiling, first_ceiling: see `Verdict`.
         sound: False if one of the laws behind the verdict meant nothing.
     """
 
@@ -47,6 +47,7 @@ class RowVerdict:
     token: int
     bonus: bool
     ceiling: float | None
+    first_ceiling: float | None
     sound: bool
 
 
@@ -86,11 +87,11 @@ def read(
     """
     atoms = isinstance(verdict, Tensor)
     found = [verdict] if isinstance(verdict, Tensor) else [verdict.node[:, None]]
-    ceiling = None
+    ceilings: list[Tensor] = []
     if isinstance(verdict, Verdict):
         found.append(verdict.next_token[:, None])
-        ceiling = verdict.ceiling
-    ceilings = [] if ceiling is None else [ceiling[:, None]]
+        known = (verdict.ceiling, verdict.first_ceiling)
+        ceilings = [values[:, None] for values in known if values is not None]
     # Token ids are exact in float64, where the other numbers can keep them company.
     evidence = torch.cat([*ceilings, *witnesses], 1).double()
     packed = torch.cat([proposal.tokens, *found, evidence], 1).tolist()
@@ -112,9 +113,12 @@ def read(
             bonus = node not in parents
         looked_at = row[count + len(ceilings) :][: levels[min(depth, len(levels) - 1)]]
         looked_at += row[len(row) - width - 1 :][: length + 1]
-        most = row[count] if ceilings else float(len(path) + 1) if atoms else None
+        most, first = (float(len(path) + 1), None) if atoms else (None, None)
+        if isinstance(verdict, Verdict):
+            most = None if verdict.ceiling is None else row[count]
+            first = None if verdict.first_ceiling is None else row[count + len(ceilings) - 1]
         sound = all(map(isfinite, looked_at))
-        rows.append(RowVerdict(length, depth, path, token, bonus, most, sound))
+        rows.append(RowVerdict(length, depth, path, token, bonus, most, first, sound))
     return rows
 
 

@@ -19,6 +19,7 @@ def speculation(metrics: SpeculationMetrics) -> dict[str, Any]:
         "per_position": list(metrics.per_position),
         "ceiling": metrics.ceiling,
         "ceiling_interval": metrics.ceiling_interval,
+        "first_ceiling": metrics.first_ceiling,
         "lossy": metrics.lossy,
     }
 
@@ -50,6 +51,11 @@ def closing_statistics(metrics: SpeculationMetrics) -> str:
             drafts += (
                 f"\nceiling = {metrics.ceiling:.2f} +- {1.96 * metrics.ceiling_error:.2f} tokens a "
                 "round, the most that any lossless verification emits on average from such drafts"
+            )
+        if metrics.first_ceiling is not None:
+            drafts += (
+                f"\nceiling = {metrics.first_ceiling:.3f} for the share of rounds that keep a token "
+                f"({metrics.per_position[0]:.3f} did)"
             )
     if metrics.lossy:
         drafts = f"lossy: the output's law is not the target's; {drafts}"

@@ -17,7 +17,9 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
+from .. import trees
 from ..errors import DraftShapeError, InvalidConfigError, TargetShapeError
+from ..records import DraftProposal
 from .checks import (
     common_namespace,
     require_count,
@@ -173,6 +175,44 @@ def transport_optimum(target: Any, draft: Any, num_drafts: int, kind: DraftKind)
             f"enumerated, not {target.shape[-1]}",
         )
     return _without_replacement_optimum(target, draft, num_drafts)
+
+
+def first_token_optimum(proposal: DraftProposal, target: Any) -> Any | None:
+    """The transport optimum of each row's first drafted tokens, as they were drafted.
+
+    Args:
+        proposal: drafted trees.
+        target: the target's laws after the prefixes, [B, V].
+
+    Returns:
+        float64 [B]; None where it has no short form: several tokens drawn, not from one law.
+    """
+    xp = array_namespace(target)
+    batch, width = proposal.tokens.shape
+    first = (proposal.structure == 0) & (np.arange(width) < proposal.lengths[:, None])
+    laws = None if proposal.laws is None else proposal.laws.probs
+    rows = trees.chain(batch, width) if proposal.law_rows is None else proposal.law_rows
+    drawn = first & (rows >= 0) if laws is not None else np.zeros_like(first)
+    count = drawn.sum(1)
+    where = device(target)
+    mass = xp.astype(target, xp.float64)
+    source = xp.asarray(np.where(drawn, rows, -1).max(1, initial=0), device=where)
+    each = xp.arange(batch, device=where)
+    law = None if laws is None else xp.astype(laws[each, source], xp.float64)
+    if law is not None and (count > 1).any():
+        one_law = all(len(set(row[of].tolist())) == 1 for row, of in zip(rows, drawn, strict=True))
+        if not one_law or (drawn != first).any() or (count != count[0]).any():
+            return None
+        return _iid_optimum(mass, law, int(count[0]))
+    vocabulary = xp.arange(target.shape[-1], device=where)
+    outright = xp.asarray(first & ~drawn, device=where)
+    proposed = xp.any((proposal.tokens[:, :, None] == vocabulary) & outright[:, :, None], axis=1)
+    certain = xp.sum(xp.where(proposed, mass, 0.0), axis=-1)
+    if law is None:
+        return certain
+    covered = xp.where(proposed, 0.0, xp.minimum(mass, law))
+    some = xp.asarray(count > 0, device=where)
+    return certain + xp.where(some, xp.sum(covered, axis=-1), 0.0)
 
 
 def _iid_optimum(target: Any, draft: Any, num_drafts: int) -> Any:

@@ -9,6 +9,7 @@ from array_api_compat import array_namespace
 
 from ..records import DraftProposal, Verdict
 from .block import reached
+from .ceilings import first_token_optimum
 from .chain import Chain, Method
 from .tree import Tree
 from .walk import Walk
@@ -75,15 +76,17 @@ def verify_tree(
         draws: the round's chance.
     """
     xp = array_namespace(target)
+    first = first_token_optimum(proposal, target[:, 0])
     if proposal.laws is None or proposal.laws.probs is None:
         walk = Walk(proposal, target)
         node = draws.stop(walk.stop_law())
         ceiling = 1 + xp.sum(walk.reach(), axis=-1)
-        return Verdict(node, draws.token(walk.residual(node)), ceiling)
+        return Verdict(node, draws.token(walk.residual(node)), ceiling, first)
     tree = Tree.of(proposal, target)
     law, claims = method.stop_law(tree)
     node = draws.stop(law)
-    return Verdict(node, draws.token(method.residual(tree, claims, node)))
+    token = draws.token(method.residual(tree, claims, node))
+    return Verdict(node, token, first_ceiling=first)
 
 
 def verify_atoms(
