@@ -54,8 +54,8 @@ def closing_statistics(metrics: SpeculationMetrics) -> str:
             )
         if metrics.first_ceiling is not None:
             drafts += (
-                f"\nceiling = {metrics.first_ceiling:.3f} for the share of rounds that keep a token "
-                f"({metrics.per_position[0]:.3f} did)"
+                f"\nceiling = {metrics.first_ceiling:.3f} for the share of rounds that keep a "
+                f"token ({metrics.per_position[0]:.3f} did)"
             )
     if metrics.lossy:
         drafts = f"lossy: the output's law is not the target's; {drafts}"
