@@ -13,13 +13,13 @@ SOURCE = Path(outrider.__file__).parent
 
 FLOORS = (
     {"errors"},
-    {"config"},
+    {"config", "trees"},
     {"records", "protocols"},
     {"chance", "sampling"},
     {"verification", "depth"},
     {"models"},
     {"drafters"},
-    {"metrics", "text", "requests", "outputs", "rounds", "batch"},
+    {"metrics", "text", "requests", "outputs", "rounds", "batch", "context"},
     {"engine", "loading"},
     {"certify"},
     {"cli"},
@@ -72,6 +72,7 @@ def test_no_file_is_over_450_lines() -> None:
 def test_importing_outrider_loads_no_framework() -> None:
     program = (
         "import sys, outrider; outrider.SamplingParams(); outrider.errors.OutriderError; "
+        "outrider.verify_speculative_tokens; outrider.accept; outrider.Philox4x32; "
         "heavy = {'torch', 'transformers', 'rich', 'safetensors'} & set(sys.modules); "
         "sys.exit(f'loaded {heavy}' if heavy else 0)"
     )
@@ -85,17 +86,27 @@ def test_the_public_face() -> None:
         "ModelDrafter",
         "NgramDrafter",
         "Pair",
+        "Philox4x32",
         "SamplingParams",
         "SpeculationMetrics",
         "SpeculativeConfig",
         "SpeculativeDecoder",
         "StreamEvent",
         "TransformersModel",
+        "VerificationResult",
         "__version__",
+        "accept",
+        "adjusted_distribution",
         "certify",
+        "compute_acceptance_probs",
+        "compute_expected_tokens",
         "errors",
         "load",
         "models",
+        "resample_from_adjusted_target",
+        "sample_from_logprobs",
+        "sample_index",
+        "verify_speculative_tokens",
     ]
     for name in outrider.__all__:
         assert getattr(outrider, name) is not None

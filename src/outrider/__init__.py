@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import certify, errors, models
+    from .chance import Philox4x32
     from .config import SamplingParams, SpeculativeConfig
     from .drafters.model import ModelDrafter
     from .drafters.ngram import NgramDrafter
@@ -18,6 +19,19 @@ if TYPE_CHECKING:
     from .metrics import SpeculationMetrics
     from .models.transformers import TransformersModel
     from .outputs import Choice, GenerationOutput, StreamEvent
+    from .verification.functional import (
+        VerificationResult,
+        compute_acceptance_probs,
+        compute_expected_tokens,
+        verify_speculative_tokens,
+    )
+    from .verification.primitives import (
+        accept,
+        adjusted_distribution,
+        resample_from_adjusted_target,
+        sample_from_logprobs,
+        sample_index,
+    )
 
 __version__ = "0.1.0"
 
@@ -27,13 +41,23 @@ _HOMES = {
     "ModelDrafter": "drafters.model",
     "NgramDrafter": "drafters.ngram",
     "Pair": "loading",
+    "Philox4x32": "chance",
     "SamplingParams": "config",
     "SpeculationMetrics": "metrics",
     "SpeculativeConfig": "config",
     "SpeculativeDecoder": "engine",
     "StreamEvent": "outputs",
     "TransformersModel": "models.transformers",
+    "VerificationResult": "verification.functional",
+    "accept": "verification.primitives",
+    "adjusted_distribution": "verification.primitives",
+    "compute_acceptance_probs": "verification.functional",
+    "compute_expected_tokens": "verification.functional",
     "load": "loading",
+    "resample_from_adjusted_target": "verification.primitives",
+    "sample_from_logprobs": "verification.primitives",
+    "sample_index": "verification.primitives",
+    "verify_speculative_tokens": "verification.functional",
 }
 _ROOMS = ("certify", "errors", "models")
 
@@ -43,17 +67,27 @@ __all__ = [
     "ModelDrafter",
     "NgramDrafter",
     "Pair",
+    "Philox4x32",
     "SamplingParams",
     "SpeculationMetrics",
     "SpeculativeConfig",
     "SpeculativeDecoder",
     "StreamEvent",
     "TransformersModel",
+    "VerificationResult",
     "__version__",
+    "accept",
+    "adjusted_distribution",
     "certify",
+    "compute_acceptance_probs",
+    "compute_expected_tokens",
     "errors",
     "load",
     "models",
+    "resample_from_adjusted_target",
+    "sample_from_logprobs",
+    "sample_index",
+    "verify_speculative_tokens",
 ]
 
 

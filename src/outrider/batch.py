@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .chance import Noise, RoundDraws, Uniforms, round_keys
+from .chance import Noise, RoundDraws, Uniforms, position_keys, round_keys
 from .outputs import Origin
 from .protocols import Chance
 from .records import RoundRecord, SequenceState
@@ -51,13 +51,16 @@ class Batch:
         uniforms = torch.from_numpy(make(round_keys(self.states, width, rounds)))
         return Noise(uniforms.to(self.device), 1)
 
-    def draws(self, chance: Chance, width: int, noise: Noise | None) -> RoundDraws:
+    def draws(
+        self, chance: Chance, width: int, noise: Noise | None, *, coupled: bool
+    ) -> RoundDraws:
         """The draws of a round: from noise made ahead, or key by key."""
         if noise is not None:
             return RoundDraws(chance, None, noise.uniforms[noise.used - 1])
         if self.params.all_greedy:
             return RoundDraws(chance, None, None)
-        return RoundDraws(chance, round_keys(self.states, width)[0], None)
+        positions = position_keys(self.states) if coupled else None
+        return RoundDraws(chance, round_keys(self.states, width)[0], None, positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +81,4 @@ class Step:
         """Where the `index`-th token that a row emitted came from."""
         if index < self.record.accepted[row]:
             return "draft"
-        return "bonus" if index == self.record.drafted[row] else "correction"
+        return "bonus" if self.record.bonus[row] else "correction"

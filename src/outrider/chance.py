@@ -22,14 +22,16 @@ from array_api_compat import array_namespace, is_numpy_array, is_torch_array
 from numpy.typing import NDArray
 
 from .errors import DegenerateDistributionError, KeyReuseError
-from .protocols import Chance
+from .protocols import Chance, RacingChance
 from .records import SequenceState
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-DRAFT, STOP, TOKEN = range(3)
-"""The purposes of a draw: a drafted token, the node a round stops at, the token that follows it."""
+DRAFT, STOP, TOKEN, POSITION = range(4)
+"""The purposes of a draw: a drafted token, the node a round stops at, the token that follows it; in
+coupled mode, the target's token at a position, whose keys count positions in the place of rounds.
+"""
 
 Uniforms = Callable[[NDArray[np.uint64]], NDArray[np.float64]]
 
@@ -105,12 +107,9 @@ class Philox4x32:
 
     def uniforms(self, keys: NDArray[np.uint64]) -> NDArray[np.float64]:
         """Uniforms in [0, 1) for keys [..., 5]: 53 bits each, on the host."""
-        stream = keys[..., 0]
-        key = np.stack([stream & np.uint64(_WORD), stream >> np.uint64(32)]).astype(np.int64)
-        counter = np.moveaxis(keys[..., 1:], -1, 0).astype(np.int64)
-        words = philox4x32(counter.reshape(4, -1), key.reshape(2, -1))
-        mantissa = (words[0] >> 5) * (1 << 26) + (words[1] >> 6)
-        uniforms: NDArray[np.float64] = (mantissa * 2.0**-53).reshape(stream.shape)
+        words = philox4x32(*_counter_and_key(keys.reshape(-1, 5)))
+        mantissa = _mantissa(words[0], words[1]).reshape(keys.shape[:-1])
+        uniforms: NDArray[np.float64] = np.multiply(mantissa, 2.0**-53, dtype=np.float64)
         return uniforms
 
     def draw(self, laws: Tensor, keys: NDArray[np.uint64]) -> Tensor:
@@ -120,6 +119,87 @@ class Philox4x32:
         indices: Tensor = inverse_cdf(laws, uniforms.to(laws.device))
         return indices
 
+    def race(self, keys: NDArray[np.uint64], size: int) -> NDArray[np.float64]:
+        """Exponential noise [B, size] under keys [B, 5], whose slots number the tokens.
+
+        The token with the least noise over probability is a draw from the law, and laws that
+        resemble each other often have the same one (the Gumbel-max trick in its exponential form).
+        One block gives the noise of two tokens.
+        """
+        blocks = -(-size // 2)
+        asked = np.repeat(keys[:, None, :], blocks, axis=1)
+        asked[..., 4] = np.arange(blocks)
+        words = philox4x32(*_counter_and_key(asked.reshape(-1, 5)))
+        noise = np.stack([_exponential(words[0], words[1]), _exponential(words[2], words[3])], -1)
+        return noise.reshape(len(keys), -1)[:, :size]
+
+    def race_at(self, keys: NDArray[np.uint64], tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        """What `race` gives under keys [n, 5] to one token [n] each."""
+        asked = keys.copy()
+        asked[:, 4] = tokens >> 1
+        words = philox4x32(*_counter_and_key(asked))
+        odd = (tokens & 1).astype(bool)
+        return _exponential(np.where(odd, words[2], words[0]), np.where(odd, words[3], words[1]))
+
+
+def _counter_and_key(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Keys [n, 5] as the generator's counter [4, n] and key [2, n]."""
+    stream = keys[:, 0]
+    key = np.stack([stream & np.uint64(_WORD), stream >> np.uint64(32)]).astype(np.int64)
+    return np.ascontiguousarray(keys[:, 1:].T).astype(np.int64), key
+
+
+def _mantissa(high: NDArray[np.int64], low: NDArray[np.int64]) -> NDArray[np.int64]:
+    """53 bits of two 32-bit words."""
+    return (high >> 5) * (1 << 26) + (low >> 6)
+
+
+def _exponential(high: NDArray[np.int64], low: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Exponential noise, positive and finite, of two 32-bit words."""
+    noise: NDArray[np.float64] = -np.log((_mantissa(high, low) + 0.5) * 2.0**-53)
+    return noise
+
+
+class Race:
+    """The noise of a round's positions, shared by drafter and target, made as it is asked for.
+
+    Noise belongs to (stream, choice, position, token). It is made once a round for each position,
+    and on a CPU only for tokens that a law gives mass to: after top-k or top-p those are few.
+
+    Args:
+        chance: where the noise comes from.
+        keys: [B, 5], of the first position after each prefix.
+    """
+
+    def __init__(self, chance: RacingChance, keys: NDArray[np.uint64]) -> None:
+        self._chance = chance
+        self._keys = keys
+        self._made: dict[int, Tensor] = {}
+
+    def times(self, laws: Tensor, offset: int) -> Tensor:
+        """Noise over probability for laws [B, V] or [B, M, V], `offset` positions on, float64.
+
+        The index of the least is a draw from the law; infinite where the law has no mass.
+        """
+        xp = array_namespace(laws)
+        vocab_size = int(laws.shape[-1])
+        noise = self._made.get(offset)
+        if noise is None:
+            noise = xp.full((laws.shape[0], vocab_size), xp.inf, dtype=xp.float64)
+            noise = noise.to(laws.device)
+            self._made[offset] = noise
+        support = laws > 0 if laws.ndim == 2 else (laws > 0).any(1)
+        missing = support & noise.isinf()
+        keys = self._keys.copy()
+        keys[:, 2] += np.uint64(offset)
+        rows, tokens = missing.nonzero(as_tuple=True)
+        if len(rows) * 4 > noise.numel():
+            noise.copy_(xp.asarray(self._chance.race(keys, vocab_size)))
+        elif len(rows):
+            made = self._chance.race_at(keys[rows.cpu().numpy()], tokens.cpu().numpy())
+            noise[rows, tokens] = xp.asarray(made).to(noise.device)
+        return (noise if laws.ndim == 2 else noise[:, None]) / laws
+
 
 class RoundDraws:
     """The draws of one round: where it stops, the token that follows, and the drafted tokens.
@@ -128,14 +208,27 @@ class RoundDraws:
         chance: where outcomes come from.
         keys: [B, 2 + N, 5], as `round_keys` makes them for one round.
         uniforms: float64 [B, 2 + N] of those keys, on the device; None asks `chance` draw by draw.
+        positions: keys [B, 5] of the first position after each prefix, in coupled mode.
     """
 
     def __init__(
-        self, chance: Chance, keys: NDArray[np.uint64] | None, uniforms: Tensor | None
+        self,
+        chance: Chance,
+        keys: NDArray[np.uint64] | None,
+        uniforms: Tensor | None,
+        positions: NDArray[np.uint64] | None = None,
     ) -> None:
         self._chance = chance
         self._keys = keys
         self._uniforms = uniforms
+        self._positions = positions
+        racing = positions is not None and isinstance(chance, RacingChance)
+        self.race = Race(chance, positions) if racing else None  # type: ignore[arg-type]
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the uniforms are made already, so that a draw nobody looks at costs nothing."""
+        return self._uniforms is not None
 
     def stop(self, laws: Tensor) -> Tensor:
         """Draw the node that each row stops at from laws [B, N + 1]."""
@@ -148,6 +241,47 @@ class RoundDraws:
     def draft(self, laws: Tensor, position: int, rows: NDArray[np.int64] | None) -> Tensor:
         """Draw the `position`-th drafted token from laws [B, V], or [R, V] for `rows` [R] only."""
         return self._draw(laws, 2 + position, rows)
+
+    def drafts(self, laws: Tensor, slots: NDArray[np.int64], used: NDArray[np.bool_]) -> Tensor:
+        """Draw drafted tokens from laws [B, M, V] under a slot each, where `used` [B, M].
+
+        Elsewhere they mean nothing.
+        """
+        batch, nodes, vocab_size = laws.shape
+        if self._uniforms is not None:
+            uniforms = self._uniforms[:, 2 + int(slots[0]) : 3 + int(slots[-1])]
+            if uniforms.shape[1] != nodes:
+                uniforms = self._uniforms[:, (2 + slots).tolist()]
+            drawn: Tensor = inverse_cdf(laws.reshape(-1, vocab_size), uniforms.reshape(-1))
+            return drawn.reshape(batch, nodes)
+        assert self._keys is not None, "a round of greedy rows draws nothing"
+        tokens = laws.new_zeros((batch, nodes), dtype=self._int64(laws))
+        rows, columns = np.nonzero(used)
+        if len(rows):
+            keys = self._keys[rows, 2]
+            keys[:, 4] = slots[columns]
+            tokens[rows, columns] = self._chance.draw(laws[rows, columns], keys)
+        return tokens
+
+    def position(self, laws: Tensor, offset: int, active: Tensor) -> Tensor:
+        """Draw the target's tokens `offset` positions after the prefix from laws [B, V].
+
+        Rows that are not `active` may get any token.
+        """
+        if self.race is not None:
+            return self.race.times(laws, offset).argmin(-1)
+        assert self._positions is not None, "positions are drawn in coupled mode only"
+        rows = np.flatnonzero(active.cpu().numpy())
+        tokens = laws.new_zeros(len(laws), dtype=self._int64(laws))
+        if len(rows):
+            keys = self._positions[rows]
+            keys[:, 2] += np.uint64(offset)
+            tokens[rows] = self._chance.draw(laws[rows], keys)
+        return tokens
+
+    @staticmethod
+    def _int64(laws: Tensor) -> Any:
+        return array_namespace(laws).int64
 
     def _draw(self, laws: Tensor, slot: int, rows: NDArray[np.int64] | None) -> Tensor:
         if self._uniforms is not None:
@@ -190,6 +324,14 @@ def round_keys(states: Sequence[SequenceState], width: int, rounds: int = 1) -> 
     keys[:, :, 1, 3] = TOKEN
     keys[:, :, 2:, 4] = np.arange(width)
     return keys
+
+
+def position_keys(states: Sequence[SequenceState]) -> NDArray[np.uint64]:
+    """The keys [B, 5] of the states' next positions, in coupled mode."""
+    rows = [
+        (s.stream_key, s.choice, s.prefix.length - s.prompt_length, POSITION, 0) for s in states
+    ]
+    return np.array(rows, dtype=np.uint64)
 
 
 class Enumerator:

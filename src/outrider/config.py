@@ -14,9 +14,15 @@ from typing import Literal, get_args
 
 from .errors import InvalidConfigError
 
-Verification = Literal["block", "token"]
+Verification = Literal[
+    "block", "token", "traversal", "recursive", "coupled", "typical", "lenient", "mixture"
+]
 Depth = Literal["fixed"]
 DraftSampleMethod = Literal["probabilistic", "greedy"]
+TreeChildren = Literal["greedy", "without_replacement", "with_replacement"]
+
+LOSSY: frozenset[str] = frozenset({"typical", "lenient", "mixture"})
+"""The methods that change the law of the output; every figure about them says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,15 +89,32 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
-    """How speculation is done. None of it changes the law of the output.
+    """How speculation is done. Unless `lossy`, none of it changes the law of the output.
 
     Args:
-        num_speculative_tokens: the most tokens drafted in a round, at least 0; 0 decodes plainly.
-        verification: "block" (accepts at least as many tokens) or "token"; both are lossless.
+        num_speculative_tokens: the most tokens drafted in a row, at least 0; 0 decodes plainly.
+        verification: "block" keeps the most tokens and is "traversal" on trees; "token" is the
+            classical rule and is "recursive" on trees; "coupled" draws each position's token from
+            noise that the drafter shares, so that a seed's text does not depend on the draft. These
+            are lossless. "typical", "lenient" and "mixture" are not, and for chains only.
         depth: how far to draft. "fixed" drafts `num_speculative_tokens` every round, less where
             fewer tokens remain.
         draft_sample_method: "probabilistic" draws drafts from the draft model's own law; "greedy"
-            proposes its most likely token, verified as the point mass that it is.
+            proposes its most likely tokens, verified as the point masses that they are.
+        tree_shape: draft trees, each node with this many children at each depth, such as (2, 2, 1);
+            None drafts chains.
+        tree_budget: draft trees of this many nodes, grown where the draft model is surest; not
+            together with `tree_shape`.
+        tree_children: what the children of a node are: "greedy" the likeliest tokens outright and
+            one drawn from the rest; "without_replacement" all drawn, each from what its siblings
+            left; "with_replacement" all drawn from one law.
+        lenience: of "lenient", in (0, 1]: a token is kept with probability min(1, p / (lenience
+            q)), so that no token becomes more than 1 / lenience times as likely; 1 is lossless.
+        typical_epsilon: of "typical", in (0, 1]: a token is kept if its probability is above the
+            lesser of this and typical_delta * exp(-entropy).
+        typical_delta: see `typical_epsilon`; a number > 0.
+        mixture_budget: of "mixture", in [0, 1]: how far, in total variation, the law of a token may
+            be from the target's; 0 is lossless.
 
     Raises:
         InvalidConfigError: a value is not allowed; the message names field, value and choices.
@@ -101,6 +124,13 @@ class SpeculativeConfig:
     verification: Verification = "block"
     depth: Depth = "fixed"
     draft_sample_method: DraftSampleMethod = "probabilistic"
+    tree_shape: tuple[int, ...] | None = None
+    tree_budget: int | None = None
+    tree_children: TreeChildren = "greedy"
+    lenience: float = 0.7
+    typical_epsilon: float = 0.09
+    typical_delta: float = 0.3
+    mixture_budget: float = 0.05
 
     def __post_init__(self) -> None:
         _require_int(
@@ -114,6 +144,46 @@ class SpeculativeConfig:
         _require_choice(
             "draft_sample_method", self.draft_sample_method, get_args(DraftSampleMethod)
         )
+        _require_choice("tree_children", self.tree_children, get_args(TreeChildren))
+        if self.tree_shape is not None:
+            expected = "a sequence of integers >= 1, the children of a node at each depth"
+            object.__setattr__(
+                self, "tree_shape", _int_tuple("tree_shape", self.tree_shape, 1, expected)
+            )
+            if not self.tree_shape:
+                raise InvalidConfigError("tree_shape", self.tree_shape, expected)
+        if self.tree_budget is not None:
+            _require_int("tree_budget", self.tree_budget, 1)
+            if self.tree_shape is not None:
+                raise InvalidConfigError(
+                    "tree_budget", self.tree_budget, "None beside a tree_shape; give one of them"
+                )
+            if self.tree_children != "greedy":
+                raise InvalidConfigError(
+                    "tree_children", self.tree_children, "'greedy' with a tree_budget"
+                )
+        if self.drafts_trees and self.lossy:
+            raise InvalidConfigError(
+                "verification", self.verification, "a lossless method for trees"
+            )
+        _require_real("lenience", self.lenience, lambda x: 0 < x <= 1, "a number in (0, 1]")
+        _require_real(
+            "typical_epsilon", self.typical_epsilon, lambda x: 0 < x <= 1, "a number in (0, 1]"
+        )
+        _require_real("typical_delta", self.typical_delta, lambda x: x > 0, "a number > 0")
+        _require_real(
+            "mixture_budget", self.mixture_budget, lambda x: 0 <= x <= 1, "a number in [0, 1]"
+        )
+
+    @property
+    def drafts_trees(self) -> bool:
+        """Whether drafts are trees and not chains."""
+        return self.tree_shape is not None or self.tree_budget is not None
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the output's law is allowed to differ from the target's."""
+        return self.verification in LOSSY
 
 
 def _require_int(field: str, value: object, low: int, expected: str | None = None) -> None:
@@ -135,10 +205,12 @@ def _require_choice(field: str, value: object, choices: tuple[str, ...]) -> None
         raise InvalidConfigError(field, value, f"one of {', '.join(map(repr, choices))}")
 
 
-def _int_tuple(field: str, values: Iterable[int]) -> tuple[int, ...]:
+def _int_tuple(
+    field: str, values: Iterable[int], low: int = 0, expected: str = "a sequence of integers >= 0"
+) -> tuple[int, ...]:
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise InvalidConfigError(field, values, "a sequence of integers >= 0")
+        raise InvalidConfigError(field, values, expected)
     items = tuple(values)
     for item in items:
-        _require_int(field, item, 0, "a sequence of integers >= 0")
+        _require_int(field, item, low, expected)
     return tuple(int(item) for item in items)

@@ -20,6 +20,7 @@ from . import sampling
 from .batch import Batch, Step
 from .chance import Philox4x32
 from .config import SamplingParams, SpeculativeConfig
+from .context import RoundContext
 from .depth import FixedDepth
 from .drafters.model import ModelDrafter
 from .errors import InvalidConfigError, VocabMismatchError
@@ -44,7 +45,6 @@ from .records import (
 )
 from .requests import Limits, Prompt, Request, is_single_prompt, parse_request
 from .rounds import (
-    RoundContext,
     Stopwatch,
     check_proposal,
     check_scores,
@@ -52,7 +52,6 @@ from .rounds import (
     decide,
 )
 from .text import StreamDecoder
-from .verification import METHODS, Method
 
 
 class SpeculativeDecoder:
@@ -86,12 +85,14 @@ class SpeculativeDecoder:
         self.tokenizer = tokenizer
         self.config = config or SpeculativeConfig()
         self.chance: Chance = chance or Philox4x32()
-        self._uniforms = self.chance.uniforms if type(self.chance) is Philox4x32 else None
         _check_models(target, self.drafter, self.config)
         _check_vocabularies(target, self.drafter)
+        self._coupled = self.config.verification == "coupled"
+        self._uniforms = self.chance.uniforms if type(self.chance) is Philox4x32 else None
         drafted = 0 if self.drafter is None else self.config.num_speculative_tokens
-        self.policy: DepthPolicy = FixedDepth(drafted)
-        self._method: Method = METHODS[self.config.verification]
+        self.policy: DepthPolicy = FixedDepth(
+            drafted, self.config.tree_shape, self.config.tree_budget
+        )
         inner = self.drafter.model if isinstance(self.drafter, ModelDrafter) else self.drafter
         models: list[object] = [target, inner]
         self._cached = [model for model in models if isinstance(model, CachedModel)]
@@ -156,15 +157,10 @@ class SpeculativeDecoder:
         watch = Stopwatch(self._device)
         plan = self.policy.plan(batch.states)
         prefixes = [state.prefix for state in batch.states]
-        noise = batch.next_noise(self._uniforms if chance is None else None, plan.width)
-        draws = batch.draws(chance or self.chance, plan.width, noise)
-        context = RoundContext(
-            batch.params,
-            draws,
-            plan,
-            self._device,
-            greedy_drafts=self.config.draft_sample_method == "greedy",
-        )
+        ahead = None if chance is not None or self._coupled else self._uniforms
+        noise = batch.next_noise(ahead, plan.width)
+        draws = batch.draws(chance or self.chance, plan.width, noise, coupled=self._coupled)
+        context = RoundContext(batch.params, batch.states, draws, plan, self._device, self.config)
         watch.mark()
         proposal = self._propose(prefixes, plan, context)
         watch.mark()
@@ -172,7 +168,8 @@ class SpeculativeDecoder:
         watch.mark()
         check_scores(scores, proposal, self.target.vocab_size)
         laws, witness = sampling.laws(scores.logits, batch.params)
-        rows = decide(proposal, laws, [*context.witnesses, witness], self._method, draws)
+        witnesses = [*context.witnesses, witness]
+        rows = decide(proposal, laws, witnesses, self.config.verification, draws)
         ids = tuple(prefix.sequence_id for prefix in prefixes)
         if not all(row.sound for row in rows):
             check_witnesses(witness, context.witnesses, proposal.lengths, ids)
@@ -180,15 +177,18 @@ class SpeculativeDecoder:
 
         states, emitted, accepted = [], [], []
         for state, row in zip(batch.states, rows, strict=True):
-            tokens, reason = _until_stop(state, [*row.drafts[: row.kept], row.token])
-            states.append(state.advanced(tokens, len(row.drafts), reason))
+            tokens, reason = _until_stop(state, [*row.path, row.token])
+            states.append(state.advanced(tokens, row.depth, reason))
             emitted.append(tokens)
-            accepted.append(min(row.kept, len(tokens)))
+            accepted.append(min(len(row.path), len(tokens)))
         record = RoundRecord(
             sequence_ids=ids,
-            drafted=tuple(len(row.drafts) for row in rows),
+            drafted=tuple(row.drafted for row in rows),
+            depth=tuple(row.depth for row in rows),
             accepted=tuple(accepted),
             emitted=tuple(map(len, emitted)),
+            bonus=tuple(row.bonus for row in rows),
+            ceiling=(None,) * len(rows),
             draft_s=draft_s,
             target_s=target_s,
             total_s=watch.total(),

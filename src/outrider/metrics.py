@@ -1,8 +1,8 @@
 """Figures about speculation, each with one definition, reduced from round records.
 
-Acceptance rate is accepted over drafted tokens. Acceptance length is tokens emitted per round that
-drafted, the correction or bonus included. Acceptance at a position is the share of the rounds that
-drafted there in which it was accepted.
+Acceptance rate is accepted over drafted tokens, all of a tree's included. Acceptance length is
+tokens emitted per round that drafted, the correction or bonus included. Acceptance at a position is
+the share of the rounds that drafted that deep in which a token was accepted there.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Tally:
     """Adds rounds up. Times of a round are added once, whatever the number of its rows."""
 
     def __init__(self) -> None:
-        self._rows: Counter[tuple[int, int, int]] = Counter()
+        self._rows: Counter[tuple[int, int, int, int]] = Counter()
         self._draft_s = 0.0
         self._target_s = 0.0
         self._total_s = 0.0
@@ -82,7 +82,10 @@ class Tally:
     def add(self, record: RoundRecord, row: int | None = None) -> None:
         """Count a round: all of its rows, or one."""
         rows = range(len(record.drafted)) if row is None else (row,)
-        self._rows.update((record.drafted[i], record.accepted[i], record.emitted[i]) for i in rows)
+        self._rows.update(
+            (record.drafted[i], record.depth[i], record.accepted[i], record.emitted[i])
+            for i in rows
+        )
         self._draft_s += record.draft_s
         self._target_s += record.target_s
         self._total_s += record.total_s
@@ -90,21 +93,21 @@ class Tally:
     def metrics(self) -> SpeculationMetrics:
         """The figures so far."""
         rows = self._rows.items()
-        deepest = max((drafted for drafted, _, _ in self._rows), default=0)
+        deepest = max((depth for _, depth, _, _ in self._rows), default=0)
         return SpeculationMetrics(
             rounds=self._rows.total(),
-            draft_rounds=sum(n for (drafted, _, _), n in rows if drafted),
-            drafted=sum(n * drafted for (drafted, _, _), n in rows),
-            accepted=sum(n * accepted for (_, accepted, _), n in rows),
-            emitted=sum(n * emitted for (_, _, emitted), n in rows),
+            draft_rounds=sum(n for (drafted, _, _, _), n in rows if drafted),
+            drafted=sum(n * drafted for (drafted, _, _, _), n in rows),
+            accepted=sum(n * accepted for (_, _, accepted, _), n in rows),
+            emitted=sum(n * emitted for (_, _, _, emitted), n in rows),
             emitted_in_draft_rounds=sum(
-                n * emitted for (drafted, _, emitted), n in rows if drafted
+                n * emitted for (drafted, _, _, emitted), n in rows if drafted
             ),
             drafted_at=tuple(
-                sum(n for (drafted, _, _), n in rows if drafted > i) for i in range(deepest)
+                sum(n for (_, depth, _, _), n in rows if depth > i) for i in range(deepest)
             ),
             accepted_at=tuple(
-                sum(n for (_, accepted, _), n in rows if accepted > i) for i in range(deepest)
+                sum(n for (_, _, accepted, _), n in rows if accepted > i) for i in range(deepest)
             ),
             draft_s=self._draft_s,
             target_s=self._target_s,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from .records import DraftPlan, DraftProposal, Laws, Prefix, SequenceState, TargetScores
+from .records import Children, DraftPlan, DraftProposal, Laws, Prefix, SequenceState, TargetScores
 
 if TYPE_CHECKING:
     import torch
@@ -44,13 +44,38 @@ class DraftContext(Protocol):
         ...
 
     def law(self, logits: Tensor) -> Laws:
-        """The laws that the rows' own sampling parameters make of logits [B, V]."""
+        """The laws that the rows' own sampling parameters make of logits [B, V] or [B, M, V]."""
         ...
 
     def pick(self, laws: Laws, position: int) -> Tensor:
         """Tokens int64 [B] drawn from `laws`, the `position`-th drafted in this round.
 
         Each position may be picked once a round.
+        """
+        ...
+
+    def children(self, laws: Laws, counts: Tensor, most: int, first: int, level: int) -> Children:
+        """Tokens that follow the same node, for each of M nodes at depth `level`.
+
+        Args:
+            laws: for [B, M].
+            counts: how many children each is to have, int64 [B, M], 0 included.
+            most: the largest count, known on the host.
+            first: the index of the first of these M nodes in the tree; each node may be asked about
+                once a round.
+            level: how many drafted tokens lead to these nodes.
+        """
+        ...
+
+    def promise(self, laws: Laws, most: int) -> Tensor:
+        """How likely each of `most` children of M nodes is to be kept, float64 [B, M, most].
+
+        An estimate to rank by, made before anything is drawn; it does not grow from one child to
+        the next.
+
+        Args:
+            laws: for [B, M].
+            most: how many children.
         """
         ...
 
@@ -86,6 +111,16 @@ class Cursor(Protocol):
         """Feed tokens int64 [B], on the device, and return the logits [B, V] after them."""
         ...
 
+    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        """Feed nodes of a tree, and return the logits [B, M, V] after them.
+
+        Args:
+            tokens: int64 [B, M], on the device.
+            parents: int64 [B, M], on the device: the node that each token follows, 0 the prefix, j
+                the j-th fed before this call.
+        """
+        ...
+
 
 @runtime_checkable
 class AutoregressiveModel(Protocol):
@@ -97,7 +132,7 @@ class AutoregressiveModel(Protocol):
         ...
 
     def open(self, prefixes: Sequence[Prefix], depth: int) -> Cursor:
-        """A cursor at the end of the prefixes, to be fed fewer than `depth` tokens."""
+        """A cursor at the end of the prefixes, to be fed fewer than `depth` tokens in a row."""
         ...
 
 
@@ -149,6 +184,23 @@ class Chance(Protocol):
 
         A key is (stream key, choice, round, purpose, slot). Equal keys give equal noise.
         """
+        ...
+
+
+@runtime_checkable
+class RacingChance(Protocol):
+    """Chance whose noise a drafter can share with the target, token by token: coupled mode."""
+
+    def draw(self, laws: Tensor, keys: NDArray[np.uint64]) -> Tensor:
+        """As `Chance.draw`."""
+        ...
+
+    def race(self, keys: NDArray[np.uint64], size: int) -> NDArray[np.float64]:
+        """Exponential noise [B, size] under keys [B, 5], one for each token."""
+        ...
+
+    def race_at(self, keys: NDArray[np.uint64], tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        """What `race` gives under keys [n, 5] to one token [n] each."""
         ...
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from . import trees
 from .config import SamplingParams
 
 if TYPE_CHECKING:
@@ -130,14 +131,36 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """How many tokens to draft for each row, int64 [B], 0 included."""
+    """How far to draft, and in what shape.
+
+    Attributes:
+        depth: the most tokens in a row for each sequence, int64 [B], 0 included.
+        levels: for a tree, how many nodes it has at each depth; None drafts chains. A row of
+            smaller depth has the first levels only.
+        shape: how many children each node has at each depth; None where the nodes of a level are
+            shared out among its parents by the drafter.
+    """
 
     depth: NDArray[np.int64]
+    levels: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None = None
+
+    @property
+    def deepest(self) -> int:
+        """The largest depth of any row."""
+        return int(self.depth.max(initial=0))
 
     @property
     def width(self) -> int:
-        """The largest depth of any row: the N of this round."""
-        return int(self.depth.max(initial=0))
+        """The most tokens drafted for any row: the N of this round."""
+        return self.deepest if self.levels is None else sum(self.levels[: self.deepest])
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """The most tokens drafted for each row, int64 [B]."""
+        if self.levels is None:
+            return self.depth
+        return np.concatenate([[0], np.cumsum(self.levels)]).astype(np.int64)[self.depth]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +177,22 @@ class Laws:
 
 
 @dataclass(frozen=True, slots=True)
+class Children:
+    """Tokens that follow the same node, for each of M nodes, in the order they are verified in.
+
+    Attributes:
+        tokens: int64 [B, M, C]; those beyond a node's count mean nothing.
+        laws: for [B, M, R], what the drawn ones among them were drawn from; None if none was.
+        law_rows: for each of the C children the index among its node's R laws, or -1 for one that
+            was proposed outright, int64 [B, C], on the host.
+    """
+
+    tokens: Tensor
+    laws: Laws | None
+    law_rows: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
 class DraftProposal:
     """Drafted tokens, and the laws they were drawn from.
 
@@ -161,21 +200,34 @@ class DraftProposal:
         tokens: int64 [B, N]; entries at and beyond a row's length are never looked at.
         lengths: how many tokens were drafted for each row, int64 [B] in 0..N, on the host.
         laws: for [B, N]; what each token was drawn from, exactly as it was drawn. None if N = 0.
+            With `law_rows`, for [B, R].
+        parents: the node that each token follows, int64 [B, N], on the host (see
+            `outrider.trees`); None for chains.
+        law_rows: the index among the R laws of the one that each token was drawn from, given the
+            siblings before it, int64 [B, N], on the host; -1 for a token that was proposed
+            outright, a point mass. None where laws and tokens go side by side.
     """
 
     tokens: Tensor
     lengths: NDArray[np.int64]
     laws: Laws | None
+    parents: NDArray[np.int64] | None = None
+    law_rows: NDArray[np.int64] | None = None
 
     @property
     def width(self) -> int:
         """N, the number of token columns."""
         return int(self.tokens.shape[1])
 
+    @property
+    def structure(self) -> NDArray[np.int64]:
+        """The parents [B, N], those of a chain written out."""
+        return trees.chain(*self.tokens.shape) if self.parents is None else self.parents
+
 
 @dataclass(frozen=True, slots=True)
 class TargetScores:
-    """Target logits [B, N + 1, V]: after the prefix, and after each drafted token."""
+    """Target logits [B, N + 1, V]: after each node, the prefix first, then each drafted token."""
 
     logits: Tensor
 
@@ -184,11 +236,12 @@ class TargetScores:
 class VerificationResult:
     """The verdict on a round's drafts: int64 [B] each, on the device.
 
-    `num_accepted` leading drafts are kept, and `next_token` follows them: the correction of the
-    first token not kept, or the bonus token if all were.
+    The tokens down to `node` are kept (on a chain that many; 0 keeps none), and `next_token`
+    follows them: the correction of what was not kept, or the bonus token where nothing was drafted
+    further.
     """
 
-    num_accepted: Tensor
+    node: Tensor
     next_token: Tensor
 
 
@@ -196,14 +249,21 @@ class VerificationResult:
 class RoundRecord:
     """What one round did and where its time went. Lists are per row; times are seconds.
 
-    `accepted` and `emitted` exclude tokens cut off by a stop rule. `draft_s` and `target_s` are the
-    time spent proposing and in the target's forward pass, `total_s` all of the round.
+    `drafted` counts tokens and `depth` how many of them lie in a row at most: the same on chains.
+    `accepted` and `emitted` exclude tokens cut off by a stop rule. `bonus` says whether the last
+    token followed a draft with nothing drafted after it. `ceiling` is an estimate of the most
+    tokens that any verifier could have kept, plus one (see `outrider.verification.ceilings`); None
+    where none is known. `draft_s` and `target_s` are the time spent proposing and in the target's
+    forward pass, `total_s` all of the round.
     """
 
     sequence_ids: tuple[int, ...]
     drafted: tuple[int, ...]
+    depth: tuple[int, ...]
     accepted: tuple[int, ...]
     emitted: tuple[int, ...]
+    bonus: tuple[bool, ...]
+    ceiling: tuple[float | None, ...]
     draft_s: float
     target_s: float
     total_s: float

@@ -1,8 +1,9 @@
-"""The inside of a round: what the drafter is given, what is checked, and the clock."""
+"""The inside of a round: the verdict, what is checked, and the clock."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from math import isfinite
 from time import perf_counter
 
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from . import sampling
+from . import trees
 from .chance import RoundDraws
 from .errors import (
     DegenerateDistributionError,
@@ -20,74 +21,28 @@ from .errors import (
     TargetShapeError,
     TokenOutOfRangeError,
 )
-from .records import DraftPlan, DraftProposal, Laws, TargetScores
-from .sampling import PackedParams
-from .verification import Method, verify, verify_atoms
-
-
-class RoundContext:
-    """What a drafter may know of a round: how to make laws of logits, and how to draw from them.
-
-    Args:
-        params: the sampling parameters of the batch.
-        draws: the round's chance.
-        plan: how far each row is drafted; rows beyond their depth draw nothing.
-        device: where proposals are expected.
-        greedy_drafts: propose each law's most likely token, as a point mass.
-
-    Attributes:
-        witnesses: for each law made, [B, 1] numbers that are not finite where it means nothing.
-    """
-
-    def __init__(
-        self,
-        params: PackedParams,
-        draws: RoundDraws,
-        plan: DraftPlan,
-        device: torch.device,
-        *,
-        greedy_drafts: bool,
-    ) -> None:
-        self.device = device
-        self.witnesses: list[Tensor] = []
-        self._params = sampling.GREEDY if greedy_drafts else params
-        self._draws = draws
-        self._depth = plan.depth
-        self._shallowest = int(plan.depth.min())
-
-    def law(self, logits: Tensor) -> Laws:
-        """The laws that the rows' own sampling parameters make of logits [B, V]."""
-        laws, witness = sampling.laws(logits, self._params)
-        self.witnesses.append(witness[:, None])
-        return laws
-
-    def pick(self, laws: Laws, position: int) -> Tensor:
-        """Tokens int64 [B] drawn from `laws`, the `position`-th drafted in this round.
-
-        Rows that are not drafted this far get token 0, which means nothing.
-        """
-        if laws.probs is None:
-            assert laws.atoms is not None
-            return laws.atoms
-        if position < self._shallowest:
-            return self._draws.draft(laws.probs, position, None)
-        rows = np.flatnonzero(self._depth > position)
-        drawn = self._draws.draft(laws.probs[rows], position, rows)
-        tokens = torch.zeros(len(self._depth), dtype=torch.int64, device=drawn.device)
-        tokens[rows] = drawn
-        return tokens
+from .records import DraftPlan, DraftProposal, Laws, TargetScores, VerificationResult
+from .verification import METHODS, TREE_METHODS, verify, verify_atoms, verify_coupled, verify_tree
 
 
 @dataclass(frozen=True, slots=True)
 class RowVerdict:
-    """A row's verdict on the host: its drafts, how many are kept, the token that follows them.
+    """A row's verdict on the host.
 
-    `sound` is False if one of the laws behind it meant nothing.
+    Attributes:
+        drafted: how many tokens were drafted.
+        depth: how many of them lie in a row at most.
+        path: those that are kept.
+        token: the one that follows them.
+        bonus: whether nothing was drafted after the last one kept.
+        sound: False if one of the laws behind the verdict meant nothing.
     """
 
-    drafts: list[int]
-    kept: int
+    drafted: int
+    depth: int
+    path: list[int]
     token: int
+    bonus: bool
     sound: bool
 
 
@@ -95,7 +50,7 @@ def decide(
     proposal: DraftProposal,
     target: Laws,
     witnesses: list[Tensor],
-    method: Method,
+    verification: str,
     draws: RoundDraws,
 ) -> list[RowVerdict]:
     """Verify a round, and bring what it came to to the host: its one copy.
@@ -103,30 +58,53 @@ def decide(
     Args:
         proposal: the drafts.
         target: the target's laws for [B, N + 1].
-        witnesses: numbers that are finite if the laws mean something: [B, 1] for each draft
-            position whose law was made of logits, then [B, N + 1] for the target.
-        method: how drafts are kept.
+        witnesses: numbers that are finite if the laws mean something: [B, M] for the nodes of each
+            depth whose laws were made of draft logits, then [B, N + 1] for the target.
+        verification: the method's name.
         draws: the round's chance.
     """
     if target.probs is None:
         assert target.atoms is not None
         found = [target.atoms]
     else:
-        verdict = verify(proposal, target.probs, method, draws)
-        found = [torch.stack([verdict.num_accepted, verdict.next_token], 1)]
+        verdict = judge(proposal, target.probs, verification, draws)
+        found = [torch.stack([verdict.node, verdict.next_token], 1)]
     # Token ids are exact in float64, where the witnesses can keep them company.
     evidence = torch.cat(witnesses, 1).double()
     packed = torch.cat([proposal.tokens, *found, evidence], 1).tolist()
     width = proposal.width
+    levels = [0, *accumulate(witness.shape[1] for witness in witnesses[:-1])]
+    depths = None if proposal.parents is None else trees.node_depths(proposal.parents).tolist()
     rows = []
-    for row, length in zip(packed, proposal.lengths.tolist(), strict=True):
+    for index, (row, length) in enumerate(zip(packed, proposal.lengths.tolist(), strict=True)):
         ids = [int(value) for value in row[: width + found[0].shape[1]]]
         drafts, rest = ids[:length], ids[width:]
-        kept, token = verify_atoms(drafts, rest) if target.probs is None else (rest[0], rest[1])
-        looked_at = row[len(ids) : len(ids) + length] if len(witnesses) > 1 else []
+        parents = None if proposal.parents is None else proposal.parents[index, :length].tolist()
+        node, token = rest[0], rest[1] if len(rest) > 1 else 0
+        if target.probs is None:
+            node, token = verify_atoms(drafts, rest, parents)
+        if parents is None or depths is None:
+            depth, path, bonus = length, drafts[:node], node == length
+        else:
+            depth = max(depths[index][: length + 1])
+            path = [drafts[step - 1] for step in trees.path(parents, node)]
+            bonus = node not in parents
+        looked_at = row[len(ids) :][: levels[min(depth, len(levels) - 1)]]
         looked_at += row[len(row) - width - 1 :][: length + 1]
-        rows.append(RowVerdict(drafts, kept, token, all(map(isfinite, looked_at))))
+        sound = all(map(isfinite, looked_at))
+        rows.append(RowVerdict(length, depth, path, token, bonus, sound))
     return rows
+
+
+def judge(
+    proposal: DraftProposal, target: Tensor, verification: str, draws: RoundDraws
+) -> VerificationResult:
+    """The verdict on drafts beside dense target laws [B, N + 1, V], by the method of that name."""
+    if verification == "coupled":
+        return verify_coupled(proposal, target, draws)
+    if proposal.width and (proposal.parents is not None or proposal.law_rows is not None):
+        return verify_tree(proposal, target, TREE_METHODS[verification], draws)
+    return verify(proposal, target, METHODS[verification], draws)
 
 
 class Stopwatch:
@@ -181,7 +159,7 @@ def check_proposal(proposal: DraftProposal, plan: DraftPlan, vocab_size: int) ->
             f"{proposal.tokens.dtype}; expected int64 [B, N] with B = {batch}"
         )
     if proposal.lengths is not plan.depth:
-        _check_lengths(proposal.lengths, plan.depth)
+        _check_lengths(proposal.lengths, plan.lengths)
     if proposal.lengths.max() > width:
         raise DraftShapeError(
             f"the drafter returned lengths {proposal.lengths.tolist()} but only {width} columns "
@@ -197,7 +175,9 @@ def check_proposal(proposal: DraftProposal, plan: DraftPlan, vocab_size: int) ->
         )
     given = laws.atoms if laws.probs is None else laws.probs
     assert given is not None
-    if given.shape[:2] != (batch, width):
+    if proposal.parents is not None or proposal.law_rows is not None:
+        _check_structure(proposal, plan)
+    if given.shape[:2] != (batch, width if proposal.law_rows is None else given.shape[1]):
         raise DraftShapeError(
             f"the drafter returned laws of shape {tuple(given.shape)} for tokens of shape "
             f"{(batch, width)}; expected one law for each token"
@@ -213,6 +193,33 @@ def check_proposal(proposal: DraftProposal, plan: DraftPlan, vocab_size: int) ->
             raise TokenOutOfRangeError(
                 f"the drafter returned tokens {tokens}; expected ids in 0..{vocab_size - 1}, "
                 "padding included"
+            )
+
+
+def _check_structure(proposal: DraftProposal, plan: DraftPlan) -> None:
+    parents, law_rows = proposal.parents, proposal.law_rows
+    shape = tuple(proposal.tokens.shape)
+    if parents is not None:
+        limit = np.arange(shape[1])
+        if parents.shape != shape or (parents < 0).any() or (parents > limit).any():
+            raise DraftShapeError(
+                f"the drafter returned parents {parents.tolist()}; expected one for each token of "
+                f"shape {shape}, a node to its left: 0 for the prefix, up to i in column i"
+            )
+        drafted = np.arange(shape[1]) < proposal.lengths[:, None]
+        deepest = np.where(drafted, trees.node_depths(parents)[:, 1:], 0).max(1, initial=0)
+        if (deepest > plan.depth).any():
+            raise DraftShapeError(
+                f"the drafter returned trees of depths {deepest.tolist()}; expected at most the "
+                f"planned depths {plan.depth.tolist()}"
+            )
+    if law_rows is not None:
+        assert proposal.laws is not None
+        count = 0 if proposal.laws.probs is None else proposal.laws.probs.shape[1]
+        if law_rows.shape != shape or (law_rows < -1).any() or (law_rows >= count).any():
+            raise DraftShapeError(
+                f"the drafter returned law_rows {law_rows.tolist()}; expected for each token of "
+                f"shape {shape} the index of one of its {count} laws, or -1 for a point mass"
             )
 
 

@@ -1,4 +1,4 @@
-"""Drafting with a smaller model, token by token."""
+"""Drafting with a smaller model, token by token, or a tree level by level."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from torch.nn.functional import pad
 
 from ..protocols import AutoregressiveModel, DraftContext
 from ..records import DraftPlan, DraftProposal, Laws, Prefix
+from .tree import draft_tree
 
 
 class ModelDrafter:
-    """Drafts a chain by sampling a model of the target's vocabulary.
+    """Drafts chains, or trees, by sampling a model of the target's vocabulary.
 
     Each token is drawn from the law that the request's own sampling parameters make of the draft
     model's logits, and that law, as drawn from, is what verification sees. Drafted tokens stay on
@@ -39,9 +40,11 @@ class ModelDrafter:
     def propose(
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
     ) -> DraftProposal:
-        """A chain of `plan.depth` tokens for each row."""
-        depth = plan.width
+        """A chain of `plan.depth` tokens for each row, or a tree of that depth."""
+        depth = plan.deepest
         cursor = self.model.open([self._readable(prefix) for prefix in prefixes], depth)
+        if plan.levels is not None:
+            return draft_tree(cursor, plan, ctx, self._aligned)
         logits = cursor.logits
         tokens: list[Tensor] = []
         laws: list[Laws] = []

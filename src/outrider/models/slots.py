@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,72 +17,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Cache
 
+from .. import trees
 from ..errors import ModelError
 from ..records import Prefix
-
-
-class DeviceTokens(Protocol):
-    """Tokens of one row that are on the device, or on their way to the host."""
-
-    def numpy(self) -> NDArray[np.int64]:
-        """The tokens, int64 [n], once they have arrived."""
-        ...
-
-
-class HostCopy:
-    """Device tokens [B, N] on their way to the host: started when made, awaited when read."""
-
-    def __init__(self, tokens: Tensor) -> None:
-        self._event: torch.cuda.Event | None = None
-        self._host = tokens
-        if tokens.is_cuda:
-            self._host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-            self._host.copy_(tokens, non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record(torch.cuda.current_stream(tokens.device))
-
-    def numpy(self) -> NDArray[np.int64]:
-        """The tokens, int64 [B, N], once they have arrived."""
-        if self._event is not None:
-            self._event.synchronize()
-        values: NDArray[np.int64] = self._host.numpy()
-        return values
-
-
-class FedTokens:
-    """Device tokens [B] fed to a cursor one by one, read on the host only when next compared."""
-
-    def __init__(self, rows: int) -> None:
-        self.steps: list[Tensor] = []
-        self._rows = rows
-
-    def numpy(self) -> NDArray[np.int64]:
-        """The tokens fed so far, int64 [B, steps]."""
-        if not self.steps:
-            return np.empty((self._rows, 0), dtype=np.int64)
-        values: NDArray[np.int64] = torch.stack(self.steps, 1).cpu().numpy()
-        return values
-
-
-@dataclass(frozen=True, slots=True)
-class RowTokens:
-    """One row of a batch's device tokens."""
-
-    batch: HostCopy | FedTokens
-    row: int
-
-    def numpy(self) -> NDArray[np.int64]:
-        """The row's tokens, int64 [n]."""
-        tokens: NDArray[np.int64] = self.batch.numpy()[self.row]
-        return tokens
+from ..trees import Parents
+from .pending import DeviceTokens
 
 
 @dataclass(slots=True)
 class Slot:
-    """One row of the cache: columns 0..length-1 were computed from `tokens[:length]`.
+    """One row of the cache: columns 0..length-1 were computed from `tokens[:length]`, a line.
 
     The columns after those were computed from `pending`, tokens that were still on the device then:
-    their values are asked for when the next prefix is compared.
+    their values are asked for when the next prefix is compared. If they are a tree, they are kept
+    as one, `branches` [N], in the columns after the line, until a prefix names one of its paths.
     """
 
     tokens: NDArray[np.int64] = field(default_factory=lambda: np.empty(64, dtype=np.int64))
@@ -91,15 +38,50 @@ class Slot:
     sequence_id: int | None = None
     last_used: int = 0
     pending: DeviceTokens | None = None
+    branches: Parents | None = None
 
     def shared(self, prefix: NDArray[np.int64]) -> int:
-        """How many leading tokens of `prefix` this slot's columns hold."""
+        """How many leading tokens of `prefix` this slot's columns hold, be it along its tree."""
         if self.pending is not None:
-            self.record(self.length, self.pending.numpy())
+            line = self.length
+            tokens, parents = self.pending.read()
+            self.record(line, tokens)
+            if parents is not None:
+                self.length, self.branches = line, parents
         count = min(self.length, len(prefix))
         differs = self.tokens[:count] != prefix[:count]
         first = int(differs.argmax()) if count else 0
-        return first if count and differs[first] else count
+        if count and differs[first]:
+            return first
+        return count if self.branches is None else count + len(self._path(prefix))
+
+    def strays(self, prefix: NDArray[np.int64]) -> tuple[int, ...]:
+        """The columns of the last tokens of `prefix`, all shared, that are out of their place.
+
+        None are where the path that the prefix takes lies in a line.
+        """
+        path = self._path(prefix)
+        placed = 0
+        while placed < len(path) and path[placed] == self.length + placed:
+            placed += 1
+        return tuple(path[placed:])
+
+    def _path(self, prefix: NDArray[np.int64]) -> list[int]:
+        """The columns of the tree that hold what `prefix` has after the line, as far as they go."""
+        if self.branches is None:
+            return []
+        wanted = prefix[self.length :].tolist()
+        parents = self.branches.tolist()
+        tokens = self.tokens[self.length : self.length + len(parents)].tolist()
+        reached = {0: 0}
+        furthest = 0
+        for node, (token, parent) in enumerate(zip(tokens, parents, strict=True), 1):
+            above = reached.get(parent, len(wanted))
+            if above < len(wanted) and token == wanted[above]:
+                reached[node] = above + 1
+                if reached[node] > reached[furthest]:
+                    furthest = node
+        return [self.length + node - 1 for node in trees.path(parents, furthest)]
 
     def record(self, start: int, tokens: NDArray[np.int64]) -> None:
         """Columns from `start` now hold `tokens`; what was known beyond them is forgotten."""
@@ -110,19 +92,31 @@ class Slot:
             self.tokens = grown
         self.tokens[start:end] = tokens
         self.length = end
-        self.pending = None
+        self.pending = self.branches = None
+
+    def keep(self, prefix: NDArray[np.int64]) -> None:
+        """The columns now hold `prefix`, all shared, in a line, and nothing more."""
+        if self.branches is not None:
+            self.record(min(self.length, len(prefix)), prefix[self.length :])
+        self.length = len(prefix)
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where a sequence lives: its slot, how much of its prefix is there, and what to copy first.
 
-    Where `donor` is not None, the first `shared` columns are to be copied from that slot.
+    Attributes:
+        slot: its row of the cache.
+        shared: how many leading tokens of its prefix need not be computed.
+        donor: the slot that they are to be copied from; None if they are here already.
+        strays: where the last of them stand in the donor, or here, if not in their place: they are
+            to be moved to the columns before `shared`.
     """
 
     slot: int
     shared: int
     donor: int | None = None
+    strays: tuple[int, ...] = ()
 
 
 class SlotTable:
@@ -150,9 +144,11 @@ class SlotTable:
         index = self.owner.get(prefix.sequence_id)
         if index is not None:
             slot = self.slots[index]
-            slot.length = slot.shared(known)
+            known = known[: slot.shared(known)]
+            strays = slot.strays(known)
+            slot.keep(known)
             slot.last_used = self._clock
-            return Placement(index, slot.length)
+            return Placement(index, slot.length, None, strays)
         idle = [i for i, slot in enumerate(self.slots) if slot.sequence_id is None]
         if not idle:
             raise ModelError(
@@ -161,21 +157,24 @@ class SlotTable:
             )
         shared = [slot.shared(known) for slot in self.slots]
         longest = max(shared)
-        donor: int | None = shared.index(longest)
+        donor: int | None = None
         oldest = min(idle, key=lambda i: self.slots[i].last_used)
         # An idle slot is taken over for what it shares, unless that would lose more than it keeps:
         # a long text that shares its first word is copied from, and stays for its own kind.
         kept = [i for i in idle if shared[i] == longest and 2 * longest >= self.slots[i].length]
         index = kept[0] if kept else oldest
         slot = self.slots[index]
-        if index == donor or longest == 0 or shared[index] == longest:
-            donor = None
+        known = known[:longest]
+        if longest == 0 or shared[index] == longest:
+            strays = slot.strays(known)
+            slot.keep(known)
         else:
-            slot.record(0, known[:longest])
-        slot.length = longest
+            donor = shared.index(longest)
+            strays = self.slots[donor].strays(known)
+            slot.record(0, known)
         slot.sequence_id, slot.last_used = prefix.sequence_id, self._clock
         self.owner[prefix.sequence_id] = index
-        return Placement(index, longest, donor)
+        return Placement(index, longest, donor, strays)
 
     def settle(self, sequence_id: int, tokens: NDArray[np.int64], after: DeviceTokens) -> None:
         """A sequence's columns now hold its prefix, then tokens that are still on the device."""
@@ -283,6 +282,19 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         for group in self._groups:
             for stored in (group.keys, group.values):
                 stored[:, slot, :, :columns] = stored[:, donor, :, :columns]
+
+    def collect(self, placement: Placement) -> None:
+        """Bring the columns that a placement counts as shared to where they belong."""
+        if placement.donor is not None:
+            self.copy(placement.donor, placement.slot, placement.shared - len(placement.strays))
+        if placement.strays:
+            source = placement.slot if placement.donor is None else placement.donor
+            columns = torch.tensor(placement.strays, device=self._device)
+            first = placement.shared - len(placement.strays)
+            for group in self._groups:
+                for stored in (group.keys, group.values):
+                    moved = stored[:, source].index_select(2, columns)
+                    stored[:, placement.slot, :, first : placement.shared] = moved
 
     @torch.inference_mode()
     def clear(self, slot: int) -> None:

@@ -13,6 +13,9 @@ from torch import Tensor
 from ..errors import DegenerateDistributionError, DistributionWidthError, InvalidConfigError
 from ..records import DraftProposal, Prefix, TargetScores
 
+Path = tuple[int, ...]
+"""Token ids from the first on."""
+
 Law = Callable[[tuple[int, ...]], Sequence[float] | NDArray[np.float64]]
 
 
@@ -60,11 +63,18 @@ class TabularModel:
         logits = torch.zeros(
             len(prefixes), proposal.width + 1, self._vocab_size, dtype=torch.float64
         )
-        rows = zip(prefixes, proposal.tokens.tolist(), proposal.lengths.tolist(), strict=True)
-        for row, (prefix, drafted, length) in enumerate(rows):
-            path = tuple(prefix.tokens.tolist())
-            for node in range(length + 1):
-                logits[row, node] = self._logits((*path, *drafted[:node]))
+        rows = zip(
+            prefixes,
+            proposal.tokens.tolist(),
+            proposal.structure.tolist(),
+            proposal.lengths.tolist(),
+            strict=True,
+        )
+        for row, (prefix, drafted, parents, length) in enumerate(rows):
+            nodes = [tuple(prefix.tokens.tolist())]
+            nodes += _paths(nodes, drafted[:length], parents[:length])
+            for node, path in enumerate(nodes):
+                logits[row, node] = self._logits(path)
         return TargetScores(logits)
 
     def open(self, prefixes: Sequence[Prefix], depth: int) -> TabularCursor:  # noqa: ARG002
@@ -76,17 +86,19 @@ class TabularModel:
 
 
 class TabularCursor:
-    """A tabular model in the middle of drafting."""
+    """A tabular model in the middle of drafting.
 
-    def __init__(
-        self, logits: Callable[[tuple[int, ...]], Tensor], paths: list[tuple[int, ...]]
-    ) -> None:
+    It is fed either chains, by `step`, or trees, by `expand`.
+    """
+
+    def __init__(self, logits: Callable[[Path], Tensor], prefixes: list[Path]) -> None:
         self._logits = logits
-        self._paths = paths
+        self._paths = prefixes
+        self._nodes = [[path] for path in prefixes]
 
     @property
     def logits(self) -> Tensor:
-        """Log-probabilities [B, V] after the prefixes and the tokens fed so far."""
+        """Log-probabilities [B, V] after the prefixes and the tokens that `step` was fed so far."""
         return torch.stack([self._logits(path) for path in self._paths])
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -95,6 +107,28 @@ class TabularCursor:
             (*path, token) for path, token in zip(self._paths, tokens.tolist(), strict=True)
         ]
         return self.logits
+
+    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        """Feed nodes of a tree and return the log-probabilities [B, M, V] after them.
+
+        Args:
+            tokens: int64 [B, M].
+            parents: int64 [B, M]: the node that each token follows, 0 the prefix, j the j-th fed
+                before this call.
+        """
+        rows = zip(self._nodes, tokens.tolist(), parents.tolist(), strict=True)
+        new = [_paths(nodes, *row) for nodes, *row in rows]
+        for nodes, paths in zip(self._nodes, new, strict=True):
+            nodes += paths
+        return torch.stack([torch.stack([self._logits(path) for path in row]) for row in new])
+
+
+def _paths(nodes: list[Path], tokens: list[int], parents: list[int]) -> list[Path]:
+    """The paths of tokens that follow `nodes`, or one another."""
+    known = list(nodes)
+    for token, parent in zip(tokens, parents, strict=True):
+        known.append((*known[parent], token))
+    return known[len(nodes) :]
 
 
 def mock_pair(

@@ -18,13 +18,18 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from .. import trees
 from ..errors import ContextLengthError, EmptyPrefixError, InvalidConfigError, ModelError
 from ..records import DraftProposal, Laws, Prefix, TargetScores
-from .slots import FedTokens, HostCopy, RowTokens, SlotCache, SlotTable
+from .pending import FedTokens, HostCopy, RowTokens
+from .slots import SlotCache, SlotTable
 from .support import inspect_architecture
+from .views import View, Views, grown, hung_on_chains
 
 _ALONE_BEYOND = 4
 """In a batch, rows that miss more tokens than this are prefilled by themselves first."""
+
+_MIXED = "a cursor is fed by step or by expand, not by both; open another one"
 
 _PROBE = -1
 """The sequence id of the check made at construction."""
@@ -104,9 +109,7 @@ class TransformersModel:
             self._architecture.device,
         )
         self._lock = RLock()
-        self._columns = torch.arange(0, device=self.device)
-        self._zero = torch.zeros((), dtype=self._architecture.dtype, device=self.device)
-        self._minus_infinity = torch.full_like(self._zero, -torch.inf)
+        self.views = Views(self._architecture, self._max_length)
         self._check_rollback()
 
     @property
@@ -163,22 +166,32 @@ class TransformersModel:
     def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
         """Logits [B, N + 1, V] after each prefix and after each of its drafted tokens.
 
+        A token is seen by those that follow it and by no other. One forward computes them all, and
+        what the next prefix names of them is kept.
+
         Raises:
-            ContextLengthError: a prefix with its drafts is longer than `max_length`.
+            ContextLengthError: a prefix with its longest path of drafts is longer than
+                `max_length`.
             ModelError: more sequences are live than there are slots.
         """
+        parents = proposal.parents
         with self._lock:
-            batch = self._enter(prefixes, proposal.lengths.tolist())
+            batch = self._enter(prefixes, _longest_paths(proposal))
             drafts = proposal.tokens if batch.order is None else proposal.tokens[batch.order]
             tokens = torch.cat([batch.tokens, drafts], 1)
-            view = self._view(batch.starts, tokens.shape[1])
+            if parents is None:
+                view = self.views.chain(batch.starts, tokens.shape[1])
+            else:
+                rows = parents if batch.order is None else parents[batch.order]
+                ancestors = hung_on_chains(rows, batch.tokens.shape[1])
+                view = self.views.tree(batch.starts, ancestors.to(self.device), tokens.shape[1])
             logits = self.forward(batch.slots, batch.starts, tokens, view, proposal.width + 1)
-            self._settle(prefixes, HostCopy(proposal.tokens))
+            self._settle(prefixes, HostCopy(proposal.tokens, parents))
         return TargetScores(_unsorted(logits, batch.order))
 
     @torch.inference_mode()
     def open(self, prefixes: Sequence[Prefix], depth: int) -> SlotCursor:
-        """A cursor at the end of the prefixes, to be fed fewer than `depth` tokens.
+        """A cursor at the end of the prefixes, to be fed fewer than `depth` tokens in a row.
 
         Raises:
             ContextLengthError: a prefix is longer than `max_length`.
@@ -187,13 +200,12 @@ class TransformersModel:
         with self._lock:
             batch = self._enter(prefixes, [0] * len(prefixes))
             missing = batch.tokens.shape[1]
-            view = self._view(batch.starts, missing)
+            view = self.views.chain(batch.starts, missing)
             logits = self.forward(batch.slots, batch.starts, batch.tokens, view, 1)[:, 0]
             fed = FedTokens(len(prefixes))
             self._settle(prefixes, fed)
-            ends = [start + missing for start in batch.starts]
-            views = self._step_views(ends, depth - 1) if depth > 1 else []
-        return SlotCursor(self, batch.slots, ends, batch.order, fed, logits, views)
+        ends = [start + missing for start in batch.starts]
+        return SlotCursor(self, batch.slots, ends, batch.order, fed, logits, depth)
 
     def _enter(self, prefixes: Sequence[Prefix], extra: list[int]) -> _Batch:
         """Find or make room for each prefix, and prefill rows that miss much, one by one.
@@ -208,16 +220,15 @@ class TransformersModel:
                 )
             if len(prefix) + more > self._max_length:
                 raise ContextLengthError(
-                    f"sequence {prefix.sequence_id} has {len(prefix)} tokens and {more} drafts; "
-                    f"the model's context is {self._max_length}"
+                    f"sequence {prefix.sequence_id} has {len(prefix)} tokens and {more} drafts "
+                    f"in a row; the model's context is {self._max_length}"
                 )
         alone_beyond = self._chunk if len(prefixes) == 1 else _ALONE_BEYOND
         alone_beyond = min(alone_beyond, *(len(prefix) for prefix in prefixes))
         slots, missing = [], 1
         for prefix in prefixes:
             placement = self._table.place(prefix)
-            if placement.donor is not None:
-                self._cache.copy(placement.donor, placement.slot, placement.shared)
+            self._cache.collect(placement)
             slots.append(placement.slot)
             if len(prefix) - placement.shared > alone_beyond:
                 self._prefill(prefix, placement.slot, placement.shared)
@@ -238,7 +249,7 @@ class TransformersModel:
         while start < end:
             stop = min(end, start + self._chunk)
             tokens = torch.from_numpy(prefix.tokens[start:stop]).to(self.device)[None]
-            self.forward([slot], [start], tokens, self._view([start], stop - start), 1)
+            self.forward([slot], [start], tokens, self.views.chain([start], stop - start), 1)
             self._table.slots[slot].record(start, prefix.tokens[start:stop])
             start = stop
 
@@ -247,51 +258,12 @@ class TransformersModel:
         for row, prefix in enumerate(prefixes):
             self._table.settle(prefix.sequence_id, prefix.tokens, RowTokens(after, row))
 
-    def _view(self, starts: list[int], length: int) -> View:
-        """Positions and masks of `length` columns from each row's start."""
-        end = max(starts) + length
-        span = -(-end // 64) * 64
-        if span > self._cache.capacity:
-            self._cache.reserve(span)
-            self._columns = torch.arange(self._cache.capacity, device=self.device)
-        if len(starts) == 1:
-            positions = self._columns[starts[0] : end][None]
-        else:
-            first = torch.tensor(starts, device=self.device)[:, None]
-            positions = first + self._columns[:length]
-        return View(self._masks(positions, span), self._clamped(positions, end), span)
-
-    def _step_views(self, ends: list[int], steps: int) -> list[View]:
-        """What each of `steps` forwards of one column sees, the first column at each row's end."""
-        rows = len(ends)
-        positions = [end + step for step in range(steps) for end in ends]
-        joint = self._view(positions, 1)
-        return [joint.rows(step * rows, (step + 1) * rows) for step in range(steps)]
-
-    def _clamped(self, positions: Tensor, end: int) -> Tensor:
-        """Positions inside the context: only columns beyond a row's drafts can lie outside it."""
-        return positions if end <= self._max_length else positions.clamp(max=self._max_length - 1)
-
-    def _masks(self, positions: Tensor, span: int) -> Tensor | dict[str, Tensor]:
-        """Additive masks [B, 1, q, span], query rows repeated for each query group if q > 1."""
-        columns = self._columns[:span]
-        seen = columns <= positions[..., None]
-        masks: dict[str | None, Tensor] = {}
-        for kind, window in self._architecture.windows:
-            allowed = seen if window is None else seen & (columns > positions[..., None] - window)
-            mask = torch.where(allowed, self._zero, self._minus_infinity)[:, None]
-            if positions.shape[1] > 1 and self._architecture.groups > 1:
-                mask = mask.repeat(1, 1, self._architecture.groups, 1)
-            masks[kind] = mask
-        if None in masks:
-            return masks[None]
-        return {str(kind): mask for kind, mask in masks.items()}
-
     def forward(
         self, slots: list[int], starts: list[int], tokens: Tensor, view: View, keep: int
     ) -> Tensor:
         """Compute columns [B, q] of the cache, and the logits [B, keep, V] of the last of them."""
         with self._lock:
+            self._cache.reserve(view.span)
             self._cache.aim(slots, starts, tokens.shape[1], view.span)
             logits: Tensor = self.hf_model(
                 input_ids=tokens,
@@ -337,24 +309,11 @@ class TransformersModel:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """What a forward sees: additive masks, positions [B, q], and the columns read."""
-
-    masks: Tensor | dict[str, Tensor]
-    positions: Tensor
-    span: int
-
-    def rows(self, low: int, high: int) -> View:
-        """The same for some of its rows."""
-        if isinstance(self.masks, Tensor):
-            return View(self.masks[low:high], self.positions[low:high], self.span)
-        masks = {kind: mask[low:high] for kind, mask in self.masks.items()}
-        return View(masks, self.positions[low:high], self.span)
-
-
 class SlotCursor:
-    """A transformers model in the middle of drafting: each step is one forward of one column."""
+    """A transformers model in the middle of drafting: each call is one forward.
+
+    It is fed either chains, by `step`, or trees, by `expand`.
+    """
 
     def __init__(
         self,
@@ -364,7 +323,7 @@ class SlotCursor:
         order: list[int] | None,
         fed: FedTokens,
         logits: Tensor,
-        views: list[View],
+        depth: int,
     ) -> None:
         self._model = model
         self._slots = slots
@@ -372,24 +331,74 @@ class SlotCursor:
         self._order = order
         self._fed = fed
         self._logits = logits
-        self._views = views
+        self._depth = depth
+        self._views: list[View] = []
+        self._ancestors: Tensor | None = None
 
     @property
     def logits(self) -> Tensor:
-        """Logits [B, V] after the prefixes and the tokens fed so far."""
+        """Logits [B, V] after the prefixes and the tokens that `step` was fed so far."""
         return _unsorted(self._logits, self._order)
 
+    @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
-        """Feed tokens int64 [B], on the device, and return the logits [B, V] after them."""
-        step = len(self._fed.steps)
+        """Feed tokens int64 [B], on the device, and return the logits [B, V] after them.
+
+        Raises:
+            ModelError: `expand` was called before.
+        """
+        if self._ancestors is not None:
+            raise ModelError(_MIXED)
+        step = len(self._fed.calls)
+        if not self._views:
+            self._views = self._model.views.steps(self._ends, self._depth - 1)
         rows = tokens if self._order is None else tokens[self._order]
         starts = [end + step for end in self._ends]
         view = self._views[step]
         logits = self._model.forward(self._slots, starts, rows[:, None], view, 1)
         # Noted only now: a forward that did not end has computed nothing to be relied on.
-        self._fed.steps.append(tokens)
+        self._fed.calls.append((tokens, None))
         self._logits = logits[:, 0]
         return self.logits
+
+    @torch.inference_mode()
+    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        """Feed nodes of a tree, and return the logits [B, M, V] after them.
+
+        The nodes fed before stay where they are: the new ones are written after them, and see those
+        that they follow. What each row's next prefix names of them all is kept.
+
+        Args:
+            tokens: int64 [B, M], on the device.
+            parents: int64 [B, M], on the device: the node that each token follows, 0 the prefix, j
+                the j-th fed before this call.
+
+        Raises:
+            ModelError: `step` was called before.
+        """
+        if self._views:
+            raise ModelError(_MIXED)
+        width = tokens.shape[1]
+        rows, follows = tokens, parents
+        if self._order is not None:
+            rows, follows = tokens[self._order], parents[self._order]
+        self._ancestors = grown(self._ancestors, follows)
+        before = self._ancestors.shape[1] - width
+        view = self._model.views.tree(self._ends, self._ancestors, width)
+        starts = [end + before for end in self._ends]
+        logits = self._model.forward(self._slots, starts, rows, view, width)
+        self._fed.calls.append((tokens, parents))
+        return _unsorted(logits, self._order)
+
+
+def _longest_paths(proposal: DraftProposal) -> list[int]:
+    """How many tokens in a row are drafted for each row at most."""
+    if proposal.parents is None:
+        longest: list[int] = proposal.lengths.tolist()
+        return longest
+    depths = trees.node_depths(proposal.parents)
+    rows = zip(depths, proposal.lengths, strict=True)
+    return [int(depth[: length + 1].max()) for depth, length in rows]
 
 
 def _unsorted(rows: Tensor, order: list[int] | None) -> Tensor:

@@ -1,25 +1,51 @@
-"""Which drafts are kept, and what follows them: lossless verification as pure functions.
+"""Which drafts are kept, and what follows them: verification as pure functions.
 
 A method is two functions of the drafted tokens, the laws they were drawn from, and the target's
-laws: `stop_law`, the law of how many tokens are kept, and `residual`, the law of the token that
-follows them. `verify` draws from the one, then from the other: two draws a round, whatever the
-method. Nothing here imports a framework; arrays may be of any array-API library.
+laws: `stop_law`, the law of the last node kept, and `residual`, the law of the token that follows
+it. `verify` draws from the one, then from the other: two draws a round, whatever the method.
+Nothing here imports a framework; arrays may be of any array-API library.
 """
 
 from .block import BlockVerification
 from .chain import Chain, Method
+from .coupled import verify_coupled
+from .recursive import RecursiveVerification
 from .token import TokenVerification
-from .verify import verify, verify_atoms
+from .traversal import TraversalVerification
+from .tree import Tree
+from .verify import TreeMethod, verify, verify_atoms, verify_tree
+from .walk import Walk
 
-METHODS: dict[str, Method] = {"block": BlockVerification(), "token": TokenVerification()}
-"""The lossless methods by the name `SpeculativeConfig.verification` gives them."""
+METHODS: dict[str, Method] = {
+    "block": BlockVerification(),
+    "token": TokenVerification(),
+    "traversal": BlockVerification(),
+    "recursive": TokenVerification(),
+}
+"""The lossless methods on chains, by the name `SpeculativeConfig.verification` gives them."""
+
+TREE_METHODS: dict[str, TreeMethod] = {
+    "block": TraversalVerification(),
+    "token": RecursiveVerification(),
+    "traversal": TraversalVerification(),
+    "recursive": RecursiveVerification(),
+}
+"""The same on trees."""
 
 __all__ = [
     "METHODS",
+    "TREE_METHODS",
     "BlockVerification",
     "Chain",
     "Method",
+    "RecursiveVerification",
     "TokenVerification",
+    "TraversalVerification",
+    "Tree",
+    "TreeMethod",
+    "Walk",
     "verify",
     "verify_atoms",
+    "verify_coupled",
+    "verify_tree",
 ]

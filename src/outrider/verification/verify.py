@@ -9,6 +9,8 @@ from array_api_compat import array_namespace
 
 from ..records import DraftProposal, VerificationResult
 from .chain import Chain, Method
+from .tree import Tree
+from .walk import Walk
 
 
 class VerdictDraws(Protocol):
@@ -44,7 +46,42 @@ def verify(
     return VerificationResult(node, draws.token(method.residual(chain, weights, node)))
 
 
-def verify_atoms(drafted: Sequence[int], atoms: Sequence[int]) -> tuple[int, int]:
+class TreeMethod(Protocol):
+    """A verification method on trees: which node is the last one kept, and what follows it."""
+
+    def stop_law(self, tree: Tree) -> tuple[Any, Any]:
+        """The law [B, N + 1] of the last node kept, float64, and the claims `residual` wants."""
+        ...
+
+    def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
+        """The law of the token after `node` [B], float64 [B, V]."""
+        ...
+
+
+def verify_tree(
+    proposal: DraftProposal, target: Any, method: TreeMethod, draws: VerdictDraws
+) -> VerificationResult:
+    """Keep a path of a drafted tree, and draw the token that follows it.
+
+    Args:
+        proposal: drafted trees with N >= 1, and the laws they were drawn from.
+        target: the target's laws, dense [B, N + 1, V].
+        method: how nodes are kept; where every token is a point mass all methods are one.
+        draws: the round's chance.
+    """
+    if proposal.laws is None or proposal.laws.probs is None:
+        walk = Walk(proposal, target)
+        node = draws.stop(walk.stop_law())
+        return VerificationResult(node, draws.token(walk.residual(node)))
+    tree = Tree.of(proposal, target)
+    law, claims = method.stop_law(tree)
+    node = draws.stop(law)
+    return VerificationResult(node, draws.token(method.residual(tree, claims, node)))
+
+
+def verify_atoms(
+    drafted: Sequence[int], atoms: Sequence[int], parents: Sequence[int] | None = None
+) -> tuple[int, int]:
     """Keep the drafts of one row whose target laws are atoms: those that equal them.
 
     Every lossless method keeps drafts up to the first that is not the atom, and the atom there, or
@@ -52,12 +89,17 @@ def verify_atoms(drafted: Sequence[int], atoms: Sequence[int]) -> tuple[int, int
 
     Args:
         drafted: the row's drafted tokens, L of them.
-        atoms: the target's token after the prefix and after each draft, L + 1 or more.
+        atoms: the target's token after each node, L + 1 or more.
+        parents: the node that each drafted token follows; None for a chain.
 
     Returns:
-        How many are kept, and the token that follows.
+        The last node kept, and the token that follows it.
     """
-    kept = 0
-    while kept < len(drafted) and drafted[kept] == atoms[kept]:
-        kept += 1
-    return kept, atoms[kept]
+    node = 0
+    for column, token in enumerate(drafted):
+        mother = column if parents is None else parents[column]
+        if mother == node and token == atoms[node]:
+            node = column + 1
+        elif parents is None:
+            break
+    return node, atoms[node]

@@ -1,0 +1,158 @@
+"""What a drafter is given of a round: how to make laws of logits, and how to draw from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from . import sampling
+from .chance import RoundDraws
+from .config import SpeculativeConfig
+from .records import Children, DraftPlan, Laws, SequenceState
+from .sampling import PackedParams
+
+
+class RoundContext:
+    """What a drafter may know of a round. It hides whether picks are greedy, drawn or coupled.
+
+    Args:
+        params: the sampling parameters of the batch.
+        states: the sequences of the batch.
+        draws: the round's chance.
+        plan: how far each row is drafted; rows beyond their depth draw nothing.
+        device: where proposals are expected.
+        config: how drafts are sampled.
+
+    Attributes:
+        witnesses: for each law made, [B, M] numbers that are not finite where it means nothing.
+    """
+
+    def __init__(
+        self,
+        params: PackedParams,
+        states: Sequence[SequenceState],
+        draws: RoundDraws,
+        plan: DraftPlan,
+        device: torch.device,
+        config: SpeculativeConfig,
+    ) -> None:
+        self.device = device
+        self.witnesses: list[Tensor] = []
+        self._draws = draws
+        self._depth = plan.depth
+        self._shallowest = int(plan.depth.min())
+        self._kind = config.tree_children
+        self._coupled = config.verification == "coupled"
+        greedy = config.draft_sample_method == "greedy"
+        if plan.levels is None:
+            self._params = sampling.GREEDY if greedy else params
+            return
+        # A tree of a greedy row holds its likeliest tokens: their ranking is needed, not the first
+        # of them alone.
+        self._params = replace(params, all_greedy=False, greedy=None)
+        self._outright = np.array([greedy or state.params.greedy for state in states])
+
+    def law(self, logits: Tensor) -> Laws:
+        """The laws that the rows' own sampling parameters make of logits [B, V] or [B, M, V]."""
+        laws, witness = sampling.laws(logits, self._params)
+        self.witnesses.append(witness.reshape(len(witness), -1))
+        return laws
+
+    def pick(self, laws: Laws, position: int) -> Tensor:
+        """Tokens int64 [B] drawn from `laws`, the `position`-th drafted in this round.
+
+        Rows that are not drafted this far get a token that means nothing.
+        """
+        if laws.probs is None:
+            assert laws.atoms is not None
+            return laws.atoms
+        if self._draws.race is not None:
+            return self._draws.race.times(laws.probs, position).argmin(-1)
+        if position < self._shallowest:
+            return self._draws.draft(laws.probs, position, None)
+        rows = np.flatnonzero(self._depth > position)
+        drawn = self._draws.draft(laws.probs[rows], position, rows)
+        tokens = torch.zeros(len(self._depth), dtype=torch.int64, device=drawn.device)
+        tokens[rows] = drawn
+        return tokens
+
+    def promise(self, laws: Laws, most: int) -> Tensor:
+        """How likely each of `most` children of M nodes is to be kept, float64 [B, M, most]."""
+        assert laws.probs is not None
+        best = laws.probs.topk(most, -1).values.double()
+        # The first child of a sampled node is drawn, and most often kept; the likeliest follow.
+        drawn_first = torch.cat([torch.ones_like(best[..., :1]), best[..., :-1]], -1)
+        outright = torch.from_numpy(self._outright).to(best.device)[:, None, None]
+        return torch.where(outright, best, drawn_first)
+
+    def children(self, laws: Laws, counts: Tensor, most: int, first: int, level: int) -> Children:
+        """Tokens that follow the same node, for each of M nodes; see `DraftContext.children`."""
+        probs = laws.probs
+        assert probs is not None
+        rows = np.full((len(probs), most), -1)
+        if self._outright.all():
+            return Children(probs.topk(most, -1).indices, None, rows)
+        drawing = (self._depth > level) & ~self._outright
+        used = np.broadcast_to(drawing[:, None], probs.shape[:2])
+        drawn_from: Tensor | None = None
+        if self._draws.race is not None:
+            times = self._draws.race.times(probs, level)
+            tokens = times.topk(most, -1, largest=False).indices
+        elif self._coupled:
+            # Nothing is made ahead in coupled mode, so that slots need not be columns.
+            slots = (first + np.arange(probs.shape[1]))[:, None] * probs.shape[2] + np.arange(most)
+            tokens, _ = self._all_drawn(probs, slots, used, replaced=False)
+        elif self._kind == "greedy":
+            if not self._draws.ahead:
+                used = used & (counts.cpu().numpy() > 0)
+            tokens, drawn_from = self._best_and_one(probs, counts, most, first, used)
+            rows[~self._outright, 0] = 0
+        else:
+            replaced = self._kind == "with_replacement"
+            nodes = probs.shape[1]
+            columns = first + nodes - 1 + np.arange(nodes * most).reshape(nodes, most)
+            tokens, drawn_from = self._all_drawn(probs, columns, used, replaced)
+            rows[~self._outright] = 0 if replaced else np.arange(most)
+        if self._outright.any():
+            outright = torch.from_numpy(self._outright).to(probs.device)[:, None, None]
+            tokens = torch.where(outright, probs.topk(most, -1).indices, tokens)
+        return Children(tokens, None if drawn_from is None else Laws(probs=drawn_from), rows)
+
+    def _best_and_one(
+        self, probs: Tensor, counts: Tensor, most: int, first: int, used: NDArray[np.bool_]
+    ) -> tuple[Tensor, Tensor]:
+        """One token drawn from all but the likeliest counts - 1, then those.
+
+        Hu and Huang 2024 (arXiv 2410.18234): verified in this order it keeps as much as any
+        verifier of these drafts can.
+        """
+        best = probs.topk(most - 1, -1).indices
+        kept = torch.arange(most - 1, device=probs.device) < counts[..., None] - 1
+        rest = probs.gather(-1, best).masked_fill(kept, 0)
+        law = _normalised(probs.scatter(-1, best, rest), probs)
+        slots = np.arange(first, first + probs.shape[1])
+        drawn = self._draws.drafts(law, slots, used)
+        return torch.cat([drawn[..., None], best], -1), law[:, :, None]
+
+    def _all_drawn(
+        self, probs: Tensor, slots: NDArray[np.int64], used: NDArray[np.bool_], replaced: bool
+    ) -> tuple[Tensor, Tensor]:
+        """All tokens drawn, under slots [M, C]: from one law, or from what siblings left of it."""
+        tokens, laws, left = [], [], probs
+        for place in range(slots.shape[1]):
+            law = probs if replaced or not place else _normalised(left, probs)
+            tokens.append(self._draws.drafts(law, slots[:, place], used))
+            laws.append(law)
+            left = left.scatter(-1, tokens[-1][..., None], 0)
+        return torch.stack(tokens, -1), torch.stack(laws[:1] if replaced else laws, 2)
+
+
+def _normalised(left: Tensor, otherwise: Tensor) -> Tensor:
+    """Rows scaled to sum to one; where nothing is left, the row it was left of."""
+    total = left.sum(-1, keepdim=True, dtype=torch.float64).to(left.dtype)
+    return torch.where(total > 0, left / total, otherwise)

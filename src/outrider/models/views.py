@@ -1,0 +1,147 @@
+"""What a forward over the slot cache sees: masks, positions, and how many columns are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import trees
+from ..trees import Parents
+from .support import Architecture
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a forward sees.
+
+    Attributes:
+        masks: additive, [B, 1, q, span], query rows repeated for each query group if q > 1; by kind
+            where the model takes several.
+        positions: int64 [B, q], of the columns computed.
+        span: how many columns are read.
+    """
+
+    masks: Tensor | dict[str, Tensor]
+    positions: Tensor
+    span: int
+
+    def rows(self, low: int, high: int) -> View:
+        """The same for some of its rows."""
+        if isinstance(self.masks, Tensor):
+            return View(self.masks[low:high], self.positions[low:high], self.span)
+        masks = {kind: mask[low:high] for kind, mask in self.masks.items()}
+        return View(masks, self.positions[low:high], self.span)
+
+
+class Views:
+    """Makes the views of a model's forwards.
+
+    Args:
+        architecture: the masks it wants, its dtype and its device.
+        max_length: no position reaches it.
+    """
+
+    def __init__(self, architecture: Architecture, max_length: int) -> None:
+        self._windows = architecture.windows
+        self._groups = architecture.groups
+        self._device = architecture.device
+        self._max_length = max_length
+        self._columns = torch.arange(0, device=self._device)
+        self._zero = torch.zeros((), dtype=architecture.dtype, device=self._device)
+        self._minus_infinity = torch.full_like(self._zero, -torch.inf)
+
+    def chain(self, starts: list[int], length: int) -> View:
+        """Of `length` columns from each row's start, each of which sees all before it."""
+        end = max(starts) + length
+        columns = self._reach(end)
+        if len(starts) == 1:
+            positions = columns[starts[0] : end][None]
+        else:
+            first = torch.tensor(starts, device=self._device)[:, None]
+            positions = first + columns[:length]
+        masks = self._masks(columns <= positions[..., None], columns, positions)
+        return View(masks, self._clamped(positions, end), len(columns))
+
+    def steps(self, ends: list[int], count: int) -> list[View]:
+        """Of each of `count` forwards of one column, the first column at each row's end."""
+        rows = len(ends)
+        positions = [end + step for step in range(count) for end in ends]
+        joint = self.chain(positions, 1)
+        return [joint.rows(step * rows, (step + 1) * rows) for step in range(count)]
+
+    def tree(self, starts: list[int], ancestors: Tensor, queries: int) -> View:
+        """Of the last `queries` of T columns that hang as a tree from each row's start.
+
+        A column sees all before the start, and of the T those that it follows, and itself. It
+        stands at the start plus the number of those that it follows; a window is measured from
+        there, not from the column.
+
+        Args:
+            starts: the first of each row's T columns.
+            ancestors: whether column j is column i or one that it follows, [B, T, T] by (i, j).
+            queries: how many columns are computed.
+        """
+        width = ancestors.shape[1]
+        end = max(starts) + width
+        columns = self._reach(end)
+        first = torch.tensor(starts, device=self._device)[:, None]
+        hung = first + columns[:width]
+        standing = first + ancestors.sum(2) - 1
+        places = columns.repeat(len(starts), 1).scatter_(1, hung, standing)
+        seen = (columns < first)[:, None].repeat(1, queries, 1)
+        seen.scatter_(2, hung[:, None].expand(-1, queries, -1), ancestors[:, -queries:])
+        positions = standing[:, -queries:]
+        masks = self._masks(seen, places[:, None], positions)
+        return View(masks, self._clamped(positions, end), len(columns))
+
+    def _reach(self, end: int) -> Tensor:
+        """The columns that are read so that `end` of them are, a multiple of 64."""
+        span = -(-end // 64) * 64
+        if span > len(self._columns):
+            self._columns = torch.arange(max(span, 2 * len(self._columns)), device=self._device)
+        return self._columns[:span]
+
+    def _clamped(self, positions: Tensor, end: int) -> Tensor:
+        """Positions inside the context: only columns beyond a row's drafts can lie outside it."""
+        return positions if end <= self._max_length else positions.clamp(max=self._max_length - 1)
+
+    def _masks(self, seen: Tensor, places: Tensor, positions: Tensor) -> Tensor | dict[str, Tensor]:
+        """Additive masks.
+
+        Args:
+            seen: whether a query sees a column if no window hides it, bool [B, q, span].
+            places: the positions of the columns, [span] or [B, 1, span].
+            positions: of the queries, [B, q].
+        """
+        masks: dict[str | None, Tensor] = {}
+        for kind, window in self._windows:
+            allowed = seen if window is None else seen & (places > positions[..., None] - window)
+            mask = torch.where(allowed, self._zero, self._minus_infinity)[:, None]
+            if positions.shape[1] > 1 and self._groups > 1:
+                mask = mask.repeat(1, 1, self._groups, 1)
+            masks[kind] = mask
+        if None in masks:
+            return masks[None]
+        return {str(kind): mask for kind, mask in masks.items()}
+
+
+def grown(ancestors: Tensor | None, parents: Tensor) -> Tensor:
+    """The ancestor mask bool [B, T, T] of a tree to which nodes with parents [B, M] were added."""
+    batch, width = parents.shape
+    itself = torch.eye(width, dtype=torch.bool, device=parents.device).expand(batch, -1, -1)
+    if ancestors is None:
+        return itself
+    root = ancestors.new_zeros(batch, 1, ancestors.shape[2])
+    before = torch.cat([root, ancestors], 1)
+    inherited = before.gather(1, parents[..., None].expand(-1, -1, ancestors.shape[2]))
+    above = torch.cat([ancestors, ancestors.new_zeros(batch, ancestors.shape[1], width)], 2)
+    return torch.cat([above, torch.cat([inherited, itself], 2)], 1)
+
+
+def hung_on_chains(parents: Parents, length: int) -> Tensor:
+    """The ancestor mask of trees with parents [B, N], each hung on a chain of `length` tokens."""
+    stems = trees.chain(len(parents), length)
+    return torch.from_numpy(trees.ancestor_mask(np.concatenate([stems, parents + length], 1)))

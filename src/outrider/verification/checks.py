@@ -1,0 +1,198 @@
+"""What the pure functions are given, checked once at the door.
+
+Each check names the argument, the value, what was expected and what to do; behind the door nothing
+is checked again. Reading a value to judge it waits for the device.
+"""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace, device, is_array_api_obj
+
+from ..errors import (
+    DegenerateDistributionError,
+    DistributionWidthError,
+    DraftShapeError,
+    InvalidConfigError,
+    OutriderError,
+    TokenOutOfRangeError,
+)
+
+
+def common_namespace(**arrays: Any) -> Any:
+    """The array library that all the arguments belong to; they must share a device too.
+
+    Raises:
+        InvalidConfigError: one is no array, or is of another library or device than the first.
+    """
+    for name, array in arrays.items():
+        if not is_array_api_obj(array):
+            raise InvalidConfigError(
+                name, array, "an array of NumPy, PyTorch or another array-API library; convert it"
+            )
+    first, *others = arrays
+    for name in others:
+        try:
+            array_namespace(arrays[first], arrays[name])
+        except TypeError:
+            library = type(arrays[name]).__module__.partition(".")[0]
+            raise InvalidConfigError(
+                name, library, f"an array of the library that {first} is of; convert one of them"
+            ) from None
+        if device(arrays[name]) != device(arrays[first]):
+            raise InvalidConfigError(
+                name,
+                str(device(arrays[name])),
+                f"an array on the device of {first}, {device(arrays[first])}; move one of them",
+            )
+    return array_namespace(arrays[first])
+
+
+def require_float(name: str, array: Any, error: type[OutriderError]) -> None:
+    """Check that an array is of a real floating-point dtype, else raise `error`."""
+    xp = array_namespace(array)
+    if not xp.isdtype(array.dtype, "real floating"):
+        raise error(
+            f"{name} has dtype {array.dtype}; expected a floating-point dtype: convert it first"
+        )
+
+
+def require_shape(
+    name: str, array: Any, shape: tuple[int | None, ...], meaning: str, error: type[OutriderError]
+) -> None:
+    """Check a shape, None matching any size, else raise `error` with the `meaning` of the shape."""
+    given = tuple(array.shape)
+    if len(given) != len(shape) or any(
+        wanted not in (None, size) for size, wanted in zip(given, shape, strict=True)
+    ):
+        expected = ", ".join("any" if size is None else str(size) for size in shape)
+        raise error(f"{name} has shape {given}; expected [{expected}], {meaning}")
+
+
+def require_width(name: str, array: Any, width: int | None = None) -> None:
+    """Check that rows are `width` wide; if None, that they have a width at all.
+
+    Raises:
+        DistributionWidthError: they are not.
+    """
+    given = tuple(array.shape)
+    if not given or given[-1] == 0:
+        raise DistributionWidthError(
+            f"{name} has shape {given}; expected a last dimension of at least one token"
+        )
+    if width is not None and given[-1] != width:
+        raise DistributionWidthError(
+            f"{name} has shape {given}; expected a last dimension of {width}, the vocabulary of "
+            "the other laws: pad the narrower ones with zeros"
+        )
+
+
+def tolerance(array: Any) -> float:
+    """How far from one a row of this dtype may sum: 1e-6 in 64 bits, 1e-4 in 32, 1e-2 in 16.
+
+    Twice what rounding every entry of a row to bfloat16 can do, and ample for a softmax in float32.
+    """
+    bits = array_namespace(array).finfo(array.dtype).bits
+    if bits >= 64:
+        return 1e-6
+    return 1e-4 if bits == 32 else 1e-2
+
+
+def require_laws(name: str, laws: Any) -> None:
+    """Check that rows [..., V] are probabilities: non-negative, with a sum of one.
+
+    Raises:
+        DegenerateDistributionError: a row has NaN, infinite or negative mass, or another sum (by
+            more than `tolerance`).
+    """
+    xp = array_namespace(laws)
+    totals = xp.sum(laws, axis=-1, dtype=xp.float64)
+    least = xp.min(laws, axis=-1)
+    _require_rows(name, laws, (least >= 0) & (xp.abs(totals - 1) <= tolerance(laws)), totals)
+
+
+def require_log_laws(name: str, logprobs: Any, laws: Any) -> None:
+    """Check that rows [..., V] are log-probabilities, given their exponentials, float64.
+
+    Raises:
+        DegenerateDistributionError: a row has NaN or infinite mass, or its probabilities do not sum
+            to one (by more than `tolerance`).
+    """
+    xp = array_namespace(laws)
+    totals = xp.sum(laws, axis=-1)
+    _require_rows(name, logprobs, xp.abs(totals - 1) <= tolerance(logprobs), totals)
+
+
+def _require_rows(name: str, rows: Any, fine: Any, totals: Any) -> None:
+    xp = array_namespace(fine)
+    if bool(xp.all(fine)):
+        return
+    first = int(xp.argmin(xp.astype(xp.reshape(fine, (-1,)), xp.int64)))
+    place = [int(index) for index in np.unravel_index(first, tuple(fine.shape))] or ""
+    row = xp.reshape(rows, (-1, rows.shape[-1]))[first, ...]
+    raise DegenerateDistributionError(
+        f"{name}{place} has total mass {float(xp.reshape(totals, (-1,))[first])!r} and least entry "
+        f"{float(xp.min(row))!r}; expected non-negative probabilities that sum to one within "
+        f"{tolerance(rows)}, or their logarithms where the argument's name says so: normalise the "
+        "row, and look for NaN where it came from"
+    )
+
+
+def require_tokens(name: str, tokens: Any, shape: tuple[int, int], vocab_size: int) -> Any:
+    """Check token ids [B, K] and return them as int64.
+
+    Raises:
+        DraftShapeError: their shape or dtype is wrong.
+        TokenOutOfRangeError: one is outside the vocabulary.
+    """
+    xp = array_namespace(tokens)
+    require_shape(name, tokens, shape, "one token for each drafted law", DraftShapeError)
+    if not xp.isdtype(tokens.dtype, "integral"):
+        raise DraftShapeError(f"{name} has dtype {tokens.dtype}; expected integer token ids")
+    ids = xp.astype(tokens, xp.int64)
+    outside = (ids < 0) | (ids >= vocab_size)
+    if bool(xp.any(outside)):
+        first = int(xp.argmax(xp.astype(xp.reshape(outside, (-1,)), xp.int64)))
+        place = [int(index) for index in np.unravel_index(first, shape)]
+        raise TokenOutOfRangeError(
+            f"{name}{place} is {int(xp.reshape(ids, (-1,))[first])}; expected ids in "
+            f"0..{vocab_size - 1}: check that draft and target share a vocabulary"
+        )
+    return ids
+
+
+def require_range(name: str, value: Any, low: float, high: float, expected: str) -> None:
+    """Check that a real number, or every entry of a floating-point array, is in [low, high].
+
+    Raises:
+        InvalidConfigError: it is not, or is no number.
+    """
+    if not is_array_api_obj(value):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, Real)
+            or not low <= float(value) <= high
+        ):
+            raise InvalidConfigError(name, value, expected)
+        return
+    xp = array_namespace(value)
+    if not xp.isdtype(value.dtype, "real floating"):
+        raise InvalidConfigError(name, value, f"{expected}, of a floating-point dtype")
+    flat = xp.reshape(value, (-1,))
+    fine = (flat >= low) & (flat <= high)
+    if not bool(xp.all(fine)):
+        worst = flat[int(xp.argmin(xp.astype(fine, xp.int64)))]
+        raise InvalidConfigError(name, float(worst), expected)
+
+
+def require_count(name: str, value: object, low: int, limit: int, expected: str) -> None:
+    """Check that a value is an integer in [low, limit).
+
+    Raises:
+        InvalidConfigError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) < limit:
+        raise InvalidConfigError(name, value, expected)

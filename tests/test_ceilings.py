@@ -1,0 +1,307 @@
+"""Ceilings against brute force, and against what the shipped verification attains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import array_api_strict
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from outrider.errors import (
+    DistributionWidthError,
+    DraftShapeError,
+    InvalidConfigError,
+    TargetShapeError,
+)
+from outrider.records import DraftProposal, Laws
+from outrider.verification import METHODS, verify
+from outrider.verification.ceilings import (
+    Law,
+    block_ceiling,
+    cover_bound,
+    deterministic_ceiling,
+    exact_block_value,
+    oracle_bound,
+    path_probabilities,
+    transport_optimum,
+)
+
+Floats = NDArray[np.float64]
+
+
+def table(seed: int, width: int, concentration: float = 0.7) -> Law:
+    """A law [width] for every prefix, of some zeros."""
+
+    def law(prefix: tuple[int, ...]) -> Floats:
+        rng = np.random.default_rng([seed, len(prefix), *prefix])
+        row = rng.dirichlet(np.full(width, concentration)) * (rng.random(width) > 0.2)
+        return row / row.sum() if row.sum() > 0 else np.full(width, 1 / width)
+
+    return law
+
+
+def constant(*row: float) -> Law:
+    return lambda prefix: row
+
+
+class _Spy:
+    """Draws that note the law of the number of tokens kept, and take the first of everything."""
+
+    def stop(self, laws: Floats) -> NDArray[np.int64]:
+        self.law = laws
+        return np.zeros(len(laws), dtype=np.int64)
+
+    def token(self, laws: Floats) -> NDArray[np.int64]:
+        return np.zeros(len(laws), dtype=np.int64)
+
+
+def paths(
+    target: Law, draft: Law, depth: int
+) -> Iterator[tuple[float, tuple[int, ...], Floats, Floats]]:
+    """Every drafted chain with its probability and the laws on both sides."""
+    width = len(draft(()))
+    for path in product(range(width), repeat=depth):
+        drafts = np.array([draft(path[:i]) for i in range(depth)])
+        mass = float(np.prod([drafts[i, token] for i, token in enumerate(path)]))
+        if mass > 0:
+            yield mass, path, np.array([target(path[:i]) for i in range(depth + 1)]), drafts
+
+
+def attained(target: Law, draft: Law, depth: int, method: str) -> float:
+    """Tokens that shipped verification emits on average, over every drafted chain."""
+    total = 0.0
+    for mass, path, targets, drafts in paths(target, draft, depth):
+        spy = _Spy()
+        laws = Laws(probs=drafts[None])  # type: ignore[arg-type]
+        tokens: Any = np.array([path])
+        verify(DraftProposal(tokens, np.array([depth]), laws), targets[None], METHODS[method], spy)
+        total += mass * float(spy.law[0] @ np.arange(1, depth + 2))
+    return total
+
+
+def test_the_example_of_the_block_verification_paper() -> None:
+    target, draft = constant(1 / 3, 2 / 3), constant(2 / 3, 1 / 3)
+    assert attained(target, draft, 2, "token") - 1 == pytest.approx(10 / 9, abs=1e-14)
+    assert attained(target, draft, 2, "block") - 1 == pytest.approx(11 / 9, abs=1e-14)
+    assert exact_block_value(target, draft, 2) - 1 == pytest.approx(11 / 9, abs=1e-14)
+    ideal = cover_bound(target, path_probabilities(draft, 2))
+    assert ideal - 1 == pytest.approx(12 / 9, abs=1e-14)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+def test_block_attains_its_value_and_no_bound_is_below_it(seed: int, depth: int) -> None:
+    target, draft = table(seed, 3), table(seed + 100, 3)
+    value = exact_block_value(target, draft, depth)
+    if depth:
+        assert attained(target, draft, depth, "block") == pytest.approx(value, abs=1e-13)
+        assert attained(target, draft, depth, "token") <= value + 1e-13
+    cover = cover_bound(target, path_probabilities(draft, depth))
+    assert value <= cover + 1e-13
+    assert cover <= 1 + depth + 1e-13
+
+
+def test_values_after_a_prefix_are_those_of_the_laws_there() -> None:
+    target, draft = table(1, 3), table(2, 3)
+    prefix = (2, 0)
+
+    def after(law: Law) -> Law:
+        return lambda path: law((*prefix, *path))
+
+    assert exact_block_value(target, draft, 2, prefix) == exact_block_value(
+        after(target), after(draft), 2
+    )
+    covered = path_probabilities(draft, 2, prefix)
+    assert covered == path_probabilities(after(draft), 2)
+    assert cover_bound(target, covered, prefix) == cover_bound(after(target), covered)
+    assert oracle_bound(target, 5, prefix) == oracle_bound(after(target), 5)
+
+
+def test_path_probabilities_are_a_law_on_every_level() -> None:
+    found = path_probabilities(table(3, 3), 3)
+    for level in (1, 2, 3):
+        assert sum(mass for path, mass in found.items() if len(path) == level) == pytest.approx(1)
+    assert min(found.values()) > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_oracle_finds_the_largest_of_all_paths(seed: int) -> None:
+    target = table(seed, 3)
+    largest = sorted(path_probabilities(target, 6).values(), reverse=True)
+    for nodes in range(7):
+        assert oracle_bound(target, nodes) == pytest.approx(1 + sum(largest[:nodes]), abs=1e-13)
+
+
+def test_a_fixed_tree_attains_its_cover_bound_and_stays_below_the_oracle() -> None:
+    target = table(9, 3)
+    for tree in ([(0,)], [(0,), (1,), (0, 2)], [(2,), (2, 0), (2, 0, 1), (2, 1), (1,)]):
+        node = {(): 0} | {path: index + 1 for index, path in enumerate(tree)}
+        found = deterministic_ceiling(
+            np.array([[target(path[:-1])[path[-1]] for path in tree]]),
+            np.array([[node[path[:-1]] for path in tree]]),
+            np.array([[path[-1] for path in tree]]),
+            np.array([len(tree)]),
+        )
+        cover = cover_bound(target, dict.fromkeys(tree, 1.0))
+        assert found[0] == pytest.approx(cover, abs=1e-13)
+        assert cover <= oracle_bound(target, len(tree)) + 1e-13
+
+
+def test_drawn_drafts_may_pass_the_oracle_of_fixed_trees() -> None:
+    fair = constant(0.5, 0.5)
+    assert exact_block_value(fair, fair, 1) == 2.0
+    assert oracle_bound(fair, 1) == 1.5
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch", "strict"])
+def test_the_block_ceiling_is_unbiased_and_looks_at_no_padding(library: str) -> None:
+    make: Any = {"numpy": np, "torch": torch, "strict": array_api_strict}[library].asarray
+    target, draft = table(5, 3), table(6, 3)
+    ratios, masses = [], []
+    for mass, path, targets, drafts in paths(target, draft, 2):
+        taken = [(targets[i, token] / drafts[i, token]) for i, token in enumerate(path)]
+        ratios.append([*taken, np.nan])
+        masses.append(mass)
+    found = block_ceiling(make(np.array(ratios)), np.full(len(ratios), 2))
+    mean = float(np.asarray(found.tolist()) @ masses) if library == "torch" else None
+    mean = float(np.asarray(found) @ masses) if mean is None else mean
+    assert mean == pytest.approx(exact_block_value(target, draft, 2), abs=1e-13)
+    ragged = block_ceiling(
+        make(np.array([[0.5, 3.0], [0.5, 3.0], [9.0, 0.5]])), np.array([0, 2, 2])
+    )
+    assert [float(row) for row in ragged] == [1.0, 2.5, 2.5]
+
+
+def test_an_empty_chain_emits_one_token() -> None:
+    assert block_ceiling(np.zeros((2, 0)), np.zeros(2, dtype=np.int64)).tolist() == [1.0, 1.0]
+    assert block_ceiling(np.zeros((0, 3)), np.zeros(0, dtype=np.int64)).shape == (0,)
+
+
+def test_a_tree_of_point_masses_counts_every_prefix_once() -> None:
+    target = table(7, 3)
+    rng = np.random.default_rng(0)
+    batch, width = 40, 6
+    tokens = rng.integers(0, 3, (batch, width))
+    parents = np.array([[rng.integers(0, i + 1) for i in range(width)] for _ in range(batch)])
+    lengths = rng.integers(0, width + 1, batch)
+    conditionals = np.full((batch, width), np.nan)
+    expected, merged = [], 0
+    known = path_probabilities(target, width)
+    for row in range(batch):
+        nodes: list[tuple[int, ...]] = [()]
+        for column in range(lengths[row]):
+            parent = nodes[parents[row, column]]
+            nodes.append((*parent, int(tokens[row, column])))
+            conditionals[row, column] = target(parent)[tokens[row, column]]
+        merged += len(nodes) - len(set(nodes))
+        expected.append(1 + sum(known.get(node, 0.0) for node in set(nodes) if node))
+    assert merged > 10
+    found = deterministic_ceiling(conditionals, parents, tokens, lengths)
+    np.testing.assert_allclose(found, expected, atol=1e-13)
+
+
+def test_a_chain_of_point_masses_is_a_block() -> None:
+    ratios = np.array([[0.5, 0.4, 0.9], [1.0, 0.0, 0.7]])
+    parents = np.tile(np.arange(3), (2, 1))
+    lengths = np.array([3, 2])
+    tokens = np.zeros((2, 3), dtype=np.int64)
+    np.testing.assert_allclose(
+        deterministic_ceiling(ratios, parents, tokens, lengths), block_ceiling(ratios, lengths)
+    )
+
+
+def drafted_sets(draft: Floats, num_drafts: int, kind: str) -> dict[frozenset[int], float]:
+    """The law of the set of drafted tokens, by walking every outcome of every draw."""
+    top: frozenset[int] = frozenset()
+    draws = num_drafts
+    if kind == "greedy":
+        top = frozenset(np.argsort(-draft, kind="stable")[: num_drafts - 1].tolist())
+        draws = 1
+    sets = {top: 1.0}
+    for _ in range(draws):
+        following: dict[frozenset[int], float] = {}
+        for seen, mass in sets.items():
+            excluded = frozenset() if kind == "iid" else seen
+            rest = {token: draft[token] for token in range(len(draft)) if token not in excluded}
+            total = sum(rest.values())
+            if total == 0:
+                following[seen] = following.get(seen, 0.0) + mass
+                continue
+            for token, share in rest.items():
+                union = seen | {token}
+                following[union] = following.get(union, 0.0) + mass * share / total
+        sets = following
+    return sets
+
+
+def brute_force(target: Floats, draft: Floats, num_drafts: int, kind: str) -> float:
+    """1 + min over every set S of P(S) - Pr[all drafts in S]."""
+    sets = drafted_sets(draft, num_drafts, kind)
+    width = len(target)
+    return 1 + min(
+        sum(target[token] for token in range(width) if chosen >> token & 1)
+        - sum(mass for drawn, mass in sets.items() if all(chosen >> token & 1 for token in drawn))
+        for chosen in range(2**width)
+    )
+
+
+@pytest.mark.parametrize("kind", ["iid", "greedy", "without_replacement"])
+@pytest.mark.parametrize("num_drafts", [1, 2, 3, 5])
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 5])
+def test_the_transport_optimum_is_that_of_brute_force(
+    kind: Any, num_drafts: int, width: int
+) -> None:
+    target = np.array([table(seed, width, 0.6)(()) for seed in range(8)])
+    draft = np.array([table(seed + 50, width, 0.6)(()) for seed in range(8)])
+    expected = [brute_force(p, q, num_drafts, kind) for p, q in zip(target, draft, strict=True)]
+    found = transport_optimum(
+        target.reshape(2, 4, width), draft.reshape(2, 4, width), num_drafts, kind
+    )
+    np.testing.assert_allclose(found.reshape(8), expected, atol=1e-12)
+    assert (np.asarray(found) <= 1 + 1e-12).all()
+    if num_drafts == 1:
+        np.testing.assert_allclose(expected, np.minimum(target, draft).sum(-1), atol=1e-12)
+    for make in (torch.asarray, array_api_strict.asarray):
+        other = transport_optimum(make(target), make(draft), num_drafts, kind)
+        np.testing.assert_allclose([float(value) for value in other], expected, atol=1e-12)
+
+
+def test_iid_optimum_of_a_large_vocabulary_lies_between_its_bounds() -> None:
+    rng = np.random.default_rng(3)
+    target, draft = rng.dirichlet(np.full(32_000, 0.1), 2)
+    overlap = float(np.minimum(target, draft).sum())
+    previous = overlap
+    for num_drafts in (1, 2, 4, 8):
+        found = float(transport_optimum(target, draft, num_drafts, "iid"))
+        assert previous - 1e-9 <= found <= 1 - (1 - overlap) ** num_drafts + 1e-9
+        previous = found
+
+
+def test_bad_arguments_are_named() -> None:
+    law = np.array([0.5, 0.5])
+    with pytest.raises(InvalidConfigError, match="kind='best'"):
+        transport_optimum(law, law, 2, "best")  # type: ignore[arg-type]
+    with pytest.raises(InvalidConfigError, match="num_drafts=0"):
+        transport_optimum(law, law, 0, "iid")
+    with pytest.raises(InvalidConfigError, match="at most 12"):
+        transport_optimum(np.full(13, 1 / 13), np.full(13, 1 / 13), 2, "without_replacement")
+    with pytest.raises(DistributionWidthError, match="last dimension of 2"):
+        transport_optimum(law, np.full(3, 1 / 3), 1, "iid")
+    with pytest.raises(DraftShapeError, match="draft has shape"):
+        transport_optimum(law[None], law, 1, "iid")
+    with pytest.raises(TargetShapeError, match="dtype"):
+        transport_optimum(np.array([0, 1]), law, 1, "iid")
+    with pytest.raises(DraftShapeError, match="lengths are"):
+        block_ceiling(np.ones((1, 2)), np.array([3]))
+    with pytest.raises(DraftShapeError, match="ratios has shape"):
+        block_ceiling(np.ones(2), np.array([2]))
+    zeros = np.zeros((1, 2), dtype=np.int64)
+    with pytest.raises(DraftShapeError, match=r"parents\[0, 0\] is 1"):
+        deterministic_ceiling(np.ones((1, 2)), zeros + 1, zeros, np.array([2]))
+    with pytest.raises(DraftShapeError, match="parents has shape"):
+        deterministic_ceiling(np.ones((1, 2)), zeros[:, :1], zeros, np.array([2]))
