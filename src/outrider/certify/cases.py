@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
-from ..config import SamplingParams, SpeculativeConfig
+from ..config import LOSSY, SamplingParams, SpeculativeConfig, Verification
 from ..drafters.ngram import NgramDrafter
 from ..engine import SpeculativeDecoder
 from ..models.tabular import TabularModel, mock_pair
 from ..protocols import DraftModel
 from ..records import SequenceState
-from ..verification import METHODS, Method
+from ..verification import Verifier
 from .checks import TOLERANCE
 from .covering import Design, covering
 from .enumeration import exact_law
@@ -23,9 +23,21 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "model": {},
     "model, greedy": {"draft_sample_method": "greedy"},
     "prompt lookup": {},
+    "tree, greedy": {"tree_children": "greedy"},
+    "tree, drawn": {"tree_children": "without_replacement"},
+    "tree, replaced": {"tree_children": "with_replacement"},
+    "tree, points": {"draft_sample_method": "greedy"},
+    "tree, grown": {},
     "none": {},
 }
-"""What drafts, and the settings of it."""
+"""What drafts, and the settings of it. Children of trees are the likeliest tokens and one drawn from
+the rest (greedy), drawn without or with replacement (drawn, replaced), or point masses alone; a
+grown tree shares a budget of nodes out where the draft is surest."""
+
+_SHAPES: dict[int, tuple[int, ...]] = {1: (3,), 2: (2, 1), 3: (1, 2, 1)}
+_BUDGETS = {1: 2, 2: 3, 3: 4}
+
+METHODS = tuple(name for name in get_args(Verification) if name not in LOSSY)
 
 SAMPLING: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -38,7 +50,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
 }
 
 FACTORS: dict[str, tuple[str, ...]] = {
-    "method": tuple(METHODS),
+    "method": METHODS,
     "drafter": tuple(DRAFTERS),
     "sampling": tuple(SAMPLING),
     "stop": ("never", "at a token", "after one token"),
@@ -59,12 +71,12 @@ class Part:
 
     Attributes:
         name: as the user gave it.
-        method: takes the place of the configured method; None if this is a drafter.
+        verifier: takes the place of the configured method; None if this is a drafter.
         drafter: makes the drafter of a tabular draft model; None if this is a method.
     """
 
     name: str
-    method: Method | None = None
+    verifier: Verifier | None = None
     drafter: Callable[[TabularModel], DraftModel] | None = None
 
 
@@ -116,16 +128,17 @@ class Case:
 
     @property
     def _vocab_size(self) -> int:
-        return 4 if self._depth == 1 else 3
+        tree = self.values["drafter"].startswith("tree")
+        return 4 if self._depth == 1 and not tree else 3
 
     def _params(self) -> SamplingParams:
         replay = self.values["replay"] == "yes"
-        # One token more than the depth, or a round could not reach it; replay begins with a 0.
-        length = max(3, self._depth + 1 + replay)
+        # One token more than the depth, or a round could not reach it.
+        length = max(3, self._depth + 1)
         return SamplingParams(
             max_tokens=1 if self.values["stop"] == "after one token" else length,
             stop_token_ids=_STOP if self.values["stop"] == "at a token" else (),
-            depths=(0, self._depth, 1) if replay else None,
+            depths=(self._depth, 0, 1) if replay else None,
             **SAMPLING[self.values["sampling"]],
         )
 
@@ -134,10 +147,10 @@ class Case:
         drafter: Any = {"none": None, "prompt lookup": NgramDrafter(3)}.get(kind, draft)
         if part is not None and part.drafter is not None:
             drafter = part.drafter(draft)
-        own = part is not None and part.method is not None
-        config = configured("block" if own else self.values["method"], kind, self._depth)
-        decoder = SpeculativeDecoder(target, drafter, config=config)
-        return decoder if part is None or part.method is None else verified_by(decoder, part.method)
+        verifier = None if part is None else part.verifier
+        method = self.values["method"] if verifier is None else "block"
+        config = configured(method, kind, self._depth)
+        return SpeculativeDecoder(target, drafter, config=config, verifier=verifier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,14 +180,10 @@ def configured(method: str, kind: str, depth: int) -> SpeculativeConfig:
     return SpeculativeConfig(
         num_speculative_tokens=depth,
         verification=method,  # type: ignore[arg-type]
+        tree_shape=_SHAPES[depth] if kind.startswith("tree") and kind != "tree, grown" else None,
+        tree_budget=_BUDGETS[depth] if kind == "tree, grown" else None,
         **DRAFTERS.get(kind, {}),
     )
-
-
-def verified_by(decoder: SpeculativeDecoder, method: Method) -> SpeculativeDecoder:
-    """The decoder with another verification method put in the place of its own."""
-    decoder._method = method
-    return decoder
 
 
 def design(part: Part | None = None) -> tuple[Design, list[Case]]:
@@ -182,6 +191,8 @@ def design(part: Part | None = None) -> tuple[Design, list[Case]]:
     factors = dict(FACTORS)
     if part is not None:
         factors["drafter" if part.drafter is not None else "method"] = (part.name,)
+    if part is not None and part.verifier is not None and part.verifier.tree is None:
+        factors["drafter"] = tuple(kind for kind in DRAFTERS if not kind.startswith("tree"))
     made = covering(factors, allowed)
     return made, [Case(number, row, part) for number, row in enumerate(made.rows)]
 

@@ -11,9 +11,8 @@ from ..config import SamplingParams, SpeculativeConfig
 from ..engine import SpeculativeDecoder
 from ..models.tabular import TabularModel, mock_pair
 from ..protocols import Chance
-from ..verification import Method
+from ..verification import Method, Verifier
 from . import checks, faults
-from .cases import verified_by
 from .checks import Build, Finding, Report
 from .goodness import Fit, together
 from .statistics import FALSE_ALARM_RATE, Cell, sample, fitted_positions
@@ -71,7 +70,9 @@ def method(faulty: Method) -> Build:
     """Plants a verification method."""
 
     def build(target: Any, draft: Any, config: Any, chance: Any) -> SpeculativeDecoder:
-        return verified_by(checks.shipped(target, draft, config, chance), faulty)
+        return SpeculativeDecoder(
+            target, draft, config=config, chance=chance, verifier=Verifier(faulty, None)
+        )
 
     return build
 

@@ -7,6 +7,7 @@ is no chance in it: the same factors give the same rows.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import combinations, islice
@@ -55,24 +56,31 @@ def covering(factors: Factors, allowed: Allowed) -> Design:
         for first in factors[one]
         for second in factors[two]
     )
-    possible = [pair for pair in every if _completed(dict(pair), factors, allowed, set())]
+    possible = [pair for pair in every if _completed(dict(pair), factors, allowed, set(), Counter())]
     left = dict.fromkeys(possible)
+    used = Counter[Cell]()
     rows: list[Row] = []
     while left:
         candidates = [
-            _completed(dict(pair), factors, allowed, left.keys())
+            _completed(dict(pair), factors, allowed, left.keys(), used)
             for pair in islice(left, _CANDIDATES)
         ]
         found = [{name: row[name] for name in names} for row in candidates if row is not None]
         rows.append(max(found, key=lambda row: len(pairs_of(row) & left.keys())))
+        used.update(rows[-1].items())
         for pair in pairs_of(rows[-1]):
             left.pop(pair, None)
     covered = set[Pair]().union(*map(pairs_of, rows))
     return Design(tuple(rows), len(covered), len(possible))
 
 
-def _completed(row: Row, factors: Factors, allowed: Allowed, uncovered: Set[Pair]) -> Row | None:
-    """The row with its missing factors filled, the most numerous first; None if none may occur."""
+def _completed(
+    row: Row, factors: Factors, allowed: Allowed, uncovered: Set[Pair], used: Counter[Cell]
+) -> Row | None:
+    """The row with its missing factors filled, the most numerous first; None if none may occur.
+
+    Each takes the value that covers most, and of equals the one that is in use least.
+    """
     if not allowed(row):
         return None
     missing = [name for name in factors if name not in row]
@@ -80,14 +88,15 @@ def _completed(row: Row, factors: Factors, allowed: Allowed, uncovered: Set[Pair
         return row
     name = max(missing, key=lambda name: len(factors[name]))
 
-    def gain(value: str) -> int:
+    def merit(value: str) -> tuple[int, int]:
         cell = (name, value)
-        return sum(
+        gain = sum(
             (cell, other) in uncovered or (other, cell) in uncovered for other in row.items()
         )
+        return gain, -used[cell]
 
-    for value in sorted(factors[name], key=gain, reverse=True):
-        full = _completed({**row, name: value}, factors, allowed, uncovered)
+    for value in sorted(factors[name], key=merit, reverse=True):
+        full = _completed({**row, name: value}, factors, allowed, uncovered, used)
         if full is not None:
             return full
     return None

@@ -10,7 +10,7 @@ from typing import Any
 from ..chance import philox4x32
 from ..engine import SpeculativeDecoder
 from . import checks
-from .cases import DRAFTERS, FACTORS, Measured, Part, configured, design, verified_by
+from .cases import DRAFTERS, METHODS, Measured, Part, configured, design
 from .checks import Build, Finding, Report
 from .covering import Design
 
@@ -75,10 +75,10 @@ def _caught(name: str, run: Callable[[], Finding]) -> Finding:
 def _checks(part: Part | None) -> list[tuple[str, Callable[[], Finding]]]:
     """Everything but the laws; what a user's own part need not fulfil is left out."""
     build = checks.shipped if part is None else _with(part)
-    chains = [configured(method, "model", 3) for method in FACTORS["method"]]
+    chains = [configured(method, "model", 3) for method in METHODS]
     drafting = [
         configured(method, kind, 3)
-        for method in FACTORS["method"]
+        for method in METHODS
         for kind in DRAFTERS
         if kind not in ("prompt lookup", "none")
     ]
@@ -109,7 +109,8 @@ def _accepted_tokens(method: str, expected: float) -> Callable[[], Finding]:
 def _with(part: Part) -> Build:
     def build(target: Any, draft: Any, config: Any, chance: Any) -> SpeculativeDecoder:
         drafter = draft if part.drafter is None else part.drafter(draft)
-        made = checks.shipped(target, drafter, config, chance)
-        return made if part.method is None else verified_by(made, part.method)
+        return SpeculativeDecoder(
+            target, drafter, config=config, chance=chance, verifier=part.verifier
+        )
 
     return build

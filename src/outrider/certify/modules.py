@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ..errors import InvalidConfigError
 from ..models.tabular import TabularModel
+from ..verification import Verifier
 from .cases import Part
 
 EXPECTED = (
@@ -38,7 +39,8 @@ def load_part(reference: str) -> Part:
 
     Args:
         reference: `path.py:Name` or `package.module:Name`. A class is made without arguments; a
-            drafter's class is given the tabular draft model if it requires one argument.
+            drafter's class is given the tabular draft model if it requires one argument. A method
+            is one on chains; a `Verifier` may bring one on trees, too.
 
     Raises:
         InvalidConfigError: it cannot be imported, or is neither a method nor a drafter.
@@ -50,8 +52,10 @@ def load_part(reference: str) -> Part:
     if name not in vars(module):
         raise InvalidConfigError("--module", reference, f"a name in {source}; it has no {name}")
     found = vars(module)[name]
+    if isinstance(found, Verifier):
+        return Part(name, verifier=found)
     if isinstance(found, _Verifies):
-        return Part(name, method=found() if isinstance(found, type) else found)
+        return Part(name, verifier=Verifier(found() if isinstance(found, type) else found, None))
     if isinstance(found, _Drafts):
         return Part(name, drafter=_maker(found))
     raise InvalidConfigError("--module", reference, f"{EXPECTED}; {name} has neither")
