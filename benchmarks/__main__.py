@@ -1,4 +1,4 @@
-"""`python -m benchmarks [overhead] [attention] [import] [--rounds N] [--json PATH]`."""
+"""`python -m benchmarks [overhead] [attention] [verification] [import] [--rounds N] [--json PATH]`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from transformers.utils import logging as transformers_logging
 
 from .report import Report, environment
 
-_PARTS = {"overhead": ("overhead", 150), "attention": ("attention", 30), "import": ("imports", 5)}
+_PARTS = {
+    "overhead": ("overhead", 150),
+    "attention": ("attention", 30),
+    "verification": ("verification", 100),
+    "import": ("imports", 5),
+}
 """Each benchmark's module, and how many rounds it makes unless told otherwise."""
 
 

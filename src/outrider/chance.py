@@ -91,15 +91,45 @@ def inverse_cdf(laws: Any, uniforms: Any) -> Any:
         int64 [B]. Cumulative sums are float64. A row of NaN gives an index inside the row.
     """
     xp = array_namespace(laws)
-    cumulative = xp.cumulative_sum(laws, axis=-1, dtype=xp.float64)
-    # fl(u * total) < total for every u <= 1 - 2**-53, so the count stays below M, and the index
-    # counted to is one where the cumulative sum rises.
+    size = laws.shape[1]
+    if size < _WIDE:
+        cumulative = xp.cumulative_sum(laws, axis=-1, dtype=xp.float64)
+        # fl(u * total) < total for every u <= 1 - 2**-53, so the count stays below M, and the
+        # index counted to is one where the cumulative sum rises.
+        return _passed(cumulative, uniforms[:, None] * cumulative[:, -1:], xp)[:, 0]
+    # First the block, then the place inside it: few of the running sums are ever looked at.
+    whole = size // _BLOCK * _BLOCK
+    blocks = xp.reshape(laws[:, :whole], (laws.shape[0], -1, _BLOCK))
+    sums = xp.sum(blocks, axis=-1, dtype=xp.float64)
+    if whole < size:
+        rest = xp.sum(laws[:, whole:], axis=-1, keepdims=True, dtype=xp.float64)
+        sums = xp.concat([sums, rest], axis=-1)
+    rows = xp.arange(laws.shape[0], device=laws.device)[:, None]
+    cumulative = xp.cumulative_sum(sums, axis=-1)
     threshold = uniforms[:, None] * cumulative[:, -1:]
-    if is_torch_array(laws):
-        # The same count by bisection; a row of NaN would be sorted past the end.
-        found = xp.searchsorted(cumulative, threshold, side="right")
-        return found[:, 0].clamp_(max=laws.shape[1] - 1)
-    return xp.sum(xp.astype(cumulative <= threshold, xp.int64), axis=-1)
+    block = _passed(cumulative, threshold, xp)
+    places = block * _BLOCK + xp.arange(_BLOCK, device=laws.device)[None, :]
+    last = xp.asarray(size - 1, device=laws.device)
+    inside = laws[rows, xp.minimum(places, last)]
+    inside = xp.cumulative_sum(xp.where(places <= last, inside, 0.0), axis=-1, dtype=xp.float64)
+    # The two levels round apart; what is left of the threshold is held to what the block holds.
+    left = threshold - (cumulative[rows, block] - sums[rows, block])
+    left = xp.minimum(xp.clip(left, min=0.0), inside[:, -1:] * (1 - 2.0**-53))
+    found = block * _BLOCK + _passed(inside, left, xp)
+    return xp.minimum(found, last)[:, 0]
+
+
+_WIDE, _BLOCK = 1 << 14, 128
+"""From which width on a law is searched in two levels, and how wide the blocks of the first are."""
+
+
+def _passed(cumulative: Any, threshold: Any, xp: Any) -> Any:
+    """How many cumulative sums [B, M] are at most the threshold [B, 1]: int64 [B, 1], below M."""
+    if is_torch_array(cumulative):
+        # By bisection; a row of NaN would be sorted past the end.
+        found = xp.searchsorted(cumulative, threshold, right=True)
+        return found.clamp_(max=cumulative.shape[1] - 1)
+    return xp.sum(xp.astype(cumulative <= threshold, xp.int64), axis=-1, keepdims=True)
 
 
 class Philox4x32:
@@ -224,6 +254,11 @@ class RoundDraws:
         self._positions = positions
         racing = positions is not None and isinstance(chance, RacingChance)
         self.race = Race(chance, positions) if racing else None  # type: ignore[arg-type]
+
+    @property
+    def coupled(self) -> bool:
+        """Whether the target's tokens are drawn by position."""
+        return self._positions is not None
 
     @property
     def ahead(self) -> bool:

@@ -47,7 +47,7 @@ class RoundContext:
         self._depth = plan.depth
         self._shallowest = int(plan.depth.min())
         self._kind = config.tree_children
-        self._coupled = config.verification == "coupled"
+        self._coupled = draws.coupled
         greedy = config.draft_sample_method == "greedy"
         if plan.levels is None:
             self._params = sampling.GREEDY if greedy else params

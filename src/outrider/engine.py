@@ -52,6 +52,7 @@ from .rounds import (
     decide,
 )
 from .text import StreamDecoder
+from .verification import Verifier
 
 
 class SpeculativeDecoder:
@@ -63,6 +64,8 @@ class SpeculativeDecoder:
         tokenizer: turns text prompts into token ids, and output into text.
         config: how speculation is done.
         chance: where randomness comes from; Philox4x32-10 keyed by each request's seed if None.
+        verifier: a verification method of your own, in the place of the one that
+            `config.verification` names; `outrider certify --module` tells whether it is lossless.
 
     Raises:
         VocabMismatchError: drafter and target have different vocabulary sizes.
@@ -77,6 +80,7 @@ class SpeculativeDecoder:
         tokenizer: Tokenizer | None = None,
         config: SpeculativeConfig | None = None,
         chance: Chance | None = None,
+        verifier: Verifier | None = None,
     ) -> None:
         self.target = target
         self.drafter = (
@@ -87,7 +91,7 @@ class SpeculativeDecoder:
         self.chance: Chance = chance or Philox4x32()
         _check_models(target, self.drafter, self.config)
         _check_vocabularies(target, self.drafter)
-        self._coupled = self.config.verification == "coupled"
+        self.verifier = verifier or Verifier.of(self.config)
         self._uniforms = self.chance.uniforms if type(self.chance) is Philox4x32 else None
         drafted = 0 if self.drafter is None else self.config.num_speculative_tokens
         self.policy: DepthPolicy = FixedDepth(
@@ -157,9 +161,9 @@ class SpeculativeDecoder:
         watch = Stopwatch(self._device)
         plan = self.policy.plan(batch.states)
         prefixes = [state.prefix for state in batch.states]
-        ahead = None if chance is not None or self._coupled else self._uniforms
+        ahead = None if chance is not None or self.verifier.coupled else self._uniforms
         noise = batch.next_noise(ahead, plan.width)
-        draws = batch.draws(chance or self.chance, plan.width, noise, coupled=self._coupled)
+        draws = batch.draws(chance or self.chance, plan.width, noise, coupled=self.verifier.coupled)
         context = RoundContext(batch.params, batch.states, draws, plan, self._device, self.config)
         watch.mark()
         proposal = self._propose(prefixes, plan, context)
@@ -169,7 +173,7 @@ class SpeculativeDecoder:
         check_scores(scores, proposal, self.target.vocab_size)
         laws, witness = sampling.laws(scores.logits, batch.params)
         witnesses = [*context.witnesses, witness]
-        rows = decide(proposal, laws, witnesses, self.config.verification, draws)
+        rows = decide(proposal, laws, witnesses, self.verifier, draws)
         ids = tuple(prefix.sequence_id for prefix in prefixes)
         if not all(row.sound for row in rows):
             check_witnesses(witness, context.witnesses, proposal.lengths, ids)

@@ -21,8 +21,8 @@ from .errors import (
     TargetShapeError,
     TokenOutOfRangeError,
 )
-from .records import DraftPlan, DraftProposal, Laws, TargetScores, VerificationResult
-from .verification import METHODS, TREE_METHODS, verify, verify_atoms, verify_coupled, verify_tree
+from .records import DraftPlan, DraftProposal, Laws, TargetScores
+from .verification import Verifier, verify_atoms
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def decide(
     proposal: DraftProposal,
     target: Laws,
     witnesses: list[Tensor],
-    verification: str,
+    verifier: Verifier,
     draws: RoundDraws,
 ) -> list[RowVerdict]:
     """Verify a round, and bring what it came to to the host: its one copy.
@@ -60,14 +60,14 @@ def decide(
         target: the target's laws for [B, N + 1].
         witnesses: numbers that are finite if the laws mean something: [B, M] for the nodes of each
             depth whose laws were made of draft logits, then [B, N + 1] for the target.
-        verification: the method's name.
+        verifier: how drafts are kept.
         draws: the round's chance.
     """
     if target.probs is None:
         assert target.atoms is not None
         found = [target.atoms]
     else:
-        verdict = judge(proposal, target.probs, verification, draws)
+        verdict = verifier.judge(proposal, target.probs, draws)
         found = [torch.stack([verdict.node, verdict.next_token], 1)]
     # Token ids are exact in float64, where the witnesses can keep them company.
     evidence = torch.cat(witnesses, 1).double()
@@ -94,17 +94,6 @@ def decide(
         sound = all(map(isfinite, looked_at))
         rows.append(RowVerdict(length, depth, path, token, bonus, sound))
     return rows
-
-
-def judge(
-    proposal: DraftProposal, target: Tensor, verification: str, draws: RoundDraws
-) -> VerificationResult:
-    """The verdict on drafts beside dense target laws [B, N + 1, V], by the method of that name."""
-    if verification == "coupled":
-        return verify_coupled(proposal, target, draws)
-    if proposal.width and (proposal.parents is not None or proposal.law_rows is not None):
-        return verify_tree(proposal, target, TREE_METHODS[verification], draws)
-    return verify(proposal, target, METHODS[verification], draws)
 
 
 class Stopwatch:

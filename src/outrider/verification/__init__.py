@@ -13,24 +13,9 @@ from .recursive import RecursiveVerification
 from .token import TokenVerification
 from .traversal import TraversalVerification
 from .tree import Tree
+from .verifier import METHODS, TREE_METHODS, Verifier
 from .verify import TreeMethod, verify, verify_atoms, verify_tree
 from .walk import Walk
-
-METHODS: dict[str, Method] = {
-    "block": BlockVerification(),
-    "token": TokenVerification(),
-    "traversal": BlockVerification(),
-    "recursive": TokenVerification(),
-}
-"""The lossless methods on chains, by the name `SpeculativeConfig.verification` gives them."""
-
-TREE_METHODS: dict[str, TreeMethod] = {
-    "block": TraversalVerification(),
-    "token": RecursiveVerification(),
-    "traversal": TraversalVerification(),
-    "recursive": RecursiveVerification(),
-}
-"""The same on trees."""
 
 __all__ = [
     "METHODS",
@@ -43,6 +28,7 @@ __all__ = [
     "TraversalVerification",
     "Tree",
     "TreeMethod",
+    "Verifier",
     "Walk",
     "verify",
     "verify_atoms",

@@ -33,9 +33,10 @@ class BlockVerification:
             kept.append(xp.minimum(kept[-1] * chain.ratio[:, column : column + 1], one))
         weights = xp.concat(kept, axis=-1)
 
-        # Nodes 1..N-1 by the formula, and the leaf wherever a row's drafts end.
+        # Nodes 1..N-1 by the formula, and the leaf wherever a row's drafts end. A node before one
+        # that is certainly kept is never stopped at, so that its A_i does not matter.
         inner = weights[:, 1:width]
-        mass = self._residual_mass(chain, inner)
+        mass = chain.excess(weights)
         unsure = mass + (1 - inner)
         certain = xp.astype(unsure == 0, xp.float64)
         head = (mass + certain) / (unsure + certain)
@@ -48,16 +49,6 @@ class BlockVerification:
         none_later = xp.cumulative_prod(xp.flip(1 - head[:, 1:], axis=-1), axis=-1)
         none_later = xp.concat([xp.flip(none_later, axis=-1), one], axis=-1)
         return head * none_later, weights
-
-    def _residual_mass(self, chain: Chain, kept: Any) -> Any:
-        """A_i for the nodes 1..N-1, float64 [B, N - 1]."""
-        xp = array_namespace(kept)
-        if chain.draft is None:
-            # Q is a point mass on the next token and p_i P(x) <= 1: all but that token is left.
-            return kept * (1 - chain.ratio[:, 1:])
-        width = chain.ratio.shape[1]
-        excess = kept[:, :, None] * chain.target[:, 1:width] - chain.draft[:, 1:]
-        return xp.sum(xp.clip(excess, min=0), axis=-1)
 
     def residual(self, chain: Chain, weights: Any, node: Any) -> Any:
         """norm((p_i P - Q)+) after `node` = i kept tokens, or P after the last, float64 [B, V]."""

@@ -42,16 +42,27 @@ class Chain:
         columns = xp.arange(width, device=device)[None, :]
         rows = xp.arange(batch, device=device)[:, None]
         length = xp.asarray(proposal.lengths, device=device)
-        ratio = xp.astype(target[rows, columns, proposal.tokens], xp.float64)
-        # A token has positive probability under the law it was drawn from; where nothing was
-        # drafted there may be none to divide by.
-        if laws.probs is not None:
-            drawn = laws.probs[rows, columns, proposal.tokens]
-            ratio = ratio / (drawn + xp.astype(drawn == 0, drawn.dtype))
         ragged = bool((proposal.lengths < width).any())
-        if ragged:
-            ratio = xp.where(columns < length[:, None], ratio, 0.0)
+        kept = target[rows, columns, proposal.tokens]
+        drawn = None if laws.probs is None else laws.probs[rows, columns, proposal.tokens]
+        ratio = target_over_draft(kept, drawn, length if ragged else None)
         return Chain(proposal.tokens, length, target, laws.probs, ragged, ratio)
+
+    def excess(self, weights: Any) -> Any:
+        """sum_x (w_i P_i(x) - Q_i(x))+ at the nodes 1..N-1 for weights w [B, N + 1].
+
+        Returns:
+            float64 [B, N - 1], without meaning at and beyond a row's leaf. A chain may also leave
+            out, as 0, the sum at a node that has a node of weight 1 at or after it.
+        """
+        xp = array_namespace(weights)
+        width = self.ratio.shape[1]
+        inner = weights[:, 1:width]
+        if self.draft is None:
+            # Q is a point mass on the next token and w P(x) <= 1: all but that token is left.
+            return inner * (1 - self.ratio[:, 1:])
+        above = inner[:, :, None] * self.target[:, 1:width] - self.draft[:, 1:]
+        return xp.sum(xp.clip(above, min=0), axis=-1)
 
     def residual_law(self, node: Any, weight: Any) -> Any:
         """The law after `node` kept tokens: norm((weight * target - draft)+), target at a leaf.
@@ -81,6 +92,26 @@ class Chain:
         total = xp.sum(residual, axis=-1, keepdims=True)
         used = (total > 0) & (node < self.length)[:, None]
         return xp.where(used, residual / xp.where(used, total, 1.0), xp.astype(target, xp.float64))
+
+
+def target_over_draft(target: Any, draft: Any | None, length: Any | None) -> Any:
+    """The ratio of a chain's drafted tokens, float64 [B, N].
+
+    Args:
+        target: [B, N], each token's probability under the target's law.
+        draft: [B, N], under the law it was drawn from; None for point masses.
+        length: int64 [B], how many tokens of each row are drafted; None if all are.
+    """
+    xp = array_namespace(target)
+    ratio = xp.astype(target, xp.float64)
+    # A token has positive probability under the law it was drawn from; where nothing was drafted
+    # there may be none to divide by.
+    if draft is not None:
+        ratio = ratio / (draft + xp.astype(draft == 0, draft.dtype))
+    if length is not None:
+        columns = xp.arange(target.shape[1], device=ratio.device)[None, :]
+        ratio = xp.where(columns < length[:, None], ratio, 0.0)
+    return ratio
 
 
 class Method(Protocol):

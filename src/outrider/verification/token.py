@@ -16,14 +16,23 @@ from .chain import Chain
 class TokenVerification:
     """Keep each token with probability min(1, p/q), independently, up to the first refusal."""
 
-    def stop_law(self, chain: Chain) -> tuple[Any, Any]:
-        """The law [B, N + 1] of the number of tokens kept, and unit weights."""
+    def keep(self, chain: Chain) -> Any:
+        """The probability [B, N] of keeping each token, 0 where none was drafted."""
         xp = array_namespace(chain.ratio)
-        keep = xp.minimum(chain.ratio, xp.ones_like(chain.ratio))
+        return xp.minimum(chain.ratio, xp.ones_like(chain.ratio))
+
+    def weight(self) -> float:
+        """What the target's row is weighed with before the draft's is taken away."""
+        return 1.0
+
+    def stop_law(self, chain: Chain) -> tuple[Any, Any]:
+        """The law [B, N + 1] of the number of tokens kept, and constant weights."""
+        xp = array_namespace(chain.ratio)
+        keep = self.keep(chain)
         one = xp.ones_like(keep[:, :1])
         reached = xp.concat([one, xp.cumulative_prod(keep, axis=-1)], axis=-1)
         refused = xp.concat([1 - keep, one], axis=-1)
-        return reached * refused, xp.ones_like(reached)
+        return reached * refused, xp.full_like(reached, self.weight())
 
     def residual(self, chain: Chain, weights: Any, node: Any) -> Any:
         """norm((p - q)+) after `node` kept tokens, or p after the last, float64 [B, V]."""

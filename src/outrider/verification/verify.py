@@ -40,7 +40,11 @@ def verify(
     if proposal.width == 0:
         none = xp.zeros(target.shape[0], dtype=xp.int64, device=target.device)
         return VerificationResult(none, draws.token(target[:, 0]))
-    chain = Chain.of(proposal, target)
+    return judge(Chain.of(proposal, target), method, draws)
+
+
+def judge(chain: Chain, method: Method, draws: VerdictDraws) -> VerificationResult:
+    """`verify` for chains that have been set beside the target's laws."""
     law, weights = method.stop_law(chain)
     node = draws.stop(law)
     return VerificationResult(node, draws.token(method.residual(chain, weights, node)))

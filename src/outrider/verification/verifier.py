@@ -1,0 +1,82 @@
+"""From a method's name to a verdict: one object that a decoder keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..config import SpeculativeConfig
+from ..records import DraftProposal, VerificationResult
+from .block import BlockVerification
+from .chain import Method
+from .coupled import PositionDraws, verify_coupled
+from .lossy import LenientVerification, MixtureVerification, TypicalVerification
+from .recursive import RecursiveVerification
+from .token import TokenVerification
+from .traversal import TraversalVerification
+from .verify import TreeMethod, VerdictDraws, verify, verify_tree
+
+METHODS: dict[str, Method] = {
+    "block": BlockVerification(),
+    "token": TokenVerification(),
+    "traversal": BlockVerification(),
+    "recursive": TokenVerification(),
+}
+"""The lossless methods on chains, by the name `SpeculativeConfig.verification` gives them."""
+
+TREE_METHODS: dict[str, TreeMethod] = {
+    "block": TraversalVerification(),
+    "token": RecursiveVerification(),
+    "traversal": TraversalVerification(),
+    "recursive": RecursiveVerification(),
+}
+"""The same on trees."""
+
+
+class Draws(VerdictDraws, PositionDraws, Protocol):
+    """All draws that a verdict may ask for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """A verification method for chains and for trees.
+
+    Attributes:
+        chain: the method on chains; None draws each position's token from coupled noise.
+        tree: the method on trees; None where there is none.
+        lossy: whether it changes the law of the output.
+    """
+
+    chain: Method | None
+    tree: TreeMethod | None
+    lossy: bool = False
+
+    @staticmethod
+    def of(config: SpeculativeConfig) -> Verifier:
+        """The verifier that a configuration asks for."""
+        match config.verification:
+            case "coupled":
+                return Verifier(None, None)
+            case "lenient":
+                return Verifier(LenientVerification(config.lenience), None, lossy=True)
+            case "mixture":
+                return Verifier(MixtureVerification(config.mixture_budget), None, lossy=True)
+            case "typical":
+                typical = TypicalVerification(config.typical_epsilon, config.typical_delta)
+                return Verifier(typical, None, lossy=True)
+            case name:
+                return Verifier(METHODS[name], TREE_METHODS[name])
+
+    @property
+    def coupled(self) -> bool:
+        """Whether drafts are kept by equality with the target's own keyed draws."""
+        return self.chain is None
+
+    def judge(self, proposal: DraftProposal, target: Any, draws: Draws) -> VerificationResult:
+        """The verdict on drafts beside the target's dense laws [B, N + 1, V]."""
+        if self.chain is None:
+            return verify_coupled(proposal, target, draws)
+        if proposal.width and (proposal.parents is not None or proposal.law_rows is not None):
+            assert self.tree is not None, "lossy methods are refused with trees by the config"
+            return verify_tree(proposal, target, self.tree, draws)
+        return verify(proposal, target, self.chain, draws)

@@ -1,0 +1,341 @@
+"""Trees: the engine emits the target's law over every shape, kind of child and method.
+
+By enumeration, error < 1e-12, as in test_exact_law; the planted faults at the end show that the
+same test sees a biased tree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from outrider import (
+    ModelDrafter,
+    SamplingParams,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    chance,
+    context,
+    trees,
+)
+from outrider.certify import exact_law
+from outrider.errors import DraftShapeError, InvalidConfigError, KeyReuseError
+from outrider.models.tabular import TabularModel, mock_pair
+from outrider.records import DraftPlan, DraftProposal, Laws
+from outrider.verification import TREE_METHODS, TraversalVerification, Tree
+
+from .exact import distance, target_law
+from .test_exact_law import TOLERANCE, configured, error
+
+METHODS = ("traversal", "recursive", "coupled")
+KINDS = ("greedy", "without_replacement", "with_replacement")
+
+
+@pytest.mark.parametrize("verification", METHODS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(1, 1), (3,), (2, 1), (1, 2)], ids=str)
+def test_shapes_of_every_kind_emit_the_targets_law(
+    verification: str, kind: str, shape: tuple[int, ...]
+) -> None:
+    target, draft = mock_pair(3, 1)
+    config = configured(verification, len(shape), tree_shape=shape, tree_children=kind)
+    params = SamplingParams(max_tokens=3, stop_token_ids=(1,))
+    assert error(target, draft, config, params) < TOLERANCE
+
+
+@pytest.mark.parametrize("verification", METHODS)
+@pytest.mark.parametrize(("budget", "k"), [(2, 1), (3, 2), (4, 2), (4, 3)])
+def test_grown_trees_emit_the_targets_law(verification: str, budget: int, k: int) -> None:
+    target, draft = mock_pair(3, 2)
+    config = configured(verification, k, tree_budget=budget)
+    assert error(target, draft, config, SamplingParams(max_tokens=k + 1)) < TOLERANCE
+
+
+@pytest.mark.parametrize("verification", METHODS)
+@pytest.mark.parametrize("shaped", [{"tree_shape": (2, 2)}, {"tree_budget": 5}], ids=str)
+def test_deterministic_trees_emit_the_targets_law(
+    verification: str, shaped: dict[str, Any]
+) -> None:
+    target, draft = mock_pair(4, 3)
+    config = configured(verification, 3, draft_sample_method="greedy", **shaped)
+    assert error(target, draft, config, SamplingParams(max_tokens=3)) < TOLERANCE
+
+
+@pytest.mark.parametrize("verification", METHODS)
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.6},
+        {"top_k": 1},
+        {"top_k": 2},
+        {"top_p": 0.7},
+        {"min_p": 0.3},
+    ],
+    ids=str,
+)
+def test_trees_under_sampling_parameters(verification: str, filters: dict[str, Any]) -> None:
+    target, draft = mock_pair(3, 4)
+    for kind in KINDS:
+        config = configured(verification, 2, tree_shape=(2, 1), tree_children=kind)
+        params = SamplingParams(max_tokens=3, **filters)
+        assert error(target, draft, config, params) < TOLERANCE
+
+
+@pytest.mark.parametrize("verification", METHODS)
+def test_requests_of_every_kind_share_a_batch_of_trees(verification: str) -> None:
+    target, draft = mock_pair(3, 5)
+    config = configured(verification, 2, tree_shape=(2, 1))
+    decoder = SpeculativeDecoder(target, draft, config=config)
+    asked = [
+        SamplingParams(max_tokens=2, temperature=0),
+        SamplingParams(max_tokens=9, temperature=0.5),
+        SamplingParams(max_tokens=1),
+    ]
+    mates = [decoder.start([0] * (1 + i), params)[0] for i, params in enumerate(asked)]
+    params = SamplingParams(max_tokens=3, top_p=0.9, depths=(1, 2))
+    found = exact_law(decoder, (1, 2), params, mates=mates)
+    assert distance(found, target_law(target, (1, 2), params)) < TOLERANCE
+
+
+def test_models_with_zero_probabilities_and_trees_wider_than_their_support() -> None:
+    def law(shift: int) -> TabularModel:
+        rows = [[0.5, 0.5, 0.0, 0.0], [0.0, 0.25, 0.75, 0.0], [0.2, 0.0, 0.3, 0.5]]
+        return TabularModel(lambda prefix: rows[(prefix[-1] + len(prefix) + shift) % 3], 4)
+
+    for verification in ("traversal", "recursive"):
+        for kind in KINDS:
+            for shift in range(3):
+                config = configured(verification, 2, tree_shape=(4,), tree_children=kind)
+                params = SamplingParams(max_tokens=2)
+                assert error(law(0), law(shift), config, params) < TOLERANCE
+
+
+def test_a_greedy_request_walks_its_tree_to_plain_greedy_text() -> None:
+    target, draft = mock_pair(6, 8)
+    params = SamplingParams(max_tokens=20, temperature=0)
+    plain = SpeculativeDecoder(target).generate([1], params)
+    for shaped in ({"tree_shape": (3, 2, 1)}, {"tree_budget": 9}):
+        config = SpeculativeConfig(num_speculative_tokens=3, **shaped)  # type: ignore[arg-type]
+        out = SpeculativeDecoder(target, draft, config=config).generate([1], params)
+        assert out.token_ids == plain.token_ids
+        assert out.metrics.acceptance_length is not None
+        assert out.metrics.acceptance_length > 1.5
+
+
+def mean_accepted(decoder: SpeculativeDecoder, tokens: int) -> float:
+    """The exact mean number of accepted tokens of a request's first round."""
+    mean, work = 0.0, [()]
+    while work:
+        path: tuple[int, ...] = work.pop()
+        enumerator = chance.Enumerator([path])
+        (state,) = decoder.start((0,), SamplingParams(max_tokens=tokens))
+        step = decoder.step(decoder.pack([replace(state, stream_key=0)]), enumerator)
+        mean += enumerator.probability[0] * step.record.accepted[0]
+        work += [sibling for _, sibling in enumerator.siblings]
+    return mean
+
+
+def test_trees_keep_what_theory_says() -> None:
+    """One level: sum over children of the transport optimum; deterministic trees: sum of p(v)."""
+    target, draft = mock_pair(5, 9)
+    p, q = target.probabilities((0,)), draft.probabilities((0,))
+    top = int(q.argmax())
+    rest = np.where(np.arange(5) == top, 0, q)
+    rest /= rest.sum()
+    others = np.arange(5) != top
+    optimum = p[top] + np.minimum(p, rest)[others].sum()
+    for verification in ("traversal", "recursive"):
+        config = configured(verification, 1, tree_shape=(2,))
+        decoder = SpeculativeDecoder(target, draft, config=config)
+        assert mean_accepted(decoder, 9) == pytest.approx(optimum, abs=1e-12)
+    config = configured("traversal", 1, tree_shape=(2,), draft_sample_method="greedy")
+    decoder = SpeculativeDecoder(target, draft, config=config)
+    second = int(np.where(others, q, 0).argmax())
+    assert mean_accepted(decoder, 9) == pytest.approx(p[top] + p[second], abs=1e-12)
+
+
+def test_traversal_keeps_at_least_as_much_as_recursive_rejection() -> None:
+    kept = {"traversal": 0.0, "recursive": 0.0}
+    for seed in range(6):
+        target, draft = mock_pair(3, seed, 0.3)
+        for verification in kept:
+            config = configured(verification, 2, tree_shape=(2, 1))
+            kept[verification] += mean_accepted(SpeculativeDecoder(target, draft, config=config), 9)
+    assert kept["traversal"] > kept["recursive"] + 1e-3
+
+
+def test_the_same_seed_gives_the_same_text_alone_and_in_a_batch_of_trees() -> None:
+    target, draft = mock_pair(8, 10)
+    for shaped in ({"tree_shape": (2, 2)}, {"tree_budget": 5}):
+        config = SpeculativeConfig(num_speculative_tokens=2, **shaped)  # type: ignore[arg-type]
+        decoder = SpeculativeDecoder(target, draft, config=config)
+        asked = [([i], SamplingParams(max_tokens=5 + i, seed=3)) for i in range(6)]
+        alone = [decoder.generate(*pair).token_ids for pair in asked]
+        prompts, params = zip(*reversed(asked), strict=True)
+        together = decoder.generate(list(prompts), list(params))
+        assert [out.token_ids for out in reversed(together)] == alone
+        replayed = decoder.generate([5], replace(asked[5][1], depths=together[0].depths))
+        assert replayed.token_ids == alone[5]
+
+
+class ForgetsClaims(TraversalVerification):
+    """Fault: what follows a node is what recursive rejection would leave."""
+
+    def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
+        return tree.remaining_law(node, torch.ones_like(claims[:, 0]))
+
+
+class DeepestFirst(TraversalVerification):
+    """Fault: parents are tried before their children."""
+
+    def stop_law(self, tree: Tree) -> tuple[Any, Any]:
+        order = tree.order.flip(1)
+        return super().stop_law(replace(tree, order=order, rank=order.argsort(1)))
+
+
+@pytest.mark.parametrize("fault", [ForgetsClaims(), DeepestFirst()], ids=lambda f: type(f).__name__)
+def test_a_faulty_traversal_is_seen(monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
+    monkeypatch.setitem(TREE_METHODS, "traversal", fault)
+    config = configured("traversal", 2, tree_shape=(2, 1))
+    params = SamplingParams(max_tokens=3)
+    assert max(error(*mock_pair(4, seed, 0.2), config, params) for seed in range(3)) > 1e-3
+
+
+class Tampered:
+    """A drafter whose proposals are changed before they are verified."""
+
+    def __init__(self, drafter: Any, change: Any) -> None:
+        self.drafter, self.change = drafter, change
+        self.vocab_size = drafter.vocab_size
+
+    def propose(self, prefixes: Any, plan: DraftPlan, ctx: Any) -> DraftProposal:
+        proposal: DraftProposal = self.change(self.drafter.propose(prefixes, plan, ctx))
+        return proposal
+
+
+def siblings_share_a_law(proposal: DraftProposal) -> DraftProposal:
+    """Fault: drawn without replacement, verified as if with it."""
+    assert proposal.law_rows is not None
+    return replace(proposal, law_rows=proposal.law_rows // 2 * 2)
+
+
+def reranked(proposal: DraftProposal) -> DraftProposal:
+    """Fault: of two drawn children the one that the draft likes less is taken away."""
+    assert proposal.laws is not None
+    assert proposal.laws.probs is not None
+    chance_of = proposal.laws.probs[:, 0].gather(1, proposal.tokens)
+    best = chance_of.argmax(1, keepdim=True)
+    kept = torch.zeros(len(best), 1, dtype=torch.int64).numpy()
+    return DraftProposal(
+        proposal.tokens.gather(1, best),
+        np.minimum(proposal.lengths, 1),
+        Laws(probs=proposal.laws.probs),
+        kept,
+        kept,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [(siblings_share_a_law, "without_replacement"), (reranked, "with_replacement")],
+)
+def test_a_tree_whose_laws_are_not_those_it_was_drawn_from_is_seen(change: Any, kind: str) -> None:
+    config = configured("traversal", 1, tree_shape=(2,), tree_children=kind)
+    params = SamplingParams(max_tokens=2)
+    errors = {"tampered": 0.0, "sound": 0.0}
+    for seed in range(3):
+        target, draft = mock_pair(4, seed, 0.2)
+        drafter = ModelDrafter(draft)
+        for name, done in (("tampered", change), ("sound", lambda proposal: proposal)):
+            found = error(target, Tampered(drafter, done), config, params)
+            errors[name] = max(errors[name], found)
+    assert errors["tampered"] > 1e-3
+    assert errors["sound"] < TOLERANCE
+
+
+def test_two_children_under_one_key_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = mock_pair(3, 1)
+    drawn = context.RoundContext._all_drawn
+
+    def careless(self: Any, probs: Any, slots: Any, used: Any, replaced: bool) -> Any:
+        return drawn(self, probs, slots * 0, used, replaced)
+
+    monkeypatch.setattr(context.RoundContext, "_all_drawn", careless)
+    config = configured("traversal", 1, tree_shape=(2,), tree_children="with_replacement")
+    with pytest.raises(KeyReuseError):
+        error(target, draft, config, SamplingParams(max_tokens=2))
+
+
+@pytest.mark.parametrize(
+    ("parents", "rows", "message"),
+    [
+        ([[0, 2]], None, r"parents \[\[0, 2\]\]"),
+        ([[-1, 0]], None, "a node to its left"),
+        ([[0]], None, "one for each token"),
+        ([[0, 1]], None, r"depths \[2\].*planned depths \[1\]"),
+        ([[0, 0]], [[0, 3]], r"law_rows \[\[0, 3\]\].*2 laws"),
+        ([[0, 0]], [[0, -2]], r"law_rows \[\[0, -2\]\]"),
+    ],
+)
+def test_malformed_trees_are_refused(parents: Any, rows: Any, message: str) -> None:
+    target, draft = mock_pair(3, 1)
+
+    def tampered(proposal: DraftProposal) -> DraftProposal:
+        return replace(
+            proposal,
+            parents=np.array(parents),
+            law_rows=proposal.law_rows if rows is None else np.array(rows),
+        )
+
+    drafter = Tampered(ModelDrafter(draft), tampered)
+    config = configured("traversal", 1, tree_shape=(2,), tree_children="without_replacement")
+    decoder = SpeculativeDecoder(target, drafter, config=config)
+    with pytest.raises(DraftShapeError, match=message):
+        decoder.generate([0], SamplingParams(max_tokens=4))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"tree_shape": ()}, r"tree_shape=\(\)"),
+        ({"tree_shape": (2, 0)}, "tree_shape=0"),
+        ({"tree_shape": "2,2"}, "tree_shape='2,2'"),
+        ({"tree_budget": 0}, "tree_budget=0"),
+        ({"tree_budget": 4, "tree_shape": (2,)}, "tree_budget=4.*None beside a tree_shape"),
+        ({"tree_budget": 4, "tree_children": "with_replacement"}, "'greedy' with a tree_budget"),
+        ({"tree_children": "best"}, "tree_children='best'"),
+        ({"tree_shape": (2,), "verification": "typical"}, "a lossless method for trees"),
+        ({"lenience": 0}, "lenience=0"),
+        ({"typical_epsilon": 2}, "typical_epsilon=2"),
+        ({"typical_delta": 0}, "typical_delta=0"),
+        ({"mixture_budget": -1}, "mixture_budget=-1"),
+    ],
+)
+def test_configurations_that_make_no_tree_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidConfigError, match=message):
+        SpeculativeConfig(**wrong)
+
+
+def test_the_shape_of_trees() -> None:
+    parents = np.array([[0, 0, 1, 3, 2], [0, 1, 2, 3, 4]])
+    assert trees.node_depths(parents).tolist() == [[0, 1, 1, 2, 3, 2], [0, 1, 2, 3, 4, 5]]
+    assert trees.path(parents[0].tolist(), 4) == [1, 3, 4]
+    table = trees.children_table(parents, np.array([4, 5]))
+    assert table.tolist() == [
+        [[1, 2], [3, 0], [0, 0], [4, 0], [0, 0], [0, 0]],
+        [[1, 0], [2, 0], [3, 0], [4, 0], [5, 0], [0, 0]],
+    ]
+    mask = trees.ancestor_mask(parents)
+    assert mask[0].astype(int).tolist() == [
+        [1, 0, 0, 0, 0],
+        [0, 1, 0, 0, 0],
+        [1, 0, 1, 0, 0],
+        [1, 0, 1, 1, 0],
+        [0, 1, 0, 0, 1],
+    ]
+    assert trees.level_sizes((2, 2, 1)) == [2, 4, 4]
