@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,27 @@ import pytest
 
 import outrider.cli.certify
 from outrider import SamplingParams, SpeculativeConfig
-from outrider.certify import cases, checks, controls, faults, goodness
+from outrider.certify import cases, checks, controls, exact, faults, goodness
 from outrider.certify.covering import covering
 from outrider.certify.exact import exact_tier
 from outrider.certify.modules import load_part
 from outrider.certify.reference import filtered
-from outrider.certify.statistics import Cell, judged, sample, fitted_positions
+from outrider.certify.statistics import Cell, fitted_positions, judged, sample
 from outrider.chance import inverse_cdf, philox4x32
 from outrider.cli import main
 from outrider.errors import InvalidConfigError
 from outrider.models.tabular import mock_pair
+from outrider.verification import TokenVerification, Verifier
+from outrider.verification.lossy import LenientVerification
 
 
 def quiet(done: int, total: int, what: str) -> None:
     assert 0 <= done <= total, what
+
+
+@cache
+def verdict(control: controls.Control) -> controls.Verdict:
+    return control.run()
 
 
 class TestDesign:
@@ -71,13 +79,11 @@ class TestExactTier:
         assert "VocabMismatchError" in (measured.problem or "")
 
     def test_a_biased_method_fails_the_tier_and_a_sound_one_does_not(self) -> None:
-        for method, passes in ((faults.TokenVerification(), True), (faults.Lenient(), False)):
-            tier = exact_tier(quiet, cases.Part("own", method=method))
+        for method, passes in ((TokenVerification(), True), (LenientVerification(0.8), False)):
+            tier = exact_tier(quiet, cases.Part("own", verifier=Verifier(method, None)))
             assert tier.passed is passes
 
     def test_the_checks_beside_the_laws_pass(self) -> None:
-        from outrider.certify import exact
-
         findings = [run() for _, run in exact._checks(None)]
         assert all(finding.passed for finding in findings), findings
         assert {"keys", "batches", "metrics", "perfect draft", "known answers"} <= {
@@ -88,13 +94,13 @@ class TestExactTier:
 class TestControls:
     @pytest.mark.parametrize("control", controls.CONTROLS, ids=lambda control: control.fault)
     def test_the_named_check_rejects_the_fault_and_not_the_engine(self, control: Any) -> None:
-        verdict = control.run()
-        assert verdict.passed, verdict
+        assert verdict(control).passed, verdict(control)
 
     def test_there_are_enough_of_them(self) -> None:
-        named = [control.check(control.sound).check for control in controls.CONTROLS]
+        named = [verdict(control).planted.check for control in controls.CONTROLS]
         assert len(named) >= 12
         assert sum(name in ("law", "keys") for name in named) >= 8
+        assert any("ranked away" in control.fault for control in controls.CONTROLS)
         assert {"known answers", "perfect draft", "metrics"} <= set(named)
 
     def test_a_control_without_a_fault_does_not_pass(self) -> None:
@@ -150,7 +156,7 @@ class TestGoodness:
         ("build", "sound"),
         [
             (checks.shipped, True),
-            (controls.method(faults.Lenient()), False),
+            (controls.method(LenientVerification(0.8)), False),
             (controls.chance(lambda _: faults.SqueezedUniforms()), False),
         ],
         ids=["shipped", "lenient", "squeezed"],
@@ -205,12 +211,14 @@ class TestReference:
 MODULE = """
 from outrider.certify import faults
 from outrider.drafters.model import ModelDrafter
-from outrider.verification import TokenVerification
+from outrider.verification import BlockVerification, TokenVerification, Verifier
+from outrider.verification.lossy import LenientVerification
 
 class Own(TokenVerification):
     pass
 
-Biased = faults.Lenient()
+Biased = LenientVerification(0.8)
+BiasedOnTrees = Verifier(BlockVerification(), faults.PlainTraversal())
 Drafts = ModelDrafter
 FalseDrafts = faults.ArgmaxSaidToBeSampled
 nothing = 3
@@ -227,12 +235,13 @@ def module(tmp_path: Path) -> Path:
 @pytest.fixture
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer cases and controls: what the tiers find is tested above."""
-    whole = cases.design
+    whole, every = cases.design, exact._checks
 
     def shortened(part: Any = None) -> Any:
         design, made = whole(part)
         return design, made[:4]
 
+    monkeypatch.setattr(exact, "_checks", lambda part: every(part)[-2:])
     monkeypatch.setattr("outrider.certify.exact.design", shortened)
     monkeypatch.setattr(controls, "CONTROLS", controls.CONTROLS[:2])
 
@@ -313,7 +322,10 @@ class TestCommand:
 
 def test_an_object_is_taken_as_it_is(module: Path) -> None:
     part = load_part(f"{module}:Biased")
-    assert isinstance(part.method, faults.Lenient)
+    assert part.verifier is not None
+    assert isinstance(part.verifier.chain, LenientVerification)
+    assert part.verifier.tree is None
+    assert load_part(f"{module}:BiasedOnTrees").verifier is not None
     with pytest.raises(InvalidConfigError, match="neither"):
         load_part(f"{module}:nothing")
 

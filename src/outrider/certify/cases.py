@@ -30,9 +30,12 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "tree, grown": {},
     "none": {},
 }
-"""What drafts, and the settings of it. Children of trees are the likeliest tokens and one drawn from
-the rest (greedy), drawn without or with replacement (drawn, replaced), or point masses alone; a
-grown tree shares a budget of nodes out where the draft is surest."""
+"""What drafts, and the settings of it.
+
+Children of trees are the likeliest tokens and one drawn from the rest (greedy), drawn without or
+with replacement (drawn, replaced), or point masses alone (points); a grown tree shares a budget of
+nodes out where the draft is surest.
+"""
 
 _SHAPES: dict[int, tuple[int, ...]] = {1: (3,), 2: (2, 1), 3: (1, 2, 1)}
 _BUDGETS = {1: 2, 2: 3, 3: 4}

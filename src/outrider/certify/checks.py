@@ -157,6 +157,27 @@ def batches(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
     return Finding("batches", said, other, other == 0 and count > 0)
 
 
+def coupled(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
+    """How many texts of coupled mode depend on the draft: they are those of plain keyed sampling.
+
+    `configs` are of coupled mode; each is held against the engine without a drafter.
+    """
+    target, draft = mock_pair(5, 7, 0.3)
+    prompts = [[0], [1, 2, 3], [4, 4]]
+    params = SamplingParams(max_tokens=14, temperature=1.2, top_p=0.95, seed=8, n=3)
+    other = count = 0
+    for config in configs:
+        drafted, plain = (
+            build(target, model, config, None).generate(prompts, params) for model in (draft, None)
+        )
+        for one, two in zip(drafted, plain, strict=True):
+            pairs = zip(one.choices, two.choices, strict=True)
+            other += sum(first.token_ids != second.token_ids for first, second in pairs)
+            count += len(one.choices)
+    said = f"{other} of {count} coupled texts differ from plain sampling's"
+    return Finding("coupled", said, other, other == 0 and count > 0)
+
+
 def metrics(build: Build, configs: Iterable[SpeculativeConfig], perfect: bool = False) -> Finding:
     """How many of a request's rounds, and of its totals, contradict what was emitted."""
     target, draft = mock_pair(4, 4)
@@ -184,7 +205,7 @@ def contradictions(
     ended = after.finish_reason is not None
     sound = (
         emitted == output
-        and 0 <= accepted <= drafted
+        and 0 <= accepted <= record.depth[row] <= drafted
         and accepted <= emitted <= accepted + 1
         and (ended or emitted == accepted + 1)
         and after.depths[-1] <= before.remaining - 1

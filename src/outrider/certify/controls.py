@@ -11,11 +11,17 @@ from ..config import SamplingParams, SpeculativeConfig
 from ..engine import SpeculativeDecoder
 from ..models.tabular import TabularModel, mock_pair
 from ..protocols import Chance
-from ..verification import Method, Verifier
+from ..verification import (
+    BlockVerification,
+    Method,
+    TreeMethod,
+    Verifier,
+)
+from ..verification.lossy import LenientVerification, TypicalVerification
 from . import checks, faults
 from .checks import Build, Finding, Report
 from .goodness import Fit, together
-from .statistics import FALSE_ALARM_RATE, Cell, sample, fitted_positions
+from .statistics import FALSE_ALARM_RATE, Cell, fitted_positions, sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +72,12 @@ def control_tier(report: Report) -> tuple[Verdict, ...]:
     return tuple(verdicts)
 
 
-def method(faulty: Method) -> Build:
-    """Plants a verification method."""
+def method(faulty: Method, tree: TreeMethod | None = None) -> Build:
+    """Plants a verification method on chains, and perhaps one on trees."""
 
     def build(target: Any, draft: Any, config: Any, chance: Any) -> SpeculativeDecoder:
         return SpeculativeDecoder(
-            target, draft, config=config, chance=chance, verifier=Verifier(faulty, None)
+            target, draft, config=config, chance=chance, verifier=Verifier(faulty, tree)
         )
 
     return build
@@ -118,6 +124,17 @@ def law(verification: str, k: int = 3, **filters: Any) -> Callable[[Build], Find
     return lambda build: checks.law(build, config, params)
 
 
+def tree_law(shape: tuple[int, ...], children: str) -> Callable[[Build], Finding]:
+    """The check of the exact law on trees."""
+    config = SpeculativeConfig(
+        num_speculative_tokens=len(shape),
+        tree_shape=shape,
+        tree_children=children,  # type: ignore[arg-type]
+    )
+    params = SamplingParams(max_tokens=3)
+    return lambda build: checks.law(build, config, params, vocab_size=4 - len(shape) // 2)
+
+
 def goodness(build: Build) -> Finding:
     """The statistical tier's own test, on a tabular pair: 3,000 continuations of 3 tokens."""
     target, draft = mock_pair(4, 11)
@@ -139,6 +156,7 @@ def _config(verification: str, k: int) -> SpeculativeConfig:
 
 
 _BLOCK = (_config("block", 3),)
+_COUPLED = (_config("coupled", 3),)
 
 CONTROLS = (
     Control(
@@ -166,10 +184,16 @@ CONTROLS = (
         method(faults.AcceptsTheImpossible()),
     ),
     Control(
-        "leniency 1.25 called lossless",
+        "leniency .8 called lossless",
         "lossy methods",
         law("token"),
-        method(faults.Lenient()),
+        method(LenientVerification(0.8)),
+    ),
+    Control(
+        "typical acceptance called lossless",
+        "Medusa",
+        law("token"),
+        method(TypicalVerification(0.09, 0.3)),
     ),
     Control(
         "refused token replaced from the target's own law",
@@ -206,6 +230,30 @@ CONTROLS = (
         "confidence thresholds",
         law("block"),
         drafter(faults.DropsUnlikelyTokens),
+    ),
+    Control(
+        "tree: a drawn node ranked away",
+        "EAGLE-2's reranking, sampled",
+        tree_law((3,), "without_replacement"),
+        drafter(faults.RanksDrawnNodesAway),
+    ),
+    Control(
+        "tree: siblings drawn without replacement share a law",
+        "a known wrong variant",
+        tree_law((3,), "without_replacement"),
+        drafter(faults.SiblingsShareALaw),
+    ),
+    Control(
+        "tree: siblings verified in another order than drawn",
+        "a known wrong variant",
+        tree_law((3,), "without_replacement"),
+        drafter(faults.SiblingsInAnotherOrder),
+    ),
+    Control(
+        "traversal: residual without the claim on the node",
+        "a known wrong variant",
+        tree_law((2, 1), "without_replacement"),
+        method(BlockVerification(), faults.PlainTraversal()),
     ),
     Control(
         "stop tokens inside an accepted block are missed",
@@ -254,6 +302,12 @@ CONTROLS = (
         "boostr",
         lambda build: checks.batches(build, _BLOCK),
         chance(faults.NoiseByBatchPosition),
+    ),
+    Control(
+        "coupled noise depends on the size of the batch",
+        "continuous batching",
+        lambda build: checks.coupled(build, _COUPLED),
+        chance(lambda _: faults.NoiseByRound()),
     ),
     Control(
         "Philox with the multiplier 0xD2561A75",

@@ -56,9 +56,9 @@ def covering(factors: Factors, allowed: Allowed) -> Design:
         for first in factors[one]
         for second in factors[two]
     )
-    possible = [pair for pair in every if _completed(dict(pair), factors, allowed, set(), Counter())]
-    left = dict.fromkeys(possible)
     used = Counter[Cell]()
+    possible = [pair for pair in every if _completed(dict(pair), factors, allowed, set(), used)]
+    left = dict.fromkeys(possible)
     rows: list[Row] = []
     while left:
         candidates = [

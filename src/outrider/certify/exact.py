@@ -76,12 +76,9 @@ def _checks(part: Part | None) -> list[tuple[str, Callable[[], Finding]]]:
     """Everything but the laws; what a user's own part need not fulfil is left out."""
     build = checks.shipped if part is None else _with(part)
     chains = [configured(method, "model", 3) for method in METHODS]
-    drafting = [
-        configured(method, kind, 3)
-        for method in METHODS
-        for kind in DRAFTERS
-        if kind not in ("prompt lookup", "none")
-    ]
+    kinds = [kind for kind in DRAFTERS if kind not in ("prompt lookup", "none")]
+    drafting = [configured(method, kind, 3) for method in METHODS for kind in kinds]
+    coupled = [configured("coupled", kind, depth) for kind in kinds for depth in (1, 2, 3)]
     if part is not None:
         drafting = [configured("block", "model", 3)]
     every: list[tuple[str, Callable[[], Finding]]] = [
@@ -91,6 +88,7 @@ def _checks(part: Part | None) -> list[tuple[str, Callable[[], Finding]]]:
     ]
     if part is None:
         every += [
+            ("coupled", lambda: checks.coupled(build, coupled)),
             ("perfect draft", lambda: checks.perfect_draft(build, chains)),
             ("known answers", lambda: checks.known_answers(philox4x32)),
         ]

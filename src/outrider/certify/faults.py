@@ -18,11 +18,18 @@ from torch import Tensor
 
 from ..batch import Batch, Step
 from ..chance import DRAFT, STOP, TOKEN, Philox4x32, inverse_cdf, philox4x32
+from ..drafters.model import ModelDrafter
 from ..engine import SpeculativeDecoder
 from ..models.tabular import TabularModel
 from ..protocols import Chance
 from ..records import DraftPlan, DraftProposal, Laws, Prefix, SequenceState
-from ..verification import BlockVerification, Chain, TokenVerification
+from ..verification import (
+    BlockVerification,
+    Chain,
+    TokenVerification,
+    TraversalVerification,
+    Tree,
+)
 
 # Verification methods
 
@@ -66,20 +73,20 @@ class AcceptsTheImpossible(TokenVerification):
         return super().stop_law(replace(chain, ratio=chain.ratio.clamp(min=2.0**-24)))
 
 
-class Lenient(TokenVerification):
-    """Accepts with min(1, 1.25 p/q), and calls it lossless."""
-
-    def stop_law(self, chain: Chain) -> tuple[Any, Any]:
-        """The law with every ratio too large."""
-        return super().stop_law(replace(chain, ratio=chain.ratio * 1.25))
-
-
 class ResidualIsTheTarget(TokenVerification):
     """Replaces a refused token by one drawn from the target's law itself."""
 
     def residual(self, chain: Chain, weights: Any, node: Any) -> Any:  # noqa: ARG002
         """The target's row."""
         return chain.target[torch.arange(len(node)), node].double()
+
+
+class PlainTraversal(TraversalVerification):
+    """Traversal of trees whose residual forgets the claim on the node."""
+
+    def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
+        """What recursive rejection would leave."""
+        return tree.remaining_law(node, torch.ones_like(claims[:, 0]))
 
 
 # Drafters
@@ -180,6 +187,62 @@ class DropsUnlikelyTokens(Drafter):
         return np.minimum(depth, leading)
 
 
+# Drafters of trees: each changes a sound proposal whose nodes all follow the prefix
+
+
+class Stars(ModelDrafter):
+    """A sound drafter of trees of depth one, made faulty by its hook."""
+
+    def propose(self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: Any) -> DraftProposal:
+        """The faulty proposal."""
+        sound = super().propose(prefixes, plan, ctx)
+        assert plan.deepest <= 1, "stars only"
+        return self.changed(sound)
+
+    def changed(self, sound: DraftProposal) -> DraftProposal:
+        """The proposal that is made of a sound one."""
+        return sound
+
+
+class RanksDrawnNodesAway(Stars):
+    """Keeps the likelier two of three drawn siblings."""
+
+    def changed(self, sound: DraftProposal) -> DraftProposal:
+        """Without the node that the draft found least likely."""
+        assert sound.laws is not None
+        assert sound.laws.probs is not None
+        assert sound.law_rows is not None
+        first = sound.laws.probs[:, :1].expand(-1, sound.width, -1)
+        worth = first.gather(-1, sound.tokens[..., None])[..., 0]
+        kept = worth.argsort(-1, descending=True)[:, :2].sort(-1).values
+        return replace(
+            sound,
+            tokens=sound.tokens.gather(1, kept),
+            lengths=np.minimum(sound.lengths, 2),
+            parents=np.zeros(kept.shape, dtype=np.int64),
+            law_rows=np.take_along_axis(sound.law_rows, kept.numpy(), 1),
+        )
+
+
+class SiblingsShareALaw(Stars):
+    """Draws siblings without replacement, and reports the first one's law for all."""
+
+    def changed(self, sound: DraftProposal) -> DraftProposal:
+        """With one row of laws for all."""
+        assert sound.law_rows is not None
+        return replace(sound, law_rows=np.repeat(sound.law_rows[:, :1], sound.width, 1))
+
+
+class SiblingsInAnotherOrder(Stars):
+    """Has siblings verified in another order than they were drawn in."""
+
+    def changed(self, sound: DraftProposal) -> DraftProposal:
+        """The last first."""
+        assert sound.law_rows is not None
+        law_rows = np.ascontiguousarray(sound.law_rows[:, ::-1])
+        return replace(sound, tokens=sound.tokens.flip(1), law_rows=law_rows)
+
+
 # Chances: each changes keys on their way to another chance
 
 
@@ -250,6 +313,22 @@ class ChoicesShareNoise(Rekeyed):
         """The choice becomes 0."""
         keys[:, 1] = 0
         return keys
+
+
+class NoiseByRound(Philox4x32):
+    """Coupled noise that depends on how many positions a call asks about."""
+
+    def race_at(self, keys: NDArray[np.uint64], tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Noise of another stream for every size of call."""
+        moved = keys.copy()
+        moved[:, 1] += np.uint64(len(tokens))
+        return super().race_at(moved, tokens)
+
+    def race(self, keys: NDArray[np.uint64], size: int) -> NDArray[np.float64]:
+        """Likewise."""
+        moved = keys.copy()
+        moved[:, 1] += np.uint64(len(keys))
+        return super().race(moved, size)
 
 
 class NoiseByBatchPosition(Rekeyed):

@@ -38,6 +38,12 @@ TOKENS = 3
 WAYS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("block, model", {"verification": "block"}, {"temperature": 0.9, "top_k": 3}),
     ("token, model", {"verification": "token"}, {"temperature": 1.2, "top_k": 3}),
+    (
+        "traversal, tree",
+        {"verification": "traversal", "tree_shape": (2, 1)},
+        {"temperature": 0.8, "top_k": 3},
+    ),
+    ("coupled, model", {"verification": "coupled"}, {"temperature": 1.0, "top_k": 3}),
 )
 """Ways of speculating: a name, the settings of it, and the sampling parameters it is run under."""
 

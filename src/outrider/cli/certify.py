@@ -50,8 +50,9 @@ def configure(parser: ArgumentParser) -> None:
         metavar="FILE.py:NAME",
         help="put a verification method or a drafter of your own through the exact tier alone: "
         "path.py:Name or package.module:Name. An object or class with stop_law and residual is a "
-        "method, one with propose a drafter. A class is made without arguments; a drafter's class "
-        "whose constructor requires one argument is given the draft model of each case",
+        "method on chains, one with propose a drafter; a Verifier brings methods on chains and on "
+        "trees. A class is made without arguments; a drafter's class whose constructor requires "
+        "one argument is given the draft model of each case",
     )
     statistical = parser.add_argument_group("statistical tier")
     statistical.add_argument(
