@@ -15,7 +15,7 @@ import pytest
 import outrider.cli.certify
 from outrider import SamplingParams, SpeculativeConfig
 from outrider.certify import cases, checks, controls, exact, faults, goodness
-from outrider.certify.covering import covering
+from outrider.certify.covering import coverage, covering
 from outrider.certify.exact import exact_tier
 from outrider.certify.modules import load_part
 from outrider.certify.reference import filtered
@@ -38,37 +38,43 @@ def verdict(control: controls.Control) -> controls.Verdict:
 
 
 class TestDesign:
-    def test_every_pair_that_may_occur_does(self) -> None:
+    @pytest.mark.parametrize("size", [2, 3])
+    def test_every_combination_that_may_occur_does(self, size: int) -> None:
         """Counted anew, from all possible rows."""
-        design, made = cases.design()
-        names = list(cases.FACTORS)
-        possible = set()
+        stated, made = cases.design()
+        possible: set[Any] = set()
         for values in product(*cases.FACTORS.values()):
-            row = dict(zip(names, values, strict=True))
+            row = dict(zip(cases.FACTORS, values, strict=True))
             if cases.allowed(row):
-                possible |= {frozenset(pair) for pair in combinations(row.items(), 2)}
-        found = {frozenset(pair) for case in made for pair in combinations(case.values.items(), 2)}
+                possible.update(combinations(row.items(), size))
+        found: set[Any] = set()
+        for case in made:
+            assert cases.allowed(case.values)
+            found.update(combinations(case.values.items(), size))
         assert found == possible
-        assert design.covered == design.possible == len(possible)
-        assert len(made) < len(possible) / 5
+        (coverage,) = (item for item in stated if item.size == size)
+        assert coverage.covered == coverage.possible == len(possible)
+        assert len(made) < len(possible)
 
-    def test_no_case_is_refused_by_the_configuration_or_forbidden(self) -> None:
-        _, made = cases.design()
-        assert all(cases.allowed(case.values) for case in made)
-
-    def test_a_pair_that_no_row_allows_is_not_counted(self) -> None:
+    def test_what_no_row_allows_is_not_counted(self) -> None:
         factors = {"a": ("1", "2"), "b": ("1", "2"), "c": ("1", "2", "3")}
-        design = covering(factors, lambda row: (row.get("a"), row.get("b")) != ("2", "2"))
-        assert design.covered == design.possible == 4 + 6 + 6 - 1
-        assert all((row["a"], row["b"]) != ("2", "2") for row in design.rows)
+
+        def allowed(row: Any) -> bool:
+            return (row.get("a"), row.get("b")) != ("2", "2")
+
+        rows = covering(factors, allowed, 2)
+        assert all(map(allowed, rows))
+        found = coverage(rows, factors, allowed, 2)
+        assert found.covered == found.possible == 4 + 6 + 6 - 1
+        assert coverage(rows[:-1], factors, allowed, 2).covered < found.possible
 
     def test_it_is_the_same_every_time(self) -> None:
-        assert cases.design()[0] == cases.design()[0]
+        assert cases.design() == cases.design()
 
 
 class TestExactTier:
-    def test_every_third_case_is_exact(self) -> None:
-        for case in cases.design()[1][::3]:
+    def test_every_eighth_case_is_exact(self) -> None:
+        for case in cases.design()[1][::8]:
             measured = case.measure()
             assert measured.passed, measured
 
@@ -238,8 +244,8 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, every = cases.design, exact._checks
 
     def shortened(part: Any = None) -> Any:
-        design, made = whole(part)
-        return design, made[:4]
+        covered, made = whole(part)
+        return covered, made[:4]
 
     monkeypatch.setattr(exact, "_checks", lambda part: every(part)[-2:])
     monkeypatch.setattr("outrider.certify.exact.design", shortened)
@@ -261,7 +267,7 @@ class TestCommand:
         assert document["passed"] is True
         assert document["exact"]["largest_error"] < 1e-12
         assert len(document["exact"]["cases"]) == 4
-        assert document["exact"]["design"]["pairs_covered"] > 100
+        assert document["exact"]["design"]["coverage"][0]["covered"] > 400
         assert [fault["passed"] for fault in document["controls"]["faults"]] == [True, True]
         assert "statistical" not in document
 

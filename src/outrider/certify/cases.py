@@ -15,7 +15,7 @@ from ..protocols import DraftModel
 from ..records import SequenceState
 from ..verification import Verifier
 from .checks import TOLERANCE
-from .covering import Design, covering
+from .covering import Coverage, coverage, covering
 from .enumeration import exact_law
 from .reference import distance, target_law
 
@@ -60,10 +60,14 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "batch": ("alone", "ragged", "with others"),
     "depth": ("1", "2", "3"),
     "replay": ("no", "yes"),
+    "draft": ("unlike", "similar", "close"),
 }
 
+STRENGTH = 3
+"""The design covers every combination of the values of this many factors."""
+
 _BATCH_SIZES = {"alone": 1, "ragged": 64, "with others": 16}
-_AGREEMENTS = (0.0, 0.6, 0.9)
+_AGREEMENTS = {"unlike": 0.0, "similar": 0.6, "close": 0.95}
 _STOP = (1,)
 _PROMPT = (0, 1, 2, 0, 1, 2, 0)
 
@@ -85,10 +89,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One choice of every factor, on random model pairs of its own: unlike, similar, nearly equal.
+    """One choice of every factor, on a random model pair of its own.
 
     Attributes:
-        number: names the pairs.
+        number: names the pair.
         values: the choice, by factor.
         part: the user's own method or drafter, if it is under test.
     """
@@ -98,7 +102,7 @@ class Case:
     part: Part | None = None
 
     def measure(self) -> Measured:
-        """Enumerate the engine on some pairs, and hold its laws against the targets'.
+        """Enumerate the engine, and hold its law against the target's.
 
         Whatever the engine or the user's part raises is a finding, not the end of the tier.
         """
@@ -109,21 +113,16 @@ class Case:
 
     def _measure(self) -> Measured:
         params = self._params()
-        errors, outputs = [], 0
-        for index, agreement in enumerate(_AGREEMENTS):
-            seed = len(_AGREEMENTS) * self.number + index
-            target, draft = mock_pair(self._vocab_size, seed, agreement)
-            decoder = self._decoder(target, draft)
-            found = exact_law(
-                decoder,
-                _PROMPT,
-                params,
-                batch_size=_BATCH_SIZES[self.values["batch"]],
-                mates=_mates(decoder) if self.values["batch"] == "with others" else (),
-            )
-            errors.append(distance(found, target_law(target, _PROMPT, params)))
-            outputs += len(found)
-        return Measured(self, max(errors), outputs)
+        target, draft = mock_pair(self._vocab_size, self.number, _AGREEMENTS[self.values["draft"]])
+        decoder = self._decoder(target, draft)
+        found = exact_law(
+            decoder,
+            _PROMPT,
+            params,
+            batch_size=_BATCH_SIZES[self.values["batch"]],
+            mates=_mates(decoder) if self.values["batch"] == "with others" else (),
+        )
+        return Measured(self, distance(found, target_law(target, _PROMPT, params)), len(found))
 
     @property
     def _depth(self) -> int:
@@ -163,7 +162,7 @@ class Measured:
     Attributes:
         case: the case.
         error: the largest error in the probability of any output; infinite if there is a problem.
-        outputs: how many outputs the pairs have together.
+        outputs: how many different outputs there are.
         problem: what was raised, None if nothing was.
     """
 
@@ -189,15 +188,20 @@ def configured(method: str, kind: str, depth: int) -> SpeculativeConfig:
     )
 
 
-def design(part: Part | None = None) -> tuple[Design, list[Case]]:
-    """The covering design over all factors, or over those that a user's part leaves free."""
+def design(part: Part | None = None) -> tuple[tuple[Coverage, ...], list[Case]]:
+    """The covering design over all factors, or over those that a user's part leaves free.
+
+    Returns:
+        What it covers of pairs and of triples, and its cases.
+    """
     factors = dict(FACTORS)
     if part is not None:
         factors["drafter" if part.drafter is not None else "method"] = (part.name,)
     if part is not None and part.verifier is not None and part.verifier.tree is None:
         factors["drafter"] = tuple(kind for kind in DRAFTERS if not kind.startswith("tree"))
-    made = covering(factors, allowed)
-    return made, [Case(number, row, part) for number, row in enumerate(made.rows)]
+    rows = covering(factors, allowed, STRENGTH)
+    covered = tuple(coverage(rows, factors, allowed, size) for size in (2, 3))
+    return covered, [Case(number, row, part) for number, row in enumerate(rows)]
 
 
 def allowed(row: Mapping[str, str]) -> bool:

@@ -111,7 +111,7 @@ def keys(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
         build(target, draft, config, recorder).generate(prompts, params)
         drawn += len(recorder.keys)
         repeated += len(recorder.keys) - len(set(recorder.keys))
-    said = f"{repeated:,} of {drawn:,} keys used before"
+    said = f"{repeated:,} of {drawn:,} keys repeated"
     return Finding("keys", said, repeated, repeated == 0 and drawn > 0)
 
 
@@ -121,7 +121,7 @@ def known_answers(philox: Callable[[Any, Any], Any]) -> Finding:
     for counter, key, block in PHILOX_ANSWERS:
         given = [np.array(_words(text), dtype=np.int64)[:, None] for text in (counter, key)]
         wrong += int((philox(*given)[:, 0] != np.array(_words(block))).sum())
-    said = f"{wrong} of {4 * len(PHILOX_ANSWERS)} published words missed"
+    said = f"{wrong} of {4 * len(PHILOX_ANSWERS)} words wrong"
     return Finding("known answers", said, wrong, wrong == 0)
 
 
@@ -136,7 +136,7 @@ def perfect_draft(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding
                 metrics = build(target, target, config, None).generate([0, 1], params).metrics
                 drafted += metrics.drafted
                 refused += metrics.drafted - metrics.accepted
-    said = f"{refused:,} of {drafted:,} perfect drafts refused"
+    said = f"{refused:,} of {drafted:,} refused"
     return Finding("perfect draft", said, refused, refused == 0 and drafted > 0)
 
 
@@ -153,7 +153,7 @@ def batches(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
             alone = build(target, draft, config, None).generate(prompt, request)
             other += alone.token_ids != output.token_ids
             count += 1
-    said = f"{other} of {count} seeded texts differ in a batch"
+    said = f"{other} of {count} texts changed"
     return Finding("batches", said, other, other == 0 and count > 0)
 
 
@@ -174,7 +174,7 @@ def coupled(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
             pairs = zip(one.choices, two.choices, strict=True)
             other += sum(first.token_ids != second.token_ids for first, second in pairs)
             count += len(one.choices)
-    said = f"{other} of {count} coupled texts differ from plain sampling's"
+    said = f"{other} of {count} texts changed"
     return Finding("coupled", said, other, other == 0 and count > 0)
 
 
@@ -192,7 +192,7 @@ def metrics(build: Build, configs: Iterable[SpeculativeConfig], perfect: bool = 
             wrong += sum(item[0] for item in found)
             wrong += (tally.accepted, tally.emitted) != (accepted, emitted)
             count += len(found) + 1
-    said = f"{wrong} of {count:,} records contradict the tokens emitted"
+    said = f"{wrong} of {count:,} records wrong"
     return Finding("metrics", said, wrong, wrong == 0 and count > 0)
 
 

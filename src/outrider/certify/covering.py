@@ -1,8 +1,8 @@
-"""Covering designs: few rows in which every allowed pair of values of any two factors occurs.
+"""Covering designs: few rows in which every allowed combination of any t factors' values occurs.
 
-A greedy construction: while a pair is uncovered, a few candidate rows are completed from uncovered
-pairs, each factor taking the allowed value that covers most, and the best candidate is kept. There
-is no chance in it: the same factors give the same rows.
+A greedy construction: while a combination is uncovered, a few candidate rows are completed from
+uncovered ones, each factor taking the allowed value that covers most, and the best candidate is
+kept. There is no chance in it: the same factors give the same rows.
 """
 
 from __future__ import annotations
@@ -10,72 +10,81 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import combinations, islice
+from itertools import combinations, islice, product
 
 Row = dict[str, str]
 Cell = tuple[str, str]
-Pair = tuple[Cell, Cell]
+Cells = tuple[Cell, ...]
 Factors = Mapping[str, Sequence[str]]
 Allowed = Callable[[Mapping[str, str]], bool]
 
-_CANDIDATES = 12
+_CANDIDATES = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Design:
-    """Rows that cover pairs.
+class Coverage:
+    """How many combinations of some size occur in a design, of those in any allowed row."""
 
-    Attributes:
-        rows: each gives every factor a value, in the factors' order.
-        covered: how many different pairs occur in them.
-        possible: how many pairs occur in any allowed row.
-    """
-
-    rows: tuple[Row, ...]
+    size: int
     covered: int
     possible: int
 
 
-def pairs_of(row: Mapping[str, str]) -> set[Pair]:
-    """The pairs that occur in a row whose factors are in their order."""
-    return set(combinations(row.items(), 2))
+def occurring(row: Mapping[str, str], size: int) -> set[Cells]:
+    """The combinations of `size` cells that occur in a row whose factors are in their order."""
+    return set(combinations(row.items(), size))
 
 
-def covering(factors: Factors, allowed: Allowed) -> Design:
-    """A design over `factors`.
+def possible(factors: Factors, allowed: Allowed, size: int) -> list[Cells]:
+    """The combinations of `size` cells that occur in any allowed row."""
+    every = (
+        tuple(zip(names, values, strict=True))
+        for names in combinations(factors, size)
+        for values in product(*(factors[name] for name in names))
+    )
+    return [
+        cells for cells in every if _completed(dict(cells), factors, allowed, set(), Counter(), 0)
+    ]
+
+
+def covering(factors: Factors, allowed: Allowed, strength: int) -> list[Row]:
+    """Rows that cover every combination of `strength` cells that may occur.
 
     Args:
         factors: the values of each factor, by name.
         allowed: whether a row, or the part of one, may occur. A part is refused only if every row
             that completes it is.
+        strength: the size of the combinations.
     """
-    names = list(factors)
-    every = (
-        ((one, first), (two, second))
-        for one, two in combinations(names, 2)
-        for first in factors[one]
-        for second in factors[two]
-    )
+    left = dict.fromkeys(possible(factors, allowed, strength))
     used = Counter[Cell]()
-    possible = [pair for pair in every if _completed(dict(pair), factors, allowed, set(), used)]
-    left = dict.fromkeys(possible)
     rows: list[Row] = []
     while left:
         candidates = [
-            _completed(dict(pair), factors, allowed, left.keys(), used)
-            for pair in islice(left, _CANDIDATES)
+            _completed(dict(cells), factors, allowed, left.keys(), used, strength)
+            for cells in islice(left, _CANDIDATES)
         ]
-        found = [{name: row[name] for name in names} for row in candidates if row is not None]
-        rows.append(max(found, key=lambda row: len(pairs_of(row) & left.keys())))
+        found = [{name: row[name] for name in factors} for row in candidates if row is not None]
+        rows.append(max(found, key=lambda row: len(occurring(row, strength) & left.keys())))
         used.update(rows[-1].items())
-        for pair in pairs_of(rows[-1]):
-            left.pop(pair, None)
-    covered = set[Pair]().union(*map(pairs_of, rows))
-    return Design(tuple(rows), len(covered), len(possible))
+        for cells in occurring(rows[-1], strength):
+            left.pop(cells, None)
+    return rows
+
+
+def coverage(rows: Sequence[Row], factors: Factors, allowed: Allowed, size: int) -> Coverage:
+    """How many combinations of `size` cells occur in rows."""
+    covered = set[Cells]().union(*(occurring(row, size) for row in rows))
+    return Coverage(size, len(covered), len(possible(factors, allowed, size)))
 
 
 def _completed(
-    row: Row, factors: Factors, allowed: Allowed, uncovered: Set[Pair], used: Counter[Cell]
+    row: Row,
+    factors: Factors,
+    allowed: Allowed,
+    uncovered: Set[Cells],
+    used: Counter[Cell],
+    strength: int,
 ) -> Row | None:
     """The row with its missing factors filled, the most numerous first; None if none may occur.
 
@@ -90,13 +99,16 @@ def _completed(
 
     def merit(value: str) -> tuple[int, int]:
         cell = (name, value)
+        known = {**row, name: value}
+        cells = [(other, known[other]) for other in factors if other in known]
         gain = sum(
-            (cell, other) in uncovered or (other, cell) in uncovered for other in row.items()
+            cell in found and found in uncovered
+            for found in (combinations(cells, strength) if uncovered else ())
         )
         return gain, -used[cell]
 
     for value in sorted(factors[name], key=merit, reverse=True):
-        full = _completed({**row, name: value}, factors, allowed, uncovered, used)
+        full = _completed({**row, name: value}, factors, allowed, uncovered, used, strength)
         if full is not None:
             return full
     return None

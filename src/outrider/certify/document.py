@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from .cases import FACTORS, Measured
@@ -22,8 +23,7 @@ def exact(tier: ExactTier) -> dict[str, Any]:
         "design": {
             "factors": FACTORS,
             "cases": len(tier.measured),
-            "pairs_covered": tier.design.covered,
-            "pairs_possible": tier.design.possible,
+            "coverage": [asdict(item) for item in tier.coverage],
         },
         "cases": [_case(item) for item in tier.measured],
         "checks": [_finding(item) for item in tier.findings],

@@ -12,7 +12,7 @@ from ..engine import SpeculativeDecoder
 from . import checks
 from .cases import DRAFTERS, METHODS, Measured, Part, configured, design
 from .checks import Build, Finding, Report
-from .covering import Design
+from .covering import Coverage
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +20,12 @@ class ExactTier:
     """What the exact tier found.
 
     Attributes:
-        design: the covering design of its cases.
+        coverage: what its cases cover of pairs and of triples of settings.
         measured: a case each.
         findings: of the other checks.
     """
 
-    design: Design
+    coverage: tuple[Coverage, ...]
     measured: tuple[Measured, ...]
     findings: tuple[Finding, ...]
 
@@ -49,7 +49,7 @@ def exact_tier(report: Report, part: Part | None = None) -> ExactTier:
         report: is told of the progress.
         part: a method or drafter of the user's own, put in the place of the shipped ones.
     """
-    made, cases = design(part)
+    covered, cases = design(part)
     others = _checks(part)
     total = len(cases) + len(others)
     measured: list[Measured] = []
@@ -61,7 +61,7 @@ def exact_tier(report: Report, part: Part | None = None) -> ExactTier:
         report(len(cases) + len(findings), total, name)
         findings.append(_caught(name, run))
     report(total, total, "")
-    return ExactTier(made, tuple(measured), tuple(findings))
+    return ExactTier(covered, tuple(measured), tuple(findings))
 
 
 def _caught(name: str, run: Callable[[], Finding]) -> Finding:

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..config import SamplingParams, SpeculativeConfig
+from ..drafters.model import ModelDrafter
 from ..engine import SpeculativeDecoder
 from ..models.transformers import TransformersModel
 from ..protocols import DraftModel
@@ -36,14 +37,10 @@ TOKENS = 3
 """Tokens a continuation has: two drafts and the bonus, or what rejection makes of them."""
 
 WAYS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
-    ("block, model", {"verification": "block"}, {"temperature": 0.9, "top_k": 3}),
-    ("token, model", {"verification": "token"}, {"temperature": 1.2, "top_k": 3}),
-    (
-        "traversal, tree",
-        {"verification": "traversal", "tree_shape": (2, 1)},
-        {"temperature": 0.8, "top_k": 3},
-    ),
-    ("coupled, model", {"verification": "coupled"}, {"temperature": 1.0, "top_k": 3}),
+    ("block", {"verification": "block"}, {"temperature": 0.9, "top_k": 3}),
+    ("token", {"verification": "token"}, {"temperature": 1.2, "top_k": 3}),
+    ("tree", {"tree_shape": (2, 1)}, {"temperature": 0.8, "top_k": 3}),
+    ("coupled", {"verification": "coupled"}, {"temperature": 1.0, "top_k": 3}),
 )
 """Ways of speculating: a name, the settings of it, and the sampling parameters it is run under."""
 
@@ -122,11 +119,13 @@ def statistical_tier(
         samples: continuations of each prompt.
         seed: of every request.
     """
-    total = samples * len(WAYS)
+    # Only a model drafts trees.
+    ways = [way for way in WAYS if way[0] != "tree" or isinstance(drafter, ModelDrafter)]
+    total = samples * len(ways)
     done = 0
     positions: list[Position] = []
     probabilities = forward_probabilities(target.hf_model)
-    for index, (name, speculation, sampling) in enumerate(WAYS):
+    for index, (name, speculation, sampling) in enumerate(ways):
         config = SpeculativeConfig(num_speculative_tokens=TOKENS - 1, **speculation)
         params = SamplingParams(
             max_tokens=TOKENS, n=samples, seed=seed, ignore_eos=True, **sampling

@@ -15,6 +15,7 @@ from .. import __version__
 from ..certify.cases import FACTORS, Measured
 from ..certify.checks import TOLERANCE
 from ..certify.controls import Verdict
+from ..certify.covering import Coverage
 from ..certify.exact import ExactTier
 from ..certify.statistics import ALTERNATIVES, FALSE_ALARM_RATE, TOKENS, StatisticalTier
 
@@ -48,12 +49,12 @@ class Screen:
         outputs = sum(item.outputs for item in tier.measured)
         self._heading("exact tier", seconds, tier.passed)
         self._say(
-            f"The engine enumerated: {len(tier.measured)} cases on 3 random model pairs each, "
-            f"{outputs:,} outputs. {tier.design.covered} of {tier.design.possible} possible pairs "
-            f"of settings covered ({', '.join(FACTORS)}). Largest error in the probability of any "
-            f"output {_error(tier.largest_error)}, allowed {TOLERANCE:g}."
+            f"The engine enumerated: {len(tier.measured)} cases, each on a random model pair of "
+            f"its own, {outputs:,} outputs. They cover {_covered(tier.coverage)} of settings that "
+            f"may occur ({', '.join(FACTORS)}). Largest error in the probability of any output "
+            f"{_error(tier.largest_error)}, allowed {TOLERANCE:g}."
         )
-        self.console.print(_matrix(tier.measured))
+        self._print(_matrix(tier.measured))
         failed = [item for item in tier.measured if not item.passed]
         for item in failed[:SHOWN_FAILURES]:
             settings = ", ".join(f"{name} {value}" for name, value in item.case.values.items())
@@ -64,7 +65,7 @@ class Screen:
         table = _table("check", "found", "verdict")
         for finding in tier.findings:
             table.add_row(finding.check, finding.said, _verdict(finding.passed))
-        self.console.print(table)
+        self._print(table)
 
     def statistical(self, tier: StatisticalTier, seconds: float) -> None:
         """One line a test."""
@@ -75,11 +76,10 @@ class Screen:
             f"{TOKENS} tokens a cell, against the law of the target's own full forward. G-tests at "
             f"each position given the tokens before it; false-alarm rate {FALSE_ALARM_RATE:g} for "
             f"all {len(tier.positions)} together (Holm). Power: the least chance of rejecting a "
-            f"law that is off by a total variation of {shares} there."
+            f"law that is off by a total variation of {shares} on the bins tested there."
         )
-        table = _table("cell", "position", "samples", "df", "G", "p-value", *_powers(), "verdict")
-        for column in table.columns[1:-1]:
-            column.justify = "right"
+        table = _table("\ncell", right=("\ntoken", "\nsamples", "\ndf", "\nG", "\np", *_powers()))
+        table.add_column("\nverdict")
         previous = ""
         for item in tier.positions:
             table.add_row(
@@ -88,12 +88,12 @@ class Screen:
                 f"{item.fit.samples:,}",
                 str(item.fit.freedom),
                 f"{item.fit.statistic:.1f}",
-                f"{item.fit.p_value:.2g}",
+                _p_value(item.fit.p_value),
                 *(f"{power:.0%}" for power in item.power),
                 _verdict(item.passed),
             )
             previous = item.cell
-        self.console.print(table)
+        self._print(table)
 
     def controls(self, verdicts: Sequence[Verdict], seconds: float) -> None:
         """One line a fault."""
@@ -104,11 +104,12 @@ class Screen:
             f"{len(verdicts)} planted faults, {rejected} rejected by the check that must reject "
             f"them; the same checks pass without the fault, {sound} of {len(verdicts)}."
         )
-        table = _table("planted fault (where it was found)", "check", "with the fault", "rejected")
+        table = _table("planted fault (where it was found)", "rejected by")
         for item in verdicts:
             fault = Text.assemble(item.fault, (f" ({item.source})", "dim"))
-            table.add_row(fault, item.planted.check, item.planted.said, _yes(item.passed))
-        self.console.print(table)
+            by = f"{item.planted.check}: {item.planted.said}"
+            table.add_row(fault, by if item.passed else Text(f"NOT BY {by}", _style(False)))
+        self._print(table)
 
     def verdict(self, passed: bool, tiers: Mapping[str, bool]) -> None:
         """The last line."""
@@ -120,6 +121,10 @@ class Screen:
         self.console.print()
         self.console.rule(heading, align="left", style="dim")
 
+    def _print(self, table: Table) -> None:
+        self.console.print()
+        self.console.print(table)
+
     def _say(self, text: str, style: str = "") -> None:
         self.console.print(Text(text, style=style))
 
@@ -128,7 +133,7 @@ def _matrix(measured: Sequence[Measured]) -> Table:
     """The largest error by drafter and method."""
     methods = list(dict.fromkeys(item.case.values["method"] for item in measured))
     drafters = list(dict.fromkeys(item.case.values["drafter"] for item in measured))
-    table = _table("largest error", *methods)
+    table = _table("largest error", right=methods)
     for drafter in drafters:
         cells = []
         for method in methods:
@@ -140,29 +145,40 @@ def _matrix(measured: Sequence[Measured]) -> Table:
     return table
 
 
-def _table(*headings: str) -> Table:
+def _table(*headings: str, right: Sequence[str] = ()) -> Table:
     table = Table(
         box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True, show_edge=False
     )
     for heading in headings:
         table.add_column(heading)
+    for heading in right:
+        table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 
+def _covered(coverage: Sequence[Coverage]) -> str:
+    names = {2: "pairs", 3: "triples"}
+    return " and ".join(
+        f"{item.covered:,} of {item.possible:,} {names[item.size]}" for item in coverage
+    )
+
+
 def _powers() -> tuple[str, ...]:
-    return tuple(f"power {alternative:g}" for alternative in ALTERNATIVES)
+    return tuple(f"power\nat {alternative:g}" for alternative in ALTERNATIVES)
 
 
 def _error(error: float) -> str:
+    if error == 0:
+        return "0"
     return f"{error:.0e}" if math.isfinite(error) else "raised"
+
+
+def _p_value(value: float) -> str:
+    return f"{value:.3f}" if value >= 0.001 else f"{value:.0e}"
 
 
 def _verdict(passed: bool) -> Text:
     return Text("pass" if passed else "FAIL", _style(passed))
-
-
-def _yes(passed: bool) -> Text:
-    return Text("yes" if passed else "NO", _style(passed))
 
 
 def _style(passed: bool) -> str:
