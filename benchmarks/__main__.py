@@ -1,4 +1,4 @@
-"""`python -m benchmarks [overhead] [attention] [verification] [import] [--rounds N] [--json PATH]`."""
+"""`python -m benchmarks [name ...] [--rounds N] [--json PATH]`: time what the project claims."""
 
 from __future__ import annotations
 

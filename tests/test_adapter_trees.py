@@ -163,7 +163,7 @@ def positions_by_column(monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(views: Views, starts: list[int], ancestors: torch.Tensor, queries: int) -> View:
         view = tree(views, starts, ancestors, queries)
         hung = torch.tensor(starts)[:, None] + torch.arange(ancestors.shape[1])
-        return View(view.masks, hung[:, -queries:], view.span)
+        return View(view.masks, hung[:, -queries:], view.columns, view.span)
 
     monkeypatch.setattr(Views, "tree", careless)
 
@@ -262,19 +262,22 @@ def test_more_sequences_over_time_than_slots(llama: Case) -> None:
     llama.model.release(live)
 
 
-def test_a_tree_may_be_wider_than_what_is_left_of_the_context(llama: Case) -> None:
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_tree_may_be_wider_than_what_is_left_of_the_context(family: str) -> None:
     """What counts is the deepest node of a row's own, not its columns, nor another row's."""
+    case = Case(family)
     path = [index % VOCAB for index in range(CONTEXT - 2)]
     wide: Row = ([*range(1, 10), 4], [0] * 9 + [9])
-    assert llama.verify([1, 2], [path, path[:50]], [wide, (list(range(12)), list(range(12)))]) < (
-        1e-10
-    )
+    deep: Row = (list(range(12)), list(range(12)))
+    assert case.verify([1, 2], [path, path[:50]], [wide, deep]) < 1e-10
     with pytest.raises(ContextLengthError, match=r"158 tokens and 3 drafts in a row"):
-        llama.verify([1], [path], [([1, 2, 3], [0, 1, 2])])
-    assert llama.verify([1], [[*path, 9, 4]], [([], [])]) < 1e-10
-    llama.model.release([1, 2])
+        case.verify([1], [path], [([1, 2, 3], [0, 1, 2])])
+    with case.computed() as counts:
+        assert case.verify([1], [[*path, 9, 4]], [([], [])]) < 1e-10
+    assert counts == [1]
 
 
+@torch.inference_mode()
 def test_a_cursor_expands_trees_level_by_level(family: Case) -> None:
     rng = random.Random(2)
     names = [12, 10, 11]
@@ -302,6 +305,7 @@ def test_a_cursor_expands_trees_level_by_level(family: Case) -> None:
     family.model.release(names)
 
 
+@torch.inference_mode()
 def test_a_cursor_takes_steps_or_trees(llama: Case) -> None:
     one = torch.tensor([4])
     cursor = llama.model.open([Prefix(1, [1, 2])], 3)

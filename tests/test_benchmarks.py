@@ -10,7 +10,12 @@ from benchmarks.__main__ import main
 
 @pytest.mark.parametrize(
     ("name", "rounds", "figures"),
-    [("overhead", 3, {"k", "rows"}), ("attention", 1, set()), ("import", 1, set())],
+    [
+        ("overhead", 3, {"k", "rows"}),
+        ("attention", 1, set()),
+        ("import", 1, set()),
+        ("verification", 1, {"k", "rows"}),
+    ],
 )
 def test_a_benchmark_ends_in_one_line_of_json(
     name: str, rounds: int, figures: set[str], capsys: pytest.CaptureFixture[str]

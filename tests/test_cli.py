@@ -110,7 +110,11 @@ class TestGenerate:
     def test_closing_statistics_go_to_stderr(self, capsys, target):
         flags = ("--target", target, "--draft", target, "--temp", "0", "-m", "10", "--seed", "5")
         assert run("generate", "-p", PROMPT, *flags) == 0
-        drafts, speed = capsys.readouterr().err.splitlines()
+        drafts, ceiling, speed = capsys.readouterr().err.splitlines()
+        assert ceiling == (
+            "ceiling = 5.00 +- 0.00 tokens a round, the most that any lossless verification emits "
+            "on average from such drafts"
+        )
         assert drafts == (
             "draft acceptance = 1.000 (8 accepted / 8 drafted), mean acceptance length = 5.00, "
             "per position = (1.000, 1.000, 1.000, 1.000), over 2 rounds that drafted"
@@ -118,6 +122,28 @@ class TestGenerate:
         assert re.fullmatch(
             r"10 tokens in .* prompt included; 2 rounds, 5\.00 tokens a round; seed 5", speed
         )
+
+    def test_lossy_figures_say_so(self, capsys, target, draft):
+        flags = ("--target", target, "--draft", draft, "-m", "10", "--seed", "5")
+        lossy = ("--verification", "mixture", "--mixture-budget", "0.5")
+        assert run("generate", "-p", PROMPT, *flags, *lossy) == 0
+        assert capsys.readouterr().err.startswith("lossy: the output's law is not the target's; ")
+        assert run("generate", "-p", PROMPT, *flags, *lossy, "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["speculation"]["lossy"] is True
+        assert found["config"]["speculation"]["verification"] == "mixture"
+
+    def test_trees_and_their_refusals(self, capsys, target, draft):
+        flags = ("generate", "-p", PROMPT, "--target", target, "--draft", draft, "-m", "12")
+        assert run(*flags, "--tree-shape", "2,2,1", "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["config"]["speculation"]["tree_shape"] == [2, 2, 1]
+        assert found["speculation"]["drafted"] > sum(found["depths"])
+        assert "'2,x' is not allowed" in error_of(capsys, *flags, "--tree-shape", "2,x")
+        both = ("--tree-shape", "2", "--tree-budget", "3")
+        assert "tree_budget=3" in error_of(capsys, *flags, *both)
+        lossy = ("--tree-shape", "2", "--verification", "typical")
+        assert "verification='typical'" in error_of(capsys, *flags, *lossy)
 
     def test_json_is_one_object_with_the_documented_fields(self, capsys, target, draft):
         flags = ("--target", target, "--draft", draft, "-m", "9", "--seed", "3", "-k", "2")
@@ -135,7 +161,7 @@ class TestGenerate:
         assert sum(found["depths"]) == found["speculation"]["drafted"]
         assert set(found["speculation"]) == {
             *("rounds", "drafted", "accepted", "acceptance_rate", "acceptance_length"),
-            "per_position",
+            *("per_position", "ceiling", "ceiling_interval", "lossy"),
         }
         assert set(found["timing"]) == {"total_s", "draft_s", "target_s", "other_s", "tokens_per_s"}
         config = found["config"]

@@ -1,4 +1,4 @@
-"""Lossy methods: each gives away what it says and no more, and says so wherever a figure appears."""
+"""Lossy methods: each gives away what it says and no more, and the figures say so."""
 
 from __future__ import annotations
 

@@ -93,6 +93,17 @@ def test_early_logits_equal_the_full_forward(family: Wrapped) -> None:
     assert worst < family.tolerance
 
 
+def test_what_a_row_alone_sees_is_what_it_sees_in_a_batch(family: Wrapped) -> None:
+    views = family.target.views
+    for start in (0, 1, 5, 63, 64, 100, CONTEXT - 1):
+        for length in (1, 2, 5, 16, 17):
+            alone = views.chain([start], length)
+            joined = views.chain([start, start], length).rows(1, 2)
+            torch.testing.assert_close(alone.masks, joined.masks, rtol=0, atol=0)
+            assert alone.positions.equal(joined.positions)
+            assert alone.columns.equal(joined.columns)
+
+
 @pytest.mark.parametrize("k", range(9))
 def test_greedy_equals_generate_alone_and_in_ragged_batches(family: Wrapped, k: int) -> None:
     prompts = random_prompts(k, (1, 4, 9, 20, 37))
@@ -262,6 +273,24 @@ def test_a_model_whose_cache_disagrees_with_its_forward_is_refused() -> None:
     def careless(*args: Any, position_ids: Any = None, **kwargs: Any) -> Any:
         wrong = None if position_ids is None else position_ids * 0
         return forward(*args, position_ids=wrong, **kwargs)
+
+    model.forward = careless
+    careless.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+    with pytest.raises(ModelError, match="other logits after a rejected draft"):
+        TransformersModel(model)
+
+
+def test_a_model_whose_siblings_see_each_other_is_refused() -> None:
+    """The check at construction: a model that takes all columns before its own for its text."""
+    model = random_model("llama")
+    forward = model.forward
+
+    def careless(*args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+        if attention_mask is not None:
+            own = attention_mask.shape[-1] - 1 - (attention_mask.flip(-1) == 0).int().argmax(-1)
+            seen = torch.arange(attention_mask.shape[-1]) <= own[..., None]
+            attention_mask = torch.zeros_like(attention_mask).masked_fill(~seen, -torch.inf)
+        return forward(*args, attention_mask=attention_mask, **kwargs)
 
     model.forward = careless
     careless.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]

@@ -91,45 +91,47 @@ def inverse_cdf(laws: Any, uniforms: Any) -> Any:
         int64 [B]. Cumulative sums are float64. A row of NaN gives an index inside the row.
     """
     xp = array_namespace(laws)
-    size = laws.shape[1]
-    if size < _WIDE:
+    on_host = is_numpy_array(laws) or (is_torch_array(laws) and laws.device.type == "cpu")
+    if on_host and laws.shape[1] >= _WIDE:
+        return xp.asarray(_in_two_levels(laws, np.asarray(uniforms), xp))
+    if on_host:  # both libraries' own method: for small laws the standard's is most of the time
+        cumulative = laws.cumsum(-1, dtype=xp.float64)
+    else:
         cumulative = xp.cumulative_sum(laws, axis=-1, dtype=xp.float64)
-        # fl(u * total) < total for every u <= 1 - 2**-53, so the count stays below M, and the
-        # index counted to is one where the cumulative sum rises.
-        return _passed(cumulative, uniforms[:, None] * cumulative[:, -1:], xp)[:, 0]
-    # First the block, then the place inside it: few of the running sums are ever looked at.
-    whole = size // _BLOCK * _BLOCK
-    blocks = xp.reshape(laws[:, :whole], (laws.shape[0], -1, _BLOCK))
-    sums = xp.sum(blocks, axis=-1, dtype=xp.float64)
-    if whole < size:
-        rest = xp.sum(laws[:, whole:], axis=-1, keepdims=True, dtype=xp.float64)
-        sums = xp.concat([sums, rest], axis=-1)
-    rows = xp.arange(laws.shape[0], device=laws.device)[:, None]
-    cumulative = xp.cumulative_sum(sums, axis=-1)
+    # fl(u * total) < total for every u <= 1 - 2**-53, so the count stays below M, and the index
+    # counted to is one where the cumulative sum rises. A row of NaN counts to no more than M.
+    if on_host:
+        rows = zip(np.asarray(cumulative), np.asarray(uniforms), strict=True)
+        found = [row.searchsorted(u * row[-1], side="right") for row, u in rows]
+        return xp.asarray(np.minimum(found, laws.shape[1] - 1))
     threshold = uniforms[:, None] * cumulative[:, -1:]
-    block = _passed(cumulative, threshold, xp)
-    places = block * _BLOCK + xp.arange(_BLOCK, device=laws.device)[None, :]
-    last = xp.asarray(size - 1, device=laws.device)
-    inside = laws[rows, xp.minimum(places, last)]
-    inside = xp.cumulative_sum(xp.where(places <= last, inside, 0.0), axis=-1, dtype=xp.float64)
-    # The two levels round apart; what is left of the threshold is held to what the block holds.
-    left = threshold - (cumulative[rows, block] - sums[rows, block])
-    left = xp.minimum(xp.clip(left, min=0.0), inside[:, -1:] * (1 - 2.0**-53))
-    found = block * _BLOCK + _passed(inside, left, xp)
-    return xp.minimum(found, last)[:, 0]
+    return xp.sum(xp.astype(cumulative <= threshold, xp.int64), axis=-1)
 
 
 _WIDE, _BLOCK = 1 << 14, 128
 """From which width on a law is searched in two levels, and how wide the blocks of the first are."""
 
 
-def _passed(cumulative: Any, threshold: Any, xp: Any) -> Any:
-    """How many cumulative sums [B, M] are at most the threshold [B, 1]: int64 [B, 1], below M."""
-    if is_torch_array(cumulative):
-        # By bisection; a row of NaN would be sorted past the end.
-        found = xp.searchsorted(cumulative, threshold, right=True)
-        return found.clamp_(max=cumulative.shape[1] - 1)
-    return xp.sum(xp.astype(cumulative <= threshold, xp.int64), axis=-1, keepdims=True)
+def _in_two_levels(laws: Any, uniforms: NDArray[np.float64], xp: Any) -> NDArray[np.int64]:
+    """The same draws: first a block, then a place in it, so that few running sums are made."""
+    whole = laws.shape[1] // _BLOCK * _BLOCK
+    blocks = xp.reshape(laws[:, :whole], (laws.shape[0], -1, _BLOCK))
+    sums = np.asarray(xp.sum(blocks, axis=-1, dtype=xp.float64))
+    if whole < laws.shape[1]:
+        rest = np.asarray(laws[:, whole:]).sum(-1, keepdims=True, dtype=np.float64)
+        sums = np.concatenate([sums, rest], axis=-1)
+    found = np.empty(len(sums), dtype=np.int64)
+    for row, (law, of_blocks, u) in enumerate(zip(np.asarray(laws), sums, uniforms, strict=True)):
+        running = of_blocks.cumsum()
+        threshold = u * running[-1]
+        block = min(running.searchsorted(threshold, side="right"), len(running) - 1)
+        inside = law[block * _BLOCK : (block + 1) * _BLOCK].cumsum(dtype=np.float64)
+        # The levels round apart: what is left of the threshold is held to what the block holds.
+        left = max(threshold - (running[block] - of_blocks[block]), 0.0)
+        left = min(left, inside[-1] * (1 - 2.0**-53))
+        place = min(inside.searchsorted(left, side="right"), len(inside) - 1)
+        found[row] = block * _BLOCK + place
+    return found
 
 
 class Philox4x32:

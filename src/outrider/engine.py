@@ -16,7 +16,6 @@ from typing import Any, overload
 import numpy as np
 import torch
 
-from . import sampling
 from .batch import Batch, Step
 from .chance import Philox4x32
 from .config import SamplingParams, SpeculativeConfig
@@ -49,7 +48,8 @@ from .rounds import (
     check_proposal,
     check_scores,
     check_witnesses,
-    decide,
+    judge,
+    read,
 )
 from .text import StreamDecoder
 from .verification import Verifier
@@ -112,7 +112,7 @@ class SpeculativeDecoder:
         # Decoders that share a model must not share ids: each counts from a start of its own.
         self._next_id = secrets.randbits(40) << 22
         self._lock = Lock()
-        self._tally = Tally()
+        self._tally = Tally(lossy=self.verifier.lossy)
 
     @property
     def metrics(self) -> SpeculationMetrics:
@@ -126,7 +126,7 @@ class SpeculativeDecoder:
 
     def reset_metrics(self) -> None:
         """Start counting anew."""
-        self._tally = Tally()
+        self._tally = Tally(lossy=self.verifier.lossy)
 
     def start(self, prompt: Prompt, params: SamplingParams | None = None) -> list[SequenceState]:
         """The starting states of a request: one for each of its n choices.
@@ -171,9 +171,8 @@ class SpeculativeDecoder:
         scores = self.target.verify(prefixes, proposal)
         watch.mark()
         check_scores(scores, proposal, self.target.vocab_size)
-        laws, witness = sampling.laws(scores.logits, batch.params)
-        witnesses = [*context.witnesses, witness]
-        rows = decide(proposal, laws, witnesses, self.verifier, draws)
+        verdict, witness = judge(proposal, scores.logits, batch.params, self.verifier, draws)
+        rows = read(proposal, verdict, [*context.witnesses, witness])
         ids = tuple(prefix.sequence_id for prefix in prefixes)
         if not all(row.sound for row in rows):
             check_witnesses(witness, context.witnesses, proposal.lengths, ids)
@@ -192,7 +191,7 @@ class SpeculativeDecoder:
             accepted=tuple(accepted),
             emitted=tuple(map(len, emitted)),
             bonus=tuple(row.bonus for row in rows),
-            ceiling=(None,) * len(rows),
+            ceiling=tuple(row.ceiling for row in rows),
             draft_s=draft_s,
             target_s=target_s,
             total_s=watch.total(),
@@ -232,7 +231,11 @@ class SpeculativeDecoder:
         single = is_single_prompt(prompts)
         requests = self._parse_all([prompts] if single else prompts, params)
         runs = self._runs(requests)
-        tallies = {state.prefix.sequence_id: Tally() for run in runs for state in run}
+        tallies = {
+            state.prefix.sequence_id: Tally(lossy=self.verifier.lossy)
+            for run in runs
+            for state in run
+        }
         ends = {}
         for step in self._rounds([state for run in runs for state in run]):
             for row, state in enumerate(step.batch.states):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from math import sqrt
 
 from .records import RoundRecord
 
@@ -29,6 +30,11 @@ class SpeculationMetrics:
         draft_s: seconds spent proposing.
         target_s: seconds spent in the target's forward passes.
         total_s: seconds spent in rounds.
+        lossy: whether the output's law was allowed to differ from the target's.
+        ceiling: the most tokens that any lossless verifier emits on average in a round that drafts
+            as these rounds did (on chains the sum of the block recursion's p_i, on trees of point
+            masses the sum of p(v)), an unbiased estimate; None where none is known.
+        ceiling_error: its standard error; None with fewer than two rounds.
     """
 
     rounds: int
@@ -42,6 +48,19 @@ class SpeculationMetrics:
     draft_s: float
     target_s: float
     total_s: float
+    lossy: bool = False
+    ceiling: float | None = None
+    ceiling_error: float | None = None
+
+    @property
+    def ceiling_interval(self) -> tuple[float, float] | None:
+        """Where the ceiling lies with a confidence of 95%, by its standard error."""
+        if self.ceiling is None or self.ceiling_error is None:
+            return None
+        return (
+            self.ceiling - 1.96 * self.ceiling_error,
+            self.ceiling + 1.96 * self.ceiling_error,
+        )
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -71,9 +90,17 @@ class SpeculationMetrics:
 
 
 class Tally:
-    """Adds rounds up. Times of a round are added once, whatever the number of its rows."""
+    """Adds rounds up. Times of a round are added once, whatever the number of its rows.
 
-    def __init__(self) -> None:
+    Args:
+        lossy: whether the rounds' output may differ from the target's law.
+    """
+
+    def __init__(self, *, lossy: bool = False) -> None:
+        self._lossy = lossy
+        self._ceilings = 0
+        self._ceiling_sum = 0.0
+        self._ceiling_squares = 0.0
         self._rows: Counter[tuple[int, int, int, int]] = Counter()
         self._draft_s = 0.0
         self._target_s = 0.0
@@ -86,6 +113,12 @@ class Tally:
             (record.drafted[i], record.depth[i], record.accepted[i], record.emitted[i])
             for i in rows
         )
+        for i in rows:
+            ceiling = record.ceiling[i]
+            if ceiling is not None and record.drafted[i]:
+                self._ceilings += 1
+                self._ceiling_sum += ceiling
+                self._ceiling_squares += ceiling * ceiling
         self._draft_s += record.draft_s
         self._target_s += record.target_s
         self._total_s += record.total_s
@@ -93,6 +126,12 @@ class Tally:
     def metrics(self) -> SpeculationMetrics:
         """The figures so far."""
         rows = self._rows.items()
+        mean = error = None
+        if self._ceilings:
+            mean = self._ceiling_sum / self._ceilings
+        if mean is not None and self._ceilings > 1:
+            spread = max(0.0, self._ceiling_squares / self._ceilings - mean * mean)
+            error = sqrt(spread / (self._ceilings - 1))
         deepest = max((depth for _, depth, _, _ in self._rows), default=0)
         return SpeculationMetrics(
             rounds=self._rows.total(),
@@ -112,4 +151,7 @@ class Tally:
             draft_s=self._draft_s,
             target_s=self._target_s,
             total_s=self._total_s,
+            lossy=self._lossy,
+            ceiling=mean,
+            ceiling_error=error,
         )

@@ -233,16 +233,20 @@ class TargetScores:
 
 
 @dataclass(frozen=True, slots=True)
-class VerificationResult:
-    """The verdict on a round's drafts: int64 [B] each, on the device.
+class Verdict:
+    """The verdict on a round's drafts: one number for each of B rows, on the device.
 
-    The tokens down to `node` are kept (on a chain that many; 0 keeps none), and `next_token`
-    follows them: the correction of what was not kept, or the bonus token where nothing was drafted
-    further.
+    Attributes:
+        node: int64 [B]; the tokens down to this node are kept (on a chain that many; 0 keeps none).
+        next_token: int64 [B], the one that follows them: the correction of what was not kept, or
+            the bonus token where nothing was drafted further.
+        ceiling: float64 [B], an unbiased estimate of the most tokens that any verifier emits on
+            average from such drafts, the last one included; None where none is known.
     """
 
     node: Tensor
     next_token: Tensor
+    ceiling: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +256,8 @@ class RoundRecord:
     `drafted` counts tokens and `depth` how many of them lie in a row at most: the same on chains.
     `accepted` and `emitted` exclude tokens cut off by a stop rule. `bonus` says whether the last
     token followed a draft with nothing drafted after it. `ceiling` is an estimate of the most
-    tokens that any verifier could have kept, plus one (see `outrider.verification.ceilings`); None
-    where none is known. `draft_s` and `target_s` are the time spent proposing and in the target's
+    tokens that any lossless verifier emits on average from such drafts; None where none is known.
+    `draft_s` and `target_s` are the time spent proposing and in the target's
     forward pass, `total_s` all of the round.
     """
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from . import trees
+from . import sampling, trees
 from .chance import RoundDraws
 from .errors import (
     DegenerateDistributionError,
@@ -21,8 +21,10 @@ from .errors import (
     TargetShapeError,
     TokenOutOfRangeError,
 )
-from .records import DraftPlan, DraftProposal, Laws, TargetScores
+from .records import DraftPlan, DraftProposal, TargetScores, Verdict
+from .sampling import PackedParams
 from .verification import Verifier, verify_atoms
+from .verification.fused import verify_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class RowVerdict:
         path: those that are kept.
         token: the one that follows them.
         bonus: whether nothing was drafted after the last one kept.
+        ceiling: see `Verdict`.
         sound: False if one of the laws behind the verdict meant nothing.
     """
 
@@ -43,56 +46,75 @@ class RowVerdict:
     path: list[int]
     token: int
     bonus: bool
+    ceiling: float | None
     sound: bool
 
 
-def decide(
+def judge(
     proposal: DraftProposal,
-    target: Laws,
-    witnesses: list[Tensor],
+    logits: Tensor,
+    params: PackedParams,
     verifier: Verifier,
     draws: RoundDraws,
+) -> tuple[Verdict | Tensor, Tensor]:
+    """The verdict on a round's drafts beside the target's logits [B, N + 1, V].
+
+    Returns:
+        The verdict, or where every law is an atom those atoms [B, N + 1], on which the host can
+        decide; and a witness [B, N + 1], finite where a row of logits means something.
+    """
+    chains = proposal.parents is None and proposal.law_rows is None
+    if chains and verifier.chain is not None and verifier.lazy and params.unfiltered:
+        return verify_logits(proposal, logits, params.temperature, verifier.chain, draws)
+    laws, witness = sampling.laws(logits, params)
+    if laws.probs is None:
+        assert laws.atoms is not None
+        return laws.atoms, witness
+    return verifier.judge(proposal, laws.probs, draws), witness
+
+
+def read(
+    proposal: DraftProposal, verdict: Verdict | Tensor, witnesses: list[Tensor]
 ) -> list[RowVerdict]:
-    """Verify a round, and bring what it came to to the host: its one copy.
+    """Bring what a round came to to the host: its one copy.
 
     Args:
         proposal: the drafts.
-        target: the target's laws for [B, N + 1].
+        verdict: as `judge` gives it.
         witnesses: numbers that are finite if the laws mean something: [B, M] for the nodes of each
             depth whose laws were made of draft logits, then [B, N + 1] for the target.
-        verifier: how drafts are kept.
-        draws: the round's chance.
     """
-    if target.probs is None:
-        assert target.atoms is not None
-        found = [target.atoms]
-    else:
-        verdict = verifier.judge(proposal, target.probs, draws)
-        found = [torch.stack([verdict.node, verdict.next_token], 1)]
-    # Token ids are exact in float64, where the witnesses can keep them company.
-    evidence = torch.cat(witnesses, 1).double()
+    atoms = isinstance(verdict, Tensor)
+    found = [verdict] if isinstance(verdict, Tensor) else [verdict.node[:, None]]
+    ceiling = None
+    if isinstance(verdict, Verdict):
+        found.append(verdict.next_token[:, None])
+        ceiling = verdict.ceiling
+    ceilings = [] if ceiling is None else [ceiling[:, None]]
+    # Token ids are exact in float64, where the other numbers can keep them company.
+    evidence = torch.cat([*ceilings, *witnesses], 1).double()
     packed = torch.cat([proposal.tokens, *found, evidence], 1).tolist()
     width = proposal.width
+    count = width + sum(part.shape[1] for part in found)
     levels = [0, *accumulate(witness.shape[1] for witness in witnesses[:-1])]
     depths = None if proposal.parents is None else trees.node_depths(proposal.parents).tolist()
     rows = []
     for index, (row, length) in enumerate(zip(packed, proposal.lengths.tolist(), strict=True)):
-        ids = [int(value) for value in row[: width + found[0].shape[1]]]
+        ids = [int(value) for value in row[:count]]
         drafts, rest = ids[:length], ids[width:]
         parents = None if proposal.parents is None else proposal.parents[index, :length].tolist()
-        node, token = rest[0], rest[1] if len(rest) > 1 else 0
-        if target.probs is None:
-            node, token = verify_atoms(drafts, rest, parents)
+        node, token = verify_atoms(drafts, rest, parents) if atoms else (rest[0], rest[1])
         if parents is None or depths is None:
             depth, path, bonus = length, drafts[:node], node == length
         else:
             depth = max(depths[index][: length + 1])
             path = [drafts[step - 1] for step in trees.path(parents, node)]
             bonus = node not in parents
-        looked_at = row[len(ids) :][: levels[min(depth, len(levels) - 1)]]
+        looked_at = row[count + len(ceilings) :][: levels[min(depth, len(levels) - 1)]]
         looked_at += row[len(row) - width - 1 :][: length + 1]
+        most = row[count] if ceilings else float(len(path) + 1) if atoms else None
         sound = all(map(isfinite, looked_at))
-        rows.append(RowVerdict(length, depth, path, token, bonus, sound))
+        rows.append(RowVerdict(length, depth, path, token, bonus, most, sound))
     return rows
 
 

@@ -41,6 +41,12 @@ class PackedParams:
     top_p: Tensor | None
     min_p: Tensor | None
 
+    @property
+    def unfiltered(self) -> bool:
+        """Whether every row's law is the softmax of its logits over its temperature."""
+        filters = (self.greedy, self.top_k, self.top_p, self.min_p)
+        return not self.all_greedy and all(column is None for column in filters)
+
     @staticmethod
     def pack(
         params: Sequence[SamplingParams], vocab_size: int, device: torch.device

@@ -103,7 +103,8 @@ def _table(comparisons: Sequence[Comparison]) -> Table:
         temperature = f"{comparison.temperature:g}"
         table.add_row(temperature, "plain", *_cells(comparison.plain, 1.0))
         speculative = _cells(comparison.speculative, comparison.speedup)
-        table.add_row("", "speculative", *speculative, style="bold")
+        lossy = comparison.speculative.metrics.lossy
+        table.add_row("", "speculative" + " (lossy)" * lossy, *speculative, style="bold")
     return table
 
 
@@ -124,6 +125,8 @@ def _cells(side: Side, speedup: float) -> list[str]:
 
 def _sameness(comparison: Comparison) -> str:
     where = f"temperature {comparison.temperature:g}"
+    if comparison.temperature > 0 and comparison.speculative.metrics.lossy:
+        return f"{where}: lossy verification, the speculative text is from another law"
     if comparison.temperature > 0:
         return f"{where}: the two texts are different draws from the same law"
     count, total = comparison.identical, len(comparison.plain.token_ids)

@@ -17,6 +17,9 @@ def speculation(metrics: SpeculationMetrics) -> dict[str, Any]:
         "acceptance_rate": metrics.acceptance_rate,
         "acceptance_length": metrics.acceptance_length,
         "per_position": list(metrics.per_position),
+        "ceiling": metrics.ceiling,
+        "ceiling_interval": metrics.ceiling_interval,
+        "lossy": metrics.lossy,
     }
 
 
@@ -32,7 +35,7 @@ def timing(metrics: SpeculationMetrics) -> dict[str, Any]:
 
 
 def closing_statistics(metrics: SpeculationMetrics) -> str:
-    """Two lines: what became of the drafts, and the speed."""
+    """A line each: what became of the drafts, their ceiling where one is known, and the speed."""
     rate, length = metrics.acceptance_rate, metrics.acceptance_length
     if rate is None or length is None:
         drafts = "draft acceptance = none (nothing was drafted)"
@@ -43,6 +46,13 @@ def closing_statistics(metrics: SpeculationMetrics) -> str:
             f"drafted), mean acceptance length = {length:.2f}, per position = ({positions}), "
             f"over {metrics.draft_rounds} rounds that drafted"
         )
+        if metrics.ceiling is not None and metrics.ceiling_error is not None:
+            drafts += (
+                f"\nceiling = {metrics.ceiling:.2f} +- {1.96 * metrics.ceiling_error:.2f} tokens a "
+                "round, the most that any lossless verification emits on average from such drafts"
+            )
+    if metrics.lossy:
+        drafts = f"lossy: the output's law is not the target's; {drafts}"
     speed = metrics.tokens_per_s or 0.0
     return (
         f"{drafts}\n{metrics.emitted} tokens in {metrics.total_s:.2f} s = {speed:.1f} tokens/s, "

@@ -11,7 +11,13 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, get_args
 
-from ..config import DraftSampleMethod, SamplingParams, SpeculativeConfig, Verification
+from ..config import (
+    DraftSampleMethod,
+    SamplingParams,
+    SpeculativeConfig,
+    TreeChildren,
+    Verification,
+)
 from ..errors import InvalidConfigError
 
 METHODS = ("draft_model", "ngram", "none")
@@ -43,7 +49,11 @@ def add_model_flags(parser: ArgumentParser) -> None:
 
 def add_speculation_flags(parser: ArgumentParser) -> None:
     """How speculation is done."""
-    group = parser.add_argument_group("speculation (none of it changes the law of the output)")
+    group = parser.add_argument_group(
+        "speculation",
+        "None of it changes the law of the output, but for the verifications typical, lenient and "
+        "mixture, whose figures say lossy.",
+    )
     group.add_argument(
         "--method",
         choices=METHODS,
@@ -74,6 +84,41 @@ def add_speculation_flags(parser: ArgumentParser) -> None:
         metavar=_choices(DraftSampleMethod),
         text="draw drafts from the draft's law, or take its most likely token",
     )
+    add_field_flag(
+        group,
+        SpeculativeConfig,
+        "tree_shape",
+        "--tree-shape",
+        parse=_integers,
+        metavar="N,N,...",
+        text="draft trees: how many children a node has at each depth, such as 2,2,1,1",
+    )
+    add_field_flag(
+        group,
+        SpeculativeConfig,
+        "tree_budget",
+        "--tree-budget",
+        parse=int,
+        metavar="N",
+        text="draft trees of N nodes, grown where the draft is surest",
+    )
+    add_field_flag(
+        group,
+        SpeculativeConfig,
+        "tree_children",
+        "--tree-children",
+        metavar=_choices(TreeChildren),
+        text="the likeliest tokens and one drawn from the rest, or all drawn",
+    )
+    lossy = (
+        ("lenience", "lenient: no token becomes more than 1/X times as likely"),
+        ("typical_epsilon", "typical: keep tokens above the lesser of X and delta exp(-entropy)"),
+        ("typical_delta", "typical: see --typical-epsilon"),
+        ("mixture_budget", "mixture: the total variation that a token's law may move"),
+    )
+    for field, text in lossy:
+        flag = "--" + field.replace("_", "-")
+        add_field_flag(group, SpeculativeConfig, field, flag, parse=float, metavar="X", text=text)
     for name, which in (("max", "longest"), ("min", "shortest")):
         group.add_argument(
             f"--prompt-lookup-{name}",
@@ -235,6 +280,10 @@ def _defaults(record: Record) -> dict[str, Any]:
 def _given(record: Record, args: Namespace) -> dict[str, Any]:
     flags = vars(args)
     return {name: flags[name] for name in _defaults(record) if name in flags}
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
 
 
 def _choices(kind: Any) -> str:

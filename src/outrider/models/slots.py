@@ -22,6 +22,7 @@ from ..errors import ModelError
 from ..records import Prefix
 from ..trees import Parents
 from .pending import DeviceTokens
+from .transfer import sent
 
 
 @dataclass(slots=True)
@@ -207,6 +208,10 @@ class LayerShape:
     value_width: int
 
 
+_Views = tuple[Sequence[Tensor], Sequence[Tensor]]
+"""The keys and the values of each layer, or parts of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Group:
     """Layers of one shape, stacked: keys and values [layers, slots, heads, capacity, width]."""
@@ -248,13 +253,14 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
             )
             for shape in dict.fromkeys(shapes)
         ]
-        nothing = [torch.empty(0)] * self._count
-        self._all = nothing, nothing
-        self._write = nothing, nothing
-        self._read = nothing, nothing
+        nothing = (torch.empty(0),) * self._count
+        self._all: _Views = (nothing, nothing)
+        self._write: _Views = (nothing, nothing)
+        self._read: _Views = (nothing, nothing)
         self._read_window: tuple[int, int, int] | None = None
         self._scatter: tuple[Tensor, Tensor] | None = None
         self._gather: tuple[Tensor, int] | None = None
+        self._index: tuple[tuple[int, ...], Tensor] | None = None
 
     def reserve(self, columns: int) -> None:
         """Make room for `columns` columns: the capacity doubles, rounded to 64."""
@@ -289,7 +295,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
             self.copy(placement.donor, placement.slot, placement.shared - len(placement.strays))
         if placement.strays:
             source = placement.slot if placement.donor is None else placement.donor
-            columns = torch.tensor(placement.strays, device=self._device)
+            columns = sent(torch.tensor(placement.strays), self._device)
             first = placement.shared - len(placement.strays)
             for group in self._groups:
                 for stored in (group.keys, group.values):
@@ -303,7 +309,14 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
             group.keys[:, slot] = 0
             group.values[:, slot] = 0
 
-    def aim(self, slots: Sequence[int], starts: Sequence[int], length: int, span: int) -> None:
+    def aim(
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        length: int,
+        span: int,
+        columns: Tensor | None = None,
+    ) -> None:
         """Say what the next forward computes and sees.
 
         Args:
@@ -311,6 +324,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
             starts: the first column each computes.
             length: how many columns each computes.
             span: how many columns are read, the computed ones included.
+            columns: those computed, int64 [B, length], if they are at hand on the device.
         """
         low, high = slots[0], slots[0] + len(slots)
         start = starts[0]
@@ -319,25 +333,29 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         if run and (len(starts) == 1 or all(other == start for other in starts)):
             self._write = self._views(low, high, start, start + length)
         else:
-            columns = torch.tensor(starts, device=self._device)[:, None]
-            columns = columns + torch.arange(length, device=self._device)
-            self._scatter = torch.tensor(slots, device=self._device)[:, None], columns
+            if columns is None:
+                columns = torch.tensor(starts)[:, None] + torch.arange(length)
+            self._scatter = self._row_index(slots)[:, None], columns.to(self._device)
         if not run:
-            self._gather = torch.tensor(slots, device=self._device), span
+            self._gather = self._row_index(slots), span
         elif self._read_window != (low, high, span):
             self._read = self._views(low, high, 0, span)
             self._read_window = low, high, span
 
-    def _views(
-        self, low: int, high: int, start: int, end: int
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def _row_index(self, slots: Sequence[int]) -> Tensor:
+        """The rows as an index on the device, that of the last batch if they are the same."""
+        if self._index is None or self._index[0] != tuple(slots):
+            self._index = tuple(slots), sent(torch.tensor(slots), self._device)
+        return self._index[1]
+
+    def _views(self, low: int, high: int, start: int, end: int) -> _Views:
         """Each layer's keys and values in rows low..high and columns start..end."""
         keys, values = list(self._all[0]), list(self._all[1])
         for group in self._groups:
             some_keys = group.keys[:, low:high, :, start:end].unbind(0)
             some_values = group.values[:, low:high, :, start:end].unbind(0)
             if len(self._groups) == 1:
-                return list(some_keys), list(some_values)
+                return some_keys, some_values
             for layer, *views in zip(group.layers, some_keys, some_values, strict=True):
                 keys[layer], values[layer] = views
         return keys, values

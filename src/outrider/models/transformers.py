@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -24,6 +25,7 @@ from ..records import DraftProposal, Laws, Prefix, TargetScores
 from .pending import FedTokens, HostCopy, RowTokens
 from .slots import SlotCache, SlotTable
 from .support import inspect_architecture
+from .transfer import sent
 from .views import View, Views, grown, hung_on_chains
 
 _ALONE_BEYOND = 4
@@ -108,7 +110,7 @@ class TransformersModel:
             self._architecture.dtype,
             self._architecture.device,
         )
-        self._lock = RLock()
+        self.lock = RLock()
         self.views = Views(self._architecture, self._max_length)
         self._check_rollback()
 
@@ -156,7 +158,7 @@ class TransformersModel:
 
         With `discard`, what their slots hold is wiped, so that no other sequence shares it.
         """
-        with self._lock:
+        with self.lock:
             for index in self._table.release(sequence_ids):
                 if discard:
                     self._table.slots[index].record(0, np.empty(0, dtype=np.int64))
@@ -174,17 +176,19 @@ class TransformersModel:
                 `max_length`.
             ModelError: more sequences are live than there are slots.
         """
-        parents = proposal.parents
-        with self._lock:
-            batch = self._enter(prefixes, _longest_paths(proposal))
+        parents, lengths = proposal.parents, proposal.lengths
+        ancestors = None if parents is None else trees.ancestor_mask(parents)
+        longest = lengths if ancestors is None else _longest_paths(ancestors, lengths)
+        with self.lock:
+            batch = self._enter(prefixes, longest.tolist())
             drafts = proposal.tokens if batch.order is None else proposal.tokens[batch.order]
             tokens = torch.cat([batch.tokens, drafts], 1)
-            if parents is None:
+            if ancestors is None:
                 view = self.views.chain(batch.starts, tokens.shape[1])
             else:
-                rows = parents if batch.order is None else parents[batch.order]
-                ancestors = hung_on_chains(rows, batch.tokens.shape[1])
-                view = self.views.tree(batch.starts, ancestors.to(self.device), tokens.shape[1])
+                rows = ancestors if batch.order is None else ancestors[batch.order]
+                hung = sent(hung_on_chains(rows, batch.tokens.shape[1]), self.device)
+                view = self.views.tree(batch.starts, hung, tokens.shape[1])
             logits = self.forward(batch.slots, batch.starts, tokens, view, proposal.width + 1)
             self._settle(prefixes, HostCopy(proposal.tokens, parents))
         return TargetScores(_unsorted(logits, batch.order))
@@ -197,7 +201,7 @@ class TransformersModel:
             ContextLengthError: a prefix is longer than `max_length`.
             ModelError: more sequences are live than there are slots.
         """
-        with self._lock:
+        with self.lock:
             batch = self._enter(prefixes, [0] * len(prefixes))
             missing = batch.tokens.shape[1]
             view = self.views.chain(batch.starts, missing)
@@ -241,14 +245,14 @@ class TransformersModel:
             slots = [slots[row] for row in order]
         tokens = np.array([prefix.tokens[-missing:] for prefix in prefixes])
         starts = [len(prefix) - missing for prefix in prefixes]
-        return _Batch(slots, starts, torch.from_numpy(tokens).to(self.device), order)
+        return _Batch(slots, starts, sent(torch.from_numpy(tokens), self.device), order)
 
     def _prefill(self, prefix: Prefix, slot: int, start: int) -> None:
         """Compute all but the last token of a prefix, a chunk at a time."""
         end = len(prefix) - 1
         while start < end:
             stop = min(end, start + self._chunk)
-            tokens = torch.from_numpy(prefix.tokens[start:stop]).to(self.device)[None]
+            tokens = sent(torch.from_numpy(prefix.tokens[start:stop]), self.device)[None]
             self.forward([slot], [start], tokens, self.views.chain([start], stop - start), 1)
             self._table.slots[slot].record(start, prefix.tokens[start:stop])
             start = stop
@@ -262,9 +266,9 @@ class TransformersModel:
         self, slots: list[int], starts: list[int], tokens: Tensor, view: View, keep: int
     ) -> Tensor:
         """Compute columns [B, q] of the cache, and the logits [B, keep, V] of the last of them."""
-        with self._lock:
+        with self.lock:
             self._cache.reserve(view.span)
-            self._cache.aim(slots, starts, tokens.shape[1], view.span)
+            self._cache.aim(slots, starts, tokens.shape[1], view.span, view.columns)
             logits: Tensor = self.hf_model(
                 input_ids=tokens,
                 attention_mask=view.masks,
@@ -277,7 +281,7 @@ class TransformersModel:
 
     @torch.inference_mode()
     def _check_rollback(self) -> None:
-        """Compare a few tokens decoded past a rejected draft with the model's own full forward."""
+        """Compare tokens decoded past and beside rejected drafts with the model's full forward."""
         ids = [i * 7 % self.vocab_size for i in range(1, 7)]
         full = self.hf_model(input_ids=torch.tensor([ids], device=self.device), use_cache=False)
         expected = full.logits[0, -2:].double()
@@ -286,10 +290,10 @@ class TransformersModel:
                 f"{type(self.hf_model).__name__} gives NaN or infinite logits for a few tokens; "
                 "check its weights, or load it in a wider dtype"
             )
-        drafts = torch.tensor([ids[1::-1]], device=self.device)
-        self.verify([Prefix(_PROBE, ids[:3])], _chain(drafts))
-        last = torch.tensor([ids[5:]], device=self.device)
-        found = self.verify([Prefix(_PROBE, ids[:5])], _chain(last)).logits[0].double()
+        below = _outright(ids[1::-1], [0, 1], self.device)
+        self.verify([Prefix(_PROBE, ids[:3])], below)
+        beside = _outright([ids[0], ids[5]], [0, 0], self.device)
+        found = self.verify([Prefix(_PROBE, ids[:5])], beside).logits[0, [0, 2]].double()
         self.release([_PROBE])
         shorter = self.hf_model(
             input_ids=torch.tensor([ids[:5]] * 2, device=self.device), use_cache=False
@@ -312,7 +316,8 @@ class TransformersModel:
 class SlotCursor:
     """A transformers model in the middle of drafting: each call is one forward.
 
-    It is fed either chains, by `step`, or trees, by `expand`.
+    It is fed either chains, by `step`, or trees, by `expand`, in torch's inference mode, as all of
+    a round is.
     """
 
     def __init__(
@@ -340,7 +345,6 @@ class SlotCursor:
         """Logits [B, V] after the prefixes and the tokens that `step` was fed so far."""
         return _unsorted(self._logits, self._order)
 
-    @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
         """Feed tokens int64 [B], on the device, and return the logits [B, V] after them.
 
@@ -351,7 +355,8 @@ class SlotCursor:
             raise ModelError(_MIXED)
         step = len(self._fed.calls)
         if not self._views:
-            self._views = self._model.views.steps(self._ends, self._depth - 1)
+            with self._model.lock:
+                self._views = self._model.views.steps(self._ends, self._depth - 1)
         rows = tokens if self._order is None else tokens[self._order]
         starts = [end + step for end in self._ends]
         view = self._views[step]
@@ -361,7 +366,6 @@ class SlotCursor:
         self._logits = logits[:, 0]
         return self.logits
 
-    @torch.inference_mode()
     def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
         """Feed nodes of a tree, and return the logits [B, M, V] after them.
 
@@ -382,23 +386,21 @@ class SlotCursor:
         rows, follows = tokens, parents
         if self._order is not None:
             rows, follows = tokens[self._order], parents[self._order]
-        self._ancestors = grown(self._ancestors, follows)
-        before = self._ancestors.shape[1] - width
-        view = self._model.views.tree(self._ends, self._ancestors, width)
-        starts = [end + before for end in self._ends]
-        logits = self._model.forward(self._slots, starts, rows, view, width)
+        ancestors = grown(self._ancestors, follows)
+        starts = [end + ancestors.shape[1] - width for end in self._ends]
+        with self._model.lock:
+            view = self._model.views.tree(self._ends, ancestors, width)
+            logits = self._model.forward(self._slots, starts, rows, view, width)
+        self._ancestors = ancestors
         self._fed.calls.append((tokens, parents))
         return _unsorted(logits, self._order)
 
 
-def _longest_paths(proposal: DraftProposal) -> list[int]:
-    """How many tokens in a row are drafted for each row at most."""
-    if proposal.parents is None:
-        longest: list[int] = proposal.lengths.tolist()
-        return longest
-    depths = trees.node_depths(proposal.parents)
-    rows = zip(depths, proposal.lengths, strict=True)
-    return [int(depth[: length + 1].max()) for depth, length in rows]
+def _longest_paths(ancestors: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many tokens in a row are drafted for each row at most, int64 [B]."""
+    drafted = np.arange(ancestors.shape[1]) < lengths[:, None]
+    longest: NDArray[np.int64] = (ancestors.sum(2) * drafted).max(1, initial=0)
+    return longest
 
 
 def _unsorted(rows: Tensor, order: list[int] | None) -> Tensor:
@@ -408,6 +410,8 @@ def _unsorted(rows: Tensor, order: list[int] | None) -> Tensor:
     return torch.empty_like(rows).index_copy_(0, torch.tensor(order, device=rows.device), rows)
 
 
-def _chain(tokens: Tensor) -> DraftProposal:
-    """A proposal of tokens [1, N], each proposed outright."""
-    return DraftProposal(tokens, np.array([tokens.shape[1]]), Laws(atoms=tokens))
+def _outright(tokens: list[int], parents: list[int], device: torch.device) -> DraftProposal:
+    """A proposal of one row's tokens, each proposed outright."""
+    drafted = torch.tensor([tokens], device=device)
+    lengths = np.array([len(tokens)])
+    return DraftProposal(drafted, lengths, Laws(atoms=drafted), np.array([parents]))

@@ -28,10 +28,7 @@ class BlockVerification:
         xp = array_namespace(chain.ratio)
         width = chain.ratio.shape[1]
         one = xp.ones_like(chain.ratio[:, :1])
-        kept = [one]
-        for column in range(width):
-            kept.append(xp.minimum(kept[-1] * chain.ratio[:, column : column + 1], one))
-        weights = xp.concat(kept, axis=-1)
+        weights = reached(chain.ratio)
 
         # Nodes 1..N-1 by the formula, and the leaf wherever a row's drafts end. A node before one
         # that is certainly kept is never stopped at, so that its A_i does not matter.
@@ -55,3 +52,17 @@ class BlockVerification:
         xp = array_namespace(weights)
         rows = xp.arange(node.shape[0], device=node.device)
         return chain.residual_law(node, weights[rows, node])
+
+
+def reached(ratio: Any) -> Any:
+    """The p_i of chains whose tokens have these ratios [B, N], float64 [B, N + 1].
+
+    Their sum, p_0 included, is an unbiased estimate of the most tokens that any verifier which sees
+    the chain emits on average.
+    """
+    xp = array_namespace(ratio)
+    one = xp.ones_like(ratio[:, :1])
+    kept = [one]
+    for column in range(ratio.shape[1]):
+        kept.append(xp.minimum(kept[-1] * ratio[:, column : column + 1], one))
+    return xp.concat(kept, axis=-1)

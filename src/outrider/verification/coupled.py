@@ -15,7 +15,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from .. import trees
-from ..records import DraftProposal, VerificationResult
+from ..records import DraftProposal, Verdict
 
 
 class PositionDraws(Protocol):
@@ -29,9 +29,7 @@ class PositionDraws(Protocol):
         ...
 
 
-def verify_coupled(
-    proposal: DraftProposal, target: Any, draws: PositionDraws
-) -> VerificationResult:
+def verify_coupled(proposal: DraftProposal, target: Any, draws: PositionDraws) -> Verdict:
     """Follow the target's own draws down the tree while they were proposed.
 
     Args:
@@ -61,4 +59,4 @@ def verify_coupled(
         node = xp.where(active, following[rows, first], node)
         drawn = draws.position(target[rows, node], offset + 1, active)
         token = xp.where(active, drawn, token)
-    return VerificationResult(node, token)
+    return Verdict(node, token)

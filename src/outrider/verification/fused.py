@@ -26,12 +26,13 @@ from array_api_compat import array_namespace
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..records import DraftProposal, VerificationResult
+from ..records import DraftProposal, Verdict
 from .chain import Chain, Method, target_over_draft
 from .verify import VerdictDraws, judge
 
-_AT_A_TIME = 1 << 17
-"""How many numbers a CPU works on at once: half a megabyte of float32, which stays in its cache."""
+_NUMPY, _KEPT, _AT_A_TIME = 1 << 16, 1 << 20, 1 << 17
+"""Up to how many logits NumPy works on them; up to how many their powers are kept (4 megabytes of
+float32); how many numbers a CPU works on at once otherwise, such that they stay in its cache."""
 
 
 def verify_logits(
@@ -40,7 +41,7 @@ def verify_logits(
     temperature: Tensor | float | None,
     method: Method,
     draws: VerdictDraws,
-) -> tuple[VerificationResult, Tensor]:
+) -> tuple[Verdict, Tensor]:
     """Keep drafts by `method`, and draw the token that follows them, from the target's logits.
 
     Args:
@@ -60,23 +61,25 @@ def verify_logits(
     with np.errstate(all="ignore"):  # the witness tells of unsound rows
         scale = _scale(logits, temperature)
         flat = logits.flatten(0, 1)
-        on_host = logits.device.type == "cpu"
-        kept = on_host and flat.numel() <= _AT_A_TIME
-        target = KeptLaws.of(flat, scale) if kept else LazyLaws.of(flat, scale)
+        on_host = _on_host(logits)
+        in_numpy = on_host and flat.numel() <= _NUMPY
+        target = KeptLaws.of(flat, scale) if in_numpy else LazyLaws.of(flat, scale)
         witness = torch.as_tensor(target.mass).view(batch, rows)
         if proposal.width == 0:
             first = target.weighed(_small(torch.arange(batch, device=logits.device)), 1.0)
             none = torch.zeros(batch, dtype=torch.int64, device=logits.device)
-            return VerificationResult(none, draws.token(torch.as_tensor(first))), witness
+            return Verdict(none, draws.token(torch.as_tensor(first))), witness
         chain = LazyChain.over(proposal, target)
         if not on_host:
             return judge(chain, method, draws), witness
         found = judge(chain, method, _HostDraws(draws))
-    return VerificationResult(torch.from_numpy(found.num_accepted), found.next_token), witness
+        assert found.ceiling is not None
+        ceiling = torch.as_tensor(found.ceiling)
+    return Verdict(torch.from_numpy(found.node), found.next_token, ceiling), witness
 
 
 def _scale(logits: Tensor, temperature: Tensor | float | None) -> Tensor | float:
-    """log2(e) / temperature: one number, or one for each of the rows of logits, [B * (N + 1), 1]."""
+    """log2(e) / temperature: one number, or one for each row of logits, [B * (N + 1), 1]."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
     if isinstance(temperature, Tensor):
         each = (log2(e) / temperature.double()).to(dtype)
@@ -104,23 +107,27 @@ class RowLaws(Protocol):
 
     P(x) = 2^(scale * logits(x) - peak) / mass. An `index` is int64 [S]; what is given and returned
     as [S] or [B, N] is NumPy's if the logits are on the CPU.
-
-    Attributes:
-        logits: [R, V].
-        scale: log2(e) / temperature: one number, or [R, 1].
-        peak: [R, 1], the largest exponent of each row, in max(float32, the logits' dtype).
-        mass: [R, 1], the sum of each row's powers of two, of the same dtype; not finite where the
-            row is unsound.
     """
 
     @property
-    def logits(self) -> Tensor: ...
+    def logits(self) -> Tensor:
+        """[R, V]."""
+        ...
+
     @property
-    def scale(self) -> Tensor | float: ...
+    def scale(self) -> Tensor | float:
+        """log2(e) / temperature: one number, or [R, 1]."""
+        ...
+
     @property
-    def peak(self) -> Any: ...
+    def peak(self) -> Any:
+        """[R, 1], the largest exponent of each row, in max(float32, the logits' dtype)."""
+        ...
+
     @property
-    def mass(self) -> Any: ...
+    def mass(self) -> Any:
+        """[R, 1], the sum of each row's powers of two; not finite where the row is unsound."""
+        ...
 
     def weighed(self, index: Any, weight: Any) -> Any:
         """weight * P, [S, V], for the rows P of `index`; weight float64 [S] or one number."""
@@ -182,12 +189,17 @@ class KeptLaws:
 
 @dataclass(frozen=True, slots=True)
 class LazyLaws:
-    """RowLaws in torch that raise a row to its powers again whenever it is asked for."""
+    """RowLaws in torch: rows are raised to their powers again when they are asked for, unless kept.
+
+    Attributes:
+        powers: [R, V]; None where the rows are too many to keep.
+    """
 
     logits: Tensor
     scale: Tensor | float
     peak: Tensor
     mass: Tensor
+    powers: Tensor | None = None
 
     @staticmethod
     def of(logits: Tensor, scale: Tensor | float) -> LazyLaws:
@@ -196,6 +208,10 @@ class LazyLaws:
             from . import kernels
 
             return LazyLaws(logits, scale, *kernels.normalisers(logits, scale))
+        if _on_host(logits) and logits.numel() <= _KEPT:
+            peak = _peaks(logits, scale)
+            powers = _powers(logits, scale, peak)
+            return LazyLaws(logits, scale, peak, powers.sum(-1, keepdim=True), powers)
         return LazyLaws(logits, scale, *normalisers(logits, scale))
 
     def weighed(self, index: Any, weight: Any) -> Tensor:
@@ -223,10 +239,14 @@ class LazyLaws:
         at_once = _rows_at_once(self.logits)
         for start in range(0, len(index), at_once):
             rows = index[start : start + at_once]
+            column = _column(factor[start : start + at_once], self.mass.dtype)
+            if self.powers is not None:
+                yield _take(self.powers, rows) * column
+                continue
             scale = self.scale
             scale = _take(scale, rows) if isinstance(scale, Tensor) else scale
             law = _powers(_take(self.logits, rows), scale, _take(self.peak, rows))
-            yield law.mul_(_column(factor[start : start + at_once], law.dtype))
+            yield law.mul_(column)
 
     def _above(self, index: Any, weight: Any, draft: Tensor, column: Any) -> Iterator[Tensor]:
         """`above`, a few rows at a time."""
@@ -264,7 +284,7 @@ class LazyChain(Chain):
         draft = None if proposal.laws is None else proposal.laws.probs
         drawn = None if draft is None else _at(draft, tokens)
         length: Any = proposal.lengths
-        if tokens.device.type != "cpu":
+        if not _on_host(tokens):
             length = torch.as_tensor(length, device=tokens.device)
         ragged = bool((proposal.lengths < width).any())
         ratio = target_over_draft(kept, drawn, length if ragged else None)
@@ -305,7 +325,7 @@ class LazyChain(Chain):
             draft = self.draft.flatten(0, 1)
             law = self.target.above(index, xp.where(drafts, weight, 1.0), draft, column)
         total = law.sum(-1, keepdims=True)
-        if isinstance(node, np.ndarray) and bool((total > 0).all()):
+        if isinstance(node, np.ndarray) and (_small(total) > 0).all():
             law /= total
             return law
         target = self.target.weighed(index, 1.0)
@@ -328,10 +348,15 @@ def normalisers(logits: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor]:
         part = slice(start, start + at_once)
         rows = logits[part]
         factor = scale[part] if isinstance(scale, Tensor) else scale
-        peak = rows.amax(-1, keepdim=True).to(torch.promote_types(rows.dtype, torch.float32))
-        peaks.append(peak * factor)
+        peaks.append(_peaks(rows, factor))
         masses.append(_powers(rows, factor, peaks[-1]).sum(-1, keepdim=True))
     return _joined(iter(peaks)), _joined(iter(masses))
+
+
+def _peaks(logits: Tensor, scale: Tensor | float) -> Tensor:
+    """The largest of scale * logits, [r, 1], in max(float32, the logits' dtype)."""
+    peak = logits.amax(-1, keepdim=True)
+    return peak.to(torch.promote_types(peak.dtype, torch.float32)) * scale
 
 
 def _powers(logits: Tensor, scale: Tensor | float, peak: Tensor) -> Tensor:
@@ -342,7 +367,7 @@ def _powers(logits: Tensor, scale: Tensor | float, peak: Tensor) -> Tensor:
 
 
 def _rows_at_once(logits: Tensor) -> int:
-    return max(1, _AT_A_TIME // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
+    return max(1, _AT_A_TIME // logits.shape[1]) if _on_host(logits) else len(logits)
 
 
 def _take(rows: Tensor, index: Any) -> Tensor:
@@ -370,12 +395,20 @@ def _joined(parts: Iterator[Tensor]) -> Tensor:
 
 def _at(rows: Tensor, tokens: Tensor) -> Any:
     """The entry float64 [B, N] of each token [B, N] in the first N of rows [B, M, V]."""
+    if _on_host(rows) and rows.dtype != torch.bfloat16:  # which NumPy does not know
+        batch, width = tokens.shape
+        found = rows.numpy()[np.arange(batch)[:, None], np.arange(width), tokens.numpy()]
+        return found.astype(np.float64)
     return _small(rows.gather(2, tokens[:, :, None])[:, :, 0].double())
 
 
 def _small(array: Any) -> Any:
     """The array as methods compute with it: NumPy's if it is a CPU's, sharing its memory."""
-    return array.numpy() if isinstance(array, Tensor) and array.device.type == "cpu" else array
+    return array.numpy() if isinstance(array, Tensor) and _on_host(array) else array
+
+
+def _on_host(array: Tensor) -> bool:
+    return array.device.type == "cpu"
 
 
 def _has_kernels(logits: Tensor) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..config import SpeculativeConfig
-from ..records import DraftProposal, VerificationResult
+from ..records import DraftProposal, Verdict
 from .block import BlockVerification
 from .chain import Method
 from .coupled import PositionDraws, verify_coupled
@@ -45,11 +45,13 @@ class Verifier:
         chain: the method on chains; None draws each position's token from coupled noise.
         tree: the method on trees; None where there is none.
         lossy: whether it changes the law of the output.
+        lazy: whether the method on chains makes do with laws that are normalised lazily.
     """
 
     chain: Method | None
     tree: TreeMethod | None
     lossy: bool = False
+    lazy: bool = False
 
     @staticmethod
     def of(config: SpeculativeConfig) -> Verifier:
@@ -65,14 +67,16 @@ class Verifier:
                 typical = TypicalVerification(config.typical_epsilon, config.typical_delta)
                 return Verifier(typical, None, lossy=True)
             case name:
-                return Verifier(METHODS[name], TREE_METHODS[name])
+                method = METHODS[name]
+                lazy = type(method) in (BlockVerification, TokenVerification)
+                return Verifier(method, TREE_METHODS[name], lazy=lazy)
 
     @property
     def coupled(self) -> bool:
         """Whether drafts are kept by equality with the target's own keyed draws."""
         return self.chain is None
 
-    def judge(self, proposal: DraftProposal, target: Any, draws: Draws) -> VerificationResult:
+    def judge(self, proposal: DraftProposal, target: Any, draws: Draws) -> Verdict:
         """The verdict on drafts beside the target's dense laws [B, N + 1, V]."""
         if self.chain is None:
             return verify_coupled(proposal, target, draws)

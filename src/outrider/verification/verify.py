@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 from array_api_compat import array_namespace
 
-from ..records import DraftProposal, VerificationResult
+from ..records import DraftProposal, Verdict
+from .block import reached
 from .chain import Chain, Method
 from .tree import Tree
 from .walk import Walk
@@ -25,9 +26,7 @@ class VerdictDraws(Protocol):
         ...
 
 
-def verify(
-    proposal: DraftProposal, target: Any, method: Method, draws: VerdictDraws
-) -> VerificationResult:
+def verify(proposal: DraftProposal, target: Any, method: Method, draws: VerdictDraws) -> Verdict:
     """Keep drafts by `method`, and draw the token that follows them.
 
     Args:
@@ -39,15 +38,17 @@ def verify(
     xp = array_namespace(target)
     if proposal.width == 0:
         none = xp.zeros(target.shape[0], dtype=xp.int64, device=target.device)
-        return VerificationResult(none, draws.token(target[:, 0]))
+        return Verdict(none, draws.token(target[:, 0]))
     return judge(Chain.of(proposal, target), method, draws)
 
 
-def judge(chain: Chain, method: Method, draws: VerdictDraws) -> VerificationResult:
+def judge(chain: Chain, method: Method, draws: VerdictDraws) -> Verdict:
     """`verify` for chains that have been set beside the target's laws."""
     law, weights = method.stop_law(chain)
     node = draws.stop(law)
-    return VerificationResult(node, draws.token(method.residual(chain, weights, node)))
+    token = draws.token(method.residual(chain, weights, node))
+    xp = array_namespace(law)
+    return Verdict(node, token, xp.sum(reached(chain.ratio), axis=-1))
 
 
 class TreeMethod(Protocol):
@@ -64,7 +65,7 @@ class TreeMethod(Protocol):
 
 def verify_tree(
     proposal: DraftProposal, target: Any, method: TreeMethod, draws: VerdictDraws
-) -> VerificationResult:
+) -> Verdict:
     """Keep a path of a drafted tree, and draw the token that follows it.
 
     Args:
@@ -73,14 +74,16 @@ def verify_tree(
         method: how nodes are kept; where every token is a point mass all methods are one.
         draws: the round's chance.
     """
+    xp = array_namespace(target)
     if proposal.laws is None or proposal.laws.probs is None:
         walk = Walk(proposal, target)
         node = draws.stop(walk.stop_law())
-        return VerificationResult(node, draws.token(walk.residual(node)))
+        ceiling = 1 + xp.sum(walk.reach(), axis=-1)
+        return Verdict(node, draws.token(walk.residual(node)), ceiling)
     tree = Tree.of(proposal, target)
     law, claims = method.stop_law(tree)
     node = draws.stop(law)
-    return VerificationResult(node, draws.token(method.residual(tree, claims, node)))
+    return Verdict(node, draws.token(method.residual(tree, claims, node)))
 
 
 def verify_atoms(

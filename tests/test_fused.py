@@ -1,0 +1,345 @@
+"""Verification from raw logits against the readable reference: verdicts, laws, and soundness."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.chance import Enumerator, Philox4x32, RoundDraws, inverse_cdf, round_keys
+from outrider.config import SamplingParams
+from outrider.records import DraftProposal, Laws, Prefix, SequenceState
+from outrider.verification import METHODS, BlockVerification, Chain, fused, verify
+from outrider.verification.fused import verify_logits
+
+EDGE = 1e-6
+
+
+@dataclass(frozen=True)
+class Case:
+    proposal: DraftProposal
+    logits: Tensor
+    temperature: Tensor | float | None
+
+    def target(self) -> Tensor:
+        """The target's laws in float64: the truth that both paths round."""
+        scores = self.logits.double()
+        if isinstance(self.temperature, Tensor):
+            scores = scores / self.temperature[:, None, None]
+        elif self.temperature is not None:
+            scores = scores / self.temperature
+        return scores.softmax(-1)
+
+
+def random_case(rng: np.random.Generator, sizes: tuple[int, ...] = (7, 300, 5_000, 50_000)) -> Case:
+    """Drafts that are kept often, of any shape, dtype, temperature and kind."""
+    batch, width = int(rng.choice([1, 3, 8])), int(rng.integers(0, 7))
+    size = int(rng.choice(sizes))
+    dtype = rng.choice([torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16])
+    lengths = np.full(batch, width) if rng.random() < 0.5 else rng.integers(0, width + 1, batch)
+    temperature: Any = rng.choice([None, 0.7, 1.6, "each"])
+    if temperature == "each":
+        temperature = torch.from_numpy(rng.uniform(0.5, 2, batch))
+    logits = torch.from_numpy(rng.normal(0, 3, (batch, width + 1, size))).to(dtype)
+    # A model that rules tokens out.
+    logits[torch.from_numpy(rng.random(logits.shape) < 0.05)] = -torch.inf
+    logits[..., int(rng.integers(size))] = 1.5
+    case = Case(
+        DraftProposal(torch.zeros(batch, 0, dtype=torch.int64), lengths, None), logits, temperature
+    )
+    if width == 0:
+        return case
+    near = case.target()[:, :width].log() + torch.from_numpy(
+        rng.normal(0, 0.5, (batch, width, size))
+    )
+    probs = near.softmax(-1)
+    tokens = torch.from_numpy(rng.random((batch, width)))
+    tokens = torch.stack([inverse_cdf(probs[:, i], tokens[:, i]) for i in range(width)], 1)
+    if rng.random() < 0.25:
+        laws = Laws(atoms=probs.argmax(-1))
+        tokens = laws.atoms
+    else:
+        laws = Laws(probs=probs.to(torch.promote_types(dtype, torch.float32)))
+    return Case(DraftProposal(tokens, lengths, laws), logits, temperature)
+
+
+class Noted:
+    """Draws by Philox that remember each law's edges and where its uniforms fell."""
+
+    def __init__(self, batch: int, width: int, seed: int) -> None:
+        states = [
+            SequenceState(Prefix(str(i), [1]), 1, SamplingParams(), frozenset(), seed + i)
+            for i in range(batch)
+        ]
+        self.uniforms = torch.from_numpy(Philox4x32().uniforms(round_keys(states, width)[0]))
+        self._draws = RoundDraws(Philox4x32(), None, self.uniforms)
+        self.near: list[Tensor] = []
+
+    def stop(self, laws: Tensor) -> Tensor:
+        return self._note(laws, self.uniforms[:, 0], self._draws.stop(laws))
+
+    def token(self, laws: Tensor) -> Tensor:
+        return self._note(laws, self.uniforms[:, 1], self._draws.token(laws))
+
+    def _note(self, laws: Tensor, uniforms: Tensor, drawn: Tensor) -> Tensor:
+        edges = laws.double().cumsum(-1)
+        gaps = (edges / edges[:, -1:] - uniforms[:, None]).abs().amin(-1)
+        self.near.append(gaps < EDGE)
+        return drawn
+
+
+def disagreements(
+    cases: int, seed: int, method: str, sizes: tuple[int, ...], faulty: Any = None
+) -> dict[str, int]:
+    """How often the fast path and the reference differ, near an edge and elsewhere."""
+    rng = np.random.default_rng(seed)
+    counts = {"draws": 0, "near": 0, "differ": 0, "differ far from an edge": 0}
+    for number in range(cases):
+        case = random_case(rng, sizes)
+        batch, width = case.proposal.tokens.shape
+        slow, quick = Noted(batch, width, number), Noted(batch, width, number)
+        expected = verify(case.proposal, case.target(), METHODS[method], slow)
+        kind = faulty or METHODS[method]
+        found, witness = verify_logits(case.proposal, case.logits, case.temperature, kind, quick)
+        assert bool(witness.isfinite().all())
+        assert witness.shape == (batch, width + 1)
+        nodes = found.node != expected.node
+        tokens = (found.next_token != expected.next_token) & ~nodes
+        near_node = slow.near[0] if width else torch.zeros(batch, dtype=torch.bool)
+        near_token = slow.near[-1]
+        counts["draws"] += batch * (1 + bool(width))
+        counts["near"] += int(near_node.sum() + near_token.sum())
+        counts["differ"] += int(nodes.sum() + tokens.sum())
+        far = (nodes & ~near_node) | (tokens & ~near_token)
+        counts["differ far from an edge"] += int(far.sum())
+    return counts
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_fast_path_gives_the_verdicts_of_the_reference(method: str) -> None:
+    counts = disagreements(60, 3, method, (7, 300, 5_000, 50_000))
+    assert counts["differ far from an edge"] == 0, counts
+    # Edges of a law of 50,000 tokens lie close together: some uniforms are near one.
+    assert counts["near"] <= counts["draws"] // 20, counts
+    assert counts["differ"] <= 3, counts
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kept", [True, False], ids=["powers kept", "raised again"])
+def test_every_way_of_holding_the_laws_gives_the_same_verdicts(
+    method: str, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small rounds through the code for large ones, one and several rows at a time."""
+    monkeypatch.setattr(fused, "_NUMPY", 0)
+    monkeypatch.setattr(fused, "_KEPT", 1 << 20 if kept else 0)
+    monkeypatch.setattr(fused, "_AT_A_TIME", 600)
+    counts = disagreements(120, 4, method, (7, 300))
+    assert counts["differ far from an edge"] == 0, counts
+    assert counts["near"] <= counts["draws"] // 50, counts
+
+
+class WeightForgotten(BlockVerification):
+    def residual(self, chain: Chain, weights: Any, node: Any) -> Any:
+        return super().residual(chain, np.ones_like(weights), node)
+
+
+def wrong_row(laws: type) -> Any:
+    """Laws whose rows are normalised by the next row's mass."""
+    make = laws.of
+
+    def of(logits: Tensor, scale: Any) -> Any:
+        found = make(logits, scale)
+        found.mass[:] = np.roll(np.asarray(found.mass), 1, axis=0)
+        return found
+
+    return staticmethod(of)
+
+
+def test_planted_faults_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten = disagreements(40, 5, "block", (300,), WeightForgotten())
+    assert forgotten["differ far from an edge"] > 0, forgotten
+    with monkeypatch.context() as patch:
+        patch.setattr(fused.KeptLaws, "of", wrong_row(fused.KeptLaws))
+        wrong = disagreements(40, 5, "token", (300,))
+    assert wrong["differ far from an edge"] > 0, wrong
+    with monkeypatch.context() as patch:
+        patch.setattr(fused, "_NUMPY", 0)
+        patch.setattr(
+            fused, "_take", lambda rows, index: rows.index_select(0, torch.as_tensor(index * 0))
+        )
+        wrong = disagreements(40, 5, "token", (300,))
+    assert wrong["differ far from an edge"] > 0, wrong
+
+
+def first_tokens(
+    logits: Tensor, drafts: Tensor, tokens: tuple[int, ...], temperature: Any, method: str, cut: int
+) -> dict[tuple[int, ...], float]:
+    """The exact law of the first `cut` tokens that a round emits when it drafts `tokens`.
+
+    Where a round emits fewer, the target's own law completes them.
+    """
+    law: dict[tuple[int, ...], float] = {}
+    width = len(tokens)
+    target = (logits.double() / temperature).softmax(-1)
+    pending: list[tuple[int, ...]] = [()]
+    rows = [0]
+    for index in tokens:
+        rows.append(rows[-1] * logits.shape[-1] + index + 1)
+    while pending:
+        path = pending.pop()
+        chance = Enumerator([path])
+        states = [SequenceState(Prefix("a", [1]), 1, SamplingParams(), frozenset(), 0)]
+        draws = RoundDraws(chance, round_keys(states, width)[0], None)
+        laws = torch.stack([drafts[row] for row in rows[:-1]])[None]
+        proposal = DraftProposal(torch.tensor([tokens]), np.array([width]), Laws(probs=laws))
+        verdict, _ = verify_logits(
+            proposal, logits[rows][None], temperature, METHODS[method], draws
+        )
+        pending += [other for _, other in chance.siblings]
+        emitted = (*tokens[: int(verdict.node)], int(verdict.next_token))
+        weight = chance.probability[0]
+        for rest in itertools.product(range(logits.shape[-1]), repeat=max(0, cut - len(emitted))):
+            whole, mass, row = (*emitted, *rest), weight, 0
+            for position, token in enumerate(whole[:cut]):
+                if position >= len(emitted):
+                    mass *= float(target[row, token])
+                row = row * logits.shape[-1] + token + 1
+            law[whole[:cut]] = law.get(whole[:cut], 0.0) + mass
+    return law
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("held", ["numpy", "kept", "raised again"])
+def test_the_law_of_a_round_is_the_targets(
+    method: str, held: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By exact enumeration over drafts, stops and tokens: V = 3, two drafts, float64 logits."""
+    if held != "numpy":
+        monkeypatch.setattr(fused, "_NUMPY", 0)
+    if held == "raised again":
+        monkeypatch.setattr(fused, "_KEPT", 0)
+    rng = np.random.default_rng(6)
+    size, width, temperature = 3, 2, 0.8
+    # Rows by prefix: 0 is empty, and the children of a row r are 3 r + 1, 2, 3.
+    logits = torch.from_numpy(rng.normal(0, 2, (13, size)))
+    drafts = torch.from_numpy(rng.normal(0, 2, (13, size))).softmax(-1)
+    target = (logits / temperature).softmax(-1)
+    found: dict[tuple[int, ...], float] = {}
+    for tokens in itertools.product(range(size), repeat=width):
+        drafted = float(drafts[0, tokens[0]] * drafts[tokens[0] + 1, tokens[1]])
+        law = first_tokens(logits, drafts, tokens, temperature, method, width + 1)
+        for emitted, mass in law.items():
+            found[emitted] = found.get(emitted, 0.0) + drafted * mass
+    error = 0.0
+    for a, b, c in itertools.product(range(size), repeat=3):
+        exact = float(target[0, a] * target[a + 1, b] * target[(a + 1) * size + b + 1, c])
+        error = max(error, abs(found[a, b, c] - exact))
+    assert len(found) == size**3
+    assert error < 1e-12
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf], ids=["nan", "inf", "nothing finite"])
+@pytest.mark.parametrize("size", [7, 30_000])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_witness_tells_of_unsound_rows(bad: float, size: int, method: str) -> None:
+    logits = torch.randn(2, 4, size, generator=torch.Generator().manual_seed(0))
+    logits[1, 2] = bad
+    if np.isnan(bad):
+        logits[1, 2, 1:] = 0
+    laws = torch.full((2, 3, size), 1 / size)
+    proposal = DraftProposal(torch.full((2, 3), 1), np.array([3, 3]), Laws(probs=laws))
+    verdict, witness = verify_logits(proposal, logits, None, METHODS[method], Noted(2, 3, 0))
+    unsound = torch.zeros(2, 4, dtype=torch.bool)
+    unsound[1, 2] = True
+    assert torch.equal(~witness.isfinite(), unsound)
+    assert ((verdict.next_token >= 0) & (verdict.next_token < size)).all()
+    assert ((verdict.node >= 0) & (verdict.node <= 3)).all()
+
+
+@pytest.mark.parametrize("size", [5_000, 16_384, 50_257])
+def test_wide_laws_are_drawn_from_where_there_is_mass(size: int) -> None:
+    rng = np.random.default_rng(7)
+    laws = rng.gamma(0.02, size=(200, size)) * (rng.random((200, size)) < 0.01)
+    laws[:, -1] = rng.random(200) < 0.5
+    laws[0] = 0
+    laws[0, -1] = 1e-300
+    uniforms = rng.random(200)
+    uniforms[:4] = uniforms[4:8] = [0.0, 1 - 2.0**-53, 2.0**-53, 0.5]
+    wide = torch.from_numpy(laws)
+    found = inverse_cdf(wide, torch.from_numpy(uniforms))
+    assert (laws[np.arange(200), found] > 0).all()
+    # Whatever the batch, and whatever the library.
+    alone = [
+        int(inverse_cdf(wide[i : i + 1], torch.from_numpy(uniforms[i : i + 1]))) for i in range(40)
+    ]
+    assert alone == found[:40].tolist()
+    running = laws.cumsum(-1)
+    drawn = running[np.arange(200), found] / running[:, -1]
+    before = drawn - laws[np.arange(200), found] / running[:, -1]
+    assert ((before - 1e-12 <= uniforms) & (uniforms <= drawn + 1e-12)).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_code_for_devices_gives_the_same_verdicts(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small arrays in torch, nothing decided on the host, as on CUDA: here on the CPU."""
+    monkeypatch.setattr(fused, "_on_host", lambda array: False)
+    counts = disagreements(120, 8, method, (7, 300))
+    assert counts["differ far from an edge"] == 0, counts
+    assert counts["near"] <= counts["draws"] // 50, counts
+
+
+KERNELS = """
+import torch
+from outrider.verification import fused, kernels
+from tests.test_fused import disagreements
+
+random = torch.Generator().manual_seed(0)
+for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+    for size in (7, 4096, 10_000):
+        logits = (torch.randn(5, size, generator=random, dtype=torch.float64) * 4).to(dtype)
+        logits[torch.rand(5, size, generator=random) < 0.1] = -torch.inf
+        logits[:, 0] = 1
+        logits[1, 4096:] = -torch.inf
+        draft = torch.randn(3, size, generator=random, dtype=torch.float64).softmax(-1).float()
+        each = torch.rand(5, 1, generator=random).to(torch.promote_types(dtype, torch.float32))
+        for scale in (1.25, each + 0.5):
+            expected = fused.LazyLaws(logits, scale, *fused.normalisers(logits, scale))
+            peak, mass = kernels.normalisers(logits, scale)
+            torch.testing.assert_close(peak, expected.peak)
+            torch.testing.assert_close(mass, expected.mass)
+            index, column = torch.tensor([4, 0, 1]), torch.tensor([2, 2, 0])
+            weight = torch.tensor([0.3, 0.9, 1.0], dtype=torch.float64)
+            sums = expected.excess(index.numpy(), weight.numpy(), draft, column.numpy())
+            found = kernels.excess(
+                logits, scale, peak, index, weight / mass[index, 0], draft, column
+            )
+            assert found.dtype == torch.float64
+            torch.testing.assert_close(found, torch.from_numpy(sums), rtol=1e-5, atol=1e-7)
+
+bad = torch.zeros(4, 5000)
+bad[0, 3], bad[1, 3], bad[2] = torch.nan, torch.inf, -torch.inf
+assert kernels.normalisers(bad, 1.0)[1].isfinite()[:, 0].tolist() == [False, False, False, True]
+
+fused._on_host = lambda array: False
+fused._has_kernels = lambda logits: True
+for method in ("token", "block"):
+    counts = disagreements(10, 9, method, (7, 5000))
+    assert counts["differ far from an edge"] == 0, counts
+"""
+
+
+def test_the_kernels_are_their_readable_twins() -> None:
+    """In Triton's interpreter, which needs no GPU but must be asked for before Triton is loaded."""
+    pytest.importorskip("triton")
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    subprocess.run([sys.executable, "-c", KERNELS], check=True, timeout=300, env=environment)
