@@ -228,6 +228,14 @@ BiasedOnTrees = Verifier(BlockVerification(), faults.PlainTraversal())
 Drafts = ModelDrafter
 FalseDrafts = faults.ArgmaxSaidToBeSampled
 nothing = 3
+
+class Shapeless:
+    def propose(self, prefixes, plan, ctx):
+        raise RuntimeError("never asked")
+
+class Raises(faults.Drafter):
+    def propose(self, prefixes, plan, ctx):
+        raise RuntimeError("no idea")
 """
 
 
@@ -295,6 +303,12 @@ class TestCommand:
         verdict = "FAIL: exact FAIL" if status else "PASS: exact pass"
         assert capsys.readouterr().out.splitlines()[-1] == verdict
 
+    def test_what_a_part_raises_is_reported_once(self, capsys: Any, module: Path) -> None:
+        assert run("--module", f"{module}:Raises") == 1
+        report = capsys.readouterr().out
+        assert report.count("cases: RuntimeError: no idea") == 1
+        assert "Traceback" not in report
+
     def test_a_control_that_is_not_rejected_fails(self, capsys: Any, monkeypatch: Any) -> None:
         harmless = replace(controls.CONTROLS[0], planted=checks.shipped)
         monkeypatch.setattr(controls, "CONTROLS", (harmless,))
@@ -334,6 +348,8 @@ def test_an_object_is_taken_as_it_is(module: Path) -> None:
     assert load_part(f"{module}:BiasedOnTrees").verifier is not None
     with pytest.raises(InvalidConfigError, match="neither"):
         load_part(f"{module}:nothing")
+    with pytest.raises(InvalidConfigError, match="with vocab_size, too"):
+        load_part(f"{module}:Shapeless")
 
 
 def test_known_answers_need_the_published_constant() -> None:

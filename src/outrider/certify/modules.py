@@ -12,7 +12,8 @@ from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
 from ..errors import InvalidConfigError
-from ..models.tabular import TabularModel
+from ..models.tabular import TabularModel, mock_pair
+from ..protocols import DraftModel
 from ..verification import Verifier
 from .cases import Part
 
@@ -57,7 +58,9 @@ def load_part(reference: str) -> Part:
     if isinstance(found, _Verifies):
         return Part(name, verifier=Verifier(found() if isinstance(found, type) else found, None))
     if isinstance(found, _Drafts):
-        return Part(name, drafter=_maker(found))
+        make = _maker(found)
+        _try(make, reference)
+        return Part(name, drafter=make)
     raise InvalidConfigError("--module", reference, f"{EXPECTED}; {name} has neither")
 
 
@@ -78,6 +81,17 @@ def _imported(source: str, reference: str) -> ModuleType:
             "--module", reference, f"a module that can be imported ({reason})"
         ) from error
     return module
+
+
+def _try(make: Callable[[TabularModel], Any], reference: str) -> None:
+    try:
+        made = make(mock_pair(3)[1])
+    except Exception as error:
+        raise InvalidConfigError(
+            "--module", reference, f"a drafter that can be made ({type(error).__name__}: {error})"
+        ) from error
+    if not isinstance(made, DraftModel):
+        raise InvalidConfigError("--module", reference, "a drafter with vocab_size, too")
 
 
 def _maker(found: Any) -> Callable[[TabularModel], Any]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ..certify.cases import Part
     from ..certify.checks import Report
-    from ..certify.statistics import StatisticalTier
+    from .models import Loaded
 
 TIERS = ("exact", "statistical", "controls")
 SAMPLES = 2400
@@ -32,7 +32,7 @@ def configure(parser: ArgumentParser) -> None:
     """Add the flags of this subcommand."""
     parser.description = (
         "Certify that what is emitted has exactly the target's law. Exact: the engine as it ships "
-        "is enumerated on small random models, over a design that covers every pair of settings. "
+        "is enumerated on small random models, over a design that covers every triple of settings. "
         "Statistical: the engine under its own random numbers on real models, by G-tests. "
         "Controls: planted faults, each of which a named check must reject. The exit status is 0 "
         "if all passes, 1 if anything fails, 2 after an error."
@@ -86,15 +86,22 @@ def run(args: Namespace) -> int:
         from .certify_screen import Screen
 
         part = None if args.module is None else load_part(args.module)
+    # What cannot be loaded is refused before anything is printed.
+    loaded = _loaded(args, console) if "statistical" in tiers else None
     screen = None if args.json else Screen(wants_color(args.color))
-    found: dict[str, Any] = {"outrider": __version__, "part": args.module}
+    found: dict[str, Any] = {
+        "outrider": __version__,
+        "part": args.module,
+        "models": None if loaded is None else loaded.facts,
+    }
     if screen is not None:
-        screen.title(args.module)
+        screen.title(args.module, None if loaded is None else loaded.facts)
     for name in TIERS:
         if name not in tiers:
             continue
         start = perf_counter()
-        tier = _run_tier(name, args, console, part)
+        with _progress(console, name) as report:
+            tier = _run_tier(name, args, report, part, loaded)
         seconds = perf_counter() - start
         found[name] = {"seconds": seconds, **getattr(document, name)(tier)}
         if screen is not None:
@@ -132,32 +139,30 @@ def _tiers(args: Namespace) -> tuple[str, ...]:
     return tiers
 
 
-def _run_tier(name: str, args: Namespace, console: Console, part: Part | None) -> Any:
+def _loaded(args: Namespace, console: Console) -> Loaded:
+    from .models import load
+
+    return load(args, console, max_sequences=SEQUENCES)
+
+
+def _run_tier(
+    name: str, args: Namespace, report: Report, part: Part | None, loaded: Loaded | None
+) -> Any:
     if name == "exact":
         from ..certify.exact import exact_tier
 
-        with _progress(console, name) as report:
-            return exact_tier(report, part)
+        return exact_tier(report, part)
     if name == "controls":
         from ..certify.controls import control_tier
 
-        with _progress(console, name) as report:
-            return control_tier(report)
-    return _statistical(args, console)
-
-
-def _statistical(args: Namespace, console: Console) -> StatisticalTier:
+        return control_tier(report)
     from ..certify.statistics import statistical_tier
     from ..models.demo import PROMPTS
-    from .models import load
 
-    loaded = load(args, console, max_sequences=SEQUENCES)
+    assert loaded is not None
     assert loaded.drafter is not None
     prompts = [tuple(loaded.tokenizer.encode(text)[:PROMPT_TOKENS]) for text in PROMPTS]
-    with _progress(console, "statistical") as report:
-        return statistical_tier(
-            report, loaded.target, loaded.drafter, prompts, args.samples, args.seed
-        )
+    return statistical_tier(report, loaded.target, loaded.drafter, prompts, args.samples, args.seed)
 
 
 @contextmanager

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -18,6 +20,7 @@ from ..certify.controls import Verdict
 from ..certify.covering import Coverage
 from ..certify.exact import ExactTier
 from ..certify.statistics import ALTERNATIVES, FALSE_ALARM_RATE, TOKENS, StatisticalTier
+from .parser import one_line
 
 WIDTH = 100
 SHOWN_FAILURES = 8
@@ -39,10 +42,17 @@ class Screen:
             highlight=False,
         )
 
-    def title(self, part: str | None) -> None:
-        """What is certified."""
+    def title(self, part: str | None, models: Mapping[str, Any] | None) -> None:
+        """What is certified, and on which models the statistical tier runs."""
         what = "the engine as it ships" if part is None else f"{part}, in the engine as it ships"
         self._say(f"outrider {__version__}: certificate of {what}", "bold")
+        if models is not None:
+            draft = models["draft"] or "prompt lookup"
+            self._say(
+                f"statistical tier: target {models['target']}, draft {draft}, {models['device']}, "
+                f"{models['dtype']}",
+                "dim",
+            )
 
     def exact(self, tier: ExactTier, seconds: float) -> None:
         """The largest error of every method with every drafter, then the other checks."""
@@ -55,13 +65,9 @@ class Screen:
             f"{_error(tier.largest_error)}, allowed {TOLERANCE:g}."
         )
         self._print(_matrix(tier.measured))
-        failed = [item for item in tier.measured if not item.passed]
-        for item in failed[:SHOWN_FAILURES]:
-            settings = ", ".join(f"{name} {value}" for name, value in item.case.values.items())
-            found = f"error {_error(item.error)}" if item.problem is None else item.problem
-            self._say(f"FAIL  {settings}: {found}", "red")
-        if len(failed) > SHOWN_FAILURES:
-            self._say(f"... and {len(failed) - SHOWN_FAILURES} more cases", "red")
+        self.console.print()
+        for line in _failures(tier.measured):
+            self._say(line, "red")
         table = _table("check", "found", "verdict")
         for finding in tier.findings:
             table.add_row(finding.check, finding.said, _verdict(finding.passed))
@@ -127,6 +133,18 @@ class Screen:
 
     def _say(self, text: str, style: str = "") -> None:
         self.console.print(Text(text, style=style))
+
+
+def _failures(measured: Sequence[Measured]) -> list[str]:
+    """What was raised, each message once, and the cases with an error, the worst first."""
+    raised = Counter(item.problem for item in measured if item.problem is not None)
+    biased = [item for item in measured if not item.passed and item.problem is None]
+    lines = [f"FAIL  {count} cases: {one_line(text)}" for text, count in raised.most_common()]
+    for item in sorted(biased, key=lambda item: item.error, reverse=True):
+        settings = "; ".join(f"{name} {value}" for name, value in item.case.values.items())
+        lines.append(f"FAIL  error {_error(item.error)}: {settings}")
+    more = len(lines) - SHOWN_FAILURES
+    return lines if more <= 0 else [*lines[:SHOWN_FAILURES], f"... and {more} more"]
 
 
 def _matrix(measured: Sequence[Measured]) -> Table:
