@@ -17,6 +17,7 @@ import torch
 
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder, batch, chance
 from outrider.certify import exact_law
+from outrider.certify.reference import distance, target_law
 from outrider.drafters.ngram import NgramDrafter
 from outrider.errors import (
     DegenerateDistributionError,
@@ -26,8 +27,6 @@ from outrider.errors import (
 from outrider.models.tabular import TabularModel, mock_pair
 from outrider.records import DraftPlan, DraftProposal, Laws, Prefix
 from outrider.verification import METHODS, BlockVerification, Chain, TokenVerification
-
-from .exact import distance, target_law
 
 TOLERANCE = 1e-12
 

@@ -9,9 +9,9 @@ import pytest
 
 from outrider import NgramDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
 from outrider.certify import exact_law
+from outrider.certify.reference import distance, target_law
 from outrider.models.tabular import TabularModel, mock_pair
 
-from .exact import distance, target_law
 from .test_exact_law import TOLERANCE, configured
 
 ONE = SamplingParams(max_tokens=1)

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 from outrider import ModelDrafter, NgramDrafter, SamplingParams, SpeculativeDecoder, load
 from outrider.certify import exact_law
+from outrider.certify.reference import distance, target_law
 from outrider.errors import ModelError
 from outrider.models.slots import LayerShape, Slot, SlotCache, SlotTable
 from outrider.models.tabular import TabularModel, mock_pair
 from outrider.records import DraftProposal, Laws, Prefix
 from outrider.text import StreamDecoder
 from outrider.verification import METHODS, Chain
-
-from .exact import distance, target_law
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)

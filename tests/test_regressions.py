@@ -21,13 +21,13 @@ from outrider import (
     load,
 )
 from outrider.certify import exact_law
+from outrider.certify.reference import distance, target_law
 from outrider.chance import Philox4x32
 from outrider.errors import InvalidConfigError, ModelError
 from outrider.models.tabular import TabularModel, mock_pair
 from outrider.records import DraftPlan, DraftProposal, Laws, Prefix, TargetScores
 from outrider.sampling import PackedParams, laws
 
-from .exact import distance, target_law
 from .families import random_model, resembling
 
 CPU = torch.device("cpu")

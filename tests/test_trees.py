@@ -23,13 +23,13 @@ from outrider import (
     trees,
 )
 from outrider.certify import exact_law
+from outrider.certify.reference import distance, target_law
 from outrider.errors import DraftShapeError, InvalidConfigError, KeyReuseError
 from outrider.models.tabular import TabularModel, mock_pair
 from outrider.records import DraftPlan, DraftProposal, Laws
 from outrider.verification import TREE_METHODS, TraversalVerification, Tree
 from outrider.verification.ceilings import transport_optimum
 
-from .exact import distance, target_law
 from .test_exact_law import TOLERANCE, configured, error
 
 METHODS = ("traversal", "recursive", "coupled")

@@ -18,6 +18,7 @@ from .parser import Parser, one_line
 COMMANDS = {
     "generate": "continue a prompt, and show how many tokens came from the draft",
     "demo": "decode the same prompts plainly and speculatively, and compare the speed",
+    "certify": "prove that the output has the target's law, and that the proof can fail",
 }
 
 
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments after the program's name; None takes the process's own.
 
     Returns:
-        The exit status: 0, 2 after an error, 130 after an interrupt.
+        The exit status: 0, 1 if a certificate fails, 2 after an error, 130 after an interrupt.
 
     Raises:
         SystemExit: a flag is wrong (status 2), or help or the version was asked for (status 0).
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     options = _parser(args).parse(args)
     try:
-        options.run(options)
+        status: int = options.run(options) or 0
         sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read the output has gone; nothing is left to say, at exit neither.
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(one_line(str(error)), 2, options.debug)
     except KeyboardInterrupt:
         return _fail("interrupted", 130, options.debug)
-    return 0
+    return status
 
 
 def _parser(args: list[str]) -> Parser:

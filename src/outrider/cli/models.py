@@ -58,8 +58,11 @@ class Loaded:
         return "prompt lookup"
 
 
-def load(args: Namespace, console: Console) -> Loaded:
-    """Load the models that the flags name, with a spinner on `console` if it is a terminal."""
+def load(args: Namespace, console: Console, **more: Any) -> Loaded:
+    """Load the models that the flags name, with a spinner on `console` if it is a terminal.
+
+    `more` goes to `outrider.load`.
+    """
     method = speculation_method(args)
     with console.status(f"loading {args.target}"):
         import torch
@@ -77,7 +80,7 @@ def load(args: Namespace, console: Console) -> Loaded:
             if name in ("prompt_lookup_max", "prompt_lookup_min") and value is not None
         }
         ngram = NgramDrafter(**lookup)
-        pair = load_pair(args.target, args.draft, device=args.device, dtype=args.dtype)
+        pair = load_pair(args.target, args.draft, device=args.device, dtype=args.dtype, **more)
     drafter = {"draft_model": pair.drafter, "ngram": ngram, "none": None}[method]
     facts = {
         "outrider": __version__,

@@ -159,15 +159,17 @@ def add_law_flags(group: _ArgumentGroup) -> None:
     )
 
 
-def add_output_flags(parser: ArgumentParser, document: str) -> None:
-    """How results are shown, and errors."""
+def add_output_flags(
+    parser: ArgumentParser, document: str, colored: str = "tokens by origin"
+) -> None:
+    """How results are shown, and errors; `document` says what JSON holds, `colored` what colour."""
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help=f"print one JSON object: {document}")
     group.add_argument(
         "--color",
         choices=("auto", "always", "never"),
         default="auto",
-        help="colour tokens by origin (default: auto, on a terminal unless NO_COLOR is set)",
+        help=f"colour {colored} (default: auto, on a terminal unless NO_COLOR is set)",
     )
     group.add_argument("--debug", action="store_true", help="show the traceback of an error")
 

@@ -1,4 +1,4 @@
-"""Proof by enumeration: the exact law of what the shipped engine emits.
+"""The exact law of what the shipped engine emits, by enumeration.
 
 The engine is run under an enumerator in the place of chance. Each of its steps is walked through
 every outcome of every draw, each with its exact probability; states that came out equal are merged,
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from .chance import Enumerator
-from .config import SamplingParams
-from .engine import SpeculativeDecoder
-from .errors import DegenerateDistributionError, InvalidConfigError
-from .records import FinishReason, Prefix, SequenceState
-from .requests import Prompt
+from ..chance import Enumerator
+from ..config import SamplingParams
+from ..engine import SpeculativeDecoder
+from ..errors import DegenerateDistributionError, InvalidConfigError
+from ..records import FinishReason, Prefix, SequenceState
+from ..requests import Prompt
 
 Key = tuple[tuple[int, ...], tuple[int, ...], FinishReason | None]
 

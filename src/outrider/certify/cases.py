@@ -1,0 +1,221 @@
+"""What may be asked of the engine, as factors; a case is one choice of each, on tiny models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from ..config import LOSSY, SamplingParams, SpeculativeConfig, Verification
+from ..drafters.ngram import NgramDrafter
+from ..engine import SpeculativeDecoder
+from ..models.tabular import TabularModel, mock_pair
+from ..protocols import DraftModel
+from ..records import SequenceState
+from ..verification import Verifier
+from .checks import TOLERANCE
+from .covering import Coverage, coverage, covering
+from .enumeration import exact_law
+from .reference import distance, target_law
+
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "model": {},
+    "model, greedy": {"draft_sample_method": "greedy"},
+    "prompt lookup": {},
+    "tree, greedy": {"tree_children": "greedy"},
+    "tree, drawn": {"tree_children": "without_replacement"},
+    "tree, replaced": {"tree_children": "with_replacement"},
+    "tree, points": {"draft_sample_method": "greedy"},
+    "tree, grown": {},
+    "none": {},
+}
+"""What drafts, and the settings of it.
+
+Children of trees are the likeliest tokens and one drawn from the rest (greedy), drawn without or
+with replacement (drawn, replaced), or point masses alone (points); a grown tree shares a budget of
+nodes out where the draft is surest.
+"""
+
+_SHAPES: dict[int, tuple[int, ...]] = {1: (3,), 2: (2, 1), 3: (1, 2, 1)}
+_BUDGETS = {1: 2, 2: 3, 3: 4}
+
+METHODS = tuple(name for name in get_args(Verification) if name not in LOSSY)
+
+SAMPLING: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "temperature": {"temperature": 0.6},
+    "top-k": {"top_k": 2},
+    "top-p": {"top_p": 0.7},
+    "min-p": {"min_p": 0.3},
+    "all": {"temperature": 1.4, "top_k": 2, "top_p": 0.85, "min_p": 0.1},
+    "greedy": {"temperature": 0.0},
+}
+
+FACTORS: dict[str, tuple[str, ...]] = {
+    "method": METHODS,
+    "drafter": tuple(DRAFTERS),
+    "sampling": tuple(SAMPLING),
+    "stop": ("never", "at a token", "after one token"),
+    "batch": ("alone", "ragged", "with others"),
+    "depth": ("1", "2", "3"),
+    "replay": ("no", "yes"),
+    "draft": ("unlike", "similar", "close"),
+}
+
+STRENGTH = 3
+"""The design covers every combination of the values of this many factors."""
+
+_BATCH_SIZES = {"alone": 1, "ragged": 64, "with others": 16}
+_AGREEMENTS = {"unlike": 0.0, "similar": 0.6, "close": 0.95}
+_STOP = (1,)
+_PROMPT = (0, 1, 2, 0, 1, 2, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A verification method or a drafter of the user's own, to be certified in the engine.
+
+    Attributes:
+        name: as the user gave it.
+        verifier: takes the place of the configured method; None if this is a drafter.
+        drafter: makes the drafter of a tabular draft model; None if this is a method.
+    """
+
+    name: str
+    verifier: Verifier | None = None
+    drafter: Callable[[TabularModel], DraftModel] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One choice of every factor, on a random model pair of its own.
+
+    Attributes:
+        number: names the pair.
+        values: the choice, by factor.
+        part: the user's own method or drafter, if it is under test.
+    """
+
+    number: int
+    values: Mapping[str, str]
+    part: Part | None = None
+
+    def measure(self) -> Measured:
+        """Enumerate the engine, and hold its law against the target's.
+
+        Whatever the engine or the user's part raises is a finding, not the end of the tier.
+        """
+        try:
+            return self._measure()
+        except Exception as error:
+            return Measured(self, math.inf, 0, f"{type(error).__name__}: {error}")
+
+    def _measure(self) -> Measured:
+        params = self._params()
+        target, draft = mock_pair(self._vocab_size, self.number, _AGREEMENTS[self.values["draft"]])
+        decoder = self._decoder(target, draft)
+        found = exact_law(
+            decoder,
+            _PROMPT,
+            params,
+            batch_size=_BATCH_SIZES[self.values["batch"]],
+            mates=_mates(decoder) if self.values["batch"] == "with others" else (),
+        )
+        return Measured(self, distance(found, target_law(target, _PROMPT, params)), len(found))
+
+    @property
+    def _depth(self) -> int:
+        return int(self.values["depth"])
+
+    @property
+    def _vocab_size(self) -> int:
+        tree = self.values["drafter"].startswith("tree")
+        return 4 if self._depth == 1 and not tree else 3
+
+    def _params(self) -> SamplingParams:
+        replay = self.values["replay"] == "yes"
+        # One token more than the depth, or a round could not reach it.
+        length = max(3, self._depth + 1)
+        return SamplingParams(
+            max_tokens=1 if self.values["stop"] == "after one token" else length,
+            stop_token_ids=_STOP if self.values["stop"] == "at a token" else (),
+            depths=(self._depth, 0, 1) if replay else None,
+            **SAMPLING[self.values["sampling"]],
+        )
+
+    def _decoder(self, target: TabularModel, draft: TabularModel) -> SpeculativeDecoder:
+        part, kind = self.part, self.values["drafter"]
+        drafter: Any = {"none": None, "prompt lookup": NgramDrafter(3)}.get(kind, draft)
+        if part is not None and part.drafter is not None:
+            drafter = part.drafter(draft)
+        verifier = None if part is None else part.verifier
+        method = self.values["method"] if verifier is None else "block"
+        config = configured(method, kind, self._depth)
+        return SpeculativeDecoder(target, drafter, config=config, verifier=verifier)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a case came to.
+
+    Attributes:
+        case: the case.
+        error: the largest error in the probability of any output; infinite if there is a problem.
+        outputs: how many different outputs there are.
+        problem: what was raised, None if nothing was.
+    """
+
+    case: Case
+    error: float
+    outputs: int
+    problem: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the error is what rounding makes."""
+        return self.error < TOLERANCE
+
+
+def configured(method: str, kind: str, depth: int) -> SpeculativeConfig:
+    """The configuration of a method and a kind of drafter."""
+    return SpeculativeConfig(
+        num_speculative_tokens=depth,
+        verification=method,  # type: ignore[arg-type]
+        tree_shape=_SHAPES[depth] if kind.startswith("tree") and kind != "tree, grown" else None,
+        tree_budget=_BUDGETS[depth] if kind == "tree, grown" else None,
+        **DRAFTERS.get(kind, {}),
+    )
+
+
+def design(part: Part | None = None) -> tuple[tuple[Coverage, ...], list[Case]]:
+    """The covering design over all factors, or over those that a user's part leaves free.
+
+    Returns:
+        What it covers of pairs and of triples, and its cases.
+    """
+    factors = dict(FACTORS)
+    if part is not None:
+        factors["drafter" if part.drafter is not None else "method"] = (part.name,)
+    if part is not None and part.verifier is not None and part.verifier.tree is None:
+        factors["drafter"] = tuple(kind for kind in DRAFTERS if not kind.startswith("tree"))
+    rows = covering(factors, allowed, STRENGTH)
+    covered = tuple(coverage(rows, factors, allowed, size) for size in (2, 3))
+    return covered, [Case(number, row, part) for number, row in enumerate(rows)]
+
+
+def allowed(row: Mapping[str, str]) -> bool:
+    """Without a drafter there is no depth, and depths cannot be replayed."""
+    return row.get("drafter") != "none" or (
+        row.get("depth", "1") == "1" and row.get("replay", "no") == "no"
+    )
+
+
+def _mates(decoder: SpeculativeDecoder) -> list[SequenceState]:
+    """Requests of other kinds that share every batch."""
+    requests = {
+        (0,): SamplingParams(max_tokens=2, temperature=0),
+        (2, 1): SamplingParams(max_tokens=9, temperature=0.5),
+        (1, 1, 0): SamplingParams(max_tokens=5, top_k=1),
+    }
+    return [decoder.start(prompt, params)[0] for prompt, params in requests.items()]

@@ -1,0 +1,259 @@
+"""Checks of an engine that can each fail: law, keys, known answers, acceptance, metrics, batches.
+
+Every check builds its decoders through a function it is given, so that the same check is run on the
+engine as it ships and on an engine with a fault planted in it (`controls`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..chance import Enumerator, Philox4x32
+from ..config import SamplingParams, SpeculativeConfig
+from ..engine import SpeculativeDecoder
+from ..models.tabular import TabularModel, mock_pair
+from ..protocols import Chance
+from ..records import RoundRecord, SequenceState
+from .enumeration import exact_law
+from .reference import distance, target_law
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Build = Callable[[TabularModel, Any, SpeculativeConfig, Chance | None], SpeculativeDecoder]
+"""Makes a decoder of a target, a draft (or drafter), a configuration, and a chance."""
+
+Report = Callable[[int, int, str], None]
+"""Is told how many steps of a tier are done, of how many, and what is being done."""
+
+TOLERANCE = 1e-12
+"""The largest error in the probability of any output that rounding is allowed."""
+
+PHILOX_ANSWERS = (
+    ("00000000 " * 4, "00000000 " * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff " * 4, "ffffffff " * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    (
+        "243f6a88 85a308d3 13198a2e 03707344",
+        "a4093822 299f31d0",
+        "d16cfe09 94fdcceb 5001e420 24126ea1",
+    ),
+)
+"""Counter, key, block: the vectors of the Random123 distribution for philox4x32 with 10 rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found.
+
+    Attributes:
+        check: its name.
+        said: the figure it looked at, in words.
+        figure: that figure; 0, or below the check's tolerance, where all is well.
+        passed: whether it is.
+    """
+
+    check: str
+    said: str
+    figure: float
+    passed: bool
+
+
+def shipped(
+    target: TabularModel, draft: Any, config: SpeculativeConfig, chance: Chance | None = None
+) -> SpeculativeDecoder:
+    """The engine as it ships."""
+    return SpeculativeDecoder(target, draft, config=config, chance=chance)
+
+
+def law(
+    build: Build,
+    config: SpeculativeConfig,
+    params: SamplingParams,
+    vocab_size: int = 3,
+    pairs: int = 2,
+) -> Finding:
+    """The largest error in the probability of any output, by enumeration, over some model pairs."""
+    error = 0.0
+    prompt = (0, 1, 2, 0, 1)
+    for seed in range(pairs):
+        target, draft = mock_pair(vocab_size, seed)
+        found = exact_law(build(target, draft, config, None), prompt, params)
+        error = max(error, distance(found, target_law(target, prompt, params)))
+    return Finding("law", f"error {error:.1e}", error, error < TOLERANCE)
+
+
+class Recorder:
+    """Draws by Philox, and notes every key."""
+
+    def __init__(self) -> None:
+        self.keys: list[tuple[int, ...]] = []
+        self._philox = Philox4x32()
+
+    def draw(self, laws: Tensor, keys: NDArray[np.uint64]) -> Tensor:
+        """One index int64 [B] for each law [B, M], under keys [B, 5]."""
+        self.keys += map(tuple, keys.tolist())
+        return self._philox.draw(laws, keys)
+
+
+def keys(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
+    """How many keys come twice within whole requests: rounds, choices and prompts together."""
+    target, draft = mock_pair(3, 1)
+    prompts = [(0, 1), (1, 1), (2,)]
+    params = SamplingParams(max_tokens=10, seed=3, n=2)
+    drawn = repeated = 0
+    for config in configs:
+        recorder = Recorder()
+        build(target, draft, config, recorder).generate(prompts, params)
+        drawn += len(recorder.keys)
+        repeated += len(recorder.keys) - len(set(recorder.keys))
+    said = f"{repeated:,} of {drawn:,} keys repeated"
+    return Finding("keys", said, repeated, repeated == 0 and drawn > 0)
+
+
+def known_answers(philox: Callable[[Any, Any], Any]) -> Finding:
+    """How many words of Philox4x32-10 differ from those published."""
+    wrong = 0
+    for counter, key, block in PHILOX_ANSWERS:
+        given = [np.array(_words(text), dtype=np.int64)[:, None] for text in (counter, key)]
+        wrong += int((philox(*given)[:, 0] != np.array(_words(block))).sum())
+    said = f"{wrong} of {4 * len(PHILOX_ANSWERS)} words wrong"
+    return Finding("known answers", said, wrong, wrong == 0)
+
+
+def perfect_draft(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
+    """How many drafts of a draft that is the target are refused, over temperatures and filters."""
+    target, _ = mock_pair(5, 2)
+    drafted = refused = 0
+    for config in configs:
+        for temperature in (0.3, 0.7, 1.0, 1.5):
+            for filters in ({}, {"top_k": 3}, {"top_p": 0.8}):
+                params = SamplingParams(max_tokens=16, temperature=temperature, seed=5, **filters)
+                metrics = build(target, target, config, None).generate([0, 1], params).metrics
+                drafted += metrics.drafted
+                refused += metrics.drafted - metrics.accepted
+    said = f"{refused:,} of {drafted:,} refused"
+    return Finding("perfect draft", said, refused, refused == 0 and drafted > 0)
+
+
+def batches(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
+    """How many seeded requests emit other tokens in a batch than alone."""
+    target, draft = mock_pair(4, 3)
+    prompts = [[0], [1, 2], [3, 3, 3], [2, 0]]
+    params = [SamplingParams(max_tokens=4 + 3 * i, seed=9 + i % 2) for i in range(len(prompts))]
+    other = 0
+    count = 0
+    for config in configs:
+        together = build(target, draft, config, None).generate(prompts, params)
+        for prompt, request, output in zip(prompts, params, together, strict=True):
+            alone = build(target, draft, config, None).generate(prompt, request)
+            other += alone.token_ids != output.token_ids
+            count += 1
+    said = f"{other} of {count} texts changed"
+    return Finding("batches", said, other, other == 0 and count > 0)
+
+
+def coupled(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
+    """How many texts of coupled mode depend on the draft: they are those of plain keyed sampling.
+
+    `configs` are of coupled mode; each is held against the engine without a drafter.
+    """
+    target, draft = mock_pair(5, 7, 0.3)
+    prompts = [[0], [1, 2, 3], [4, 4]]
+    params = SamplingParams(max_tokens=14, temperature=1.2, top_p=0.95, seed=8, n=3)
+    other = count = 0
+    for config in configs:
+        drafted, plain = (
+            build(target, model, config, None).generate(prompts, params) for model in (draft, None)
+        )
+        for one, two in zip(drafted, plain, strict=True):
+            pairs = zip(one.choices, two.choices, strict=True)
+            other += sum(first.token_ids != second.token_ids for first, second in pairs)
+            count += len(one.choices)
+    said = f"{other} of {count} texts changed"
+    return Finding("coupled", said, other, other == 0 and count > 0)
+
+
+def metrics(build: Build, configs: Iterable[SpeculativeConfig], perfect: bool = False) -> Finding:
+    """How many of a request's rounds, and of its totals, contradict what was emitted."""
+    target, draft = mock_pair(4, 4)
+    wrong = count = 0
+    for config in configs:
+        for stop in ((), (1,)):
+            decoder = build(target, target if perfect else draft, config, None)
+            params = SamplingParams(max_tokens=12, stop_token_ids=stop, seed=6, n=8)
+            found = [contradictions(*run) for run in _rounds(decoder, params)]
+            tally = decoder.metrics
+            accepted, emitted = (sum(item[i] for item in found) for i in (1, 2))
+            wrong += sum(item[0] for item in found)
+            wrong += (tally.accepted, tally.emitted) != (accepted, emitted)
+            count += len(found) + 1
+    said = f"{wrong} of {count:,} records wrong"
+    return Finding("metrics", said, wrong, wrong == 0 and count > 0)
+
+
+def contradictions(
+    before: SequenceState, after: SequenceState, record: RoundRecord, row: int
+) -> tuple[bool, int, int]:
+    """Whether a row's record contradicts its states; with the accepted and emitted tokens."""
+    drafted, accepted, emitted = record.drafted[row], record.accepted[row], record.emitted[row]
+    output = len(after.prefix) - len(before.prefix)
+    ended = after.finish_reason is not None
+    sound = (
+        emitted == output
+        and 0 <= accepted <= record.depth[row] <= drafted
+        and accepted <= emitted <= accepted + 1
+        and (ended or emitted == accepted + 1)
+        and after.depths[-1] <= before.remaining - 1
+        and emitted <= before.remaining
+        and (before.remaining > output or ended)
+    )
+    return not sound, accepted, emitted
+
+
+def _rounds(
+    decoder: SpeculativeDecoder, params: SamplingParams
+) -> Iterable[tuple[SequenceState, SequenceState, RoundRecord, int]]:
+    live = decoder.start((0, 1), params)
+    while live:
+        step = decoder.step(decoder.pack(live))
+        for row, (before, after) in enumerate(zip(live, step.batch.states, strict=True)):
+            yield before, after, step.record, row
+        live = [state for state in step.batch.states if state.finish_reason is None]
+
+
+def accepted_tokens(build: Build, config: SpeculativeConfig, expected: float) -> Finding:
+    """The mean number of accepted tokens on Sun et al.'s example, against its known value.
+
+    The example: target (1/3, 2/3), draft (2/3, 1/3), two drafts a round.
+    """
+    target = TabularModel(lambda _: [1 / 3, 2 / 3], 2)
+    draft = TabularModel(lambda _: [2 / 3, 1 / 3], 2)
+    mean = mean_accepted(build(target, draft, config, None))
+    return Finding(
+        "accepted tokens",
+        f"{config.verification}: {mean:.12f}, known {expected:.12f}",
+        abs(mean - expected),
+        abs(mean - expected) < TOLERANCE,
+    )
+
+
+def mean_accepted(decoder: SpeculativeDecoder) -> float:
+    """The mean number of drafts that a first round accepts, by enumeration."""
+    mean = 0.0
+    work: list[tuple[int, ...]] = [()]
+    while work:
+        enumerator = Enumerator([work.pop()])
+        (state,) = decoder.start((0,), SamplingParams(max_tokens=99))
+        step = decoder.step(decoder.pack([replace(state, stream_key=0)]), enumerator)
+        mean += enumerator.probability[0] * step.record.accepted[0]
+        work += [path for _, path in enumerator.siblings]
+    return mean
+
+
+def _words(text: str) -> list[int]:
+    return [int(word, 16) for word in text.split()]

@@ -1,0 +1,349 @@
+"""The negative controls: planted faults, each with the check that must reject it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..chance import Philox4x32, philox4x32
+from ..config import SamplingParams, SpeculativeConfig
+from ..engine import SpeculativeDecoder
+from ..models.tabular import TabularModel, mock_pair
+from ..protocols import Chance
+from ..verification import (
+    BlockVerification,
+    Method,
+    TreeMethod,
+    Verifier,
+)
+from ..verification.lossy import LenientVerification, TypicalVerification
+from . import checks, faults
+from .checks import Build, Finding, Report
+from .goodness import Fit, together
+from .statistics import FALSE_ALARM_RATE, Cell, fitted_positions, sample
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A fault, and the check that must reject it.
+
+    Attributes:
+        fault: what is wrong, in words.
+        source: where it was found.
+        check: the check that must reject it, of what it is given.
+        planted: what has the fault: a way to build an engine, but for the known answers.
+        sound: the same as it ships.
+    """
+
+    fault: str
+    source: str
+    check: Callable[[Any], Finding]
+    planted: Any
+    sound: Any = checks.shipped
+
+    def run(self) -> Verdict:
+        """Run the check with the fault, and without it."""
+        return Verdict(self.fault, self.source, self.check(self.planted), self.check(self.sound))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the named check said of the fault, and of the engine as it ships."""
+
+    fault: str
+    source: str
+    planted: Finding
+    sound: Finding
+
+    @property
+    def passed(self) -> bool:
+        """Whether the check rejects the fault and nothing else."""
+        return not self.planted.passed and self.sound.passed
+
+
+def control_tier(report: Report) -> tuple[Verdict, ...]:
+    """Run every control."""
+    verdicts: list[Verdict] = []
+    for control in CONTROLS:
+        report(len(verdicts), len(CONTROLS), control.fault)
+        verdicts.append(control.run())
+    report(len(verdicts), len(CONTROLS), "")
+    return tuple(verdicts)
+
+
+def method(faulty: Method, tree: TreeMethod | None = None) -> Build:
+    """Plants a verification method on chains, and perhaps one on trees."""
+
+    def build(target: Any, draft: Any, config: Any, chance: Any) -> SpeculativeDecoder:
+        return SpeculativeDecoder(
+            target, draft, config=config, chance=chance, verifier=Verifier(faulty, tree)
+        )
+
+    return build
+
+
+def drafter(faulty: Callable[[TabularModel], Any]) -> Build:
+    """Plants a drafter."""
+
+    def build(target: Any, draft: Any, config: Any, chance: Any) -> SpeculativeDecoder:
+        return checks.shipped(target, faulty(draft), config, chance)
+
+    return build
+
+
+def chance(faulty: Callable[[Chance], Chance]) -> Build:
+    """Plants a change of keys in front of the chance that is given, or of Philox."""
+
+    def build(target: Any, draft: Any, config: Any, inner: Any) -> SpeculativeDecoder:
+        return checks.shipped(target, draft, config, faulty(inner or Philox4x32()))
+
+    return build
+
+
+def decoder(faulty: type[SpeculativeDecoder]) -> Build:
+    """Plants a decoder."""
+
+    def build(target: Any, draft: Any, config: Any, chance: Any) -> SpeculativeDecoder:
+        return faulty(target, draft, config=config, chance=chance)
+
+    return build
+
+
+def too_deep(target: Any, draft: Any, config: Any, chance: Any) -> SpeculativeDecoder:
+    """Plants a policy that drafts too deep."""
+    made = checks.shipped(target, draft, config, chance)
+    made.policy = faults.DraftsTooDeep(config.num_speculative_tokens)
+    return made
+
+
+def law(verification: str, k: int = 3, **filters: Any) -> Callable[[Build], Finding]:
+    """The check of the exact law, under one configuration."""
+    config = _config(verification, k)
+    params = SamplingParams(max_tokens=k + 1, **filters)
+    return lambda build: checks.law(build, config, params)
+
+
+def tree_law(shape: tuple[int, ...], children: str) -> Callable[[Build], Finding]:
+    """The check of the exact law on trees."""
+    config = SpeculativeConfig(
+        num_speculative_tokens=len(shape),
+        tree_shape=shape,
+        tree_children=children,  # type: ignore[arg-type]
+    )
+    params = SamplingParams(max_tokens=3)
+    return lambda build: checks.law(build, config, params, vocab_size=4 - len(shape) // 2)
+
+
+def goodness(build: Build) -> Finding:
+    """The statistical tier's own test, on a tabular pair: 3,000 continuations of 3 tokens."""
+    target, draft = mock_pair(4, 11)
+    made = build(target, draft, _config("block", 2), None)
+    params = SamplingParams(max_tokens=3, n=3000, seed=1)
+    cell = Cell("control", made, (0, 1), params)
+
+    def probabilities(prefixes: Any) -> Any:
+        return [target.probabilities(prefix) for prefix in prefixes]
+
+    fits = [item.fit for item in fitted_positions(cell, sample(cell), probabilities)]
+    total: Fit = together(fits)
+    passed = total.p_value > FALSE_ALARM_RATE
+    return Finding("G-test", f"p = {total.p_value:.1e}", total.p_value, passed)
+
+
+def _config(verification: str, k: int) -> SpeculativeConfig:
+    return SpeculativeConfig(num_speculative_tokens=k, verification=verification)  # type: ignore[arg-type]
+
+
+_BLOCK = (_config("block", 3),)
+_COUPLED = (_config("coupled", 3),)
+
+CONTROLS = (
+    Control(
+        "block: residual (p - q)+ without the weight p_i",
+        "a known wrong variant",
+        law("block"),
+        method(faults.PlainResidual()),
+    ),
+    Control(
+        "block: scan stops at the first refusal",
+        "a known wrong variant",
+        law("block"),
+        method(faults.StopsAtFirstRefusal()),
+    ),
+    Control(
+        "bonus drawn from the row before the last",
+        "an off-by-one",
+        law("token"),
+        method(faults.BonusFromTheRowBefore()),
+    ),
+    Control(
+        "u <= p/q accepts tokens of probability zero",
+        "transformers, RLX",
+        law("token", top_k=2),
+        method(faults.AcceptsTheImpossible()),
+    ),
+    Control(
+        "leniency .8 called lossless",
+        "lossy methods",
+        law("token"),
+        method(LenientVerification(0.8)),
+    ),
+    Control(
+        "typical acceptance called lossless",
+        "Medusa",
+        law("token"),
+        method(TypicalVerification(0.09, 0.3)),
+    ),
+    Control(
+        "refused token replaced from the target's own law",
+        "OpenVINO GenAI",
+        law("token"),
+        method(faults.ResidualIsTheTarget()),
+    ),
+    Control(
+        "argmax draft reported as a softmax",
+        "transformers, RLX, EAGLE",
+        law("block"),
+        drafter(faults.ArgmaxSaidToBeSampled),
+    ),
+    Control(
+        "draft law with permuted columns",
+        "transformers, universal assistants",
+        law("block"),
+        drafter(faults.PermutedLaw),
+    ),
+    Control(
+        "draft drawn under top-k, verified against the raw law",
+        "boostr",
+        law("block", top_k=2),
+        drafter(faults.UnfilteredLaw),
+    ),
+    Control(
+        "draft drawn in float64, verified in bfloat16",
+        "DeepSpec",
+        law("block"),
+        drafter(faults.RoundedLaw),
+    ),
+    Control(
+        "a sampled token dropped because it was unlikely",
+        "confidence thresholds",
+        law("block"),
+        drafter(faults.DropsUnlikelyTokens),
+    ),
+    Control(
+        "tree: a drawn node ranked away",
+        "EAGLE-2's reranking, sampled",
+        tree_law((3,), "without_replacement"),
+        drafter(faults.RanksDrawnNodesAway),
+    ),
+    Control(
+        "tree: siblings drawn without replacement share a law",
+        "a known wrong variant",
+        tree_law((3,), "without_replacement"),
+        drafter(faults.SiblingsShareALaw),
+    ),
+    Control(
+        "tree: siblings verified in another order than drawn",
+        "a known wrong variant",
+        tree_law((3,), "without_replacement"),
+        drafter(faults.SiblingsInAnotherOrder),
+    ),
+    Control(
+        "traversal: residual without the claim on the node",
+        "a known wrong variant",
+        tree_law((2, 1), "without_replacement"),
+        method(BlockVerification(), faults.PlainTraversal()),
+    ),
+    Control(
+        "stop tokens inside an accepted block are missed",
+        "transformers",
+        law("block", stop_token_ids=(1,)),
+        decoder(faults.StopsOnlyBetweenRounds),
+    ),
+    Control(
+        "stop and next token share a key",
+        "a key used twice",
+        lambda build: checks.keys(build, _BLOCK),
+        chance(faults.VerdictSharesItsKey),
+    ),
+    Control(
+        "recovery draw uses the draft's noise",
+        "vLLM",
+        lambda build: checks.keys(build, _BLOCK),
+        chance(faults.DraftNoiseReused),
+    ),
+    Control(
+        "re-seeded before every draw: positions share a uniform",
+        "LLMSpeculativeSampling",
+        lambda build: checks.keys(build, _BLOCK),
+        chance(faults.PositionsShareNoise),
+    ),
+    Control(
+        "verification counter stands still",
+        "boostr",
+        lambda build: checks.keys(build, _BLOCK),
+        chance(faults.RoundsShareNoise),
+    ),
+    Control(
+        "one seed gives every prompt the same noise",
+        "vLLM",
+        lambda build: checks.keys(build, _BLOCK),
+        chance(faults.PromptsShareNoise),
+    ),
+    Control(
+        "n continuations share their noise",
+        "a seed copied n times",
+        lambda build: checks.keys(build, _BLOCK),
+        chance(faults.ChoicesShareNoise),
+    ),
+    Control(
+        "noise depends on the place in the batch",
+        "boostr",
+        lambda build: checks.batches(build, _BLOCK),
+        chance(faults.NoiseByBatchPosition),
+    ),
+    Control(
+        "coupled noise depends on the size of the batch",
+        "continuous batching",
+        lambda build: checks.coupled(build, _COUPLED),
+        chance(lambda _: faults.NoiseByRound()),
+    ),
+    Control(
+        "Philox with the multiplier 0xD2561A75",
+        "RLX",
+        checks.known_answers,
+        faults.wrong_philox,
+        philox4x32,
+    ),
+    Control(
+        "uniforms end at .9",
+        "a biased generator",
+        goodness,
+        chance(lambda _: faults.SqueezedUniforms()),
+    ),
+    Control(
+        "draft's temperature and filters applied twice",
+        "transformers",
+        lambda build: checks.perfect_draft(build, _BLOCK),
+        drafter(faults.TemperatureTwice),
+    ),
+    Control(
+        "min(k, remaining) drafts, no room for the bonus",
+        "tensorlogic",
+        lambda build: checks.metrics(build, _BLOCK),
+        too_deep,
+    ),
+    Control(
+        "accepted counts drafts past a stop",
+        "mlx-vlm, tensorlogic",
+        lambda build: checks.metrics(build, _BLOCK, perfect=True),
+        decoder(faults.CountsPastTheStop),
+    ),
+    Control(
+        "no bonus token after full acceptance",
+        "RLX",
+        lambda build: checks.metrics(build, _BLOCK),
+        decoder(faults.NoBonus),
+    ),
+)

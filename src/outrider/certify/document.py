@@ -1,0 +1,98 @@
+"""What was found, as JSON takes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from .cases import FACTORS, Measured
+from .checks import TOLERANCE, Finding
+from .controls import Verdict
+from .exact import ExactTier
+from .statistics import ALTERNATIVES, FALSE_ALARM_RATE, Position, StatisticalTier
+
+
+def exact(tier: ExactTier) -> dict[str, Any]:
+    """The exact tier: the design, every case, every check."""
+    return {
+        "passed": tier.passed,
+        "tolerance": TOLERANCE,
+        "largest_error": _finite(tier.largest_error),
+        "design": {
+            "factors": FACTORS,
+            "cases": len(tier.measured),
+            "coverage": [asdict(item) for item in tier.coverage],
+        },
+        "cases": [_case(item) for item in tier.measured],
+        "checks": [_finding(item) for item in tier.findings],
+    }
+
+
+def statistical(tier: StatisticalTier) -> dict[str, Any]:
+    """The statistical tier: how it was run, and every test."""
+    return {
+        "passed": tier.passed,
+        "samples": tier.samples,
+        "seed": tier.seed,
+        "false_alarm_rate": FALSE_ALARM_RATE,
+        "correction": "Holm",
+        "tests": [_position(item) for item in tier.positions],
+    }
+
+
+def controls(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """The controls: every fault, with what the named check said with and without it."""
+    return {
+        "passed": all(item.passed for item in verdicts),
+        "faults": [
+            {
+                "fault": item.fault,
+                "source": item.source,
+                "check": item.planted.check,
+                "passed": item.passed,
+                "with_fault": _finding(item.planted),
+                "without": _finding(item.sound),
+            }
+            for item in verdicts
+        ],
+    }
+
+
+def _case(item: Measured) -> dict[str, Any]:
+    return {
+        **item.case.values,
+        "passed": item.passed,
+        "error": _finite(item.error),
+        "outputs": item.outputs,
+        "problem": item.problem,
+    }
+
+
+def _finding(item: Finding) -> dict[str, Any]:
+    return {
+        "check": item.check,
+        "passed": item.passed,
+        "figure": _finite(item.figure),
+        "said": item.said,
+    }
+
+
+def _position(item: Position) -> dict[str, Any]:
+    return {
+        "way": item.cell,
+        "position": item.position,
+        "histories": item.histories,
+        "samples": item.fit.samples,
+        "statistic": item.fit.statistic,
+        "degrees_of_freedom": item.fit.freedom,
+        "impossible": item.fit.impossible,
+        "p_value": item.fit.p_value,
+        "power": dict(zip(map(str, ALTERNATIVES), item.power, strict=True)),
+        "passed": item.passed,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

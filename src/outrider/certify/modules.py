@@ -1,0 +1,106 @@
+"""A user's own verification method or drafter, found by name."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol, runtime_checkable
+
+from ..errors import InvalidConfigError
+from ..models.tabular import TabularModel, mock_pair
+from ..protocols import DraftModel
+from ..verification import Verifier
+from .cases import Part
+
+EXPECTED = (
+    "path.py:Name or package.module:Name, where Name is a verification method (stop_law, residual) "
+    "or a drafter (propose)"
+)
+
+
+@runtime_checkable
+class _Verifies(Protocol):
+    def stop_law(self, chain: Any) -> Any: ...
+
+    def residual(self, chain: Any, weights: Any, node: Any) -> Any: ...
+
+
+@runtime_checkable
+class _Drafts(Protocol):
+    def propose(self, prefixes: Any, plan: Any, ctx: Any) -> Any: ...
+
+
+def load_part(reference: str) -> Part:
+    """Import a method or a drafter.
+
+    Args:
+        reference: `path.py:Name` or `package.module:Name`. A class is made without arguments; a
+            drafter's class is given the tabular draft model if it requires one argument. A method
+            is one on chains; a `Verifier` may bring one on trees, too.
+
+    Raises:
+        InvalidConfigError: it cannot be imported, or is neither a method nor a drafter.
+    """
+    source, colon, name = reference.rpartition(":")
+    if not (source and colon and name):
+        raise InvalidConfigError("--module", reference, EXPECTED)
+    module = _imported(source, reference)
+    if name not in vars(module):
+        raise InvalidConfigError("--module", reference, f"a name in {source}; it has no {name}")
+    found = vars(module)[name]
+    if isinstance(found, Verifier):
+        return Part(name, verifier=found)
+    if isinstance(found, _Verifies):
+        return Part(name, verifier=Verifier(found() if isinstance(found, type) else found, None))
+    if isinstance(found, _Drafts):
+        make = _maker(found)
+        _try(make, reference)
+        return Part(name, drafter=make)
+    raise InvalidConfigError("--module", reference, f"{EXPECTED}; {name} has neither")
+
+
+def _imported(source: str, reference: str) -> ModuleType:
+    try:
+        if not source.endswith(".py"):
+            return importlib.import_module(source)
+        spec = importlib.util.spec_from_file_location("outrider_certified_part", Path(source))
+        if spec is None or spec.loader is None:
+            raise ImportError("not a Python file")
+        module = importlib.util.module_from_spec(spec)
+        # Dataclasses look their module up by name.
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InvalidConfigError(
+            "--module", reference, f"a module that can be imported ({reason})"
+        ) from error
+    return module
+
+
+def _try(make: Callable[[TabularModel], Any], reference: str) -> None:
+    try:
+        made = make(mock_pair(3)[1])
+    except Exception as error:
+        raise InvalidConfigError(
+            "--module", reference, f"a drafter that can be made ({type(error).__name__}: {error})"
+        ) from error
+    if not isinstance(made, DraftModel):
+        raise InvalidConfigError("--module", reference, "a drafter with vocab_size, too")
+
+
+def _maker(found: Any) -> Callable[[TabularModel], Any]:
+    if not isinstance(found, type):
+        return lambda _: found
+    required = [
+        parameter
+        for parameter in inspect.signature(found).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    return (lambda model: found(model)) if required else (lambda _: found())

@@ -1,0 +1,209 @@
+"""The statistical tier: seeded runs of the engine on real models, held against the target's law.
+
+For each cell, a way of speculating on one prompt, many continuations of one seeded request are
+drawn. The law expected at each position, given the tokens before it, is made of the target's own
+full forward pass, without cache, engine or `outrider.sampling`. A position is one G-test: the
+statistics of all histories that reach it, added up. With several tokens to a round the later
+positions are where a fault shows that one token cannot show.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..config import SamplingParams, SpeculativeConfig
+from ..drafters.model import ModelDrafter
+from ..engine import SpeculativeDecoder
+from ..models.transformers import TransformersModel
+from ..protocols import DraftModel
+from .checks import Report
+from .goodness import Fit, fit, holm, together
+from .reference import filtered
+
+FALSE_ALARM_RATE = 1e-3
+"""The probability that sound code fails the tier: of all of its tests together."""
+
+ALTERNATIVES = (0.05, 0.1)
+"""Total variations for which the power is stated."""
+
+TOKENS = 3
+"""Tokens a continuation has: two drafts and the bonus, or what rejection makes of them."""
+
+WAYS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+    ("block", {"verification": "block"}, {"temperature": 0.9, "top_k": 3}),
+    ("token", {"verification": "token"}, {"temperature": 1.2, "top_k": 3}),
+    ("tree", {"tree_shape": (2, 1)}, {"temperature": 0.8, "top_k": 3}),
+    ("coupled", {"verification": "coupled"}, {"temperature": 1.0, "top_k": 3}),
+)
+"""Ways of speculating: a name, the settings of it, and the sampling parameters it is run under."""
+
+Tokens = tuple[int, ...]
+Probabilities = Callable[[Sequence[Tokens]], NDArray[np.float64]]
+"""The target's laws [n, V] after n prefixes of one length, before any filter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A way of speculating on one prompt.
+
+    Attributes:
+        name: of the way.
+        decoder: the engine under test.
+        prompt: token ids.
+        params: with `n` the number of samples, and a seed.
+    """
+
+    name: str
+    decoder: SpeculativeDecoder
+    prompt: Tokens
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The test of one position of one cell.
+
+    Attributes:
+        cell: its name.
+        position: from 1.
+        histories: how many different histories were tested.
+        fit: the test.
+        passed: whether the hypothesis stands, corrected for all tests of the tier.
+        power: against each of the alternatives, at the least level of Holm's procedure.
+    """
+
+    cell: str
+    position: int
+    histories: int
+    fit: Fit
+    passed: bool = True
+    power: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticalTier:
+    """What the statistical tier found: a test for each position of each cell."""
+
+    positions: tuple[Position, ...]
+    samples: int
+    seed: int
+
+    @property
+    def passed(self) -> bool:
+        """Whether every hypothesis stands."""
+        return all(item.passed for item in self.positions)
+
+
+def statistical_tier(
+    report: Report,
+    target: TransformersModel,
+    drafter: DraftModel,
+    prompts: Sequence[Tokens],
+    samples: int,
+    seed: int,
+) -> StatisticalTier:
+    """Sample each way of speculating on a prompt of its own, and test every position.
+
+    Args:
+        report: is told of the progress.
+        target: the target, with room for as many sequences as shall share a batch.
+        drafter: proposes tokens.
+        prompts: token ids; used in turn.
+        samples: continuations of each prompt.
+        seed: of every request.
+    """
+    # Only a model drafts trees.
+    ways = [way for way in WAYS if way[0] != "tree" or isinstance(drafter, ModelDrafter)]
+    total = samples * len(ways)
+    done = 0
+    positions: list[Position] = []
+    probabilities = forward_probabilities(target.hf_model)
+    for index, (name, speculation, sampling) in enumerate(ways):
+        config = SpeculativeConfig(num_speculative_tokens=TOKENS - 1, **speculation)
+        params = SamplingParams(
+            max_tokens=TOKENS, n=samples, seed=seed, ignore_eos=True, **sampling
+        )
+        decoder = SpeculativeDecoder(target, drafter, config=config)
+        cell = Cell(name, decoder, prompts[index % len(prompts)], params)
+
+        def count(name: str = name) -> None:
+            nonlocal done
+            done += 1
+            report(done, total, name)
+
+        outputs = sample(cell, count)
+        positions += fitted_positions(cell, outputs, probabilities)
+    return StatisticalTier(tuple(judged(positions)), samples, seed)
+
+
+def sample(cell: Cell, report: Callable[[], None] = lambda: None) -> list[Tokens]:
+    """The outputs of all of a cell's continuations; `report` is called after each."""
+    outputs: list[list[int]] = [[] for _ in range(cell.params.n)]
+    for event in cell.decoder.stream(list(cell.prompt), cell.params):
+        outputs[event.choice].append(event.token_id)
+        if event.finish_reason is not None:
+            report()
+    return [tuple(output) for output in outputs]
+
+
+def fitted_positions(
+    cell: Cell, outputs: Sequence[Tokens], probabilities: Probabilities
+) -> list[Position]:
+    """One test for each position of the outputs."""
+    positions = []
+    for position in range(1, cell.params.max_tokens + 1):
+        reached = [output for output in outputs if len(output) >= position]
+        counts = Counter(output[:position] for output in reached)
+        histories = sorted({output[: position - 1] for output in reached})
+        laws = probabilities([cell.prompt + history for history in histories])
+        fits = [
+            _fit_history(history, counts, filtered(law, cell.params))
+            for history, law in zip(histories, laws, strict=True)
+        ]
+        tested = sum(item.freedom > 0 for item in fits)
+        positions.append(Position(cell.name, position, tested, together(fits)))
+    return positions
+
+
+def _fit_history(history: Tokens, counts: Counter[Tokens], law: NDArray[np.float64]) -> Fit:
+    seen = np.zeros(len(law), dtype=np.int64)
+    for output, count in counts.items():
+        if output[:-1] == history:
+            seen[output[-1]] = count
+    return fit(seen, law)
+
+
+def judged(positions: Sequence[Position]) -> list[Position]:
+    """The positions with their verdicts and powers, corrected for their number."""
+    stands = holm([item.fit.p_value for item in positions], FALSE_ALARM_RATE)
+    level = FALSE_ALARM_RATE / max(1, len(positions))
+    return [
+        replace(
+            item,
+            passed=passed,
+            power=tuple(item.fit.power(distance, level) for distance in ALTERNATIVES),
+        )
+        for item, passed in zip(positions, stands, strict=True)
+    ]
+
+
+def forward_probabilities(hf_model: Any, chunk: int = 32) -> Probabilities:
+    """The laws of a transformers model by full forward passes, in float64 from its logits."""
+
+    @torch.inference_mode()
+    def probabilities(prefixes: Sequence[Tokens]) -> NDArray[np.float64]:
+        laws = []
+        for start in range(0, len(prefixes), chunk):
+            ids = torch.tensor(prefixes[start : start + chunk], device=hf_model.device)
+            logits = hf_model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1]
+            laws.append(logits.double().softmax(-1).cpu().numpy())
+        return np.concatenate(laws)
+
+    return probabilities

@@ -1,0 +1,188 @@
+"""`outrider certify`: is the output's law the target's, and would we have seen if it were not?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from ..errors import InvalidConfigError
+from . import options
+from .paint import wants_color
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..certify.cases import Part
+    from ..certify.checks import Report
+    from .models import Loaded
+
+TIERS = ("exact", "statistical", "controls")
+SAMPLES = 2400
+PROMPT_TOKENS = 16
+SEQUENCES = 64
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the flags of this subcommand."""
+    parser.description = (
+        "Certify that what is emitted has exactly the target's law. Exact: the engine as it ships "
+        "is enumerated on small random models, over a design that covers every triple of settings. "
+        "Statistical: the engine under its own random numbers on real models, by G-tests. "
+        "Controls: planted faults, each of which a named check must reject. The exit status is 0 "
+        "if all passes, 1 if anything fails, 2 after an error."
+    )
+    parser.set_defaults(run=run, method=None, prompt_lookup_max=None, prompt_lookup_min=None)
+    parser.add_argument(
+        "--tier",
+        dest="tiers",
+        action="append",
+        choices=TIERS,
+        help="run this tier; may be repeated (default: all three)",
+    )
+    parser.add_argument(
+        "--module",
+        metavar="FILE.py:NAME",
+        help="put a verification method or a drafter of your own through the exact tier alone: "
+        "path.py:Name or package.module:Name. An object or class with stop_law and residual is a "
+        "method on chains, one with propose a drafter; a Verifier brings methods on chains and on "
+        "trees. A class is made without arguments; a drafter's class whose constructor requires "
+        "one argument is given the draft model of each case",
+    )
+    statistical = parser.add_argument_group("statistical tier")
+    statistical.add_argument(
+        "--samples",
+        type=options.integer_from(100),
+        default=SAMPLES,
+        metavar="N",
+        help=f"continuations drawn in each cell (default: {SAMPLES})",
+    )
+    statistical.add_argument(
+        "--seed",
+        type=options.integer_from(0),
+        default=0,
+        metavar="N",
+        help="of every request (default: 0)",
+    )
+    options.add_model_flags(parser)
+    options.add_output_flags(parser, "every case, test and control", "verdicts")
+
+
+def run(args: Namespace) -> int:
+    """Run the tiers that were asked for, print the report, and say whether all passed."""
+    tiers = _tiers(args)
+
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status("loading"):
+        from ..certify import document
+        from ..certify.modules import load_part
+        from .certify_screen import Screen
+
+        part = None if args.module is None else load_part(args.module)
+    # What cannot be loaded is refused before anything is printed.
+    loaded = _loaded(args, console) if "statistical" in tiers else None
+    screen = None if args.json else Screen(wants_color(args.color))
+    found: dict[str, Any] = {
+        "outrider": __version__,
+        "part": args.module,
+        "models": None if loaded is None else loaded.facts,
+    }
+    if screen is not None:
+        screen.title(args.module, None if loaded is None else loaded.facts)
+    for name in TIERS:
+        if name not in tiers:
+            continue
+        start = perf_counter()
+        with _progress(console, name) as report:
+            tier = _run_tier(name, args, report, part, loaded)
+        seconds = perf_counter() - start
+        found[name] = {"seconds": seconds, **getattr(document, name)(tier)}
+        if screen is not None:
+            getattr(screen, name)(tier, seconds)
+            sys.stdout.flush()
+    passed = all(found[name]["passed"] for name in tiers)
+    if screen is None:
+        print(json.dumps({**found, "passed": passed}))
+    else:
+        screen.verdict(passed, {name: found[name]["passed"] for name in TIERS if name in tiers})
+    return 0 if passed else 1
+
+
+def _tiers(args: Namespace) -> tuple[str, ...]:
+    """The tiers to run.
+
+    Raises:
+        InvalidConfigError: flags contradict each other.
+    """
+    tiers = tuple(dict.fromkeys(args.tiers or TIERS))
+    if args.module is not None:
+        if args.tiers not in (None, ["exact"]):
+            raise InvalidConfigError(
+                "--tier", ", ".join(tiers), "exact alone with --module; drop one of the two flags"
+            )
+        tiers = ("exact",)
+    if "statistical" in tiers:
+        options.speculation_method(args)
+    elif args.draft is not None or args.target != "demo":
+        raise InvalidConfigError(
+            "--target", args.target, "the statistical tier beside it; the others bring own models"
+        )
+    if args.seed >= 2**64:
+        raise InvalidConfigError("--seed", args.seed, "an integer in [0, 2**64)")
+    return tiers
+
+
+def _loaded(args: Namespace, console: Console) -> Loaded:
+    from .models import load
+
+    return load(args, console, max_sequences=SEQUENCES)
+
+
+def _run_tier(
+    name: str, args: Namespace, report: Report, part: Part | None, loaded: Loaded | None
+) -> Any:
+    if name == "exact":
+        from ..certify.exact import exact_tier
+
+        return exact_tier(report, part)
+    if name == "controls":
+        from ..certify.controls import control_tier
+
+        return control_tier(report)
+    from ..certify.statistics import statistical_tier
+    from ..models.demo import PROMPTS
+
+    assert loaded is not None
+    assert loaded.drafter is not None
+    prompts = [tuple(loaded.tokenizer.encode(text)[:PROMPT_TOKENS]) for text in PROMPTS]
+    return statistical_tier(report, loaded.target, loaded.drafter, prompts, args.samples, args.seed)
+
+
+@contextmanager
+def _progress(console: Console, tier: str) -> Iterator[Report]:
+    """A progress bar on `console` if it is a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn(tier),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("")
+
+        def report(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        yield report

@@ -1,0 +1,363 @@
+"""The certificate: its design covers, its checks pass sound engines, and each of them can fail."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import outrider.cli.certify
+from outrider import SamplingParams, SpeculativeConfig
+from outrider.certify import cases, checks, controls, exact, faults, goodness
+from outrider.certify.covering import coverage, covering
+from outrider.certify.exact import exact_tier
+from outrider.certify.modules import load_part
+from outrider.certify.reference import filtered
+from outrider.certify.statistics import Cell, fitted_positions, judged, sample
+from outrider.chance import inverse_cdf, philox4x32
+from outrider.cli import main
+from outrider.errors import InvalidConfigError
+from outrider.models.tabular import mock_pair
+from outrider.verification import TokenVerification, Verifier
+from outrider.verification.lossy import LenientVerification
+
+
+def quiet(done: int, total: int, what: str) -> None:
+    assert 0 <= done <= total, what
+
+
+@cache
+def verdict(control: controls.Control) -> controls.Verdict:
+    return control.run()
+
+
+class TestDesign:
+    @pytest.mark.parametrize("size", [2, 3])
+    def test_every_combination_that_may_occur_does(self, size: int) -> None:
+        """Counted anew, from all possible rows."""
+        stated, made = cases.design()
+        possible: set[Any] = set()
+        for values in product(*cases.FACTORS.values()):
+            row = dict(zip(cases.FACTORS, values, strict=True))
+            if cases.allowed(row):
+                possible.update(combinations(row.items(), size))
+        found: set[Any] = set()
+        for case in made:
+            assert cases.allowed(case.values)
+            found.update(combinations(case.values.items(), size))
+        assert found == possible
+        (coverage,) = (item for item in stated if item.size == size)
+        assert coverage.covered == coverage.possible == len(possible)
+        assert len(made) < len(possible)
+
+    def test_what_no_row_allows_is_not_counted(self) -> None:
+        factors = {"a": ("1", "2"), "b": ("1", "2"), "c": ("1", "2", "3")}
+
+        def allowed(row: Any) -> bool:
+            return (row.get("a"), row.get("b")) != ("2", "2")
+
+        rows = covering(factors, allowed, 2)
+        assert all(map(allowed, rows))
+        found = coverage(rows, factors, allowed, 2)
+        assert found.covered == found.possible == 4 + 6 + 6 - 1
+        assert coverage(rows[:-1], factors, allowed, 2).covered < found.possible
+
+    def test_it_is_the_same_every_time(self) -> None:
+        assert cases.design() == cases.design()
+
+
+class TestExactTier:
+    def test_every_eighth_case_is_exact(self) -> None:
+        for case in cases.design()[1][::8]:
+            measured = case.measure()
+            assert measured.passed, measured
+
+    def test_a_case_whose_engine_raises_is_a_finding(self) -> None:
+        part = cases.Part("broken", drafter=lambda _: faults.Drafter(mock_pair(9)[1]))
+        measured = cases.design(part)[1][0].measure()
+        assert not measured.passed
+        assert "VocabMismatchError" in (measured.problem or "")
+
+    def test_a_biased_method_fails_the_tier_and_a_sound_one_does_not(self) -> None:
+        for method, passes in ((TokenVerification(), True), (LenientVerification(0.8), False)):
+            tier = exact_tier(quiet, cases.Part("own", verifier=Verifier(method, None)))
+            assert tier.passed is passes
+
+    def test_the_checks_beside_the_laws_pass(self) -> None:
+        findings = [run() for _, run in exact._checks(None)]
+        assert all(finding.passed for finding in findings), findings
+        assert {"keys", "batches", "metrics", "perfect draft", "known answers"} <= {
+            finding.check for finding in findings
+        }
+
+
+class TestControls:
+    @pytest.mark.parametrize("control", controls.CONTROLS, ids=lambda control: control.fault)
+    def test_the_named_check_rejects_the_fault_and_not_the_engine(self, control: Any) -> None:
+        assert verdict(control).passed, verdict(control)
+
+    def test_there_are_enough_of_them(self) -> None:
+        named = [verdict(control).planted.check for control in controls.CONTROLS]
+        assert len(named) >= 12
+        assert sum(name in ("law", "keys") for name in named) >= 8
+        assert any("ranked away" in control.fault for control in controls.CONTROLS)
+        assert {"known answers", "perfect draft", "metrics"} <= set(named)
+
+    def test_a_control_without_a_fault_does_not_pass(self) -> None:
+        control = replace(controls.CONTROLS[0], planted=checks.shipped)
+        assert not control.run().passed
+
+
+class TestGoodness:
+    """Tests on seeded data: deterministic once written."""
+
+    def test_tails_are_those_of_the_tables(self) -> None:
+        assert goodness.chi_squared_tail(3.841459, 1) == pytest.approx(0.05, rel=1e-5)
+        assert goodness.chi_squared_tail(29.588, 10) == pytest.approx(0.001, rel=1e-3)
+        assert goodness.critical_value(0.05, 1) == pytest.approx(3.841459, rel=1e-6)
+        # A noncentrality of 10.507 gives one degree of freedom a power of .9 at level .05.
+        assert goodness.noncentral_tail(3.841459, 1, 10.507) == pytest.approx(0.9, abs=1e-4)
+        assert goodness.noncentral_tail(5, 3, 0) == pytest.approx(goodness.chi_squared_tail(5, 3))
+
+    def test_p_values_of_sound_data_are_uniform(self) -> None:
+        """4,000 tests of laws with rare outcomes: shares within 5 standard errors, 1 in 2e6."""
+        rng = np.random.default_rng(1)
+        p_values = []
+        for _ in range(4000):
+            law = rng.dirichlet(np.full(9, 0.6))
+            counts = np.bincount(rng.choice(9, size=300, p=law), minlength=9)
+            p_values.append(goodness.fit(counts, law).p_value)
+        for level in (0.01, 0.05, 0.25, 0.5, 0.75):
+            share = float(np.mean(np.array(p_values) < level))
+            assert abs(share - level) < 5 * (level * (1 - level) / 4000) ** 0.5
+
+    def test_power_is_what_the_formula_says_at_least(self) -> None:
+        """A law off by .05 in total variation, 400 times: the share rejected against the bound."""
+        rng = np.random.default_rng(2)
+        law = np.array([0.4, 0.3, 0.2, 0.1])
+        off = law + np.array([0.05, -0.05, 0, 0])
+        fits = [
+            goodness.fit(np.bincount(rng.choice(4, size=1500, p=off), minlength=4), law)
+            for _ in range(400)
+        ]
+        rejected = float(np.mean([item.p_value < 0.01 for item in fits]))
+        assert rejected > fits[0].power(0.05, 0.01) - 0.1
+        assert fits[0].power(0.05, 0.01) > 0.5
+
+    def test_what_is_impossible_is_rejected(self) -> None:
+        found = goodness.fit(np.array([50, 50, 1]), np.array([0.5, 0.5, 0.0]))
+        assert found.p_value == 0
+
+    def test_holm_rejects_step_by_step(self) -> None:
+        assert goodness.holm([0.02, 0.001, 0.3, 0.012], 0.05) == [False, False, True, False]
+        assert goodness.holm([0.02, 0.04], 0.01) == [True, True]
+
+    @pytest.mark.parametrize(
+        ("build", "sound"),
+        [
+            (checks.shipped, True),
+            (controls.method(LenientVerification(0.8)), False),
+            (controls.chance(lambda _: faults.SqueezedUniforms()), False),
+        ],
+        ids=["shipped", "lenient", "squeezed"],
+    )
+    def test_the_tier_sees_a_bias_and_nothing_else(self, build: Any, sound: bool) -> None:
+        target, draft = mock_pair(4, 11)
+        config = SpeculativeConfig(num_speculative_tokens=2, verification="token")
+        params = SamplingParams(max_tokens=3, n=1500, seed=2)
+        cell = Cell("cell", build(target, draft, config, None), (0, 1), params)
+
+        def probabilities(prefixes: Any) -> Any:
+            return np.array([target.probabilities(prefix) for prefix in prefixes])
+
+        positions = judged(fitted_positions(cell, sample(cell), probabilities))
+        assert len(positions) == 3
+        assert all(position.passed for position in positions) is sound
+
+    def test_later_positions_see_what_the_first_cannot(self) -> None:
+        """Planted: the second token of an output is drawn by squeezed uniforms."""
+        target, _ = mock_pair(4, 12)
+        rng = np.random.default_rng(3)
+        params = SamplingParams(max_tokens=2)
+        outputs = []
+        for _ in range(2000):
+            first = int(inverse_cdf(target.probabilities((0,))[None], rng.random(1))[0])
+            law = target.probabilities((0, first))[None]
+            outputs.append((first, int(inverse_cdf(law, 0.85 * rng.random(1))[0])))
+
+        def probabilities(prefixes: Any) -> Any:
+            return np.array([target.probabilities(prefix) for prefix in prefixes])
+
+        cell = Cell("cell", checks.shipped(target, None, SpeculativeConfig()), (0,), params)
+        first, second = judged(fitted_positions(cell, outputs, probabilities))
+        assert first.passed
+        assert not second.passed
+
+
+class TestReference:
+    def test_filters_by_their_definitions(self) -> None:
+        row = np.array([0.5, 0.3, 0.15, 0.05])
+        given = {
+            "top_k": (2, [0.625, 0.375, 0, 0]),
+            "top_p": (0.6, [0.625, 0.375, 0, 0]),
+            "min_p": (0.25, [0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0]),
+            "temperature": (0, [1, 0, 0, 0]),
+        }
+        for name, (value, expected) in given.items():
+            params = SamplingParams(**{name: value})  # type: ignore[arg-type]
+            assert filtered(row, params) == pytest.approx(expected)
+
+
+MODULE = """
+from outrider.certify import faults
+from outrider.drafters.model import ModelDrafter
+from outrider.verification import BlockVerification, TokenVerification, Verifier
+from outrider.verification.lossy import LenientVerification
+
+class Own(TokenVerification):
+    pass
+
+Biased = LenientVerification(0.8)
+BiasedOnTrees = Verifier(BlockVerification(), faults.PlainTraversal())
+Drafts = ModelDrafter
+FalseDrafts = faults.ArgmaxSaidToBeSampled
+nothing = 3
+
+class Shapeless:
+    def propose(self, prefixes, plan, ctx):
+        raise RuntimeError("never asked")
+
+class Raises(faults.Drafter):
+    def propose(self, prefixes, plan, ctx):
+        raise RuntimeError("no idea")
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Path:
+    path = tmp_path / "own.py"
+    path.write_text(MODULE)
+    return path
+
+
+@pytest.fixture
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer cases and controls: what the tiers find is tested above."""
+    whole, every = cases.design, exact._checks
+
+    def shortened(part: Any = None) -> Any:
+        covered, made = whole(part)
+        return covered, made[:4]
+
+    monkeypatch.setattr(exact, "_checks", lambda part: every(part)[-2:])
+    monkeypatch.setattr("outrider.certify.exact.design", shortened)
+    monkeypatch.setattr(controls, "CONTROLS", controls.CONTROLS[:2])
+
+
+def run(*args: str) -> int:
+    try:
+        return main(["certify", *args])
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+@pytest.mark.usefixtures("_short")
+class TestCommand:
+    def test_json_is_one_object_with_everything(self, capsys: Any) -> None:
+        assert run("--tier", "exact", "--tier", "controls", "--json") == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["passed"] is True
+        assert document["exact"]["largest_error"] < 1e-12
+        assert len(document["exact"]["cases"]) == 4
+        assert document["exact"]["design"]["coverage"][0]["covered"] > 400
+        assert [fault["passed"] for fault in document["controls"]["faults"]] == [True, True]
+        assert "statistical" not in document
+
+    def test_the_report_ends_in_a_verdict(self, capsys: Any) -> None:
+        assert run("--tier", "exact", "--tier", "controls") == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[-1] == "PASS: exact pass, controls pass"
+        assert max(map(len, lines)) <= 100
+
+    def test_the_statistical_tier_on_the_demo_pair(self, capsys: Any) -> None:
+        """False alarms: one in a thousand, deterministic once written."""
+        assert run("--tier", "statistical", "--samples", "100", "--seed", "1", "--json") == 0
+        tier = json.loads(capsys.readouterr().out)["statistical"]
+        assert tier["samples"] == 100
+        assert all(test["degrees_of_freedom"] > 0 for test in tier["tests"])
+        assert {test["position"] for test in tier["tests"]} == {1, 2, 3}
+
+    @pytest.mark.parametrize(
+        ("name", "status"), [("Own", 0), ("Biased", 1), ("Drafts", 0), ("FalseDrafts", 1)]
+    )
+    def test_a_part_of_the_users_own(
+        self, capsys: Any, module: Path, name: str, status: int
+    ) -> None:
+        assert run("--module", f"{module}:{name}") == status
+        verdict = "FAIL: exact FAIL" if status else "PASS: exact pass"
+        assert capsys.readouterr().out.splitlines()[-1] == verdict
+
+    def test_what_a_part_raises_is_reported_once(self, capsys: Any, module: Path) -> None:
+        assert run("--module", f"{module}:Raises") == 1
+        report = capsys.readouterr().out
+        assert report.count("cases: RuntimeError: no idea") == 1
+        assert "Traceback" not in report
+
+    def test_a_control_that_is_not_rejected_fails(self, capsys: Any, monkeypatch: Any) -> None:
+        harmless = replace(controls.CONTROLS[0], planted=checks.shipped)
+        monkeypatch.setattr(controls, "CONTROLS", (harmless,))
+        assert run("--tier", "controls") == 1
+        assert capsys.readouterr().out.splitlines()[-1] == "FAIL: controls FAIL"
+
+    @pytest.mark.parametrize(
+        ("flags", "message"),
+        [
+            (("--tier", "exakt"), "invalid choice: 'exakt'"),
+            (("--samples", "7"), "expected an integer >= 100"),
+            (("--seed", str(2**64)), "expected an integer in [0, 2**64)"),
+            (("--tier", "exact", "--target", "x"), "statistical tier"),
+            (("--module", "nothing"), "path.py:Name"),
+            (("--module", "nowhere.py:Name"), "can be imported"),
+            (("--module", "outrider.certify.faults:Nothing"), "has no Nothing"),
+            (("--module", "outrider.certify.faults:DraftsTooDeep"), "stop_law, residual"),
+            (("--module", "a.py:B", "--tier", "controls"), "drop one of the two flags"),
+        ],
+    )
+    def test_bad_flags_are_one_line(
+        self, capsys: Any, flags: tuple[str, ...], message: str
+    ) -> None:
+        assert run(*flags) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.count("\n") == 1
+        assert captured.err.startswith("outrider: error: ")
+        assert message in captured.err
+
+
+def test_an_object_is_taken_as_it_is(module: Path) -> None:
+    part = load_part(f"{module}:Biased")
+    assert part.verifier is not None
+    assert isinstance(part.verifier.chain, LenientVerification)
+    assert part.verifier.tree is None
+    assert load_part(f"{module}:BiasedOnTrees").verifier is not None
+    with pytest.raises(InvalidConfigError, match="neither"):
+        load_part(f"{module}:nothing")
+    with pytest.raises(InvalidConfigError, match="with vocab_size, too"):
+        load_part(f"{module}:Shapeless")
+
+
+def test_known_answers_need_the_published_constant() -> None:
+    assert checks.known_answers(philox4x32).passed
+    assert not checks.known_answers(faults.wrong_philox).passed
+
+
+def test_help_says_how_a_module_is_made(capsys: Any) -> None:
+    assert run("--help") == 0
+    assert "stop_law and residual" in " ".join(capsys.readouterr().out.split())
+    assert outrider.cli.certify.TIERS == ("exact", "statistical", "controls")
