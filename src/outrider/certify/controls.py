@@ -185,19 +185,19 @@ CONTROLS = (
     ),
     Control(
         "leniency .8 called lossless",
-        "lossy methods",
+        "Leviathan et al., appendix A.5",
         law("token"),
         method(LenientVerification(0.8)),
     ),
     Control(
         "typical acceptance called lossless",
-        "Medusa",
+        "Medusa's rule",
         law("token"),
         method(TypicalVerification(0.09, 0.3)),
     ),
     Control(
         "refused token replaced from the target's own law",
-        "OpenVINO GenAI",
+        "a known wrong variant",
         law("token"),
         method(faults.ResidualIsTheTarget()),
     ),
@@ -305,7 +305,7 @@ CONTROLS = (
     ),
     Control(
         "coupled noise depends on the size of the batch",
-        "continuous batching",
+        "a generator shared by a batch",
         lambda build: checks.coupled(build, _COUPLED),
         chance(lambda _: faults.NoiseByRound()),
     ),
