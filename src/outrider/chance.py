@@ -102,7 +102,8 @@ def inverse_cdf(laws: Any, uniforms: Any) -> Any:
     # counted to is one where the cumulative sum rises. A row of NaN counts to no more than M.
     if on_host:
         rows = zip(np.asarray(cumulative), np.asarray(uniforms), strict=True)
-        found = [row.searchsorted(u * row[-1], side="right") for row, u in rows]
+        counts = (row.searchsorted(u * row[-1], side="right") for row, u in rows)
+        found = np.fromiter(counts, dtype=np.int64, count=len(laws))
         return xp.asarray(np.minimum(found, laws.shape[1] - 1))
     threshold = uniforms[:, None] * cumulative[:, -1:]
     return xp.sum(xp.astype(cumulative <= threshold, xp.int64), axis=-1)

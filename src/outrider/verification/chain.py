@@ -61,7 +61,7 @@ class Chain:
         if self.draft is None:
             # Q is a point mass on the next token and w P(x) <= 1: all but that token is left.
             return inner * (1 - self.ratio[:, 1:])
-        above = inner[:, :, None] * self.target[:, 1:width] - self.draft[:, 1:]
+        above = inner[:, :, None] * self.target[:, 1:width, :] - self.draft[:, 1:, :]
         return xp.sum(xp.clip(above, min=0), axis=-1)
 
     def residual_law(self, node: Any, weight: Any) -> Any:
@@ -80,7 +80,7 @@ class Chain:
         batch, width = self.tokens.shape
         device = self.target.device
         rows = xp.arange(batch, device=device)
-        target = self.target[rows, node]
+        target = _row(self.target, node)
         # At a leaf nothing was drafted: whichever column is read there is not used.
         column = xp.minimum(node, xp.asarray(width - 1, device=device))
         if self.draft is None:
@@ -88,10 +88,18 @@ class Chain:
             removed = vocabulary == self.tokens[rows, column][:, None]
             residual = xp.where(removed, 0.0, xp.astype(target, xp.float64))
         else:
-            residual = xp.clip(weight[:, None] * target - self.draft[rows, column], min=0)
+            residual = xp.clip(weight[:, None] * target - _row(self.draft, column), min=0)
         total = xp.sum(residual, axis=-1, keepdims=True)
         used = (total > 0) & (node < self.length)[:, None]
         return xp.where(used, residual / xp.where(used, total, 1.0), xp.astype(target, xp.float64))
+
+
+def _row(laws: Any, position: Any) -> Any:
+    """The law [B, V] at each row's own position [B] among laws [B, M, V]."""
+    xp = array_namespace(laws)
+    batch, positions, vocabulary = laws.shape
+    flat = xp.reshape(laws, (batch * positions, vocabulary))
+    return xp.take(flat, xp.arange(batch, device=laws.device) * positions + position, axis=0)
 
 
 def target_over_draft(target: Any, draft: Any | None, length: Any | None) -> Any:

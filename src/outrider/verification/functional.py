@@ -114,11 +114,6 @@ def verify_speculative_tokens(
     batch, width = tokens.shape
     where = device(tokens)
 
-    # Verification indexes as NumPy does, which the standard itself does not promise. The libraries
-    # array_api_compat wraps do so too; arrays of any other are verified on the host.
-    laws, target, drafted = draft_probs, target_probs, tokens
-    if not xp.__name__.startswith("array_api_compat."):
-        laws, target, drafted = (np.from_dlpack(x, device="cpu") for x in (laws, target, drafted))
     keys = np.zeros((batch, 2, 5), dtype=np.uint64)
     # A request's prompt is never empty, so that no request shares this key.
     keys[:, :, 0] = stream_key(int(seed), ())
@@ -126,13 +121,11 @@ def verify_speculative_tokens(
     keys[:, :, 2] = step
     keys[:, :, 3] = STOP, TOKEN
     uniforms = Philox4x32().uniforms(keys)
-    draws = _RowDraws(array_namespace(target).asarray(uniforms, device=device(target)))
+    draws = _RowDraws(xp.asarray(uniforms, device=where))
     lengths = np.full(batch, width, dtype=np.int64)
-    proposal = DraftProposal(drafted, lengths, Laws(probs=laws) if width else None)
-    verdict = verify(proposal, target, METHODS[method], draws)
-
-    kept = xp.asarray(verdict.node, device=where)
-    following = xp.asarray(verdict.next_token, device=where)
+    proposal = DraftProposal(tokens, lengths, Laws(probs=draft_probs) if width else None)
+    verdict = verify(proposal, target_probs, METHODS[method], draws)
+    kept, following = verdict.node, verdict.next_token
     columns = xp.arange(width, device=where)[None, :]
     accepted = xp.where(columns < kept[:, None], tokens, xp.full_like(tokens, -1))
     return VerificationResult(

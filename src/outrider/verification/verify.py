@@ -39,7 +39,7 @@ def verify(proposal: DraftProposal, target: Any, method: Method, draws: VerdictD
     xp = array_namespace(target)
     if proposal.width == 0:
         none = xp.zeros(target.shape[0], dtype=xp.int64, device=target.device)
-        return Verdict(none, draws.token(target[:, 0]))
+        return Verdict(none, draws.token(target[:, 0, :]))
     return judge(Chain.of(proposal, target), method, draws)
 
 
