@@ -15,7 +15,7 @@ FLOORS = (
     {"errors"},
     {"config", "trees"},
     {"records", "protocols"},
-    {"chance", "sampling"},
+    {"chance", "sampling", "shaping"},
     {"verification", "depth"},
     {"models"},
     {"drafters"},

@@ -11,6 +11,7 @@ from .outputs import Origin
 from .protocols import Chance
 from .records import RoundRecord, SequenceState
 from .sampling import PackedParams
+from .shaping import Shaping
 
 _NOISE_ROWS = 32
 """Uniforms are made ahead for this many rows of rounds: 32 rounds of one sequence, 4 of eight."""
@@ -24,19 +25,21 @@ class Batch:
         states: the sequences.
         params: their sampling parameters, packed for the device.
         device: where their laws live.
+        shaping: what they do to logits; None for nothing.
         noise: uniforms of their next rounds; None before the first that draws.
     """
 
     states: tuple[SequenceState, ...]
     params: PackedParams
     device: torch.device
+    shaping: Shaping | None = None
     noise: Noise | None = None
 
     @staticmethod
     def of(states: tuple[SequenceState, ...], vocab_size: int, device: torch.device) -> Batch:
         """Pack the parameters of sequences over `vocab_size` tokens for `device`."""
         params = PackedParams.pack([state.params for state in states], vocab_size, device)
-        return Batch(states, params, device)
+        return Batch(states, params, device, Shaping.pack(states, device))
 
     def next_noise(self, make: Uniforms | None, width: int) -> Noise | None:
         """The noise with one more round taken, made anew by `make` if it does not reach that far.

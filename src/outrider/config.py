@@ -7,7 +7,7 @@ values. This module imports no framework, so that a bad flag is refused before a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Literal, get_args
@@ -29,7 +29,9 @@ LOSSY: frozenset[str] = frozenset({"typical", "lenient", "mixture"})
 class SamplingParams:
     """How the tokens of one request are drawn, and when the request ends.
 
-    The law of the next token is made in transformers' order: temperature, top-k, top-p, min-p.
+    The law of the next token is made in transformers' order: logit bias, repetition penalty,
+    presence and frequency penalties, bad words, minimum length, then temperature, top-k, top-p,
+    min-p. What looks at earlier tokens sees drafted ones as if they had been emitted.
 
     Args:
         max_tokens: the most tokens to emit, at least 1.
@@ -37,8 +39,21 @@ class SamplingParams:
         top_k: keep the k most likely tokens (ties with the k-th are kept); 0 keeps all.
         top_p: keep the likeliest tokens until their mass reaches this, in (0, 1]; 1 keeps all.
         min_p: keep tokens at least this share as likely as the likeliest, in [0, 1]; 0 keeps all.
+        repetition_penalty: divides the positive logits, and multiplies the negative ones, of tokens
+            in the prompt or the output so far; above 0, 1 for none.
+        presence_penalty: taken from the logits of tokens in the output so far, in [-2, 2].
+        frequency_penalty: likewise, once for each time the token was emitted, in [-2, 2].
+        logit_bias: added to the logits of these tokens, by token id, in [-100, 100]; a mapping or
+            pairs.
+        bad_words: token id sequences that are never completed: their last token is forbidden where
+            the others came just before.
+        min_tokens: no stop token, and no stop string, ends the request before this many tokens.
+        stop: strings that end the request once the text holds one; the text is cut before it. One
+            string or several; needs a tokenizer.
         stop_token_ids: the request ends once one of these is emitted (it is part of the output).
         ignore_eos: do not stop at the model's own end-of-sequence tokens.
+        logprobs: report each token's log-probability under the target's raw logits, and those of
+            this many likeliest tokens, in [0, 20]; None reports none.
         n: how many independent continuations of the prompt to produce, at least 1.
         seed: makes the output repeatable, in [0, 2**64); None draws a fresh one, which is reported.
         depths: number of tokens to draft in each round; replays a run whose `depths` were reported.
@@ -53,8 +68,16 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
     n: int = 1
     seed: int | None = None
     depths: tuple[int, ...] | None = None
@@ -70,6 +93,27 @@ class SamplingParams:
         _require_int("top_k", self.top_k, 0, "an integer >= 0 (0 keeps every token)")
         _require_real("top_p", self.top_p, lambda x: 0 < x <= 1, "a number in (0, 1]")
         _require_real("min_p", self.min_p, lambda x: 0 <= x <= 1, "a number in [0, 1]")
+        _require_real(
+            "repetition_penalty", self.repetition_penalty, lambda x: x > 0, "a number > 0"
+        )
+        for field in ("presence_penalty", "frequency_penalty"):
+            _require_real(
+                field, getattr(self, field), lambda x: -2 <= x <= 2, "a number in [-2, 2]"
+            )
+        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
+        object.__setattr__(self, "bad_words", _sequences("bad_words", self.bad_words))
+        _require_int("min_tokens", self.min_tokens, 0)
+        if self.min_tokens > self.max_tokens:
+            raise InvalidConfigError(
+                "min_tokens", self.min_tokens, f"at most max_tokens={self.max_tokens}"
+            )
+        object.__setattr__(self, "stop", _strings("stop", self.stop))
+        if self.logprobs is not None:
+            _require_int("logprobs", self.logprobs, 0, "an integer in [0, 20], or None")
+            if self.logprobs > 20:
+                raise InvalidConfigError(
+                    "logprobs", self.logprobs, "an integer in [0, 20], or None"
+                )
         _require_int("n", self.n, 1)
         if self.seed is not None:
             _require_int("seed", self.seed, 0, "an integer in [0, 2**64)")
@@ -80,6 +124,12 @@ class SamplingParams:
         )
         if self.depths is not None:
             object.__setattr__(self, "depths", _int_tuple("depths", self.depths))
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """The logit biases as pairs of token id and value."""
+        given = self.logit_bias
+        return tuple(given.items()) if isinstance(given, Mapping) else given
 
     @property
     def greedy(self) -> bool:
@@ -203,6 +253,45 @@ def _require_real(
 def _require_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise InvalidConfigError(field, value, f"one of {', '.join(map(repr, choices))}")
+
+
+def _bias(given: object) -> tuple[tuple[int, float], ...]:
+    expected = "token ids >= 0 with numbers in [-100, 100]"
+    pairs = given.items() if isinstance(given, Mapping) else given
+    if not isinstance(pairs, Iterable) or isinstance(pairs, str | bytes):
+        raise InvalidConfigError("logit_bias", given, expected)
+    found: dict[int, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, Sequence) or len(pair) != 2:
+            raise InvalidConfigError("logit_bias", given, expected)
+        token, bias = pair
+        _require_int("logit_bias", token, 0, expected)
+        _require_real("logit_bias", bias, lambda x: -100 <= x <= 100, expected)
+        if token in found:
+            raise InvalidConfigError("logit_bias", given, f"one bias for token {token}")
+        found[int(token)] = float(bias)
+    return tuple(found.items())
+
+
+def _sequences(field: str, given: object) -> tuple[tuple[int, ...], ...]:
+    expected = "sequences of token ids, none of them empty"
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes):
+        raise InvalidConfigError(field, given, expected)
+    found = tuple(_int_tuple(field, item, 0, expected) for item in given)
+    if not all(found):
+        raise InvalidConfigError(field, given, expected)
+    return found
+
+
+def _strings(field: str, given: object) -> tuple[str, ...]:
+    items = (given,) if isinstance(given, str) else given
+    expected = "a string, or several, none of them empty"
+    if not isinstance(items, Iterable) or isinstance(items, bytes):
+        raise InvalidConfigError(field, given, expected)
+    found = tuple(items)
+    if not all(isinstance(item, str) and item for item in found):
+        raise InvalidConfigError(field, given, expected)
+    return found
 
 
 def _int_tuple(

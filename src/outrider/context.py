@@ -15,6 +15,7 @@ from .chance import RoundDraws
 from .config import SpeculativeConfig
 from .records import Children, DraftPlan, Laws, SequenceState
 from .sampling import PackedParams
+from .shaping import Path, Shaper
 
 
 class RoundContext:
@@ -27,6 +28,7 @@ class RoundContext:
         plan: how far each row is drafted; rows beyond their depth draw nothing.
         device: where proposals are expected.
         config: how drafts are sampled.
+        shaper: what the requests do to logits; None for nothing.
 
     Attributes:
         witnesses: for each law made, [B, M] numbers that are not finite where it means nothing.
@@ -40,7 +42,9 @@ class RoundContext:
         plan: DraftPlan,
         device: torch.device,
         config: SpeculativeConfig,
+        shaper: Shaper | None = None,
     ) -> None:
+        self._shaper = shaper
         self.device = device
         self.witnesses: list[Tensor] = []
         self._draws = draws
@@ -57,8 +61,15 @@ class RoundContext:
         self._params = replace(params, all_greedy=False, greedy=None)
         self._outright = np.array([greedy or state.params.greedy for state in states])
 
-    def law(self, logits: Tensor) -> Laws:
-        """The laws that the rows' own sampling parameters make of logits [B, V] or [B, M, V]."""
+    @property
+    def shaped(self) -> bool:
+        """Whether laws depend on the tokens drafted before, so that `law` has to be told them."""
+        return self._shaper is not None
+
+    def law(self, logits: Tensor, path: Tensor | None = None) -> Laws:
+        """The laws that the rows' own parameters make of logits; see `DraftContext.law`."""
+        if self._shaper is not None:
+            logits = self._shaper(logits, None if path is None else Path.of(path))
         laws, witness = sampling.laws(logits, self._params)
         self.witnesses.append(witness.reshape(len(witness), -1))
         return laws

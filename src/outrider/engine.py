@@ -51,6 +51,7 @@ from .rounds import (
     judge,
     read,
 )
+from .shaping import Path, Shaper
 from .text import StreamDecoder
 from .verification import Verifier
 
@@ -164,14 +165,18 @@ class SpeculativeDecoder:
         ahead = None if chance is not None or self.verifier.coupled else self._uniforms
         noise = batch.next_noise(ahead, plan.width)
         draws = batch.draws(chance or self.chance, plan.width, noise, coupled=self.verifier.coupled)
-        context = RoundContext(batch.params, batch.states, draws, plan, self._device, self.config)
+        shaper = self._shaper(batch)
+        context = RoundContext(
+            batch.params, batch.states, draws, plan, self._device, self.config, shaper
+        )
         watch.mark()
         proposal = self._propose(prefixes, plan, context)
         watch.mark()
         scores = self.target.verify(prefixes, proposal)
         watch.mark()
         check_scores(scores, proposal, self.target.vocab_size)
-        verdict, witness = judge(proposal, scores.logits, batch.params, self.verifier, draws)
+        logits = scores.logits if shaper is None else shaper(scores.logits, Path.to_nodes(proposal))
+        verdict, witness = judge(proposal, logits, batch.params, self.verifier, draws)
         rows = read(proposal, verdict, [*context.witnesses, witness])
         ids = tuple(prefix.sequence_id for prefix in prefixes)
         if not all(row.sound for row in rows):
@@ -333,6 +338,11 @@ class SpeculativeDecoder:
         ids = [state.prefix.sequence_id for state in states]
         for model in self._cached:
             model.release(ids, discard=discard)
+
+    def _shaper(self, batch: Batch) -> Shaper | None:
+        if batch.shaping is None:
+            return None
+        return Shaper(batch.shaping, batch.states, self.target.vocab_size, self._device)
 
     def _propose(
         self, prefixes: list[Prefix], plan: DraftPlan, context: RoundContext

@@ -43,8 +43,19 @@ class DraftContext(Protocol):
         """Where proposals are expected."""
         ...
 
-    def law(self, logits: Tensor) -> Laws:
-        """The laws that the rows' own sampling parameters make of logits [B, V] or [B, M, V]."""
+    @property
+    def shaped(self) -> bool:
+        """Whether laws depend on the tokens drafted before, so that `law` has to be told them."""
+        ...
+
+    def law(self, logits: Tensor, path: Tensor | None = None) -> Laws:
+        """The laws that the rows' own sampling parameters make of logits [B, V] or [B, M, V].
+
+        Args:
+            logits: after M nodes of each row, all at one depth D.
+            path: the drafted tokens that lead to them, int64 [B, M, D]; None if there are none, or
+                if nothing is `shaped` by them.
+        """
         ...
 
     def pick(self, laws: Laws, position: int) -> Tensor:

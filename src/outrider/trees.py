@@ -68,6 +68,18 @@ def path(parents: Sequence[int], node: int) -> list[int]:
     return nodes[::-1]
 
 
+def path_table(parents: Parents) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The columns that lead to each node, [B, N + 1, D], the first first, and the nodes' depths."""
+    batch, width = parents.shape
+    depths = node_depths(parents)
+    table = np.zeros((batch, width + 1, int(depths.max(initial=0))), dtype=np.int64)
+    rows = np.arange(batch)
+    for column in range(width):
+        table[:, column + 1] = table[rows, parents[:, column]]
+        table[rows, column + 1, depths[:, column + 1] - 1] = column
+    return table, depths
+
+
 def level_sizes(shape: Sequence[int]) -> list[int]:
     """How many nodes each level has if every node of the level above has shape[level] children."""
     sizes, nodes = [], 1

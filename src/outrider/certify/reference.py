@@ -14,6 +14,33 @@ from ..models.tabular import TabularModel
 
 Law = dict[tuple[int, ...], float]
 Row = NDArray[np.float64]
+Tokens = tuple[int, ...]
+
+
+def shaped(row: Row, prompt: Tokens, output: Tokens, params: SamplingParams) -> Row:
+    """The law [V] that biases, penalties and bans make of a row of probabilities [V].
+
+    In transformers' order: logit bias, repetition penalty, presence and frequency penalties, bad
+    words, minimum length; `stop_token_ids` are the only stop tokens.
+    """
+    with np.errstate(divide="ignore"):
+        logits = np.log(row)
+    for token, bias in params.biases:
+        logits[token] += bias
+    for token in set(prompt + output):
+        factor = params.repetition_penalty
+        logits[token] *= factor if logits[token] <= 0 else 1 / factor
+    for token in set(output):
+        logits[token] -= params.frequency_penalty * output.count(token) + params.presence_penalty
+    history = prompt + output
+    for word in params.bad_words:
+        before = word[:-1]
+        if history[len(history) - len(before) :] == before:
+            logits[word[-1]] = -np.inf
+    if len(output) < params.min_tokens:
+        logits[list(params.stop_token_ids)] = -np.inf
+    law = np.exp(logits - logits.max())
+    return np.asarray(law / law.sum(), dtype=np.float64)
 
 
 def filtered(row: Row, params: SamplingParams) -> Row:
@@ -55,7 +82,8 @@ def target_law(target: TabularModel, prompt: tuple[int, ...], params: SamplingPa
         if ended or len(output) == params.max_tokens:
             law[output] = probability
             return
-        row = filtered(target.probabilities(prompt + output), params)
+        row = shaped(target.probabilities(prompt + output), prompt, output, params)
+        row = filtered(row, params)
         for token in np.flatnonzero(row):
             extend((*output, int(token)), probability * float(row[token]))
 

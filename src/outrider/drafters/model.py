@@ -51,7 +51,8 @@ class ModelDrafter:
         for position in range(depth):
             if position:
                 logits = cursor.step(tokens[-1])
-            laws.append(ctx.law(self._aligned(logits)))
+            path = torch.stack(tokens, -1)[:, None] if tokens and ctx.shaped else None
+            laws.append(ctx.law(self._aligned(logits), path))
             tokens.append(ctx.pick(laws[-1], position))
         return DraftProposal(torch.stack(tokens, 1), plan.depth, _stacked(laws))
 

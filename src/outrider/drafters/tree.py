@@ -49,10 +49,12 @@ def draft_tree(
     logits = cursor.logits[:, None]
     first, drawn = 0, 0
     worth = torch.ones(logits.shape[:2], dtype=torch.float64, device=logits.device)
+    path = logits.new_empty(*logits.shape[:2], 0, dtype=torch.int64)
     for level in range(plan.deepest):
         if level:
             logits = cursor.expand(levels[-1].tokens, levels[-1].parents)
-        law = ctx.law(aligned(logits))
+            path = _extended(path, levels[-1], first)
+        law = ctx.law(aligned(logits), path if level else None)
         assert law.probs is not None, "laws of trees are dense"
         probs = law.probs
         if plan.shape is None:
@@ -90,6 +92,16 @@ def draft_tree(
         parents,
         law_rows if laws else None,
     )
+
+
+def _extended(path: Tensor, level: _Growth, first: int) -> Tensor:
+    """The tokens [B, n, D + 1] that lead to a level's nodes, from those [B, M, D] of the one above.
+
+    `first` is the index of the first of these nodes.
+    """
+    above = first - path.shape[1]
+    rows = torch.arange(len(path), device=path.device)[:, None]
+    return torch.cat([path[rows, level.parents - above], level.tokens[..., None]], -1)
 
 
 def _same_for_all(

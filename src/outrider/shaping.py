@@ -1,0 +1,256 @@
+"""What a request adds to logits, or forbids, before they become a law.
+
+In transformers' order: logit bias, repetition penalty, presence and frequency penalties, bad words,
+minimum length. What looks at earlier tokens sees, at each drafted position, the drafted tokens
+before it, as if they had been emitted. Nothing here loops over positions or the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import trees
+from .records import DraftProposal, SequenceState
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The drafted tokens that lead to M nodes, from the first on.
+
+    Attributes:
+        tokens: int64 [B, M, D]; those at and beyond a node's depth mean nothing.
+        depth: int64 [B, M], or what broadcasts to it.
+    """
+
+    tokens: Tensor
+    depth: Tensor
+
+    @staticmethod
+    def of(tokens: Tensor) -> Path:
+        """Of nodes that all lie at depth D, from tokens [B, M, D]."""
+        depth = torch.tensor([[tokens.shape[2]]], device=tokens.device)
+        return Path(tokens, depth)
+
+    @staticmethod
+    def to_nodes(proposal: DraftProposal) -> Path:
+        """To all nodes of a proposal, the prefix first."""
+        tokens, width = proposal.tokens, proposal.width
+        if proposal.parents is None:
+            depth = torch.arange(width + 1, device=tokens.device)[None]
+            return Path(tokens[:, None, :].expand(-1, width + 1, -1), depth)
+        columns, depths = map(torch.from_numpy, trees.path_table(proposal.parents))
+        columns, depths = columns.to(tokens.device), depths.to(tokens.device)
+        return Path(tokens.gather(1, columns.flatten(1)).view(columns.shape), depths)
+
+    @property
+    def real(self) -> Tensor:
+        """Which tokens mean something, bool [B, M, D]."""
+        steps = torch.arange(self.tokens.shape[2], device=self.tokens.device)
+        return (steps < self.depth[..., None]).expand(self.tokens.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """Bad words of one length n: the row of each, its first n - 1 tokens [W, n - 1], its last."""
+
+    rows: Tensor
+    before: Tensor
+    last: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Shaping:
+    """What the parameters of B requests do to logits, as tensors; None where none asks for it.
+
+    Attributes:
+        bias: rows, tokens and values [n] of logit biases.
+        repetition: float64 [B, 1, 1], 1 where unused.
+        presence, frequency: float64 [B, 1, 1], 0 where unused.
+        words: bad words, by length.
+        floor: rows and tokens [n] that may not come before min_tokens [n].
+    """
+
+    bias: tuple[Tensor, Tensor, Tensor] | None
+    repetition: Tensor | None
+    presence: Tensor | None
+    frequency: Tensor | None
+    words: tuple[_Words, ...]
+    floor: tuple[Tensor, Tensor, Tensor] | None
+
+    @staticmethod
+    def pack(states: Sequence[SequenceState], device: torch.device) -> Shaping | None:
+        """Pack what the requests of B sequences ask for; None if none of them asks for anything."""
+        params = [state.params for state in states]
+
+        def column(values: list[float], unused: float) -> Tensor | None:
+            if all(value == unused for value in values):
+                return None
+            return torch.tensor(values, dtype=torch.float64, device=device)[:, None, None]
+
+        def table(entries: list[tuple[int, int, float]]) -> tuple[Tensor, Tensor, Tensor] | None:
+            if not entries:
+                return None
+            return (
+                torch.tensor([row for row, _, _ in entries], device=device),
+                torch.tensor([token for _, token, _ in entries], device=device),
+                torch.tensor(
+                    [value for _, _, value in entries], dtype=torch.float64, device=device
+                ),
+            )
+
+        lengths: dict[int, list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
+        for row, asked in enumerate(params):
+            for word in asked.bad_words:
+                lengths[len(word)].append((row, word))
+        shaping = Shaping(
+            bias=table(
+                [
+                    (row, token, bias)
+                    for row, asked in enumerate(params)
+                    for token, bias in asked.biases
+                ]
+            ),
+            repetition=column([p.repetition_penalty for p in params], 1.0),
+            presence=column([p.presence_penalty for p in params], 0.0),
+            frequency=column([p.frequency_penalty for p in params], 0.0),
+            words=tuple(
+                _Words(
+                    torch.tensor([row for row, _ in found], device=device),
+                    torch.tensor([word[:-1] for _, word in found], device=device).long(),
+                    torch.tensor([word[-1] for _, word in found], device=device),
+                )
+                for _, found in sorted(lengths.items())
+            ),
+            floor=table(
+                [
+                    (row, token, state.params.min_tokens)
+                    for row, state in enumerate(states)
+                    if state.params.min_tokens
+                    for token in sorted(state.stop_ids)
+                ]
+            ),
+        )
+        asked_for = (shaping.bias, shaping.repetition, shaping.presence, shaping.frequency)
+        used = shaping.words or shaping.floor or any(part is not None for part in asked_for)
+        return shaping if used else None
+
+
+class Shaper:
+    """The shaping of one round: what was asked for, beside what has been emitted so far.
+
+    Args:
+        shaping: of the batch.
+        states: its sequences.
+        vocab_size: V.
+        device: of the logits.
+    """
+
+    def __init__(
+        self,
+        shaping: Shaping,
+        states: Sequence[SequenceState],
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        self._shaping = shaping
+        emitted = [state.prefix.length - state.prompt_length for state in states]
+        self._emitted = torch.tensor(emitted, device=device)[:, None]
+        self._seen: Tensor | None = None
+        self._counts: Tensor | None = None
+        if shaping.repetition is not None:
+            everything = [state.prefix.tokens for state in states]
+            self._seen = _counted(everything, vocab_size, device) > 0
+        if shaping.presence is not None or shaping.frequency is not None:
+            output = [state.prefix.tokens[state.prompt_length :] for state in states]
+            self._counts = _counted(output, vocab_size, device)
+        longest = max((int(words.before.shape[1]) for words in shaping.words), default=0)
+        tails = np.full((len(states), longest), -1, dtype=np.int64)
+        for row, state in enumerate(states):
+            last = state.prefix.tokens[max(0, state.prefix.length - longest) :]
+            tails[row, longest - len(last) :] = last
+        self._tails = torch.from_numpy(tails).to(device)
+
+    def __call__(self, logits: Tensor, path: Path | None) -> Tensor:
+        """Logits [B, V] or [B, M, V] as the requests want them, in max(float32, their dtype).
+
+        Args:
+            logits: after M nodes.
+            path: what leads to the nodes; None for the prefixes themselves.
+        """
+        flat = logits.ndim == 2
+        shaped = logits[:, None] if flat else logits
+        shaped = shaped.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+        if path is None:
+            empty = self._emitted.new_zeros(len(shaped), shaped.shape[1], 0)
+            path = Path.of(empty)
+        shaping = self._shaping
+        if shaping.bias is not None:
+            rows, tokens, values = shaping.bias
+            _add(shaped, rows, tokens, values[:, None])
+        passed = None
+        if self._seen is not None or self._counts is not None:
+            passed = shaped.new_zeros(shaped.shape)
+            passed.scatter_add_(2, path.tokens.where(path.real, 0), path.real.to(passed.dtype))
+        if self._seen is not None and shaping.repetition is not None and passed is not None:
+            seen = self._seen[:, None] | (passed > 0)
+            factor = shaping.repetition.to(shaped.dtype)
+            punished = torch.where(shaped > 0, shaped / factor, shaped * factor)
+            shaped = torch.where(seen, punished, shaped)
+        if self._counts is not None and passed is not None:
+            counts = self._counts[:, None] + passed
+            if shaping.frequency is not None:
+                shaped = shaped - shaping.frequency.to(shaped.dtype) * counts
+            if shaping.presence is not None:
+                shaped = shaped - shaping.presence.to(shaped.dtype) * (counts > 0)
+        for words in shaping.words:
+            _add(shaped, words.rows, words.last, self._completed(words, path))
+        if shaping.floor is not None:
+            rows, tokens, least = shaping.floor
+            early = (self._emitted + path.depth)[rows] < least[:, None]
+            _add(shaped, rows, tokens, _forbidden(early))
+        return shaped[:, 0] if flat else shaped
+
+    def _completed(self, words: _Words, path: Path) -> Tensor:
+        """Minus infinity where a node [M] stands before a word's last token, else 0, [W, M]."""
+        longest, needed = self._tails.shape[1], words.before.shape[1]
+        nodes = path.tokens.shape[1]
+        tails = self._tails[words.rows][:, None].expand(-1, nodes, -1)
+        history = torch.cat([tails, path.tokens[words.rows]], 2)
+        depth = path.depth.expand(len(self._tails), nodes)[words.rows]
+        ends = longest + depth[..., None]
+        last = ends - needed + torch.arange(needed, device=ends.device)
+        return _forbidden((history.gather(2, last) == words.before[:, None]).all(-1))
+
+
+def _counted(
+    histories: Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]],
+    vocab_size: int,
+    device: torch.device,
+) -> Tensor:
+    """How often each token occurs in each of B histories, [B, V]."""
+    longest = max(map(len, histories))
+    tokens = np.full((len(histories), longest), vocab_size, dtype=np.int64)
+    for row, history in enumerate(histories):
+        tokens[row, : len(history)] = history
+    counts = torch.zeros(len(histories), vocab_size + 1, device=device)
+    index = torch.from_numpy(tokens).to(device)
+    counts.scatter_add_(1, index, torch.ones_like(index, dtype=counts.dtype))
+    return counts[:, :vocab_size]
+
+
+def _forbidden(where: Tensor) -> Tensor:
+    return torch.zeros(where.shape, device=where.device).masked_fill(where, -torch.inf)
+
+
+def _add(logits: Tensor, rows: Tensor, tokens: Tensor, values: Tensor) -> None:
+    """Add values [n, M] (or [n, 1]) at rows and tokens [n] of logits [B, M, V], in place."""
+    nodes = torch.arange(logits.shape[1], device=logits.device)
+    index = (rows[:, None], nodes, tokens[:, None])
+    values = values.expand(len(rows), len(nodes)).to(logits.dtype)
+    logits.index_put_(index, values, accumulate=True)

@@ -1,0 +1,138 @@
+"""Every sampling parameter, alone and in combination, under speculation: the exact law.
+
+The engine is enumerated with chains and trees, and held against a recursion that shapes one row at
+a time from the definitions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
+from outrider.certify import exact_law
+from outrider.certify.reference import distance, target_law
+from outrider.models.tabular import mock_pair
+from outrider.shaping import Path, Shaper
+
+V = 3
+TOLERANCE = 1e-12
+PROMPT = (0, 1)
+
+ALONE: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.4},
+    {"repetition_penalty": 0.6},
+    {"presence_penalty": 1.5},
+    {"presence_penalty": -1.0},
+    {"frequency_penalty": 0.8},
+    {"frequency_penalty": -0.7},
+    {"logit_bias": {1: 2.0, 2: -3.0}},
+    {"bad_words": ((2,),)},
+    {"bad_words": ((1, 2), (0, 0, 1))},
+    {"min_tokens": 2, "stop_token_ids": (0, 1)},
+]
+SHAPES: list[dict[str, Any]] = [
+    {"num_speculative_tokens": 2, "verification": "block"},
+    {"num_speculative_tokens": 2, "verification": "token"},
+    {"num_speculative_tokens": 2, "verification": "coupled"},
+    {"num_speculative_tokens": 2, "tree_shape": (2, 1)},
+    {"num_speculative_tokens": 2, "tree_budget": 3, "verification": "recursive"},
+]
+
+
+def error(seed: int, speculation: dict[str, Any], params: SamplingParams) -> float:
+    target, draft = mock_pair(V, seed)
+    decoder = SpeculativeDecoder(target, draft, config=SpeculativeConfig(**speculation))
+    return distance(exact_law(decoder, PROMPT, params), target_law(target, PROMPT, params))
+
+
+@pytest.mark.parametrize("speculation", SHAPES, ids=str)
+@pytest.mark.parametrize("shaping", ALONE, ids=str)
+def test_the_law_under_each_parameter(speculation: dict[str, Any], shaping: dict[str, Any]) -> None:
+    params = SamplingParams(max_tokens=3, **shaping)
+    assert error(1, speculation, params) < TOLERANCE
+
+
+ANY = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": st.sampled_from([0.0, 0.5, 1.7]),
+        "top_k": st.sampled_from([1, 2]),
+        "top_p": st.sampled_from([0.6, 0.9]),
+        "min_p": st.sampled_from([0.1, 0.4]),
+        "repetition_penalty": st.sampled_from([0.5, 1.2, 3.0]),
+        "presence_penalty": st.sampled_from([-2.0, 0.4, 2.0]),
+        "frequency_penalty": st.sampled_from([-0.3, 1.1]),
+        "logit_bias": st.dictionaries(st.integers(0, V - 1), st.sampled_from([-5.0, 1.0])),
+        "bad_words": st.lists(
+            st.lists(st.integers(0, V - 1), min_size=2, max_size=3).map(tuple), max_size=2
+        ).map(tuple),
+        "min_tokens": st.integers(0, 2),
+        "stop_token_ids": st.sampled_from([(), (1,)]),
+        "depths": st.sampled_from([None, (1, 2), (0, 1)]),
+    },
+)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.integers(0, 50), st.sampled_from(SHAPES), ANY)
+def test_the_law_under_any_of_them_together(
+    seed: int, speculation: dict[str, Any], shaping: dict[str, Any]
+) -> None:
+    params = SamplingParams(max_tokens=3, **shaping)
+    assert error(seed, speculation, params) < TOLERANCE
+
+
+def test_rows_of_a_batch_keep_their_own_parameters() -> None:
+    target, draft = mock_pair(V, 2)
+    for speculation in SHAPES:
+        decoder = SpeculativeDecoder(target, draft, config=SpeculativeConfig(**speculation))
+        mates = [
+            decoder.start([0] * (i + 1), SamplingParams(max_tokens=9, **shaping))[0]
+            for i, shaping in enumerate(ALONE[:4])
+        ]
+        params = SamplingParams(max_tokens=3, presence_penalty=1.0, top_p=0.9)
+        found = exact_law(decoder, PROMPT, params, mates=mates)
+        assert distance(found, target_law(target, PROMPT, params)) < TOLERANCE
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0, 1.5])
+def test_a_perfect_draft_is_accepted_under_every_parameter(temperature: float) -> None:
+    """The drafter's logits are shaped once, as the target's are."""
+    target, _ = mock_pair(8, 3)
+    for shaping in ALONE:
+        params = SamplingParams(max_tokens=30, temperature=temperature, seed=1, **shaping)
+        for speculation in SHAPES[:3]:
+            decoder = SpeculativeDecoder(target, target, config=SpeculativeConfig(**speculation))
+            metrics = decoder.generate([0, 1], params).metrics
+            # Tokens after a stop count as not accepted.
+            cut = 2 if params.stop_token_ids else 0
+            assert 0 <= metrics.drafted - metrics.accepted <= cut
+
+
+@pytest.mark.parametrize("shaping", ALONE, ids=str)
+def test_coupled_text_is_that_of_plain_keyed_sampling(shaping: dict[str, Any]) -> None:
+    target, draft = mock_pair(9, 4)
+    plain = SpeculativeDecoder(target, config=SpeculativeConfig(verification="coupled"))
+    for speculation in ({"num_speculative_tokens": 3}, {"tree_shape": (3, 2)}):
+        config = SpeculativeConfig(verification="coupled", **speculation)  # type: ignore[arg-type]
+        decoder = SpeculativeDecoder(target, draft, config=config)
+        for seed in range(10):
+            params = SamplingParams(max_tokens=20, seed=seed, **shaping)
+            found = decoder.generate([0, 1], params).token_ids
+            assert found == plain.generate([0, 1], params).token_ids
+
+
+def test_a_history_without_the_drafted_tokens_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: penalties of one value for all positions, as they were before the round."""
+    shaper = Shaper.__call__
+
+    def stale(self: Shaper, logits: Any, path: Path | None) -> Any:
+        return shaper(self, logits, None)
+
+    monkeypatch.setattr(Shaper, "__call__", stale)
+    params = SamplingParams(max_tokens=3, frequency_penalty=1.5)
+    assert error(1, SHAPES[0], params) > 1e-3

@@ -1,0 +1,131 @@
+"""What requests do to logits: as transformers' processors do it, law by law; as OpenAI says."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as tf
+
+from outrider import SamplingParams
+from outrider.records import DraftProposal, Laws, Prefix, SequenceState
+from outrider.shaping import Path, Shaper, Shaping
+
+CPU = torch.device("cpu")
+V = 12
+
+
+def state(prompt: list[int], output: list[int], params: SamplingParams, eos: int) -> SequenceState:
+    stops = frozenset({eos, *params.stop_token_ids})
+    return SequenceState(Prefix(0, [*prompt, *output]), len(prompt), params, stops, stream_key=0)
+
+
+def shaped(states: list[SequenceState], logits: torch.Tensor, path: Path | None) -> torch.Tensor:
+    shaping = Shaping.pack(states, CPU)
+    assert shaping is not None
+    return Shaper(shaping, states, V, CPU)(logits, path)
+
+
+def as_transformers(
+    params: SamplingParams, prompt: list[int], history: list[int], row: torch.Tensor, eos: list[int]
+) -> torch.Tensor:
+    """The same by transformers' processors, in the order its `generate` has them."""
+    processors: list[Any] = []
+    if params.logit_bias:
+        processors.append(
+            tf.SequenceBiasLogitsProcessor([[[token], bias] for token, bias in params.biases])
+        )
+    if params.repetition_penalty != 1:
+        processors.append(tf.RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    if params.bad_words:
+        processors.append(tf.NoBadWordsLogitsProcessor([list(word) for word in params.bad_words]))
+    if params.min_tokens:
+        processors.append(tf.MinNewTokensLengthLogitsProcessor(len(prompt), params.min_tokens, eos))
+    scores = row[None]
+    for processor in processors:
+        scores = processor(torch.tensor([history]), scores)
+    return scores[0]
+
+
+def openai_penalties(params: SamplingParams, output: list[int], row: torch.Tensor) -> torch.Tensor:
+    """mu[j] - c[j] * frequency - (c[j] > 0) * presence, c over the output alone."""
+    row = row.clone()
+    for token, count in Counter(output).items():
+        row[token] -= count * params.frequency_penalty + params.presence_penalty
+    return row
+
+
+def random_params(rng: random.Random) -> SamplingParams:
+    every: dict[str, Any] = {
+        "logit_bias": {rng.randrange(V): rng.randint(-24, 24) / 8 for _ in range(3)},
+        "repetition_penalty": rng.choice([0.7, 1.3, 2.0]),
+        "bad_words": [tuple(rng.randrange(V) for _ in range(rng.randint(1, 3))) for _ in range(4)],
+        "min_tokens": rng.randint(1, 6),
+    }
+    names = rng.sample(sorted(every), rng.randint(1, 4))
+    return SamplingParams(max_tokens=20, **{name: every[name] for name in names})
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_node_is_shaped_as_transformers_shapes_its_history(seed: int) -> None:
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    batch, width, eos = 4, 5, rng.randrange(V)
+    prompts = [[rng.randrange(V) for _ in range(rng.randint(1, 6))] for _ in range(batch)]
+    outputs = [[rng.randrange(V) for _ in range(rng.randint(0, 5))] for _ in range(batch)]
+    params = [random_params(rng) for _ in range(batch)]
+    states = [state(*row, eos) for row in zip(prompts, outputs, params, strict=True)]
+    tokens = torch.randint(0, V, (batch, width))
+    parents = np.array([[rng.randint(0, i) for i in range(width)] for _ in range(batch)])
+    proposal = DraftProposal(
+        tokens, np.full(batch, width), Laws(atoms=tokens), rng.choice([None, parents])
+    )
+    logits = torch.randn(batch, width + 1, V, dtype=torch.float64)
+    before = logits.clone()
+    found = shaped(states, logits, Path.to_nodes(proposal))
+    assert (logits == before).all()
+    structure = proposal.structure
+    for row in range(batch):
+        for node in range(width + 1):
+            path, at = [], node
+            while at:
+                path.append(int(tokens[row, at - 1]))
+                at = int(structure[row, at - 1])
+            history = [*prompts[row], *outputs[row], *path[::-1]]
+            expected = as_transformers(params[row], prompts[row], history, logits[row, node], [eos])
+            torch.testing.assert_close(found[row, node], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_presence_and_frequency_penalties_are_openais(seed: int) -> None:
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    prompts = [[rng.randrange(V) for _ in range(3)] for _ in range(3)]
+    outputs = [[rng.randrange(4) for _ in range(rng.randint(0, 6))] for _ in range(3)]
+    params = [
+        SamplingParams(frequency_penalty=rng.uniform(-2, 2), presence_penalty=rng.uniform(-2, 2))
+        for _ in range(3)
+    ]
+    states = [state(*row, 0) for row in zip(prompts, outputs, params, strict=True)]
+    tokens = torch.randint(0, 4, (3, 2, 3))
+    logits = torch.randn(3, 2, V, dtype=torch.float64)
+    found = shaped(states, logits, Path.of(tokens))
+    for row in range(3):
+        for node in range(2):
+            output = [*outputs[row], *tokens[row, node].tolist()]
+            expected = openai_penalties(params[row], output, logits[row, node])
+            torch.testing.assert_close(found[row, node], expected, rtol=0, atol=1e-6)
+
+
+def test_nothing_is_packed_where_nothing_is_asked_for() -> None:
+    plain = state([1], [2], SamplingParams(temperature=0.5, top_k=3, stop_token_ids=(4,)), 0)
+    assert Shaping.pack([plain, plain], CPU) is None
+    asked = state([1], [2], SamplingParams(presence_penalty=1), 0)
+    logits = torch.randn(2, V)
+    found = shaped([plain, asked], logits, None)
+    assert (found[0] == logits[0]).all()
+    assert found[1, 2] == logits[1, 2] - 1
