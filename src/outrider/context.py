@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from . import sampling
+from .batch import Batch
 from .chance import RoundDraws
 from .config import SpeculativeConfig
-from .records import Children, DraftPlan, Laws, SequenceState
-from .sampling import PackedParams
+from .records import Children, DraftPlan, Laws
 
 
 class RoundContext:
     """What a drafter may know of a round. It hides whether picks are greedy, drawn or coupled.
 
     Args:
-        params: the sampling parameters of the batch.
-        states: the sequences of the batch.
+        batch: the sequences, and their sampling parameters.
         draws: the round's chance.
         plan: how far each row is drafted; rows beyond their depth draw nothing.
         device: where proposals are expected.
@@ -34,8 +30,7 @@ class RoundContext:
 
     def __init__(
         self,
-        params: PackedParams,
-        states: Sequence[SequenceState],
+        batch: Batch,
         draws: RoundDraws,
         plan: DraftPlan,
         device: torch.device,
@@ -50,12 +45,10 @@ class RoundContext:
         self._coupled = draws.coupled
         greedy = config.draft_sample_method == "greedy"
         if plan.levels is None:
-            self._params = sampling.GREEDY if greedy else params
+            self._params = sampling.GREEDY if greedy else batch.params
             return
-        # A tree of a greedy row holds its likeliest tokens: their ranking is needed, not the first
-        # of them alone.
-        self._params = replace(params, all_greedy=False, greedy=None)
-        self._outright = np.array([greedy or state.params.greedy for state in states])
+        self._params = batch.ranking
+        self._outright = np.array([greedy or state.params.greedy for state in batch.states])
 
     def law(self, logits: Tensor) -> Laws:
         """The laws that the rows' own sampling parameters make of logits [B, V] or [B, M, V]."""
