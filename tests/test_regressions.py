@@ -546,7 +546,8 @@ def test_chains_are_no_longer_than_the_depth_of_a_planned_tree() -> None:
 
     config = SpeculativeConfig(num_speculative_tokens=2, tree_shape=(2, 2))
     with pytest.raises(DraftShapeError, match=r"lengths \[6\].*planned depths \[2\]"):
-        SpeculativeDecoder(target, Drafter(), config=config).generate([0], three(9))
+        decoder = SpeculativeDecoder(target, Drafter(), config=config)
+        decoder.step(decoder.pack(decoder.start([0], three(9))))
 
 
 def test_a_lossy_method_refuses_a_drafters_tree() -> None:

@@ -11,6 +11,7 @@ from . import sampling
 from .batch import Batch
 from .chance import RoundDraws
 from .config import SpeculativeConfig
+from .models.transfer import sent
 from .records import Children, DraftPlan, Laws
 
 
@@ -80,7 +81,7 @@ class RoundContext:
         best = laws.probs.topk(most, -1).values.double()
         # The first child of a sampled node is drawn, and most often kept; the likeliest follow.
         drawn_first = torch.cat([torch.ones_like(best[..., :1]), best[..., :-1]], -1)
-        outright = torch.from_numpy(self._outright).to(best.device)[:, None, None]
+        outright = sent(torch.from_numpy(self._outright), best.device)[:, None, None]
         return torch.where(outright, best, drawn_first)
 
     def children(self, laws: Laws, counts: Tensor, most: int, first: int, level: int) -> Children:
@@ -112,7 +113,7 @@ class RoundContext:
             tokens, drawn_from = self._all_drawn(probs, columns, used, replaced)
             rows[~self._outright] = 0 if replaced else np.arange(most)
         if self._outright.any():
-            outright = torch.from_numpy(self._outright).to(probs.device)[:, None, None]
+            outright = sent(torch.from_numpy(self._outright), probs.device)[:, None, None]
             tokens = torch.where(outright, probs.topk(most, -1).indices, tokens)
         return Children(tokens, None if drawn_from is None else Laws(probs=drawn_from), rows)
 
