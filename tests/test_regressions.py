@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,18 @@ from outrider import (
 )
 from outrider.certify import exact_law
 from outrider.certify.reference import distance, target_law
-from outrider.chance import Philox4x32
-from outrider.errors import InvalidConfigError, ModelError
+from outrider.chance import Philox4x32, Race, _exponential, inverse_cdf
+from outrider.errors import (
+    DegenerateDistributionError,
+    DraftShapeError,
+    InvalidConfigError,
+    ModelError,
+)
 from outrider.models.tabular import TabularModel, mock_pair
 from outrider.records import DraftPlan, DraftProposal, Laws, Prefix, TargetScores
 from outrider.sampling import PackedParams, laws
+from outrider.verification import METHODS, TraversalVerification, Tree
+from outrider.verification.fused import verify_logits
 
 from .families import random_model, resembling
 
@@ -354,3 +362,218 @@ def test_arguments_of_the_wrong_kind_are_refused_by_name() -> None:
         TransformersModel(small(4), max_sequences="8")  # type: ignore[arg-type]
     with pytest.raises(InvalidConfigError, match="target=5"):
         load(5)  # type: ignore[arg-type]
+
+
+def three(max_tokens: int, **asked: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, **asked)
+
+
+def test_a_mixture_keeps_no_token_that_was_not_drafted() -> None:
+    """A row without drafts beside one with three: its law is the target's own."""
+    target, draft = mock_pair(3, 1)
+    config = SpeculativeConfig(num_speculative_tokens=3, verification="mixture")
+    decoder = SpeculativeDecoder(target, draft, config=config)
+    mates = decoder.start((1,), three(5))
+    found = exact_law(decoder, (0,), three(1), mates=mates)
+    assert distance(found, target_law(target, (0,), three(1))) < 1e-12
+
+
+def test_a_mixture_leaves_greedy_rows_alone_in_any_batch() -> None:
+    config = SpeculativeConfig(num_speculative_tokens=2, verification="mixture", mixture_budget=0.3)
+    for seed in range(10):
+        target, draft = mock_pair(3, seed, 0.0)
+        decoder = SpeculativeDecoder(target, draft, config=config)
+        mates = decoder.start((1,), three(9))
+        greedy = three(4, temperature=0)
+        assert len(exact_law(decoder, (0,), greedy, mates=mates)) == 1
+
+
+@pytest.mark.parametrize("method", ["probabilistic", "greedy"])
+def test_nan_in_a_round_of_trees_is_named(method: str) -> None:
+    target, draft = mock_pair(3, 1)
+
+    class Broken:
+        vocab_size = 3
+
+        def verify(self, prefixes: Any, proposal: DraftProposal) -> TargetScores:
+            logits = target.verify(prefixes, proposal).logits.clone()
+            logits[0, 0] = torch.nan
+            return TargetScores(logits)
+
+    config = SpeculativeConfig(
+        num_speculative_tokens=2,
+        tree_shape=(2, 1),
+        draft_sample_method=method,  # type: ignore[arg-type]
+    )
+    decoder = SpeculativeDecoder(Broken(), draft, config=config)
+    states = [decoder.start((i,), three(9, seed=1, depths=(1 + i,)))[0] for i in (0, 1)]
+    wanted = f"target's logits for sequence {states[0].prefix.sequence_id} at position 0"
+    with pytest.raises(DegenerateDistributionError, match=wanted):
+        decoder.step(decoder.pack(states))
+
+
+def test_nan_in_a_draft_is_blamed_on_the_row_that_drafted() -> None:
+    target, _ = mock_pair(3, 1)
+
+    class Cursor:
+        logits = torch.full((2, 3), torch.nan)
+
+        def step(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.logits
+
+    class Draft:
+        vocab_size = 3
+
+        def open(self, prefixes: Any, depth: int) -> Cursor:
+            return Cursor()
+
+    decoder = SpeculativeDecoder(target, ModelDrafter(Draft()))  # type: ignore[arg-type]
+    states = [decoder.start((0,), three(9, depths=(depth,)))[0] for depth in (0, 2)]
+    wanted = f"draft model's logits for sequence {states[1].prefix.sequence_id}"
+    with pytest.raises(DegenerateDistributionError, match=wanted):
+        decoder.step(decoder.pack(states))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1e-2, 1e-4, 1e-6])
+def test_large_logits_and_low_temperatures_are_not_rounded_away(temperature: float) -> None:
+    """The normaliser of a row is that of its differences, however large its entries are."""
+    torch.manual_seed(0)
+    spread = torch.randn(4, 3, 50)
+    # Differences that float32 holds exactly, whatever is added to them.
+    spread = (spread * 64).round() / 64
+    proposal = DraftProposal(
+        torch.zeros(4, 2, dtype=torch.int64),
+        np.full(4, 2),
+        Laws(probs=torch.full((4, 2, 50), 1 / 50)),
+    )
+    found: list[torch.Tensor] = []
+
+    class Draws:
+        def stop(self, law: torch.Tensor) -> torch.Tensor:
+            found.append(law)
+            return torch.zeros(len(law), dtype=torch.int64)
+
+        def token(self, law: torch.Tensor) -> torch.Tensor:
+            found.append(law.double())
+            return torch.zeros(len(law), dtype=torch.int64)
+
+    method = METHODS["token"]
+    for logits in (spread, spread + 4096):
+        verify_logits(proposal, logits, temperature, method, Draws())
+    for near, far in zip(found[:2], found[2:], strict=True):
+        torch.testing.assert_close(near, far, rtol=0, atol=1e-12)
+
+
+def test_a_greedy_rows_tree_does_not_depend_on_its_mates() -> None:
+    target, draft = mock_pair(7, 8)
+    for asked in ({}, {"top_k": 2}):
+        config = SpeculativeConfig(num_speculative_tokens=3, tree_budget=4)
+        decoder = SpeculativeDecoder(target, draft, config=config)
+        for prompt in range(7):
+            greedy = three(20, temperature=0, seed=1, **asked)
+            alone = decoder.generate((prompt,), greedy)
+            mate = three(20, temperature=0.5, seed=2)
+            beside = decoder.generate([(prompt,), (1,)], [greedy, mate])[0]
+            assert alone.depths == beside.depths
+            assert alone.token_ids == beside.token_ids
+
+
+def test_a_ceiling_is_of_the_rounds_it_stands_beside() -> None:
+    target, draft = mock_pair(4, 3, 0.9)
+    config = SpeculativeConfig(num_speculative_tokens=3, tree_shape=(2, 2, 2))
+    decoder = SpeculativeDecoder(target, draft, config=config)
+    decoder.generate([(0,), (1,)], [three(60, seed=1), three(90, temperature=0)])
+    assert decoder.metrics.ceiling is None
+    decoder.reset_metrics()
+    decoder.generate((0,), three(20, temperature=0))
+    assert decoder.metrics.ceiling == decoder.metrics.acceptance_length
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_wide_laws_in_half_precision_are_drawn_from(kind: torch.dtype) -> None:
+    wide = torch.full((1, 1 << 14), 2.0**-14, dtype=kind)
+    assert int(inverse_cdf(wide, torch.tensor([0.5], dtype=torch.float64))) == 1 << 13
+
+
+def test_a_token_without_mass_never_wins_a_race() -> None:
+    class Zero(Philox4x32):
+        def race(self, keys: Any, size: int) -> Any:
+            return np.zeros((len(keys), size))
+
+    race = Race(Zero(), np.zeros((1, 5), dtype=np.uint64))
+    assert int(race.times(torch.tensor([[0.0, 1.0, 0.0]]), 0).argmin()) == 1
+    words = np.array([2**32 - 1])
+    assert (_exponential(words, words) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lengths": [2]}, "lengths of kind list"),
+        ({"lengths": np.array([2.0])}, "lengths of kind float64"),
+        ({"parents": np.array([[0.0, 1.0]])}, "parents of kind float64"),
+        ({"law_rows": [[0, 1]]}, "law_rows of kind list"),
+        ({"tokens": [[1, 2]]}, "tokens of type list"),
+        ({"laws": Laws(probs=torch.full((1, 2, 4), 0.25).bfloat16())}, "laws of torch.bfloat16"),
+    ],
+)
+def test_proposals_of_the_wrong_kind_are_refused(change: dict[str, Any], message: str) -> None:
+    target, _ = mock_pair(4, 1)
+    sound = DraftProposal(
+        torch.tensor([[1, 2]]), np.array([2]), Laws(probs=torch.full((1, 2, 4), 0.25))
+    )
+
+    class Drafter:
+        vocab_size = 4
+
+        def propose(self, prefixes: Any, plan: DraftPlan, ctx: Any) -> DraftProposal:
+            return replace(sound, **change)
+
+    decoder = SpeculativeDecoder(target, Drafter())
+    with pytest.raises(DraftShapeError, match=message):
+        decoder.generate([0], three(9))
+
+
+def test_chains_are_no_longer_than_the_depth_of_a_planned_tree() -> None:
+    target, _ = mock_pair(4, 1)
+
+    class Drafter:
+        vocab_size = 4
+
+        def propose(self, prefixes: Any, plan: DraftPlan, ctx: Any) -> DraftProposal:
+            tokens = torch.zeros(1, 6, dtype=torch.int64)
+            return DraftProposal(tokens, np.array([6]), Laws(atoms=tokens))
+
+    config = SpeculativeConfig(num_speculative_tokens=2, tree_shape=(2, 2))
+    with pytest.raises(DraftShapeError, match=r"lengths \[6\].*planned depths \[2\]"):
+        decoder = SpeculativeDecoder(target, Drafter(), config=config)
+        decoder.step(decoder.pack(decoder.start([0], three(9))))
+
+
+def test_a_lossy_method_refuses_a_drafters_tree() -> None:
+    target, _ = mock_pair(4, 1)
+
+    class Drafter:
+        vocab_size = 4
+
+        def propose(self, prefixes: Any, plan: DraftPlan, ctx: Any) -> DraftProposal:
+            tokens = torch.zeros(1, 2, dtype=torch.int64)
+            parents = np.array([[0, 0]])
+            return DraftProposal(tokens, np.array([2]), Laws(atoms=tokens), parents)
+
+    config = SpeculativeConfig(num_speculative_tokens=2, verification="typical")
+    with pytest.raises(DraftShapeError, match="for chains of one kind only"):
+        SpeculativeDecoder(target, Drafter(), config=config).generate([0], three(9))
+
+
+def test_trees_may_be_very_deep() -> None:
+    tokens = torch.zeros(1, 1500, dtype=torch.int64)
+    proposal = DraftProposal(
+        tokens,
+        np.array([1500]),
+        Laws(probs=torch.full((1, 1, 2), 0.5, dtype=torch.float64)),
+        law_rows=np.zeros((1, 1500), dtype=np.int64),
+    )
+    target = torch.full((1, 1501, 2), 0.5, dtype=torch.float64)
+    law, _ = TraversalVerification().stop_law(Tree.of(proposal, target))
+    assert float(law[0, -1]) == 1

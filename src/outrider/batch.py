@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from .chance import Noise, RoundDraws, Uniforms, position_keys, round_keys
+from .config import SamplingParams
 from .outputs import Origin
 from .protocols import Chance
 from .records import RoundRecord, SequenceState
@@ -26,20 +27,28 @@ class Batch:
         params: their sampling parameters, packed for the device.
         device: where their laws live.
         shaping: what they do to logits; None for nothing.
+        ranking: the parameters that trees are drafted under: those of greedy rows, whose likeliest
+            tokens are proposed, in plain form.
         noise: uniforms of their next rounds; None before the first that draws.
     """
 
     states: tuple[SequenceState, ...]
     params: PackedParams
     device: torch.device
+    ranking: PackedParams
     shaping: Shaping | None = None
     noise: Noise | None = None
 
     @staticmethod
     def of(states: tuple[SequenceState, ...], vocab_size: int, device: torch.device) -> Batch:
         """Pack the parameters of sequences over `vocab_size` tokens for `device`."""
-        params = PackedParams.pack([state.params for state in states], vocab_size, device)
-        return Batch(states, params, device, Shaping.pack(states, device))
+        params = [state.params for state in states]
+        packed = PackedParams.pack(params, vocab_size, device)
+        ranking = packed
+        if packed.all_greedy or packed.greedy is not None:
+            plain = [SamplingParams() if asked.greedy else asked for asked in params]
+            ranking = PackedParams.pack(plain, vocab_size, device)
+        return Batch(states, packed, device, ranking, Shaping.pack(states, device))
 
     def next_noise(self, make: Uniforms | None, width: int) -> Noise | None:
         """The noise with one more round taken, made anew by `make` if it does not reach that far.

@@ -115,6 +115,8 @@ _WIDE, _BLOCK = 1 << 14, 128
 
 def _in_two_levels(laws: Any, uniforms: NDArray[np.float64], xp: Any) -> NDArray[np.int64]:
     """The same draws: first a block, then a place in it, so that few running sums are made."""
+    if laws.dtype not in (xp.float32, xp.float64):
+        laws = xp.astype(laws, xp.float32)
     whole = laws.shape[1] // _BLOCK * _BLOCK
     blocks = xp.reshape(laws[:, :whole], (laws.shape[0], -1, _BLOCK))
     sums = np.asarray(xp.sum(blocks, axis=-1, dtype=xp.float64))
@@ -189,8 +191,9 @@ def _mantissa(high: NDArray[np.int64], low: NDArray[np.int64]) -> NDArray[np.int
 
 def _exponential(high: NDArray[np.int64], low: NDArray[np.int64]) -> NDArray[np.float64]:
     """Exponential noise, positive and finite, of two 32-bit words."""
+    # The largest mantissa and a half round to one.
     noise: NDArray[np.float64] = -np.log((_mantissa(high, low) + 0.5) * 2.0**-53)
-    return noise
+    return noise.clip(min=2.0**-54)
 
 
 class Race:
@@ -231,7 +234,8 @@ class Race:
         elif len(rows):
             made = self._chance.race_at(keys[rows.cpu().numpy()], tokens.cpu().numpy())
             noise[rows, tokens] = xp.asarray(made).to(noise.device)
-        return (noise if laws.ndim == 2 else noise[:, None]) / laws
+        times = (noise if laws.ndim == 2 else noise[:, None]) / laws
+        return times.masked_fill(laws <= 0, xp.inf)
 
 
 class RoundDraws:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from . import sampling
+from .batch import Batch
 from .chance import RoundDraws
 from .config import SpeculativeConfig
-from .records import Children, DraftPlan, Laws, SequenceState
-from .sampling import PackedParams
+from .models.transfer import sent
+from .records import Children, DraftPlan, Laws
 from .shaping import Path, Shaper
 
 
@@ -22,8 +20,7 @@ class RoundContext:
     """What a drafter may know of a round. It hides whether picks are greedy, drawn or coupled.
 
     Args:
-        params: the sampling parameters of the batch.
-        states: the sequences of the batch.
+        batch: the sequences, and their sampling parameters.
         draws: the round's chance.
         plan: how far each row is drafted; rows beyond their depth draw nothing.
         device: where proposals are expected.
@@ -36,8 +33,7 @@ class RoundContext:
 
     def __init__(
         self,
-        params: PackedParams,
-        states: Sequence[SequenceState],
+        batch: Batch,
         draws: RoundDraws,
         plan: DraftPlan,
         device: torch.device,
@@ -54,12 +50,10 @@ class RoundContext:
         self._coupled = draws.coupled
         greedy = config.draft_sample_method == "greedy"
         if plan.levels is None:
-            self._params = sampling.GREEDY if greedy else params
+            self._params = sampling.GREEDY if greedy else batch.params
             return
-        # A tree of a greedy row holds its likeliest tokens: their ranking is needed, not the first
-        # of them alone.
-        self._params = replace(params, all_greedy=False, greedy=None)
-        self._outright = np.array([greedy or state.params.greedy for state in states])
+        self._params = batch.ranking
+        self._outright = np.array([greedy or state.params.greedy for state in batch.states])
 
     @property
     def shaped(self) -> bool:
@@ -98,7 +92,7 @@ class RoundContext:
         best = laws.probs.topk(most, -1).values.double()
         # The first child of a sampled node is drawn, and most often kept; the likeliest follow.
         drawn_first = torch.cat([torch.ones_like(best[..., :1]), best[..., :-1]], -1)
-        outright = torch.from_numpy(self._outright).to(best.device)[:, None, None]
+        outright = sent(torch.from_numpy(self._outright), best.device)[:, None, None]
         return torch.where(outright, best, drawn_first)
 
     def children(self, laws: Laws, counts: Tensor, most: int, first: int, level: int) -> Children:
@@ -130,7 +124,7 @@ class RoundContext:
             tokens, drawn_from = self._all_drawn(probs, columns, used, replaced)
             rows[~self._outright] = 0 if replaced else np.arange(most)
         if self._outright.any():
-            outright = torch.from_numpy(self._outright).to(probs.device)[:, None, None]
+            outright = sent(torch.from_numpy(self._outright), probs.device)[:, None, None]
             tokens = torch.where(outright, probs.topk(most, -1).indices, tokens)
         return Children(tokens, None if drawn_from is None else Laws(probs=drawn_from), rows)
 

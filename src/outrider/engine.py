@@ -166,9 +166,7 @@ class SpeculativeDecoder:
         noise = batch.next_noise(ahead, plan.width)
         draws = batch.draws(chance or self.chance, plan.width, noise, coupled=self.verifier.coupled)
         shaper = self._shaper(batch)
-        context = RoundContext(
-            batch.params, batch.states, draws, plan, self._device, self.config, shaper
-        )
+        context = RoundContext(batch, draws, plan, self._device, self.config, shaper)
         watch.mark()
         proposal = self._propose(prefixes, plan, context)
         watch.mark()
@@ -180,7 +178,7 @@ class SpeculativeDecoder:
         rows = read(proposal, verdict, [*context.witnesses, witness])
         ids = tuple(prefix.sequence_id for prefix in prefixes)
         if not all(row.sound for row in rows):
-            check_witnesses(witness, context.witnesses, proposal.lengths, ids)
+            check_witnesses(witness, context.witnesses, rows, ids)
         _, draft_s, target_s = watch.spans()
 
         states, emitted, accepted = [], [], []

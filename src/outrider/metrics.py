@@ -33,7 +33,7 @@ class SpeculationMetrics:
         lossy: whether the output's law was allowed to differ from the target's.
         ceiling: the most tokens that any lossless verifier emits on average in a round that drafts
             as these rounds did (on chains the sum of the block recursion's p_i, on trees of point
-            masses the sum of p(v)), an unbiased estimate; None where none is known.
+            masses the sum of p(v)), an unbiased estimate; None unless it is known of every round.
         ceiling_error: its standard error; None with fewer than two rounds.
         first_ceiling: the greatest share of rounds in which any lossless verifier keeps one of a
             tree's first tokens, to set beside `per_position[0]`; None where none is known.
@@ -96,30 +96,30 @@ class _Sums:
     """The mean of numbers, and its standard error."""
 
     def __init__(self) -> None:
-        self._count = 0
+        self.count = 0
         self._sum = 0.0
         self._squares = 0.0
 
     def add(self, value: float | None) -> None:
         """Count a number; None counts for nothing."""
         if value is not None:
-            self._count += 1
+            self.count += 1
             self._sum += value
             self._squares += value * value
 
     @property
     def mean(self) -> float | None:
         """None without numbers."""
-        return self._sum / self._count if self._count else None
+        return self._sum / self.count if self.count else None
 
     @property
     def error(self) -> float | None:
         """None with fewer than two numbers."""
-        if self._count < 2:
+        if self.count < 2:
             return None
-        mean = self._sum / self._count
-        spread = max(0.0, self._squares / self._count - mean * mean)
-        return sqrt(spread / (self._count - 1))
+        mean = self._sum / self.count
+        spread = max(0.0, self._squares / self.count - mean * mean)
+        return sqrt(spread / (self.count - 1))
 
 
 class Tally:
@@ -156,10 +156,11 @@ class Tally:
     def metrics(self) -> SpeculationMetrics:
         """The figures so far."""
         rows = self._rows.items()
+        draft_rounds = sum(n for (drafted, _, _, _), n in rows if drafted)
         deepest = max((depth for _, depth, _, _ in self._rows), default=0)
         return SpeculationMetrics(
             rounds=self._rows.total(),
-            draft_rounds=sum(n for (drafted, _, _, _), n in rows if drafted),
+            draft_rounds=draft_rounds,
             drafted=sum(n * drafted for (drafted, _, _, _), n in rows),
             accepted=sum(n * accepted for (_, _, accepted, _), n in rows),
             emitted=sum(n * emitted for (_, _, _, emitted), n in rows),
@@ -176,7 +177,10 @@ class Tally:
             target_s=self._target_s,
             total_s=self._total_s,
             lossy=self._lossy,
-            ceiling=self._ceilings.mean,
-            ceiling_error=self._ceilings.error,
-            first_ceiling=self._first_ceilings.mean,
+            # Only over the same rounds as the acceptance length that it stands beside.
+            ceiling=self._ceilings.mean if self._ceilings.count == draft_rounds else None,
+            ceiling_error=self._ceilings.error if self._ceilings.count == draft_rounds else None,
+            first_ceiling=(
+                self._first_ceilings.mean if self._first_ceilings.count == draft_rounds else None
+            ),
         )

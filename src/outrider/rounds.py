@@ -9,7 +9,6 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from . import sampling, trees
@@ -104,20 +103,22 @@ def read(
         ids = [int(value) for value in row[:count]]
         drafts, rest = ids[:length], ids[width:]
         parents = None if proposal.parents is None else proposal.parents[index, :length].tolist()
-        node, token = verify_atoms(drafts, rest, parents) if atoms else (rest[0], rest[1])
-        if parents is None or depths is None:
-            depth, path, bonus = length, drafts[:node], node == length
-        else:
-            depth = max(depths[index][: length + 1])
-            path = [drafts[step - 1] for step in trees.path(parents, node)]
-            bonus = node not in parents
+        depth = length if depths is None else max(depths[index][: length + 1])
         looked_at = row[count + len(ceilings) :][: levels[min(depth, len(levels) - 1)]]
         looked_at += row[len(row) - width - 1 :][: length + 1]
+        sound = all(map(isfinite, looked_at))
+        node, token = verify_atoms(drafts, rest, parents) if atoms else (rest[0], rest[1])
+        # A verdict that rests on NaN may name a node that was not drafted.
+        node = node if sound else 0
+        if parents is None:
+            path, bonus = drafts[:node], node == length
+        else:
+            path = [drafts[step - 1] for step in trees.path(parents, node)]
+            bonus = node not in parents
         most, first = (float(len(path) + 1), None) if atoms else (None, None)
         if isinstance(verdict, Verdict):
             most = None if verdict.ceiling is None else row[count]
             first = None if verdict.first_ceiling is None else row[count + len(ceilings) - 1]
-        sound = all(map(isfinite, looked_at))
         rows.append(RowVerdict(length, depth, path, token, bonus, most, first, sound))
     return rows
 
@@ -167,6 +168,7 @@ def check_proposal(proposal: DraftProposal, plan: DraftPlan, vocab_size: int) ->
         TokenOutOfRangeError: a token is outside the vocabulary (looked for on the CPU only; a
             device's own check would wait for it).
     """
+    _check_kinds(proposal)
     batch, width = len(plan.depth), proposal.tokens.shape[-1]
     if proposal.tokens.shape != (batch, width) or proposal.tokens.dtype != torch.int64:
         raise DraftShapeError(
@@ -174,7 +176,7 @@ def check_proposal(proposal: DraftProposal, plan: DraftPlan, vocab_size: int) ->
             f"{proposal.tokens.dtype}; expected int64 [B, N] with B = {batch}"
         )
     if proposal.lengths is not plan.depth:
-        _check_lengths(proposal.lengths, plan.lengths)
+        _check_lengths(proposal, plan)
     if proposal.lengths.max() > width:
         raise DraftShapeError(
             f"the drafter returned lengths {proposal.lengths.tolist()} but only {width} columns "
@@ -238,11 +240,39 @@ def _check_structure(proposal: DraftProposal, plan: DraftPlan) -> None:
             )
 
 
-def _check_lengths(lengths: NDArray[np.int64], depth: NDArray[np.int64]) -> None:
-    if lengths.shape != depth.shape or (lengths < 0).any() or (lengths > depth).any():
+def _check_lengths(proposal: DraftProposal, plan: DraftPlan) -> None:
+    lengths = proposal.lengths
+    most, what = plan.lengths, "numbers of nodes"
+    if proposal.parents is None:
+        most, what = plan.depth, "depths"
+    if lengths.shape != most.shape or (lengths < 0).any() or (lengths > most).any():
         raise DraftShapeError(
             f"the drafter returned lengths {lengths.tolist()}; expected one for each of "
-            f"{len(depth)} rows, at most the planned depths {depth.tolist()}"
+            f"{len(most)} rows, at most the planned {what} {most.tolist()}"
+        )
+
+
+def _check_kinds(proposal: DraftProposal) -> None:
+    """Check that arrays are of the kinds that later checks rely on."""
+    if not isinstance(proposal.tokens, Tensor):
+        raise DraftShapeError(
+            f"the drafter returned tokens of type {type(proposal.tokens).__name__}; expected a "
+            "torch tensor, int64 [B, N]"
+        )
+    for name in ("lengths", "parents", "law_rows"):
+        values = getattr(proposal, name)
+        if values is None and name != "lengths":
+            continue
+        if not isinstance(values, np.ndarray) or values.dtype.kind not in "iu":
+            kind = getattr(values, "dtype", type(values).__name__)
+            raise DraftShapeError(
+                f"the drafter returned {name} of kind {kind}; expected a NumPy array of integers"
+            )
+    probs = None if proposal.laws is None else proposal.laws.probs
+    if probs is not None and probs.dtype not in (torch.float32, torch.float64):
+        raise DraftShapeError(
+            f"the drafter returned laws of {probs.dtype}; expected float32 or float64, exactly as "
+            "the tokens were drawn from them"
         )
 
 
@@ -268,18 +298,28 @@ def check_scores(scores: TargetScores, proposal: DraftProposal, vocab_size: int)
 
 
 def check_witnesses(
-    target: Tensor, draft: list[Tensor], lengths: NDArray[np.int64], ids: tuple[int, ...]
+    target: Tensor, draft: list[Tensor], rows: list[RowVerdict], ids: tuple[int, ...]
 ) -> None:
     """Name the model whose logits were degenerate.
+
+    Args:
+        target: the target's witnesses [B, N + 1].
+        draft: the draft model's, [B, M] for the nodes of each depth.
+        rows: what was drafted.
+        ids: of the sequences.
 
     Raises:
         DegenerateDistributionError: a witness that a row looks at is not finite; with the model,
             the sequence and the position.
     """
-    sides = [("target", target), ("draft model", torch.cat(draft, 1) if draft else target[:, :0])]
-    for name, witness in sides:
+    levels = [0, *accumulate(witness.shape[1] for witness in draft)]
+    drafted = torch.cat(draft, 1) if draft else target[:, :0]
+    for name, witness in (("target", target), ("draft model", drafted)):
         for row, position in (~torch.isfinite(witness)).nonzero().tolist():
-            if position > lengths[row]:
+            looked_at = rows[row].drafted + 1
+            if witness is drafted:
+                looked_at = levels[min(rows[row].depth, len(draft))]
+            if position >= looked_at:
                 continue
             raise DegenerateDistributionError(
                 f"the {name}'s logits for sequence {ids[row]} at position {position} of the round "

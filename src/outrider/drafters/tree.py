@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..models.transfer import sent
 from ..protocols import Cursor, DraftContext
 from ..records import Children, DraftPlan, DraftProposal, Laws
 
@@ -154,7 +155,7 @@ def _numbered(
     """
     batch, _, places = children.tokens.shape
     tokens = children.tokens.flatten(1)
-    law_rows = torch.from_numpy(children.law_rows).to(tokens.device)
+    law_rows = sent(torch.from_numpy(children.law_rows), tokens.device)
     drawn_from = 0 if children.laws is None else _rows(children.laws)
     at = torch.arange(places, device=tokens.device).repeat(probs.shape[1]).expand(batch, -1)
     if taken is not None:

@@ -205,8 +205,11 @@ def first_token_optimum(proposal: DraftProposal, target: Any) -> Any | None:
             return None
         return _iid_optimum(mass, law, int(count[0]))
     vocabulary = xp.arange(target.shape[-1], device=where)
-    outright = xp.asarray(first & ~drawn, device=where)
-    proposed = xp.any((proposal.tokens[:, :, None] == vocabulary) & outright[:, :, None], axis=1)
+    outright = first & ~drawn
+    proposed = xp.zeros(mass.shape, dtype=xp.bool, device=where)
+    for column in np.flatnonzero(outright.any(0)).tolist():
+        there = xp.asarray(outright[:, column], device=where)[:, None]
+        proposed = proposed | ((proposal.tokens[:, column][:, None] == vocabulary) & there)
     certain = xp.sum(xp.where(proposed, mass, 0.0), axis=-1)
     if law is None:
         return certain

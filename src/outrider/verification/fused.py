@@ -4,7 +4,8 @@ The laws of a round need a softmax over every row; a verdict needs far less. `ve
 one pass over the logits for the rows' normalisers, reads the probabilities of the drafted tokens,
 and writes out one row a sequence, the one a token is drawn from. Block verification also sums some
 of the rows in between. Laws are kept as powers of two, which torch raises faster than those of e:
-P(x) = 2^(scale * z(x) - peak) / mass, with scale = log2(e) / temperature.
+P(x) = 2^(scale * (z(x) - peak)) / mass, with scale = log2(e) / temperature and peak the largest
+logit, taken away first so that nothing large is rounded.
 
 Where the logits are on the CPU, arrays of [B, N + 1] numbers are NumPy's: a framework takes longer
 to start an operation than to do one that small. On a CUDA device passes over whole rows are
@@ -105,8 +106,8 @@ class _HostDraws:
 class RowLaws(Protocol):
     """The laws of R rows of logits, as far as one pass over them has brought them.
 
-    P(x) = 2^(scale * logits(x) - peak) / mass. An `index` is int64 [S]; what is given and returned
-    as [S] or [B, N] is NumPy's if the logits are on the CPU.
+    P(x) = 2^(scale * (logits(x) - peak)) / mass. An `index` is int64 [S]; what is given and
+    returned as [S] or [B, N] is NumPy's if the logits are on the CPU.
     """
 
     @property
@@ -121,7 +122,7 @@ class RowLaws(Protocol):
 
     @property
     def peak(self) -> Any:
-        """[R, 1], the largest exponent of each row, in max(float32, the logits' dtype)."""
+        """[R, 1], the largest logit of each row, in max(float32, the logits' dtype)."""
         ...
 
     @property
@@ -165,9 +166,9 @@ class KeptLaws:
         dtype = torch.promote_types(logits.dtype, torch.float32)
         rows = logits.to(dtype).numpy()
         factor = scale.numpy() if isinstance(scale, Tensor) else rows.dtype.type(scale)
-        peak = rows.max(-1, keepdims=True) * factor
-        powers = rows * factor
-        powers -= peak
+        peak = rows.max(-1, keepdims=True)
+        powers = rows - peak
+        powers *= factor
         np.exp2(powers, out=powers)
         return KeptLaws(logits, scale, peak, powers.sum(-1, keepdims=True), powers)
 
@@ -209,7 +210,7 @@ class LazyLaws:
 
             return LazyLaws(logits, scale, *kernels.normalisers(logits, scale))
         if _on_host(logits) and logits.numel() <= _KEPT:
-            peak = _peaks(logits, scale)
+            peak = _peaks(logits)
             powers = _powers(logits, scale, peak)
             return LazyLaws(logits, scale, peak, powers.sum(-1, keepdim=True), powers)
         return LazyLaws(logits, scale, *normalisers(logits, scale))
@@ -280,7 +281,7 @@ class LazyChain(Chain):
         scale = target.scale
         scale = before_drafts(scale) if isinstance(scale, Tensor) else scale
         logits = _at(target.logits.view(batch, width + 1, -1), tokens)
-        kept = 2.0 ** (logits * scale - peak) / mass
+        kept = 2.0 ** ((logits - peak) * scale) / mass
         draft = None if proposal.laws is None else proposal.laws.probs
         drawn = None if draft is None else _at(draft, tokens)
         length: Any = proposal.lengths
@@ -333,7 +334,7 @@ class LazyChain(Chain):
 
 
 def normalisers(logits: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor]:
-    """The largest exponent [R, 1] of each row of scale * logits, and the sum of its powers of two.
+    """The largest [R, 1] of each row of logits z, and the sum of 2^(scale * (z - largest)).
 
     Args:
         logits: [R, V].
@@ -348,22 +349,20 @@ def normalisers(logits: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor]:
         part = slice(start, start + at_once)
         rows = logits[part]
         factor = scale[part] if isinstance(scale, Tensor) else scale
-        peaks.append(_peaks(rows, factor))
+        peaks.append(_peaks(rows))
         masses.append(_powers(rows, factor, peaks[-1]).sum(-1, keepdim=True))
     return _joined(iter(peaks)), _joined(iter(masses))
 
 
-def _peaks(logits: Tensor, scale: Tensor | float) -> Tensor:
-    """The largest of scale * logits, [r, 1], in max(float32, the logits' dtype)."""
+def _peaks(logits: Tensor) -> Tensor:
+    """The largest of each row of logits, [r, 1], in max(float32, their dtype)."""
     peak = logits.amax(-1, keepdim=True)
-    return peak.to(torch.promote_types(peak.dtype, torch.float32)) * scale
+    return peak.to(torch.promote_types(peak.dtype, torch.float32))
 
 
 def _powers(logits: Tensor, scale: Tensor | float, peak: Tensor) -> Tensor:
-    """2^(scale * logits - peak), [r, V], new."""
-    if isinstance(scale, Tensor):
-        return (logits * scale).sub_(peak).exp2_()
-    return torch.add(-peak, logits, alpha=scale).exp2_()
+    """2^(scale * (logits - peak)), [r, V], new."""
+    return (logits - peak).mul_(scale).exp2_()
 
 
 def _rows_at_once(logits: Tensor) -> int:

@@ -18,7 +18,7 @@ _BLOCK = 4096
 
 
 def normalisers(logits: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor]:
-    """The largest exponent [R, 1] of each row of scale * logits, and the sum of its powers of two.
+    """The largest [R, 1] of each row of logits z, and the sum of 2^(scale * (z - largest)).
 
     Args:
         logits: [R, V].
@@ -33,11 +33,10 @@ def normalisers(logits: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor]:
         (2, rows, triton.cdiv(size, _BLOCK)), dtype=_dtype(logits), device=logits.device
     )
     grid = (rows, peaks.shape[1])
-    _normalise[grid](
-        logits, _per_row(scale, logits), peaks, masses, size, logits.stride(0), BLOCK=_BLOCK
-    )
+    scales = _per_row(scale, logits)
+    _normalise[grid](logits, scales, peaks, masses, size, logits.stride(0), BLOCK=_BLOCK)
     peak = peaks.amax(-1, keepdim=True)
-    return peak, (masses * torch.exp2(peaks - peak)).sum(-1, keepdim=True)
+    return peak, (masses * torch.exp2((peaks - peak) * scales.view(-1, 1))).sum(-1, keepdim=True)
 
 
 def excess(
@@ -49,7 +48,7 @@ def excess(
     draft: Tensor,
     column: Tensor,
 ) -> Tensor:
-    """The sums of (factor * 2^(scale * logits - peak) - Q)+ over rows, float64 [S].
+    """The sums of (factor * 2^(scale * (logits - peak)) - Q)+ over rows, float64 [S].
 
     Args:
         logits: [R, V].
@@ -91,17 +90,17 @@ def _normalise(
     stride: Any,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One block of one row: its largest exponent, and the sum of its powers under that."""
+    """One block of one row: its largest logit, and the sum of its powers under that."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = block * BLOCK + tl.arange(0, BLOCK)
     read = tl.load(logits + row * stride + place, mask=place < size, other=-float("inf"))
-    exponent = read.to(peaks.dtype.element_ty) * tl.load(scale + row)
-    peak = tl.max(exponent, axis=0)
+    read = read.to(peaks.dtype.element_ty)
+    peak = tl.max(read, axis=0)
     # A block may be ruled out altogether; its sum is then zero under any peak.
     under = tl.where(peak == -float("inf"), 0.0, peak)
     out = row * tl.num_programs(1) + block
     tl.store(peaks + out, peak)
-    tl.store(masses + out, tl.sum(tl.exp2(exponent - under), axis=0))
+    tl.store(masses + out, tl.sum(tl.exp2((read - under) * tl.load(scale + row)), axis=0))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -126,7 +125,7 @@ def _exceed(
     place = block * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
     read = tl.load(logits + row * stride + place, mask=inside, other=-float("inf"))
-    exponent = read.to(dtype) * tl.load(scale + row) - tl.load(peak + row)
+    exponent = (read.to(dtype) - tl.load(peak + row)) * tl.load(scale + row)
     removed = tl.load(draft + drafted * draft_stride + place, mask=inside, other=0.0)
     above = tl.load(factor + which) * tl.exp2(exponent) - removed.to(dtype)
     kept = tl.sum(tl.where(above > 0, above, 0.0), axis=0)

@@ -42,7 +42,8 @@ class MixtureVerification(TokenVerification):
     A mixture of target and draft is kept with probability min(1, w p / q + 1 - w) and corrected by
     norm((p - q)+). Its total variation from the target is (1 - w) TV(p, q): each position takes the
     least w that makes this at most the budget. On the line between acceptance and bias nothing is
-    better: acceptance <= 1 - TV + bias.
+    better: acceptance <= 1 - TV + bias. A law that is a single atom, as a greedy request's is,
+    stays as it is.
 
     Args:
         budget: the largest total variation of a token's law from the target's, in [0, 1]; 0 is
@@ -56,15 +57,18 @@ class MixtureVerification(TokenVerification):
         """The probability [B, N] of keeping each token."""
         xp = array_namespace(chain.ratio)
         width = chain.ratio.shape[1]
+        law = chain.target[:, :width]
         if chain.draft is None:
             distance = 1 - chain.ratio
         else:
-            above = xp.clip(chain.target[:, :width] - chain.draft, min=0)
+            above = xp.clip(law - chain.draft, min=0)
             distance = xp.sum(above, axis=-1, dtype=xp.float64)
         within = distance <= self.budget
         share = xp.where(within, 1.0, self.budget / xp.where(within, 1.0, distance))
-        mixed = (1 - share) * chain.ratio + share
-        return xp.clip(mixed, max=1.0)
+        columns = xp.arange(width, device=chain.ratio.device)[None, :]
+        share = xp.where(xp.max(law, axis=-1) == 1, 0.0, share)
+        mixed = xp.clip((1 - share) * chain.ratio + share, max=1.0)
+        return xp.where(columns < chain.length[:, None], mixed, 0.0)
 
 
 class TypicalVerification(TokenVerification):

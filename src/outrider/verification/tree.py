@@ -105,10 +105,13 @@ class Tree:
 
         Returns:
             The children's weights [B, M, C], 0 where there is none; the claim [B, M] and the
-            unnormalised law [B, M, V] that are left once they are all refused.
+            unnormalised law [B, M, V] that are left once they are all refused, None where no node
+            has a child.
         """
         xp = array_namespace(self.target)
         batch, nodes = level.nodes.shape
+        if level.children.shape[2] == 0:
+            return xp.zeros((batch, nodes, 0), device=self.target.device), claim, None
         rows = xp.arange(batch, device=self.target.device)[:, None]
         vocabulary = xp.arange(self.target.shape[-1], device=self.target.device)
         left = claim[..., None] * self.target[rows, level.nodes]
@@ -136,8 +139,6 @@ class Tree:
             divisor = divisor + xp.astype(divisor <= 0, xp.float64)
             left = xp.where(exists[..., None], excess / divisor[..., None], left)
             claim = xp.where(exists, total / divisor, claim)
-        if not weights:
-            return xp.zeros((batch, nodes, 0), device=self.target.device), claim, left
         return xp.stack(weights, axis=-1), claim, left
 
     def at(self, node: Any) -> Level:
@@ -171,10 +172,12 @@ class Tree:
         """
         xp = array_namespace(self.target)
         _, _, left = self.visit(self.at(node), claim[:, None])
-        left = left[:, 0]
-        total = xp.sum(left, axis=-1, keepdims=True)
         rows = xp.arange(node.shape[0], device=node.device)
         row = xp.astype(self.target[rows, node], xp.float64)
+        if left is None:
+            return row
+        left = left[:, 0]
+        total = xp.sum(left, axis=-1, keepdims=True)
         return xp.where(total > 0, left / xp.where(total > 0, total, 1.0), row)
 
     def by_node(self, values: list[Any]) -> Any:
@@ -227,13 +230,11 @@ def _levels(children: Any, parents: Any, lengths: Any) -> tuple[list[tuple[Any, 
 
 def _post_order(children: list[list[int]]) -> list[int]:
     """The nodes of one row, children first and in order; nodes that are not drafted at the end."""
-    order: list[int] = []
-
-    def visit(node: int) -> None:
-        for child in children[node]:
-            if child:
-                visit(child)
+    # Parents before children and siblings from the last to the first, turned round.
+    order, waiting = [], [0]
+    while waiting:
+        node = waiting.pop()
         order.append(node)
-
-    visit(0)
+        waiting += [child for child in children[node] if child]
+    order.reverse()
     return order + sorted(set(range(len(children))) - set(order))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..config import SpeculativeConfig
+from ..errors import DraftShapeError
 from ..records import DraftProposal, Verdict
 from .block import BlockVerification
 from .chain import Method
@@ -81,6 +82,10 @@ class Verifier:
         if self.chain is None:
             return verify_coupled(proposal, target, draws)
         if proposal.width and (proposal.parents is not None or proposal.law_rows is not None):
-            assert self.tree is not None, "lossy methods are refused with trees by the config"
+            if self.tree is None:
+                raise DraftShapeError(
+                    "the drafter returned a tree, or drawn tokens beside point masses, and the "
+                    "verification method is for chains of one kind only; use a lossless one"
+                )
             return verify_tree(proposal, target, self.tree, draws)
         return verify(proposal, target, self.chain, draws)

@@ -1,8 +1,10 @@
 """Verification of trees whose tokens were all proposed outright, none of them drawn.
 
-Sample the target, descend while the token is among the children. Every lossless verifier of such a
-tree keeps p(v) of each node v, so this simplest one is optimal (the case EAGLE and prompt lookup
-are in). No law but the target's is read, and no row is rebuilt but the one that is drawn from.
+Sample the target, descend while the token is among the children. Every lossless verifier of a tree
+of distinct siblings keeps p(v) of each node v, so this simplest one is optimal (the case EAGLE and
+prompt lookup are in). A token proposed twice after one node is taken where it came first, and what
+follows the second is not reached. No law but the target's is read, and no row is rebuilt but the
+one that is drawn from.
 """
 
 from __future__ import annotations
