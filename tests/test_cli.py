@@ -112,8 +112,8 @@ class TestGenerate:
         assert run("generate", "-p", PROMPT, *flags) == 0
         drafts, ceiling, speed = capsys.readouterr().err.splitlines()
         assert ceiling == (
-            "ceiling = 5.00 +- 0.00 tokens a round, the most that any lossless verification emits "
-            "on average from such drafts"
+            "estimated ceiling = 5.00 +- 0.00 tokens a round, the most that any lossless "
+            "verification emits on average from such drafts"
         )
         assert drafts == (
             "draft acceptance = 1.000 (8 accepted / 8 drafted), mean acceptance length = 5.00, "
@@ -142,6 +142,10 @@ class TestGenerate:
         assert "'2,x' is not allowed" in error_of(capsys, *flags, "--tree-shape", "2,x")
         both = ("--tree-shape", "2", "--tree-budget", "3")
         assert "tree_budget=3" in error_of(capsys, *flags, *both)
+        assert "--lenience=0.5" in error_of(capsys, *flags, "--lenience", "0.5")
+        drawn = ("--tree-children", "with_replacement")
+        assert "--tree-shape beside it" in error_of(capsys, *flags, *drawn)
+        assert "at most 1024 nodes" in error_of(capsys, *flags, "--tree-shape", "50,50,50,50")
         lossy = ("--tree-shape", "2", "--verification", "typical")
         assert "verification='typical'" in error_of(capsys, *flags, *lossy)
 

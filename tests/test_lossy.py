@@ -93,6 +93,13 @@ def test_more_is_kept_than_losslessly_and_the_figures_say_lossy() -> None:
     assert rates["mixture"] > rates["token"]
 
 
+def test_plain_decoding_is_never_lossy() -> None:
+    target, _ = mock_pair(3, 1)
+    decoder = SpeculativeDecoder(target, config=configured("typical", 3))
+    assert not decoder.generate([0], SamplingParams(max_tokens=4)).metrics.lossy
+    assert not decoder.metrics.lossy
+
+
 def test_the_exact_law_of_a_lossy_method_is_not_the_targets() -> None:
     target, draft = mock_pair(3, 1, 0.3)
     for verification in ("typical", "lenient", "mixture"):

@@ -545,9 +545,10 @@ def test_chains_are_no_longer_than_the_depth_of_a_planned_tree() -> None:
             return DraftProposal(tokens, np.array([6]), Laws(atoms=tokens))
 
     config = SpeculativeConfig(num_speculative_tokens=2, tree_shape=(2, 2))
+    decoder = SpeculativeDecoder(target, Drafter(), config=config)
+    batch = decoder.pack(decoder.start([0], three(9)))
     with pytest.raises(DraftShapeError, match=r"lengths \[6\].*planned depths \[2\]"):
-        decoder = SpeculativeDecoder(target, Drafter(), config=config)
-        decoder.step(decoder.pack(decoder.start([0], three(9))))
+        decoder.step(batch)
 
 
 def test_a_lossy_method_refuses_a_drafters_tree() -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from numbers import Integral, Real
+from operator import mul
 from typing import Literal, get_args
 
 from .errors import InvalidConfigError
@@ -20,6 +22,9 @@ Verification = Literal[
 Depth = Literal["fixed"]
 DraftSampleMethod = Literal["probabilistic", "greedy"]
 TreeChildren = Literal["greedy", "without_replacement", "with_replacement"]
+
+_MOST_NODES = 1024
+"""The largest tree that may be asked for."""
 
 LOSSY: frozenset[str] = frozenset({"typical", "lenient", "mixture"})
 """The methods that change the law of the output; every figure about them says so."""
@@ -200,10 +205,15 @@ class SpeculativeConfig:
             object.__setattr__(
                 self, "tree_shape", _int_tuple("tree_shape", self.tree_shape, 1, expected)
             )
-            if not self.tree_shape:
-                raise InvalidConfigError("tree_shape", self.tree_shape, expected)
+            nodes = sum(accumulate(self.tree_shape[: _MOST_NODES + 1], mul))
+            if not 0 < nodes <= _MOST_NODES:
+                limit = f"{expected}, and at most {_MOST_NODES} nodes in all"
+                raise InvalidConfigError("tree_shape", self.tree_shape, limit)
         if self.tree_budget is not None:
-            _require_int("tree_budget", self.tree_budget, 1)
+            expected = f"an integer in 1..{_MOST_NODES}"
+            _require_int("tree_budget", self.tree_budget, 1, expected)
+            if self.tree_budget > _MOST_NODES:
+                raise InvalidConfigError("tree_budget", self.tree_budget, expected)
             if self.tree_shape is not None:
                 raise InvalidConfigError(
                     "tree_budget", self.tree_budget, "None beside a tree_shape; give one of them"
@@ -213,8 +223,11 @@ class SpeculativeConfig:
                     "tree_children", self.tree_children, "'greedy' with a tree_budget"
                 )
         if self.drafts_trees and self.lossy:
+            lossless = sorted(set(get_args(Verification)) - LOSSY)
             raise InvalidConfigError(
-                "verification", self.verification, "a lossless method for trees"
+                "verification",
+                self.verification,
+                f"a lossless method for trees: {', '.join(map(repr, lossless))}",
             )
         _require_real("lenience", self.lenience, lambda x: 0 < x <= 1, "a number in (0, 1]")
         _require_real(

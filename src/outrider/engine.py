@@ -93,6 +93,8 @@ class SpeculativeDecoder:
         _check_models(target, self.drafter, self.config)
         _check_vocabularies(target, self.drafter)
         self.verifier = verifier or Verifier.of(self.config)
+        # Plain decoding is exact, whatever would check drafts.
+        self._lossy = self.verifier.lossy and self.drafter is not None
         self._uniforms = self.chance.uniforms if type(self.chance) is Philox4x32 else None
         drafted = 0 if self.drafter is None else self.config.num_speculative_tokens
         self.policy: DepthPolicy = FixedDepth(
@@ -113,7 +115,7 @@ class SpeculativeDecoder:
         # Decoders that share a model must not share ids: each counts from a start of its own.
         self._next_id = secrets.randbits(40) << 22
         self._lock = Lock()
-        self._tally = Tally(lossy=self.verifier.lossy)
+        self._tally = Tally(lossy=self._lossy)
 
     @property
     def metrics(self) -> SpeculationMetrics:
@@ -127,7 +129,7 @@ class SpeculativeDecoder:
 
     def reset_metrics(self) -> None:
         """Start counting anew."""
-        self._tally = Tally(lossy=self.verifier.lossy)
+        self._tally = Tally(lossy=self._lossy)
 
     def start(self, prompt: Prompt, params: SamplingParams | None = None) -> list[SequenceState]:
         """The starting states of a request: one for each of its n choices.
@@ -236,9 +238,7 @@ class SpeculativeDecoder:
         requests = self._parse_all([prompts] if single else prompts, params)
         runs = self._runs(requests)
         tallies = {
-            state.prefix.sequence_id: Tally(lossy=self.verifier.lossy)
-            for run in runs
-            for state in run
+            state.prefix.sequence_id: Tally(lossy=self._lossy) for run in runs for state in run
         }
         ends = {}
         for step in self._rounds([state for run in runs for state in run]):

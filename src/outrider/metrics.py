@@ -37,6 +37,7 @@ class SpeculationMetrics:
         ceiling_error: its standard error; None with fewer than two rounds.
         first_ceiling: the greatest share of rounds in which any lossless verifier keeps one of a
             tree's first tokens, to set beside `per_position[0]`; None where none is known.
+        first_ceiling_error: its standard error; None with fewer than two rounds.
     """
 
     rounds: int
@@ -54,6 +55,7 @@ class SpeculationMetrics:
     ceiling: float | None = None
     ceiling_error: float | None = None
     first_ceiling: float | None = None
+    first_ceiling_error: float | None = None
 
     @property
     def ceiling_interval(self) -> tuple[float, float] | None:
@@ -156,6 +158,7 @@ class Tally:
     def metrics(self) -> SpeculationMetrics:
         """The figures so far."""
         rows = self._rows.items()
+        most, first = self._ceilings, self._first_ceilings
         draft_rounds = sum(n for (drafted, _, _, _), n in rows if drafted)
         deepest = max((depth for _, depth, _, _ in self._rows), default=0)
         return SpeculationMetrics(
@@ -178,9 +181,8 @@ class Tally:
             total_s=self._total_s,
             lossy=self._lossy,
             # Only over the same rounds as the acceptance length that it stands beside.
-            ceiling=self._ceilings.mean if self._ceilings.count == draft_rounds else None,
-            ceiling_error=self._ceilings.error if self._ceilings.count == draft_rounds else None,
-            first_ceiling=(
-                self._first_ceilings.mean if self._first_ceilings.count == draft_rounds else None
-            ),
+            ceiling=most.mean if most.count == draft_rounds else None,
+            ceiling_error=most.error if most.count == draft_rounds else None,
+            first_ceiling=first.mean if first.count == draft_rounds else None,
+            first_ceiling_error=first.error if first.count == draft_rounds else None,
         )

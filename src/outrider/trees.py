@@ -9,6 +9,8 @@ right of the one it follows. Siblings are verified in the order of their columns
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,8 +84,4 @@ def path_table(parents: Parents) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 def level_sizes(shape: Sequence[int]) -> list[int]:
     """How many nodes each level has if every node of the level above has shape[level] children."""
-    sizes, nodes = [], 1
-    for children in shape:
-        nodes *= children
-        sizes.append(nodes)
-    return sizes
+    return list(accumulate(shape, mul))

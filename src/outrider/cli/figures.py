@@ -49,12 +49,14 @@ def closing_statistics(metrics: SpeculationMetrics) -> str:
         )
         if metrics.ceiling is not None and metrics.ceiling_error is not None:
             drafts += (
-                f"\nceiling = {metrics.ceiling:.2f} +- {1.96 * metrics.ceiling_error:.2f} tokens a "
-                "round, the most that any lossless verification emits on average from such drafts"
+                f"\nestimated ceiling = {metrics.ceiling:.2f} +- {1.96 * metrics.ceiling_error:.2f}"
+                " tokens a round, the most that any lossless verification emits on average from "
+                "such drafts"
             )
-        if metrics.first_ceiling is not None:
+        if metrics.first_ceiling is not None and metrics.first_ceiling_error is not None:
             drafts += (
-                f"\nceiling = {metrics.first_ceiling:.3f} for the share of rounds that keep a "
+                f"\nestimated ceiling = {metrics.first_ceiling:.3f} +- "
+                f"{1.96 * metrics.first_ceiling_error:.3f} for the share of rounds that keep a "
                 f"token ({metrics.per_position[0]:.3f} did)"
             )
     if metrics.lossy:

@@ -22,6 +22,14 @@ from ..errors import InvalidConfigError
 
 METHODS = ("draft_model", "ngram", "none")
 
+_LOSSY = (
+    ("lenience", "lenient", "no token becomes more than 1/X times as likely"),
+    ("typical_epsilon", "typical", "keep tokens above the lesser of X and delta exp(-entropy)"),
+    ("typical_delta", "typical", "see --typical-epsilon"),
+    ("mixture_budget", "mixture", "the total variation that a token's law may move"),
+)
+"""Fields of lossy methods: the method of each, and what it does."""
+
 Record = type[SamplingParams] | type[SpeculativeConfig]
 
 
@@ -74,7 +82,7 @@ def add_speculation_flags(parser: ArgumentParser) -> None:
         "verification",
         "--verification",
         metavar=_choices(Verification),
-        text="how drafts are checked",
+        text="how drafts are checked; on trees block is traversal, and token recursive",
     )
     add_field_flag(
         group,
@@ -108,17 +116,18 @@ def add_speculation_flags(parser: ArgumentParser) -> None:
         "tree_children",
         "--tree-children",
         metavar=_choices(TreeChildren),
-        text="the likeliest tokens and one drawn from the rest, or all drawn",
+        text="the likeliest tokens and one drawn from the rest, or (with --tree-shape) all drawn",
     )
-    lossy = (
-        ("lenience", "lenient: no token becomes more than 1/X times as likely"),
-        ("typical_epsilon", "typical: keep tokens above the lesser of X and delta exp(-entropy)"),
-        ("typical_delta", "typical: see --typical-epsilon"),
-        ("mixture_budget", "mixture: the total variation that a token's law may move"),
-    )
-    for field, text in lossy:
-        flag = "--" + field.replace("_", "-")
-        add_field_flag(group, SpeculativeConfig, field, flag, parse=float, metavar="X", text=text)
+    for field, method, text in _LOSSY:
+        add_field_flag(
+            group,
+            SpeculativeConfig,
+            field,
+            "--" + field.replace("_", "-"),
+            parse=float,
+            metavar="X",
+            text=f"{method}: {text}",
+        )
     for name, which in (("max", "longest"), ("min", "shortest")):
         group.add_argument(
             f"--prompt-lookup-{name}",
@@ -226,8 +235,24 @@ def sampling_params(args: Namespace, **others: Any) -> SamplingParams:
 
 
 def speculative_config(args: Namespace) -> SpeculativeConfig:
-    """How speculation was asked to be done."""
-    return SpeculativeConfig(**_given(SpeculativeConfig, args))
+    """How speculation was asked to be done.
+
+    Raises:
+        InvalidConfigError: flags contradict each other.
+    """
+    config = SpeculativeConfig(**_given(SpeculativeConfig, args))
+    usual = _defaults(SpeculativeConfig)
+    for field, method, _ in _LOSSY:
+        value = getattr(config, field)
+        if value != usual[field] and config.verification != method:
+            flag = "--" + field.replace("_", "-")
+            remedy = f"--verification {method} beside it; or drop the flag"
+            raise InvalidConfigError(flag, value, remedy)
+    if config.tree_children != usual["tree_children"] and not config.drafts_trees:
+        raise InvalidConfigError(
+            "--tree-children", config.tree_children, "--tree-shape beside it; or drop the flag"
+        )
+    return config
 
 
 def speculation_method(args: Namespace) -> str:
