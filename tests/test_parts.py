@@ -89,13 +89,15 @@ def test_streamed_text_is_the_text_and_never_half_a_character(tokenizer: object,
     decoder = StreamDecoder(tokenizer)  # type: ignore[arg-type]
     pieces = [decoder.push(token) for token in ids]
     assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
-    assert "".join(pieces) + decoder.flush() == text
+    assert "".join(pieces) + decoder.finish(text) == text
 
 
 def test_text_cut_in_the_middle_of_a_character_is_flushed(tokenizer: object) -> None:
     ids = tokenizer.encode("ab 日")[:-1]  # type: ignore[attr-defined]
     decoder = StreamDecoder(tokenizer)  # type: ignore[arg-type]
-    shown = "".join(decoder.push(token) for token in ids) + decoder.flush()
+    shown = "".join(decoder.push(token) for token in ids)
+    assert not shown.endswith("\N{REPLACEMENT CHARACTER}")
+    shown += decoder.finish(tokenizer.decode(ids))  # type: ignore[attr-defined]
     assert shown == tokenizer.decode(ids)  # type: ignore[attr-defined]
 
 
@@ -104,7 +106,8 @@ def test_random_tokens_stream_to_what_decoding_them_gives(tokenizer: object) -> 
     for _ in range(200):
         ids = [rng.randrange(1, 4096) for _ in range(rng.randrange(1, 20))]
         decoder = StreamDecoder(tokenizer)  # type: ignore[arg-type]
-        shown = "".join(decoder.push(token) for token in ids) + decoder.flush()
+        shown = "".join(decoder.push(token) for token in ids)
+        shown += decoder.finish(tokenizer.decode(ids))  # type: ignore[attr-defined]
         assert shown == tokenizer.decode(ids)  # type: ignore[attr-defined]
 
 

@@ -8,6 +8,7 @@ import torch
 
 from .chance import Noise, RoundDraws, Uniforms, position_keys, round_keys
 from .config import SamplingParams
+from .logprobs import Report
 from .outputs import Origin
 from .protocols import Chance
 from .records import RoundRecord, SequenceState
@@ -83,11 +84,13 @@ class Step:
         batch: the sequences after it, finished ones included.
         emitted: the tokens each emitted.
         record: what it did and where its time went.
+        logprobs: of the tokens each emitted, for those that ask; empty for the others.
     """
 
     batch: Batch
     emitted: tuple[list[int], ...]
     record: RoundRecord
+    logprobs: tuple[Report, ...]
 
     def origin(self, row: int, index: int) -> Origin:
         """Where the `index`-th token that a row emitted came from."""

@@ -22,9 +22,11 @@ from .config import SamplingParams, SpeculativeConfig
 from .context import RoundContext
 from .depth import FixedDepth
 from .drafters.model import ModelDrafter
-from .errors import InvalidConfigError, VocabMismatchError
+from .errors import InvalidConfigError
+from .logprobs import TokenLogprob, report
 from .metrics import SpeculationMetrics, Tally
 from .outputs import Choice, GenerationOutput, StreamEvent
+from .pairing import check_models, check_vocabularies, common_device
 from .protocols import (
     AutoregressiveModel,
     CachedModel,
@@ -37,7 +39,6 @@ from .protocols import (
 from .records import (
     DraftPlan,
     DraftProposal,
-    FinishReason,
     Prefix,
     RoundRecord,
     SequenceState,
@@ -52,6 +53,7 @@ from .rounds import (
     read,
 )
 from .shaping import Path, Shaper
+from .stopping import final_text, until_stop
 from .text import StreamDecoder
 from .verification import Verifier
 
@@ -90,8 +92,8 @@ class SpeculativeDecoder:
         self.tokenizer = tokenizer
         self.config = config or SpeculativeConfig()
         self.chance: Chance = chance or Philox4x32()
-        _check_models(target, self.drafter, self.config)
-        _check_vocabularies(target, self.drafter)
+        check_models(target, self.drafter, self.config)
+        check_vocabularies(target, self.drafter)
         self.verifier = verifier or Verifier.of(self.config)
         # Plain decoding is exact, whatever would check drafts.
         self._lossy = self.verifier.lossy and self.drafter is not None
@@ -103,7 +105,7 @@ class SpeculativeDecoder:
         inner = self.drafter.model if isinstance(self.drafter, ModelDrafter) else self.drafter
         models: list[object] = [target, inner]
         self._cached = [model for model in models if isinstance(model, CachedModel)]
-        self._device = _common_device(self._cached)
+        self._device = common_device(self._cached)
         eos = target.eos_token_ids if isinstance(target, CachedModel) else frozenset[int]()
         contexts = [
             (model.max_length, name)
@@ -185,10 +187,12 @@ class SpeculativeDecoder:
 
         states, emitted, accepted = [], [], []
         for state, row in zip(batch.states, rows, strict=True):
-            tokens, reason = _until_stop(state, [*row.path, row.token])
+            tokens, reason = until_stop(state, [*row.path, row.token], self.tokenizer)
             states.append(state.advanced(tokens, row.depth, reason))
             emitted.append(tokens)
             accepted.append(min(len(row.path), len(tokens)))
+        tops = [state.params.logprobs for state in batch.states]
+        logprobs = report(scores.logits, [row.nodes for row in rows], emitted, tops)
         record = RoundRecord(
             sequence_ids=ids,
             drafted=tuple(row.drafted for row in rows),
@@ -205,7 +209,8 @@ class SpeculativeDecoder:
         if chance is None:
             with self._lock:
                 self._tally.add(record)
-        return Step(replace(batch, states=tuple(states), noise=noise), tuple(emitted), record)
+        after = replace(batch, states=tuple(states), noise=noise)
+        return Step(after, tuple(emitted), record, logprobs)
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
@@ -241,16 +246,18 @@ class SpeculativeDecoder:
             state.prefix.sequence_id: Tally(lossy=self._lossy) for run in runs for state in run
         }
         ends = {}
+        told: dict[int, list[TokenLogprob]] = {i: [] for i in tallies}
         for step in self._rounds([state for run in runs for state in run]):
             for row, state in enumerate(step.batch.states):
                 tallies[state.prefix.sequence_id].add(step.record, row)
+                told[state.prefix.sequence_id] += step.logprobs[row]
                 ends[state.prefix.sequence_id] = state
         outputs = [
             GenerationOutput(
                 prompt_token_ids=request.token_ids,
                 choices=tuple(
-                    self._choice(ends[s.prefix.sequence_id], tallies[s.prefix.sequence_id])
-                    for s in run
+                    self._choice(ends[i], tallies[i], told[i])
+                    for i in (state.prefix.sequence_id for state in run)
                 ),
                 seed=request.seed,
             )
@@ -276,7 +283,12 @@ class SpeculativeDecoder:
 
     def _events(self, runs: list[list[SequenceState]]) -> Iterator[StreamEvent]:
         owner = {state.prefix.sequence_id: i for i, run in enumerate(runs) for state in run}
-        decoders = {i: StreamDecoder(self.tokenizer) for i in owner if self.tokenizer is not None}
+        decoders = {
+            state.prefix.sequence_id: StreamDecoder(self.tokenizer, state.params.stop)
+            for run in runs
+            for state in run
+            if self.tokenizer is not None
+        }
         for step in self._rounds([state for run in runs for state in run]):
             for row, (state, tokens) in enumerate(
                 zip(step.batch.states, step.emitted, strict=True)
@@ -286,9 +298,14 @@ class SpeculativeDecoder:
                 for index, token in enumerate(tokens):
                     last = index == len(tokens) - 1 and state.finish_reason is not None
                     decoder = decoders.get(sequence_id)
-                    text = None if decoder is None else decoder.push(token)
-                    if decoder is not None and last:
-                        text = (text or "") + decoder.flush()
+                    text = None
+                    if decoder is not None and self.tokenizer is not None:
+                        text = (
+                            decoder.finish(final_text(state, self.tokenizer))
+                            if last
+                            else decoder.push(token)
+                        )
+                    told = step.logprobs[row][index] if step.logprobs[row] else None
                     yield StreamEvent(
                         request=owner[sequence_id],
                         choice=state.choice,
@@ -298,6 +315,8 @@ class SpeculativeDecoder:
                         position=first + index,
                         round=state.round - 1,
                         finish_reason=state.finish_reason if last else None,
+                        logprob=None if told is None else told.logprob,
+                        top_logprobs=None if told is None else told.top,
                     )
 
     def _rounds(self, states: Sequence[SequenceState]) -> Iterator[Step]:
@@ -375,28 +394,17 @@ class SpeculativeDecoder:
             self._next_id += count
         return first
 
-    def _choice(self, state: SequenceState, tally: Tally) -> Choice:
+    def _choice(self, state: SequenceState, tally: Tally, logprobs: list[TokenLogprob]) -> Choice:
         assert state.finish_reason is not None
-        ids = state.output_ids
-        tokenizer = self.tokenizer
         return Choice(
             index=state.choice,
-            text=None if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=True),
-            token_ids=tuple(ids),
+            text=None if self.tokenizer is None else final_text(state, self.tokenizer),
+            token_ids=tuple(state.output_ids),
             finish_reason=state.finish_reason,
             depths=state.depths,
             metrics=tally.metrics(),
+            logprobs=None if state.params.logprobs is None else tuple(logprobs),
         )
-
-
-def _until_stop(state: SequenceState, tokens: list[int]) -> tuple[list[int], FinishReason | None]:
-    """The tokens up to the first that ends the sequence, and why it ended."""
-    for index, token in enumerate(tokens):
-        if token in state.stop_ids:
-            return tokens[: index + 1], "stop"
-        if index + 1 == state.remaining:
-            return tokens[: index + 1], "length"
-    return tokens, None
 
 
 def _check_steppable(batch: Batch) -> None:
@@ -410,40 +418,3 @@ def _check_steppable(batch: Batch) -> None:
         raise InvalidConfigError(
             "batch", finished, "unfinished sequences; pack those of the last step that go on"
         )
-
-
-def _check_models(target: object, drafter: object, config: object) -> None:
-    if not isinstance(config, SpeculativeConfig):
-        raise InvalidConfigError("config", config, "a SpeculativeConfig")
-    if not isinstance(target, TargetModel):
-        raise InvalidConfigError(
-            "target",
-            type(target).__name__,
-            "a model with vocab_size and verify (wrap transformers models in TransformersModel)",
-        )
-    if drafter is not None and not isinstance(drafter, DraftModel):
-        raise InvalidConfigError(
-            "drafter",
-            type(drafter).__name__,
-            "a drafter with vocab_size and propose, or a model with open (wrap transformers models "
-            "in TransformersModel)",
-        )
-
-
-def _check_vocabularies(target: TargetModel, drafter: DraftModel | None) -> None:
-    if drafter is None or drafter.vocab_size in (None, target.vocab_size):
-        return
-    raise VocabMismatchError(
-        f"the draft's vocabulary has {drafter.vocab_size} tokens and the target's "
-        f"{target.vocab_size}; use a draft with the target's tokenizer (where only the padding of "
-        "the width differs, outrider.load or ModelDrafter(model, vocab_size=...) aligns them)"
-    )
-
-
-def _common_device(models: list[CachedModel]) -> torch.device:
-    devices = list(dict.fromkeys(model.device for model in models))
-    if len(devices) > 1:
-        raise InvalidConfigError(
-            "drafter", f"a model on {devices[1]}", f"a model on {devices[0]}, the target's device"
-        )
-    return devices[0] if devices else torch.device("cpu")

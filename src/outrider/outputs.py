@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from .logprobs import TokenLogprob
 from .metrics import SpeculationMetrics
 from .records import FinishReason
 
@@ -25,6 +26,7 @@ class Choice:
         finish_reason: "stop" or "length".
         depths: tokens drafted in each round.
         metrics: of the rounds this choice was in.
+        logprobs: of its tokens, if they were asked for.
     """
 
     index: int
@@ -33,6 +35,7 @@ class Choice:
     finish_reason: FinishReason
     depths: tuple[int, ...]
     metrics: SpeculationMetrics
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,8 @@ class StreamEvent:
         position: index among the emitted tokens, from 0.
         round: the round that emitted it, from 0.
         finish_reason: on a choice's last token, why it ended.
+        logprob: the token's log-probability under the target's raw logits, if asked for.
+        top_logprobs: the likeliest tokens with theirs, if asked for.
     """
 
     request: int
@@ -100,3 +105,5 @@ class StreamEvent:
     position: int
     round: int
     finish_reason: FinishReason | None
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] | None = None

@@ -87,7 +87,7 @@ def parse_request(prompt: Any, params: Any, tokenizer: Tokenizer | None, limits:
 
     Raises:
         EmptyPrefixError: the prompt has no tokens.
-        TokenOutOfRangeError: the prompt or `stop_token_ids` has an id outside the vocabulary.
+        TokenOutOfRangeError: the prompt or a parameter has an id outside the vocabulary.
         ContextLengthError: prompt and `max_tokens` do not fit the context together.
         InvalidConfigError: the prompt is text without a tokenizer, or neither text nor ids.
     """
@@ -99,7 +99,13 @@ def parse_request(prompt: Any, params: Any, tokenizer: Tokenizer | None, limits:
             f"the prompt {prompt!r} has no tokens; give at least one, for instance the tokenizer's "
             "beginning-of-text token"
         )
-    for name, values in (("prompt", ids), ("stop_token_ids", params.stop_token_ids)):
+    named = {
+        "prompt": ids,
+        "stop_token_ids": params.stop_token_ids,
+        "logit_bias": tuple(token for token, _ in params.biases),
+        "bad_words": tuple(token for word in params.bad_words for token in word),
+    }
+    for name, values in named.items():
         for value in (min(values, default=0), max(values, default=0)):
             if not 0 <= value < limits.vocab_size:
                 raise TokenOutOfRangeError(
@@ -112,6 +118,10 @@ def parse_request(prompt: Any, params: Any, tokenizer: Tokenizer | None, limits:
         raise ContextLengthError(
             f"the prompt has {len(ids)} tokens and max_tokens={params.max_tokens}; together they "
             f"exceed the {limits.shortest}'s context of {limits.max_length} tokens; {remedy}"
+        )
+    if params.stop and tokenizer is None:
+        raise InvalidConfigError(
+            "stop", params.stop, "none, because the decoder was made without a tokenizer"
         )
     if params.depths is not None and any(params.depths) and not limits.drafts:
         raise InvalidConfigError(

@@ -34,6 +34,7 @@ class RowVerdict:
         drafted: how many tokens were drafted.
         depth: how many of them lie in a row at most.
         path: those that are kept.
+        nodes: the nodes that the path's tokens and the next one follow, the prefix first.
         token: the one that follows them.
         bonus: whether nothing was drafted after the last one kept.
         ceiling, first_ceiling: see `Verdict`.
@@ -43,6 +44,7 @@ class RowVerdict:
     drafted: int
     depth: int
     path: list[int]
+    nodes: list[int]
     token: int
     bonus: bool
     ceiling: float | None
@@ -111,15 +113,16 @@ def read(
         # A verdict that rests on NaN may name a node that was not drafted.
         node = node if sound else 0
         if parents is None:
-            path, bonus = drafts[:node], node == length
+            path, nodes, bonus = drafts[:node], list(range(node + 1)), node == length
         else:
-            path = [drafts[step - 1] for step in trees.path(parents, node)]
+            nodes = [0, *trees.path(parents, node)]
+            path = [drafts[step - 1] for step in nodes[1:]]
             bonus = node not in parents
         most, first = (float(len(path) + 1), None) if atoms else (None, None)
         if isinstance(verdict, Verdict):
             most = None if verdict.ceiling is None else row[count]
             first = None if verdict.first_ceiling is None else row[count + len(ceilings) - 1]
-        rows.append(RowVerdict(length, depth, path, token, bonus, most, first, sound))
+        rows.append(RowVerdict(length, depth, path, nodes, token, bonus, most, first, sound))
     return rows
 
 

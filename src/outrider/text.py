@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .protocols import Tokenizer
+from .stopping import held_back
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class StreamDecoder:
-    """Decodes a growing sequence, never emitting half a character.
+    """Decodes a growing sequence, never emitting half a character, nor the start of a stop string.
 
     A token may hold part of a character, and the text of a token can depend on the one before it.
     So a window is decoded, from the last token known to end a character on: its text is emitted
     once it is longer than before and does not end in the middle of a character.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
+        self._stops = stops
+        self._held = ""
+        self._emitted = 0
         self._window: list[int] = []
         self._shown = ""
 
     def push(self, token_id: int) -> str:
+        """The text that a further token completes and no stop string can begin in, "" if none."""
+        self._held += self._completed(token_id)
+        ready = len(self._held) - held_back(self._held, self._stops)
+        fresh, self._held = self._held[:ready], self._held[ready:]
+        self._emitted += ready
+        return fresh
+
+    def finish(self, text: str) -> str:
+        """What is left at the end, where the whole text is known to be `text`."""
+        return text[self._emitted :]
+
+    def _completed(self, token_id: int) -> str:
         """The text that a further token completes, "" if none."""
         self._window.append(token_id)
         text = self._decode()
@@ -30,10 +48,6 @@ class StreamDecoder:
         self._window = self._window[-1:]
         self._shown = self._decode()
         return fresh
-
-    def flush(self) -> str:
-        """What is left at the end, half characters shown as the tokenizer shows them."""
-        return self._decode()[len(self._shown) :]
 
     def _decode(self) -> str:
         return self._tokenizer.decode(self._window, skip_special_tokens=True)

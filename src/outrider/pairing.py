@@ -1,0 +1,53 @@
+"""Whether a target and a drafter fit each other."""
+
+from __future__ import annotations
+
+import torch
+
+from .config import SpeculativeConfig
+from .errors import InvalidConfigError, VocabMismatchError
+from .protocols import CachedModel, DraftModel, TargetModel
+
+
+def check_models(target: object, drafter: object, config: object) -> None:
+    """Raise InvalidConfigError unless these are a target, a drafter or None, and a config."""
+    if not isinstance(config, SpeculativeConfig):
+        raise InvalidConfigError("config", config, "a SpeculativeConfig")
+    if not isinstance(target, TargetModel):
+        raise InvalidConfigError(
+            "target",
+            type(target).__name__,
+            "a model with vocab_size and verify (wrap transformers models in TransformersModel)",
+        )
+    if drafter is not None and not isinstance(drafter, DraftModel):
+        raise InvalidConfigError(
+            "drafter",
+            type(drafter).__name__,
+            "a drafter with vocab_size and propose, or a model with open (wrap transformers models "
+            "in TransformersModel)",
+        )
+
+
+def check_vocabularies(target: TargetModel, drafter: DraftModel | None) -> None:
+    """Raise VocabMismatchError if the drafter's laws are not as wide as the target's."""
+    if drafter is None or drafter.vocab_size in (None, target.vocab_size):
+        return
+    raise VocabMismatchError(
+        f"the draft's vocabulary has {drafter.vocab_size} tokens and the target's "
+        f"{target.vocab_size}; use a draft with the target's tokenizer (where only the padding of "
+        "the width differs, outrider.load or ModelDrafter(model, vocab_size=...) aligns them)"
+    )
+
+
+def common_device(models: list[CachedModel]) -> torch.device:
+    """The device that all models are on, the CPU if there is none.
+
+    Raises:
+        InvalidConfigError: they are on several.
+    """
+    devices = list(dict.fromkeys(model.device for model in models))
+    if len(devices) > 1:
+        raise InvalidConfigError(
+            "drafter", f"a model on {devices[1]}", f"a model on {devices[0]}, the target's device"
+        )
+    return devices[0] if devices else torch.device("cpu")

@@ -1,0 +1,82 @@
+"""When a sequence ends: stop tokens, stop strings, length; and where its text is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .protocols import Tokenizer
+from .records import FinishReason, SequenceState
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+def until_stop(
+    state: SequenceState, tokens: list[int], tokenizer: Tokenizer | None
+) -> tuple[list[int], FinishReason | None]:
+    """The tokens of a round up to the first that ends the sequence, and why it ended.
+
+    Args:
+        state: the sequence before the round.
+        tokens: what the round emits.
+        tokenizer: for stop strings; requests that have some are refused without one.
+    """
+    by_text = None
+    if state.params.stop and tokenizer is not None:
+        by_text = _first_completed(state, tokens, tokenizer)
+    for index, token in enumerate(tokens):
+        if token in state.stop_ids or index == by_text:
+            return tokens[: index + 1], "stop"
+        if index + 1 == state.remaining:
+            return tokens[: index + 1], "length"
+    return tokens, None
+
+
+def _first_completed(state: SequenceState, tokens: list[int], tokenizer: Tokenizer) -> int | None:
+    """The index of the first token with which the text holds a stop string, None if none does.
+
+    Strings that were complete before `min_tokens` tokens do not count.
+    """
+    emitted = state.output_ids
+    first = max(0, state.params.min_tokens - len(emitted) - 1)
+    before = _text(tokenizer, [*emitted, *tokens[:first]])
+    if find_stop(before, _text(tokenizer, [*emitted, *tokens]), state.params.stop) is None:
+        return None
+    for index in range(first, len(tokens)):
+        text = _text(tokenizer, [*emitted, *tokens[: index + 1]])
+        if find_stop(before, text, state.params.stop) is not None:
+            return index
+        before = text
+    return None
+
+
+def find_stop(before: str, text: str, stops: Sequence[str]) -> int | None:
+    """Where the first stop string begins that `text` holds and `before`, its beginning, does not.
+
+    A half character at the end of `before` is not yet what it will be.
+    """
+    settled = len(before.rstrip(_REPLACEMENT))
+    found = [text.find(stop, max(0, settled - len(stop) + 1)) for stop in stops]
+    return min((place for place in found if place >= 0), default=None)
+
+
+def final_text(state: SequenceState, tokenizer: Tokenizer) -> str:
+    """The text of an ended sequence, cut before the stop string that ended it if one did."""
+    ids = state.output_ids
+    text = _text(tokenizer, ids)
+    if state.finish_reason != "stop" or not state.params.stop or ids[-1] in state.stop_ids:
+        return text
+    place = find_stop(_text(tokenizer, ids[:-1]), text, state.params.stop)
+    return text if place is None else text[:place]
+
+
+def held_back(text: str, stops: Sequence[str]) -> int:
+    """How many characters at the end of `text` may be the beginning of a stop string."""
+    most = max((len(stop) for stop in stops), default=1) - 1
+    for length in range(min(most, len(text)), 0, -1):
+        if any(stop.startswith(text[-length:]) for stop in stops):
+            return length
+    return 0
+
+
+def _text(tokenizer: Tokenizer, ids: list[int]) -> str:
+    return tokenizer.decode(ids, skip_special_tokens=True)

@@ -1,0 +1,206 @@
+"""Stop strings and log-probabilities: the same with speculation as without."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
+from outrider.certify import exact_law
+from outrider.certify.reference import distance
+from outrider.errors import InvalidConfigError, TokenOutOfRangeError
+from outrider.models.tabular import TabularModel, mock_pair
+from outrider.stopping import find_stop, held_back
+
+SHAPES: list[dict[str, Any]] = [
+    {"num_speculative_tokens": 4},
+    {"num_speculative_tokens": 3, "verification": "token"},
+    {"num_speculative_tokens": 3, "verification": "coupled"},
+    {"num_speculative_tokens": 3, "tree_shape": (2, 2, 1)},
+]
+
+
+class Bytes:
+    """A tokenizer of pieces of UTF-8: some are half a character, some are several."""
+
+    PIECES = (b"a", b"b", b"ab", b"\xc3", b"\xa9", b"", b"ba\xc3", b"\xe2\x82", b"\xac!")
+
+    def encode(self, text: str) -> list[int]:
+        raise NotImplementedError
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        return b"".join(self.PIECES[i] for i in token_ids).decode(errors="replace")
+
+
+V = len(Bytes.PIECES)
+
+
+def reference(
+    target: TabularModel, params: SamplingParams, prompt: tuple[int, ...]
+) -> dict[tuple[int, ...], float]:
+    """The law of outputs that end once their text holds a stop string, by plain recursion."""
+    law: dict[tuple[int, ...], float] = {}
+    decode = Bytes().decode
+
+    def extend(output: tuple[int, ...], probability: float) -> None:
+        ended = any(stop in decode(list(output)) for stop in params.stop)
+        if ended or len(output) == params.max_tokens:
+            law[output] = law.get(output, 0.0) + probability
+            return
+        for token, mass in enumerate(target.probabilities(prompt + output)):
+            if mass > 0:
+                extend((*output, token), probability * mass)
+
+    extend((), 1.0)
+    return law
+
+
+@pytest.mark.parametrize("speculation", SHAPES, ids=str)
+@pytest.mark.parametrize("stop", [("é",), ("bab",), ("€!", "aa")])
+def test_the_law_with_stop_strings_across_tokens_and_characters(
+    speculation: dict[str, Any], stop: tuple[str, ...]
+) -> None:
+    rows = [[0.2, 0.1, 0.0, 0.2, 0.2, 0.0, 0.1, 0.1, 0.1], [0.1, 0.3, 0.1, 0, 0.2, 0.1, 0, 0, 0.2]]
+    target = TabularModel(lambda prefix: rows[sum(prefix) % 2], V)
+    draft = TabularModel(lambda prefix: rows[len(prefix) % 2], V)
+    decoder = SpeculativeDecoder(
+        target, draft, tokenizer=Bytes(), config=SpeculativeConfig(**speculation)
+    )
+    params = SamplingParams(max_tokens=2, stop=stop)
+    found = exact_law(decoder, (0,), params)
+    assert distance(found, reference(target, params, (0,))) < 1e-12
+
+
+@pytest.mark.parametrize("speculation", SHAPES, ids=str)
+def test_text_is_cut_before_the_stop_string_and_streams_as_it_ends(
+    speculation: dict[str, Any],
+) -> None:
+    target, draft = mock_pair(V, 5)
+    decode = Bytes().decode
+    config = SpeculativeConfig(**speculation)
+    decoder = SpeculativeDecoder(target, draft, tokenizer=Bytes(), config=config)
+    stopped = 0
+    for seed in range(60):
+        stops = ("abb", "é", "€") if seed % 2 else "ba"
+        params = SamplingParams(max_tokens=12, seed=seed, stop=stops)
+        out = decoder.generate([seed % V], params)
+        whole = decode(list(out.token_ids))
+        holds = [stop for stop in params.stop if stop in whole]
+        assert (out.finish_reason == "stop") == bool(holds)
+        assert not any(stop in decode(list(out.token_ids[:-1])) for stop in params.stop)
+        if holds:
+            stopped += 1
+            assert out.text == whole[: min(whole.index(stop) for stop in holds)]
+        else:
+            assert out.text == whole
+        events = list(decoder.stream([seed % V], params))
+        assert "".join(event.text or "" for event in events) == out.text
+        assert tuple(event.token_id for event in events) == out.token_ids
+    assert 10 < stopped < 60
+
+
+def test_a_stop_string_before_min_tokens_does_not_end_a_request() -> None:
+    target = TabularModel(lambda _: [0.5, 0.5, 0, 0, 0, 0, 0, 0, 0], V)
+    decoder = SpeculativeDecoder(target, target, tokenizer=Bytes())
+    early = 0
+    for seed in range(40):
+        params = SamplingParams(max_tokens=12, min_tokens=6, seed=seed, stop="ab")
+        out = decoder.generate([0], params)
+        text = Bytes().decode(list(out.token_ids))
+        early += "ab" in text[:5]
+        assert len(out.token_ids) >= 6
+        assert "ab" not in text[4:-1]
+        assert (out.finish_reason == "stop") == text.endswith("ab")
+    assert early > 20
+
+
+def test_finding_and_holding_back() -> None:
+    assert find_stop("xa", "xab", ["ab"]) == 1
+    assert find_stop("ab", "abc", ["ab"]) is None
+    assert find_stop("ab", "abab", ["ab", "ba"]) == 1
+    assert find_stop("\N{REPLACEMENT CHARACTER}", "é", ["é"]) == 0
+    assert held_back("xxab", ["abc", "bd"]) == 2
+    assert held_back("xxb", ["abc", "bd"]) == 1
+    assert held_back("xx", ["abc"]) == 0
+    assert held_back("", []) == 0
+
+
+@pytest.mark.parametrize("speculation", SHAPES, ids=str)
+def test_logprobs_are_the_targets_own_for_every_origin(speculation: dict[str, Any]) -> None:
+    target, draft = mock_pair(6, 7, 0.5)
+    decoder = SpeculativeDecoder(target, draft, config=SpeculativeConfig(**speculation))
+    rng = random.Random(3)
+    asked = [
+        SamplingParams(
+            max_tokens=20,
+            temperature=rng.choice([0.0, 0.6, 1.0]),
+            top_k=rng.choice([0, 3]),
+            frequency_penalty=rng.choice([0.0, 1.0]),
+            logprobs=top,
+            seed=i,
+        )
+        for i, top in enumerate([0, None, 3, 20])
+    ]
+    prompts = [(i,) for i in range(4)]
+    outputs = decoder.generate(prompts, asked)
+    origins = set()
+    events = list(decoder.stream(prompts, asked))
+    for prompt, params, out in zip(prompts, asked, outputs, strict=True):
+        (choice,) = out.choices
+        own = [event for event in events if event.request == prompt[0]]
+        origins |= {event.origin for event in own}
+        if params.logprobs is None:
+            assert choice.logprobs is None
+            assert all(event.logprob is None for event in own)
+            continue
+        assert choice.logprobs is not None
+        history = prompt
+        for event, told in zip(own, choice.logprobs, strict=True):
+            law = torch.from_numpy(target.probabilities(history)).log()
+            assert told.token_id == event.token_id
+            assert told.logprob == event.logprob == pytest.approx(float(law[told.token_id]))
+            best = law.topk(min(params.logprobs, 6))
+            assert [token for token, _ in told.top] == best.indices.tolist()
+            assert [value for _, value in told.top] == pytest.approx(best.values.tolist())
+            assert event.top_logprobs == told.top
+            history = (*history, told.token_id)
+    assert origins == {"draft", "correction", "bonus"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"repetition_penalty": 0}, "repetition_penalty=0"),
+        ({"presence_penalty": 3}, r"presence_penalty=3.*\[-2, 2\]"),
+        ({"frequency_penalty": -2.5}, "frequency_penalty=-2.5"),
+        ({"logit_bias": {1: 200}}, "logit_bias=200"),
+        ({"logit_bias": {-1: 2}}, "logit_bias=-1"),
+        ({"logit_bias": 3}, "logit_bias=3"),
+        ({"logit_bias": [(1, 2), (1, 3)]}, "one bias for token 1"),
+        ({"bad_words": [[]]}, "none of them empty"),
+        ({"bad_words": "no"}, "bad_words='no'"),
+        ({"min_tokens": -1}, "min_tokens=-1"),
+        ({"min_tokens": 9, "max_tokens": 5}, "min_tokens=9.*at most max_tokens=5"),
+        ({"stop": ""}, "none of them empty"),
+        ({"stop": 5}, "stop=5"),
+        ({"logprobs": 21}, "logprobs=21"),
+        ({"logprobs": -1}, "logprobs=-1"),
+        ({"n": 0}, "n=0"),
+    ],
+)
+def test_parameters_out_of_range_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidConfigError, match=message):
+        SamplingParams(**wrong)
+
+
+def test_parameters_that_do_not_fit_the_model_are_refused_before_any_forward() -> None:
+    target = TabularModel(lambda _: pytest.fail("a forward was made"), 4)
+    decoder = SpeculativeDecoder(target)
+    for wrong in ({"logit_bias": {4: 1.0}}, {"bad_words": [[1, 9]]}):
+        with pytest.raises(TokenOutOfRangeError, match=next(iter(wrong))):
+            decoder.generate([0], SamplingParams(**wrong))  # type: ignore[arg-type]
+    with pytest.raises(InvalidConfigError, match=r"stop=.*without a tokenizer"):
+        decoder.generate([0], SamplingParams(stop="a"))
