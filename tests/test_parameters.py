@@ -9,13 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+import transformers as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
 from outrider.certify import exact_law
 from outrider.certify.reference import distance, target_law
-from outrider.models.tabular import mock_pair
+from outrider.errors import InvalidConfigError
+from outrider.models.tabular import TabularModel, mock_pair
 from outrider.shaping import Path, Shaper
 
 V = 3
@@ -136,3 +139,34 @@ def test_a_history_without_the_drafted_tokens_is_seen(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Shaper, "__call__", stale)
     params = SamplingParams(max_tokens=3, frequency_penalty=1.5)
     assert error(1, SHAPES[0], params) > 1e-3
+
+
+def oddly(history: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """A processor of a user's own: it looks at all of the history."""
+    return logits - 0.7 * torch.roll(logits, int(history.sum()) % V)
+
+
+@pytest.mark.parametrize("speculation", SHAPES, ids=str)
+def test_the_law_under_processors_of_a_users_own(speculation: dict[str, Any]) -> None:
+    target, draft = mock_pair(V, 1)
+
+    def shaped_law(prefix: tuple[int, ...]) -> Any:
+        logits = torch.from_numpy(target.probabilities(prefix)).log()
+        history = torch.tensor(prefix)
+        logits = oddly(history, logits)
+        warped = tf.EpsilonLogitsWarper(0.05)(history[None], logits[None])[0]
+        return warped.softmax(-1).numpy()
+
+    params = SamplingParams(
+        max_tokens=3, logits_processors=(oddly, tf.EpsilonLogitsWarper(0.05)), temperature=0.8
+    )
+    decoder = SpeculativeDecoder(target, draft, config=SpeculativeConfig(**speculation))
+    plain = SamplingParams(max_tokens=3, temperature=0.8)
+    expected = target_law(TabularModel(shaped_law, V), PROMPT, plain)
+    assert distance(exact_law(decoder, PROMPT, params), expected) < TOLERANCE
+
+
+def test_what_is_no_processor_is_refused() -> None:
+    for wrong in (5, [3], "no"):
+        with pytest.raises(InvalidConfigError, match="logits_processors="):
+            SamplingParams(logits_processors=wrong)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from numbers import Integral, Real
 from operator import mul
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from .errors import InvalidConfigError
 
@@ -55,6 +55,10 @@ class SamplingParams:
         min_tokens: no stop token, and no stop string, ends the request before this many tokens.
         stop: strings that end the request once the text holds one; the text is cut before it. One
             string or several; needs a tokenizer.
+        logits_processors: called in turn after all of the above and before the temperature, for
+            each position of each hypothesis: a transformers `LogitsProcessor`, or a function of the
+            tokens so far, int64 [L], and their logits [V], that returns logits [V]. They must not
+            remember earlier calls, since drafts that are refused are seen as well.
         stop_token_ids: the request ends once one of these is emitted (it is part of the output).
         ignore_eos: do not stop at the model's own end-of-sequence tokens.
         logprobs: report each token's log-probability under the target's raw logits, and those of
@@ -79,6 +83,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     min_tokens: int = 0
+    logits_processors: tuple[Callable[..., Any], ...] = ()
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -113,6 +118,12 @@ class SamplingParams:
                 "min_tokens", self.min_tokens, f"at most max_tokens={self.max_tokens}"
             )
         object.__setattr__(self, "stop", _strings("stop", self.stop))
+        processors = self.logits_processors
+        if not isinstance(processors, Iterable) or not all(map(callable, processors)):
+            raise InvalidConfigError(
+                "logits_processors", processors, "a sequence of functions or LogitsProcessors"
+            )
+        object.__setattr__(self, "logits_processors", tuple(processors))
         if self.logprobs is not None:
             _require_int("logprobs", self.logprobs, 0, "an integer in [0, 20], or None")
             if self.logprobs > 20:

@@ -8,8 +8,9 @@ before it, as if they had been emitted. Nothing here loops over positions or the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ from torch import Tensor
 
 from . import trees
 from .records import DraftProposal, SequenceState
+
+Processor = Callable[[Tensor, Tensor], Tensor]
+"""From the tokens so far, int64 [L], and their logits [V] to logits [V]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +30,12 @@ class Path:
     Attributes:
         tokens: int64 [B, M, D]; those at and beyond a node's depth mean nothing.
         depth: int64 [B, M], or what broadcasts to it.
+        nodes: how many of the M nodes each row has, on the host; None for all.
     """
 
     tokens: Tensor
     depth: Tensor
+    nodes: list[int] | None = None
 
     @staticmethod
     def of(tokens: Tensor) -> Path:
@@ -41,12 +47,13 @@ class Path:
     def to_nodes(proposal: DraftProposal) -> Path:
         """To all nodes of a proposal, the prefix first."""
         tokens, width = proposal.tokens, proposal.width
+        nodes = (proposal.lengths + 1).tolist()
         if proposal.parents is None:
             depth = torch.arange(width + 1, device=tokens.device)[None]
-            return Path(tokens[:, None, :].expand(-1, width + 1, -1), depth)
+            return Path(tokens[:, None, :].expand(-1, width + 1, -1), depth, nodes)
         columns, depths = map(torch.from_numpy, trees.path_table(proposal.parents))
         columns, depths = columns.to(tokens.device), depths.to(tokens.device)
-        return Path(tokens.gather(1, columns.flatten(1)).view(columns.shape), depths)
+        return Path(tokens.gather(1, columns.flatten(1)).view(columns.shape), depths, nodes)
 
     @property
     def real(self) -> Tensor:
@@ -74,6 +81,7 @@ class Shaping:
         presence, frequency: float64 [B, 1, 1], 0 where unused.
         words: bad words, by length.
         floor: rows and tokens [n] that may not come before min_tokens [n].
+        processors: rows that have processors of their own, with them.
     """
 
     bias: tuple[Tensor, Tensor, Tensor] | None
@@ -82,6 +90,7 @@ class Shaping:
     frequency: Tensor | None
     words: tuple[_Words, ...]
     floor: tuple[Tensor, Tensor, Tensor] | None
+    processors: tuple[tuple[int, tuple[Processor, ...]], ...]
 
     @staticmethod
     def pack(states: Sequence[SequenceState], device: torch.device) -> Shaping | None:
@@ -135,9 +144,21 @@ class Shaping:
                     for token in sorted(state.stop_ids)
                 ]
             ),
+            processors=tuple(
+                (row, tuple(map(_called, asked.logits_processors)))
+                for row, asked in enumerate(params)
+                if asked.logits_processors
+            ),
         )
-        asked_for = (shaping.bias, shaping.repetition, shaping.presence, shaping.frequency)
-        used = shaping.words or shaping.floor or any(part is not None for part in asked_for)
+        tables = (
+            shaping.bias,
+            shaping.repetition,
+            shaping.presence,
+            shaping.frequency,
+            shaping.floor,
+        )
+        lists = (shaping.words, shaping.processors)
+        used = any(part is not None for part in tables) or any(lists)
         return shaping if used else None
 
 
@@ -159,6 +180,7 @@ class Shaper:
         device: torch.device,
     ) -> None:
         self._shaping = shaping
+        self._prefixes = [torch.from_numpy(state.prefix.tokens) for state in states]
         emitted = [state.prefix.length - state.prompt_length for state in states]
         self._emitted = torch.tensor(emitted, device=device)[:, None]
         self._seen: Tensor | None = None
@@ -214,7 +236,21 @@ class Shaper:
             rows, tokens, least = shaping.floor
             early = (self._emitted + path.depth)[rows] < least[:, None]
             _add(shaped, rows, tokens, _forbidden(early))
+        if shaping.processors:
+            self._process(shaped, path)
         return shaped[:, 0] if flat else shaped
+
+    def _process(self, shaped: Tensor, path: Path) -> None:
+        """Call the rows' own processors node by node, on logits [B, M, V], in place."""
+        depths = path.depth.expand(shaped.shape[:2]).tolist()
+        for row, processors in self._shaping.processors:
+            prefix = self._prefixes[row].to(shaped.device)
+            for node, depth in enumerate(depths[row]):
+                if path.nodes is not None and node >= path.nodes[row]:
+                    break
+                history = torch.cat([prefix, path.tokens[row, node, :depth]])
+                for process in processors:
+                    shaped[row, node] = process(history, shaped[row, node])
 
     def _completed(self, words: _Words, path: Path) -> Tensor:
         """Minus infinity where a node [M] stands before a word's last token, else 0, [W, M]."""
@@ -226,6 +262,21 @@ class Shaper:
         ends = longest + depth[..., None]
         last = ends - needed + torch.arange(needed, device=ends.device)
         return _forbidden((history.gather(2, last) == words.before[:, None]).all(-1))
+
+
+def _called(processor: Any) -> Processor:
+    """A user's processor in the form that is called here."""
+    from transformers import LogitsProcessor
+
+    if not isinstance(processor, LogitsProcessor):
+        own: Processor = processor
+        return own
+
+    def one_row(history: Tensor, logits: Tensor) -> Tensor:
+        row: Tensor = processor(history[None], logits[None])[0]
+        return row
+
+    return one_row
 
 
 def _counted(
