@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+from contextlib import redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -170,25 +173,35 @@ def test_the_models_are_left_as_they_were(models: Models) -> None:
                 assert model.training is training
 
 
-def test_weights_may_change_between_calls() -> None:
-    """Nothing that was computed with the old ones is used with the new."""
+@pytest.mark.parametrize("first", [[5, 9, 30, 31], [7, 14, 21, 28, 3, 4]], ids=str)
+def test_weights_may_change_between_calls(first: list[int]) -> None:
+    """Nothing computed with the old ones is used with the new, the adapter's own check included.
+
+    That check, at construction, computes tokens 7, 14, 21 and so on.
+    """
     target: Any = random_model("llama")
     inside = outrider.generate_with(resembling(target))
-    inputs = padded((9, 9))
-    # The adapter's own check at construction starts with this token.
-    inputs["input_ids"][:, :3] = torch.tensor([0, 7, 14])
-    first = target.generate(**inputs, max_new_tokens=8, custom_generate=inside)
+    target.generate(torch.tensor([first]), max_new_tokens=8, custom_generate=inside)
     with torch.no_grad():
         for parameter in target.parameters():
             parameter.mul_(-0.8)
-    expected = target.generate(**inputs, max_new_tokens=8)
-    assert not expected.equal(first)
-    assert target.generate(**inputs, max_new_tokens=8, custom_generate=inside).equal(expected)
+    prompt = torch.tensor([[7, 14, 21, 28, 3, 4]])
+    expected = target.generate(prompt, max_new_tokens=8)
+    assert target.generate(prompt, max_new_tokens=8, custom_generate=inside).equal(expected)
 
 
 class Double(tf.LogitsProcessor):
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         return scores * 2
+
+
+def test_the_example_of_the_readme() -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    _, code, _, printed, _ = readme.split("## Inside transformers")[1].split("```", 4)
+    shown = io.StringIO()
+    with redirect_stdout(shown):
+        exec(code.removeprefix("python"), {})
+    assert shown.getvalue() == printed.removeprefix("\n")
 
 
 REFUSED_CALLS: list[tuple[dict[str, Any], str]] = [
