@@ -21,7 +21,7 @@ FLOORS = (
     {"drafters"},
     {"metrics", "logprobs", "stopping", "pairing"},
     {"text", "requests", "outputs", "rounds", "batch", "context"},
-    {"engine", "loading"},
+    {"engine", "loading", "generation", "settings"},
     {"certify"},
     {"cli"},
 )
@@ -105,6 +105,8 @@ def test_the_public_face() -> None:
         "compute_acceptance_probs",
         "compute_expected_tokens",
         "errors",
+        "from_generation_config",
+        "generate_with",
         "load",
         "models",
         "resample_from_adjusted_target",

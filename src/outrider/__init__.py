@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from .drafters.model import ModelDrafter
     from .drafters.ngram import NgramDrafter
     from .engine import SpeculativeDecoder
+    from .generation import generate_with
     from .loading import Pair, load
     from .metrics import SpeculationMetrics
     from .models.transformers import TransformersModel
     from .outputs import Choice, GenerationOutput, StreamEvent
+    from .settings import from_generation_config
     from .verification.functional import (
         VerificationResult,
         compute_acceptance_probs,
@@ -53,6 +55,8 @@ _HOMES = {
     "adjusted_distribution": "verification.primitives",
     "compute_acceptance_probs": "verification.functional",
     "compute_expected_tokens": "verification.functional",
+    "from_generation_config": "settings",
+    "generate_with": "generation",
     "load": "loading",
     "resample_from_adjusted_target": "verification.primitives",
     "sample_from_logprobs": "verification.primitives",
@@ -82,6 +86,8 @@ __all__ = [
     "compute_acceptance_probs",
     "compute_expected_tokens",
     "errors",
+    "from_generation_config",
+    "generate_with",
     "load",
     "models",
     "resample_from_adjusted_target",

@@ -294,7 +294,7 @@ class TransformersModel:
         self.verify([Prefix(_PROBE, ids[:3])], below)
         beside = _outright([ids[0], ids[5]], [0, 0], self.device)
         found = self.verify([Prefix(_PROBE, ids[:5])], beside).logits[0, [0, 2]].double()
-        self.release([_PROBE])
+        self.release([_PROBE], discard=True)
         shorter = self.hf_model(
             input_ids=torch.tensor([ids[:5]] * 2, device=self.device), use_cache=False
         )

@@ -1,0 +1,312 @@
+"""Speculative decoding inside transformers' own `model.generate`, as its `custom_generate`."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    MaxLengthCriteria,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    PreTrainedModel,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.logits_process import LogitNormalization
+
+from .config import SamplingParams, SpeculativeConfig
+from .drafters.model import ModelDrafter
+from .engine import SpeculativeDecoder
+from .errors import InvalidConfigError
+from .models.transformers import TransformersModel
+from .protocols import DraftModel
+from .settings import from_generation_config, plain, sequence_bias, token_ids
+
+_PROCESSORS: dict[type, tuple[str, str]] = {
+    SequenceBiasLogitsProcessor: ("sequence_bias", "sequence_bias"),
+    RepetitionPenaltyLogitsProcessor: ("penalty", "repetition_penalty"),
+    NoBadWordsLogitsProcessor: ("bad_word_ids", "bad_words_ids"),
+    MinLengthLogitsProcessor: ("min_length", "min_length"),
+    MinNewTokensLengthLogitsProcessor: ("min_new_tokens", "min_new_tokens"),
+    SuppressTokensLogitsProcessor: ("suppress_tokens", "suppress_tokens"),
+    TemperatureLogitsWarper: ("temperature", "temperature"),
+    TopKLogitsWarper: ("top_k", "top_k"),
+    TopPLogitsWarper: ("top_p", "top_p"),
+    MinPLogitsWarper: ("min_p", "min_p"),
+}
+"""What transformers makes of settings: the attribute that holds the value, and the setting."""
+
+_PASSED_BY = frozenset(
+    {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+)
+"""What transformers passes to every decoding method."""
+
+
+def generate_with(
+    draft_model: PreTrainedModel | DraftModel | None,
+    config: SpeculativeConfig | None = None,
+    *,
+    max_sequences: int = 8,
+) -> Callable[..., Any]:
+    """Speculative decoding for `model.generate(..., custom_generate=generate_with(draft_model))`.
+
+    The generation config is honoured, or refused by name. Stopping criteria are asked after every
+    token, for each row by itself, with `scores` None. Rows that have ended are padded. What
+    sampling draws follows from `torch.manual_seed`. transformers itself drops a `streamer`,
+    `assistant_model` or `tokenizer`; stop strings are passed as a `StopStringCriteria`.
+
+    The models' caches are kept from call to call, not what is in them, so that weights may change
+    in between. Both models are in evaluation mode during a call, and are given their mode and
+    their attention implementation back after it.
+
+    Args:
+        draft_model: a transformers model of the target's tokenizer, or any drafter, such as
+            `NgramDrafter()`; None decodes plainly.
+        config: how speculation is done.
+        max_sequences: how many rows are decoded together; the others wait.
+
+    Returns:
+        A function that transformers calls. It returns int64 [B * n, L], prompts and new tokens, or
+        a `GenerateDecoderOnlyOutput` that holds them.
+
+    Raises:
+        InvalidConfigError: (the function) a setting, a logits processor or an input cannot be
+            honoured.
+        ModelError: (the function) a model cannot be decoded speculatively.
+    """
+    speculation = config or SpeculativeConfig()
+    target_loan, draft_loan = _Loan(max_sequences), _Loan(max_sequences)
+
+    def decode(
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: Sequence[Any],
+        stopping_criteria: Sequence[Any],
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> Tensor | GenerateDecoderOnlyOutput:
+        asked = copy.copy(generation_config)
+        # These come as stopping criteria, too.
+        asked.max_time = asked.stop_strings = None
+        params = from_generation_config(
+            asked, prompt_length=input_ids.shape[1], n=1, ignore_eos=True
+        )
+        _check_processors(logits_processor, asked)
+        criteria = _custom_criteria(stopping_criteria, asked)
+        prompts = _prompts(input_ids, **model_kwargs)
+        padding = [asked.pad_token_id, *params.stop_token_ids, None]
+        pad = next((token for token in padding if token is not None), None)
+        if pad is None and criteria and len(prompts) > 1:
+            raise InvalidConfigError(
+                "pad_token_id", None, "a token id, because rows may end at different lengths"
+            )
+        with ExitStack() as loans:
+            target = loans.enter_context(target_loan.of(model))
+            drafter = draft_model
+            if isinstance(draft_model, PreTrainedModel):
+                lent = loans.enter_context(draft_loan.of(draft_model))
+                drafter = ModelDrafter(lent, target.vocab_size)
+            decoder = SpeculativeDecoder(target, drafter, config=speculation)
+            run = _Run(decoder, input_ids, prompts, params, criteria)
+            outputs = run.outputs()
+        width = max(map(len, outputs))
+        rows = [[*tokens, *[pad] * (width - len(tokens))] for tokens in outputs]
+        sequences = torch.cat([input_ids, input_ids.new_tensor(rows)], 1)
+        if asked.return_dict_in_generate:
+            return GenerateDecoderOnlyOutput(sequences=sequences)
+        return sequences
+
+    return decode
+
+
+class _Loan:
+    """A model's adapter, with the model's attention and mode given back after each use."""
+
+    def __init__(self, max_sequences: int) -> None:
+        self._max_sequences = max_sequences
+        self._adapter: TransformersModel | None = None
+        self._made_for: tuple[object, ...] = ()
+        self._attention = ""
+
+    @contextmanager
+    def of(self, hf_model: PreTrainedModel) -> Iterator[TransformersModel]:
+        """The adapter of a model, the last one if it still fits."""
+        attention, training = hf_model.config._attn_implementation, hf_model.training
+        wanted = (hf_model, hf_model.device, hf_model.dtype)
+        try:
+            if self._adapter is None or self._made_for != wanted:
+                self._adapter = TransformersModel(hf_model, max_sequences=self._max_sequences)
+                self._made_for = wanted
+                self._attention = hf_model.config._attn_implementation
+            else:
+                hf_model.eval()
+                hf_model.set_attn_implementation(self._attention)
+            yield self._adapter
+        finally:
+            hf_model.set_attn_implementation(attention)
+            hf_model.train(training)
+
+
+class _Run:
+    """The rows of one call, decoded to their ends.
+
+    Args:
+        decoder: the decoder.
+        input_ids: int64 [B, L], with padding.
+        prompts: the rows without it.
+        params: of all rows; each that samples is given a seed from torch's generator.
+        criteria: stopping criteria that the parameters do not cover.
+    """
+
+    def __init__(
+        self,
+        decoder: SpeculativeDecoder,
+        input_ids: Tensor,
+        prompts: list[list[int]],
+        params: SamplingParams,
+        criteria: list[Any],
+    ) -> None:
+        seeds: list[int | None] = [None] * len(prompts)
+        if not params.greedy:
+            seeds = torch.randint(2**63 - 1, (len(prompts),)).tolist()
+        self._decoder = decoder
+        self._criteria = criteria
+        self._input_ids = input_ids
+        self._states = [
+            decoder.start(prompt, replace(params, seed=seed))[0]
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
+        self._outputs: list[list[int]] = [[] for _ in prompts]
+
+    def outputs(self) -> list[list[int]]:
+        """The new tokens of each row."""
+        row_of = {state.prefix.sequence_id: row for row, state in enumerate(self._states)}
+        waiting, batch = deque(self._states), self._decoder.pack(())
+        room = self._decoder.max_sequences or len(self._states)
+        try:
+            while waiting or batch.states:
+                if waiting and len(batch.states) < room:
+                    admitted = [
+                        waiting.popleft() for _ in range(room - len(batch.states)) if waiting
+                    ]
+                    batch = self._decoder.pack((*batch.states, *admitted))
+                step = self._decoder.step(batch)
+                batch, running = step.batch, []
+                for state, tokens in zip(batch.states, step.emitted, strict=True):
+                    stopped = self._emit(row_of[state.prefix.sequence_id], tokens)
+                    if stopped or state.finish_reason is not None:
+                        self._decoder.release([state], discard=True)
+                    else:
+                        running.append(state)
+                if len(running) < len(batch.states):
+                    batch = self._decoder.pack(running)
+        finally:
+            self._decoder.release(self._states, discard=True)
+        return self._outputs
+
+    def _emit(self, row: int, tokens: list[int]) -> bool:
+        """Add tokens to a row's output, up to one after which a criterion ends it, if one does."""
+        output = self._outputs[row]
+        for token in tokens:
+            output.append(token)
+            if self._criteria:
+                new = self._input_ids.new_tensor(output)
+                ids = torch.cat([self._input_ids[row], new])[None]
+                if any(bool(torch.as_tensor(ends(ids, None)).all()) for ends in self._criteria):
+                    return True
+        return False
+
+
+def _check_processors(processors: Sequence[Any], asked: GenerationConfig) -> None:
+    """Refuse every processor that transformers has not made of the settings themselves."""
+    for processor in processors:
+        name = type(processor).__name__
+        if type(processor) is LogitNormalization:
+            continue
+        if type(processor) not in _PROCESSORS:
+            raise InvalidConfigError(
+                "logits_processor", name, "processors that a generation config's settings make"
+            )
+        attribute, field = _PROCESSORS[type(processor)]
+        value, wanted = plain(vars(processor)[attribute]), plain(getattr(asked, field))
+        if field == "sequence_bias":
+            value, wanted = sequence_bias(value), sequence_bias(wanted)
+        skipped = vars(processor).get("prompt_ignore_length")
+        if value != wanted or isinstance(skipped, int):
+            raise InvalidConfigError(
+                "logits_processor", name, f"none; set {field} in the generation config instead"
+            )
+
+
+def _custom_criteria(criteria: Sequence[Any], asked: Any) -> list[Any]:
+    """The stopping criteria that the settings do not cover."""
+    custom = []
+    for criterion in criteria:
+        if type(criterion) is MaxLengthCriteria:
+            agrees, field = criterion.max_length == asked.max_length, "max_length"
+        elif type(criterion) is EosTokenCriteria:
+            eos = set(criterion.eos_token_id.tolist())
+            agrees, field = eos == set(token_ids(asked.eos_token_id)), "eos_token_id"
+        else:
+            custom.append(criterion)
+            continue
+        if not agrees:
+            raise InvalidConfigError(
+                "stopping_criteria",
+                type(criterion).__name__,
+                f"none; set {field} in the generation config instead",
+            )
+    return custom
+
+
+def _prompts(
+    input_ids: Tensor,
+    *,
+    attention_mask: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    past_key_values: Any = None,
+    **others: Any,
+) -> list[list[int]]:
+    """The rows of [B, L] without the padding on their left.
+
+    Raises:
+        InvalidConfigError: padding elsewhere, other positions, a filled cache, or inputs beside
+            tokens.
+    """
+    for name, value in others.items():
+        if value is not None and name not in _PASSED_BY:
+            raise InvalidConfigError(name, type(value).__name__, "None; only token ids are read")
+    if past_key_values is not None and past_key_values.get_seq_length() > 0:
+        raise InvalidConfigError("past_key_values", "a filled cache", "None, or an empty cache")
+    columns = torch.arange(input_ids.shape[1], device=input_ids.device)
+    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    real = mask.to(input_ids.device) != 0
+    starts = real.int().argmax(1)
+    if not real.equal(columns >= starts[:, None]):
+        raise InvalidConfigError(
+            "attention_mask", mask.tolist(), "rows of zeros, then ones to the end: left padding"
+        )
+    if position_ids is not None:
+        expected = (columns - starts[:, None]).clamp(min=0)
+        given = position_ids.to(input_ids.device)
+        if given.ndim != 2 or not ((given == expected) | ~real).all():
+            raise InvalidConfigError(
+                "position_ids", given.tolist(), "None, or each row's tokens counted from 0"
+            )
+    return [row[keep].tolist() for row, keep in zip(input_ids, real, strict=True)]
