@@ -141,8 +141,8 @@ BAD: list[tuple[type[OutriderError], str, Callable[[], object]]] = [
     (DegenerateDistributionError, "logprobs", lambda: sample_from_logprobs(np.exp(LOG), 0.5)),
     (
         DegenerateDistributionError,
-        r"^logprobs has total mass 30\.19\d* and greatest entry 3.0; expected logarithms of .*: take "
-        "the log-softmax of logits first",
+        r"^logprobs has total mass 30\.19\d* and greatest entry 3.0; expected logarithms of .*: "
+        "take the log-softmax of logits first",
         lambda: sample_from_logprobs(np.array([3.0, 2.0, 1.0]), 0.5),
     ),
     (
