@@ -70,10 +70,12 @@ class Screen:
             self.console.print()
         for line in failures:
             self._say(line, "red")
-        problems = {item.problem for item in tier.measured}
+        problems = {_without_numbers(item.problem) for item in tier.measured if item.problem}
         table = _table("check", "found", "verdict")
         for finding in tier.findings:
-            said = "raised the same" if finding.said in problems else finding.said
+            said = finding.said
+            if _without_numbers(said) in problems:
+                said = "raised the same"
             table.add_row(finding.check, said, _verdict(finding.passed))
         self._print(table)
 
@@ -154,7 +156,7 @@ def _failures(measured: Sequence[Measured]) -> list[str]:
     raised: Counter[str] = Counter()
     for item in measured:
         if item.problem is not None:
-            raised[first.setdefault(re.sub(r"\d+", "0", item.problem), item.problem)] += 1
+            raised[first.setdefault(_without_numbers(item.problem), item.problem)] += 1
     biased = [item for item in measured if not item.passed and item.problem is None]
     lines = [f"FAIL  {_cases(count)}: {one_line(text)}" for text, count in raised.most_common()]
     for item in sorted(biased, key=lambda item: item.error, reverse=True):
@@ -180,6 +182,10 @@ def _compared(tier: ExactTier) -> str:
 
 def _cases(count: int) -> str:
     return "1 case" if count == 1 else f"{count} cases"
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"-?\d+(\.\d+)?(e[-+]?\d+)?", "0", text)
 
 
 def _matrix(measured: Sequence[Measured]) -> Table:
