@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +215,8 @@ class TestReference:
 
 
 MODULE = """
+import torch
+
 from outrider.certify import faults
 from outrider.drafters.model import ModelDrafter
 from outrider.verification import BlockVerification, TokenVerification, Verifier
@@ -236,6 +238,79 @@ class Shapeless:
 class Raises(faults.Drafter):
     def propose(self, prefixes, plan, ctx):
         raise RuntimeError("no idea")
+
+class Lists(faults.Drafter):
+    def propose(self, prefixes, plan, ctx):
+        return [[0]]
+
+class Cached(Lists):
+    max_sequences, max_length, eos_token_ids, device = 64, 64, frozenset(), torch.device("cpu")
+
+    def release(self, sequence_ids, *, discard=False):
+        pass
+
+class Changed(TokenVerification):
+    def law(self, found):
+        return found
+
+    def last(self, law):
+        return law
+
+    def stop_law(self, chain):
+        return self.law(super().stop_law(chain))
+
+    def residual(self, chain, weights, node):
+        return self.last(super().residual(chain, weights, node))
+
+class InNumPy(Changed):
+    def law(self, found):
+        return found[0].numpy()
+
+class HalfInNumPy(Changed):
+    def law(self, found):
+        return found[0].numpy(), found[1]
+
+class Short(Changed):
+    def law(self, found):
+        return found[0][:, 1:], found[1]
+
+class Single(Changed):
+    def law(self, found):
+        return found[0].float(), found[1]
+
+class Heavy(Changed):
+    def law(self, found):
+        return found[0] * 2, found[1]
+
+class NaN(Changed):
+    def last(self, law):
+        return law / 0 * 0
+
+class Nothing(Changed):
+    def last(self, law):
+        return None
+
+class Narrow(Changed):
+    def last(self, law):
+        return law[:, 1:]
+
+class Stumbles(Changed):
+    def last(self, law):
+        return law.sum(nowhere=1)
+
+class TooFew(TokenVerification):
+    def stop_law(self):
+        return None
+
+class Needs(TokenVerification):
+    def __init__(self, needed):
+        self.needed = needed
+
+class FalseTrees(faults.PlainTraversal):
+    def residual(self, tree, claims, node):
+        return super().residual(tree, claims, node).numpy()
+
+BrokenOnTrees = Verifier(BlockVerification(), FalseTrees())
 """
 
 
@@ -282,7 +357,7 @@ class TestCommand:
     def test_the_report_ends_in_a_verdict(self, capsys: Any) -> None:
         assert run("--tier", "exact", "--tier", "controls") == 0
         lines = capsys.readouterr().out.splitlines()
-        assert lines[-1] == "PASS: exact pass, controls pass"
+        assert lines[-1] == "PASS: exact, controls"
         assert max(map(len, lines)) <= 100
 
     def test_the_statistical_tier_on_the_demo_pair(self, capsys: Any) -> None:
@@ -300,20 +375,88 @@ class TestCommand:
         self, capsys: Any, module: Path, name: str, status: int
     ) -> None:
         assert run("--module", f"{module}:{name}") == status
-        verdict = "FAIL: exact FAIL" if status else "PASS: exact pass"
+        verdict = "FAIL: exact failed" if status else "PASS: exact"
         assert capsys.readouterr().out.splitlines()[-1] == verdict
 
     def test_what_a_part_raises_is_reported_once(self, capsys: Any, module: Path) -> None:
         assert run("--module", f"{module}:Raises") == 1
-        report = capsys.readouterr().out
-        assert report.count("cases: RuntimeError: no idea") == 1
+        report = " ".join(capsys.readouterr().out.split())
+        line = MODULE[: MODULE.index('RuntimeError("no idea")')].count("\n") + 1
+        said = f"cases: Raises.propose raised RuntimeError: no idea (own.py, line {line})"
+        assert said in report
+        assert report.count("no idea") == 1
         assert "Traceback" not in report
+        assert "An exception was raised in 3 cases; in the others, the largest error" in report
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            (
+                "InNumPy",
+                "InNumPy.stop_law returned a numpy.ndarray; expected two torch tensors: the law "
+                "[B, N + 1] and weights [B, N + 1], float64",
+            ),
+            (
+                "HalfInNumPy",
+                "HalfInNumPy.stop_law returned a tuple of a numpy.ndarray and a torch.Tensor;",
+            ),
+            ("Short", "Short.stop_law returned a law of shape [1, 1]; expected [B, N + 1], here"),
+            ("Single", "Single.stop_law returned a law of torch.float32; expected torch.float64"),
+            ("Heavy", "Heavy.stop_law returned a law with total mass 2 and least entry"),
+            ("NaN", "NaN.residual returned a law with total mass nan and least entry nan;"),
+            ("Nothing", "Nothing.residual returned None; expected a torch tensor: the law [B, V]"),
+            ("Narrow", "Narrow.residual returned a law of shape [1, "),
+            ("Stumbles", "Stumbles.residual raised TypeError: sum() "),
+            ("TooFew", "TooFew.stop_law raised TypeError: TooFew.stop_law() takes 1 positional"),
+            ("Lists", "Lists.propose returned a list of a list of an int; expected a Draft"),
+            ("Cached", "Cached.propose returned a list"),
+        ],
+    )
+    def test_a_broken_contract_is_named_once(
+        self, capsys: Any, module: Path, name: str, message: str
+    ) -> None:
+        assert run("--module", f"{module}:{name}") == 1
+        report = " ".join(capsys.readouterr().out.split())
+        assert report.count(message) == 1, report
+        everywhere = "An exception was raised in every case: no law could be compared." in report
+        assert everywhere is (report.count("FAIL 4 cases") == 1)
+
+    def test_a_method_on_trees_is_checked_too(self, module: Path) -> None:
+        part = load_part(f"{module}:BrokenOnTrees").checked()
+        measured = [case.measure() for case in cases.design(part)[1][::12]]
+        found = {item.problem for item in measured}
+        assert found == {
+            None,
+            "FalseTrees.residual returned a numpy.ndarray; expected a torch tensor: the law [B, V] "
+            "of the token that follows, float64",
+        }
+
+    def test_the_report_has_no_loose_space(self, capsys: Any, module: Path) -> None:
+        for name in ("Raises", "Biased"):
+            assert run("--module", f"{module}:{name}") == 1
+            lines = capsys.readouterr().out.splitlines()
+            assert not any(one == two == "" for one, two in pairwise(lines))
+            prose = [line for line in lines if line.startswith(("The engine", "FAIL"))]
+            assert prose
+            assert all(line == line.rstrip() for line in prose)
+
+    def test_the_example_of_the_readme(self, capsys: Any, tmp_path: Path) -> None:
+        readme = (Path(__file__).parent.parent / "README.md").read_text()
+        section = readme.split("### Proof")[1]
+        code = section.split("```python\n")[1].split("```")[0]
+        wrong = section.split("wrong residual, say\n`")[1].split("`")[0]
+        path = tmp_path / "own.py"
+        path.write_text(code)
+        assert run("--module", f"{path}:Own") == 0
+        path.write_text(code.replace("chain.residual_law(node, weights[:, 0])", wrong))
+        assert run("--module", f"{path}:Own") == 1
+        assert "FAIL  error " in capsys.readouterr().out
 
     def test_a_control_that_is_not_rejected_fails(self, capsys: Any, monkeypatch: Any) -> None:
         harmless = replace(controls.CONTROLS[0], planted=checks.shipped)
         monkeypatch.setattr(controls, "CONTROLS", (harmless,))
         assert run("--tier", "controls") == 1
-        assert capsys.readouterr().out.splitlines()[-1] == "FAIL: controls FAIL"
+        assert capsys.readouterr().out.splitlines()[-1] == "FAIL: controls failed"
 
     @pytest.mark.parametrize(
         ("flags", "message"),
@@ -324,6 +467,8 @@ class TestCommand:
             (("--tier", "exact", "--target", "x"), "statistical tier"),
             (("--module", "nothing"), "path.py:Name"),
             (("--module", "nowhere.py:Name"), "can be imported"),
+            (("--module", "no_such_module:Name"), "a path that ends in .py"),
+            (("--module", f"{Path(__file__).parent.parent}/README.md:X"), "that ends in .py, or"),
             (("--module", "outrider.certify.faults:Nothing"), "has no Nothing"),
             (("--module", "outrider.certify.faults:DraftsTooDeep"), "stop_law, residual"),
             (("--module", "a.py:B", "--tier", "controls"), "drop one of the two flags"),
@@ -348,6 +493,8 @@ def test_an_object_is_taken_as_it_is(module: Path) -> None:
     assert load_part(f"{module}:BiasedOnTrees").verifier is not None
     with pytest.raises(InvalidConfigError, match="neither"):
         load_part(f"{module}:nothing")
+    with pytest.raises(InvalidConfigError, match="can be made without arguments"):
+        load_part(f"{module}:Needs")
     with pytest.raises(InvalidConfigError, match="with vocab_size, too"):
         load_part(f"{module}:Shapeless")
 
@@ -359,5 +506,8 @@ def test_known_answers_need_the_published_constant() -> None:
 
 def test_help_says_how_a_module_is_made(capsys: Any) -> None:
     assert run("--help") == 0
-    assert "stop_law and residual" in " ".join(capsys.readouterr().out.split())
+    shown = capsys.readouterr().out
+    assert "stop_law and residual" in " ".join(shown.split())
+    assert "method.stop_law(chain) -> (law, weights)\n" in shown
+    assert "drafter.propose(prefixes, plan, ctx) -> outrider.records.DraftProposal\n" in shown
     assert outrider.cli.certify.TIERS == ("exact", "statistical", "controls")

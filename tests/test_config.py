@@ -64,6 +64,15 @@ def test_bad_configurations(field: str, value: Any, expected: str) -> None:
         SpeculativeConfig(**{field: value})
 
 
+def test_a_long_value_is_shortened_and_its_type_named() -> None:
+    message = str(InvalidConfigError("depths", list(range(100_000)), "fewer"))
+    assert message == "depths=[0, 1, 2, 3, 4, 5, ...] (list) is not allowed: expected fewer"
+    message = str(InvalidConfigError("prompt", [["token"] * 99] * 99, "text"))
+    assert len(message) < 300
+    assert "(list) is not allowed: expected text" in message
+    assert "'ab' is" in str(InvalidConfigError("prompt", "ab", "more"))
+
+
 def test_sequences_become_tuples_and_greedy_is_temperature_zero() -> None:
     params = SamplingParams(stop_token_ids=[3, 4], depths=[1, 0], temperature=0)  # type: ignore[arg-type]
     assert params.stop_token_ids == (3, 4)

@@ -53,7 +53,7 @@ NOT_DRAWN = changed(changed(D, (1, 2), 0.0), (1, 2, 0), 1.0)
 
 BAD: list[tuple[type[OutriderError], str, Callable[[], object]]] = [
     (DraftShapeError, r"draft_probs has shape \(3, 4\)", lambda: verification(D[0])),
-    (TargetShapeError, r"expected \[2, 4, any\]", lambda: verification(target=T[:, :3])),
+    (TargetShapeError, r"expected \[2, 4, V\], a law", lambda: verification(target=T[:, :3])),
     (TargetShapeError, "target_probs has shape", lambda: verification(target=T[:1])),
     (TargetShapeError, "target_probs has shape", lambda: verification(target=T[0])),
     (DraftShapeError, "draft_tokens has shape", lambda: verification(tokens=X[:, :2])),
@@ -94,8 +94,23 @@ BAD: list[tuple[type[OutriderError], str, Callable[[], object]]] = [
     (InvalidConfigError, "seed=True", lambda: verification(seed=True)),
     (InvalidConfigError, "step=4294967296", lambda: verification(step=2**32)),
     (InvalidConfigError, "method='tokens'.*'token'", lambda: verification(method="tokens")),
-    (InvalidConfigError, "draft_tokens='torch'", lambda: verification(tokens=torch.tensor(X))),
-    (InvalidConfigError, "draft_probs=", lambda: verification(D.tolist())),
+    (
+        InvalidConfigError,
+        r"^draft_tokens is of type torch.Tensor and draft_probs of type numpy.ndarray; expected "
+        "arrays of one library: convert one of them$",
+        lambda: verification(tokens=torch.tensor(X)),
+    ),
+    (
+        InvalidConfigError,
+        "^draft_probs is of type list; expected an array of NumPy, PyTorch or another array-API "
+        "library: convert it$",
+        lambda: verification(np.tile(D, (1, 500, 1)).tolist()),
+    ),
+    (
+        InvalidConfigError,
+        "^target_probs is on meta and draft_probs on cpu; expected arrays on one device",
+        lambda: compute_acceptance_probs(torch.tensor(D), torch.tensor(T, device="meta")),
+    ),
     (DraftShapeError, "draft_probs", lambda: compute_acceptance_probs(D[0], T)),
     (TargetShapeError, "target_probs", lambda: compute_acceptance_probs(D, T[:, :2])),
     (TargetShapeError, "target_probs", lambda: compute_acceptance_probs(D, T[0])),
@@ -124,6 +139,17 @@ BAD: list[tuple[type[OutriderError], str, Callable[[], object]]] = [
     (InvalidConfigError, "uniform", lambda: resample_from_adjusted_target(LOG, LOG, 1.0)),
     (InvalidConfigError, "shape", lambda: resample_from_adjusted_target(LOG[None], LOG[None], 0.5)),
     (DegenerateDistributionError, "logprobs", lambda: sample_from_logprobs(np.exp(LOG), 0.5)),
+    (
+        DegenerateDistributionError,
+        r"^logprobs has total mass 30\.19\d* and greatest entry 3.0; expected logarithms of .*: "
+        "take the log-softmax of logits first",
+        lambda: sample_from_logprobs(np.array([3.0, 2.0, 1.0]), 0.5),
+    ),
+    (
+        DegenerateDistributionError,
+        r"^logprobs has total mass 1\.40\d*e\+217 and greatest entry 1000.0; expected",
+        lambda: sample_from_logprobs(np.array([1000.0]), 0.5),
+    ),
     (DistributionWidthError, "logprobs", lambda: sample_from_logprobs(np.array(0.0), 0.5)),
     (InvalidConfigError, "logprobs", lambda: sample_from_logprobs([0.0], 0.5)),
     (DegenerateDistributionError, "probs has total", lambda: sample_index(np.array([0.5]), 0.5)),

@@ -18,19 +18,46 @@
 Each message says what was given, what was expected, and what to do.
 """
 
+from __future__ import annotations
+
+import reprlib
+
+_LONGEST = 200
+
 
 class OutriderError(Exception):
     """Base of every error Outrider raises on purpose."""
 
 
 class InvalidConfigError(OutriderError, ValueError):
-    """A parameter, flag or setting has a value that is not allowed."""
+    """A parameter, flag or setting has a value that is not allowed.
 
-    def __init__(self, field: str, value: object, expected: str) -> None:
+    Args:
+        field: its name.
+        value: what it was given.
+        expected: what is allowed, and what to do.
+        given: what is wrong with the value, where the value itself does not show it.
+    """
+
+    def __init__(
+        self, field: str, value: object, expected: str, *, given: str | None = None
+    ) -> None:
         self.field = field
         self.value = value
         self.expected = expected
-        super().__init__(f"{field}={value!r} is not allowed: expected {expected}")
+        if given is None:
+            message = f"{field}={_shown(value)} is not allowed: expected {expected}"
+        else:
+            message = f"{given}; expected {expected}"
+        super().__init__(message)
+
+
+def _shown(value: object) -> str:
+    """The value as Python writes it; shortened, and with its type, if that is long."""
+    whole = repr(value)
+    if len(whole) <= _LONGEST:
+        return whole
+    return f"{reprlib.repr(value)[:_LONGEST]} ({type(value).__name__})"
 
 
 class EmptyPrefixError(OutriderError, ValueError):

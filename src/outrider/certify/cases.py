@@ -15,6 +15,7 @@ from ..protocols import DraftModel
 from ..records import SequenceState
 from ..verification import Verifier
 from .checks import TOLERANCE
+from .contracts import checked_drafter, checked_verifier, described
 from .covering import Coverage, coverage, covering
 from .enumeration import exact_law
 from .reference import distance, target_law
@@ -86,6 +87,15 @@ class Part:
     verifier: Verifier | None = None
     drafter: Callable[[TabularModel], DraftModel] | None = None
 
+    def checked(self) -> Part:
+        """This part, saying at every call what it did wrong."""
+        make = self.drafter
+        return Part(
+            self.name,
+            None if self.verifier is None else checked_verifier(self.verifier),
+            None if make is None else lambda model: checked_drafter(make(model)),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -109,7 +119,7 @@ class Case:
         try:
             return self._measure()
         except Exception as error:
-            return Measured(self, math.inf, 0, f"{type(error).__name__}: {error}")
+            return Measured(self, math.inf, 0, described(error))
 
     def _measure(self) -> Measured:
         params = self._params()

@@ -12,6 +12,7 @@ from ..engine import SpeculativeDecoder
 from . import checks
 from .cases import DRAFTERS, METHODS, Measured, Part, configured, design
 from .checks import Build, Finding, Report
+from .contracts import described
 from .covering import Coverage
 
 
@@ -41,6 +42,11 @@ class ExactTier:
         """The largest error in the probability of any output."""
         return max(item.error for item in self.measured)
 
+    @property
+    def raised(self) -> int:
+        """In how many cases an exception was raised."""
+        return sum(item.problem is not None for item in self.measured)
+
 
 def exact_tier(report: Report, part: Part | None = None) -> ExactTier:
     """Enumerate every case of the design, and run the other checks.
@@ -49,6 +55,7 @@ def exact_tier(report: Report, part: Part | None = None) -> ExactTier:
         report: is told of the progress.
         part: a method or drafter of the user's own, put in the place of the shipped ones.
     """
+    part = None if part is None else part.checked()
     covered, cases = design(part)
     others = _checks(part)
     total = len(cases) + len(others)
@@ -69,7 +76,7 @@ def _caught(name: str, run: Callable[[], Finding]) -> Finding:
     try:
         return run()
     except Exception as error:
-        return Finding(name, f"{type(error).__name__}: {error}", math.inf, False)
+        return Finding(name, described(error), math.inf, False)
 
 
 def _checks(part: Part | None) -> list[tuple[str, Callable[[], Finding]]]:

@@ -56,7 +56,7 @@ def load_part(reference: str) -> Part:
     if isinstance(found, Verifier):
         return Part(name, verifier=found)
     if isinstance(found, _Verifies):
-        return Part(name, verifier=Verifier(found() if isinstance(found, type) else found, None))
+        return Part(name, verifier=Verifier(_method(found, reference), None))
     if isinstance(found, _Drafts):
         make = _maker(found)
         _try(make, reference)
@@ -65,6 +65,8 @@ def load_part(reference: str) -> Part:
 
 
 def _imported(source: str, reference: str) -> ModuleType:
+    if not source.endswith(".py") and (len(Path(source).parts) > 1 or Path(source).is_file()):
+        raise InvalidConfigError("--module", reference, f"a path that ends in .py, or {EXPECTED}")
     try:
         if not source.endswith(".py"):
             return importlib.import_module(source)
@@ -78,9 +80,24 @@ def _imported(source: str, reference: str) -> ModuleType:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise InvalidConfigError(
-            "--module", reference, f"a module that can be imported ({reason})"
+            "--module",
+            reference,
+            f"a module that can be imported, or a path that ends in .py ({reason})",
         ) from error
     return module
+
+
+def _method(found: Any, reference: str) -> Any:
+    if not isinstance(found, type):
+        return found
+    try:
+        return found()
+    except Exception as error:
+        raise InvalidConfigError(
+            "--module",
+            reference,
+            f"a method that can be made without arguments ({type(error).__name__}: {error})",
+        ) from error
 
 
 def _try(make: Callable[[TabularModel], Any], reference: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
@@ -27,16 +27,53 @@ SAMPLES = 2400
 PROMPT_TOKENS = 16
 SEQUENCES = 64
 
+DESCRIPTION = """\
+Certify that what is emitted has exactly the target's law. Exact: the engine as
+it ships is enumerated on small random models, over a design that covers every
+triple of settings. Statistical: the engine under its own random numbers on real
+models, by G-tests. Controls: planted faults, each of which a named check must
+reject. The exit status is 0 if all passes, 1 if anything fails, 2 after an error.
+"""
+
+CONTRACT = """\
+what --module takes; arrays are torch tensors unless they are said to be NumPy's,
+B rows, N drafted tokens in the longest, V tokens in the vocabulary:
+
+  method.stop_law(chain) -> (law, weights)
+      law       float64 [B, N + 1], the probability of keeping 0, 1, ... tokens;
+                0 beyond a row's length
+      weights   float64 [B, N + 1], handed on to residual
+  method.residual(chain, weights, node) -> law
+      node      int64 [B], how many tokens are kept
+      law       float64 [B, V], of the token that follows them
+  chain.tokens  int64 [B, N], drafted; chain.length int64 [B], how many in each row
+  chain.target  [B, N + 1, V], the target's laws before and after each token
+  chain.draft   [B, N, V], the laws the tokens were drawn from; None if each was
+                proposed outright, a point mass
+  chain.ratio   float64 [B, N], target over draft probability of each token; 0
+                where none was drafted
+  chain.residual_law(node, weight), weight float64 [B], is float64 [B, V]:
+                norm((weight * target - draft)+), the target's law at a row's end
+
+  drafter.vocab_size    V, or None if it proposes only tokens it has seen
+  drafter.propose(prefixes, plan, ctx) -> outrider.records.DraftProposal
+      prefixes  B of them; prefix.tokens is NumPy int64, the tokens so far
+      plan      plan.depth, NumPy int64 [B], the most tokens for each row
+      ctx       ctx.law(logits [B, V]) gives a position's Laws: probs [B, V], or
+                atoms int64 [B] where every row is greedy;
+                ctx.pick(laws, position) int64 [B], tokens drawn from them
+  DraftProposal(tokens, lengths, Laws(probs=probs))
+      tokens    int64 [B, N]; lengths NumPy int64 [B], at most plan.depth
+      probs     [B, N, V], the laws they were drawn from; Laws(atoms=tokens)
+                if they were proposed outright
+"""
+
 
 def configure(parser: ArgumentParser) -> None:
     """Add the flags of this subcommand."""
-    parser.description = (
-        "Certify that what is emitted has exactly the target's law. Exact: the engine as it ships "
-        "is enumerated on small random models, over a design that covers every triple of settings. "
-        "Statistical: the engine under its own random numbers on real models, by G-tests. "
-        "Controls: planted faults, each of which a named check must reject. The exit status is 0 "
-        "if all passes, 1 if anything fails, 2 after an error."
-    )
+    parser.formatter_class = RawDescriptionHelpFormatter
+    parser.description = DESCRIPTION
+    parser.epilog = CONTRACT
     parser.set_defaults(run=run, method=None, prompt_lookup_max=None, prompt_lookup_min=None)
     parser.add_argument(
         "--tier",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -61,16 +62,21 @@ class Screen:
         self._say(
             f"The engine enumerated: {len(tier.measured)} cases, each on a random model pair of "
             f"its own, {outputs:,} outputs. They cover {_covered(tier.coverage)} of settings that "
-            f"may occur ({', '.join(FACTORS)}). Largest error in the probability of any output "
-            f"{_error(tier.largest_error)}, allowed {TOLERANCE:g}."
+            f"may occur ({', '.join(FACTORS)}). {_compared(tier)}"
         )
         self._print(_matrix(tier.measured))
-        self.console.print()
-        for line in _failures(tier.measured):
+        failures = _failures(tier.measured)
+        if failures:
+            self.console.print()
+        for line in failures:
             self._say(line, "red")
+        problems = {_without_numbers(item.problem) for item in tier.measured if item.problem}
         table = _table("check", "found", "verdict")
         for finding in tier.findings:
-            table.add_row(finding.check, finding.said, _verdict(finding.passed))
+            said = finding.said
+            if _without_numbers(said) in problems:
+                said = "raised the same"
+            table.add_row(finding.check, said, _verdict(finding.passed))
         self._print(table)
 
     def statistical(self, tier: StatisticalTier, seconds: float) -> None:
@@ -119,8 +125,12 @@ class Screen:
 
     def verdict(self, passed: bool, tiers: Mapping[str, bool]) -> None:
         """The last line."""
-        parts = ", ".join(f"{name} {'pass' if good else 'FAIL'}" for name, good in tiers.items())
-        self._say(f"\n{'PASS' if passed else 'FAIL'}: {parts}", _style(passed))
+        self.console.print()
+        if passed:
+            self._say(f"PASS: {', '.join(tiers)}", _style(True))
+            return
+        parts = (f"{name} {'passed' if good else 'failed'}" for name, good in tiers.items())
+        self._say(f"FAIL: {', '.join(parts)}", _style(False))
 
     def _heading(self, name: str, seconds: float, passed: bool) -> None:
         heading = Text.assemble(f"{name}, {seconds:.0f} s: ", _verdict(passed))
@@ -132,19 +142,50 @@ class Screen:
         self.console.print(table)
 
     def _say(self, text: str, style: str = "") -> None:
-        self.console.print(Text(text, style=style))
+        for line in Text(text, style=style).wrap(self.console, self.console.width):
+            line.rstrip()
+            self.console.print(line)
 
 
 def _failures(measured: Sequence[Measured]) -> list[str]:
-    """What was raised, each message once, and the cases with an error, the worst first."""
-    raised = Counter(item.problem for item in measured if item.problem is not None)
+    """What was raised, each message once, and the cases with an error, the worst first.
+
+    Messages that differ in their numbers alone are one; the first of them stands for all.
+    """
+    first: dict[str, str] = {}
+    raised: Counter[str] = Counter()
+    for item in measured:
+        if item.problem is not None:
+            raised[first.setdefault(_without_numbers(item.problem), item.problem)] += 1
     biased = [item for item in measured if not item.passed and item.problem is None]
-    lines = [f"FAIL  {count} cases: {one_line(text)}" for text, count in raised.most_common()]
+    lines = [f"FAIL  {_cases(count)}: {one_line(text)}" for text, count in raised.most_common()]
     for item in sorted(biased, key=lambda item: item.error, reverse=True):
         settings = "; ".join(f"{name} {value}" for name, value in item.case.values.items())
         lines.append(f"FAIL  error {_error(item.error)}: {settings}")
     more = len(lines) - SHOWN_FAILURES
     return lines if more <= 0 else [*lines[:SHOWN_FAILURES], f"... and {more} more"]
+
+
+def _compared(tier: ExactTier) -> str:
+    """The largest error, or that there is none to tell of every case."""
+    compared = [item.error for item in tier.measured if item.problem is None]
+    if not compared:
+        return "An exception was raised in every case: no law could be compared."
+    of = f"of any output {_error(max(compared))}, allowed {TOLERANCE:g}."
+    if not tier.raised:
+        return f"Largest error in the probability {of}"
+    return (
+        f"An exception was raised in {_cases(tier.raised)}; in the others, the largest error in "
+        f"the probability {of}"
+    )
+
+
+def _cases(count: int) -> str:
+    return "1 case" if count == 1 else f"{count} cases"
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"-?\d+(\.\d+)?(e[-+]?\d+)?", "0", text)
 
 
 def _matrix(measured: Sequence[Measured]) -> Table:

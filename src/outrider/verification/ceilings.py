@@ -55,7 +55,7 @@ def block_ceiling(ratios: Any, lengths: NDArray[np.int64]) -> Any:
         DraftShapeError: a shape or dtype is wrong.
     """
     xp = common_namespace(ratios=ratios)
-    require_shape("ratios", ratios, (None, None), "[B, N]", DraftShapeError)
+    require_shape("ratios", ratios, ("B", "N"), "a ratio for each token", DraftShapeError)
     require_float("ratios", ratios, DraftShapeError)
     batch, width = ratios.shape
     _require_lengths(lengths, batch, width)
@@ -93,7 +93,7 @@ def deterministic_ceiling(
     Raises:
         DraftShapeError: a shape is wrong, or a parent is not in 0..i.
     """
-    require_shape("tokens", tokens, (None, None), "[B, N]", DraftShapeError)
+    require_shape("tokens", tokens, ("B", "N"), "a row for each tree", DraftShapeError)
     batch, width = tokens.shape
     require_shape("parents", parents, (batch, width), "as tokens", DraftShapeError)
     require_shape("conditionals", conditionals, (batch, width), "as tokens", DraftShapeError)

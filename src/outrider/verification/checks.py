@@ -21,6 +21,8 @@ from ..errors import (
     TokenOutOfRangeError,
 )
 
+_LARGE = 500.0
+
 
 def common_namespace(**arrays: Any) -> Any:
     """The array library that all the arguments belong to; they must share a device too.
@@ -31,24 +33,38 @@ def common_namespace(**arrays: Any) -> Any:
     for name, array in arrays.items():
         if not is_array_api_obj(array):
             raise InvalidConfigError(
-                name, array, "an array of NumPy, PyTorch or another array-API library; convert it"
+                name,
+                array,
+                "an array of NumPy, PyTorch or another array-API library: convert it",
+                given=f"{name} is of type {_kind(array)}",
             )
     first, *others = arrays
     for name in others:
         try:
             array_namespace(arrays[first], arrays[name])
         except TypeError:
-            library = type(arrays[name]).__module__.partition(".")[0]
-            raise InvalidConfigError(
-                name, library, f"an array of the library that {first} is of; convert one of them"
-            ) from None
-        if device(arrays[name]) != device(arrays[first]):
             raise InvalidConfigError(
                 name,
-                str(device(arrays[name])),
-                f"an array on the device of {first}, {device(arrays[first])}; move one of them",
+                arrays[name],
+                "arrays of one library: convert one of them",
+                given=f"{name} is of type {_kind(arrays[name])} and {first} of type "
+                f"{_kind(arrays[first])}",
+            ) from None
+        places = device(arrays[name]), device(arrays[first])
+        if places[0] != places[1]:
+            raise InvalidConfigError(
+                name,
+                arrays[name],
+                "arrays on one device: move one of them",
+                given=f"{name} is on {places[0]} and {first} on {places[1]}",
             )
     return array_namespace(arrays[first])
+
+
+def _kind(value: object) -> str:
+    """The type of a value, with the library it is of."""
+    library = type(value).__module__.partition(".")[0]
+    return type(value).__name__ if library == "builtins" else f"{library}.{type(value).__name__}"
 
 
 def require_float(name: str, array: Any, error: type[OutriderError]) -> None:
@@ -61,14 +77,15 @@ def require_float(name: str, array: Any, error: type[OutriderError]) -> None:
 
 
 def require_shape(
-    name: str, array: Any, shape: tuple[int | None, ...], meaning: str, error: type[OutriderError]
+    name: str, array: Any, shape: tuple[int | str, ...], meaning: str, error: type[OutriderError]
 ) -> None:
-    """Check a shape, None matching any size, else raise `error` with the `meaning` of the shape."""
+    """Check a shape, a letter matching any size, else raise `error` with the shape's `meaning`."""
     given = tuple(array.shape)
     if len(given) != len(shape) or any(
-        wanted not in (None, size) for size, wanted in zip(given, shape, strict=True)
+        isinstance(wanted, int) and wanted != size
+        for size, wanted in zip(given, shape, strict=True)
     ):
-        expected = ", ".join("any" if size is None else str(size) for size in shape)
+        expected = ", ".join(map(str, shape))
         raise error(f"{name} has shape {given}; expected [{expected}], {meaning}")
 
 
@@ -111,7 +128,16 @@ def require_laws(name: str, laws: Any) -> None:
     xp = array_namespace(laws)
     totals = xp.sum(laws, axis=-1, dtype=xp.float64)
     least = xp.min(laws, axis=-1)
-    _require_rows(name, laws, (least >= 0) & (xp.abs(totals - 1) <= tolerance(laws)), totals)
+    wrong = _first_row(name, laws, (least >= 0) & (xp.abs(totals - 1) <= tolerance(laws)))
+    if wrong is None:
+        return
+    place, row = wrong
+    total = float(xp.sum(row, dtype=xp.float64))
+    raise DegenerateDistributionError(
+        f"{place} has total mass {total!r} and least entry {float(xp.min(row))!r}; expected "
+        f"non-negative probabilities that sum to one within {tolerance(laws)}: normalise the row, "
+        "and look for NaN where it came from"
+    )
 
 
 def require_log_laws(name: str, logprobs: Any, laws: Any) -> None:
@@ -123,22 +149,27 @@ def require_log_laws(name: str, logprobs: Any, laws: Any) -> None:
     """
     xp = array_namespace(laws)
     totals = xp.sum(laws, axis=-1)
-    _require_rows(name, logprobs, xp.abs(totals - 1) <= tolerance(logprobs), totals)
+    wrong = _first_row(name, logprobs, xp.abs(totals - 1) <= tolerance(logprobs))
+    if wrong is None:
+        return
+    place, row = wrong
+    # Clipped, since what overflows would warn.
+    total = float(xp.sum(xp.exp(xp.clip(xp.astype(row, xp.float64), max=_LARGE))))
+    raise DegenerateDistributionError(
+        f"{place} has total mass {total!r} and greatest entry {float(xp.max(row))!r}; expected "
+        f"logarithms of probabilities that sum to one within {tolerance(logprobs)}: take the "
+        "log-softmax of logits first, and look for NaN where they came from"
+    )
 
 
-def _require_rows(name: str, rows: Any, fine: Any, totals: Any) -> None:
+def _first_row(name: str, rows: Any, fine: Any) -> tuple[str, Any] | None:
+    """The first of the rows [..., V] that is not fine [...], with its name; None if all are."""
     xp = array_namespace(fine)
     if bool(xp.all(fine)):
-        return
+        return None
     first = int(xp.argmin(xp.astype(xp.reshape(fine, (-1,)), xp.int64)))
     place = [int(index) for index in np.unravel_index(first, tuple(fine.shape))] or ""
-    row = xp.reshape(rows, (-1, rows.shape[-1]))[first, ...]
-    raise DegenerateDistributionError(
-        f"{name}{place} has total mass {float(xp.reshape(totals, (-1,))[first])!r} and least entry "
-        f"{float(xp.min(row))!r}; expected non-negative probabilities that sum to one within "
-        f"{tolerance(rows)}, or their logarithms where the argument's name says so: normalise the "
-        "row, and look for NaN where it came from"
-    )
+    return f"{name}{place}", xp.reshape(rows, (-1, rows.shape[-1]))[first, ...]
 
 
 def require_tokens(name: str, tokens: Any, shape: tuple[int, int], vocab_size: int) -> Any:

@@ -138,16 +138,16 @@ def _require_round(draft_probs: Any, target_probs: Any, draft_tokens: Any) -> An
     require_shape(
         "draft_probs",
         draft_probs,
-        (None, None, None),
-        "[B, K, V], a law for each drafted token",
+        ("B", "K", "V"),
+        "a law for each drafted token",
         DraftShapeError,
     )
     batch, width, vocabulary = draft_probs.shape
     require_shape(
         "target_probs",
         target_probs,
-        (batch, width + 1, None),
-        "[B, K + 1, V], a law after the prefix and after each drafted token",
+        (batch, width + 1, "V"),
+        "a law after the prefix and after each drafted token",
         TargetShapeError,
     )
     require_width("draft_probs", draft_probs)
@@ -191,14 +191,16 @@ def compute_acceptance_probs(draft_probs: Any, target_probs: Any) -> tuple[Any, 
         InvalidConfigError: as `verify_speculative_tokens`.
     """
     xp = common_namespace(draft_probs=draft_probs, target_probs=target_probs)
-    require_shape("draft_probs", draft_probs, (None, None, None), "[B, K, V]", DraftShapeError)
+    require_shape(
+        "draft_probs", draft_probs, ("B", "K", "V"), "a law for each position", DraftShapeError
+    )
     batch, width, vocabulary = draft_probs.shape
     positions = target_probs.shape[1] if target_probs.ndim == 3 else None
     require_shape(
         "target_probs",
         target_probs,
-        (batch, width if positions == width else width + 1, None),
-        f"[B, K, V] or [B, K + 1, V] with K = {width} as in draft_probs",
+        (batch, width if positions == width else width + 1, "V"),
+        f"a law at each of the {width} positions of draft_probs, or one more",
         TargetShapeError,
     )
     require_width("draft_probs", draft_probs)
@@ -234,7 +236,9 @@ def compute_expected_tokens(acceptance_rates: Any) -> Any:
         InvalidConfigError: it is no floating-point array, or a rate is outside [0, 1].
     """
     xp = common_namespace(acceptance_rates=acceptance_rates)
-    require_shape("acceptance_rates", acceptance_rates, (None, None), "[B, K]", DraftShapeError)
+    require_shape(
+        "acceptance_rates", acceptance_rates, ("B", "K"), "a rate for each draft", DraftShapeError
+    )
     require_range("acceptance_rates", acceptance_rates, 0, 1, "rates in [0, 1]")
     reached = xp.cumulative_prod(xp.astype(acceptance_rates, xp.float64), axis=-1)
     return xp.astype(1 + xp.sum(reached, axis=-1), acceptance_rates.dtype)

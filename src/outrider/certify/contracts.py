@@ -1,0 +1,238 @@
+"""A user's own method or drafter, checked at every call: what it raises and returns, by its name.
+
+The engine trusts a verification method, and would report what a broken one hands it far from where
+it was made. Here each call says which method was called, what came back and what was expected.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..drafters.model import ModelDrafter
+from ..errors import OutriderError
+from ..protocols import CachedModel, DraftModel
+from ..records import DraftProposal
+from ..verification import Verifier
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..protocols import DraftContext
+    from ..records import DraftPlan, Prefix
+
+MASS_TOLERANCE = 1e-6
+"""How far from one a law may sum, as in every draw of an enumeration."""
+
+
+class BrokenPartError(OutriderError):
+    """A user's own part raised, or returned what it may not."""
+
+
+def described(error: Exception) -> str:
+    """An exception in one line, with its type unless it names a user's part."""
+    return str(error) if isinstance(error, BrokenPartError) else f"{type(error).__name__}: {error}"
+
+
+def checked_verifier(verifier: Verifier) -> Verifier:
+    """The verifier with its methods checked at every call.
+
+    A lazy one's method on chains is shipped, and sees laws that are not normalised: it is left.
+    """
+    chain, tree = verifier.chain, verifier.tree
+    return replace(
+        verifier,
+        chain=chain if chain is None or verifier.lazy else CheckedMethod(chain, weighs=True),
+        tree=None if tree is None else CheckedMethod(tree, weighs=False),
+    )
+
+
+def checked_drafter(drafter: DraftModel) -> DraftModel:
+    """The drafter with its proposals checked; one with a cache still shows it."""
+    inner = drafter.model if isinstance(drafter, ModelDrafter) else drafter
+    if isinstance(inner, CachedModel):
+        return CheckedCachedDrafter(drafter, inner)
+    return CheckedDrafter(drafter)
+
+
+class CheckedMethod:
+    """A verification method on chains or on trees.
+
+    Args:
+        method: the user's.
+        weighs: whether what `residual` wants has to be weights [B, N + 1], as on chains.
+    """
+
+    def __init__(self, method: Any, weighs: bool) -> None:
+        self._method = method
+        self._weighs = weighs
+        self._name = type(method).__name__
+
+    def stop_law(self, drafts: Any) -> tuple[Any, Any]:
+        """As the method's own.
+
+        Raises:
+            BrokenPartError: it raised, or returned no law with its weights.
+        """
+        where = f"{self._name}.stop_law"
+        with _Naming(where):
+            found = self._method.stop_law(drafts)
+        second = "weights [B, N + 1]" if self._weighs else "what residual wants"
+        tensors = f"{'two torch tensors' if self._weighs else 'a pair'}: the law [B, N + 1] and "
+        expected = f"{tensors}{second}, float64"
+        if not isinstance(found, tuple | list) or len(found) != 2:
+            raise BrokenPartError(f"{where} returned {_kind(found)}; expected {expected}")
+        law, weights = found
+        wanted = (law, weights) if self._weighs else (law,)
+        if not all(isinstance(item, Tensor) for item in wanted):
+            raise BrokenPartError(f"{where} returned {_kind(found)}; expected {expected}")
+        batch, nodes = drafts.target.shape[:2]
+        for what, item in zip(("a law", "weights"), wanted, strict=False):
+            _require_form(where, what, item, (batch, nodes), "[B, N + 1]")
+        _require_law(where, law)
+        return law, weights
+
+    def residual(self, drafts: Any, weights: Any, node: Any) -> Any:
+        """As the method's own.
+
+        Raises:
+            BrokenPartError: it raised, or returned no law of a token.
+        """
+        where = f"{self._name}.residual"
+        with _Naming(where):
+            law = self._method.residual(drafts, weights, node)
+        if not isinstance(law, Tensor):
+            raise BrokenPartError(
+                f"{where} returned {_kind(law)}; expected a torch tensor: the law [B, V] of the "
+                "token that follows, float64"
+            )
+        batch, _, vocabulary = drafts.target.shape
+        _require_form(where, "a law", law, (batch, vocabulary), "[B, V]")
+        _require_law(where, law)
+        return law
+
+
+class CheckedDrafter:
+    """A drafter without a cache."""
+
+    def __init__(self, drafter: DraftModel) -> None:
+        self._drafter = drafter
+
+    @property
+    def vocab_size(self) -> int | None:
+        """As the drafter's own."""
+        return self._drafter.vocab_size
+
+    def propose(
+        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
+    ) -> DraftProposal:
+        """As the drafter's own; the engine looks into what it proposes.
+
+        Raises:
+            BrokenPartError: it raised, or returned no proposal.
+        """
+        where = f"{type(self._drafter).__name__}.propose"
+        with _Naming(where):
+            found: object = self._drafter.propose(prefixes, plan, ctx)
+        if not isinstance(found, DraftProposal):
+            raise BrokenPartError(f"{where} returned {_kind(found)}; expected a DraftProposal")
+        return found
+
+
+class CheckedCachedDrafter(CheckedDrafter):
+    """A drafter that keeps a cache, or whose model does."""
+
+    def __init__(self, drafter: DraftModel, model: CachedModel) -> None:
+        super().__init__(drafter)
+        self._model = model
+
+    @property
+    def max_sequences(self) -> int:
+        """As the model's own, like all below."""
+        return self._model.max_sequences
+
+    @property
+    def max_length(self) -> int:
+        """In tokens."""
+        return self._model.max_length
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a sequence."""
+        return self._model.eos_token_ids
+
+    @property
+    def device(self) -> torch.device:
+        """Where its logits live."""
+        return self._model.device
+
+    def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
+        """These sequences will not be asked about again."""
+        self._model.release(sequence_ids, discard=discard)
+
+
+class _Naming(AbstractContextManager[None]):
+    """Raises what a call raises under the name of what was called, with its line there."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not isinstance(error, Exception):
+            return
+        # The first frame is the call; where there is no second, the call itself did not fit.
+        frames = traceback.extract_tb(trace)[1:2]
+        line = "".join(f" ({Path(frame.filename).name}, line {frame.lineno})" for frame in frames)
+        raise BrokenPartError(
+            f"{self._where} raised {type(error).__name__}: {error}{line}"
+        ) from error
+
+
+def _require_form(
+    where: str, what: str, array: Tensor, shape: tuple[int, int], meaning: str
+) -> None:
+    if tuple(array.shape) != shape:
+        raise BrokenPartError(
+            f"{where} returned {what} of shape {list(array.shape)}; expected {meaning}, here "
+            f"{list(shape)}"
+        )
+    if array.dtype != torch.float64:
+        raise BrokenPartError(f"{where} returned {what} of {array.dtype}; expected torch.float64")
+
+
+def _require_law(where: str, laws: Tensor) -> None:
+    """Rows [B, M] have to be probabilities; the first that is not is named."""
+    totals, least = laws.sum(-1), laws.amin(-1)
+    # NaN fails both.
+    wrong = ~((least >= 0) & ((totals - 1).abs() <= MASS_TOLERANCE))
+    for row in wrong.nonzero().flatten().tolist()[:1]:
+        raise BrokenPartError(
+            f"{where} returned a law with total mass {totals[row].item():.6g} and least entry "
+            f"{least[row].item():.6g}; expected finite, non-negative probabilities that sum to one"
+        )
+
+
+def _kind(value: object) -> str:
+    """The type of what was returned, and of its parts if it is a short tuple or list."""
+    library = type(value).__module__.partition(".")[0]
+    name = type(value).__name__
+    if value is None:
+        return "None"
+    if isinstance(value, tuple | list) and 0 < len(value) <= 3:
+        return f"a {name} of {' and '.join(map(_kind, value))}"
+    if library != "builtins":
+        name = f"{library}.{name}"
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
