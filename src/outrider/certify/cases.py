@@ -53,10 +53,20 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
 }
 
+SHAPING: dict[str, dict[str, Any]] = {
+    "none": {},
+    "repetition": {"repetition_penalty": 1.4},
+    "penalties": {"presence_penalty": 0.8, "frequency_penalty": -0.5},
+    "bias": {"logit_bias": {0: 1.5, 2: -1.0}},
+    "bans": {"bad_words": ((1, 2), (0, 0)), "min_tokens": 1},
+}
+"""What is done to logits before they become laws, with tokens that were drafted in view."""
+
 FACTORS: dict[str, tuple[str, ...]] = {
     "method": METHODS,
     "drafter": tuple(DRAFTERS),
     "sampling": tuple(SAMPLING),
+    "shaping": tuple(SHAPING),
     "stop": ("never", "at a token", "after one token"),
     "batch": ("alone", "ragged", "with others"),
     "depth": ("1", "2", "3"),
@@ -152,6 +162,7 @@ class Case:
             stop_token_ids=_STOP if self.values["stop"] == "at a token" else (),
             depths=(self._depth, 0, 1) if replay else None,
             **SAMPLING[self.values["sampling"]],
+            **SHAPING[self.values["shaping"]],
         )
 
     def _decoder(self, target: TabularModel, draft: TabularModel) -> SpeculativeDecoder:
