@@ -259,8 +259,9 @@ class RoundDraws:
         self._keys = keys
         self._uniforms = uniforms
         self._positions = positions
-        racing = positions is not None and isinstance(chance, RacingChance)
-        self.race = Race(chance, positions) if racing else None  # type: ignore[arg-type]
+        self.race: Race | None = None
+        if positions is not None and isinstance(chance, RacingChance):
+            self.race = Race(chance, positions)
 
     @property
     def coupled(self) -> bool:

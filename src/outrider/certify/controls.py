@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..chance import Philox4x32, philox4x32
-from ..config import SamplingParams, SpeculativeConfig
+from ..config import SamplingParams, SpeculativeConfig, TreeChildren, Verification
 from ..engine import SpeculativeDecoder
 from ..models.tabular import TabularModel, mock_pair
 from ..protocols import Chance
@@ -117,19 +117,19 @@ def too_deep(target: Any, draft: Any, config: Any, chance: Any) -> SpeculativeDe
     return made
 
 
-def law(verification: str, k: int = 3, **filters: Any) -> Callable[[Build], Finding]:
+def law(verification: Verification, k: int = 3, **filters: Any) -> Callable[[Build], Finding]:
     """The check of the exact law, under one configuration."""
     config = _config(verification, k)
     params = SamplingParams(max_tokens=k + 1, **filters)
     return lambda build: checks.law(build, config, params)
 
 
-def tree_law(shape: tuple[int, ...], children: str) -> Callable[[Build], Finding]:
+def tree_law(shape: tuple[int, ...], children: TreeChildren) -> Callable[[Build], Finding]:
     """The check of the exact law on trees."""
     config = SpeculativeConfig(
         num_speculative_tokens=len(shape),
         tree_shape=shape,
-        tree_children=children,  # type: ignore[arg-type]
+        tree_children=children,
     )
     params = SamplingParams(max_tokens=3)
     return lambda build: checks.law(build, config, params, vocab_size=4 - len(shape) // 2)
@@ -151,8 +151,8 @@ def goodness(build: Build) -> Finding:
     return Finding("G-test", f"p = {total.p_value:.1e}", total.p_value, passed)
 
 
-def _config(verification: str, k: int) -> SpeculativeConfig:
-    return SpeculativeConfig(num_speculative_tokens=k, verification=verification)  # type: ignore[arg-type]
+def _config(verification: Verification, k: int) -> SpeculativeConfig:
+    return SpeculativeConfig(num_speculative_tokens=k, verification=verification)
 
 
 _BLOCK = (_config("block", 3),)

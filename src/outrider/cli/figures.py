@@ -32,6 +32,7 @@ def timing(metrics: SpeculationMetrics) -> dict[str, Any]:
         "target_s": metrics.target_s,
         "other_s": metrics.other_s,
         "tokens_per_s": metrics.tokens_per_s,
+        "lossy": metrics.lossy,
     }
 
 
@@ -59,11 +60,13 @@ def closing_statistics(metrics: SpeculationMetrics) -> str:
                 f"{1.96 * metrics.first_ceiling_error:.3f} for the share of rounds that keep a "
                 f"token ({metrics.per_position[0]:.3f} did)"
             )
-    if metrics.lossy:
-        drafts = f"lossy: the output's law is not the target's; {drafts}"
     speed = metrics.tokens_per_s or 0.0
-    return (
+    lines = (
         f"{drafts}\n{metrics.emitted} tokens in {metrics.total_s:.2f} s = {speed:.1f} tokens/s, "
         f"prompt included; {metrics.rounds} rounds, {metrics.emitted / metrics.rounds:.2f} tokens "
         "a round"
     )
+    if not metrics.lossy:
+        return lines
+    told = "\n".join(f"lossy: {line}" for line in lines.split("\n"))
+    return f"lossy: the output's law is not the target's\n{told}"
