@@ -20,7 +20,7 @@ FLOORS = (
     {"models"},
     {"drafters"},
     {"metrics", "logprobs", "stopping", "pairing"},
-    {"text", "requests", "outputs", "rounds", "batch", "context"},
+    {"text", "requests", "outputs", "rounds", "batch", "context", "running"},
     {"engine", "loading", "generation", "settings"},
     {"certify"},
     {"cli"},

@@ -26,6 +26,7 @@ class RoundContext:
         device: where proposals are expected.
         config: how drafts are sampled.
         shaper: what the requests do to logits; None for nothing.
+        remembers: whether a drafter may learn from the round.
 
     Attributes:
         witnesses: for each law made, [B, M] numbers that are not finite where it means nothing.
@@ -39,9 +40,13 @@ class RoundContext:
         device: torch.device,
         config: SpeculativeConfig,
         shaper: Shaper | None = None,
+        *,
+        remembers: bool = True,
     ) -> None:
         self._shaper = shaper
         self.device = device
+        self.remembers = remembers
+        self._states = batch.states
         self.witnesses: list[Tensor] = []
         self._draws = draws
         self._depth = plan.depth
@@ -59,6 +64,15 @@ class RoundContext:
     def shaped(self) -> bool:
         """Whether laws depend on the tokens drafted before, so that `law` has to be told them."""
         return self._shaper is not None
+
+    @property
+    def local(self) -> NDArray[np.bool_]:
+        """Rows [B] to be drafted from their own sequence alone; see `DraftContext.local`."""
+        repeats = [
+            state.params.seed is not None and not state.params.greedy and not self._coupled
+            for state in self._states
+        ]
+        return np.array(repeats, dtype=np.bool_)
 
     def law(self, logits: Tensor, path: Tensor | None = None) -> Laws:
         """The laws that the rows' own parameters make of logits; see `DraftContext.law`."""

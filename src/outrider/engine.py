@@ -7,7 +7,6 @@ laws, verifies, and commits. Plain decoding is a round that drafts nothing.
 from __future__ import annotations
 
 import secrets
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from threading import Lock
@@ -26,13 +25,14 @@ from .errors import InvalidConfigError
 from .logprobs import TokenLogprob, report
 from .metrics import SpeculationMetrics, Tally
 from .outputs import Choice, GenerationOutput, StreamEvent
-from .pairing import check_models, check_vocabularies, common_device
+from .pairing import check_models, check_vocabularies, common_device, parts_of
 from .protocols import (
     AutoregressiveModel,
     CachedModel,
     Chance,
     DepthPolicy,
     DraftModel,
+    KeepsSequences,
     TargetModel,
     Tokenizer,
 )
@@ -52,6 +52,7 @@ from .rounds import (
     judge,
     read,
 )
+from .running import Run
 from .shaping import Path, Shaper
 from .stopping import final_text, until_stop
 from .text import StreamDecoder
@@ -102,15 +103,15 @@ class SpeculativeDecoder:
         self.policy: DepthPolicy = FixedDepth(
             drafted, self.config.tree_shape, self.config.tree_budget
         )
-        inner = self.drafter.model if isinstance(self.drafter, ModelDrafter) else self.drafter
-        models: list[object] = [target, inner]
-        self._cached = [model for model in models if isinstance(model, CachedModel)]
+        parts = parts_of(target, self.drafter)
+        self._cached = [model for model in parts if isinstance(model, CachedModel)]
+        self._keepers = [part for part in parts if isinstance(part, KeepsSequences)]
         self._device = common_device(self._cached)
         eos = target.eos_token_ids if isinstance(target, CachedModel) else frozenset[int]()
         contexts = [
-            (model.max_length, name)
-            for name, model in zip(("target", "draft"), models, strict=True)
-            if isinstance(model, CachedModel)
+            (part.max_length, "draft" if place else "target")
+            for place, part in enumerate(parts)
+            if isinstance(part, CachedModel)
         ]
         length, shortest = min(contexts, default=(None, "target"), key=lambda c: c[0])
         self._limits = Limits(target.vocab_size, length, shortest, eos, self.drafter is not None)
@@ -170,7 +171,9 @@ class SpeculativeDecoder:
         noise = batch.next_noise(ahead, plan.width)
         draws = batch.draws(chance or self.chance, plan.width, noise, coupled=self.verifier.coupled)
         shaper = self._shaper(batch)
-        context = RoundContext(batch, draws, plan, self._device, self.config, shaper)
+        context = RoundContext(
+            batch, draws, plan, self._device, self.config, shaper, remembers=chance is None
+        )
         watch.mark()
         proposal = self._propose(prefixes, plan, context)
         watch.mark()
@@ -247,7 +250,7 @@ class SpeculativeDecoder:
         }
         ends = {}
         told: dict[int, list[TokenLogprob]] = {i: [] for i in tallies}
-        for step in self._rounds([state for run in runs for state in run]):
+        for step in Run(self, [state for run in runs for state in run]):
             for row, state in enumerate(step.batch.states):
                 tallies[state.prefix.sequence_id].add(step.record, row)
                 told[state.prefix.sequence_id] += step.logprobs[row]
@@ -289,7 +292,7 @@ class SpeculativeDecoder:
             for state in run
             if self.tokenizer is not None
         }
-        for step in self._rounds([state for run in runs for state in run]):
+        for step in Run(self, [state for run in runs for state in run]):
             for row, (state, tokens) in enumerate(
                 zip(step.batch.states, step.emitted, strict=True)
             ):
@@ -319,33 +322,6 @@ class SpeculativeDecoder:
                         top_logprobs=None if told is None else told.top,
                     )
 
-    def _rounds(self, states: Sequence[SequenceState]) -> Iterator[Step]:
-        """Step all states to their ends, as many at a time as the models have room for."""
-        room = self.max_sequences or max(1, len(states))
-        waiting = deque(states)
-        batch = self.pack(())
-        try:
-            while waiting or batch.states:
-                if waiting and len(batch.states) < room:
-                    admitted = [
-                        waiting.popleft() for _ in range(room - len(batch.states)) if waiting
-                    ]
-                    batch = self.pack((*batch.states, *admitted))
-                step = self.step(batch)
-                yield step
-                batch = step.batch
-                running = [state for state in batch.states if state.finish_reason is None]
-                if len(running) < len(batch.states):
-                    self.release(s for s in batch.states if s.finish_reason is not None)
-                    batch = self.pack(running)
-        except GeneratorExit:
-            raise
-        except BaseException:
-            self.release(batch.states, discard=True)
-            raise
-        finally:
-            self.release(batch.states)
-
     def release(self, states: Iterable[SequenceState], *, discard: bool = False) -> None:
         """Free what the models hold for sequences that will not be stepped again.
 
@@ -353,8 +329,8 @@ class SpeculativeDecoder:
         shared with later sequences.
         """
         ids = [state.prefix.sequence_id for state in states]
-        for model in self._cached:
-            model.release(ids, discard=discard)
+        for keeper in self._keepers:
+            keeper.release(ids, discard=discard)
 
     def _shaper(self, batch: Batch) -> Shaper | None:
         if batch.shaping is None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +35,7 @@ from .engine import SpeculativeDecoder
 from .errors import InvalidConfigError
 from .models.transformers import TransformersModel
 from .protocols import DraftModel
+from .running import Run
 from .settings import from_generation_config, plain, sequence_bias, token_ids
 
 _PROCESSORS: dict[type, tuple[str, str]] = {
@@ -123,8 +123,7 @@ def generate_with(
                 lent = loans.enter_context(draft_loan.of(draft_model))
                 drafter = ModelDrafter(lent, target.vocab_size)
             decoder = SpeculativeDecoder(target, drafter, config=speculation)
-            run = _Run(decoder, input_ids, prompts, params, criteria)
-            outputs = run.outputs()
+            outputs = _Rows(decoder, input_ids, prompts, params, criteria).outputs()
         width = max(map(len, outputs))
         rows = [[*tokens, *[pad] * (width - len(tokens))] for tokens in outputs]
         sequences = torch.cat([input_ids, input_ids.new_tensor(rows)], 1)
@@ -163,7 +162,7 @@ class _Loan:
             hf_model.train(training)
 
 
-class _Run:
+class _Rows:
     """The rows of one call, decoded to their ends.
 
     Args:
@@ -197,27 +196,12 @@ class _Run:
     def outputs(self) -> list[list[int]]:
         """The new tokens of each row."""
         row_of = {state.prefix.sequence_id: row for row, state in enumerate(self._states)}
-        waiting, batch = deque(self._states), self._decoder.pack(())
-        room = self._decoder.max_sequences or len(self._states)
-        try:
-            while waiting or batch.states:
-                if waiting and len(batch.states) < room:
-                    admitted = [
-                        waiting.popleft() for _ in range(room - len(batch.states)) if waiting
-                    ]
-                    batch = self._decoder.pack((*batch.states, *admitted))
-                step = self._decoder.step(batch)
-                batch, running = step.batch, []
-                for state, tokens in zip(batch.states, step.emitted, strict=True):
-                    stopped = self._emit(row_of[state.prefix.sequence_id], tokens)
-                    if stopped or state.finish_reason is not None:
-                        self._decoder.release([state], discard=True)
-                    else:
-                        running.append(state)
-                if len(running) < len(batch.states):
-                    batch = self._decoder.pack(running)
-        finally:
-            self._decoder.release(self._states, discard=True)
+        run = Run(self._decoder, self._states, discard=True)
+        with closing(iter(run)) as rounds:
+            for step in rounds:
+                for state, tokens in zip(step.batch.states, step.emitted, strict=True):
+                    if self._emit(row_of[state.prefix.sequence_id], tokens):
+                        run.end(state.prefix.sequence_id)
         return self._outputs
 
     def _emit(self, row: int, tokens: list[int]) -> bool:

@@ -6,7 +6,7 @@ import torch
 
 from .config import SpeculativeConfig
 from .errors import InvalidConfigError, VocabMismatchError
-from .protocols import CachedModel, DraftModel, TargetModel
+from .protocols import CachedModel, DraftModel, ModelBacked, TargetModel
 
 
 def check_models(target: object, drafter: object, config: object) -> None:
@@ -51,3 +51,17 @@ def common_device(models: list[CachedModel]) -> torch.device:
             "drafter", f"a model on {devices[1]}", f"a model on {devices[0]}, the target's device"
         )
     return devices[0] if devices else torch.device("cpu")
+
+
+def parts_of(target: TargetModel, drafter: DraftModel | None) -> list[object]:
+    """The target, the drafter, and the models that the drafter asks, each once."""
+    parts: list[object] = [target]
+    waiting: list[object] = [] if drafter is None else [drafter]
+    while waiting:
+        part = waiting.pop(0)
+        if any(part is known for known in parts):
+            continue
+        parts.append(part)
+        if isinstance(part, ModelBacked):
+            waiting += part.models
+    return parts

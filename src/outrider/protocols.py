@@ -48,6 +48,20 @@ class DraftContext(Protocol):
         """Whether laws depend on the tokens drafted before, so that `law` has to be told them."""
         ...
 
+    @property
+    def local(self) -> NDArray[np.bool_]:
+        """Rows [B], on the host, that must be drafted from their own sequence alone.
+
+        Their text depends on what is drafted and is promised to repeat: what a drafter learnt from
+        other sequences must not be shown to them.
+        """
+        ...
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a drafter may learn from this round. A rehearsal walks all outcomes of one."""
+        ...
+
     def law(self, logits: Tensor, path: Tensor | None = None) -> Laws:
         """The laws that the rows' own sampling parameters make of logits [B, V] or [B, M, V].
 
@@ -106,6 +120,28 @@ class DraftModel(Protocol):
         """At most `plan.depth[b]` tokens for row b, with the laws they were drawn from.
 
         Whether a token is proposed must not depend on the token's own drawn value.
+        """
+        ...
+
+
+@runtime_checkable
+class ModelBacked(Protocol):
+    """A drafter that asks models, or other drafters, whose room the engine has to know of."""
+
+    @property
+    def models(self) -> Sequence[object]:
+        """Models and drafters behind this one; the target may be among them."""
+        ...
+
+
+@runtime_checkable
+class KeepsSequences(Protocol):
+    """A model or a drafter that keeps something for each sequence."""
+
+    def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
+        """These sequences will not be asked about again. Ids that are not known mean nothing.
+
+        With `discard`, what was found out about them is not to be shared with others.
         """
         ...
 

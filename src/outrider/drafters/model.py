@@ -33,6 +33,11 @@ class ModelDrafter:
         self._vocab_size = vocab_size or model.vocab_size
 
     @property
+    def models(self) -> tuple[AutoregressiveModel]:
+        """The draft model."""
+        return (self.model,)
+
+    @property
     def vocab_size(self) -> int:
         """Width of the draft's laws, V."""
         return self._vocab_size
