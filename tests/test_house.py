@@ -13,7 +13,7 @@ SOURCE = Path(outrider.__file__).parent
 
 FLOORS = (
     {"errors"},
-    {"config", "trees"},
+    {"config", "trees", "acceptance"},
     {"records", "protocols"},
     {"chance", "sampling", "shaping"},
     {"verification", "depth"},

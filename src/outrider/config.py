@@ -19,7 +19,7 @@ from .errors import InvalidConfigError
 Verification = Literal[
     "block", "token", "traversal", "recursive", "coupled", "typical", "lenient", "mixture"
 ]
-Depth = Literal["fixed"]
+Depth = Literal["fixed", "adaptive"]
 DraftSampleMethod = Literal["probabilistic", "greedy"]
 TreeChildren = Literal["greedy", "without_replacement", "with_replacement"]
 
@@ -159,12 +159,17 @@ class SpeculativeConfig:
 
     Args:
         num_speculative_tokens: the most tokens drafted in a row, at least 0; 0 decodes plainly.
+            None is 4 where the depth is fixed and 16 where it is adaptive.
         verification: "block" keeps the most tokens and is "traversal" on trees; "token" is the
             classical rule and is "recursive" on trees; "coupled" draws each position's token from
             noise that the drafter shares, so that a seed's text does not depend on the draft. These
             are lossless. "typical", "lenient" and "mixture" are not, and for chains only.
-        depth: how far to draft. "fixed" drafts `num_speculative_tokens` every round, less where
-            fewer tokens remain.
+        depth: how far to draft, `num_speculative_tokens` at most and less where fewer tokens
+            remain. "fixed" drafts that far every round; "adaptive" as far as pays by measured costs
+            and acceptance, 0 included.
+        cost_ratio: what a draft step costs beside a plain forward of the target, a number >= 0:
+            what an adaptive depth goes by for a sampled request with a seed, so that its text
+            repeats, and for the others until costs were measured. None is .125.
         draft_sample_method: "probabilistic" draws drafts from the draft model's own law; "greedy"
             proposes its most likely tokens, verified as the point masses that they are.
         tree_shape: draft trees, each node with this many children at each depth, such as (2, 2, 1);
@@ -186,9 +191,10 @@ class SpeculativeConfig:
         InvalidConfigError: a value is not allowed; the message names field, value and choices.
     """
 
-    num_speculative_tokens: int = 4
+    num_speculative_tokens: int | None = None
     verification: Verification = "block"
     depth: Depth = "fixed"
+    cost_ratio: float | None = None
     draft_sample_method: DraftSampleMethod = "probabilistic"
     tree_shape: tuple[int, ...] | None = None
     tree_budget: int | None = None
@@ -199,12 +205,15 @@ class SpeculativeConfig:
     mixture_budget: float = 0.05
 
     def __post_init__(self) -> None:
-        _require_int(
-            "num_speculative_tokens",
-            self.num_speculative_tokens,
-            0,
-            "an integer >= 0 (0 decodes plainly)",
-        )
+        if self.num_speculative_tokens is not None:
+            _require_int(
+                "num_speculative_tokens",
+                self.num_speculative_tokens,
+                0,
+                "an integer >= 0 (0 decodes plainly)",
+            )
+        if self.cost_ratio is not None:
+            _require_real("cost_ratio", self.cost_ratio, lambda x: x >= 0, "a number >= 0")
         _require_choice("verification", self.verification, get_args(Verification))
         _require_choice("depth", self.depth, get_args(Depth))
         _require_choice(
@@ -248,6 +257,13 @@ class SpeculativeConfig:
         _require_real(
             "mixture_budget", self.mixture_budget, lambda x: 0 <= x <= 1, "a number in [0, 1]"
         )
+
+    @property
+    def deepest(self) -> int:
+        """The most tokens drafted in a row."""
+        if self.num_speculative_tokens is None:
+            return 4 if self.depth == "fixed" else 16
+        return self.num_speculative_tokens
 
     @property
     def drafts_trees(self) -> bool:

@@ -19,7 +19,7 @@ from .batch import Batch, Step
 from .chance import Philox4x32
 from .config import SamplingParams, SpeculativeConfig
 from .context import RoundContext
-from .depth import FixedDepth
+from .depth import policy_of
 from .drafters.model import ModelDrafter
 from .errors import InvalidConfigError
 from .logprobs import TokenLogprob, report
@@ -70,6 +70,7 @@ class SpeculativeDecoder:
         chance: where randomness comes from; Philox4x32-10 keyed by each request's seed if None.
         verifier: a verification method of your own, in the place of the one that
             `config.verification` names; `outrider certify --module` tells whether it is lossless.
+        policy: a depth policy of your own, in the place of the one that `config.depth` names.
 
     Raises:
         VocabMismatchError: drafter and target have different vocabulary sizes.
@@ -85,6 +86,7 @@ class SpeculativeDecoder:
         config: SpeculativeConfig | None = None,
         chance: Chance | None = None,
         verifier: Verifier | None = None,
+        policy: DepthPolicy | None = None,
     ) -> None:
         self.target = target
         self.drafter = (
@@ -99,10 +101,7 @@ class SpeculativeDecoder:
         # Plain decoding is exact, whatever would check drafts.
         self._lossy = self.verifier.lossy and self.drafter is not None
         self._uniforms = self.chance.uniforms if type(self.chance) is Philox4x32 else None
-        drafted = 0 if self.drafter is None else self.config.num_speculative_tokens
-        self.policy: DepthPolicy = FixedDepth(
-            drafted, self.config.tree_shape, self.config.tree_budget
-        )
+        self.policy = policy or policy_of(self.config, drafts=self.drafter is not None)
         parts = parts_of(target, self.drafter)
         self._cached = [model for model in parts if isinstance(model, CachedModel)]
         self._keepers = [part for part in parts if isinstance(part, KeepsSequences)]
@@ -191,7 +190,10 @@ class SpeculativeDecoder:
         states, emitted, accepted = [], [], []
         for state, row in zip(batch.states, rows, strict=True):
             tokens, reason = until_stop(state, [*row.path, row.token], self.tokenizer)
-            states.append(state.advanced(tokens, row.depth, reason))
+            known = state.acceptance
+            if self.policy.learns:
+                known = known.after(row.depth, len(row.path))
+            states.append(state.advanced(tokens, row.depth, reason, known))
             emitted.append(tokens)
             accepted.append(min(len(row.path), len(tokens)))
         tops = [state.params.logprobs for state in batch.states]
@@ -212,6 +214,7 @@ class SpeculativeDecoder:
         if chance is None:
             with self._lock:
                 self._tally.add(record)
+                self.policy.observe(states, record)
         after = replace(batch, states=tuple(states), noise=noise)
         return Step(after, tuple(emitted), record, logprobs)
 

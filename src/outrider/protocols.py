@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from .records import Children, DraftPlan, DraftProposal, Laws, Prefix, SequenceState, TargetScores
+from .records import (
+    Children,
+    DraftPlan,
+    DraftProposal,
+    Laws,
+    Prefix,
+    RoundRecord,
+    SequenceState,
+    TargetScores,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -218,8 +227,22 @@ class CachedModel(Protocol):
 class DepthPolicy(Protocol):
     """Decides how many tokens to draft for each sequence."""
 
+    @property
+    def learns(self) -> bool:
+        """Whether plans depend on `SequenceState.acceptance`, so that it has to be kept."""
+        ...
+
     def plan(self, states: Sequence[SequenceState]) -> DraftPlan:
         """A plan whose depth for each state is in 0..max(0, remaining - 1)."""
+        ...
+
+    def observe(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
+        """Learn from a round of the decoder, if this policy learns.
+
+        Args:
+            states: the sequences after it.
+            record: what it did.
+        """
         ...
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import trees
+from .acceptance import NOTHING_KNOWN, Acceptance
 from .config import SamplingParams
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ class SequenceState:
     """One sequence being decoded: all that the next round may depend on.
 
     `stream_key` is the 64-bit key of the sequence's randomness, `choice` its index among the `n` of
-    its request, `depths` the number of tokens drafted in each round so far.
+    its request, `depths` the number of tokens drafted in each round so far, `acceptance` what a
+    depth policy remembers of them.
     """
 
     prefix: Prefix
@@ -96,6 +98,7 @@ class SequenceState:
     choice: int = 0
     depths: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
+    acceptance: Acceptance = NOTHING_KNOWN
 
     @property
     def round(self) -> int:
@@ -114,7 +117,11 @@ class SequenceState:
         return tokens
 
     def advanced(
-        self, tokens: list[int], depth: int, finish_reason: FinishReason | None
+        self,
+        tokens: list[int],
+        depth: int,
+        finish_reason: FinishReason | None,
+        acceptance: Acceptance,
     ) -> SequenceState:
         """The state after a round that drafted `depth` tokens and emitted `tokens`."""
         return SequenceState(
@@ -126,6 +133,7 @@ class SequenceState:
             self.choice,
             (*self.depths, depth),
             finish_reason,
+            acceptance,
         )
 
 

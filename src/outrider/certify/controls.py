@@ -113,7 +113,7 @@ def decoder(faulty: type[SpeculativeDecoder]) -> Build:
 def too_deep(target: Any, draft: Any, config: Any, chance: Any) -> SpeculativeDecoder:
     """Plants a policy that drafts too deep."""
     made = checks.shipped(target, draft, config, chance)
-    made.policy = faults.DraftsTooDeep(config.num_speculative_tokens)
+    made.policy = faults.DraftsTooDeep(config.deepest)
     return made
 
 

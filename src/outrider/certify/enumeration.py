@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from ..acceptance import Acceptance
 from ..chance import Enumerator
 from ..config import SamplingParams
 from ..engine import SpeculativeDecoder
@@ -17,7 +18,7 @@ from ..errors import DegenerateDistributionError, InvalidConfigError
 from ..records import FinishReason, Prefix, SequenceState
 from ..requests import Prompt
 
-Key = tuple[tuple[int, ...], tuple[int, ...], FinishReason | None]
+Key = tuple[tuple[int, ...], tuple[int, ...], FinishReason | None, Acceptance]
 
 
 def exact_law(
@@ -116,4 +117,4 @@ def _outcomes(
 
 
 def _key(state: SequenceState) -> Key:
-    return tuple(state.output_ids), state.depths, state.finish_reason
+    return tuple(state.output_ids), state.depths, state.finish_reason, state.acceptance

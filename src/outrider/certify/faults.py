@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..batch import Batch, Step
 from ..chance import DRAFT, STOP, TOKEN, Philox4x32, inverse_cdf, philox4x32
+from ..depth import FixedDepth, Levels
 from ..drafters.model import ModelDrafter
 from ..engine import SpeculativeDecoder
 from ..models.tabular import TabularModel
@@ -352,10 +353,11 @@ class SqueezedUniforms:
 # Decoders
 
 
-class DraftsTooDeep:
+class DraftsTooDeep(FixedDepth):
     """A policy that drafts min(k, remaining), and leaves no room for the bonus."""
 
     def __init__(self, depth: int) -> None:
+        super().__init__(Levels(depth))
         self._depth = depth
 
     def plan(self, states: Sequence[SequenceState]) -> DraftPlan:

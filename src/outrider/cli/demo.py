@@ -114,7 +114,7 @@ def _refuse_plain(method: str, config: SpeculativeConfig) -> None:
     """Something must be drafted, or there is nothing to compare."""
     if method == "none":
         raise InvalidConfigError("--method", method, "draft_model or ngram, to compare with plain")
-    if config.num_speculative_tokens == 0:
+    if config.deepest == 0:
         raise InvalidConfigError(
             "--num-speculative-tokens", 0, "an integer >= 1, to compare with plain"
         )

@@ -46,7 +46,7 @@ class Loaded:
             f"outrider {facts['outrider']}: plain against speculative decoding, the same engine",
             f"target {facts['target']}{_size(self.target)}, {facts['device']}{threads}, "
             f"{facts['dtype']}",
-            f"draft {self._source()}, up to {config.num_speculative_tokens} tokens a round, "
+            f"draft {self._source()}, up to {config.deepest} tokens a round, "
             f"{config.verification} verification",
         )
 

@@ -1,0 +1,178 @@
+"""The depth with the most expected tokens a second, 0 included.
+
+A round at depth k emits E(k) = 1 + a_1 + a_1 a_2 + ... tokens on average, where a_i is the chance
+that the i-th is kept if the one before is, and takes t(k) seconds. Both are estimated from the
+rounds so far, and the k with the largest sum of E over t is drafted: one k for all rows of a batch,
+since a forward is as wide as its widest row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+from ..acceptance import Acceptance, expected_tokens
+from ..records import DraftPlan, RoundRecord, SequenceState
+from .costs import Costs, Round
+from .levels import Levels, allowed
+
+_COST_RATIO = 0.125
+"""A draft step beside a plain forward of the target, where nothing is configured or measured."""
+
+_SHARE = 0.01
+"""How much of the time may go into trying whether drafting pays again."""
+
+_MARGIN = 1.02
+"""How much better than plain decoding a depth has to look."""
+
+_THIN = 1.3
+_RARELY = 64
+"""Where drafting gains less than 1.3x, every 64th round is plain, to know what that costs."""
+
+
+class AdaptiveDepth:
+    """Draft as far as is expected to pay, or not at all.
+
+    Three kinds of rows. A request that carries `depths` is drafted as it says. A sampled request
+    with a seed, whose text depends on its depths, is drafted by its own history and the cost ratio
+    alone, so that it repeats. All others share measured costs and what was learnt from each other.
+
+    Where nothing is expected to pay, a draft of one token is tried now and then, the more rarely
+    the more it costs: about 1% of the time goes into it. Where not even a draft that is always kept
+    would pay, none is.
+
+    Args:
+        levels: the shape of a draft.
+        cost_ratio: a draft step beside a plain forward of the target; None for .125. Measured costs
+            take its place for the rows that may use them.
+        coupled: whether no text depends on its depths.
+    """
+
+    def __init__(
+        self, levels: Levels, cost_ratio: float | None = None, *, coupled: bool = False
+    ) -> None:
+        self.learns = True
+        self._levels = levels
+        self._cost_ratio = _COST_RATIO if cost_ratio is None else cost_ratio
+        self._coupled = coupled
+        self._costs = Costs()
+        self._pooled = Acceptance()
+        self._since_draft = 0
+        self._since_plain = 0
+        self._lost = 0.0
+
+    def plan(self, states: Sequence[SequenceState]) -> DraftPlan:
+        """The depth of each sequence's next round."""
+        depths = [0] * len(states)
+        shared = []
+        for row, state in enumerate(states):
+            wanted = self._levels.replayed(state)
+            if wanted is not None:
+                depths[row] = allowed(wanted, state)
+            elif self._is_local(state):
+                depths[row] = allowed(self._local_depth(state), state)
+            else:
+                shared.append(row)
+        if shared:
+            together = [states[row] for row in shared]
+            for row, wanted in zip(
+                shared, self._shared_depths(together, len(states), max(depths)), strict=True
+            ):
+                depths[row] = allowed(wanted, states[row])
+        return self._levels.plan(depths)
+
+    def observe(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
+        """Learn from a round.
+
+        Args:
+            states: the sequences after it.
+            record: what it did.
+        """
+        rows, width, steps = len(states), max(record.drafted), max(record.depth)
+        fresh = any(state.round == 1 for state in states)
+        behind = any(state.depths[-1] and not any(state.depths[-2:-1]) for state in states)
+        rest = record.total_s - record.draft_s - record.target_s
+        self._costs.add(
+            Round(rows, width, steps, fresh, behind, record.draft_s, record.target_s, rest)
+        )
+        for state, depth, accepted in zip(states, record.depth, record.accepted, strict=True):
+            # The last round of a sequence may keep more than it emits.
+            if state.finish_reason is None and not self._is_local(state):
+                self._pooled = self._pooled.after(depth, accepted)
+        if not steps:
+            self._since_draft += 1
+            self._since_plain = 0
+            return
+        self._since_plain += 1
+        if self._costs.known and self._since_draft:
+            plain = self._costs.round(rows, 0, 0)
+            extra = record.draft_s + self._costs.target(rows, width) - self._costs.target(rows, 0)
+            gained = sum(record.emitted) / rows - 1
+            self._lost = max(0.0, extra / plain - gained)
+        self._since_draft = 0
+
+    def _is_local(self, state: SequenceState) -> bool:
+        return state.params.seed is not None and not state.params.greedy and not self._coupled
+
+    def _local_depth(self, state: SequenceState) -> int:
+        """By the sequence's own history and the cost ratio."""
+        expected = expected_tokens(state.acceptance.chances(self._levels.deepest))
+        rates = [tokens / (1 + k * self._cost_ratio) for k, tokens in enumerate(expected)]
+        best = max(range(len(rates)), key=rates.__getitem__)
+        if best or not self._levels.deepest or self._cost_ratio >= 1:
+            return best
+        pause = ceil(self._cost_ratio / _SHARE)
+        return int(state.round >= pause and not any(state.depths[-pause:]))
+
+    def _shared_depths(self, states: list[SequenceState], rows: int, deepest: int) -> list[int]:
+        """By measured costs, and what all sequences were seen to accept.
+
+        Args:
+            states: those that share a depth.
+            rows: how many sequences take part in the round.
+            deepest: how far the others are drafted in any case.
+        """
+        most = self._levels.deepest
+        prior = self._pooled.chances(most)
+        tokens = [0.0] * (most + 1)
+        for state in states:
+            own = expected_tokens(state.acceptance.chances(most, prior))
+            tokens = [total + mine for total, mine in zip(tokens, own, strict=True)]
+        seconds = [self._seconds(rows, max(k, deepest)) for k in range(most + 1)]
+        rates = [made / took for made, took in zip(tokens, seconds, strict=True)]
+        best = max(range(most + 1), key=rates.__getitem__)
+        gain = rates[best] / rates[0]
+        if gain < _MARGIN:
+            return [self._trial(tokens, seconds)] * len(states)
+        if gain < _THIN and self._since_plain >= _RARELY:
+            return [0] * len(states)
+        worth = seconds[0] / rows * (1 - 1 / gain)
+        return [best if self._worth_reading(state, worth) else 0 for state in states]
+
+    def _trial(self, tokens: list[float], seconds: list[float]) -> int:
+        """One token where nothing was tried for long enough and something could pay, or none."""
+        if not self._could_pay(seconds):
+            return 0
+        loss = max(self._lost, seconds[1] / seconds[0] - tokens[1] / tokens[0])
+        return int(self._since_draft >= loss / _SHARE)
+
+    def _worth_reading(self, state: SequenceState, worth: float) -> bool:
+        """Whether a sequence is to gain more than it takes the drafter to read it.
+
+        Args:
+            state: the sequence.
+            worth: seconds that drafting is expected to save, for each token that remains.
+        """
+        if state.acceptance.reached or not self._costs.known:
+            return True
+        return self._costs.reading(state.prefix.length) < 0.5 * worth * state.remaining
+
+    def _could_pay(self, seconds: list[float]) -> bool:
+        """Whether drafts that are always kept would be worth their time."""
+        return any((k + 1) * seconds[0] > _MARGIN * took for k, took in enumerate(seconds) if k)
+
+    def _seconds(self, rows: int, depth: int) -> float:
+        """Of a round, or where none was measured, in plain forwards."""
+        if not self._costs.known:
+            return 1 + depth * self._cost_ratio
+        return self._costs.round(rows, self._levels.width(depth), depth)

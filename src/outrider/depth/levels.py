@@ -1,0 +1,63 @@
+"""The shape of a draft of each depth: chains, trees of a fixed shape, trees of a budget."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .. import trees
+from ..records import DraftPlan, SequenceState
+
+
+class Levels:
+    """How many tokens a draft has at each depth.
+
+    Args:
+        num_speculative_tokens: the most tokens in a row.
+        shape: how many children a node has at each depth; None drafts chains.
+        budget: how many nodes a tree has, shared out evenly among its depths, the first of them
+            first; not together with `shape`.
+
+    Attributes:
+        deepest: the most tokens in a row.
+    """
+
+    def __init__(
+        self,
+        num_speculative_tokens: int,
+        shape: tuple[int, ...] | None = None,
+        budget: int | None = None,
+    ) -> None:
+        self.deepest = num_speculative_tokens
+        self._shape = shape
+        self._levels: tuple[int, ...] | None = None
+        if shape is not None:
+            self.deepest = min(num_speculative_tokens, len(shape))
+            self._levels = tuple(trees.level_sizes(shape))
+        elif budget is not None:
+            self.deepest = min(num_speculative_tokens, budget)
+            self._levels = tuple(
+                budget // self.deepest + (depth < budget % self.deepest)
+                for depth in range(self.deepest)
+            )
+
+    def width(self, depth: int) -> int:
+        """How many tokens a draft of this depth has in all."""
+        return depth if self._levels is None else sum(self._levels[:depth])
+
+    def plan(self, depths: list[int]) -> DraftPlan:
+        """A plan for these depths."""
+        return DraftPlan(np.array(depths, dtype=np.int64), self._levels, self._shape)
+
+    def replayed(self, state: SequenceState) -> int | None:
+        """The depth that a request's own `depths` ask for in its next round, if they do."""
+        wanted = state.params.depths
+        if wanted is None or state.round >= len(wanted):
+            return None
+        return (
+            wanted[state.round] if self._levels is None else min(wanted[state.round], self.deepest)
+        )
+
+
+def allowed(depth: int, state: SequenceState) -> int:
+    """A depth, or less: a round's last token is the correction or the bonus."""
+    return max(0, min(depth, state.remaining - 1))
