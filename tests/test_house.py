@@ -21,7 +21,7 @@ FLOORS = (
     {"drafters"},
     {"metrics", "logprobs", "stopping", "pairing"},
     {"text", "requests", "outputs", "rounds", "batch", "context", "running"},
-    {"engine", "loading", "generation", "settings"},
+    {"engine", "calibration", "loading", "generation", "settings"},
     {"certify"},
     {"cli"},
 )

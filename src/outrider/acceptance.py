@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
-_MEMORY = 0.96
-"""What a round weighs beside the next one that drafted as deep: 25 rounds count in all."""
+_MEMORY = 0.98
+"""What a round weighs beside the next one that drafted as deep: 50 rounds count in all."""
 
-_FIRST_GUESS = 0.6
-_GUESS_WEIGHT = 2.0
+_FIRST_GUESS, _FIRST_WEIGHT = 0.75, 4.0
+"""What is thought of any token before the first round, and for how many tokens that counts."""
+
+_OVERALL_WEIGHT = 8.0
+"""For how many tokens at one place the rate at all places counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +50,17 @@ class Acceptance:
 
         Args:
             most: how many.
-            prior: what is thought of each beforehand, worth two rounds; None guesses that a token
-                is kept as the one before it is, and the first with a chance of .6.
+            prior: what is thought of each beforehand; None takes the rate over all places.
         """
-        found: list[float] = []
-        guess = _FIRST_GUESS
-        for place in range(most):
-            if prior is not None:
-                guess = prior[place]
-            reached = self.reached[place] if place < len(self.reached) else 0.0
-            kept = self.kept[place] if place < len(self.kept) else 0.0
-            guess = (kept + _GUESS_WEIGHT * guess) / (reached + _GUESS_WEIGHT)
-            found.append(guess)
-        return found
+        reached, kept = sum(self.reached), sum(self.kept)
+        overall = (kept + _FIRST_WEIGHT * _FIRST_GUESS) / (reached + _FIRST_WEIGHT)
+        guesses = [overall] * most if prior is None else prior
+        known = list(zip(self.reached, self.kept, strict=True))[:most]
+        known += [(0.0, 0.0)] * (most - len(known))
+        return [
+            (kept + _OVERALL_WEIGHT * guess) / (reached + _OVERALL_WEIGHT)
+            for (reached, kept), guess in zip(known, guesses, strict=True)
+        ]
 
 
 NOTHING_KNOWN = Acceptance()

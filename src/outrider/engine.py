@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from .batch import Batch, Step
+from .calibration import calibrate
 from .chance import Philox4x32
 from .config import SamplingParams, SpeculativeConfig
 from .context import RoundContext
@@ -118,6 +119,8 @@ class SpeculativeDecoder:
         self._next_id = secrets.randbits(40) << 22
         self._lock = Lock()
         self._tally = Tally(lossy=self._lossy)
+        if policy is None and self.policy.learns and self.drafter is not None and self._cached:
+            calibrate(self)
 
     @property
     def metrics(self) -> SpeculationMetrics:
@@ -128,6 +131,11 @@ class SpeculativeDecoder:
     def max_sequences(self) -> int | None:
         """How many sequences can be decoded together; None if the models set no bound."""
         return min((model.max_sequences for model in self._cached), default=None)
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest sequence, prompt included, in tokens; None if the models set no bound."""
+        return self._limits.max_length
 
     def reset_metrics(self) -> None:
         """Start counting anew."""

@@ -34,7 +34,7 @@ from .drafters.model import ModelDrafter
 from .engine import SpeculativeDecoder
 from .errors import InvalidConfigError
 from .models.transformers import TransformersModel
-from .protocols import DraftModel
+from .protocols import DepthPolicy, DraftModel
 from .running import Run
 from .settings import from_generation_config, plain, sequence_bias, token_ids
 
@@ -92,6 +92,8 @@ def generate_with(
     """
     speculation = config or SpeculativeConfig()
     target_loan, draft_loan = _Loan(max_sequences), _Loan(max_sequences)
+    # Costs are measured at the first call, and kept for the next.
+    policies: list[DepthPolicy] = []
 
     def decode(
         model: PreTrainedModel,
@@ -122,7 +124,9 @@ def generate_with(
             if isinstance(draft_model, PreTrainedModel):
                 lent = loans.enter_context(draft_loan.of(draft_model))
                 drafter = ModelDrafter(lent, target.vocab_size)
-            decoder = SpeculativeDecoder(target, drafter, config=speculation)
+            policy = policies[0] if policies else None
+            decoder = SpeculativeDecoder(target, drafter, config=speculation, policy=policy)
+            policies[:] = [decoder.policy]
             outputs = _Rows(decoder, input_ids, prompts, params, criteria).outputs()
         width = max(map(len, outputs))
         rows = [[*tokens, *[pad] * (width - len(tokens))] for tokens in outputs]

@@ -1,0 +1,38 @@
+"""What rounds cost before the first request: a few of them, timed on made-up tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from .config import SamplingParams
+
+if TYPE_CHECKING:
+    from .engine import SpeculativeDecoder
+
+_DEPTHS = (0, 0, 0, 1, 1, 4, 4, 0)
+_PROMPT = 16
+
+
+def calibrate(decoder: SpeculativeDecoder) -> None:
+    """Let a decoder's policy see a few rounds, plain ones and some that draft.
+
+    Nothing else of the decoder changes: metrics do not count them, drafters do not learn from them.
+    Models whose context is too short for that are not calibrated.
+
+    Args:
+        decoder: with no sequence live.
+    """
+    tokens = [place % decoder.target.vocab_size for place in range(_PROMPT)]
+    length = sum(depth + 1 for depth in _DEPTHS)
+    if decoder.max_length is not None and decoder.max_length < _PROMPT + length:
+        return
+    params = SamplingParams(max_tokens=length, temperature=0, ignore_eos=True, depths=_DEPTHS)
+    batch = decoder.pack(decoder.start(tokens, params))
+    try:
+        for _ in _DEPTHS:
+            step = decoder.step(batch, decoder.chance)
+            decoder.policy.observe(step.batch.states, step.record)
+            batch = replace(step.batch, noise=None)
+    finally:
+        decoder.release(batch.states, discard=True)

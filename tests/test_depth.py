@@ -1,0 +1,279 @@
+"""Depth policies, on rounds whose acceptance and times are made up: no clock is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import outrider
+from outrider import SamplingParams
+from outrider.acceptance import Acceptance, expected_tokens
+from outrider.certify import exact_law
+from outrider.depth import AdaptiveDepth, FixedDepth, Levels
+from outrider.models.tabular import TabularModel
+from outrider.protocols import DepthPolicy
+from outrider.records import Prefix, RoundRecord, SequenceState
+
+
+@dataclass
+class World:
+    """Times in plain rounds of the target, and how likely drafted tokens are kept."""
+
+    chance: Callable[[int, int], float]  # of the token at an output position and a place
+    step: float = 0.13
+    token: float = 0.04
+    rest: float = 0.08
+    noise: float = 0.1
+    prefill: float = 3.0
+
+
+def decode(
+    policy: DepthPolicy,
+    world: World,
+    tokens: int = 256,
+    rows: int = 1,
+    params: SamplingParams | None = None,
+    random: int = 0,
+    warm: bool = True,
+) -> tuple[float, list[SequenceState]]:
+    """Decode made-up sequences; the time they took, and their states."""
+    rng = np.random.default_rng(random)
+    asked = params or SamplingParams(max_tokens=tokens)
+    if warm:
+        calibrate(policy, world, rng)
+    states = [SequenceState(Prefix(i, range(50)), 50, asked, frozenset(), i) for i in range(rows)]
+    total = 0.0
+    while any(state.finish_reason is None for state in states):
+        live = [state for state in states if state.finish_reason is None]
+        after, record = played(policy, world, live, rng)
+        policy.observe(after, record)
+        total += record.total_s
+        fresh = {state.prefix.sequence_id: state for state in after}
+        states = [fresh.get(state.prefix.sequence_id, state) for state in states]
+    return total, states
+
+
+def played(policy, world, states, rng):
+    depths = policy.plan(states).depth.tolist()
+    after, accepted, emitted = [], [], []
+    for state, depth in zip(states, depths, strict=True):
+        position = state.prefix.length - state.prompt_length
+        kept = 0
+        while kept < depth and rng.random() < world.chance(position + kept, kept):
+            kept += 1
+        new = [0] * (kept + 1)
+        over = "length" if len(new) >= state.remaining else None
+        known = state.acceptance.after(depth, kept) if policy.learns else state.acceptance
+        after.append(state.advanced(new, depth, over, known))
+        accepted.append(kept)
+        emitted.append(len(new))
+    width = max(depths)
+    behind = any(d and not any(s.depths[-1:]) for s, d in zip(states, depths, strict=True))
+    fresh = any(state.round == 0 for state in states)
+
+    def about(seconds: float) -> float:
+        return seconds * float(np.exp(world.noise * rng.standard_normal()))
+
+    draft = about(world.step * (width + 0.5 * behind)) if width else 0.0
+    if width and fresh:
+        draft += world.prefill * world.step
+    target = about(1 + world.token * (len(states) * (width + 1) - 1)) + fresh * world.prefill
+    rest = about(world.rest)
+    record = RoundRecord(
+        sequence_ids=tuple(state.prefix.sequence_id for state in states),
+        drafted=tuple(depths),
+        depth=tuple(depths),
+        accepted=tuple(accepted),
+        emitted=tuple(emitted),
+        bonus=tuple(k == d for k, d in zip(accepted, depths, strict=True)),
+        ceiling=(None,) * len(states),
+        first_ceiling=(None,) * len(states),
+        draft_s=draft,
+        target_s=target,
+        total_s=draft + target + rest,
+    )
+    return after, record
+
+
+def calibrate(policy, world, rng) -> None:
+    depths = (0, 0, 0, 1, 1, 4, 4, 8)
+    params = SamplingParams(max_tokens=100, depths=depths)
+    states = [SequenceState(Prefix(-1, range(16)), 16, params, frozenset(), 0)]
+    while states[0].round < len(depths):
+        states, record = played(
+            policy,
+            World(lambda p, i: 0.0, world.step, world.token, world.rest, world.noise),
+            states,
+            rng,
+        )
+        policy.observe(states, record)
+
+
+def steady(rate: float) -> Callable[[int, int], float]:
+    return lambda position, place: rate
+
+
+def adaptive(most: int = 16) -> AdaptiveDepth:
+    return AdaptiveDepth(Levels(most))
+
+
+def fixed(k: int) -> FixedDepth:
+    return FixedDepth(Levels(k))
+
+
+def mean_time(make, world, runs=20, **kw) -> float:
+    return float(np.mean([decode(make(), world, random=i, **kw)[0] for i in range(runs)]))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.05, 0.1, 0.2])
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_drafts_that_fail_cost_less_than_two_percent(rate, rows) -> None:
+    world = World(steady(rate))
+    plain = mean_time(lambda: fixed(0), world, runs=5, rows=rows)
+    assert plain / mean_time(adaptive, world, runs=5, rows=rows) >= 0.98
+
+
+def test_a_draft_dearer_than_the_target_is_never_tried() -> None:
+    _, states = decode(adaptive(), World(steady(1.0), step=2.0))
+    assert not any(states[0].depths)
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_the_depth_comes_within_five_percent_of_the_best_fixed_one(rate, rows) -> None:
+    world = World(steady(rate))
+    fixed_times = [mean_time(lambda k=k: fixed(k), world, runs=8, rows=rows) for k in range(13)]
+    policy = adaptive()
+    times = [decode(policy, world, random=i, rows=rows, warm=i == 0)[0] for i in range(10)]
+    assert min(fixed_times) / np.mean(times[2:]) >= 0.95
+
+
+def test_a_depth_that_never_changes_does_not_come_that_close() -> None:
+    """What the tests above measure can fail: four is far off at both ends."""
+    for rate, best in ((0.1, 0), (0.9, 8)):
+        world = World(steady(rate))
+        times = [mean_time(lambda k=k: fixed(k), world, runs=8) for k in (best, 4)]
+        assert times[0] / times[1] < 0.95
+
+
+def test_drafting_stops_when_it_stops_paying_and_starts_again() -> None:
+    tried: list[int] = []
+
+    def turns(position: int, place: int) -> float:
+        if place == 0:
+            tried.append(position)
+        return 0.02 if 100 <= position < 600 else 0.95
+
+    decode(adaptive(), World(turns), tokens=1000)
+    late, back = (sum(low <= position < low + 200 for position in tried) for low in (400, 700))
+    assert late <= 20
+    # Each round covers several tokens once drafts are kept again.
+    assert 20 <= back <= 120
+
+
+def test_a_long_prompt_is_not_read_by_the_drafter_for_a_few_tokens() -> None:
+    policy = adaptive()
+    world = World(steady(0.9), token=0.02)
+    decode(policy, world)
+    short, long = (
+        SequenceState(
+            Prefix(9, range(length)), length, SamplingParams(max_tokens=9), frozenset(), 0
+        )
+        for length in (4, 4000)
+    )
+    depths = policy.plan([short, long]).depth.tolist()
+    assert depths[0] > 0
+    assert depths[1] == 0
+
+
+def test_the_last_token_is_never_drafted_and_replays_are_followed() -> None:
+    policy = adaptive()
+    decode(policy, World(steady(0.95)))
+    params = SamplingParams(max_tokens=3, depths=(1, 2))
+    state = SequenceState(Prefix(0, [1]), 1, params, frozenset(), 0)
+    assert policy.plan([state]).depth.tolist() == [1]
+    last = SequenceState(Prefix(0, [1]), 1, SamplingParams(max_tokens=1), frozenset(), 0)
+    assert policy.plan([last]).depth.tolist() == [0]
+
+
+def test_a_seeded_request_is_planned_by_its_own_history_alone() -> None:
+    fresh, learnt = adaptive(), adaptive()
+    decode(learnt, World(steady(0.05), step=0.5))
+    asked = SamplingParams(max_tokens=200, seed=1)
+    found = []
+    for policy in (fresh, learnt):
+        state = SequenceState(Prefix(0, [1]), 1, asked, frozenset(), 0)
+        depths = []
+        for accepted in (16, 3, 0, 0, 1, 0, 0, 0, 0, 0):
+            mates = [SequenceState(Prefix(7, [1]), 1, SamplingParams(), frozenset(), 0)]
+            depth = int(policy.plan([*mates, state]).depth[1])
+            kept = min(depth, accepted)
+            known = state.acceptance.after(depth, kept)
+            state = state.advanced([0] * (kept + 1), depth, None, known)
+            depths.append(depth)
+        found.append(depths)
+    assert found[0] == found[1]
+    assert len(set(found[0])) > 2
+    shared = SequenceState(Prefix(0, [1]), 1, SamplingParams(max_tokens=200), frozenset(), 0)
+    assert fresh.plan([shared]).depth.tolist() != learnt.plan([shared]).depth.tolist()
+
+
+def test_a_seeded_request_that_stopped_drafting_tries_again_now_and_then() -> None:
+    policy = adaptive()
+    state = SequenceState(Prefix(0, [1]), 1, SamplingParams(max_tokens=400, seed=1), frozenset(), 0)
+    for _ in range(150):
+        depth = int(policy.plan([state]).depth[0])
+        state = state.advanced([0], depth, None, state.acceptance.after(depth, 0))
+    tried = np.flatnonzero(state.depths[50:])
+    assert 3 <= len(tried) <= 10
+
+
+def test_what_reached_a_token_is_counted_and_not_what_was_cut_short() -> None:
+    known = Acceptance().after(3, 3).after(3, 1).after(0, 0).after(1, 1)
+    assert known.reached == pytest.approx((1 + 0.98 * (1 + 0.98), 1 + 0.98, 1))
+    assert known.kept == pytest.approx((1 + 0.98 * (1 + 0.98), 0.98, 1))
+    assert expected_tokens([0.5, 0.5]) == [1.0, 1.5, 1.75]
+
+
+def law(prefix: tuple[int, ...]) -> np.ndarray:
+    weights = np.array([1.0 + (len(prefix) + i * prefix[-1]) % 3 for i in range(3)])
+    return weights / weights.sum()
+
+
+def draft_law(prefix: tuple[int, ...]) -> np.ndarray:
+    weights = np.array([2.0, 1.0, 1.0 + prefix[-1]])
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize("verification", ["block", "token"])
+@pytest.mark.parametrize("tree_shape", [None, (2, 1, 1)])
+@pytest.mark.parametrize("seed", [None, 3])
+def test_the_law_is_exact_whatever_depth_history_asks_for(verification, tree_shape, seed) -> None:
+    config = outrider.SpeculativeConfig(
+        num_speculative_tokens=3,
+        verification=verification,
+        depth="adaptive",
+        cost_ratio=0.4,
+        tree_shape=tree_shape,
+    )
+    params = SamplingParams(max_tokens=4, seed=seed)
+    decoder = outrider.SpeculativeDecoder(
+        TabularModel(law, 3), TabularModel(draft_law, 3), config=config
+    )
+    plain = outrider.SpeculativeDecoder(TabularModel(law, 3))
+    found, expected = (exact_law(made, [1], params) for made in (decoder, plain))
+    assert max(abs(found[output] - expected[output]) for output in expected) < 1e-12
+
+
+def test_the_depth_of_a_seeded_request_follows_what_was_kept() -> None:
+    """So that the test above walks more than one depth."""
+    config = outrider.SpeculativeConfig(num_speculative_tokens=3, depth="adaptive", cost_ratio=0.4)
+    decoder = outrider.SpeculativeDecoder(
+        TabularModel(law, 3), TabularModel(draft_law, 3), config=config
+    )
+    params = [SamplingParams(max_tokens=8, seed=seed) for seed in range(20)]
+    depths = {output.depths[1] for output in decoder.generate([[1]] * 20, params)}
+    assert len(depths) > 1
