@@ -91,6 +91,7 @@ def played(policy, world, states, rng):
         bonus=tuple(k == d for k, d in zip(accepted, depths, strict=True)),
         ceiling=(None,) * len(states),
         first_ceiling=(None,) * len(states),
+        draft_failed=False,
         draft_s=draft,
         target_s=target,
         total_s=draft + target + rest,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -239,7 +240,8 @@ def test_nan_logits_are_refused_and_leave_nothing_behind(side: str, temperature:
     wrapped = TransformersModel(broken, max_sequences=2)
     mate = TransformersModel(healthy, max_sequences=2)
     decoder = SpeculativeDecoder(
-        *((wrapped, mate) if side == "target" else (mate, wrapped)), config=config(k=2)
+        *((wrapped, mate) if side == "target" else (mate, wrapped)),
+        config=replace(config(k=2), strict=True),
     )
     params = SamplingParams(max_tokens=8, temperature=temperature, seed=1)
     expected = decoder.generate([1, 2, 3], params)
@@ -285,7 +287,9 @@ def test_malformed_proposals_are_refused(
     tokens: Any, lengths: Any, laws: Any, error: type[Exception], message: str
 ) -> None:
     decoder = SpeculativeDecoder(
-        mock_pair(4, 1)[0], Fixed(tokens, lengths, laws), config=config(k=3)
+        mock_pair(4, 1)[0],
+        Fixed(tokens, lengths, laws),
+        config=replace(config(k=3), strict=True),
     )
     with pytest.raises(error, match=message):
         decoder.generate([0], SamplingParams(max_tokens=9))

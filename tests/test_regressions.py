@@ -427,7 +427,8 @@ def test_nan_in_a_draft_is_blamed_on_the_row_that_drafted() -> None:
         def open(self, prefixes: Any, depth: int) -> Cursor:
             return Cursor()
 
-    decoder = SpeculativeDecoder(target, ModelDrafter(Draft()))  # type: ignore[arg-type]
+    strict = SpeculativeConfig(strict=True)
+    decoder = SpeculativeDecoder(target, ModelDrafter(Draft()), config=strict)  # type: ignore[arg-type]
     states = [decoder.start((0,), three(9, depths=(depth,)))[0] for depth in (0, 2)]
     wanted = f"draft model's logits for sequence {states[1].prefix.sequence_id}"
     with pytest.raises(DegenerateDistributionError, match=wanted):
@@ -529,7 +530,7 @@ def test_proposals_of_the_wrong_kind_are_refused(change: dict[str, Any], message
         def propose(self, prefixes: Any, plan: DraftPlan, ctx: Any) -> DraftProposal:
             return replace(sound, **change)
 
-    decoder = SpeculativeDecoder(target, Drafter())
+    decoder = SpeculativeDecoder(target, Drafter(), config=SpeculativeConfig(strict=True))
     with pytest.raises(DraftShapeError, match=message):
         decoder.generate([0], three(9))
 
@@ -544,7 +545,7 @@ def test_chains_are_no_longer_than_the_depth_of_a_planned_tree() -> None:
             tokens = torch.zeros(1, 6, dtype=torch.int64)
             return DraftProposal(tokens, np.array([6]), Laws(atoms=tokens))
 
-    config = SpeculativeConfig(num_speculative_tokens=2, tree_shape=(2, 2))
+    config = SpeculativeConfig(num_speculative_tokens=2, tree_shape=(2, 2), strict=True)
     decoder = SpeculativeDecoder(target, Drafter(), config=config)
     batch = decoder.pack(decoder.start([0], three(9)))
     with pytest.raises(DraftShapeError, match=r"lengths \[6\].*planned depths \[2\]"):

@@ -347,7 +347,7 @@ def test_malformed_trees_are_refused(parents: Any, rows: Any, message: str) -> N
 
     drafter = Tampered(ModelDrafter(draft), tampered)
     config = configured("traversal", 1, tree_shape=(2,), tree_children="without_replacement")
-    decoder = SpeculativeDecoder(target, drafter, config=config)
+    decoder = SpeculativeDecoder(target, drafter, config=replace(config, strict=True))
     with pytest.raises(DraftShapeError, match=message):
         decoder.generate([0], SamplingParams(max_tokens=4))
 

@@ -184,6 +184,8 @@ class SpeculativeConfig:
         typical_epsilon: of "typical", in (0, 1]: a token is kept if its probability is above the
             lesser of this and typical_delta * exp(-entropy).
         typical_delta: see `typical_epsilon`; a number > 0.
+        strict: raise what a drafter raises, and errors about what it returns. Otherwise the round
+            decodes plainly, which is counted, and the first time warned of.
         mixture_budget: of "mixture", in [0, 1]: how far, in total variation, the law of a token may
             be from the target's; 0 is lossless.
 
@@ -203,6 +205,7 @@ class SpeculativeConfig:
     typical_epsilon: float = 0.09
     typical_delta: float = 0.3
     mixture_budget: float = 0.05
+    strict: bool = False
 
     def __post_init__(self) -> None:
         if self.num_speculative_tokens is not None:
@@ -257,6 +260,8 @@ class SpeculativeConfig:
         _require_real(
             "mixture_budget", self.mixture_budget, lambda x: 0 <= x <= 1, "a number in [0, 1]"
         )
+        if not isinstance(self.strict, bool):
+            raise InvalidConfigError("strict", self.strict, "True or False")
 
     @property
     def deepest(self) -> int:

@@ -7,6 +7,7 @@ laws, verifies, and commits. Plain decoding is a round that drafts nothing.
 from __future__ import annotations
 
 import secrets
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from threading import Lock
@@ -22,7 +23,7 @@ from .config import SamplingParams, SpeculativeConfig
 from .context import RoundContext
 from .depth import policy_of
 from .drafters.model import ModelDrafter
-from .errors import InvalidConfigError
+from .errors import InvalidConfigError, KeyReuseError
 from .logprobs import TokenLogprob, report
 from .metrics import SpeculationMetrics, Tally
 from .outputs import Choice, GenerationOutput, StreamEvent
@@ -46,6 +47,7 @@ from .records import (
 )
 from .requests import Limits, Prompt, Request, is_single_prompt, parse_request
 from .rounds import (
+    DraftFailure,
     Stopwatch,
     check_proposal,
     check_scores,
@@ -119,6 +121,7 @@ class SpeculativeDecoder:
         self._next_id = secrets.randbits(40) << 22
         self._lock = Lock()
         self._tally = Tally(lossy=self._lossy)
+        self._warned = False
         if policy is None and self.policy.learns and self.drafter is not None and self._cached:
             calibrate(self)
 
@@ -164,6 +167,8 @@ class SpeculativeDecoder:
             chance: takes the place of the decoder's own; the round is then not counted in
                 `metrics`.
 
+        A round whose drafter fails decodes plainly, unless the configuration is `strict`.
+
         Raises:
             InvalidConfigError: the batch is empty, or has a finished sequence or one twice.
             DegenerateDistributionError: a model's logits hold NaN, +inf or nothing finite.
@@ -173,6 +178,25 @@ class SpeculativeDecoder:
         _check_steppable(batch)
         watch = Stopwatch(self._device)
         plan = self.policy.plan(batch.states)
+        try:
+            return self._round(batch, plan, chance, watch)
+        except DraftFailure as failure:
+            if self.config.strict:
+                raise failure.reason from None
+            self._warn(failure.reason)
+            nothing = DraftPlan(np.zeros_like(plan.depth))
+            return self._round(batch, nothing, chance, watch, failed=True)
+
+    def _round(
+        self,
+        batch: Batch,
+        plan: DraftPlan,
+        chance: Chance | None,
+        watch: Stopwatch,
+        *,
+        failed: bool = False,
+    ) -> Step:
+        """A round by a plan; `failed` says that it takes the place of one whose drafter failed."""
         prefixes = [state.prefix for state in batch.states]
         ahead = None if chance is not None or self.verifier.coupled else self._uniforms
         noise = batch.next_noise(ahead, plan.width)
@@ -193,7 +217,7 @@ class SpeculativeDecoder:
         ids = tuple(prefix.sequence_id for prefix in prefixes)
         if not all(row.sound for row in rows):
             check_witnesses(witness, context.witnesses, rows, ids)
-        _, draft_s, target_s = watch.spans()
+        draft_s, target_s = watch.spans()[-2:]
 
         states, emitted, accepted = [], [], []
         for state, row in zip(batch.states, rows, strict=True):
@@ -215,6 +239,7 @@ class SpeculativeDecoder:
             bonus=tuple(row.bonus for row in rows),
             ceiling=tuple(row.ceiling for row in rows),
             first_ceiling=tuple(row.first_ceiling for row in rows),
+            draft_failed=failed,
             draft_s=draft_s,
             target_s=target_s,
             total_s=watch.total(),
@@ -354,9 +379,26 @@ class SpeculativeDecoder:
         if self.drafter is None or plan.width == 0:
             nothing = torch.empty(len(prefixes), 0, dtype=torch.int64, device=self._device)
             return DraftProposal(nothing, np.zeros(len(prefixes), dtype=np.int64), None)
-        proposal = self.drafter.propose(prefixes, plan, context)
-        check_proposal(proposal, plan, self.target.vocab_size)
+        try:
+            proposal = self.drafter.propose(prefixes, plan, context)
+            check_proposal(proposal, plan, self.target.vocab_size)
+        except KeyReuseError:
+            raise
+        except Exception as error:
+            raise DraftFailure(error) from error
         return proposal
+
+    def _warn(self, reason: Exception) -> None:
+        """Say once that the drafter fails."""
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the drafter failed, and the round was decoded plainly: "
+                f"{type(reason).__name__}: {reason}; further failures are counted in "
+                "metrics.draft_failures and not reported; SpeculativeConfig(strict=True) raises",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def _parse(self, prompt: Any, params: Any) -> Request:
         given = SamplingParams() if params is None else params

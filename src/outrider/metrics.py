@@ -30,6 +30,7 @@ class SpeculationMetrics:
         draft_s: seconds spent proposing.
         target_s: seconds spent in the target's forward passes.
         total_s: seconds spent in rounds.
+        draft_failures: rounds that decoded plainly because the drafter failed.
         lossy: whether the output's law was allowed to differ from the target's.
         ceiling: the most tokens that any lossless verifier emits on average in a round that drafts
             as these rounds did (on chains the sum of the block recursion's p_i, on trees of point
@@ -51,6 +52,7 @@ class SpeculationMetrics:
     draft_s: float
     target_s: float
     total_s: float
+    draft_failures: int = 0
     lossy: bool = False
     ceiling: float | None = None
     ceiling_error: float | None = None
@@ -139,6 +141,7 @@ class Tally:
         self._draft_s = 0.0
         self._target_s = 0.0
         self._total_s = 0.0
+        self._failures = 0
 
     def add(self, record: RoundRecord, row: int | None = None) -> None:
         """Count a round: all of its rows, or one."""
@@ -151,6 +154,7 @@ class Tally:
             if record.drafted[i]:
                 self._ceilings.add(record.ceiling[i])
                 self._first_ceilings.add(record.first_ceiling[i])
+        self._failures += record.draft_failed
         self._draft_s += record.draft_s
         self._target_s += record.target_s
         self._total_s += record.total_s
@@ -179,6 +183,7 @@ class Tally:
             draft_s=self._draft_s,
             target_s=self._target_s,
             total_s=self._total_s,
+            draft_failures=self._failures,
             lossy=self._lossy,
             # Only over the same rounds as the acceptance length that it stands beside.
             ceiling=most.mean if most.count == draft_rounds else None,

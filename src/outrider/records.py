@@ -268,9 +268,9 @@ class RoundRecord:
     `accepted` and `emitted` exclude tokens cut off by a stop rule. `bonus` says whether the last
     token followed a draft with nothing drafted after it. `ceiling` is an estimate of the most
     tokens that any lossless verifier emits on average from such drafts, `first_ceiling` of the
-    probability that it keeps one of a tree's first tokens; None where none is known. `draft_s` and
-    `target_s` are the time spent proposing and in the target's forward pass, `total_s` all of the
-    round.
+    probability that it keeps one of a tree's first tokens; None where none is known. `draft_failed`
+    says that the drafter failed, so that nothing was drafted. `draft_s` and `target_s` are the time
+    spent proposing and in the target's forward pass, `total_s` all of the round.
     """
 
     sequence_ids: tuple[int, ...]
@@ -281,6 +281,7 @@ class RoundRecord:
     bonus: tuple[bool, ...]
     ceiling: tuple[float | None, ...]
     first_ceiling: tuple[float | None, ...]
+    draft_failed: bool
     draft_s: float
     target_s: float
     total_s: float

@@ -126,6 +126,18 @@ def read(
     return rows
 
 
+class DraftFailure(Exception):
+    """A drafter raised, or broke its contract.
+
+    Args:
+        reason: the error.
+    """
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class Stopwatch:
     """Times the parts of a round: by the wall clock, or on a CUDA device by events in its stream.
 
@@ -312,20 +324,23 @@ def check_witnesses(
         ids: of the sequences.
 
     Raises:
-        DegenerateDistributionError: a witness that a row looks at is not finite; with the model,
+        DegenerateDistributionError: a witness of the target that a row looks at is not finite; with
             the sequence and the position.
+        DraftFailure: the same of the draft model.
     """
     levels = [0, *accumulate(witness.shape[1] for witness in draft)]
+    for row, position in (~torch.isfinite(target)).nonzero().tolist():
+        if position <= rows[row].drafted:
+            raise _degenerate("target", ids[row], position)
     drafted = torch.cat(draft, 1) if draft else target[:, :0]
-    for name, witness in (("target", target), ("draft model", drafted)):
-        for row, position in (~torch.isfinite(witness)).nonzero().tolist():
-            looked_at = rows[row].drafted + 1
-            if witness is drafted:
-                looked_at = levels[min(rows[row].depth, len(draft))]
-            if position >= looked_at:
-                continue
-            raise DegenerateDistributionError(
-                f"the {name}'s logits for sequence {ids[row]} at position {position} of the round "
-                "have NaN, +inf or no finite entry; expected finite logits (try a wider dtype, or "
-                "check the model's weights)"
-            )
+    for row, position in (~torch.isfinite(drafted)).nonzero().tolist():
+        if position < levels[min(rows[row].depth, len(draft))]:
+            raise DraftFailure(_degenerate("draft model", ids[row], position))
+
+
+def _degenerate(name: str, sequence_id: int, position: int) -> DegenerateDistributionError:
+    return DegenerateDistributionError(
+        f"the {name}'s logits for sequence {sequence_id} at position {position} of the round have "
+        "NaN, +inf or no finite entry; expected finite logits (try a wider dtype, or check the "
+        "model's weights)"
+    )
