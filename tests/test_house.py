@@ -19,7 +19,7 @@ FLOORS = (
     {"verification", "depth"},
     {"models"},
     {"drafters"},
-    {"metrics", "logprobs", "stopping", "pairing"},
+    {"metrics", "logprobs", "anchors", "stopping", "pairing"},
     {"text", "requests", "outputs", "rounds", "batch", "context"},
     {"engine", "loading", "generation", "settings"},
     {"certify"},
