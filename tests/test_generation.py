@@ -190,11 +190,6 @@ def test_weights_may_change_between_calls(first: list[int]) -> None:
     assert target.generate(prompt, max_new_tokens=8, custom_generate=inside).equal(expected)
 
 
-class Double(tf.LogitsProcessor):
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
-        return scores * 2
-
-
 def test_the_example_of_the_readme() -> None:
     readme = (Path(__file__).parent.parent / "README.md").read_text()
     _, code, _, printed, _ = readme.split("## Inside transformers")[1].split("```", 4)
@@ -205,10 +200,16 @@ def test_the_example_of_the_readme() -> None:
 
 
 REFUSED_CALLS: list[tuple[dict[str, Any], str]] = [
-    ({"logits_processor": [Double()]}, "logits_processor='Double'"),
     (
-        {"logits_processor": [tf.RepetitionPenaltyLogitsProcessor(1.3)]},
-        "set repetition_penalty in the generation config",
+        {
+            "repetition_penalty": 1.2,
+            "logits_processor": [tf.RepetitionPenaltyLogitsProcessor(1.3)],
+        },
+        "none beside repetition_penalty=1.2, whose place in the order it would take",
+    ),
+    (
+        {"logits_processor": [tf.UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, None)]},
+        "remember nothing of earlier calls",
     ),
     (
         {
@@ -220,9 +221,8 @@ REFUSED_CALLS: list[tuple[dict[str, Any], str]] = [
     ({"stopping_criteria": [tf.EosTokenCriteria(3)]}, "set eos_token_id in the generation"),
     ({"stopping_criteria": [tf.MaxLengthCriteria(9)]}, "set max_length in the generation"),
     ({"stopping_criteria": [tf.MaxTimeCriteria(9)]}, "pad_token_id=None"),
-    ({"prefix_allowed_tokens_fn": lambda *_: [1]}, "PrefixConstrainedLogitsProcessor"),
     ({"num_beams": 2}, "num_beams=2"),
-    ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size=2"),
+    ({"forced_eos_token_id": 2}, "forced_eos_token_id=2"),
     ({"output_scores": True, "return_dict_in_generate": True}, "output_scores=True"),
     ({"position_ids": torch.tensor([[0, 0, 1, 2, 3, 4], [1, 2, 3, 4, 5, 6]])}, "position_ids"),
     ({"token_type_ids": torch.zeros(2, 6, dtype=torch.int64)}, "token_type_ids"),

@@ -21,7 +21,7 @@ FLOORS = (
     {"drafters"},
     {"metrics", "logprobs", "anchors", "stopping", "pairing"},
     {"text", "requests", "outputs", "rounds", "batch", "context"},
-    {"engine", "loading", "generation", "settings"},
+    {"engine", "loading", "generation", "given_processors", "settings"},
     {"certify"},
     {"cli"},
 )

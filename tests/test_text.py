@@ -1,7 +1,7 @@
 """Text as it streams, and where stop strings end it: the text of the whole output, always.
 
-The tokenizers are byte-level, with tokens of halves of characters, and of SentencePiece's kind, with
-spaces as a mark and byte tokens that are read together.
+The tokenizers are byte-level, with tokens of halves of characters, and of SentencePiece's kind,
+with spaces as a mark and byte tokens that are read together.
 """
 
 from __future__ import annotations

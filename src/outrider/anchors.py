@@ -3,8 +3,8 @@
 A window of tokens decodes to the end of the whole text if its first token's text does not depend on
 the tokens before it. That is known of two kinds of decoders, and assumed of no other:
 
-- Byte-level ones join the tokens' bytes. UTF-8 is self-synchronising: past the replacement characters
-  that a window may begin with, its text is that of the whole.
+- Byte-level ones join the tokens' bytes. UTF-8 is self-synchronising: past the replacement
+  characters that a window may begin with, its text is that of the whole.
 - Those that join the tokens' texts, with a space stripped at the beginning, and with runs of byte
   tokens (`<0xC3>`) that are read together: a run that is no UTF-8 as a whole becomes replacement
   characters as a whole. A window begins at a token that is no byte, and a run's text is not known
@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .protocols import Tokenizer
 
@@ -74,7 +76,7 @@ class Anchors:
             [token], skip_special_tokens=True
         )
 
-    def before(self, ids: Sequence[int], place: int) -> int:
+    def before(self, ids: NDArray[np.int64], place: int) -> int:
         """The last place in `ids`, at or before `place`, that a window may begin at."""
         while place > 0 and self.open(int(ids[place])):
             place -= 1
