@@ -15,6 +15,7 @@ from benchmarks.__main__ import main
         ("attention", 1, set()),
         ("import", 1, set()),
         ("verification", 1, {"k", "rows"}),
+        ("parameters", 1, {"k", "rows"}),
     ],
 )
 def test_a_benchmark_ends_in_one_line_of_json(
