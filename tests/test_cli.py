@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -306,6 +307,14 @@ class TestGenerate:
         assert [len(choice["logprobs"]) for choice in several["choices"]] == [5, 5]
         assert run(*flags, "-n", "2") == 0
         assert "log-probabilities of continuation 2:" in capsys.readouterr().err
+
+    def test_the_commands_of_the_readme(self, capsys):
+        readme = (Path(__file__).parent.parent / "README.md").read_text()
+        start = ".venv/bin/outrider generate "
+        commands = [line for line in readme.splitlines() if line.startswith(start)]
+        assert len(commands) == 5
+        for command in commands:
+            assert printed(capsys, *shlex.split(command)[1:], "-m", "12").strip(), command
 
     def test_colour_changes_nothing_but_colour(self, capsys, target):
         common = ("generate", "-p", PROMPT, "--target", target, "--draft", target, "-m", "8")

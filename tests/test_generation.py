@@ -288,6 +288,13 @@ def test_unset_means_transformers_defaults() -> None:
     assert (defaults["max_length"], defaults["top_k"], defaults["do_sample"]) == (20, 50, False)
 
 
+def test_repeated_ngrams_are_a_processor() -> None:
+    asked = outrider.from_generation_config(GenerationConfig(no_repeat_ngram_size=3))
+    (processor,) = asked.logits_processors
+    assert type(processor) is tf.NoRepeatNGramLogitsProcessor
+    assert processor.ngram_size == 3
+
+
 def test_overrides_and_lengths() -> None:
     config = GenerationConfig(max_length=9, max_new_tokens=5, min_new_tokens=8, stop_strings="x")
     asked = outrider.from_generation_config(config, stop=("y",))
@@ -330,7 +337,8 @@ def test_no_setting_of_transformers_is_undecided() -> None:
     """A setting that a later transformers adds has to be mapped, refused, or named here."""
     mapped = """max_length max_new_tokens min_length min_new_tokens stop_strings do_sample
         temperature top_k top_p min_p repetition_penalty bad_words_ids suppress_tokens
-        sequence_bias num_return_sequences eos_token_id pad_token_id return_dict_in_generate"""
+        no_repeat_ngram_size sequence_bias num_return_sequences eos_token_id pad_token_id
+        return_dict_in_generate"""
     # Of caches, of compilation, of assistants, of beams, of prompts that generate makes itself,
     # and renormalisation, which changes no law.
     nothing = """use_cache cache_implementation cache_config max_cache_len compile_config
