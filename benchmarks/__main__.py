@@ -17,6 +17,7 @@ _PARTS = {
     "overhead": ("overhead", 150),
     "attention": ("attention", 30),
     "verification": ("verification", 100),
+    "parameters": ("parameters", 25),
     "import": ("imports", 5),
 }
 """Each benchmark's module, and how many rounds it makes unless told otherwise."""

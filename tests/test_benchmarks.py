@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from benchmarks import parameters
 from benchmarks.__main__ import main
 
 
@@ -15,11 +16,17 @@ from benchmarks.__main__ import main
         ("attention", 1, set()),
         ("import", 1, set()),
         ("verification", 1, {"k", "rows"}),
+        ("parameters", 1, {"k", "rows"}),
     ],
 )
 def test_a_benchmark_ends_in_one_line_of_json(
-    name: str, rounds: int, figures: set[str], capsys: pytest.CaptureFixture[str]
+    name: str,
+    rounds: int,
+    figures: set[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(parameters, "VOCABULARIES", (400, 500))
     main([name, "--rounds", str(rounds)])
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert len(last) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -227,6 +228,94 @@ class TestGenerate:
         assert found["finish_reason"] == "stop"
         assert found["token_ids"] == [stop]
 
+    def test_every_sampling_parameter_has_a_flag(self, capsys, target, draft):
+        flags = ("generate", "-p", PROMPT, "--target", target, "--draft", draft, "-m", "9")
+        asked = {
+            "temperature": ("--temp", "0.7", 0.7),
+            "top_k": ("--top-k", "9", 9),
+            "top_p": ("--top-p", "0.9", 0.9),
+            "min_p": ("--min-p", "0.1", 0.1),
+            "repetition_penalty": ("--repetition-penalty", "1.2", 1.2),
+            "presence_penalty": ("--presence-penalty", "-0.5", -0.5),
+            "frequency_penalty": ("--frequency-penalty", "0.5", 0.5),
+            "logit_bias": ("--logit-bias", "5=-1.5", [[5, -1.5], [6, 2.0], [7, -3.0]]),
+            "bad_words": ("--bad-words", "ab", None),
+            "min_tokens": ("--min-tokens", "2", 2),
+            "max_tokens": ("--max-tokens", "8", 8),
+            "stop": ("--stop", "xyz", ["xyz", "\n"]),
+            "stop_token_ids": ("--stop-token-ids", "3,4", [3, 4, 5]),
+            "logprobs": ("--logprobs", "2", 2),
+            "n": ("-n", "2", 2),
+            "seed": ("--seed", "3", 3),
+        }
+        more = ("--logit-bias", "6+2", "--logit-bias", "7-3", "--bad-words", "b", "--stop", "\n")
+        given = [part for flag, text, _ in asked.values() for part in (flag, text)]
+        flags = (*flags, *given, *more, "--stop-token-id", "5", "--ignore-eos")
+        found = document(capsys, *flags)["config"]["sampling"]
+        space, a, b = (token for token, _ in self._ids(target, " ab"))
+        assert found.pop("bad_words") == [[a, b], [space, a, b], [b], [space, b]]
+        del asked["bad_words"]
+        for field, (_, _, value) in asked.items():
+            assert found[field] == value, field
+        assert found["ignore_eos"] is True
+        # What cannot be said in text, or replays a run.
+        unsaid = {"logits_processors", "depths", "ignore_eos"}
+        assert set(found) - set(asked) == unsaid
+
+    @staticmethod
+    def _ids(target, text):
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(target)
+        return list(zip(tokenizer.encode(text), text, strict=True))
+
+    def test_parameters_shape_the_text(self, capsys, target):
+        flags = ("generate", "-p", PROMPT, "--target", target, "--temp", "0", "-m", "12")
+        plain = document(capsys, *flags)
+        first = plain["token_ids"][0]
+        assert document(capsys, *flags, "--logit-bias", f"{first}=-100")["token_ids"][0] != first
+        assert document(capsys, *flags, "--logit-bias", "70+100")["token_ids"] == [70] * 12
+        common = (*flags, "--logit-bias", "70=50", "--logit-bias", "71=49")
+        assert 71 in document(capsys, *common, "--frequency-penalty", "2")["token_ids"]
+        letter = "a"
+        ((token, _),) = self._ids(target, letter)
+        common = (*flags, "--logit-bias", f"{token}=100")
+        assert token not in document(capsys, *common, "--bad-words", letter)["token_ids"]
+        stopped = document(capsys, *common, "--stop", letter * 3)
+        assert (stopped["text"], stopped["finish_reason"]) == ("", "stop")
+        later = document(capsys, *common, "--stop", letter * 3, "--min-tokens", "7")
+        assert later["text"] == letter * 4
+
+    def test_log_probabilities_in_json_and_for_reading(self, capsys, target, draft):
+        flags = ("generate", "-p", PROMPT, "--target", target, "--draft", draft, "-m", "5")
+        flags = (*flags, "--seed", "3", "--temp", "0", "--logprobs", "2")
+        found = document(capsys, *flags)
+        assert len(found["logprobs"]) == 5
+        for token, entry in zip(found["token_ids"], found["logprobs"], strict=True):
+            assert set(entry) == {"token_id", "token", "logprob", "top_logprobs"}
+            assert entry["token_id"] == token
+            best, second = entry["top_logprobs"]
+            assert best == {name: entry[name] for name in best}
+            assert second["logprob"] <= best["logprob"] < 0
+        assert run(*flags) == 0
+        printed = capsys.readouterr()
+        assert printed.out == found["text"] + "\n"
+        heading, names, *told = printed.err.splitlines()[:7]
+        assert heading == "log-probabilities:"
+        assert names.startswith("logprob  token")
+        for line, entry in zip(told, found["logprobs"], strict=True):
+            assert f"{entry['logprob']:.3f}  {entry['token']!r} (" in line
+        several = document(capsys, *flags, "-n", "2")
+        assert [len(choice["logprobs"]) for choice in several["choices"]] == [5, 5]
+        assert run(*flags, "-n", "2") == 0
+        assert "log-probabilities of continuation 2:" in capsys.readouterr().err
+
+    def test_the_commands_of_the_readme(self, capsys):
+        readme = (Path(__file__).parent.parent / "README.md").read_text()
+        start = ".venv/bin/outrider generate "
+        commands = [line for line in readme.splitlines() if line.startswith(start)]
+        assert len(commands) == 5
+        for command in commands:
+            assert printed(capsys, *shlex.split(command)[1:], "-m", "12").strip(), command
+
     def test_colour_changes_nothing_but_colour(self, capsys, target):
         common = ("generate", "-p", PROMPT, "--target", target, "--draft", target, "-m", "8")
         flags = (*common, "--seed", "2")
@@ -253,7 +342,7 @@ class TestDemo:
         flags = ("--target", target, "--draft", target, "-m", "6", "--temp", "0")
         out = printed(capsys, "demo", "-p", PROMPT, *flags)
         assert "temperature 0: the same text with and without speculation, 1 of 1 prompts" in out
-        assert out.splitlines()[-1].startswith("speculative against plain: ")
+        assert out.splitlines()[-2 if "slower" in out else -1].startswith("speculative against")
         assert "\x1b" not in out
 
     def test_shipped_pair_is_the_default(self, capsys):
@@ -342,6 +431,18 @@ class TestErrors:
             (("-n", "0"), "-n: '0' is not allowed: expected an integer >= 1"),
             (("--seed", "-1"), "--seed: '-1' is not allowed: expected an integer in [0, 2**64)"),
             (("--stop-token-id", "x"), "'x' is not allowed: expected an integer >= 0"),
+            (("--stop-token-ids", "3,-1"), "'-1' is not allowed: expected an integer >= 0"),
+            (("--repetition-penalty", "0"), "'0' is not allowed: expected a number > 0"),
+            (("--presence-penalty", "3"), "'3' is not allowed: expected a number in [-2, 2]"),
+            (("--frequency-penalty", "x"), "'x' is not allowed: expected a number in [-2, 2]"),
+            (("--logit-bias", "5"), "'5' is not allowed: expected a token id and a number in"),
+            (("--logit-bias", "a=1"), "'a=1' is not allowed: expected a token id and a number"),
+            (("--logit-bias", "5=x"), "'5=x' is not allowed: expected a token id and a number"),
+            (("--logit-bias", "5=101"), "'5=101' is not allowed: expected a token id and a number"),
+            (("--bad-words", " "), "' ' is not allowed: expected a text in UTF-8, not empty"),
+            (("--stop", ""), "'' is not allowed: expected a text in UTF-8, not empty"),
+            (("--min-tokens", "-1"), "'-1' is not allowed: expected an integer >= 0"),
+            (("--logprobs", "21"), "'21' is not allowed: expected an integer in [0, 20], or None"),
             (("--prompt-lookup-max", "0"), "'0' is not allowed: expected an integer >= 1"),
             (("--verification", "x"), "'x' is not allowed: expected one of 'block', 'token'"),
             (("--method", "x"), "invalid choice: 'x' (choose from"),
@@ -357,6 +458,11 @@ class TestErrors:
         [
             (("--method", "draft_model"), "expected --draft MODEL beside it, or --method ngram"),
             (("--method", "ngram", "--draft", "d"), "--draft='d' is not allowed: expected none"),
+            (("--min-tokens", "9", "-m", "8"), "--min-tokens=9 is not allowed: expected at most"),
+            (
+                ("--logit-bias", "5=1", "--logit-bias", "5=2"),
+                "--logit-bias=5 is not allowed: expected one bias for each token",
+            ),
             (
                 ("--method", "none", "--prompt-lookup-max", "3"),
                 "--prompt-lookup-max=3 is not allowed: expected none with --method none",
@@ -365,6 +471,12 @@ class TestErrors:
     )
     def test_flags_that_contradict_each_other(self, capsys, flags, message):
         assert message in error_of(capsys, "generate", "-p", PROMPT, "--target", "./x", *flags)
+
+    def test_a_token_that_the_model_lacks(self, capsys, target):
+        line = error_of(
+            capsys, "generate", "-p", PROMPT, "--target", target, "--logit-bias", "256=1"
+        )
+        assert "logit_bias has token id 256; expected ids in 0..255" in line
 
     def test_unknown_subcommand(self, capsys):
         assert "invalid choice: 'generat' (choose from 'generate'" in error_of(capsys, "generat")

@@ -190,11 +190,6 @@ def test_weights_may_change_between_calls(first: list[int]) -> None:
     assert target.generate(prompt, max_new_tokens=8, custom_generate=inside).equal(expected)
 
 
-class Double(tf.LogitsProcessor):
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
-        return scores * 2
-
-
 def test_the_example_of_the_readme() -> None:
     readme = (Path(__file__).parent.parent / "README.md").read_text()
     _, code, _, printed, _ = readme.split("## Inside transformers")[1].split("```", 4)
@@ -205,10 +200,16 @@ def test_the_example_of_the_readme() -> None:
 
 
 REFUSED_CALLS: list[tuple[dict[str, Any], str]] = [
-    ({"logits_processor": [Double()]}, "logits_processor='Double'"),
     (
-        {"logits_processor": [tf.RepetitionPenaltyLogitsProcessor(1.3)]},
-        "set repetition_penalty in the generation config",
+        {
+            "repetition_penalty": 1.2,
+            "logits_processor": [tf.RepetitionPenaltyLogitsProcessor(1.3)],
+        },
+        "none beside repetition_penalty=1.2, whose place in the order it would take",
+    ),
+    (
+        {"logits_processor": [tf.UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, None)]},
+        "remember nothing of earlier calls",
     ),
     (
         {
@@ -220,9 +221,8 @@ REFUSED_CALLS: list[tuple[dict[str, Any], str]] = [
     ({"stopping_criteria": [tf.EosTokenCriteria(3)]}, "set eos_token_id in the generation"),
     ({"stopping_criteria": [tf.MaxLengthCriteria(9)]}, "set max_length in the generation"),
     ({"stopping_criteria": [tf.MaxTimeCriteria(9)]}, "pad_token_id=None"),
-    ({"prefix_allowed_tokens_fn": lambda *_: [1]}, "PrefixConstrainedLogitsProcessor"),
     ({"num_beams": 2}, "num_beams=2"),
-    ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size=2"),
+    ({"forced_eos_token_id": 2}, "forced_eos_token_id=2"),
     ({"output_scores": True, "return_dict_in_generate": True}, "output_scores=True"),
     ({"position_ids": torch.tensor([[0, 0, 1, 2, 3, 4], [1, 2, 3, 4, 5, 6]])}, "position_ids"),
     ({"token_type_ids": torch.zeros(2, 6, dtype=torch.int64)}, "token_type_ids"),
@@ -288,6 +288,13 @@ def test_unset_means_transformers_defaults() -> None:
     assert (defaults["max_length"], defaults["top_k"], defaults["do_sample"]) == (20, 50, False)
 
 
+def test_repeated_ngrams_are_a_processor() -> None:
+    asked = outrider.from_generation_config(GenerationConfig(no_repeat_ngram_size=3))
+    (processor,) = asked.logits_processors
+    assert type(processor) is tf.NoRepeatNGramLogitsProcessor
+    assert processor.ngram_size == 3
+
+
 def test_overrides_and_lengths() -> None:
     config = GenerationConfig(max_length=9, max_new_tokens=5, min_new_tokens=8, stop_strings="x")
     asked = outrider.from_generation_config(config, stop=("y",))
@@ -330,7 +337,8 @@ def test_no_setting_of_transformers_is_undecided() -> None:
     """A setting that a later transformers adds has to be mapped, refused, or named here."""
     mapped = """max_length max_new_tokens min_length min_new_tokens stop_strings do_sample
         temperature top_k top_p min_p repetition_penalty bad_words_ids suppress_tokens
-        sequence_bias num_return_sequences eos_token_id pad_token_id return_dict_in_generate"""
+        no_repeat_ngram_size sequence_bias num_return_sequences eos_token_id pad_token_id
+        return_dict_in_generate"""
     # Of caches, of compilation, of assistants, of beams, of prompts that generate makes itself,
     # and renormalisation, which changes no law.
     nothing = """use_cache cache_implementation cache_config max_cache_len compile_config

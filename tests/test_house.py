@@ -19,9 +19,9 @@ FLOORS = (
     {"verification", "depth"},
     {"models"},
     {"drafters"},
-    {"metrics", "logprobs", "stopping", "pairing"},
+    {"metrics", "logprobs", "anchors", "stopping", "pairing"},
     {"text", "requests", "outputs", "rounds", "batch", "context", "running"},
-    {"engine", "calibration", "loading", "generation", "settings"},
+    {"engine", "calibration", "loading", "generation", "given_processors", "settings"},
     {"certify"},
     {"cli"},
 )

@@ -14,43 +14,19 @@ from transformers import (
     EosTokenCriteria,
     GenerationConfig,
     MaxLengthCriteria,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    MinPLogitsWarper,
-    NoBadWordsLogitsProcessor,
     PreTrainedModel,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
 )
 from transformers.generation import GenerateDecoderOnlyOutput
-from transformers.generation.logits_process import LogitNormalization
 
 from .config import SamplingParams, SpeculativeConfig
 from .drafters.model import ModelDrafter
 from .engine import SpeculativeDecoder
 from .errors import InvalidConfigError
+from .given_processors import custom_processors, of_row
 from .models.transformers import TransformersModel
 from .protocols import DepthPolicy, DraftModel
 from .running import Run
-from .settings import from_generation_config, plain, sequence_bias, token_ids
-
-_PROCESSORS: dict[type, tuple[str, str]] = {
-    SequenceBiasLogitsProcessor: ("sequence_bias", "sequence_bias"),
-    RepetitionPenaltyLogitsProcessor: ("penalty", "repetition_penalty"),
-    NoBadWordsLogitsProcessor: ("bad_word_ids", "bad_words_ids"),
-    MinLengthLogitsProcessor: ("min_length", "min_length"),
-    MinNewTokensLengthLogitsProcessor: ("min_new_tokens", "min_new_tokens"),
-    SuppressTokensLogitsProcessor: ("suppress_tokens", "suppress_tokens"),
-    TemperatureLogitsWarper: ("temperature", "temperature"),
-    TopKLogitsWarper: ("top_k", "top_k"),
-    TopPLogitsWarper: ("top_p", "top_p"),
-    MinPLogitsWarper: ("min_p", "min_p"),
-}
-"""What transformers makes of settings: the attribute that holds the value, and the setting."""
+from .settings import from_generation_config, token_ids
 
 _PASSED_BY = frozenset(
     {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
@@ -67,9 +43,11 @@ def generate_with(
     """Speculative decoding for `model.generate(..., custom_generate=generate_with(draft_model))`.
 
     The generation config is honoured, or refused by name. Stopping criteria are asked after every
-    token, for each row by itself, with `scores` None. Rows that have ended are padded. What
-    sampling draws follows from `torch.manual_seed`. transformers itself drops a `streamer`,
-    `assistant_model` or `tokenizer`; stop strings are passed as a `StopStringCriteria`.
+    token, for each row by itself, with `scores` None. Logits processors of the caller's own are
+    called for each row and each drafted position by itself, in transformers' order; they must not
+    remember earlier calls, since drafts that are refused are seen as well. Rows that have ended are
+    padded. What sampling draws follows from `torch.manual_seed`. transformers itself drops a
+    `streamer`, `assistant_model` or `tokenizer`; stop strings are passed as a `StopStringCriteria`.
 
     The models' caches are kept from call to call, not what is in them, so that weights may change
     in between. Both models are in evaluation mode during a call, and are given their mode and
@@ -106,10 +84,12 @@ def generate_with(
         asked = copy.copy(generation_config)
         # These come as stopping criteria, too.
         asked.max_time = asked.stop_strings = None
+        # This one comes as a logits processor.
+        asked.no_repeat_ngram_size = None
         params = from_generation_config(
             asked, prompt_length=input_ids.shape[1], n=1, ignore_eos=True
         )
-        _check_processors(logits_processor, asked)
+        custom = custom_processors(logits_processor, asked)
         criteria = _custom_criteria(stopping_criteria, asked)
         prompts = _prompts(input_ids, **model_kwargs)
         padding = [asked.pad_token_id, *params.stop_token_ids, None]
@@ -127,7 +107,7 @@ def generate_with(
             policy = policies[0] if policies else None
             decoder = SpeculativeDecoder(target, drafter, config=speculation, policy=policy)
             policies[:] = [decoder.policy]
-            outputs = _Rows(decoder, input_ids, prompts, params, criteria).outputs()
+            outputs = _Rows(decoder, input_ids, prompts, params, criteria, custom).outputs()
         width = max(map(len, outputs))
         rows = [[*tokens, *[pad] * (width - len(tokens))] for tokens in outputs]
         sequences = torch.cat([input_ids, input_ids.new_tensor(rows)], 1)
@@ -175,6 +155,7 @@ class _Rows:
         prompts: the rows without it.
         params: of all rows; each that samples is given a seed from torch's generator.
         criteria: stopping criteria that the parameters do not cover.
+        processors: logits processors that they do not cover.
     """
 
     def __init__(
@@ -184,16 +165,24 @@ class _Rows:
         prompts: list[list[int]],
         params: SamplingParams,
         criteria: list[Any],
+        processors: list[Any],
     ) -> None:
         seeds: list[int | None] = [None] * len(prompts)
         if not params.greedy:
             seeds = torch.randint(2**63 - 1, (len(prompts),)).tolist()
+        by_row = [
+            tuple(
+                of_row(p, row, input_ids[row, : input_ids.shape[1] - len(prompt)])
+                for p in processors
+            )
+            for row, prompt in enumerate(prompts)
+        ]
         self._decoder = decoder
         self._criteria = criteria
         self._input_ids = input_ids
         self._states = [
-            decoder.start(prompt, replace(params, seed=seed))[0]
-            for prompt, seed in zip(prompts, seeds, strict=True)
+            decoder.start(prompt, replace(params, seed=seed, logits_processors=own))[0]
+            for prompt, seed, own in zip(prompts, seeds, by_row, strict=True)
         ]
         self._outputs: list[list[int]] = [[] for _ in prompts]
 
@@ -219,27 +208,6 @@ class _Rows:
                 if any(bool(torch.as_tensor(ends(ids, None)).all()) for ends in self._criteria):
                     return True
         return False
-
-
-def _check_processors(processors: Sequence[Any], asked: GenerationConfig) -> None:
-    """Refuse every processor that transformers has not made of the settings themselves."""
-    for processor in processors:
-        name = type(processor).__name__
-        if type(processor) is LogitNormalization:
-            continue
-        if type(processor) not in _PROCESSORS:
-            raise InvalidConfigError(
-                "logits_processor", name, "processors that a generation config's settings make"
-            )
-        attribute, field = _PROCESSORS[type(processor)]
-        value, wanted = plain(vars(processor)[attribute]), plain(getattr(asked, field))
-        if field == "sequence_bias":
-            value, wanted = sequence_bias(value), sequence_bias(wanted)
-        skipped = vars(processor).get("prompt_ignore_length")
-        if value != wanted or isinstance(skipped, int):
-            raise InvalidConfigError(
-                "logits_processor", name, f"none; set {field} in the generation config instead"
-            )
 
 
 def _custom_criteria(criteria: Sequence[Any], asked: Any) -> list[Any]:

@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, NoRepeatNGramLogitsProcessor
 
 from .config import SamplingParams
 from .errors import InvalidConfigError
@@ -25,7 +25,6 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "guidance_scale": ((1,), "1; guidance needs a second prompt, which is not supported"),
     "penalty_alpha": ((0,), "None; contrastive search is not supported, use top_k or min_p"),
     "dola_layers": ((), "None; only the last layer's logits are used"),
-    "no_repeat_ngram_size": ((0,), "0; use repetition_penalty"),
     "encoder_no_repeat_ngram_size": ((0,), "0; use bad_words_ids"),
     "encoder_repetition_penalty": ((1,), "1; use repetition_penalty"),
     "exponential_decay_length_penalty": ((), "None; use max_new_tokens"),
@@ -98,6 +97,10 @@ def from_generation_config(
         "ignore_eos": bool(eos),
         "n": _or(asked.num_return_sequences, 1),
     }
+    if asked.no_repeat_ngram_size:
+        # It forbids tokens only, so that its place among the others that do does not matter.
+        repeated = NoRepeatNGramLogitsProcessor(asked.no_repeat_ngram_size)
+        fields["logits_processors"] = (repeated,)
     if asked.do_sample:
         _refuse(asked, REFUSED_IN_SAMPLING)
         fields |= {

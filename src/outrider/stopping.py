@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .anchors import Anchors
 from .protocols import Tokenizer
 from .records import FinishReason, SequenceState
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+_MARGIN = 8
+"""Tokens that are decoded beyond what stop strings need if each token holds a character."""
 
 
 def until_stop(
@@ -36,17 +40,38 @@ def _first_completed(state: SequenceState, tokens: list[int], tokenizer: Tokeniz
 
     Strings that were complete before `min_tokens` tokens do not count.
     """
-    emitted = state.output_ids
-    first = max(0, state.params.min_tokens - len(emitted) - 1)
-    before = _text(tokenizer, [*emitted, *tokens[:first]])
-    if find_stop(before, _text(tokenizer, [*emitted, *tokens]), state.params.stop) is None:
+    emitted = state.prefix.length - state.prompt_length
+    first = max(0, state.params.min_tokens - emitted - 1)
+    recent, before = _recent(state, tokens[:first], tokenizer)
+    if find_stop(before, _text(tokenizer, [*recent, *tokens]), state.params.stop) is None:
         return None
     for index in range(first, len(tokens)):
-        text = _text(tokenizer, [*emitted, *tokens[: index + 1]])
+        text = _text(tokenizer, [*recent, *tokens[: index + 1]])
         if find_stop(before, text, state.params.stop) is not None:
             return index
         before = text
     return None
+
+
+def _recent(state: SequenceState, tokens: list[int], tokenizer: Tokenizer) -> tuple[list[int], str]:
+    """The last emitted tokens, and their text with `tokens` after them.
+
+    As many as it takes to find stop strings in them that `find_stop` finds in all of the output:
+    all of it where a part may decode differently.
+    """
+    output, stops = state.prefix.tokens[state.prompt_length :], state.params.stop
+    anchors = None if any(_REPLACEMENT in stop for stop in stops) else Anchors.of(tokenizer)
+    needed = max(map(len, stops)) - 1
+    width = needed + _MARGIN if anchors is not None else len(output)
+    while anchors is not None and width < len(output):
+        start = anchors.before(output, len(output) - width)
+        ids = output[start:].tolist()
+        text = _text(tokenizer, [*ids, *tokens])
+        if len(text.strip(_REPLACEMENT)) >= needed:
+            return ids, text
+        width *= 2
+    ids = output.tolist()
+    return ids, _text(tokenizer, [*ids, *tokens])
 
 
 def find_stop(before: str, text: str, stops: Sequence[str]) -> int | None:

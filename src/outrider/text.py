@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .anchors import Anchors
 from .protocols import Tokenizer
 from .stopping import held_back
 
@@ -15,11 +16,19 @@ class StreamDecoder:
 
     A token may hold part of a character, and the text of a token can depend on the one before it.
     So a window is decoded, from the last token known to end a character on: its text is emitted
-    once it is longer than before and does not end in the middle of a character.
+    once it is longer than before, does not end in the middle of a character, and is not that of a
+    run of bytes which the next token may make unreadable (see `outrider.anchors`).
+
+    Args:
+        tokenizer: decodes the tokens. Its text of a sequence must begin with that of the sequence's
+            beginning, halves of characters and runs of bytes aside; one that removes spaces before
+            punctuation (`clean_up_tokenization_spaces`) may stream some that its final text lacks.
+        stops: strings that are not to be shown.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
+        self._anchors = Anchors.of(tokenizer)
         self._stops = stops
         self._held = ""
         self._emitted = 0
@@ -41,6 +50,8 @@ class StreamDecoder:
     def _completed(self, token_id: int) -> str:
         """The text that a further token completes, "" if none."""
         self._window.append(token_id)
+        if self._anchors is not None and self._anchors.open(token_id):
+            return ""
         text = self._decode()
         if text.endswith(_REPLACEMENT) or len(text) <= len(self._shown):
             return ""

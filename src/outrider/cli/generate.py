@@ -10,75 +10,38 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..config import SamplingParams
-from . import figures, options
+from . import figures, log_probabilities, options, request_flags
 from .paint import Paint, colored, unpainted, wants_color
+from .parser import HelpFormatter
 from .prompts import given_or_piped_prompt
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ..engine import SpeculativeDecoder
+    from ..logprobs import TokenLogprob
     from ..outputs import Choice, GenerationOutput, StreamEvent
+
+_EXAMPLES = """examples:
+  outrider generate -p "def fib(n):" --temp 0 --stop $'\\n\\n'
+  outrider generate -p "import os" --frequency-penalty 0.5 --bad-words sys --seed 7
+  outrider generate -f prompt.txt --target MODEL --draft MODEL --logprobs 3 --json
+"""
 
 
 def configure(parser: ArgumentParser) -> None:
     """Add the flags of this subcommand."""
     parser.set_defaults(run=run)
+    parser.usage = "%(prog)s [-p TEXT | -f PATH] [flag ...]"
+    parser.formatter_class = HelpFormatter
+    parser.epilog = _EXAMPLES
     options.add_prompt_flags(parser, "standard input is read")
     options.add_model_flags(parser)
+    request_flags.add_sampling_flags(parser)
+    request_flags.add_shaping_flags(parser)
+    request_flags.add_stopping_flags(parser)
+    request_flags.add_report_flags(parser)
     options.add_speculation_flags(parser)
-    sampling = parser.add_argument_group("sampling")
-    options.add_field_flag(
-        sampling,
-        SamplingParams,
-        "temperature",
-        *("--temp", "--temperature"),
-        parse=float,
-        metavar="T",
-        text="divides the logits; 0 is greedy decoding",
-    )
-    options.add_law_flags(sampling)
-    options.add_field_flag(
-        sampling,
-        SamplingParams,
-        "seed",
-        "--seed",
-        parse=int,
-        metavar="N",
-        text="makes the output repeatable (default: a fresh one, which is reported)",
-    )
-    options.add_field_flag(
-        sampling,
-        SamplingParams,
-        "n",
-        "-n",
-        parse=int,
-        metavar="N",
-        text="how many continuations to produce",
-    )
-    stopping = parser.add_argument_group("stopping")
-    options.add_field_flag(
-        stopping,
-        SamplingParams,
-        "max_tokens",
-        *("-m", "--max-tokens"),
-        parse=int,
-        metavar="N",
-        text="the most tokens to emit",
-    )
-    stopping.add_argument(
-        "--stop-token-id",
-        dest="stop_token_ids",
-        type=options.integer_from(0),
-        action="append",
-        default=[],
-        metavar="ID",
-        help="stop after this token; may be repeated",
-    )
-    stopping.add_argument(
-        "--ignore-eos", action="store_true", help="go on at the model's own end-of-text tokens"
-    )
     options.add_output_flags(parser, "text, seed, depths, acceptance, timing and settings")
 
 
@@ -86,6 +49,7 @@ def run(args: Namespace) -> None:
     """Read the prompt, load the models, and print the continuations."""
     prompt = given_or_piped_prompt(args)
     config = options.speculative_config(args)
+    request_flags.check_together(args)
     params = options.sampling_params(args)
     if params.seed is None:
         params = replace(params, seed=secrets.randbits(63))
@@ -97,6 +61,7 @@ def run(args: Namespace) -> None:
 
     console = Console(stderr=True)
     loaded = load(args, console)
+    params = replace(params, bad_words=request_flags.bad_words(args.bad_texts, loaded.tokenizer))
 
     from ..engine import SpeculativeDecoder
 
@@ -109,13 +74,30 @@ def run(args: Namespace) -> None:
         print(json.dumps(_document(prompt, output, decoder, loaded.settings(params, config))))
         return
     paint = colored if wants_color(args.color) else unpainted
-    events = decoder.stream(prompt, params)
+    told: list[list[TokenLogprob]] = [[] for _ in range(params.n)]
+    events = _noted(decoder.stream(prompt, params), told)
     if params.n == 1:
         _print_live(events, paint, console)
     else:
         _print_choices(events, paint, console, params.n)
     sys.stdout.flush()
+    for index, of_choice in enumerate(told):
+        if of_choice:
+            heading = f" of continuation {index + 1}" if params.n > 1 else ""
+            print(f"log-probabilities{heading}:", file=sys.stderr)
+            print(*log_probabilities.lines(of_choice, loaded.tokenizer), sep="\n", file=sys.stderr)
     print(f"{figures.closing_statistics(decoder.metrics)}; seed {params.seed}", file=sys.stderr)
+
+
+def _noted(events: Iterator[StreamEvent], told: list[list[TokenLogprob]]) -> Iterator[StreamEvent]:
+    """The events, whose log-probabilities are added to their choice's."""
+    from ..logprobs import TokenLogprob
+
+    for event in events:
+        if event.logprob is not None:
+            entry = TokenLogprob(event.token_id, event.logprob, event.top_logprobs or ())
+            told[event.choice].append(entry)
+        yield event
 
 
 def _print_live(events: Iterator[StreamEvent], paint: Paint, console: Console) -> None:
@@ -142,11 +124,12 @@ def _document(
 ) -> dict[str, Any]:
     """The object that `--json` prints.
 
-    Text, tokens and depths are the first choice's, the figures those of all choices together.
+    Text, tokens, depths and log-probabilities are the first choice's, the figures those of all
+    choices together.
     """
     first = output.choices[0]
-    choices = [_choice(choice) for choice in output.choices]
-    return {
+    choices = [_choice(choice, decoder) for choice in output.choices]
+    document = {
         "prompt": prompt,
         "text": first.text,
         "token_ids": first.token_ids,
@@ -160,10 +143,18 @@ def _document(
         "speculation": figures.speculation(decoder.metrics),
         "timing": figures.timing(decoder.metrics),
         "config": settings,
-    } | ({"choices": choices} if len(choices) > 1 else {})
+    }
+    document |= _log_probabilities(first, decoder)
+    return document | ({"choices": choices} if len(choices) > 1 else {})
 
 
-def _choice(choice: Choice) -> dict[str, Any]:
+def _log_probabilities(choice: Choice, decoder: SpeculativeDecoder) -> dict[str, Any]:
+    if choice.logprobs is None or decoder.tokenizer is None:
+        return {}
+    return {"logprobs": log_probabilities.entries(choice.logprobs, decoder.tokenizer)}
+
+
+def _choice(choice: Choice, decoder: SpeculativeDecoder) -> dict[str, Any]:
     return {
         "index": choice.index,
         "text": choice.text,
@@ -171,4 +162,4 @@ def _choice(choice: Choice) -> dict[str, Any]:
         "finish_reason": choice.finish_reason,
         "depths": choice.depths,
         "speculation": figures.speculation(choice.metrics),
-    }
+    } | _log_probabilities(choice, decoder)

@@ -38,7 +38,9 @@ def add_prompt_flags(parser: ArgumentParser, otherwise: str) -> None:
     group = parser.add_argument_group("prompt", f"Without one of these: {otherwise}.")
     one = group.add_mutually_exclusive_group()
     one.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt; - reads standard input")
-    one.add_argument("-f", "--file", metavar="PATH", help="a UTF-8 file, taken as it is")
+    one.add_argument(
+        "-f", "--file", metavar="PATH", help="a UTF-8 file, the whole of it one prompt"
+    )
 
 
 def add_model_flags(parser: ArgumentParser) -> None:

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import Any, NoReturn
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Leaves the lines of a text of several as they are, and wraps one that is a single line."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" not in text:
+            return super()._fill_text(text, width, indent)
+        return "".join(indent + line for line in text.splitlines(keepends=True))
 
 
 class Parser(ArgumentParser):

@@ -1,0 +1,205 @@
+"""Logits processors that are passed to `generate`, with speculation inside: the same meaning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from torch import Tensor
+
+import outrider
+from outrider import SpeculativeConfig, SpeculativeDecoder, sampling
+from outrider.records import SequenceState
+from outrider.shaping import Path, Shaper, Shaping
+
+from .families import VOCAB, random_model, resembling
+from .test_generation import PAD, padded
+
+FAMILIES = ("llama", "gpt2", "gpt_neox", "qwen3", "gemma3")
+LENGTH = 12
+
+
+class Odd(tf.LogitsProcessor):
+    """Looks at all of the history, padding included, and at the sizes of logits."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        turned = [
+            torch.roll(row.clamp(min=-20), int(ids.sum()) % VOCAB)
+            for ids, row in zip(input_ids, scores, strict=True)
+        ]
+        return 1.5 * scores - 0.7 * torch.stack(turned)
+
+
+def squared(input_ids: Tensor, scores: Tensor) -> Tensor:
+    """A function in the place of a processor; it does not commute with a temperature."""
+    return scores * scores.abs() / 4 + 0.3 * (input_ids[:, -1:] % 5)
+
+
+def allowed(row: int, tokens: Tensor) -> list[int]:
+    """Other tokens for each row."""
+    return [t for t in range(VOCAB) if (t + row + len(tokens)) % 3]
+
+
+ASKED: list[dict[str, Any]] = [
+    {"logits_processor": [Odd()]},
+    {"logits_processor": [squared, Odd(), tf.TopKLogitsWarper(7)]},
+    {"logits_processor": [tf.RepetitionPenaltyLogitsProcessor(1.4), Odd()]},
+    {
+        "logits_processor": [Odd(), tf.NoBadWordsLogitsProcessor([[7], [8, 9]])],
+        "repetition_penalty": 1.3,
+        "sequence_bias": {(3,): 2.0, (5,): -1.0},
+        "suppress_tokens": [2, 11],
+        "eos_token_id": list(range(0, VOCAB, 9)),
+        "min_new_tokens": 5,
+    },
+    {"prefix_allowed_tokens_fn": allowed, "logits_processor": [Odd()]},
+    {"no_repeat_ngram_size": 1},
+]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def models(request: pytest.FixtureRequest) -> Any:
+    target = random_model(request.param)
+    return target, resembling(target)
+
+
+@pytest.mark.parametrize("case", range(len(ASKED)), ids=lambda case: ", ".join(ASKED[case]))
+def test_greedy_equals_generate_at_every_depth(models: Any, case: int) -> None:
+    """In a batch with padding, which processors see."""
+    target, draft = models
+    inputs = padded((2, 17, 9, 17))
+    common = ASKED[case] | {"max_new_tokens": LENGTH, "pad_token_id": PAD}
+    expected = target.generate(**inputs, **common)
+    plain = target.generate(**inputs, max_new_tokens=LENGTH, pad_token_id=PAD)
+    assert not any(row.equal(other) for row, other in zip(expected, plain, strict=True))
+    for k in range(9) if case % 2 else (1, 6):
+        config = SpeculativeConfig(num_speculative_tokens=k)
+        inside = outrider.generate_with(draft, config, max_sequences=3)
+        found = target.generate(**inputs, **common, custom_generate=inside)
+        assert found.equal(expected), k
+
+
+SAMPLED: list[dict[str, Any]] = [
+    *ASKED,
+    {"temperature": 0.6, "top_k": 9, "logits_processor": [squared]},
+    {
+        "temperature": 1.4,
+        "top_p": 0.8,
+        "top_k": 0,
+        "logits_processor": [tf.TemperatureLogitsWarper(0.5), squared, tf.TopKLogitsWarper(20)],
+        "renormalize_logits": True,
+    },
+    # The last is the caller's own, and the setting makes none.
+    {"top_k": 0, "logits_processor": [squared, tf.TemperatureLogitsWarper(0.5)]},
+    {"top_k": 5, "logits_processor": [tf.TopKLogitsWarper(5), squared], "temperature": 0.7},
+    {"min_p": 0.05, "logits_processor": [tf.LogitNormalization(), squared]},
+]
+
+
+class Heard:
+    """A call's processors as transformers has merged them, and what is made of them."""
+
+    def __init__(self) -> None:
+        target: Any = random_model("llama")
+        self.target, self.draft = target, resembling(target)
+        self.theirs: Any = None
+        self.states: list[SequenceState] = []
+
+    def listen(self, inputs: dict[str, Tensor], asked: dict[str, Any]) -> None:
+        inside = outrider.generate_with(self.draft)
+        start = SpeculativeDecoder.start
+        self.states = []
+
+        def noted(decoder: Any, prompt: Any, params: Any = None) -> list[SequenceState]:
+            found = start(decoder, prompt, params)
+            self.states += found
+            return found
+
+        def between(*args: Any, logits_processor: Any, **kwargs: Any) -> Any:
+            self.theirs = logits_processor
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(SpeculativeDecoder, "start", noted)
+                return inside(*args, logits_processor=logits_processor, **kwargs)
+
+        self.target.generate(
+            **inputs, **asked, do_sample=True, max_new_tokens=LENGTH, custom_generate=between
+        )
+
+    def law(self, row: int, drafted: Tensor, logits: Tensor) -> Tensor:
+        """Ours, of the token after a row's prompt and `drafted` tokens."""
+        state, device = self.states[row], torch.device("cpu")
+        shaping = Shaping.pack([state], device)
+        assert shaping is not None
+        shaper = Shaper(shaping, [state], VOCAB, device)
+        shaped = shaper(logits[None, None], Path.of(drafted[None, None]))
+        packed = sampling.PackedParams.pack([state.params], VOCAB, device)
+        laws, _ = sampling.laws(shaped, packed)
+        assert laws.probs is not None
+        return laws.probs[0, 0]
+
+
+@pytest.fixture(scope="module")
+def heard() -> Heard:
+    return Heard()
+
+
+def largest_error(heard: Heard, inputs: dict[str, Tensor], asked: dict[str, Any]) -> float:
+    heard.listen(inputs, asked)
+    drawn = torch.Generator().manual_seed(2)
+    worst = 0.0
+    for row, ids in enumerate(inputs["input_ids"]):
+        for length in range(1, 7):
+            drafted = torch.randint(VOCAB, (length,), generator=drawn)
+            logits = 3 * torch.randn(VOCAB, generator=drawn, dtype=torch.float64)
+            # Every row, because some processors know theirs by its place among them.
+            whole = torch.cat([ids, drafted])[None].repeat(len(inputs["input_ids"]), 1)
+            theirs = heard.theirs(whole, logits[None].repeat(len(whole), 1))[row].softmax(-1)
+            worst = max(worst, float((heard.law(row, drafted, logits) - theirs).abs().max()))
+    return worst
+
+
+@pytest.mark.parametrize("asked", SAMPLED, ids=str)
+def test_the_law_of_a_token_is_that_of_transformers_own_list(
+    heard: Heard, asked: dict[str, Any]
+) -> None:
+    """After random tokens and logits: the order counts, against temperature and filters too."""
+    assert largest_error(heard, padded((4, 9, 6)), asked) < 1e-12
+
+
+def test_another_order_is_seen(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: the caller's own after the temperature."""
+    laws = sampling.laws
+
+    def late(logits: Tensor, params: Any) -> Any:
+        return laws(logits * 0.6, params)
+
+    monkeypatch.setattr(sampling, "laws", late)
+    assert largest_error(heard, padded((4, 9)), SAMPLED[len(ASKED)]) > 1e-2
+
+
+@pytest.mark.parametrize("asked", SAMPLED, ids=str)
+def test_coupled_samples_are_those_of_plain_decoding(heard: Heard, asked: dict[str, Any]) -> None:
+    inputs = padded((4, 9, 6))
+    texts = []
+    for draft, shape in ((None, {}), (heard.draft, {}), (heard.draft, {"tree_shape": (3, 2)})):
+        config = SpeculativeConfig(verification="coupled", **shape)  # type: ignore[arg-type]
+        torch.manual_seed(4)
+        texts.append(
+            heard.target.generate(
+                **inputs,
+                **asked,
+                do_sample=True,
+                max_new_tokens=LENGTH,
+                pad_token_id=PAD,
+                custom_generate=outrider.generate_with(draft, config),
+            )
+        )
+    assert texts[0].equal(texts[1])
+    assert texts[0].equal(texts[2])
+
+
+def test_a_list_without_processors_is_left_alone(heard: Heard) -> None:
+    heard.listen(padded((4,)), {"temperature": 0.7})
+    assert heard.states[0].params.logits_processors == ()
