@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -12,12 +13,15 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from outrider import ModelDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
+from outrider.chance import Enumerator
 from outrider.errors import (
     DistributionWidthError,
     DraftShapeError,
     InvalidConfigError,
     TargetShapeError,
 )
+from outrider.models.tabular import mock_pair
 from outrider.records import DraftProposal, Laws
 from outrider.verification import METHODS, verify
 from outrider.verification.ceilings import (
@@ -28,8 +32,9 @@ from outrider.verification.ceilings import (
     exact_block_value,
     oracle_bound,
     path_probabilities,
-    transport_optimum,
+    tree_probabilities,
 )
+from outrider.verification.transport import first_token_optimum, transport_optimum
 
 Floats = NDArray[np.float64]
 
@@ -282,6 +287,152 @@ def test_iid_optimum_of_a_large_vocabulary_lies_between_its_bounds() -> None:
         previous = found
 
 
+@pytest.mark.parametrize("width", [2, 3, 6, 9])
+def test_two_drafts_without_replacement_in_closed_form(width: int) -> None:
+    """Against all sets, over laws flat and sharp, with zeros and with almost one atom."""
+    rng = np.random.default_rng(width)
+    laws = []
+    for concentration in (0.05, 0.3, 1.0, 5.0):
+        rows = rng.dirichlet(np.full(width, concentration), (12, 2))
+        rows[::3] *= rng.random(rows[::3].shape) > 0.4
+        rows += (rows.sum(-1, keepdims=True) == 0) / width
+        laws.append(rows)
+    sharp = np.full((4, 2, width), 1e-17)
+    sharp[np.arange(4), 1, np.arange(4) % width] = 1.0
+    sharp[:, 0] = rng.dirichlet(np.ones(width), 4)
+    pairs = np.concatenate([*laws, sharp])
+    pairs /= pairs.sum(-1, keepdims=True)
+    expected = [brute_force(p, q, 2, "without_replacement") for p, q in pairs]
+    found = transport_optimum(pairs[:, 0], pairs[:, 1], 2, "without_replacement")
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+    # The test can fail: drafts that may be the same token are another law.
+    with_replacement = transport_optimum(pairs[:, 0], pairs[:, 1], 2, "iid")
+    assert np.abs(with_replacement - expected).max() > 0.05
+
+
+def test_two_distinct_drafts_of_a_large_vocabulary_lie_between_their_bounds() -> None:
+    rng = np.random.default_rng(4)
+    target, draft = rng.dirichlet(np.full(32_000, 0.02), 2)
+    alike, distinct = (
+        float(transport_optimum(target, draft, 2, kind))
+        for kind in ("iid", "without_replacement")  # type: ignore[arg-type]
+    )
+    assert float(np.minimum(target, draft).sum()) < alike < distinct
+    # No token is kept more often than it is drafted.
+    included = draft * (1 + (draft / (1 - draft)).sum() - draft / (1 - draft))
+    assert included.sum() == pytest.approx(2)
+    assert distinct <= float(np.minimum(target, included).sum()) + 1e-12
+
+
+def drawn(
+    tokens: list[list[int]], laws: list[list[Floats]], lengths: list[int], rows: list[list[int]]
+) -> DraftProposal:
+    """Siblings at the root, [B, 2]."""
+    return DraftProposal(
+        torch.tensor(tokens),
+        np.array(lengths),
+        Laws(probs=torch.tensor(np.array(laws))),
+        np.zeros((len(tokens), len(tokens[0])), dtype=np.int64),
+        np.array(rows),
+    )
+
+
+class TestFirstTokens:
+    target = np.array([[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]])
+    draft = np.array([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]])
+
+    def left(self, row: int, token: int) -> Floats:
+        law = self.draft[row].copy()
+        law[token] = 0
+        return np.asarray(law / law.sum())
+
+    def found(self, proposal: DraftProposal) -> list[float] | None:
+        values = first_token_optimum(proposal, torch.tensor(self.target))
+        return None if values is None else list(values.tolist())
+
+    def test_two_drawn_without_replacement(self) -> None:
+        laws = [[self.draft[0], self.left(0, 1)], [self.draft[1], self.left(1, 3)]]
+        found = self.found(drawn([[1, 3], [3, 0]], laws, [2, 2], [[0, 1], [0, 1]]))
+        expected = transport_optimum(self.target, self.draft, 2, "without_replacement")
+        assert found == pytest.approx(expected.tolist(), abs=1e-12)
+
+    def test_a_row_whose_second_law_is_foreign_is_not_known(self) -> None:
+        laws = [[self.draft[0], self.left(0, 2)], [self.draft[1], self.left(1, 3)]]
+        found = self.found(drawn([[1, 3], [3, 0]], laws, [2, 2], [[0, 1], [0, 1]]))
+        assert found is not None
+        assert np.isnan(found).tolist() == [True, False]
+
+    def test_a_row_without_drafts_does_not_stand_in_the_way(self) -> None:
+        laws = [[self.draft[0]] * 2, [self.draft[1], self.left(1, 3)]]
+        found = self.found(drawn([[0, 0], [3, 0]], laws, [0, 2], [[0, 1], [0, 1]]))
+        expected = transport_optimum(self.target, self.draft, 2, "without_replacement")
+        assert found is not None
+        assert found[1] == pytest.approx(expected[1], abs=1e-12)
+
+    def test_a_row_of_one_draft_or_of_likeliest_tokens_may_stand_beside(self) -> None:
+        laws = [[self.draft[0]] * 2, [self.draft[1]] * 2]
+        one = self.found(drawn([[0, 0], [3, 3]], laws, [1, 2], [[0, 0], [0, 0]]))
+        outright = self.found(drawn([[0, 1], [3, 3]], laws, [2, 2], [[-1, -1], [0, 0]]))
+        several = float(transport_optimum(self.target[1], self.draft[1], 2, "iid"))
+        single = float(np.minimum(self.target[0], self.draft[0]).sum())
+        assert one == pytest.approx([single, several], abs=1e-12)
+        assert outright == pytest.approx([0.1 + 0.2, several], abs=1e-12)
+
+    def test_what_has_no_short_form_is_none(self) -> None:
+        laws = [[self.draft[0]] * 3, [self.draft[1]] * 3]
+        tokens = [[0, 1, 2], [0, 1, 2]]
+        for lengths, rows in (
+            ([3, 3], [[0, 1, 2], [0, 1, 2]]),  # three without replacement
+            ([3, 3], [[0, 0, -1], [0, 0, -1]]),  # two drawn beside a likeliest token
+            ([2, 3], [[0, 0, 0], [0, 0, 0]]),  # two drawn and three drawn
+            ([2, 2], [[0, 0, 0], [0, 1, 0]]),  # with and without replacement
+        ):
+            assert self.found(drawn(tokens, laws, lengths, rows)) is None
+
+
+class _Watched(ModelDrafter):
+    """Keeps the last proposal."""
+
+    def propose(self, prefixes: Any, plan: Any, ctx: Any) -> DraftProposal:
+        self.proposal = super().propose(prefixes, plan, ctx)
+        return self.proposal
+
+
+@pytest.mark.parametrize("kind", ["greedy", "without_replacement", "with_replacement"])
+@pytest.mark.parametrize("shape", [(1,), (3,), (2, 1), (1, 2)], ids=str)
+def test_tree_probabilities_are_those_of_the_trees_the_engine_drafts(
+    kind: Any, shape: tuple[int, ...]
+) -> None:
+    target, draft = mock_pair(3, 4)
+    drafter = _Watched(draft)
+    config = SpeculativeConfig(
+        num_speculative_tokens=len(shape), tree_shape=shape, tree_children=kind
+    )
+    decoder = SpeculativeDecoder(target, drafter, config=config)
+    found: dict[tuple[int, ...], float] = {}
+    work: list[tuple[int, ...]] = [()]
+    while work:
+        enumerator = Enumerator([work.pop()])
+        (state,) = decoder.start((0,), SamplingParams(max_tokens=9))
+        decoder.step(decoder.pack([replace(state, stream_key=0)]), enumerator)
+        nodes: list[tuple[int, ...]] = [()]
+        for token, parent in zip(
+            drafter.proposal.tokens[0].tolist(),
+            drafter.proposal.structure[0].tolist(),
+            strict=True,
+        ):
+            nodes.append((*nodes[parent], token))
+        for node in set(nodes[1:]):
+            found[node] = found.get(node, 0.0) + enumerator.probability[0]
+        work += [path for _, path in enumerator.siblings]
+    expected = tree_probabilities(draft.probabilities, shape, kind, (0,))
+    expected = {path: mass for path, mass in expected.items() if mass > 0}
+    assert found == pytest.approx(expected, abs=1e-12)
+    # A chain of one drawn child is what `path_probabilities` has.
+    if shape == (1,):
+        assert expected == pytest.approx(path_probabilities(draft.probabilities, 1, (0,)))
+
+
 def test_bad_arguments_are_named() -> None:
     law = np.array([0.5, 0.5])
     with pytest.raises(InvalidConfigError, match="kind='best'"):
@@ -289,7 +440,7 @@ def test_bad_arguments_are_named() -> None:
     with pytest.raises(InvalidConfigError, match="num_drafts=0"):
         transport_optimum(law, law, 0, "iid")
     with pytest.raises(InvalidConfigError, match="at most 12"):
-        transport_optimum(np.full(13, 1 / 13), np.full(13, 1 / 13), 2, "without_replacement")
+        transport_optimum(np.full(13, 1 / 13), np.full(13, 1 / 13), 3, "without_replacement")
     with pytest.raises(DistributionWidthError, match="last dimension of 2"):
         transport_optimum(law, np.full(3, 1 / 3), 1, "iid")
     with pytest.raises(DraftShapeError, match="draft has shape"):

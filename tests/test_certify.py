@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import cache
 from itertools import combinations, pairwise, product
@@ -14,7 +15,7 @@ import pytest
 
 import outrider.cli.certify
 from outrider import SamplingParams, SpeculativeConfig
-from outrider.certify import cases, checks, controls, exact, faults, goodness
+from outrider.certify import cases, ceilings, checks, controls, exact, faults, goodness
 from outrider.certify.covering import coverage, covering
 from outrider.certify.exact import exact_tier
 from outrider.certify.modules import load_part
@@ -95,6 +96,59 @@ class TestExactTier:
         assert {"keys", "batches", "metrics", "perfect draft", "known answers"} <= {
             finding.check for finding in findings
         }
+
+
+class TestCeilings:
+    def test_the_first_pair_reaches_what_it_has_to_and_nothing_above(self) -> None:
+        dear = (("tree, drawn", (2, 1)), ("tree, replaced", (2, 1)))
+        found = {
+            (drafter, shape): ceilings.reached(checks.shipped, drafter, shape, 0)
+            for drafter, shape in ceilings.DRAFTS
+            if (drafter, shape) not in dear
+        }
+        assert all(item.passed for item in found.values())
+        assert found["model", (1,)].transport is found["tree, drawn", (2,)].block_value is None
+        for (drafter, shape), item in found.items():
+            assert (item.block_value is not None) is drafter.startswith("model")
+            assert (item.oracle is not None) is (drafter in ("model, greedy", "tree, points"))
+            assert item.tokens["token"] <= item.tokens["block"] + 1e-12
+            drawn = drafter in ("tree, greedy", "tree, drawn", "tree, replaced")
+            assert (item.transport is not None) is (drawn and len(shape) == 1)
+        # Something is left to reach, so that no row holds for nothing.
+        assert found["model", (1, 1, 1)].shares["token"] < 0.99
+        assert found["tree, drawn", (2,)].shares["block"] < 0.99
+        assert found["tree, points", (2, 1)].cover < (found["tree, points", (2, 1)].oracle or 0)
+
+    @pytest.mark.parametrize(
+        ("drafter", "shape", "planted", "above"),
+        [
+            ("model", (1, 1), controls.method(LenientVerification(0.8)), True),
+            ("model", (1, 1), controls.method(TokenVerification()), False),
+            ("model, greedy", (1, 1), controls.decoder(faults.NoBonus), False),
+            ("tree, greedy", (2,), controls.drafter(faults.SiblingsInAnotherOrder), False),
+        ],
+        ids=["lenient", "token", "no bonus", "drawn child last"],
+    )
+    def test_a_fault_is_above_a_bound_or_beside_a_value(
+        self, drafter: str, shape: tuple[int, ...], planted: Any, above: bool
+    ) -> None:
+        found = ceilings.reached(planted, drafter, shape, 0)
+        assert not found.passed
+        assert (found.excess > 1e-3) is above
+        finding = ceilings.finding([found])
+        assert not finding.passed
+        assert finding.figure > 1e-3
+        assert ("nothing above a bound" in finding.said) is not above
+
+    def test_a_fault_fails_the_tier(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(checks, "shipped", controls.method(LenientVerification(0.8)))
+        monkeypatch.setattr(ceilings, "CASES", (("model", (1, 1), 0),))
+        monkeypatch.setattr(exact, "_checks", lambda part: [])
+        monkeypatch.setattr(exact, "design", lambda part: ((), []))
+        tier = exact_tier(quiet)
+        assert not tier.passed
+        assert [item.check for item in tier.findings] == ["ceilings"]
+        assert len(tier.reached) == 1
 
 
 class TestControls:
@@ -333,6 +387,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact, "_checks", lambda part: every(part)[-2:])
     monkeypatch.setattr("outrider.certify.exact.design", shortened)
     monkeypatch.setattr(controls, "CONTROLS", controls.CONTROLS[:2])
+    monkeypatch.setattr(ceilings, "CASES", ceilings.CASES[:5])
 
 
 def run(*args: str) -> int:
@@ -352,12 +407,23 @@ class TestCommand:
         assert len(document["exact"]["cases"]) == 4
         assert document["exact"]["design"]["coverage"][0]["covered"] > 400
         assert [fault["passed"] for fault in document["controls"]["faults"]] == [True, True]
+        assert document["exact"]["checks"][-1]["check"] == "ceilings"
+        rows = document["exact"]["ceilings"]
+        assert [row["shape"] for row in rows] == [[1], [1, 1], [1, 1, 1], [1, 1, 1], [2]]
+        for row in rows[:3]:
+            assert row["tokens"]["block"] == pytest.approx(row["block_value"], abs=1e-12)
+            assert row["share"]["block"] == pytest.approx(1, abs=1e-12)
+            assert row["oracle_bound"] is None
+            assert row["passed"] is True
         assert "statistical" not in document
 
     def test_the_report_ends_in_a_verdict(self, capsys: Any) -> None:
         assert run("--tier", "exact", "--tier", "controls") == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[-1] == "PASS: exact, controls"
+        assert any(
+            re.match(r"model 1-1-1( +\d\.\d{4}){3} +–.* 100\.0%  pass", line) for line in lines
+        )
         assert max(map(len, lines)) <= 100
 
     def test_the_statistical_tier_on_the_demo_pair(self, capsys: Any) -> None:
@@ -367,6 +433,14 @@ class TestCommand:
         assert tier["samples"] == 100
         assert all(test["degrees_of_freedom"] > 0 for test in tier["tests"])
         assert {test["position"] for test in tier["tests"]} == {1, 2, 3}
+        reached = {item["way"]: item for item in tier["speculation"]}
+        for way in ("block", "token"):
+            low, high = reached[way]["ceiling_share_interval"]
+            assert low < reached[way]["ceiling_share"] < high
+            assert 0.8 < reached[way]["ceiling_share"] < 1.2
+        assert reached["tree"]["ceiling_share"] is None
+        assert 0.8 < reached["tree"]["first_ceiling_share"] < 1.2
+        assert reached["coupled"]["ceiling"] is reached["coupled"]["first_ceiling"] is None
 
     @pytest.mark.parametrize(
         ("name", "status"), [("Own", 0), ("Biased", 1), ("Drafts", 0), ("FalseDrafts", 1)]

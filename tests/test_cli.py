@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ class TestGenerate:
         drafts, ceiling, speed = capsys.readouterr().err.splitlines()
         assert ceiling == (
             "estimated ceiling = 5.00 +- 0.00 tokens a round, the most that any lossless "
-            "verification emits on average from such drafts"
+            "verification emits on average from such drafts; 100.0% +- 0.0% of it was reached"
         )
         assert drafts == (
             "draft acceptance = 1.000 (8 accepted / 8 drafted), mean acceptance length = 5.00, "
@@ -169,7 +170,9 @@ class TestGenerate:
         assert sum(found["depths"]) == found["speculation"]["drafted"]
         assert set(found["speculation"]) == {
             *("rounds", "drafted", "accepted", "acceptance_rate", "acceptance_length"),
-            *("per_position", "ceiling", "ceiling_interval", "first_ceiling", "lossy"),
+            *("per_position", "ceiling", "ceiling_interval", "ceiling_share"),
+            *("ceiling_share_interval", "first_ceiling", "first_ceiling_share"),
+            *("first_ceiling_share_interval", "lossy"),
         }
         assert set(found["timing"]) == {
             *("total_s", "draft_s", "target_s", "other_s", "tokens_per_s", "lossy"),
@@ -342,7 +345,8 @@ class TestDemo:
         flags = ("--target", target, "--draft", target, "-m", "6", "--temp", "0")
         out = printed(capsys, "demo", "-p", PROMPT, *flags)
         assert "temperature 0: the same text with and without speculation, 1 of 1 prompts" in out
-        assert out.splitlines()[-2 if "slower" in out else -1].startswith("speculative against")
+        # How fast it was decides how long the verdict is, and so how many lines it takes.
+        assert out.split("\n\n")[-1].startswith("speculative against plain: ")
         assert "\x1b" not in out
 
     def test_shipped_pair_is_the_default(self, capsys):
@@ -383,6 +387,16 @@ class TestComparison:
         comparison = Comparison(0.0, _side(2.0), _side(1.0, ((1, 2), (3, 5))))
         Screen(color=False).results([comparison])
         assert "the same text for 1 of 2 prompts; rounding" in capsys.readouterr().out
+
+    def test_share_of_the_ceiling_is_shown_where_one_is_known(self, capsys):
+        known, unknown = _side(1.0), _side(1.0)
+        known = replace(known, metrics=replace(known.metrics, ceiling=12.0, ceiling_error=0.1))
+        Screen(color=False).results([Comparison(0.5, unknown, known)])
+        plain, speculative = (
+            line.split() for line in capsys.readouterr().out.splitlines() if "25%" in line
+        )
+        assert plain[4:6] == ["9.00", "–"]
+        assert speculative[3:5] == ["9.00", "75%"]
 
     def test_widest_table_fits_100_columns(self, capsys):
         Screen(color=False).results([Comparison(0.25, _side(2e-4), _side(1e-4))] * 2)

@@ -23,17 +23,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import outrider
-from outrider import (
-    Philox4x32,
-    accept,
-    adjusted_distribution,
-    compute_acceptance_probs,
-    compute_expected_tokens,
-    resample_from_adjusted_target,
-    sample_from_logprobs,
-    sample_index,
-    verify_speculative_tokens,
-)
 
 Floats = NDArray[np.float64]
 LAST = math.nextafter(1.0, 0.0)
@@ -86,7 +75,7 @@ def round_of(
     rng = np.random.default_rng(seed)
     draft = laws(rng, (batch, width, vocabulary), dtype)
     target = laws(rng, (batch, width + 1, vocabulary), dtype)
-    tokens = sample_index(draft, rng.random((batch, width)))
+    tokens = outrider.sample_index(draft, rng.random((batch, width)))
     return draft, target, tokens
 
 
@@ -104,9 +93,9 @@ def logs(rows: Any) -> Any:
 def test_every_library_gives_the_same_verdict(library: str, dtype: Any, method: str) -> None:
     make = LIBRARIES[library]
     given_arrays = round_of(1, 50, 4, 7, dtype)
-    expected = verify_speculative_tokens(*given_arrays, seed=5, step=2, method=method)
+    expected = outrider.verify_speculative_tokens(*given_arrays, seed=5, step=2, method=method)
     arrays = [make(array) for array in given_arrays]
-    found = verify_speculative_tokens(*arrays, seed=5, step=2, method=method)
+    found = outrider.verify_speculative_tokens(*arrays, seed=5, step=2, method=method)
     for field in ("num_accepted", "accepted_tokens", "next_token", "first_rejection"):
         result = getattr(found, field)
         assert kind_of(result) == kind_of(arrays[0])
@@ -129,7 +118,7 @@ def test_a_verdict_is_well_formed(
     seed: int, step: int, batch: int, width: int, vocabulary: int, method: str, integer: str
 ) -> None:
     draft, target, tokens = round_of(seed % 1000, batch, width, vocabulary)
-    found = verify_speculative_tokens(
+    found = outrider.verify_speculative_tokens(
         draft, target, tokens.astype(integer), seed=seed, step=step, method=method
     )
     assert found.num_accepted.shape == found.next_token.shape == found.first_rejection.shape
@@ -142,7 +131,9 @@ def test_a_verdict_is_well_formed(
         assert found.first_rejection[row] == (kept if kept < width else -1)
         emitted = [*tokens[row, :kept], found.next_token[row]]
         assert all(target[row, i, token] > 0 for i, token in enumerate(emitted))
-    again = verify_speculative_tokens(draft, target, tokens, seed=seed, step=step, method=method)
+    again = outrider.verify_speculative_tokens(
+        draft, target, tokens, seed=seed, step=step, method=method
+    )
     assert again.next_token.tolist() == found.next_token.tolist()
 
 
@@ -150,7 +141,7 @@ def test_a_verdict_is_well_formed(
 def test_no_drafts_and_no_rows_have_their_answers(library: str) -> None:
     make = LIBRARIES[library]
     target = make(np.eye(3)[None, 1:2])
-    none = verify_speculative_tokens(
+    none = outrider.verify_speculative_tokens(
         make(np.zeros((1, 0, 3))), target, make(np.zeros((1, 0), dtype=np.int64)), seed=0
     )
     assert host(none.num_accepted).tolist() == [0]
@@ -158,7 +149,7 @@ def test_no_drafts_and_no_rows_have_their_answers(library: str) -> None:
     assert host(none.next_token).tolist() == [1]
     assert host(none.first_rejection).tolist() == [-1]
     for width in (0, 2):
-        empty = verify_speculative_tokens(
+        empty = outrider.verify_speculative_tokens(
             make(np.zeros((0, width, 3))),
             make(np.zeros((0, width + 1, 3))),
             make(np.zeros((0, width), dtype=np.int64)),
@@ -183,19 +174,19 @@ def test_the_target_law_is_what_is_emitted(method: str) -> None:
     size, vocabulary = 60_000, 4
     first_target, first_draft = rng.dirichlet(np.full(vocabulary, 2.0), 2)
     next_target, next_draft, last_target = rng.dirichlet(np.full(vocabulary, 2.0), (3, vocabulary))
-    drafted = sample_index(np.tile(first_draft, (size, 1)), rng.random(size))
-    second = sample_index(next_draft[drafted], rng.random(size))
+    drafted = outrider.sample_index(np.tile(first_draft, (size, 1)), rng.random(size))
+    second = outrider.sample_index(next_draft[drafted], rng.random(size))
     draft = np.stack([np.tile(first_draft, (size, 1)), next_draft[drafted]], axis=1)
     target = np.stack(
         [np.tile(first_target, (size, 1)), next_target[drafted], last_target[second]], axis=1
     )
-    found = verify_speculative_tokens(
+    found = outrider.verify_speculative_tokens(
         draft, target, np.stack([drafted, second], axis=1), seed=11, method=method
     )
     one = np.where(found.num_accepted > 0, drafted, found.next_token)
     two = np.where(found.num_accepted > 1, second, found.next_token)
     # Where the round ended after one token, a plain draw from the target follows.
-    later = sample_index(next_target[one], rng.random(size))
+    later = outrider.sample_index(next_target[one], rng.random(size))
     two = np.where(found.num_accepted > 0, two, later)
     counts = np.bincount(one * vocabulary + two, minlength=vocabulary**2)
     expected = size * (first_target[:, None] * next_target).reshape(-1)
@@ -206,7 +197,7 @@ def test_rows_steps_and_seeds_have_noise_of_their_own() -> None:
     draft, target, tokens = (np.repeat(array, 400, axis=0) for array in round_of(3, 1, 3, 6))
 
     def verdict(**keys: int) -> list[int]:
-        found = verify_speculative_tokens(draft, target, tokens, **keys)  # type: ignore[arg-type]
+        found = outrider.verify_speculative_tokens(draft, target, tokens, **keys)  # type: ignore[arg-type]
         return (found.num_accepted * 6 + found.next_token).tolist()
 
     same = verdict(seed=1, step=0)
@@ -215,7 +206,7 @@ def test_rows_steps_and_seeds_have_noise_of_their_own() -> None:
     for other in (verdict(seed=2, step=0), verdict(seed=1, step=1)):
         assert sum(a != b for a, b in zip(same, other, strict=True)) > 100
     # A row's noise is its own, whoever its batch mates are.
-    few = verify_speculative_tokens(draft[:7], target[:7], tokens[:7], seed=1)
+    few = outrider.verify_speculative_tokens(draft[:7], target[:7], tokens[:7], seed=1)
     assert (few.num_accepted * 6 + few.next_token).tolist() == same[:7]
 
 
@@ -224,9 +215,11 @@ def test_block_keeps_more_and_both_keep_what_theory_says() -> None:
     size = 40_000
     target = np.broadcast_to(np.array([1 / 3, 2 / 3]), (size, 3, 2))
     draft = np.broadcast_to(np.array([2 / 3, 1 / 3]), (size, 2, 2))
-    tokens = sample_index(draft, np.random.default_rng(0).random((size, 2)))
+    tokens = outrider.sample_index(draft, np.random.default_rng(0).random((size, 2)))
     for method, mean in (("token", Fraction(10, 9)), ("block", Fraction(11, 9))):
-        kept = verify_speculative_tokens(draft, target, tokens, seed=3, method=method).num_accepted
+        kept = outrider.verify_speculative_tokens(
+            draft, target, tokens, seed=3, method=method
+        ).num_accepted
         assert abs(kept.mean() - float(mean)) < 4.5 * kept.std() / math.sqrt(size)
 
 
@@ -238,7 +231,7 @@ def test_block_keeps_more_and_both_keep_what_theory_says() -> None:
 def test_acceptance_and_residual_by_their_definitions(library: str, dtype: Any) -> None:
     make = LIBRARIES[library]
     draft, target, _ = round_of(4, 5, 3, 6, dtype)
-    acceptance, residual = compute_acceptance_probs(make(draft), make(target))
+    acceptance, residual = outrider.compute_acceptance_probs(make(draft), make(target))
     assert kind_of(acceptance) == kind_of(make(draft))
     assert host(acceptance).dtype == host(residual).dtype == dtype
     for index in np.ndindex(draft.shape):
@@ -246,14 +239,14 @@ def test_acceptance_and_residual_by_their_definitions(library: str, dtype: Any) 
         ratio = min(1.0, p / q) if q > 0 else float(p > 0)
         assert host(acceptance)[index] == pytest.approx(ratio, rel=1e-6)
         assert host(residual)[index] == max(p - q, 0)
-    shorter = compute_acceptance_probs(make(draft), make(np.array(target[:, :3])))
+    shorter = outrider.compute_acceptance_probs(make(draft), make(np.array(target[:, :3])))
     np.testing.assert_array_equal(host(shorter[0]), host(acceptance))
     np.testing.assert_array_equal(host(shorter[1]), host(residual))
 
 
 def test_acceptance_of_tiny_probabilities_does_not_overflow() -> None:
     tiny = np.array([[[1e-310, 1.0]]])
-    acceptance, residual = compute_acceptance_probs(tiny, np.array([[[1.0, 0.0]]]))
+    acceptance, residual = outrider.compute_acceptance_probs(tiny, np.array([[[1.0, 0.0]]]))
     assert acceptance.tolist() == [[[1.0, 0.0]]]
     assert residual.tolist() == [[[1.0, 0.0]]]
 
@@ -263,15 +256,19 @@ def test_acceptance_of_tiny_probabilities_does_not_overflow() -> None:
 def test_expected_tokens_are_the_sum_of_running_products(rates: list[list[float]]) -> None:
     expected = [1 + a + a * b + a * b * c for a, b, c in rates]
     for make in LIBRARIES.values():
-        found = compute_expected_tokens(make(np.array(rates).reshape(-1, 3)))
+        found = outrider.compute_expected_tokens(make(np.array(rates).reshape(-1, 3)))
         np.testing.assert_allclose(host(found), expected, rtol=1e-14)
 
 
 def test_expected_tokens_of_no_drafts_and_of_other_dtypes() -> None:
     for make in LIBRARIES.values():
-        assert host(compute_expected_tokens(make(np.zeros((3, 0))))).tolist() == [1.0, 1.0, 1.0]
-        assert host(compute_expected_tokens(make(np.zeros((0, 2))))).shape == (0,)
-    half = compute_expected_tokens(torch.ones((1, 4), dtype=torch.bfloat16))
+        assert host(outrider.compute_expected_tokens(make(np.zeros((3, 0))))).tolist() == [
+            1.0,
+            1.0,
+            1.0,
+        ]
+        assert host(outrider.compute_expected_tokens(make(np.zeros((0, 2))))).shape == (0,)
+    half = outrider.compute_expected_tokens(torch.ones((1, 4), dtype=torch.bfloat16))
     assert half.dtype == torch.bfloat16
     assert half.tolist() == [5.0]
 
@@ -284,10 +281,10 @@ def test_a_coin_comes_up_with_the_ratio(library: str) -> None:
     make = LIBRARIES[library]
     rng = np.random.default_rng(5)
     draft, target, uniform = rng.random((3, 500))
-    found = accept(make(np.log(draft)), make(np.log(target)), make(uniform))
+    found = outrider.accept(make(np.log(draft)), make(np.log(target)), make(uniform))
     assert kind_of(found) == kind_of(make(draft))
     np.testing.assert_array_equal(host(found), uniform < target / draft)
-    crossed = accept(make(np.log(draft[:5, None])), make(np.log(target[None, :4])), 0.5)
+    crossed = outrider.accept(make(np.log(draft[:5, None])), make(np.log(target[None, :4])), 0.5)
     np.testing.assert_array_equal(host(crossed), target[None, :4] / draft[:5, None] > 0.5)
 
 
@@ -295,7 +292,7 @@ def test_a_coin_comes_up_with_the_ratio(library: str) -> None:
 def test_a_coin_at_the_edges(as_array: bool) -> None:
     def kept(draft: float, target: float, uniform: float) -> bool:
         make = np.asarray if as_array else float
-        return bool(accept(make(draft), make(target), make(uniform)))  # type: ignore[operator]
+        return bool(outrider.accept(make(draft), make(target), make(uniform)))  # type: ignore[operator]
 
     assert not kept(-1.0, -math.inf, 0.0)  # the target never emits it, even at u = 0
     assert not kept(-math.inf, -math.inf, 0.0)
@@ -313,20 +310,25 @@ def test_the_adjusted_law_and_draws_from_it(library: str, shape: tuple[int, ...]
     rng = np.random.default_rng(6)
     target, draft = laws(rng, shape), laws(rng, shape)
     uniform = rng.random(shape[:-1])
-    found = adjusted_distribution(make(logs(target)), make(logs(draft)))
+    found = outrider.adjusted_distribution(make(logs(target)), make(logs(draft)))
     excess = np.maximum(target - draft, 0)
     expected = excess / excess.sum(-1, keepdims=True)
     np.testing.assert_allclose(host(found), expected, atol=1e-15)
-    drawn = resample_from_adjusted_target(make(logs(target)), make(logs(draft)), make(uniform))
+    drawn = outrider.resample_from_adjusted_target(
+        make(logs(target)), make(logs(draft)), make(uniform)
+    )
     assert host(drawn).dtype == np.int64
     assert host(drawn).shape == shape[:-1]
-    np.testing.assert_array_equal(host(drawn), host(sample_index(found, make(uniform))))
+    np.testing.assert_array_equal(host(drawn), host(outrider.sample_index(found, make(uniform))))
 
 
 def test_equal_laws_leave_the_target() -> None:
     rows = np.log(np.array([[0.25, 0.75], [0.5, 0.5]]))
-    np.testing.assert_allclose(adjusted_distribution(rows, rows), np.exp(rows), rtol=1e-15)
-    assert resample_from_adjusted_target(rows, rows, np.array([0.3, 0.3])).tolist() == [1, 0]
+    np.testing.assert_allclose(outrider.adjusted_distribution(rows, rows), np.exp(rows), rtol=1e-15)
+    assert outrider.resample_from_adjusted_target(rows, rows, np.array([0.3, 0.3])).tolist() == [
+        1,
+        0,
+    ]
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -337,11 +339,11 @@ def test_an_index_is_where_the_cumulative_mass_passes_the_uniform(
 ) -> None:
     make = LIBRARIES[library]
     law = laws(np.random.default_rng(seed), (width,))
-    index = int(sample_index(make(law), uniform))
+    index = int(outrider.sample_index(make(law), uniform))
     assert law[index] > 0
     assert law[:index].sum() <= uniform + 1e-12
     assert uniform <= law[: index + 1].sum() + 1e-12
-    assert abs(int(sample_from_logprobs(make(logs(law)), uniform)) - index) <= width
+    assert abs(int(outrider.sample_from_logprobs(make(logs(law)), uniform)) - index) <= width
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -350,23 +352,26 @@ def test_nothing_without_mass_is_drawn_at_any_uniform(library: str, uniform: flo
     make = LIBRARIES[library]
     law = np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
     uniforms = make(np.full(3, uniform))
-    assert host(sample_index(make(law), uniforms)).tolist() == [1, 2, 0]
-    assert host(sample_from_logprobs(make(logs(law)), uniforms)).tolist() == [1, 2, 0]
+    assert host(outrider.sample_index(make(law), uniforms)).tolist() == [1, 2, 0]
+    assert host(outrider.sample_from_logprobs(make(logs(law)), uniforms)).tolist() == [1, 2, 0]
 
 
 def test_log_probabilities_draw_what_probabilities_draw() -> None:
     rng = np.random.default_rng(8)
     rows, uniforms = laws(rng, (300, 9)), rng.random(300)
-    expected = sample_index(rows, uniforms)
-    assert sample_from_logprobs(logs(rows), uniforms).tolist() == expected.tolist()
+    expected = outrider.sample_index(rows, uniforms)
+    assert outrider.sample_from_logprobs(logs(rows), uniforms).tolist() == expected.tolist()
     assert len(set(expected.tolist())) == 9
 
 
 def test_uniforms_by_philox_are_numbers_to_draw_with() -> None:
     keys = np.zeros((6, 5), dtype=np.uint64)
     keys[:, 1] = np.arange(6)
-    uniforms = Philox4x32().uniforms(keys)
-    assert sample_index(np.full((6, 4), 0.25), uniforms).tolist() == (uniforms * 4 // 1).tolist()
+    uniforms = outrider.Philox4x32().uniforms(keys)
+    assert (
+        outrider.sample_index(np.full((6, 4), 0.25), uniforms).tolist()
+        == (uniforms * 4 // 1).tolist()
+    )
 
 
 def test_half_precision_rows_are_rows() -> None:
@@ -374,15 +379,15 @@ def test_half_precision_rows_are_rows() -> None:
     draft, target, tokens = round_of(9, 8, 3, 50)
     for dtype in (torch.float16, torch.bfloat16):
         laws_of = [torch.tensor(rows).to(dtype) for rows in (draft, target)]
-        verdict = verify_speculative_tokens(*laws_of, torch.tensor(tokens), seed=1)
+        verdict = outrider.verify_speculative_tokens(*laws_of, torch.tensor(tokens), seed=1)
         assert verdict.next_token.shape == (8,)
-        sample_index(laws_of[0], torch.tensor(rng.random((8, 3))))
+        outrider.sample_index(laws_of[0], torch.tensor(rng.random((8, 3))))
     half = np.asarray(draft, dtype=np.float16)
-    assert compute_acceptance_probs(half, target.astype(np.float16))[0].dtype == np.float16
+    assert outrider.compute_acceptance_probs(half, target.astype(np.float16))[0].dtype == np.float16
 
 
 def test_the_result_is_frozen_and_exported() -> None:
-    found: Any = verify_speculative_tokens(*round_of(0, 1, 1, 2), seed=0)
+    found: Any = outrider.verify_speculative_tokens(*round_of(0, 1, 1, 2), seed=0)
     assert isinstance(found, outrider.VerificationResult)
     with pytest.raises(AttributeError):
         found.num_accepted = 0

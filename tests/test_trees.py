@@ -28,7 +28,7 @@ from outrider.errors import DraftShapeError, InvalidConfigError, KeyReuseError
 from outrider.models.tabular import TabularModel, mock_pair
 from outrider.records import DraftPlan, DraftProposal, Laws
 from outrider.verification import TREE_METHODS, TraversalVerification, Tree
-from outrider.verification.ceilings import transport_optimum
+from outrider.verification.transport import transport_optimum
 
 from .test_exact_law import TOLERANCE, configured, error
 
@@ -160,7 +160,9 @@ def test_trees_keep_what_theory_says() -> None:
     assert mean_accepted(decoder, 9) == pytest.approx(p[top] + p[second], abs=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["greedy", "with_replacement", "deterministic"])
+@pytest.mark.parametrize(
+    "kind", ["greedy", "with_replacement", "without_replacement", "deterministic"]
+)
 def test_the_ceiling_of_the_first_token_is_the_transport_optimum(kind: str) -> None:
     """Averaged over the drafts, and never below what a verifier keeps."""
     for seed in range(3):
@@ -186,11 +188,11 @@ def test_the_ceiling_of_the_first_token_is_the_transport_optimum(kind: str) -> N
         if kind == "deterministic":
             expected = p[np.argsort(-q)[:2]].sum()
         else:
-            how = "greedy" if kind == "greedy" else "iid"
+            how: Any = "iid" if kind == "with_replacement" else kind
             expected = float(transport_optimum(p, q, 2, how))
         assert mean == pytest.approx(expected, abs=1e-12)
         assert kept <= mean + 1e-12
-        if kind != "with_replacement":
+        if kind in ("greedy", "deterministic"):
             assert kept == pytest.approx(mean, abs=1e-12)
 
 

@@ -147,7 +147,7 @@ class RoundContext:
     ) -> tuple[Tensor, Tensor]:
         """One token drawn from all but the likeliest counts - 1, then those.
 
-        Hu and Huang 2024 (arXiv 2410.18234): verified in this order it keeps as much as any
+        Hu et al. 2025 (arXiv 2502.18779): verified in this order it keeps as much as any
         verifier of these drafts can.
         """
         best = probs.topk(most - 1, -1).indices

@@ -2,7 +2,9 @@
 
 Acceptance rate is accepted over drafted tokens, all of a tree's included. Acceptance length is
 tokens emitted per round that drafted, the correction or bonus included. Acceptance at a position is
-the share of the rounds that drafted that deep in which a token was accepted there.
+the share of the rounds that drafted that deep in which a token was accepted there. The share of a
+ceiling is a ratio of two means over the rounds that drafted: of what was reached, and of the most
+that could have been.
 """
 
 from __future__ import annotations
@@ -36,9 +38,11 @@ class SpeculationMetrics:
             as these rounds did (on chains the sum of the block recursion's p_i, on trees of point
             masses the sum of p(v)), an unbiased estimate; None unless it is known of every round.
         ceiling_error: its standard error; None with fewer than two rounds.
+        ceiling_share_error: the standard error of `ceiling_share`, likewise.
         first_ceiling: the greatest share of rounds in which any lossless verifier keeps one of a
             tree's first tokens, to set beside `per_position[0]`; None where none is known.
         first_ceiling_error: its standard error; None with fewer than two rounds.
+        first_ceiling_share_error: the standard error of `first_ceiling_share`, likewise.
     """
 
     rounds: int
@@ -56,18 +60,44 @@ class SpeculationMetrics:
     lossy: bool = False
     ceiling: float | None = None
     ceiling_error: float | None = None
+    ceiling_share_error: float | None = None
     first_ceiling: float | None = None
     first_ceiling_error: float | None = None
+    first_ceiling_share_error: float | None = None
 
     @property
     def ceiling_interval(self) -> tuple[float, float] | None:
         """Where the ceiling lies with a confidence of 95%, by its standard error."""
-        if self.ceiling is None or self.ceiling_error is None:
-            return None
-        return (
-            self.ceiling - 1.96 * self.ceiling_error,
-            self.ceiling + 1.96 * self.ceiling_error,
-        )
+        return _interval(self.ceiling, self.ceiling_error)
+
+    @property
+    def ceiling_share(self) -> float | None:
+        """Acceptance length over ceiling: how much of what could be emitted was.
+
+        Both are means over the rounds that drafted, and estimates, so that the best method may
+        come out above 1 by noise, and a lossy one by right. What a stop rule cut off does not
+        count as emitted. None where no ceiling is known.
+        """
+        return _share(self.acceptance_length, self.ceiling)
+
+    @property
+    def ceiling_share_interval(self) -> tuple[float, float] | None:
+        """Where the share lies with a confidence of 95%, by its standard error.
+
+        That is the error of a ratio of means over the same rounds (Cochran 1977, section 2.11): a
+        round with a high ceiling often emits much, and what they have in common cancels.
+        """
+        return _interval(self.ceiling_share, self.ceiling_share_error)
+
+    @property
+    def first_ceiling_share(self) -> float | None:
+        """The share of rounds that kept a first token over its ceiling, as `ceiling_share`."""
+        return _share(self.per_position[0] if self.draft_rounds else None, self.first_ceiling)
+
+    @property
+    def first_ceiling_share_interval(self) -> tuple[float, float] | None:
+        """As `ceiling_share_interval`."""
+        return _interval(self.first_ceiling_share, self.first_ceiling_share_error)
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -96,34 +126,60 @@ class SpeculationMetrics:
         return self.emitted / self.total_s if self.total_s > 0 else None
 
 
-class _Sums:
-    """The mean of numbers, and its standard error."""
+def _interval(value: float | None, error: float | None) -> tuple[float, float] | None:
+    """The values within 1.96 standard errors."""
+    if value is None or error is None:
+        return None
+    return value - 1.96 * error, value + 1.96 * error
+
+
+def _share(reached: float | None, ceiling: float | None) -> float | None:
+    return reached / ceiling if reached is not None and ceiling else None
+
+
+class _Ceilings:
+    """What rounds reached beside their ceilings: means, and the errors of mean and ratio."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._sum = 0.0
-        self._squares = 0.0
+        self._reached = 0.0
+        self._ceiling = 0.0
+        self._reached_squared = 0.0
+        self._product = 0.0
+        self._ceiling_squared = 0.0
 
-    def add(self, value: float | None) -> None:
-        """Count a number; None counts for nothing."""
-        if value is not None:
+    def add(self, reached: float, ceiling: float | None) -> None:
+        """Count a round; one without a ceiling counts for nothing."""
+        if ceiling is not None:
             self.count += 1
-            self._sum += value
-            self._squares += value * value
+            self._reached += reached
+            self._ceiling += ceiling
+            self._reached_squared += reached * reached
+            self._product += reached * ceiling
+            self._ceiling_squared += ceiling * ceiling
 
-    @property
-    def mean(self) -> float | None:
-        """None without numbers."""
-        return self._sum / self.count if self.count else None
+    def means(self, rounds: int) -> tuple[float | None, float | None, float | None]:
+        """The mean ceiling, its standard error, and that of the share reached.
 
-    @property
-    def error(self) -> float | None:
-        """None with fewer than two numbers."""
+        None unless all of `rounds` had a ceiling; errors only of two rounds or more, and that of a
+        share only of a ceiling above zero.
+        """
+        if self.count == 0 or self.count != rounds:
+            return None, None, None
+        mean = self._ceiling / self.count
         if self.count < 2:
-            return None
-        mean = self._sum / self.count
-        spread = max(0.0, self._squares / self.count - mean * mean)
-        return sqrt(spread / (self.count - 1))
+            return mean, None, None
+        error = self._error(self._ceiling_squared / self.count - mean * mean)
+        if mean == 0:
+            return mean, error, None
+        share = self._reached / self._ceiling
+        # Of what a round reached beyond its ceiling's share: its mean is zero.
+        spread = self._reached_squared - 2 * share * self._product
+        spread += share * share * self._ceiling_squared
+        return mean, error, self._error(spread / self.count) / mean
+
+    def _error(self, variance: float) -> float:
+        return sqrt(max(0.0, variance) / (self.count - 1))
 
 
 class Tally:
@@ -135,8 +191,8 @@ class Tally:
 
     def __init__(self, *, lossy: bool = False) -> None:
         self._lossy = lossy
-        self._ceilings = _Sums()
-        self._first_ceilings = _Sums()
+        self._ceilings = _Ceilings()
+        self._first_ceilings = _Ceilings()
         self._rows: Counter[tuple[int, int, int, int]] = Counter()
         self._draft_s = 0.0
         self._target_s = 0.0
@@ -152,8 +208,8 @@ class Tally:
         )
         for i in rows:
             if record.drafted[i]:
-                self._ceilings.add(record.ceiling[i])
-                self._first_ceilings.add(record.first_ceiling[i])
+                self._ceilings.add(record.emitted[i], record.ceiling[i])
+                self._first_ceilings.add(record.accepted[i] > 0, record.first_ceiling[i])
         self._failures += record.draft_failed
         self._draft_s += record.draft_s
         self._target_s += record.target_s
@@ -162,8 +218,10 @@ class Tally:
     def metrics(self) -> SpeculationMetrics:
         """The figures so far."""
         rows = self._rows.items()
-        most, first = self._ceilings, self._first_ceilings
         draft_rounds = sum(n for (drafted, _, _, _), n in rows if drafted)
+        # Only over the same rounds as the acceptance length that it stands beside.
+        most, most_error, most_share_error = self._ceilings.means(draft_rounds)
+        first, first_error, first_share_error = self._first_ceilings.means(draft_rounds)
         deepest = max((depth for _, depth, _, _ in self._rows), default=0)
         return SpeculationMetrics(
             rounds=self._rows.total(),
@@ -185,9 +243,10 @@ class Tally:
             total_s=self._total_s,
             draft_failures=self._failures,
             lossy=self._lossy,
-            # Only over the same rounds as the acceptance length that it stands beside.
-            ceiling=most.mean if most.count == draft_rounds else None,
-            ceiling_error=most.error if most.count == draft_rounds else None,
-            first_ceiling=first.mean if first.count == draft_rounds else None,
-            first_ceiling_error=first.error if first.count == draft_rounds else None,
+            ceiling=most,
+            ceiling_error=most_error,
+            ceiling_share_error=most_share_error,
+            first_ceiling=first,
+            first_ceiling_error=first_error,
+            first_ceiling_share_error=first_share_error,
         )

@@ -251,7 +251,7 @@ class Verdict:
         ceiling: float64 [B], an unbiased estimate of the most tokens that any verifier emits on
             average from such drafts, the last one included; None where none is known.
         first_ceiling: float64 [B], of a tree: the greatest probability with which any verifier
-            keeps one of the first tokens; None where none is known.
+            keeps one of the first tokens; None where none is known, NaN in such a row.
     """
 
     node: Tensor

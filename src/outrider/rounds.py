@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from math import isfinite
+from math import isfinite, isnan
 from time import perf_counter
 
 import numpy as np
@@ -122,6 +122,7 @@ def read(
         if isinstance(verdict, Verdict):
             most = None if verdict.ceiling is None else row[count]
             first = None if verdict.first_ceiling is None else row[count + len(ceilings) - 1]
+            first = None if first is None or isnan(first) else first
         rows.append(RowVerdict(length, depth, path, nodes, token, bonus, most, first, sound))
     return rows
 

@@ -41,7 +41,10 @@ nodes out where the draft is surest.
 _SHAPES: dict[int, tuple[int, ...]] = {1: (3,), 2: (2, 1), 3: (1, 2, 1)}
 _BUDGETS = {1: 2, 2: 3, 3: 4}
 
-METHODS = tuple(name for name in get_args(Verification) if name not in LOSSY)
+METHODS: dict[str, Verification] = {
+    name: name for name in get_args(Verification) if name not in LOSSY
+}
+"""The lossless methods, by name."""
 
 SAMPLING: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -63,7 +66,7 @@ SHAPING: dict[str, dict[str, Any]] = {
 """What is done to logits before they become laws, with tokens that were drafted in view."""
 
 FACTORS: dict[str, tuple[str, ...]] = {
-    "method": METHODS,
+    "method": tuple(METHODS),
     "drafter": tuple(DRAFTERS),
     "sampling": tuple(SAMPLING),
     "shaping": tuple(SHAPING),
@@ -171,7 +174,7 @@ class Case:
         if part is not None and part.drafter is not None:
             drafter = part.drafter(draft)
         verifier = None if part is None else part.verifier
-        method = self.values["method"] if verifier is None else "block"
+        method = METHODS["block" if verifier is not None else self.values["method"]]
         config = configured(method, kind, self._depth)
         return SpeculativeDecoder(target, drafter, config=config, verifier=verifier)
 
@@ -198,11 +201,12 @@ class Measured:
         return self.error < TOLERANCE
 
 
-def configured(method: str, kind: str, depth: int) -> SpeculativeConfig:
+def configured(method: Verification, kind: str, depth: int) -> SpeculativeConfig:
     """The configuration of a method and a kind of drafter."""
     return SpeculativeConfig(
+        strict=True,
         num_speculative_tokens=depth,
-        verification=method,  # type: ignore[arg-type]
+        verification=method,
         tree_shape=_SHAPES[depth] if kind.startswith("tree") and kind != "tree, grown" else None,
         tree_budget=_BUDGETS[depth] if kind == "tree, grown" else None,
         **DRAFTERS.get(kind, {}),

@@ -31,6 +31,9 @@ Build = Callable[[TabularModel, Any, SpeculativeConfig, Chance | None], Speculat
 Report = Callable[[int, int, str], None]
 """Is told how many steps of a tier are done, of how many, and what is being done."""
 
+PROMPT = (0,)
+"""What a round follows whose tokens are counted by enumeration."""
+
 TOLERANCE = 1e-12
 """The largest error in the probability of any output that rounding is allowed."""
 
@@ -226,31 +229,31 @@ def _rounds(
         live = [state for state in step.batch.states if state.finish_reason is None]
 
 
-def accepted_tokens(build: Build, config: SpeculativeConfig, expected: float) -> Finding:
+def accepted_tokens(build: Build, config: SpeculativeConfig, known: float) -> Finding:
     """The mean number of accepted tokens on Sun et al.'s example, against its known value.
 
     The example: target (1/3, 2/3), draft (2/3, 1/3), two drafts a round.
     """
     target = TabularModel(lambda _: [1 / 3, 2 / 3], 2)
     draft = TabularModel(lambda _: [2 / 3, 1 / 3], 2)
-    mean = mean_accepted(build(target, draft, config, None))
+    mean = expected(build(target, draft, config, None), lambda record: record.accepted[0])
     return Finding(
         "accepted tokens",
-        f"{config.verification}: {mean:.12f}, known {expected:.12f}",
-        abs(mean - expected),
-        abs(mean - expected) < TOLERANCE,
+        f"{config.verification}: {mean:.12f}, known {known:.12f}",
+        abs(mean - known),
+        abs(mean - known) < TOLERANCE,
     )
 
 
-def mean_accepted(decoder: SpeculativeDecoder) -> float:
-    """The mean number of drafts that a first round accepts, by enumeration."""
+def expected(decoder: SpeculativeDecoder, figure: Callable[[RoundRecord], float]) -> float:
+    """The mean of a figure of the round that follows `PROMPT`, by enumeration."""
     mean = 0.0
     work: list[tuple[int, ...]] = [()]
     while work:
         enumerator = Enumerator([work.pop()])
-        (state,) = decoder.start((0,), SamplingParams(max_tokens=99))
+        (state,) = decoder.start(PROMPT, SamplingParams(max_tokens=99))
         step = decoder.step(decoder.pack([replace(state, stream_key=0)]), enumerator)
-        mean += enumerator.probability[0] * step.record.accepted[0]
+        mean += enumerator.probability[0] * figure(step.record)
         work += [path for _, path in enumerator.siblings]
     return mean
 

@@ -14,11 +14,12 @@ from ..protocols import Chance
 from ..verification import (
     BlockVerification,
     Method,
+    TokenVerification,
     TreeMethod,
     Verifier,
 )
 from ..verification.lossy import LenientVerification, TypicalVerification
-from . import checks, faults
+from . import ceilings, checks, faults
 from .checks import Build, Finding, Report
 from .goodness import Fit, together
 from .statistics import FALSE_ALARM_RATE, Cell, fitted_positions, sample
@@ -127,12 +128,18 @@ def law(verification: Verification, k: int = 3, **filters: Any) -> Callable[[Bui
 def tree_law(shape: tuple[int, ...], children: TreeChildren) -> Callable[[Build], Finding]:
     """The check of the exact law on trees."""
     config = SpeculativeConfig(
+        strict=True,
         num_speculative_tokens=len(shape),
         tree_shape=shape,
         tree_children=children,
     )
     params = SamplingParams(max_tokens=3)
     return lambda build: checks.law(build, config, params, vocab_size=4 - len(shape) // 2)
+
+
+def ceiling(build: Build) -> Finding:
+    """The check of expected tokens beside their bounds, on chains of two."""
+    return ceilings.finding([ceilings.reached(build, "model", (1, 1), 0)])
 
 
 def goodness(build: Build) -> Finding:
@@ -152,7 +159,7 @@ def goodness(build: Build) -> Finding:
 
 
 def _config(verification: Verification, k: int) -> SpeculativeConfig:
-    return SpeculativeConfig(num_speculative_tokens=k, verification=verification)
+    return SpeculativeConfig(num_speculative_tokens=k, verification=verification, strict=True)
 
 
 _BLOCK = (_config("block", 3),)
@@ -170,6 +177,18 @@ CONTROLS = (
         "a known wrong variant",
         law("block"),
         method(faults.StopsAtFirstRefusal()),
+    ),
+    Control(
+        "block: token verification under its name",
+        "lossless, and less than was asked for",
+        ceiling,
+        method(TokenVerification()),
+    ),
+    Control(
+        "more tokens than any lossless method emits",
+        "lenient acceptance under a lossless name",
+        ceiling,
+        method(LenientVerification(0.8)),
     ),
     Control(
         "bonus drawn from the row before the last",

@@ -8,14 +8,22 @@ from dataclasses import asdict
 from typing import Any
 
 from .cases import FACTORS, Measured
+from .ceilings import Reached
 from .checks import TOLERANCE, Finding
 from .controls import Verdict
 from .exact import ExactTier
 from .statistics import ALTERNATIVES, FALSE_ALARM_RATE, Position, StatisticalTier
 
+FIGURES = (
+    *("draft_rounds", "acceptance_rate", "acceptance_length"),
+    *("ceiling", "ceiling_interval", "ceiling_share", "ceiling_share_interval"),
+    *("first_ceiling", "first_ceiling_share", "first_ceiling_share_interval"),
+)
+"""Of `SpeculationMetrics`, told of each way of speculating."""
+
 
 def exact(tier: ExactTier) -> dict[str, Any]:
-    """The exact tier: the design, every case, every check."""
+    """The exact tier: the design, every case, every check, and expected tokens beside bounds."""
     return {
         "passed": tier.passed,
         "tolerance": TOLERANCE,
@@ -27,6 +35,7 @@ def exact(tier: ExactTier) -> dict[str, Any]:
         },
         "cases": [_case(item) for item in tier.measured],
         "checks": [_finding(item) for item in tier.findings],
+        "ceilings": [_reached(item) for item in tier.reached],
     }
 
 
@@ -39,6 +48,10 @@ def statistical(tier: StatisticalTier) -> dict[str, Any]:
         "false_alarm_rate": FALSE_ALARM_RATE,
         "correction": "Holm",
         "tests": [_position(item) for item in tier.positions],
+        "speculation": [
+            {"way": name} | {figure: getattr(metrics, figure) for figure in FIGURES}
+            for name, metrics in tier.speculation.items()
+        ],
     }
 
 
@@ -76,6 +89,21 @@ def _finding(item: Finding) -> dict[str, Any]:
         "passed": item.passed,
         "figure": _finite(item.figure),
         "said": item.said,
+    }
+
+
+def _reached(item: Reached) -> dict[str, Any]:
+    return {
+        "drafter": item.drafter,
+        "shape": item.shape,
+        "pair": item.pair,
+        "tokens": dict(item.tokens),
+        "block_value": item.block_value,
+        "transport": item.transport,
+        "cover_bound": item.cover,
+        "oracle_bound": item.oracle,
+        "share": item.shares,
+        "passed": item.passed,
     }
 
 

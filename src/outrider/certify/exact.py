@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..chance import philox4x32
+from ..config import Verification
 from ..engine import SpeculativeDecoder
-from . import checks
+from . import ceilings, checks
 from .cases import DRAFTERS, METHODS, Measured, Part, configured, design
+from .ceilings import Reached
 from .checks import Build, Finding, Report
 from .contracts import described
 from .covering import Coverage
@@ -24,11 +26,13 @@ class ExactTier:
         coverage: what its cases cover of pairs and of triples of settings.
         measured: a case each.
         findings: of the other checks.
+        reached: expected tokens beside their bounds; none with a user's own part.
     """
 
     coverage: tuple[Coverage, ...]
     measured: tuple[Measured, ...]
     findings: tuple[Finding, ...]
+    reached: tuple[Reached, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -58,6 +62,9 @@ def exact_tier(report: Report, part: Part | None = None) -> ExactTier:
     part = None if part is None else part.checked()
     covered, cases = design(part)
     others = _checks(part)
+    reached: list[Reached] = []
+    if part is None:
+        others.append(("ceilings", lambda: _ceilings(reached)))
     total = len(cases) + len(others)
     measured: list[Measured] = []
     for case in cases:
@@ -68,7 +75,13 @@ def exact_tier(report: Report, part: Part | None = None) -> ExactTier:
         report(len(cases) + len(findings), total, name)
         findings.append(_caught(name, run))
     report(total, total, "")
-    return ExactTier(covered, tuple(measured), tuple(findings))
+    return ExactTier(covered, tuple(measured), tuple(findings), tuple(reached))
+
+
+def _ceilings(reached: list[Reached]) -> Finding:
+    """The check of the ceilings, which leaves in `reached` what it looked at."""
+    reached += (ceilings.reached(checks.shipped, *case) for case in ceilings.CASES)
+    return ceilings.finding(reached)
 
 
 def _caught(name: str, run: Callable[[], Finding]) -> Finding:
@@ -82,9 +95,9 @@ def _caught(name: str, run: Callable[[], Finding]) -> Finding:
 def _checks(part: Part | None) -> list[tuple[str, Callable[[], Finding]]]:
     """Everything but the laws; what a user's own part need not fulfil is left out."""
     build = checks.shipped if part is None else _with(part)
-    chains = [configured(method, "model", 3) for method in METHODS]
+    chains = [configured(method, "model", 3) for method in METHODS.values()]
     kinds = [kind for kind in DRAFTERS if kind not in ("prompt lookup", "none")]
-    drafting = [configured(method, kind, 3) for method in METHODS for kind in kinds]
+    drafting = [configured(method, kind, 3) for method in METHODS.values() for kind in kinds]
     coupled = [configured("coupled", kind, depth) for kind in kinds for depth in (1, 2, 3)]
     if part is not None:
         drafting = [configured("block", "model", 3)]
@@ -100,15 +113,15 @@ def _checks(part: Part | None) -> list[tuple[str, Callable[[], Finding]]]:
             ("known answers", lambda: checks.known_answers(philox4x32)),
         ]
         every += [
-            ("accepted tokens", _accepted_tokens(method, expected))
-            for method, expected in (("block", 11 / 9), ("token", 10 / 9))
+            ("accepted tokens", _accepted_tokens("block", 11 / 9)),
+            ("accepted tokens", _accepted_tokens("token", 10 / 9)),
         ]
     return every
 
 
-def _accepted_tokens(method: str, expected: float) -> Callable[[], Finding]:
+def _accepted_tokens(method: Verification, known: float) -> Callable[[], Finding]:
     config = configured(method, "model", 2)
-    return lambda: checks.accepted_tokens(checks.shipped, config, expected)
+    return lambda: checks.accepted_tokens(checks.shipped, config, known)
 
 
 def _with(part: Part) -> Build:

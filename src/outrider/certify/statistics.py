@@ -10,7 +10,7 @@ positions are where a fault shows that one token cannot show.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ..config import SamplingParams, SpeculativeConfig
 from ..drafters.model import ModelDrafter
 from ..engine import SpeculativeDecoder
+from ..metrics import SpeculationMetrics
 from ..models.transformers import TransformersModel
 from ..protocols import DraftModel
 from .checks import Report
@@ -89,11 +90,19 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class StatisticalTier:
-    """What the statistical tier found: a test for each position of each cell."""
+    """What the statistical tier found.
+
+    Attributes:
+        positions: a test for each position of each cell.
+        samples: continuations drawn in each cell.
+        seed: of every request.
+        speculation: what the rounds of each cell did, by its name.
+    """
 
     positions: tuple[Position, ...]
     samples: int
     seed: int
+    speculation: Mapping[str, SpeculationMetrics]
 
     @property
     def passed(self) -> bool:
@@ -124,9 +133,10 @@ def statistical_tier(
     total = samples * len(ways)
     done = 0
     positions: list[Position] = []
+    speculation: dict[str, SpeculationMetrics] = {}
     probabilities = forward_probabilities(target.hf_model)
-    for index, (name, speculation, sampling) in enumerate(ways):
-        config = SpeculativeConfig(num_speculative_tokens=TOKENS - 1, **speculation)
+    for index, (name, settings, sampling) in enumerate(ways):
+        config = SpeculativeConfig(num_speculative_tokens=TOKENS - 1, strict=True, **settings)
         params = SamplingParams(
             max_tokens=TOKENS, n=samples, seed=seed, ignore_eos=True, **sampling
         )
@@ -139,8 +149,9 @@ def statistical_tier(
             report(done, total, name)
 
         outputs = sample(cell, count)
+        speculation[name] = decoder.metrics
         positions += fitted_positions(cell, outputs, probabilities)
-    return StatisticalTier(tuple(judged(positions)), samples, seed)
+    return StatisticalTier(tuple(judged(positions)), samples, seed, speculation)
 
 
 def sample(cell: Cell, report: Callable[[], None] = lambda: None) -> list[Tokens]:

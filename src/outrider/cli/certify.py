@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -126,6 +124,7 @@ def run(args: Namespace) -> int:
         from ..certify import document
         from ..certify.modules import load_part
         from .certify_screen import Screen
+        from .screen import progress
 
         part = None if args.module is None else load_part(args.module)
     # What cannot be loaded is refused before anything is printed.
@@ -142,7 +141,7 @@ def run(args: Namespace) -> int:
         if name not in tiers:
             continue
         start = perf_counter()
-        with _progress(console, name) as report:
+        with progress(console, name) as report:
             tier = _run_tier(name, args, report, part, loaded)
         seconds = perf_counter() - start
         found[name] = {"seconds": seconds, **getattr(document, name)(tier)}
@@ -205,26 +204,3 @@ def _run_tier(
     assert loaded.drafter is not None
     prompts = [tuple(loaded.tokenizer.encode(text)[:PROMPT_TOKENS]) for text in PROMPTS]
     return statistical_tier(report, loaded.target, loaded.drafter, prompts, args.samples, args.seed)
-
-
-@contextmanager
-def _progress(console: Console, tier: str) -> Iterator[Report]:
-    """A progress bar on `console` if it is a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn(tier),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("")
-
-        def report(done: int, total: int, what: str) -> None:
-            bar.update(task, completed=done, total=total, description=what)
-
-        yield report

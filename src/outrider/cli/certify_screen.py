@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from .. import __version__
 from ..certify.cases import FACTORS, Measured
+from ..certify.ceilings import PAIRS, VOCABULARY, Reached
 from ..certify.checks import TOLERANCE
 from ..certify.controls import Verdict
 from ..certify.covering import Coverage
 from ..certify.exact import ExactTier
 from ..certify.statistics import ALTERNATIVES, FALSE_ALARM_RATE, TOKENS, StatisticalTier
 from .parser import one_line
+from .screen import standard_output, table
 
-WIDTH = 100
 SHOWN_FAILURES = 8
+
+CEILINGS = (
+    f"Expected tokens of a round, exactly, beside what no lossless verification can exceed, on the "
+    f"first of {len(PAIRS)} random pairs ({VOCABULARY} tokens). Token is recursive rejection on "
+    "trees, block is traversal; the share is block's, of the least bound. A dash: the bound does "
+    "not apply. Chains attain the block value; the oracle bound is of trees that no draw decides."
+)
 
 
 class Screen:
@@ -35,13 +40,7 @@ class Screen:
     """
 
     def __init__(self, color: bool) -> None:
-        self.console = Console(
-            width=None if sys.stdout.isatty() else WIDTH,
-            color_system="standard" if color else None,
-            force_terminal=color or None,
-            no_color=not color,
-            highlight=False,
-        )
+        self.console = standard_output(color)
 
     def title(self, part: str | None, models: Mapping[str, Any] | None) -> None:
         """What is certified, and on which models the statistical tier runs."""
@@ -71,13 +70,17 @@ class Screen:
         for line in failures:
             self._say(line, "red")
         problems = {_without_numbers(item.problem) for item in tier.measured if item.problem}
-        table = _table("check", "found", "verdict")
+        found = table("check", "found", "verdict")
         for finding in tier.findings:
             said = finding.said
             if _without_numbers(said) in problems:
                 said = "raised the same"
-            table.add_row(finding.check, said, _verdict(finding.passed))
-        self._print(table)
+            found.add_row(finding.check, said, _verdict(finding.passed))
+        self._print(found)
+        if tier.reached:
+            self.console.print()
+            self._say(CEILINGS)
+            self._print(_ceilings(tier.reached))
 
     def statistical(self, tier: StatisticalTier, seconds: float) -> None:
         """One line a test."""
@@ -90,11 +93,11 @@ class Screen:
             f"all {len(tier.positions)} together (Holm). Power: the least chance of rejecting a "
             f"law that is off by a total variation of {shares} on the bins tested there."
         )
-        table = _table("\ncell", right=("\ntoken", "\nsamples", "\ndf", "\nG", "\np", *_powers()))
-        table.add_column("\nverdict")
+        found = table("\ncell", right=("\ntoken", "\nsamples", "\ndf", "\nG", "\np", *_powers()))
+        found.add_column("\nverdict")
         previous = ""
         for item in tier.positions:
-            table.add_row(
+            found.add_row(
                 "" if item.cell == previous else item.cell,
                 str(item.position),
                 f"{item.fit.samples:,}",
@@ -105,7 +108,14 @@ class Screen:
                 _verdict(item.passed),
             )
             previous = item.cell
-        self._print(table)
+        self._print(found)
+        self.console.print()
+        self._say(
+            "Of the same rounds: tokens emitted, and rounds that kept a first token, beside the "
+            "most that any lossless verification of such drafts reaches on average, as estimated "
+            "from them (± 95%). A dash: no ceiling is known of such drafts."
+        )
+        self._print(_speculation(tier))
 
     def controls(self, verdicts: Sequence[Verdict], seconds: float) -> None:
         """One line a fault."""
@@ -116,12 +126,12 @@ class Screen:
             f"{len(verdicts)} planted faults, {rejected} rejected by the check that must reject "
             f"them; the same checks pass without the fault, {sound} of {len(verdicts)}."
         )
-        table = _table("planted fault (where it was found)", "rejected by")
+        found = table("planted fault (where it was found)", "rejected by")
         for item in verdicts:
             fault = Text.assemble(item.fault, (f" ({item.source})", "dim"))
             by = f"{item.planted.check}: {item.planted.said}"
-            table.add_row(fault, by if item.passed else Text(f"NOT BY {by}", _style(False)))
-        self._print(table)
+            found.add_row(fault, by if item.passed else Text(f"NOT BY {by}", _style(False)))
+        self._print(found)
 
     def verdict(self, passed: bool, tiers: Mapping[str, bool]) -> None:
         """The last line."""
@@ -137,9 +147,9 @@ class Screen:
         self.console.print()
         self.console.rule(heading, align="left", style="dim")
 
-    def _print(self, table: Table) -> None:
+    def _print(self, found: Table) -> None:
         self.console.print()
-        self.console.print(table)
+        self.console.print(found)
 
     def _say(self, text: str, style: str = "") -> None:
         for line in Text(text, style=style).wrap(self.console, self.console.width):
@@ -192,7 +202,7 @@ def _matrix(measured: Sequence[Measured]) -> Table:
     """The largest error by drafter and method."""
     methods = list(dict.fromkeys(item.case.values["method"] for item in measured))
     drafters = list(dict.fromkeys(item.case.values["drafter"] for item in measured))
-    table = _table("largest error", right=methods)
+    found = table("largest error", right=methods)
     for drafter in drafters:
         cells = []
         for method in methods:
@@ -200,19 +210,61 @@ def _matrix(measured: Sequence[Measured]) -> Table:
             errors = [item.error for item in measured if values.items() <= item.case.values.items()]
             good = max(errors, default=0.0) < TOLERANCE
             cells.append(Text(_error(max(errors)) if errors else "–", "" if good else "red"))
-        table.add_row(drafter, *cells)
-    return table
+        found.add_row(drafter, *cells)
+    return found
 
 
-def _table(*headings: str, right: Sequence[str] = ()) -> Table:
-    table = Table(
-        box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True, show_edge=False
-    )
-    for heading in headings:
-        table.add_column(heading)
-    for heading in right:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
+def _ceilings(reached: Sequence[Reached]) -> Table:
+    """Those of the first pair, and whatever failed."""
+    bounds = ("block\nvalue", "transport\noptimum", "cover\nbound", "oracle\nbound")
+    found = table("\ndrafts", right=("\ntoken", "\nblock", *bounds, "\nshare"))
+    found.add_column("\nverdict")
+    for item in reached:
+        if item.pair and item.passed:
+            continue
+        pair = f", pair {item.pair + 1}" if item.pair else ""
+        shape = "-".join(map(str, item.shape))
+        figures = (
+            *item.tokens.values(),
+            *(item.block_value, item.transport, item.cover, item.oracle),
+        )
+        found.add_row(
+            f"{item.drafter} {shape}{pair}",
+            *("–" if figure is None else f"{figure:.4f}" for figure in figures),
+            f"{item.shares['block']:.1%}",
+            _verdict(item.passed),
+        )
+    return found
+
+
+def _speculation(tier: StatisticalTier) -> Table:
+    """What the rounds of each cell reached of their ceilings."""
+    right = ("rounds that\ndrafted", "accept\nlength", "\nceiling", "\nof it")
+    found = table("\ncell", right=(*right, "kept a\nfirst token", "\nceiling", "\nof it"))
+    for name, metrics in tier.speculation.items():
+        found.add_row(
+            name,
+            f"{metrics.draft_rounds:,}",
+            _plain(metrics.acceptance_length),
+            _within(metrics.ceiling, metrics.ceiling_error),
+            _within(metrics.ceiling_share, metrics.ceiling_share_error, share=True),
+            _plain(next(iter(metrics.per_position), None)),
+            _within(metrics.first_ceiling, metrics.first_ceiling_error),
+            _within(metrics.first_ceiling_share, metrics.first_ceiling_share_error, share=True),
+        )
+    return found
+
+
+def _plain(figure: float | None) -> str:
+    return "–" if figure is None else f"{figure:.3f}"
+
+
+def _within(figure: float | None, error: float | None, share: bool = False) -> str:
+    """A figure and the half width of its 95% interval; a dash where it is not known."""
+    if figure is None or error is None:
+        return "–"
+    kind = ".1%" if share else ".3f"
+    return f"{figure:{kind}} ± {1.96 * error:{kind}}"
 
 
 def _covered(coverage: Sequence[Coverage]) -> str:

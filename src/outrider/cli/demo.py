@@ -139,23 +139,16 @@ def _compare(
     console: Console,
 ) -> list[Comparison]:
     """Compare at each temperature, with a progress bar on `console` if it is a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from .screen import progress
 
-    columns = (
-        TextColumn("timing"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("", total=len(prompts) * len(temperatures))
+    with progress(console, "timing") as advance:
+        total, done = len(prompts) * len(temperatures), 0
+        advance(done, total, "")
 
         def report(plain: float, speculative: float) -> None:
-            speeds = f"tokens/s: plain {plain:.1f}, speculative {speculative:.1f}"
-            bar.update(task, advance=1, description=speeds)
+            nonlocal done
+            done += 1
+            advance(done, total, f"tokens/s: plain {plain:.1f}, speculative {speculative:.1f}")
 
         return [
             contest.compare(prompts, replace(params, temperature=temperature), report)

@@ -7,23 +7,23 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from .paint import colored, marked
+from .screen import standard_output, table
 
 if TYPE_CHECKING:
     from ..outputs import Origin, StreamEvent
     from .comparison import Comparison, Side
 
-WIDTH = 100
 PROMPT_LINES = 4
 
 NOTE = (
-    "tokens/s: wall clock from request to last token, sides in turn, prompts computed before;\n"
-    "accept length: tokens emitted a round, correction or bonus included; times: shares of a round"
+    "tokens per s: wall clock from request to last token, sides in turn, prompts computed before;\n"
+    "accept length: tokens emitted a round, correction or bonus included;\n"
+    "of max: that over the most that any lossless verification emits on average from such\n"
+    "drafts, as estimated from them; times: shares of a round"
 )
 
 
@@ -35,13 +35,7 @@ class Screen:
     """
 
     def __init__(self, color: bool) -> None:
-        self.console = Console(
-            width=None if sys.stdout.isatty() else WIDTH,
-            color_system="standard" if color else None,
-            force_terminal=color or None,
-            no_color=not color,
-            highlight=False,
-        )
+        self.console = standard_output(color)
         self._paint = colored if color else marked
 
     def title(self, facts: Sequence[str]) -> None:
@@ -89,33 +83,32 @@ class Screen:
 
 
 def _table(comparisons: Sequence[Comparison]) -> Table:
-    table = Table(
-        box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True, show_edge=False
-    )
+    found = table()
     for heading in ("\ntemp", "\ndecoding"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("\ntokens/s", "\nspeedup", "accept\nlength", "accept\nrate"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("accepted by\nposition, %", justify="right")
+        found.add_column(heading, no_wrap=True)
+    for heading in ("tokens\nper s", "speed-\nup", "accept\nlength", "of\nmax", "accept\nrate"):
+        found.add_column(heading, justify="right", no_wrap=True)
+    found.add_column("accepted by\nposition, %", justify="right")
     for heading in ("draft\ntime", "target\ntime", "other\ntime", "ms per\nround"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        found.add_column(heading, justify="right", no_wrap=True)
     for comparison in comparisons:
         temperature = f"{comparison.temperature:g}"
-        table.add_row(temperature, "plain", *_cells(comparison.plain, 1.0))
+        found.add_row(temperature, "plain", *_cells(comparison.plain, 1.0))
         speculative = _cells(comparison.speculative, comparison.speedup)
         lossy = comparison.speculative.metrics.lossy
-        table.add_row("", "speculative" + " (lossy)" * lossy, *speculative, style="bold")
-    return table
+        found.add_row("", "speculative" + " (lossy)" * lossy, *speculative, style="bold")
+    return found
 
 
 def _cells(side: Side, speedup: float) -> list[str]:
     metrics = side.metrics
-    rate, length = metrics.acceptance_rate, metrics.acceptance_length
+    rate, length, share = metrics.acceptance_rate, metrics.acceptance_length, metrics.ceiling_share
     positions = " ".join(f"{100 * share:.0f}" for share in metrics.per_position)
     return [
         f"{side.tokens_per_s:.1f}",
         f"{speedup:.2f}x",
         "–" if length is None else f"{length:.2f}",
+        "–" if share is None else f"{share:.0%}",
         "–" if rate is None else f"{rate:.1%}",
         positions or "–",
         *(f"{share:.0%}" for share in side.shares),

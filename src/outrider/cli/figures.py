@@ -8,32 +8,22 @@ if TYPE_CHECKING:
     from ..metrics import SpeculationMetrics
 
 
+SPECULATION = (
+    *("rounds", "drafted", "accepted", "acceptance_rate", "acceptance_length", "per_position"),
+    *("ceiling", "ceiling_interval", "ceiling_share", "ceiling_share_interval"),
+    *("first_ceiling", "first_ceiling_share", "first_ceiling_share_interval", "lossy"),
+)
+TIMING = ("total_s", "draft_s", "target_s", "other_s", "tokens_per_s", "lossy")
+
+
 def speculation(metrics: SpeculationMetrics) -> dict[str, Any]:
     """What was drafted and what became of it; `outrider.metrics` defines each figure."""
-    return {
-        "rounds": metrics.rounds,
-        "drafted": metrics.drafted,
-        "accepted": metrics.accepted,
-        "acceptance_rate": metrics.acceptance_rate,
-        "acceptance_length": metrics.acceptance_length,
-        "per_position": list(metrics.per_position),
-        "ceiling": metrics.ceiling,
-        "ceiling_interval": metrics.ceiling_interval,
-        "first_ceiling": metrics.first_ceiling,
-        "lossy": metrics.lossy,
-    }
+    return {name: getattr(metrics, name) for name in SPECULATION}
 
 
 def timing(metrics: SpeculationMetrics) -> dict[str, Any]:
     """Where the time of the rounds went."""
-    return {
-        "total_s": metrics.total_s,
-        "draft_s": metrics.draft_s,
-        "target_s": metrics.target_s,
-        "other_s": metrics.other_s,
-        "tokens_per_s": metrics.tokens_per_s,
-        "lossy": metrics.lossy,
-    }
+    return {name: getattr(metrics, name) for name in TIMING}
 
 
 def closing_statistics(metrics: SpeculationMetrics) -> str:
@@ -52,13 +42,14 @@ def closing_statistics(metrics: SpeculationMetrics) -> str:
             drafts += (
                 f"\nestimated ceiling = {metrics.ceiling:.2f} +- {1.96 * metrics.ceiling_error:.2f}"
                 " tokens a round, the most that any lossless verification emits on average from "
-                "such drafts"
+                f"such drafts{_reached(metrics.ceiling_share, metrics.ceiling_share_error)}"
             )
         if metrics.first_ceiling is not None and metrics.first_ceiling_error is not None:
             drafts += (
                 f"\nestimated ceiling = {metrics.first_ceiling:.3f} +- "
                 f"{1.96 * metrics.first_ceiling_error:.3f} for the share of rounds that keep a "
                 f"token ({metrics.per_position[0]:.3f} did)"
+                + _reached(metrics.first_ceiling_share, metrics.first_ceiling_share_error)
             )
     speed = metrics.tokens_per_s or 0.0
     lines = (
@@ -70,3 +61,10 @@ def closing_statistics(metrics: SpeculationMetrics) -> str:
         return lines
     told = "\n".join(f"lossy: {line}" for line in lines.split("\n"))
     return f"lossy: the output's law is not the target's\n{told}"
+
+
+def _reached(share: float | None, error: float | None) -> str:
+    """What share of a ceiling was reached; of a ceiling of zero there is none."""
+    if share is None or error is None:
+        return ""
+    return f"; {share:.1%} +- {1.96 * error:.1%} of it was reached"

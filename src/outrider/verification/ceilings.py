@@ -1,9 +1,9 @@
 """How many tokens a round could have emitted: what no lossless verifier can exceed.
 
 Every ceiling counts expected tokens of a round, the correction or bonus included, and is at least
-1; `transport_optimum` alone is a probability. The chain's optimum is that of Sun et al. 2025
-(arXiv 2403.10444); a verifier keeps a node with a probability of at most
-min(Pr[its parent is kept] P(x|parent), Q(node)), and the block recursion attains it at every node.
+1. The chain's optimum is that of Sun et al. 2025 (arXiv 2403.10444); a verifier keeps a node with a
+probability of at most min(Pr[its parent is kept] P(x|parent), Q(node)), and the block recursion
+attains it at every node.
 """
 
 from __future__ import annotations
@@ -11,31 +11,19 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 from numpy.typing import NDArray
 
-from .. import trees
-from ..errors import DraftShapeError, InvalidConfigError, TargetShapeError
-from ..records import DraftProposal
-from .checks import (
-    common_namespace,
-    require_count,
-    require_float,
-    require_laws,
-    require_shape,
-    require_width,
-)
+from ..config import TreeChildren
+from ..errors import DraftShapeError
+from .checks import common_namespace, require_float, require_shape
 
 Path = tuple[int, ...]
 Law = Callable[[Path], Sequence[float] | NDArray[np.float64]]
 """The probabilities [V] of the token after a prefix."""
-
-DraftKind = Literal["iid", "greedy", "without_replacement"]
-
-_WIDEST_ENUMERATED = 12
 
 
 def block_ceiling(ratios: Any, lengths: NDArray[np.int64]) -> Any:
@@ -124,155 +112,6 @@ def deterministic_ceiling(
     return ceilings
 
 
-def transport_optimum(target: Any, draft: Any, num_drafts: int, kind: DraftKind) -> Any:
-    """The greatest probability with which one of several drafts of one token can be kept.
-
-    By optimal transport it is 1 + min over sets S of tokens of P(S) - Pr[all drafts are in S]
-    (SpecTr, Sun et al. 2023, arXiv 2310.15141, is where verification was first seen so).
-
-    Args:
-        target: [..., V], the target's laws.
-        draft: [..., V], the drafter's.
-        num_drafts: K, at least 1.
-        kind: how the K drafts come about. "iid": K draws from the draft's law. "greedy": its K - 1
-            likeliest tokens (of equals, the lower ids) and one draw from it restricted to the rest.
-            "without_replacement": K draws, each from it restricted to tokens not yet drawn, fewer
-            where none is left; by enumeration, for V up to 12.
-
-    Returns:
-        float64 [...].
-
-    Raises:
-        InvalidConfigError: `num_drafts` or `kind` is not allowed, V is too large for `kind`, or the
-            arrays are not of one library on one device.
-        TargetShapeError, DraftShapeError: a shape or dtype is wrong.
-        DistributionWidthError: the laws are not equally wide, or have no width.
-        DegenerateDistributionError: a row has NaN or negative mass, or does not sum to one.
-    """
-    if kind not in get_args(DraftKind):
-        raise InvalidConfigError(
-            "kind", kind, f"one of {', '.join(map(repr, get_args(DraftKind)))}"
-        )
-    require_count("num_drafts", num_drafts, 1, 2**20, "an integer in [1, 2**20)")
-    xp = common_namespace(target=target, draft=draft)
-    require_width("target", target)
-    require_width("draft", draft, target.shape[-1])
-    require_shape("draft", draft, tuple(target.shape), "that of target", DraftShapeError)
-    require_float("target", target, TargetShapeError)
-    require_float("draft", draft, DraftShapeError)
-    require_laws("target", target)
-    require_laws("draft", draft)
-    target, draft = xp.astype(target, xp.float64), xp.astype(draft, xp.float64)
-    if kind == "iid":
-        return _iid_optimum(target, draft, num_drafts)
-    if kind == "greedy":
-        return _greedy_optimum(target, draft, num_drafts)
-    if target.shape[-1] > _WIDEST_ENUMERATED:
-        raise InvalidConfigError(
-            "kind",
-            kind,
-            f"a vocabulary of at most {_WIDEST_ENUMERATED} for it, since all sets of tokens are "
-            f"enumerated, not {target.shape[-1]}",
-        )
-    return _without_replacement_optimum(target, draft, num_drafts)
-
-
-def first_token_optimum(proposal: DraftProposal, target: Any) -> Any | None:
-    """The transport optimum of each row's first drafted tokens, as they were drafted.
-
-    Args:
-        proposal: drafted trees.
-        target: the target's laws after the prefixes, [B, V].
-
-    Returns:
-        float64 [B]; None where it has no short form: several tokens drawn, not from one law.
-    """
-    xp = array_namespace(target)
-    batch, width = proposal.tokens.shape
-    first = (proposal.structure == 0) & (np.arange(width) < proposal.lengths[:, None])
-    laws = None if proposal.laws is None else proposal.laws.probs
-    rows = trees.chain(batch, width) if proposal.law_rows is None else proposal.law_rows
-    drawn = first & (rows >= 0) if laws is not None else np.zeros_like(first)
-    count = drawn.sum(1)
-    where = device(target)
-    mass = xp.astype(target, xp.float64)
-    source = xp.asarray(np.where(drawn, rows, -1).max(1, initial=0), device=where)
-    each = xp.arange(batch, device=where)
-    law = None if laws is None else xp.astype(laws[each, source], xp.float64)
-    if law is not None and (count > 1).any():
-        one_law = all(len(set(row[of].tolist())) == 1 for row, of in zip(rows, drawn, strict=True))
-        if not one_law or (drawn != first).any() or (count != count[0]).any():
-            return None
-        return _iid_optimum(mass, law, int(count[0]))
-    vocabulary = xp.arange(target.shape[-1], device=where)
-    outright = first & ~drawn
-    proposed = xp.zeros(mass.shape, dtype=xp.bool, device=where)
-    for column in np.flatnonzero(outright.any(0)).tolist():
-        there = xp.asarray(outright[:, column], device=where)[:, None]
-        proposed = proposed | ((proposal.tokens[:, column][:, None] == vocabulary) & there)
-    certain = xp.sum(xp.where(proposed, mass, 0.0), axis=-1)
-    if law is None:
-        return certain
-    covered = xp.where(proposed, 0.0, xp.minimum(mass, law))
-    some = xp.asarray(count > 0, device=where)
-    return certain + xp.where(some, xp.sum(covered, axis=-1), 0.0)
-
-
-def _iid_optimum(target: Any, draft: Any, num_drafts: int) -> Any:
-    """The best set is a prefix of the tokens in increasing order of P/Q."""
-    xp = array_namespace(target)
-    impossible = draft == 0
-    ratio = xp.where(impossible, math.inf, target / xp.where(impossible, 1.0, draft))
-    order = xp.argsort(ratio, axis=-1)
-    inside = xp.cumulative_sum(xp.take_along_axis(target, order, axis=-1), axis=-1)
-    drafted = xp.cumulative_sum(xp.take_along_axis(draft, order, axis=-1), axis=-1)
-    return 1 + xp.clip(xp.min(inside - drafted**num_drafts, axis=-1), max=0.0)
-
-
-def _greedy_optimum(target: Any, draft: Any, num_drafts: int) -> Any:
-    """P(top) + sum over the rest of min(P, Q restricted to the rest)."""
-    xp = array_namespace(target)
-    top = num_drafts - 1
-    if top >= target.shape[-1]:
-        return xp.sum(target, axis=-1)
-    order = xp.argsort(draft, axis=-1, descending=True, stable=True)
-    target = xp.take_along_axis(target, order, axis=-1)
-    draft = xp.take_along_axis(draft, order, axis=-1)[..., top:]
-    mass = xp.sum(draft, axis=-1, keepdims=True)
-    drawn = draft / xp.where(mass > 0, mass, 1.0)
-    certain = xp.sum(target[..., :top], axis=-1)
-    return certain + xp.sum(xp.minimum(target[..., top:], drawn), axis=-1)
-
-
-def _without_replacement_optimum(target: Any, draft: Any, num_drafts: int) -> Any:
-    """Over all sets, as bit masks: the law of the drafted set, then its mass inside each set."""
-    xp = array_namespace(target)
-    vocabulary = target.shape[-1]
-    rows = [
-        np.from_dlpack(array, device="cpu").reshape(-1, vocabulary) for array in (target, draft)
-    ]
-    sets = np.arange(2**vocabulary)
-    members = ((sets[:, None] >> np.arange(vocabulary)) & 1).astype(bool)
-    optima = []
-    for law, drawn in zip(*rows, strict=True):
-        left = np.where(members, 0.0, drawn).sum(axis=-1)
-        reached = np.zeros(len(sets))
-        reached[0] = 1.0
-        for _ in range(num_drafts):
-            follows = np.where(left > 0, 0.0, reached)
-            share = np.where(left > 0, reached, 0.0) / np.where(left > 0, left, 1.0)
-            for token in range(vocabulary):
-                before = sets[~members[:, token]]
-                follows[before | (1 << token)] += share[before] * drawn[token]
-            reached = follows
-        for token in range(vocabulary):
-            inside = sets[members[:, token]]
-            reached[inside] += reached[inside ^ (1 << token)]
-        optima.append(1 + min(0.0, float(np.min(members @ law - reached))))
-    flat = xp.asarray(optima, dtype=xp.float64, device=device(target))
-    return xp.reshape(flat, tuple(target.shape[:-1]))
-
-
 def exact_block_value(target_law: Law, draft_law: Law, depth: int, prefix: Path = ()) -> float:
     """The most tokens that any verifier of a drafted chain can emit on average, exactly.
 
@@ -319,6 +158,32 @@ def path_probabilities(law: Law, depth: int, prefix: Path = ()) -> dict[Path, fl
     return paths
 
 
+def tree_probabilities(
+    draft_law: Law, shape: Sequence[int], kind: TreeChildren, prefix: Path = ()
+) -> dict[Path, float]:
+    """For each path after `prefix`, the probability that a drafted tree has it.
+
+    Args:
+        draft_law: the drafter's laws.
+        shape: how many children each node has at each depth; at most as many as tokens are likely.
+        kind: how they come about, as `SpeculativeConfig.tree_children` says.
+        prefix: what the tree follows.
+    """
+    if not shape:
+        return {}
+    paths: dict[Path, float] = {}
+    law = np.asarray(draft_law(prefix), dtype=np.float64)
+    for token, share in enumerate(_inclusion(law, shape[0], kind)):
+        below = tree_probabilities(draft_law, shape[1:], kind, (*prefix, token))
+        inside = {(token, *path): mass for path, mass in below.items()} | {(token,): 1.0}
+        if kind == "with_replacement":
+            # Each of the draws brings a node of its own, and they are merged.
+            paths |= {p: 1 - (1 - law[token] * mass) ** shape[0] for p, mass in inside.items()}
+        else:
+            paths |= {p: share * mass for p, mass in inside.items()}
+    return paths
+
+
 def cover_bound(target_law: Law, inclusion: Mapping[Path, float], prefix: Path = ()) -> float:
     """1 + the sum over nodes v of min(P(v), Pr[v is in the tree]).
 
@@ -362,6 +227,25 @@ def oracle_bound(target_law: Law, num_nodes: int, prefix: Path = ()) -> float:
         for token, share in enumerate(target_law(path)):
             heapq.heappush(frontier, (mass * float(share), (*path, token)))
     return total
+
+
+def _inclusion(law: NDArray[np.float64], count: int, kind: TreeChildren) -> NDArray[np.float64]:
+    """The probability [V] that each token is among the `count` children of a node."""
+    if kind == "with_replacement":
+        return 1 - (1 - law) ** count
+    if kind == "greedy":
+        included = np.zeros(len(law))
+        included[np.argsort(-law, kind="stable")[: count - 1]] = 1.0
+        left = np.where(included > 0, 0.0, law)
+        included += left / left.sum()
+        return included
+    included = law.copy()
+    if count > 1:
+        for token, share in enumerate(law):
+            left = np.where(np.arange(len(law)) == token, 0.0, law)
+            if share > 0 and left.sum() > 0:
+                included += share * _inclusion(left / left.sum(), count - 1, kind)
+    return included
 
 
 def _require_lengths(lengths: NDArray[np.int64], batch: int, width: int) -> None:

@@ -9,8 +9,8 @@ from array_api_compat import array_namespace
 
 from ..records import DraftProposal, Verdict
 from .block import reached
-from .ceilings import first_token_optimum
 from .chain import Chain, Method
+from .transport import first_token_optimum
 from .tree import Tree
 from .walk import Walk
 

@@ -1,0 +1,121 @@
+"""Shares of a ceiling: one definition, and errors that cover as often as they say."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import numpy as np
+import pytest
+
+from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
+from outrider.metrics import SpeculationMetrics, Tally
+from outrider.models.tabular import mock_pair
+from outrider.records import RoundRecord
+
+
+def tallied(*rounds: tuple[int, int, float | None, float | None]) -> SpeculationMetrics:
+    """The figures of rounds of (drafted, emitted, ceiling, first ceiling)."""
+    tally = Tally()
+    for drafted, emitted, ceiling, first in rounds:
+        tally.add(
+            RoundRecord(
+                sequence_ids=(0,),
+                drafted=(drafted,),
+                depth=(drafted,),
+                accepted=(emitted - 1,),
+                emitted=(emitted,),
+                bonus=(False,),
+                ceiling=(ceiling,),
+                first_ceiling=(first,),
+                draft_failed=False,
+                draft_s=0.0,
+                target_s=0.0,
+                total_s=1.0,
+            )
+        )
+    return tally.metrics()
+
+
+def test_a_share_is_the_ratio_of_means_over_the_rounds_that_drafted() -> None:
+    found = tallied((2, 1, 1.5, 0.5), (0, 1, 1.0, None), (2, 3, 2.5, 0.9))
+    assert found.acceptance_length == 2.0
+    assert found.ceiling == 2.0
+    assert found.ceiling_share == 1.0
+    assert found.first_ceiling == pytest.approx(0.7)
+    assert found.first_ceiling_share == pytest.approx(0.5 / 0.7)
+    # The residuals are -.5 and .5: a standard error of .5 over the ceiling.
+    assert found.ceiling_share_error == pytest.approx(0.5 / 2.0)
+    assert found.ceiling_share_interval == pytest.approx((1 - 1.96 * 0.25, 1 + 1.96 * 0.25))
+
+
+def test_a_share_is_none_where_a_ceiling_is_not_known() -> None:
+    partly = tallied((2, 1, 1.5, None), (2, 3, None, 0.9))
+    nothing = tallied((0, 1, 1.0, None))
+    for found in (partly, nothing, tallied()):
+        assert found.ceiling is found.ceiling_share is found.ceiling_share_interval is None
+        assert found.first_ceiling is found.first_ceiling_share is None
+        assert found.first_ceiling_share_interval is None
+    once = tallied((2, 3, 2.5, 0.9))
+    assert once.ceiling_share == 3 / 2.5
+    assert once.ceiling_share_interval is None
+    assert once.ceiling_interval is None
+
+
+def test_a_first_ceiling_of_zero_has_no_share() -> None:
+    found = tallied((2, 1, None, 0.0), (2, 1, None, 0.0))
+    assert found.first_ceiling == 0.0
+    assert found.first_ceiling_share is None
+    assert found.first_ceiling_share_interval is None
+
+
+def test_what_always_reaches_its_ceiling_has_no_error() -> None:
+    found = tallied(*((4, tokens, float(tokens), None) for tokens in (1, 5, 2, 3)))
+    assert found.ceiling_share == 1.0
+    assert found.ceiling_share_error == pytest.approx(0, abs=1e-8)
+    assert found.ceiling_error is not None
+    assert found.ceiling_error > 0.5
+
+
+def test_intervals_cover_as_often_as_they_say() -> None:
+    """600 runs of 150 rounds; within 5 standard errors of 95%: 1 in 2 million, or a false normal.
+
+    Emitted tokens follow their own round's ceiling. An interval by the ceiling's error alone, as
+    if what was emitted were known and the two were apart, covers far too rarely: it must fail.
+    """
+    rng = np.random.default_rng(5)
+    covered = by_the_ceiling_alone = 0
+    for _ in range(600):
+        ceilings = rng.uniform(1.0, 1.2, 150)
+        emitted = 1 + (rng.random(150) < 0.9 * ceilings - 0.9)
+        rounds = zip(emitted.tolist(), ceilings.tolist(), strict=True)
+        found = tallied(*((1, tokens, ceiling, None) for tokens, ceiling in rounds))
+        truth = (1 + 0.9 * 0.1) / 1.1
+        assert found.ceiling_share_interval is not None
+        low, high = found.ceiling_share_interval
+        covered += low <= truth <= high
+        assert found.ceiling_share is not None
+        assert found.ceiling_error is not None
+        assert found.ceiling is not None
+        error = 1.96 * found.ceiling_share * found.ceiling_error / found.ceiling
+        by_the_ceiling_alone += abs(found.ceiling_share - truth) <= error
+    allowed = 5 * sqrt(0.95 * 0.05 / 600)
+    assert abs(covered / 600 - 0.95) < allowed
+    assert by_the_ceiling_alone / 600 < 0.95 - allowed
+
+
+@pytest.mark.parametrize(
+    ("verification", "least", "most"), [("block", 0.97, 1.03), ("token", 0.8, 0.99)]
+)
+def test_block_reaches_its_ceiling_on_chains_and_token_does_not(
+    verification: str, least: float, most: float
+) -> None:
+    """About 2,500 rounds of one seed: shares of about 1 and .95 with errors below .01."""
+    target, draft = mock_pair(4, 1, 0.0)
+    config = SpeculativeConfig(num_speculative_tokens=4, verification=verification)  # type: ignore[arg-type]
+    decoder = SpeculativeDecoder(target, draft, config=config)
+    decoder.generate((0,), SamplingParams(max_tokens=20, n=250, seed=3))
+    share, error = decoder.metrics.ceiling_share, decoder.metrics.ceiling_share_error
+    assert share is not None
+    assert error is not None
+    assert error < 0.01
+    assert least < share < most
