@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 SPECULATION = (
     *("rounds", "drafted", "accepted", "acceptance_rate", "acceptance_length", "per_position"),
     *("ceiling", "ceiling_interval", "ceiling_share", "ceiling_share_interval"),
-    *("first_ceiling", "first_ceiling_share", "first_ceiling_share_interval", "lossy"),
+    *("first_ceiling", "first_ceiling_share", "first_ceiling_share_interval"),
+    *("draft_failures", "lossy"),
 )
 TIMING = ("total_s", "draft_s", "target_s", "other_s", "tokens_per_s", "lossy")
 
@@ -51,6 +52,8 @@ def closing_statistics(metrics: SpeculationMetrics) -> str:
                 f"token ({metrics.per_position[0]:.3f} did)"
                 + _reached(metrics.first_ceiling_share, metrics.first_ceiling_share_error)
             )
+    if metrics.draft_failures:
+        drafts += f"\nthe drafter failed in {metrics.draft_failures} rounds, decoded plainly"
     speed = metrics.tokens_per_s or 0.0
     lines = (
         f"{drafts}\n{metrics.emitted} tokens in {metrics.total_s:.2f} s = {speed:.1f} tokens/s, "

@@ -12,6 +12,7 @@ from dataclasses import fields
 from typing import Any, get_args
 
 from ..config import (
+    Depth,
     DraftSampleMethod,
     SamplingParams,
     SpeculativeConfig,
@@ -76,7 +77,24 @@ def add_speculation_flags(parser: ArgumentParser) -> None:
         *("-k", "--num-speculative-tokens"),
         parse=int,
         metavar="K",
-        text="the most tokens drafted in a round; 0 decodes plainly",
+        text="the most tokens drafted in a row; 0 decodes plainly (default: 4, or 16 where adaptive)",
+    )
+    add_field_flag(
+        group,
+        SpeculativeConfig,
+        "depth",
+        "--depth",
+        metavar=_choices(Depth),
+        text="draft K tokens every round, or as far as pays by measured costs and acceptance",
+    )
+    add_field_flag(
+        group,
+        SpeculativeConfig,
+        "cost_ratio",
+        "--cost-ratio",
+        parse=float,
+        metavar="X",
+        text="adaptive: a draft step's cost beside a plain forward, for sampling with a --seed",
     )
     add_field_flag(
         group,
