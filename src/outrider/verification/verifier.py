@@ -70,7 +70,9 @@ class Verifier:
                 return Verifier(typical, None, lossy=True)
             case name:
                 method = METHODS[name]
-                return Verifier(method, TREE_METHODS[name], lazy=method)
+                # A subclass may change what the edges know nothing of.
+                plain = type(method) in (BlockVerification, TokenVerification)
+                return Verifier(method, TREE_METHODS[name], lazy=method if plain else None)
 
     @property
     def coupled(self) -> bool:
