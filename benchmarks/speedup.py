@@ -1,5 +1,7 @@
-"""What speculation is worth on the demo pair: the same engine with it and without, round by round in
-turn, so that both meet the same noise of the machine."""
+"""What speculation is worth on the demo pair: the same engine with it and without.
+
+The two take a round each in turn, so that both meet the same noise of the machine.
+"""
 
 from __future__ import annotations
 

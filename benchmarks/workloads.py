@@ -63,4 +63,4 @@ def _records(rng: np.random.Generator) -> str:
         {"id": int(rng.integers(100)), "name": str(rng.choice(names)), "active": True}
         for _ in range(5)
     ]
-    return json.dumps(rows, indent=4).removesuffix("\n]") + ",\n"
+    return json.dumps(rows, indent=4).removesuffix("\n]") + ',\n    {\n        "id":'

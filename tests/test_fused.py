@@ -17,8 +17,9 @@ from torch import Tensor
 from outrider.chance import Enumerator, Philox4x32, RoundDraws, inverse_cdf, round_keys
 from outrider.config import SamplingParams
 from outrider.records import DraftProposal, Laws, Prefix, SequenceState
-from outrider.verification import METHODS, BlockVerification, Chain, fused, verify
+from outrider.verification import METHODS, BlockVerification, fused, lazy, verify
 from outrider.verification.fused import verify_logits
+from outrider.verification.plain import PlainChains, stop, stop_law
 
 EDGE = 1e-6
 
@@ -83,6 +84,10 @@ class Noted:
         self._draws = RoundDraws(Philox4x32(), None, self.uniforms)
         self.near: list[Tensor] = []
 
+    @property
+    def stop_uniforms(self) -> Tensor:
+        return self.uniforms[:, 0]
+
     def stop(self, laws: Tensor) -> Tensor:
         return self._note(laws, self.uniforms[:, 0], self._draws.stop(laws))
 
@@ -138,17 +143,34 @@ def test_every_way_of_holding_the_laws_gives_the_same_verdicts(
     method: str, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small rounds through the code for large ones, one and several rows at a time."""
-    monkeypatch.setattr(fused, "_NUMPY", 0)
-    monkeypatch.setattr(fused, "_KEPT", 1 << 20 if kept else 0)
-    monkeypatch.setattr(fused, "_AT_A_TIME", 600)
+    monkeypatch.setattr(lazy, "_NUMPY", 0)
+    monkeypatch.setattr(lazy, "_KEPT", 1 << 20 if kept else 0)
+    monkeypatch.setattr(lazy, "_AT_A_TIME", 600)
     counts = disagreements(120, 4, method, (7, 300))
     assert counts["differ far from an edge"] == 0, counts
     assert counts["near"] <= counts["draws"] // 50, counts
 
 
 class WeightForgotten(BlockVerification):
-    def residual(self, chain: Chain, weights: Any, node: Any) -> Any:
-        return super().residual(chain, np.ones_like(weights), node)
+    def stop_edges(self, chains: PlainChains, uniforms: Any) -> Any:
+        edges, _ = super().stop_edges(chains, uniforms)
+        return edges, [[1.0] * len(row) for row in edges]
+
+
+class SumsLeftOut(BlockVerification):
+    """Takes every head's bound for the head."""
+
+    def stop_edges(self, chains: PlainChains, uniforms: Any) -> Any:
+        loose = PlainChains(chains.ratios, lambda rows, node, weights: weights)
+        return super().stop_edges(loose, uniforms)
+
+
+class NextRowSummed(BlockVerification):
+    def stop_edges(self, chains: PlainChains, uniforms: Any) -> Any:
+        def later(rows: list[int], node: int, weights: list[float]) -> list[float]:
+            return chains.excess(rows, node - 1, weights)
+
+        return super().stop_edges(PlainChains(chains.ratios, later), uniforms)
 
 
 def wrong_row(laws: type) -> Any:
@@ -164,19 +186,64 @@ def wrong_row(laws: type) -> Any:
 
 
 def test_planted_faults_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    forgotten = disagreements(40, 5, "block", (300,), WeightForgotten())
-    assert forgotten["differ far from an edge"] > 0, forgotten
+    for fault in (WeightForgotten(), SumsLeftOut(), NextRowSummed()):
+        found = disagreements(40, 5, "block", (300,), fault)
+        assert found["differ far from an edge"] > 0, (fault, found)
     with monkeypatch.context() as patch:
-        patch.setattr(fused.KeptLaws, "of", wrong_row(fused.KeptLaws))
+        patch.setattr(lazy.KeptLaws, "of", wrong_row(lazy.KeptLaws))
         wrong = disagreements(40, 5, "token", (300,))
     assert wrong["differ far from an edge"] > 0, wrong
     with monkeypatch.context() as patch:
-        patch.setattr(fused, "_NUMPY", 0)
+        patch.setattr(lazy, "_NUMPY", 0)
         patch.setattr(
-            fused, "_take", lambda rows, index: rows.index_select(0, torch.as_tensor(index * 0))
+            lazy, "_take", lambda rows, index: rows.index_select(0, torch.as_tensor(index * 0))
         )
         wrong = disagreements(40, 5, "token", (300,))
     assert wrong["differ far from an edge"] > 0, wrong
+
+
+class CountedSums:
+    """Sums that are no more than the weights, as those of (w P - Q)+ are."""
+
+    def __init__(self, masses: Any) -> None:
+        self.masses = masses
+        self.made = 0
+
+    def __call__(self, rows: list[int], node: int, weights: list[float]) -> list[float]:
+        self.made += len(rows)
+        return [w * float(self.masses[row, node]) for row, w in zip(rows, weights, strict=True)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_edges_found_until_the_draw_resolves_draw_as_the_whole_law(method: str) -> None:
+    """The same node for every uniform, and for block fewer sums."""
+    rng = np.random.default_rng(11)
+    kind = METHODS[method]
+    whole = resolved = 0
+    uniforms = np.linspace(0, 1, 101)[:-1].tolist()
+    for _ in range(60):
+        lengths = rng.integers(0, 6, 4)
+        ratios = [rng.choice([0.0, 0.3, 0.8, 1.0, 1.5, 3.0], length).tolist() for length in lengths]
+        sums = CountedSums(rng.random((4, 6)) * rng.choice([0, 0.3, 1], (4, 6)))
+        chains = PlainChains(ratios, sums)
+        edges, weights = kind.stop_edges(chains, None)
+        whole += sums.made * len(uniforms)
+        sums.made = 0
+        laws = np.array([stop_law(row, 6) for row in edges])
+        assert (laws >= 0).all()
+        assert abs(laws.sum(1) - 1).max() < 1e-15
+        assert (laws[np.arange(7) > lengths[:, None]] == 0).all()
+        for uniform in uniforms:
+            found, same = kind.stop_edges(chains, [uniform] * 4)
+            assert same == weights
+            nodes = [stop(row, uniform) for row in found]
+            assert nodes == [stop(row, uniform) for row in edges]
+            inverted = (laws.cumsum(1) <= uniform).sum(1)
+            near = (abs(laws.cumsum(1) - uniform) < 1e-12).any(1)
+            assert ((inverted == nodes) | near).all()
+        resolved += sums.made
+    assert (whole > 0) == isinstance(kind, BlockVerification)
+    assert resolved <= 0.7 * whole
 
 
 def first_tokens(
@@ -223,9 +290,9 @@ def test_the_law_of_a_round_is_the_targets(
 ) -> None:
     """By exact enumeration over drafts, stops and tokens: V = 3, two drafts, float64 logits."""
     if held != "numpy":
-        monkeypatch.setattr(fused, "_NUMPY", 0)
+        monkeypatch.setattr(lazy, "_NUMPY", 0)
     if held == "raised again":
-        monkeypatch.setattr(fused, "_KEPT", 0)
+        monkeypatch.setattr(lazy, "_KEPT", 0)
     rng = np.random.default_rng(6)
     size, width, temperature = 3, 2, 0.8
     # Rows by prefix: 0 is empty, and the children of a row r are 3 r + 1, 2, 3.
@@ -292,7 +359,8 @@ def test_the_code_for_devices_gives_the_same_verdicts(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small arrays in torch, nothing decided on the host, as on CUDA: here on the CPU."""
-    monkeypatch.setattr(fused, "_on_host", lambda array: False)
+    monkeypatch.setattr(fused, "on_host", lambda array: False)
+    monkeypatch.setattr(lazy, "on_host", lambda array: False)
     counts = disagreements(120, 8, method, (7, 300))
     assert counts["differ far from an edge"] == 0, counts
     assert counts["near"] <= counts["draws"] // 50, counts
@@ -300,7 +368,7 @@ def test_the_code_for_devices_gives_the_same_verdicts(
 
 KERNELS = """
 import torch
-from outrider.verification import fused, kernels
+from outrider.verification import fused, kernels, lazy
 from tests.test_fused import disagreements
 
 random = torch.Generator().manual_seed(0)
@@ -313,7 +381,7 @@ for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         draft = torch.randn(3, size, generator=random, dtype=torch.float64).softmax(-1).float()
         each = torch.rand(5, 1, generator=random).to(torch.promote_types(dtype, torch.float32))
         for scale in (1.25, each + 0.5):
-            expected = fused.LazyLaws(logits, scale, *fused.normalisers(logits, scale))
+            expected = lazy.LazyLaws(logits, scale, *lazy.normalisers(logits, scale))
             peak, mass = kernels.normalisers(logits, scale)
             torch.testing.assert_close(peak, expected.peak)
             torch.testing.assert_close(mass, expected.mass)
@@ -330,8 +398,8 @@ bad = torch.zeros(4, 5000)
 bad[0, 3], bad[1, 3], bad[2] = torch.nan, torch.inf, -torch.inf
 assert kernels.normalisers(bad, 1.0)[1].isfinite()[:, 0].tolist() == [False, False, False, True]
 
-fused._on_host = lambda array: False
-fused._has_kernels = lambda logits: True
+fused.on_host = lazy.on_host = lambda array: False
+lazy._has_kernels = lambda logits: True
 for method in ("token", "block"):
     counts = disagreements(10, 9, method, (7, 5000))
     assert counts["differ far from an edge"] == 0, counts

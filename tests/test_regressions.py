@@ -450,6 +450,8 @@ def test_large_logits_and_low_temperatures_are_not_rounded_away(temperature: flo
     found: list[torch.Tensor] = []
 
     class Draws:
+        stop_uniforms = None
+
         def stop(self, law: torch.Tensor) -> torch.Tensor:
             found.append(law)
             return torch.zeros(len(law), dtype=torch.int64)

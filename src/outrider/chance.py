@@ -273,6 +273,11 @@ class RoundDraws:
         """Whether the uniforms are made already, so that a draw nobody looks at costs nothing."""
         return self._uniforms is not None
 
+    @property
+    def stop_uniforms(self) -> Tensor | None:
+        """What `stop` inverts laws by, float64 [B], if it is made already."""
+        return None if self._uniforms is None else self._uniforms[:, 0]
+
     def stop(self, laws: Tensor) -> Tensor:
         """Draw the node that each row stops at from laws [B, N + 1]."""
         return self._draw(laws, 0, None)

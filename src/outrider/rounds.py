@@ -66,8 +66,8 @@ def judge(
         decide; and a witness [B, N + 1], finite where a row of logits means something.
     """
     chains = proposal.parents is None and proposal.law_rows is None
-    if chains and verifier.chain is not None and verifier.lazy and params.unfiltered:
-        return verify_logits(proposal, logits, params.temperature, verifier.chain, draws)
+    if chains and verifier.lazy is not None and params.unfiltered:
+        return verify_logits(proposal, logits, params.temperature, verifier.lazy, draws)
     laws, witness = sampling.laws(logits, params)
     if laws.probs is None:
         assert laws.atoms is not None

@@ -77,7 +77,7 @@ def add_speculation_flags(parser: ArgumentParser) -> None:
         *("-k", "--num-speculative-tokens"),
         parse=int,
         metavar="K",
-        text="the most tokens drafted in a row; 0 decodes plainly (default: 4, or 16 where adaptive)",
+        text="the most tokens drafted in a row; 0 decodes plainly (default: 4; 16 if adaptive)",
     )
     add_field_flag(
         group,

@@ -13,11 +13,14 @@ No lossless verifier that sees only the drafted path keeps more tokens in expect
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from array_api_compat import array_namespace
 
 from .chain import Chain
+from .plain import PlainChains
 
 
 class BlockVerification:
@@ -47,11 +50,49 @@ class BlockVerification:
         none_later = xp.concat([xp.flip(none_later, axis=-1), one], axis=-1)
         return head * none_later, weights
 
+    def stop_edges(
+        self, chains: PlainChains, uniforms: Sequence[float] | None
+    ) -> tuple[list[list[float]], list[list[float]]]:
+        """As `LazyMethod` says: from the leaf, and no sum where p_i in its place decides as well.
+
+        Since h_i <= p_i, the round stops at node 0 if it does so with every h_i yet unknown at its
+        p_i; and edges below one that the uniform is not under do not matter.
+        """
+        reached = chains.reached()
+        edges = [[0.0] * len(row) for row in reached]
+        below = [1.0] * len(reached)
+        least = [list(accumulate(row[1:], _none, initial=1.0)) for row in reached]
+
+        def open_at(row: int, node: int) -> bool:
+            if not (node < len(reached[row]) - 1 and 0 < reached[row][node] < 1 and below[row] > 0):
+                return False
+            known = below[row]
+            return uniforms is None or known * least[row][node] <= uniforms[row] < known
+
+        for node in range(max(map(len, reached), default=1) - 1, 0, -1):
+            asked = [row for row in range(len(reached)) if open_at(row, node)]
+            weights = [reached[row][node] for row in asked]
+            sums = chains.excess(asked, node, weights) if asked else []
+            heads = {
+                row: mass / (mass + (1 - weight))
+                for row, mass, weight in zip(asked, sums, weights, strict=True)
+            }
+            for row, kept in enumerate(reached):
+                if node < len(kept):
+                    below[row] *= 1 - heads.get(row, kept[node])
+                    edges[row][node] = below[row]
+        return edges, reached
+
     def residual(self, chain: Chain, weights: Any, node: Any) -> Any:
         """norm((p_i P - Q)+) after `node` = i kept tokens, or P after the last, float64 [B, V]."""
         xp = array_namespace(weights)
         rows = xp.arange(node.shape[0], device=node.device)
         return chain.residual_law(node, weights[rows, node])
+
+
+def _none(none: float, head: float) -> float:
+    """The probability of no head so far, and none of one more coin."""
+    return none * (1 - head)
 
 
 def reached(ratio: Any) -> Any:

@@ -1,6 +1,6 @@
 """The passes over whole rows as Triton kernels, for CUDA: imported only where Triton is.
 
-Each has a readable twin in torch: `normalisers` that of the same name in `fused`, and `excess` the
+Each has a readable twin in torch: `normalisers` that of the same name in `lazy`, and `excess` the
 sum of `LazyLaws.above`. A row is cut into blocks that are worked on at once, since a round has few
 rows; what the blocks come to is joined in torch.
 """

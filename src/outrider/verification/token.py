@@ -6,11 +6,15 @@ token not kept is replaced by one drawn from norm((p - q)+); if all are kept, on
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 from array_api_compat import array_namespace
 
 from .chain import Chain
+from .plain import PlainChains
 
 
 class TokenVerification:
@@ -33,6 +37,18 @@ class TokenVerification:
         reached = xp.concat([one, xp.cumulative_prod(keep, axis=-1)], axis=-1)
         refused = xp.concat([1 - keep, one], axis=-1)
         return reached * refused, xp.full_like(reached, self.weight())
+
+    def stop_edges(
+        self,
+        chains: PlainChains,
+        uniforms: Sequence[float] | None,  # noqa: ARG002
+    ) -> tuple[list[list[float]], list[list[float]]]:
+        """As `LazyMethod` says; the law is known without a sum over a row."""
+        edges = []
+        for row in chains.ratios:
+            reached = accumulate((min(ratio, 1.0) for ratio in row), mul, initial=1.0)
+            edges.append([1 - kept for kept in reached])
+        return edges, [[1.0] * len(row) for row in edges]
 
     def residual(self, chain: Chain, weights: Any, node: Any) -> Any:
         """norm((p - q)+) after `node` kept tokens, or p after the last, float64 [B, V]."""

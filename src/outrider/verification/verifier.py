@@ -12,12 +12,13 @@ from .block import BlockVerification
 from .chain import Method
 from .coupled import PositionDraws, verify_coupled
 from .lossy import LenientVerification, MixtureVerification, TypicalVerification
+from .plain import LazyMethod
 from .recursive import RecursiveVerification
 from .token import TokenVerification
 from .traversal import TraversalVerification
 from .verify import TreeMethod, VerdictDraws, verify, verify_tree
 
-METHODS: dict[str, Method] = {
+METHODS: dict[str, LazyMethod] = {
     "block": BlockVerification(),
     "token": TokenVerification(),
     "traversal": BlockVerification(),
@@ -46,13 +47,13 @@ class Verifier:
         chain: the method on chains; None draws each position's token from coupled noise.
         tree: the method on trees; None where there is none.
         lossy: whether it changes the law of the output.
-        lazy: whether the method on chains makes do with laws that are normalised lazily.
+        lazy: the method on chains, if it makes do with laws that are normalised lazily.
     """
 
     chain: Method | None
     tree: TreeMethod | None
     lossy: bool = False
-    lazy: bool = False
+    lazy: LazyMethod | None = None
 
     @staticmethod
     def of(config: SpeculativeConfig) -> Verifier:
@@ -69,8 +70,9 @@ class Verifier:
                 return Verifier(typical, None, lossy=True)
             case name:
                 method = METHODS[name]
-                lazy = type(method) in (BlockVerification, TokenVerification)
-                return Verifier(method, TREE_METHODS[name], lazy=lazy)
+                # A subclass may change what the edges know nothing of.
+                plain = type(method) in (BlockVerification, TokenVerification)
+                return Verifier(method, TREE_METHODS[name], lazy=method if plain else None)
 
     @property
     def coupled(self) -> bool:
