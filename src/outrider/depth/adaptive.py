@@ -61,6 +61,11 @@ class AdaptiveDepth:
         self._since_plain = 0
         self._lost = 0.0
 
+    @property
+    def calibrated(self) -> bool:
+        """Whether costs were measured, of plain rounds and of rounds that draft."""
+        return self._costs.known
+
     def plan(self, states: Sequence[SequenceState]) -> DraftPlan:
         """The depth of each sequence's next round."""
         depths = [0] * len(states)

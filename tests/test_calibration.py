@@ -1,0 +1,72 @@
+"""A decoder with an adaptive depth knows what rounds cost before its first request."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from outrider import ModelDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
+from outrider.depth import AdaptiveDepth
+from outrider.models.tabular import TabularModel
+from outrider.models.transformers import TransformersModel
+
+
+def tiny(context: int = 128) -> TransformersModel:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=40,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=context,
+    )
+    return TransformersModel(AutoModelForCausalLM.from_config(config).eval(), max_sequences=2)
+
+
+def decoder(context: int = 128, depth: str = "adaptive") -> SpeculativeDecoder:
+    config = SpeculativeConfig(depth=depth)
+    return SpeculativeDecoder(tiny(context), ModelDrafter(tiny(context)), config=config)
+
+
+def test_it_is_calibrated_and_nothing_else_has_changed() -> None:
+    made = decoder()
+    assert isinstance(made.policy, AdaptiveDepth)
+    assert made.policy.calibrated
+    assert made.metrics.rounds == 0
+    assert not made.target.live_sequences
+    plan = made.policy.plan(made.start([1, 2], SamplingParams(max_tokens=50)))
+    assert plan.deepest <= 16
+
+
+def test_models_with_a_short_context_are_not() -> None:
+    made = decoder(context=24)
+    assert not made.policy.calibrated
+    made.generate([1, 2], SamplingParams(max_tokens=20))
+    assert made.policy.calibrated
+
+
+@pytest.mark.parametrize("config", [{"depth": "fixed"}, {"depth": "adaptive"}])
+def test_models_without_caches_are_not(config) -> None:
+    model = TabularModel(lambda prefix: np.full(3, 1 / 3), 3)
+    made = SpeculativeDecoder(model, model, config=SpeculativeConfig(**config))
+    assert made.policy.learns == (config["depth"] == "adaptive")
+    assert not (made.policy.learns and made.policy.calibrated)
+
+
+def test_a_policy_of_ones_own_is_left_alone() -> None:
+    from outrider.depth import Levels
+
+    policy = AdaptiveDepth(Levels(4))
+    made = SpeculativeDecoder(tiny(), ModelDrafter(tiny()), policy=policy)
+    assert made.policy is policy
+    assert not policy.calibrated
+
+
+def test_greedy_text_is_that_of_plain_decoding() -> None:
+    made = decoder()
+    params = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
+    plain = SpeculativeDecoder(tiny()).generate([1, 2, 3], params)
+    assert made.generate([1, 2, 3], params).token_ids == plain.token_ids
