@@ -13,9 +13,9 @@ SOURCE = Path(outrider.__file__).parent
 
 FLOORS = (
     {"errors"},
-    {"config", "trees"},
-    {"records", "protocols"},
-    {"chance", "sampling", "shaping"},
+    {"config", "trees", "processors", "structured"},
+    {"records", "protocols", "grammar"},
+    {"chance", "sampling", "shaping", "paths", "masks"},
     {"verification", "depth"},
     {"models"},
     {"drafters"},
@@ -95,7 +95,9 @@ def test_the_public_face() -> None:
         "SpeculationMetrics",
         "SpeculativeConfig",
         "SpeculativeDecoder",
+        "StatefulProcessor",
         "StreamEvent",
+        "StructuredOutput",
         "TransformersModel",
         "VerificationResult",
         "__version__",

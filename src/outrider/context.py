@@ -12,8 +12,9 @@ from .batch import Batch
 from .chance import RoundDraws
 from .config import SpeculativeConfig
 from .models.transfer import sent
+from .paths import Path
 from .records import Children, DraftPlan, Laws
-from .shaping import Path, Shaper
+from .shaping import Shaper
 
 
 class RoundContext:
@@ -25,7 +26,7 @@ class RoundContext:
         plan: how far each row is drafted; rows beyond their depth draw nothing.
         device: where proposals are expected.
         config: how drafts are sampled.
-        shaper: what the requests do to logits; None for nothing.
+        shaper: what is done to the draft's logits; None for nothing.
 
     Attributes:
         witnesses: for each law made, [B, M] numbers that are not finite where it means nothing.
@@ -50,10 +51,10 @@ class RoundContext:
         self._coupled = draws.coupled
         greedy = config.draft_sample_method == "greedy"
         if plan.levels is None:
-            self._params = sampling.GREEDY if greedy else batch.params
+            self._params = sampling.GREEDY if greedy else batch.drafting
             return
         self._params = batch.ranking
-        self._outright = np.array([greedy or state.params.greedy for state in batch.states])
+        self._outright = np.array(batch.outright) | greedy
 
     @property
     def shaped(self) -> bool:
@@ -63,7 +64,12 @@ class RoundContext:
     def law(self, logits: Tensor, path: Tensor | None = None) -> Laws:
         """The laws that the rows' own parameters make of logits; see `DraftContext.law`."""
         if self._shaper is not None:
-            logits = self._shaper(logits, None if path is None else Path.of(path))
+            if path is None:
+                count = 1 if logits.ndim == 2 else logits.shape[1]
+                path = torch.empty(len(logits), count, 0, dtype=torch.int64, device=logits.device)
+            # Rows that are not drafted this far hold tokens that mean nothing.
+            nodes = np.where(self._depth > path.shape[2], path.shape[1], 0).tolist()
+            logits = self._shaper(logits, Path.of(path, nodes))
         laws, witness = sampling.laws(logits, self._params)
         self.witnesses.append(witness.reshape(len(witness), -1))
         return laws

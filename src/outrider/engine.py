@@ -23,10 +23,12 @@ from .context import RoundContext
 from .depth import FixedDepth
 from .drafters.model import ModelDrafter
 from .errors import InvalidConfigError
+from .grammar import Grammars
 from .logprobs import TokenLogprob, report
 from .metrics import SpeculationMetrics, Tally
 from .outputs import Choice, GenerationOutput, StreamEvent
 from .pairing import check_models, check_vocabularies, common_device
+from .paths import Path
 from .protocols import (
     AutoregressiveModel,
     CachedModel,
@@ -52,7 +54,6 @@ from .rounds import (
     judge,
     read,
 )
-from .shaping import Path, Shaper
 from .stopping import final_text, until_stop
 from .text import StreamDecoder
 from .verification import Verifier
@@ -114,6 +115,7 @@ class SpeculativeDecoder:
         ]
         length, shortest = min(contexts, default=(None, "target"), key=lambda c: c[0])
         self._limits = Limits(target.vocab_size, length, shortest, eos, self.drafter is not None)
+        self._grammars = Grammars(tokenizer, target.vocab_size, eos)
         # Decoders that share a model must not share ids: each counts from a start of its own.
         self._next_id = secrets.randbits(40) << 22
         self._lock = Lock()
@@ -141,11 +143,13 @@ class SpeculativeDecoder:
                 request is refused; see `outrider.errors`.
         """
         request = self._parse(prompt, params)
-        return request.states(self.claim(request.params.n), self._limits)
+        return request.states(self.claim(request.params.n))
 
     def pack(self, states: Iterable[SequenceState]) -> Batch:
         """A batch of sequences, to be stepped together."""
-        return Batch.of(tuple(states), self.target.vocab_size, self._device)
+        return Batch.of(
+            tuple(states), self.target.vocab_size, self._device, self.config.draft_params
+        )
 
     @torch.inference_mode()
     def step(self, batch: Batch, chance: Chance | None = None) -> Step:
@@ -169,8 +173,8 @@ class SpeculativeDecoder:
         ahead = None if chance is not None or self.verifier.coupled else self._uniforms
         noise = batch.next_noise(ahead, plan.width)
         draws = batch.draws(chance or self.chance, plan.width, noise, coupled=self.verifier.coupled)
-        shaper = self._shaper(batch)
-        context = RoundContext(batch, draws, plan, self._device, self.config, shaper)
+        shaper, draft_shaper = batch.shapers(self.target.vocab_size)
+        context = RoundContext(batch, draws, plan, self._device, self.config, draft_shaper)
         watch.mark()
         proposal = self._propose(prefixes, plan, context)
         watch.mark()
@@ -186,9 +190,10 @@ class SpeculativeDecoder:
         _, draft_s, target_s = watch.spans()
 
         states, emitted, accepted = [], [], []
-        for state, row in zip(batch.states, rows, strict=True):
+        for index, (state, row) in enumerate(zip(batch.states, rows, strict=True)):
             tokens, reason = until_stop(state, [*row.path, row.token], self.tokenizer)
-            states.append(state.advanced(tokens, row.depth, reason))
+            own = () if shaper is None else shaper.processors(index, row.path)
+            states.append(state.advanced(tokens, row.depth, reason, own))
             emitted.append(tokens)
             accepted.append(min(len(row.path), len(tokens)))
         tops = [state.params.logprobs for state in batch.states]
@@ -356,11 +361,6 @@ class SpeculativeDecoder:
         for model in self._cached:
             model.release(ids, discard=discard)
 
-    def _shaper(self, batch: Batch) -> Shaper | None:
-        if batch.shaping is None:
-            return None
-        return Shaper(batch.shaping, batch.states, self.target.vocab_size, self._device)
-
     def _propose(
         self, prefixes: list[Prefix], plan: DraftPlan, context: RoundContext
     ) -> DraftProposal:
@@ -373,7 +373,7 @@ class SpeculativeDecoder:
 
     def _parse(self, prompt: Any, params: Any) -> Request:
         given = SamplingParams() if params is None else params
-        return parse_request(prompt, given, self.tokenizer, self._limits)
+        return parse_request(prompt, given, self.tokenizer, self._limits, self._grammars)
 
     def _parse_all(self, prompts: Any, params: Any) -> list[Request]:
         if not isinstance(params, Sequence):
@@ -385,7 +385,7 @@ class SpeculativeDecoder:
         return [self._parse(*pair) for pair in zip(prompts, params, strict=True)]
 
     def _runs(self, requests: list[Request]) -> list[list[SequenceState]]:
-        return [request.states(self.claim(request.params.n), self._limits) for request in requests]
+        return [request.states(self.claim(request.params.n)) for request in requests]
 
     def claim(self, count: int) -> int:
         """The first of `count` fresh sequence ids, consecutive."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import trees
 from .config import SamplingParams
+from .grammar import Grammar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,7 +86,9 @@ class SequenceState:
     """One sequence being decoded: all that the next round may depend on.
 
     `stream_key` is the 64-bit key of the sequence's randomness, `choice` its index among the `n` of
-    its request, `depths` the number of tokens drafted in each round so far.
+    its request, `depths` the number of tokens drafted in each round so far. `processors` are the
+    request's own, those that remember as they stand after the last token's position; `grammar` says
+    which tokens may follow.
     """
 
     prefix: Prefix
@@ -96,6 +99,8 @@ class SequenceState:
     choice: int = 0
     depths: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
+    processors: tuple[Any, ...] = ()
+    grammar: Grammar | None = None
 
     @property
     def round(self) -> int:
@@ -114,7 +119,11 @@ class SequenceState:
         return tokens
 
     def advanced(
-        self, tokens: list[int], depth: int, finish_reason: FinishReason | None
+        self,
+        tokens: list[int],
+        depth: int,
+        finish_reason: FinishReason | None,
+        processors: tuple[Any, ...],
     ) -> SequenceState:
         """The state after a round that drafted `depth` tokens and emitted `tokens`."""
         return SequenceState(
@@ -126,6 +135,8 @@ class SequenceState:
             self.choice,
             (*self.depths, depth),
             finish_reason,
+            processors,
+            self.grammar,
         )
 
 

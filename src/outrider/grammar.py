@@ -1,0 +1,249 @@
+"""Which tokens may follow, by a request's grammar: llguidance's matcher, behind a pure function.
+
+A mask depends on nothing but the grammar and the tokens before. The matcher is a cache of where
+it was last: it goes back to what the next path shares with that, and on from there.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import InvalidConfigError
+from .structured import StructuredOutput
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+Mask = NDArray[np.uint8]
+
+_DEAD_ENDS = ("NoExtension", "NoExtensionBias")
+"""Why a matcher gives up where its grammar leads nowhere; any other reason is a limit of its."""
+
+_LONGEST = 300
+_END = "<|outrider: the end|>"
+
+
+class Grammars:
+    """Makes grammars over one vocabulary.
+
+    Args:
+        tokenizer: a fast tokenizer of transformers, or a `tokenizers.Tokenizer`; looked at when the
+            first grammar is asked for.
+        vocab_size: the target's V; ids that the tokenizer does not have are never allowed.
+        eos_token_ids: of the target.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos = eos_token_ids
+        self._vocabulary: tuple[LLTokenizer, int] | None = None
+
+    def of(self, asked: StructuredOutput, stop_ids: frozenset[int]) -> Grammar:
+        """The grammar that a request asks for.
+
+        Args:
+            asked: what the output must look like.
+            stop_ids: the tokens that end the request.
+
+        Raises:
+            InvalidConfigError: the library refuses it, no text fulfils it, or the vocabulary cannot
+                spell any; or there is no tokenizer that could be read.
+        """
+        from llguidance import LLMatcher
+
+        if self._vocabulary is None:
+            self._vocabulary = self._read()
+        vocabulary, end = self._vocabulary
+        field = f"structured_output.{asked.kind}"
+        matcher = LLMatcher(vocabulary, _source(asked), log_level=0)
+        if matcher.is_error():
+            said = brief(matcher.get_error())
+            raise InvalidConfigError(field, asked.value, f"another one; the library says {said}")
+        special = frozenset(t for t in stop_ids if vocabulary.is_special_token(t))
+        texts = (stop_ids & self._eos) - special
+        grammar = Grammar(asked, matcher, self._vocab_size, end, special | texts, texts)
+        first = grammar.mask([])
+        if first is None:
+            raise InvalidConfigError(
+                field, asked.value, "more than the empty text, which no token of the request ends"
+            )
+        if not first.any():
+            raise InvalidConfigError(
+                field, asked.value, "one that tokens can fulfil: none could be the first"
+            )
+        return grammar
+
+    def _read(self) -> tuple[LLTokenizer, int]:
+        """The vocabulary, and the id that stands for the end in it."""
+        from llguidance import LLTokenizer
+        from tokenizers import Tokenizer
+        from transformers import PreTrainedTokenizerFast
+
+        given = self._tokenizer
+        backend = given.backend_tokenizer if isinstance(given, PreTrainedTokenizerFast) else given
+        if not isinstance(backend, Tokenizer):
+            found = "no tokenizer" if given is None else f"a {type(given).__name__}"
+            raise InvalidConfigError(
+                "tokenizer",
+                given,
+                "a fast transformers tokenizer or a tokenizers.Tokenizer",
+                given=f"structured_output needs a tokenizer, and the decoder has {found}",
+            )
+        # The end is an id of its own: a request may end at any of several tokens, or at none.
+        own = Tokenizer.from_str(backend.to_str())
+        own.no_padding()
+        own.no_truncation()
+        own.add_special_tokens([_END])
+        ids = own.get_vocab(with_added_tokens=True)
+        size = max(self._vocab_size, *ids.values()) + 1
+        try:
+            return LLTokenizer(own.to_str(), n_vocab=size, eos_token=ids[_END]), ids[_END]
+        except ValueError as error:
+            raise InvalidConfigError(
+                "tokenizer",
+                type(given).__name__,
+                "one that works on bytes",
+                given=f"the tokenizer cannot be read for structured_output: {brief(str(error))}",
+            ) from error
+
+
+class Grammar:
+    """What may follow in one sequence. Made by `Grammars.of`.
+
+    A path is the tokens that the sequence has emitted, and drafted ones after them. One on which a
+    token was refused, or that goes on after the end, is taken by no sequence.
+
+    Args:
+        asked: what the request asks for.
+        matcher: at the beginning; it is copied.
+        vocab_size: the target's V.
+        end: the id that stands for the end.
+        ends: the tokens that end the sequence where the text is whole.
+        texts: those among them that are text as well, which they are not to be.
+    """
+
+    def __init__(
+        self,
+        asked: StructuredOutput,
+        matcher: LLMatcher,
+        vocab_size: int,
+        end: int,
+        ends: frozenset[int],
+        texts: frozenset[int],
+    ) -> None:
+        self.asked = asked
+        self._fresh = matcher
+        self._vocab_size = vocab_size
+        self._end = end
+        self._ends = ends
+        self._texts = texts
+        self._matcher = matcher.deep_copy()
+        self._at: list[int] = []
+
+    def copy(self) -> Grammar:
+        """The same for another sequence."""
+        return Grammar(
+            self.asked, self._fresh, self._vocab_size, self._end, self._ends, self._texts
+        )
+
+    def mask(self, path: list[int]) -> Mask | None:
+        """Which tokens may follow a path: a bit each, uint8 [ceil(V / 8)], the lowest first.
+
+        All zeros where the path leads into a dead end; None where no sequence takes it.
+        """
+        if not self._go(path):
+            return None
+        mask, whole = self._following()
+        if whole and not self._ends:
+            return mask if mask.any() else None
+        if whole:
+            for token in self._ends:
+                mask[token >> 3] |= 1 << (token & 7)
+        return mask
+
+    def first(self) -> frozenset[int]:
+        """The tokens that may come first."""
+        mask = self.mask([])
+        assert mask is not None, "grammars that allow nothing are refused"
+        return frozenset(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
+
+    def takes(self, path: list[int], token: int) -> bool:
+        """Whether a token may follow a path that a sequence takes."""
+        if token not in self._ends:
+            return self._go([*path, token])
+        mask = self.mask(path)
+        return mask is not None and bool(mask[token >> 3] >> (token & 7) & 1)
+
+    def over(self, path: list[int]) -> bool:
+        """Whether the text is whole, nothing can follow, and there is no token to say so."""
+        if self._ends or not self._go(path):
+            return False
+        mask, whole = self._following()
+        return whole and not mask.any()
+
+    def _go(self, path: list[int]) -> bool:
+        """Move the matcher to the end of a path, as far as it leads; whether all of it does."""
+        shared = _shared(self._at, path)
+        if shared < len(self._at):
+            self._matcher.rollback(len(self._at) - shared)
+        rest = path[shared:]
+        taken = self._matcher.try_consume_tokens(rest) if rest else 0
+        self._at = path[: shared + taken]
+        return taken == len(rest)
+
+    def _following(self) -> tuple[Mask, bool]:
+        """The mask without the tokens that end the sequence, and whether the text is whole."""
+        mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8).copy()
+        if self._matcher.is_error():
+            reason, said = self._matcher.stop_reason(), self._matcher.get_error()
+            at, self._at = self._at, []
+            # A matcher does not leave its error state.
+            self._matcher = self._fresh.deep_copy()
+            if reason not in _DEAD_ENDS:
+                raise InvalidConfigError(
+                    f"structured_output.{self.asked.kind}",
+                    self.asked.value,
+                    f"a simpler one: after {len(at)} tokens the library says {brief(said)}",
+                )
+            return np.zeros((self._vocab_size + 7) // 8, dtype=np.uint8), False
+        whole = bool(mask[self._end >> 3] >> (self._end & 7) & 1)
+        for token in (self._end, *self._texts):
+            mask[token >> 3] &= ~(1 << (token & 7)) & 255
+        mask = mask[: (self._vocab_size + 7) // 8]
+        if self._vocab_size % 8:
+            mask[-1] &= (1 << self._vocab_size % 8) - 1
+        return mask, whole
+
+
+def _shared(first: list[int], second: list[int]) -> int:
+    """How many tokens two paths have in common."""
+    length = min(len(first), len(second))
+    if first[:length] == second[:length]:
+        return length
+    return next(i for i in range(length) if first[i] != second[i])
+
+
+def _source(asked: StructuredOutput) -> str:
+    """The grammar as the library reads it."""
+    from llguidance import LLMatcher
+
+    if asked.json_schema is not None:
+        assert isinstance(asked.json_schema, str)
+        return LLMatcher.grammar_from_json_schema(asked.json_schema)
+    if asked.regex is not None:
+        return LLMatcher.grammar_from_regex(asked.regex)
+    if asked.grammar is not None:
+        return LLMatcher.grammar_from_lark(asked.grammar)
+    assert asked.choice is not None
+    return LLMatcher.grammar_from_regex("|".join(map(re.escape, asked.choice)))
+
+
+def brief(message: str) -> str:
+    """A message of the library on one line, shortened."""
+    line = " ".join(message.split())
+    return repr(line if len(line) <= _LONGEST else f"{line[:_LONGEST]}...")
