@@ -6,6 +6,7 @@ it was last: it goes back to what the next path shares with that, and on from th
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,17 @@ if TYPE_CHECKING:
 
 Mask = NDArray[np.uint8]
 
-_DEAD_ENDS = ("NoExtension", "NoExtensionBias")
-"""Why a matcher gives up where its grammar leads nowhere; any other reason is a limit of its."""
+_DEAD_END = "NoExtension"
+"""How a matcher's error begins where its grammar leads nowhere; other errors are limits of its."""
+
+_WHITESPACE = r"( |\n[ \t]{0,40})?"
+"""Between tokens of JSON: nothing, a space, or a new line with an indentation.
+
+A model that may write any whitespace may never write anything else.
+"""
 
 _LONGEST = 300
+_SHORTENED = "<non-verbose/>"
 _END = "<|outrider: the end|>"
 
 
@@ -54,13 +62,14 @@ class Grammars:
             InvalidConfigError: the library refuses it, no text fulfils it, or the vocabulary cannot
                 spell any; or there is no tokenizer that could be read.
         """
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
         if self._vocabulary is None:
             self._vocabulary = self._read()
         vocabulary, end = self._vocabulary
         field = f"structured_output.{asked.kind}"
-        matcher = LLMatcher(vocabulary, _source(asked), log_level=0)
+        limits = LLParserLimits(verbose_errors=False)
+        matcher = LLMatcher(vocabulary, _source(asked), log_level=0, limits=limits)
         if matcher.is_error():
             said = brief(matcher.get_error())
             raise InvalidConfigError(field, asked.value, f"another one; the library says {said}")
@@ -194,30 +203,39 @@ class Grammar:
         rest = path[shared:]
         taken = self._matcher.try_consume_tokens(rest) if rest else 0
         self._at = path[: shared + taken]
-        return taken == len(rest)
+        return not self._gave_up() and taken == len(rest)
 
     def _following(self) -> tuple[Mask, bool]:
         """The mask without the tokens that end the sequence, and whether the text is whole."""
         mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8).copy()
-        if self._matcher.is_error():
-            reason, said = self._matcher.stop_reason(), self._matcher.get_error()
-            at, self._at = self._at, []
-            # A matcher does not leave its error state.
-            self._matcher = self._fresh.deep_copy()
-            if reason not in _DEAD_ENDS:
-                raise InvalidConfigError(
-                    f"structured_output.{self.asked.kind}",
-                    self.asked.value,
-                    f"a simpler one: after {len(at)} tokens the library says {brief(said)}",
-                )
-            return np.zeros((self._vocab_size + 7) // 8, dtype=np.uint8), False
+        width = (self._vocab_size + 7) // 8
+        if self._gave_up():
+            return np.zeros(width, dtype=np.uint8), False
         whole = bool(mask[self._end >> 3] >> (self._end & 7) & 1)
         for token in (self._end, *self._texts):
             mask[token >> 3] &= ~(1 << (token & 7)) & 255
-        mask = mask[: (self._vocab_size + 7) // 8]
+        mask = mask[:width]
         if self._vocab_size % 8:
             mask[-1] &= (1 << self._vocab_size % 8) - 1
         return mask, whole
+
+    def _gave_up(self) -> bool:
+        """Whether the matcher is in a dead end; it is then made anew, since it would stay there.
+
+        Raises:
+            InvalidConfigError: it came to a limit of the library's.
+        """
+        if not self._matcher.is_error():
+            return False
+        said, length = self._matcher.get_error(), len(self._at)
+        self._matcher, self._at = self._fresh.deep_copy(), []
+        if said.startswith(_DEAD_END):
+            return True
+        raise InvalidConfigError(
+            f"structured_output.{self.asked.kind}",
+            self.asked.value,
+            f"a simpler one; after {length} tokens the library says {brief(said)}",
+        )
 
 
 def _shared(first: list[int], second: list[int]) -> int:
@@ -234,7 +252,10 @@ def _source(asked: StructuredOutput) -> str:
 
     if asked.json_schema is not None:
         assert isinstance(asked.json_schema, str)
-        return LLMatcher.grammar_from_json_schema(asked.json_schema)
+        options = json.loads(asked.json_schema).get("x-guidance")
+        return LLMatcher.grammar_from_json_schema(
+            asked.json_schema, None if options else {"whitespace_pattern": _WHITESPACE}
+        )
     if asked.regex is not None:
         return LLMatcher.grammar_from_regex(asked.regex)
     if asked.grammar is not None:
@@ -245,5 +266,5 @@ def _source(asked: StructuredOutput) -> str:
 
 def brief(message: str) -> str:
     """A message of the library on one line, shortened."""
-    line = " ".join(message.split())
+    line = " ".join(message.removesuffix(_SHORTENED).split())
     return repr(line if len(line) <= _LONGEST else f"{line[:_LONGEST]}...")

@@ -22,9 +22,11 @@ class StructuredOutput:
 
     Args:
         json_schema: a JSON schema, as a mapping or as JSON text; `{"type": "object"}` is any
-            object. Properties come in the schema's order. Any whitespace is allowed between tokens
-            of JSON, unless the schema says `"x-guidance": {"whitespace_flexible": false}`. A
-            keyword that could not be kept to is refused.
+            object, `{}` any value. Properties come in the schema's order. Between tokens of JSON
+            there may be a space, or a new line with at most 40 spaces or tabs; the options of
+            llguidance in a schema's "x-guidance" take the place of that, such as
+            `{"whitespace_flexible": False}` for none. A keyword that could not be kept to is
+            refused.
         regex: a regular expression, in the syntax of Rust's regex crate, that matches all of the
             text; without look-around and back-references.
         grammar: a context-free grammar in llguidance's dialect of Lark, with a rule `start`.
@@ -71,13 +73,16 @@ class StructuredOutput:
 
 
 def _schema_text(given: object) -> str:
-    field, expected = "structured_output.json_schema", "a JSON schema: a mapping, or JSON text"
+    field, expected = (
+        "structured_output.json_schema",
+        "a JSON schema: a mapping, or JSON text of one",
+    )
     if isinstance(given, str):
         try:
             schema = json.loads(given)
         except ValueError as error:
             raise InvalidConfigError(field, given, f"{expected} ({error})") from None
-        if isinstance(schema, Mapping | bool):
+        if isinstance(schema, Mapping):
             return given
     elif isinstance(given, Mapping):
         try:
