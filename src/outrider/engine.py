@@ -45,7 +45,7 @@ from .records import (
     RoundRecord,
     SequenceState,
 )
-from .requests import Limits, Prompt, Request, is_single_prompt, parse_request
+from .requests import Limits, Prompt, Request, check_tokens, is_single_prompt, parse_request
 from .rounds import (
     Stopwatch,
     check_proposal,
@@ -74,6 +74,7 @@ class SpeculativeDecoder:
     Raises:
         VocabMismatchError: drafter and target have different vocabulary sizes.
         InvalidConfigError: drafter and target are on different devices, or are no models at all.
+        TokenOutOfRangeError: the configuration's `draft_params` name a token that there is not.
     """
 
     def __init__(
@@ -95,6 +96,8 @@ class SpeculativeDecoder:
         self.chance: Chance = chance or Philox4x32()
         check_models(target, self.drafter, self.config)
         check_vocabularies(target, self.drafter)
+        if self.config.draft_params is not None:
+            check_tokens(target.vocab_size, self.config.draft_params, "draft_params.")
         self.verifier = verifier or Verifier.of(self.config)
         # Plain decoding is exact, whatever would check drafts.
         self._lossy = self.verifier.lossy and self.drafter is not None
@@ -114,7 +117,8 @@ class SpeculativeDecoder:
             if isinstance(model, CachedModel)
         ]
         length, shortest = min(contexts, default=(None, "target"), key=lambda c: c[0])
-        self._limits = Limits(target.vocab_size, length, shortest, eos, self.drafter is not None)
+        drafts, mixes = self.drafter is not None, self.config.verification == "mixture"
+        self._limits = Limits(target.vocab_size, length, shortest, eos, drafts, drafts and mixes)
         self._grammars = Grammars(tokenizer, target.vocab_size, eos)
         # Decoders that share a model must not share ids: each counts from a start of its own.
         self._next_id = secrets.randbits(40) << 22

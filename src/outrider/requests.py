@@ -35,6 +35,7 @@ class Limits:
         shortest: whose context that is: "target" or "draft".
         eos_token_ids: tokens that end a sequence.
         drafts: whether there is anything to draft with.
+        mixes: whether a drafted token may be kept that the target would never draw.
     """
 
     vocab_size: int
@@ -42,6 +43,7 @@ class Limits:
     shortest: str
     eos_token_ids: frozenset[int]
     drafts: bool
+    mixes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +118,7 @@ def parse_request(
             f"the prompt {prompt!r} has no tokens; give at least one, for instance the tokenizer's "
             "beginning-of-text token"
         )
-    named = {
-        "prompt": ids,
-        "stop_token_ids": params.stop_token_ids,
-        "logit_bias": tuple(token for token, _ in params.biases),
-        "bad_words": tuple(token for word in params.bad_words for token in word),
-    }
-    for name, values in named.items():
-        for value in (min(values, default=0), max(values, default=0)):
-            if not 0 <= value < limits.vocab_size:
-                raise TokenOutOfRangeError(
-                    f"{name} has token id {value}; expected ids in 0..{limits.vocab_size - 1}, the "
-                    "target's vocabulary (is the tokenizer the model's own?)"
-                )
+    check_tokens(limits.vocab_size, params, prompt=ids)
     if limits.max_length is not None and len(ids) + params.max_tokens > limits.max_length:
         room = limits.max_length - len(ids)
         remedy = f"use max_tokens <= {room}" if room > 0 else "shorten the prompt"
@@ -149,11 +139,40 @@ def parse_request(
         stop_ids |= limits.eos_token_ids
     grammar = None
     if params.structured_output is not None:
+        if limits.mixes:
+            raise InvalidConfigError(
+                "structured_output",
+                params.structured_output,
+                "None with verification='mixture', which keeps what the form forbids",
+            )
         grammar = grammars.of(params.structured_output, stop_ids)
         _check_beginning(grammar, params, ids, stop_ids)
     _check_forks(params)
     seed = secrets.randbits(63) if params.seed is None else params.seed
     return Request(ids, params, seed, stop_ids, grammar)
+
+
+def check_tokens(vocab_size: int, params: SamplingParams, prefix: str = "", **named: Any) -> None:
+    """Raise TokenOutOfRangeError if parameters name a token outside the vocabulary.
+
+    Args:
+        vocab_size: the target's V.
+        params: the parameters.
+        prefix: comes before their names in the message.
+        named: other token ids, by name.
+    """
+    named |= {
+        f"{prefix}stop_token_ids": params.stop_token_ids,
+        f"{prefix}logit_bias": tuple(token for token, _ in params.biases),
+        f"{prefix}bad_words": tuple(token for word in params.bad_words for token in word),
+    }
+    for name, values in named.items():
+        for value in (min(values, default=0), max(values, default=0)):
+            if not 0 <= value < vocab_size:
+                raise TokenOutOfRangeError(
+                    f"{name} has token id {value}; expected ids in 0..{vocab_size - 1}, the "
+                    "target's vocabulary (is the tokenizer the model's own?)"
+                )
 
 
 def _check_beginning(
