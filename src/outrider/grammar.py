@@ -1,7 +1,7 @@
 """Which tokens may follow, by a request's grammar: llguidance's matcher, behind a pure function.
 
-A mask depends on nothing but the grammar and the tokens before. The matcher is a cache of where
-it was last: it goes back to what the next path shares with that, and on from there.
+A mask depends on nothing but the grammar and the tokens before. What is kept from call to call is
+where two matchers are: one after the tokens emitted so far, one that walks along the drafts.
 """
 
 from __future__ import annotations
@@ -121,6 +121,34 @@ class Grammars:
             ) from error
 
 
+class _Place:
+    """A matcher, and the tokens that brought it where it is.
+
+    It goes on only, and is copied to go two ways. After llguidance's own `rollback` (1.9.1) a mask
+    may be that of the tokens rolled back: Earley rows that it kept are taken for those of the new
+    path where they end in the same lexeme (`start: "a" X "b" | "c" X "d"` with X: /x+/; "ax", back,
+    "cx": the mask has "b").
+    """
+
+    def __init__(self, matcher: LLMatcher, at: list[int]) -> None:
+        self.matcher = matcher
+        self.at = at
+
+    def copy(self) -> _Place:
+        """Another one here."""
+        return _Place(self.matcher.deep_copy(), self.at)
+
+    def leads_to(self, path: list[int]) -> bool:
+        """Whether a path goes on from here."""
+        return path[: len(self.at)] == self.at
+
+    def go(self, path: list[int]) -> bool:
+        """Go on to the end of a path; False if a token is refused, which leaves this of no use."""
+        rest = path[len(self.at) :]
+        self.at = [*self.at, *rest]
+        return not rest or self.matcher.try_consume_tokens(rest) == len(rest)
+
+
 class Grammar:
     """What may follow in one sequence. Made by `Grammars.of`.
 
@@ -146,28 +174,32 @@ class Grammar:
         texts: frozenset[int],
     ) -> None:
         self.asked = asked
-        self._fresh = matcher
+        self._start = _Place(matcher, [])
         self._vocab_size = vocab_size
         self._end = end
         self._ends = ends
         self._texts = texts
-        self._matcher = matcher.deep_copy()
-        self._at: list[int] = []
+        self._emitted = self._start.copy()
+        self._drafted = self._start.copy()
 
     def copy(self) -> Grammar:
         """The same for another sequence."""
-        return Grammar(
-            self.asked, self._fresh, self._vocab_size, self._end, self._ends, self._texts
-        )
+        matcher = self._start.matcher
+        return Grammar(self.asked, matcher, self._vocab_size, self._end, self._ends, self._texts)
 
-    def mask(self, path: list[int]) -> Mask | None:
+    def mask(self, output: list[int], drafted: tuple[int, ...] = ()) -> Mask | None:
         """Which tokens may follow a path: a bit each, uint8 [ceil(V / 8)], the lowest first.
 
         All zeros where the path leads into a dead end; None where no sequence takes it.
+
+        Args:
+            output: the tokens emitted so far.
+            drafted: those drafted after them.
         """
-        if not self._go(path):
+        place = self._place(output, drafted)
+        if place is None:
             return None
-        mask, whole = self._following()
+        mask, whole = self._following(place)
         if whole and not self._ends:
             return mask if mask.any() else None
         if whole:
@@ -181,35 +213,46 @@ class Grammar:
         assert mask is not None, "grammars that allow nothing are refused"
         return frozenset(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
 
-    def takes(self, path: list[int], token: int) -> bool:
-        """Whether a token may follow a path that a sequence takes."""
+    def takes(self, output: list[int], token: int) -> bool:
+        """Whether a token may follow those emitted so far."""
         if token not in self._ends:
-            return self._go([*path, token])
-        mask = self.mask(path)
+            return self._place([*output, token]) is not None
+        mask = self.mask(output)
         return mask is not None and bool(mask[token >> 3] >> (token & 7) & 1)
 
-    def over(self, path: list[int]) -> bool:
+    def over(self, output: list[int]) -> bool:
         """Whether the text is whole, nothing can follow, and there is no token to say so."""
-        if self._ends or not self._go(path):
+        place = None if self._ends else self._place(output)
+        if place is None:
             return False
-        mask, whole = self._following()
+        mask, whole = self._following(place)
         return whole and not mask.any()
 
-    def _go(self, path: list[int]) -> bool:
-        """Move the matcher to the end of a path, as far as it leads; whether all of it does."""
-        shared = _shared(self._at, path)
-        if shared < len(self._at):
-            self._matcher.rollback(len(self._at) - shared)
-        rest = path[shared:]
-        taken = self._matcher.try_consume_tokens(rest) if rest else 0
-        self._at = path[: shared + taken]
-        return not self._gave_up() and taken == len(rest)
+    def _place(self, output: list[int], drafted: tuple[int, ...] = ()) -> _Place | None:
+        """The end of a path, None if a token on it is refused."""
+        if not self._emitted.leads_to(output):
+            self._emitted = self._start.copy()
+        if not self._emitted.go(output):
+            self._check_limits(self._emitted)
+            self._emitted = self._start.copy()
+            return None
+        if not drafted:
+            return self._emitted
+        path = [*output, *drafted]
+        if not self._drafted.leads_to(path) or len(self._drafted.at) < len(output):
+            self._drafted = self._emitted.copy()
+        if not self._drafted.go(path):
+            self._check_limits(self._drafted)
+            self._drafted = self._emitted.copy()
+            return None
+        return self._drafted
 
-    def _following(self) -> tuple[Mask, bool]:
+    def _following(self, place: _Place) -> tuple[Mask, bool]:
         """The mask without the tokens that end the sequence, and whether the text is whole."""
-        mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8).copy()
+        mask = np.frombuffer(place.matcher.compute_bitmask(), dtype=np.uint8).copy()
         width = (self._vocab_size + 7) // 8
-        if self._gave_up():
+        if place.matcher.is_error():
+            self._check_limits(place)
             return np.zeros(width, dtype=np.uint8), False
         whole = bool(mask[self._end >> 3] >> (self._end & 7) & 1)
         for token in (self._end, *self._texts):
@@ -219,31 +262,15 @@ class Grammar:
             mask[-1] &= (1 << self._vocab_size % 8) - 1
         return mask, whole
 
-    def _gave_up(self) -> bool:
-        """Whether the matcher is in a dead end; it is then made anew, since it would stay there.
-
-        Raises:
-            InvalidConfigError: it came to a limit of the library's.
-        """
-        if not self._matcher.is_error():
-            return False
-        said, length = self._matcher.get_error(), len(self._at)
-        self._matcher, self._at = self._fresh.deep_copy(), []
-        if said.startswith(_DEAD_END):
-            return True
-        raise InvalidConfigError(
-            f"structured_output.{self.asked.kind}",
-            self.asked.value,
-            f"a simpler one; after {length} tokens the library says {brief(said)}",
-        )
-
-
-def _shared(first: list[int], second: list[int]) -> int:
-    """How many tokens two paths have in common."""
-    length = min(len(first), len(second))
-    if first[:length] == second[:length]:
-        return length
-    return next(i for i in range(length) if first[i] != second[i])
+    def _check_limits(self, place: _Place) -> None:
+        """Raise InvalidConfigError if a matcher gave up for any other reason than a dead end."""
+        said = place.matcher.get_error()
+        if said and not said.startswith(_DEAD_END):
+            raise InvalidConfigError(
+                f"structured_output.{self.asked.kind}",
+                self.asked.value,
+                f"a simpler one; after {len(place.at)} tokens the library says {brief(said)}",
+            )
 
 
 def _source(asked: StructuredOutput) -> str:

@@ -69,5 +69,5 @@ class RoundMasks:
         key = (row, drafted)
         if key not in self._known:
             grammar, output = self._grammars[row]
-            self._known[key] = grammar.mask([*output, *drafted])
+            self._known[key] = grammar.mask(output, drafted)
         return self._known[key]
