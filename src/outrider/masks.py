@@ -7,10 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from .grammar import Mask
 from .paths import Path
 from .records import SequenceState
+
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_BYTES = np.where(_BITS, 0.0, -np.inf)
+"""What is added to eight logits whose bits are a byte, [256, 8]."""
 
 
 class RoundMasks:
@@ -51,18 +56,20 @@ class RoundMasks:
                 mask = self._mask(row, paths[node])
                 if mask is not None:
                     bits[place, node] = mask
-        sent = torch.from_numpy(bits).to(logits.device)
-        places = torch.arange(8, dtype=torch.uint8, device=logits.device)
-        allowed = ((sent[..., None] >> places) & 1).flatten(2)[..., : self._vocab_size].bool()
+        allowed = torch.from_numpy(bits).to(logits.device)
         every = len(rows) == len(logits)
         asked = logits if every else logits[rows]
-        masked = asked.masked_fill(~allowed, -torch.inf)
-        nothing = masked.amax(-1, keepdim=True) == -torch.inf
-        masked = torch.where(nothing, asked.masked_fill(allowed, -torch.inf), masked)
+        nothing = (asked + self._added(allowed, asked)).amax(-1, keepdim=True) == -torch.inf
+        masked = asked + self._added(torch.where(nothing, ~allowed, allowed), asked)
         if every:
             return masked
         logits[rows] = masked
         return logits
+
+    def _added(self, bits: Tensor, logits: Tensor) -> Tensor:
+        """0 for the tokens whose bits uint8 [n, M, ceil(V / 8)] are set, else -inf: [n, M, V]."""
+        table = torch.from_numpy(_BYTES).to(logits)
+        return embedding(bits.int(), table).flatten(2)[..., : self._vocab_size]
 
     def _mask(self, row: int, drafted: tuple[int, ...]) -> Mask | None:
         """The mask after a path; None where no sequence takes it."""
