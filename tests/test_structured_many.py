@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import json
 import random
 import re
+from contextlib import redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -173,6 +177,17 @@ def test_100_forms_on_the_demo_pair() -> None:
     params = requests(rng, 100, max_tokens=40)
     prompts = [pair.tokenizer.encode(f"x{i} = ") for i in range(len(params))]
     assert finished(decoders, prompts, params) > 80
+
+
+def test_the_example_of_the_readme() -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    _, code, _, printed, _ = readme.split("## Structured output")[1].split("```", 4)
+    shown, names = io.StringIO(), dict[str, Any]()
+    with redirect_stdout(shown):
+        exec(code.removeprefix("python"), names)
+    # Another machine may round otherwise, and write another text.
+    for text in (shown.getvalue(), printed):
+        jsonschema.validate(ast.literal_eval(text.strip()), names["schema"])
 
 
 def test_a_text_that_is_not_valid_is_seen() -> None:

@@ -326,6 +326,6 @@ def check_witnesses(
                 continue
             raise DegenerateDistributionError(
                 f"the {name}'s logits for sequence {ids[row]} at position {position} of the round "
-                "have NaN, +inf or no finite entry; expected finite logits (try a wider dtype, or "
-                "check the model's weights)"
+                "have NaN, +inf or no finite entry; expected finite logits (try a wider dtype, "
+                "check the model's weights, or see whether the request forbids every token)"
             )
