@@ -12,10 +12,15 @@ PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
 """The bytes that byte-level vocabularies write as themselves (GPT-2's convention)."""
 
 
-def alphabet(texts: Sequence[str], *, end: bool = True) -> PreTrainedTokenizerFast:
-    """A tokenizer whose token i is texts[i]; the one after them ends the text, if any does."""
+def alphabet(
+    texts: Sequence[str], *, ids: Sequence[int] | None = None, end: bool = True
+) -> PreTrainedTokenizerFast:
+    """A tokenizer of these tokens, numbered as they come; one after them ends the text."""
+    numbers = range(len(texts)) if ids is None else ids
     spelled = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    vocabulary = {spelled.pre_tokenize_str(text)[0][0]: i for i, text in enumerate(texts)}
+    vocabulary = {
+        spelled.pre_tokenize_str(text)[0][0]: i for i, text in zip(numbers, texts, strict=True)
+    }
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = spelled
     tokenizer.decoder = decoders.ByteLevel()

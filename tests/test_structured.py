@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from outrider import (
     NgramDrafter,
@@ -300,7 +301,7 @@ def test_rows_with_and_without_a_form_share_a_batch() -> None:
                 max_tokens=7,
                 seed=seed,
                 n=2,
-                stop_token_ids=(END,),
+                stop_token_ids=[(END,), ()][seed % 3 == 0],
                 temperature=[0.8, 0.0][seed % 2],
                 top_k=[0, 2][seed % 2],
                 structured_output=form,
@@ -463,8 +464,76 @@ def test_a_form_needs_a_tokenizer_that_can_be_read() -> None:
     params = SamplingParams(structured_output=StructuredOutput(choice=("a",)))
     for tokenizer, found in ((None, "no tokenizer"), (Own(), "a Own")):
         decoder = SpeculativeDecoder(Unasked(), tokenizer=tokenizer)
-        with pytest.raises(InvalidConfigError, match=f"needs a tokenizer, and .* has {found}"):
+        with pytest.raises(InvalidConfigError, match=f"tokenizer, which is {found}"):
             decoder.start([0], params)
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    with pytest.raises(InvalidConfigError, match="one that works on bytes"):
+        SpeculativeDecoder(Unasked(), tokenizer=words).start([0], params)  # type: ignore[arg-type]
+    gaps = alphabet(("a", "b"), ids=(0, 2), end=False)
+    with pytest.raises(InvalidConfigError, match="whose ids have gaps"):
+        SpeculativeDecoder(Unasked(), tokenizer=gaps).start([0], params)
+
+
+def allowed(grammar: Grammar, *path: int) -> set[int]:
+    mask = grammar.mask(list(path))
+    assert mask is not None
+    return set(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
+
+
+def test_tokens_that_are_no_text_and_those_that_end_it() -> None:
+    form = StructuredOutput(regex="ab|b|a|1")
+    # The model's end is text to the tokenizer: allowed as the end only.
+    grammar = Grammars(TOKENIZER, V, frozenset({1})).of(form, frozenset({1}))
+    assert allowed(grammar) == {0, 2, 3}
+    assert allowed(grammar, 0) == {1}
+    assert not grammar.takes([], 1)
+    assert grammar.takes([0], 1)
+    # A stop token of the request's own that is text stays text.
+    grammar = GRAMMARS.of(form, frozenset({1}))
+    assert allowed(grammar) == {0, 1, 2, 3}
+    # A special token ends it, whether or not the model calls it an end.
+    assert allowed(GRAMMARS.of(form, frozenset({1, END})), 0) == {1, END}
+    # One that the grammar itself names is text of it.
+    named = StructuredOutput(grammar='start: "a" <end> "b"')
+    grammar = GRAMMARS.of(named, frozenset())
+    assert [allowed(grammar, *path) for path in ((), (0,), (0, END))] == [{0}, {END}, {1}]
+
+
+def test_what_is_certain_is_spelled_as_the_tokenizer_would() -> None:
+    form = StructuredOutput(choice=("1ab",))
+    grammar = GRAMMARS.of(form, frozenset())
+    assert [allowed(grammar, *path) for path in ((), (3,), (3, 0))] == [{3}, {0}, {1}]
+    # Another spelling is refused, even where nothing else is left.
+    assert not grammar.takes([3], 2)
+    decoder = SpeculativeDecoder(mock_pair(V)[0], tokenizer=TOKENIZER)
+    for seed in range(20):
+        params = SamplingParams(structured_output=form, bad_words=((3, 0),), seed=seed)
+        with pytest.raises(DegenerateDistributionError, match="no token could follow the 1 "):
+            decoder.generate([4], params)
+
+
+def test_a_tokenizer_wider_than_the_model() -> None:
+    narrow = Grammars(TOKENIZER, 2, frozenset())
+    assert allowed(narrow.of(StructuredOutput(regex="ab|1b"), frozenset())) == {0}
+    with pytest.raises(InvalidConfigError, match="none could be the first"):
+        narrow.of(StructuredOutput(regex="1b"), frozenset())
+
+
+def test_a_tokenizer_that_falls_back_to_bytes() -> None:
+    """As SentencePiece vocabularies do; and one that comes without transformers."""
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    vocabulary |= {"▁a": 256, "a": 257, "▁": 258, "bé": 259, "<unk>": 260}
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    spaces, joined = decoders.Replace("▁", " "), decoders.Fuse()
+    tokenizer.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), joined])
+    grammar = Grammars(tokenizer, 300, frozenset()).of(StructuredOutput(regex=" a|bé"), frozenset())
+    assert allowed(grammar) == {ord(" "), ord("b"), 256, 258, 259}
+    # What is certain to come is spelled in one way.
+    assert allowed(grammar, 258) == {257}
+    assert allowed(grammar, ord("b")) == {"é".encode()[0]}
 
 
 def test_a_method_that_keeps_what_is_forbidden_is_refused() -> None:

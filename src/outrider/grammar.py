@@ -97,28 +97,27 @@ class Grammars:
         backend = given.backend_tokenizer if isinstance(given, PreTrainedTokenizerFast) else given
         if not isinstance(backend, Tokenizer):
             found = "no tokenizer" if given is None else f"a {type(given).__name__}"
-            raise InvalidConfigError(
-                "tokenizer",
-                given,
-                "a fast transformers tokenizer or a tokenizers.Tokenizer",
-                given=f"structured_output needs a tokenizer, and the decoder has {found}",
-            )
+            raise _unread(given, found, "a fast transformers tokenizer or a tokenizers.Tokenizer")
         # The end is an id of its own: a request may end at any of several tokens, or at none.
         own = Tokenizer.from_str(backend.to_str())
         own.no_padding()
         own.no_truncation()
+        taken = backend.get_vocab(with_added_tokens=True).values()
         own.add_special_tokens([_END])
-        ids = own.get_vocab(with_added_tokens=True)
-        size = max(self._vocab_size, *ids.values()) + 1
+        end = own.get_vocab(with_added_tokens=True)[_END]
+        if end in taken:
+            raise _unread(given, "a tokenizer whose ids have gaps", "one that has none")
+        size = max(self._vocab_size, end, *taken) + 1
         try:
-            return LLTokenizer(own.to_str(), n_vocab=size, eos_token=ids[_END]), ids[_END]
+            return LLTokenizer(own.to_str(), n_vocab=size, eos_token=end), end
         except ValueError as error:
-            raise InvalidConfigError(
-                "tokenizer",
-                type(given).__name__,
-                "one that works on bytes",
-                given=f"the tokenizer cannot be read for structured_output: {brief(str(error))}",
-            ) from error
+            found = f"a tokenizer that cannot be read ({brief(str(error))})"
+            raise _unread(given, found, "one that works on bytes") from error
+
+
+def _unread(given: object, found: str, expected: str) -> InvalidConfigError:
+    said = f"structured_output needs the decoder's tokenizer, which is {found}"
+    return InvalidConfigError("tokenizer", given, expected, given=said)
 
 
 class _Place:
@@ -215,8 +214,6 @@ class Grammar:
 
     def takes(self, output: list[int], token: int) -> bool:
         """Whether a token may follow those emitted so far."""
-        if token not in self._ends:
-            return self._place([*output, token]) is not None
         mask = self.mask(output)
         return mask is not None and bool(mask[token >> 3] >> (token & 7) & 1)
 

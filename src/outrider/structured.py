@@ -18,7 +18,8 @@ class StructuredOutput:
 
     The whole output has this form if it ends by itself (`finish_reason` "stop"). One that is cut,
     by `max_tokens` or by a stop string or stop token of the request's own, is the beginning of such
-    a text.
+    a text. Where the form leaves no choice of what comes next, it is spelled in the tokens that the
+    tokenizer would take.
 
     Args:
         json_schema: a JSON schema, as a mapping or as JSON text; `{"type": "object"}` is any
