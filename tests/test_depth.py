@@ -67,7 +67,7 @@ def played(policy, world, states, rng):
         new = [0] * (kept + 1)
         over = "length" if len(new) >= state.remaining else None
         known = state.acceptance.after(depth, kept) if policy.learns else state.acceptance
-        after.append(state.advanced(new, depth, over, known))
+        after.append(state.advanced(new, depth, over, known, ()))
         accepted.append(kept)
         emitted.append(len(new))
     width = max(depths)
@@ -213,7 +213,7 @@ def test_a_seeded_request_is_planned_by_its_own_history_alone() -> None:
             depth = int(policy.plan([*mates, state]).depth[1])
             kept = min(depth, accepted)
             known = state.acceptance.after(depth, kept)
-            state = state.advanced([0] * (kept + 1), depth, None, known)
+            state = state.advanced([0] * (kept + 1), depth, None, known, ())
             depths.append(depth)
         found.append(depths)
     assert found[0] == found[1]
@@ -227,7 +227,7 @@ def test_a_seeded_request_that_stopped_drafting_tries_again_now_and_then() -> No
     state = SequenceState(Prefix(0, [1]), 1, SamplingParams(max_tokens=400, seed=1), frozenset(), 0)
     for _ in range(150):
         depth = int(policy.plan([state]).depth[0])
-        state = state.advanced([0], depth, None, state.acceptance.after(depth, 0))
+        state = state.advanced([0], depth, None, state.acceptance.after(depth, 0), ())
     tried = np.flatnonzero(state.depths[50:])
     assert 3 <= len(tried) <= 10
 

@@ -110,3 +110,13 @@ def test_a_failure_leaves_sound_drafts_alone() -> None:
     decoder = SpeculativeDecoder(TabularModel(law, 3), NgramDrafter())
     decoder.generate([1, 2, 1, 2], SamplingParams(max_tokens=20))
     assert decoder.metrics.draft_failures == 0
+
+
+def test_what_a_requests_own_processor_raises_is_not_the_drafters_fault() -> None:
+    def refuses(history: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        raise ValueError("not these logits")
+
+    decoder = SpeculativeDecoder(TabularModel(law, 3), TabularModel(even, 3))
+    with pytest.raises(ValueError, match="not these logits"):
+        decoder.generate([0], SamplingParams(max_tokens=3, logits_processors=(refuses,)))
+    assert decoder.metrics.draft_failures == 0

@@ -13,9 +13,9 @@ SOURCE = Path(outrider.__file__).parent
 
 FLOORS = (
     {"errors"},
-    {"config", "trees", "acceptance"},
-    {"records", "protocols"},
-    {"chance", "sampling", "shaping"},
+    {"config", "trees", "acceptance", "processors", "structured"},
+    {"records", "protocols", "grammar"},
+    {"chance", "sampling", "shaping", "paths", "masks"},
     {"verification", "depth"},
     {"models"},
     {"drafters"},
@@ -83,6 +83,14 @@ def test_importing_outrider_loads_no_framework() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
+def test_what_few_requests_need_is_loaded_for_those_alone() -> None:
+    for path in SOURCE.rglob("*.py"):
+        top = ast.parse(path.read_text()).body
+        names = [alias.name for node in top if isinstance(node, ast.Import) for alias in node.names]
+        names += [node.module or "" for node in top if isinstance(node, ast.ImportFrom)]
+        assert not any(name.startswith("llguidance") for name in names), path
+
+
 def test_the_public_face() -> None:
     assert outrider.__all__ == [
         "Choice",
@@ -95,7 +103,9 @@ def test_the_public_face() -> None:
         "SpeculationMetrics",
         "SpeculativeConfig",
         "SpeculativeDecoder",
+        "StatefulProcessor",
         "StreamEvent",
+        "StructuredOutput",
         "TransformersModel",
         "VerificationResult",
         "__version__",

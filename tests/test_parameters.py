@@ -19,7 +19,8 @@ from outrider.certify import exact_law
 from outrider.certify.reference import distance, target_law
 from outrider.errors import InvalidConfigError
 from outrider.models.tabular import TabularModel, mock_pair
-from outrider.shaping import Path, Shaper
+from outrider.paths import Path
+from outrider.shaping import Shaper
 
 V = 3
 TOLERANCE = 1e-12

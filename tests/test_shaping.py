@@ -12,8 +12,9 @@ import torch
 import transformers as tf
 
 from outrider import SamplingParams
+from outrider.paths import Path
 from outrider.records import DraftProposal, Laws, Prefix, SequenceState
-from outrider.shaping import Path, Shaper, Shaping
+from outrider.shaping import Shaper, Shaping
 
 CPU = torch.device("cpu")
 V = 12

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from .metrics import SpeculationMetrics
     from .models.transformers import TransformersModel
     from .outputs import Choice, GenerationOutput, StreamEvent
+    from .processors import StatefulProcessor
     from .settings import from_generation_config
+    from .structured import StructuredOutput
     from .verification.functional import (
         VerificationResult,
         compute_acceptance_probs,
@@ -48,7 +50,9 @@ _HOMES = {
     "SpeculationMetrics": "metrics",
     "SpeculativeConfig": "config",
     "SpeculativeDecoder": "engine",
+    "StatefulProcessor": "processors",
     "StreamEvent": "outputs",
+    "StructuredOutput": "structured",
     "TransformersModel": "models.transformers",
     "VerificationResult": "verification.functional",
     "accept": "verification.primitives",
@@ -76,7 +80,9 @@ __all__ = [
     "SpeculationMetrics",
     "SpeculativeConfig",
     "SpeculativeDecoder",
+    "StatefulProcessor",
     "StreamEvent",
+    "StructuredOutput",
     "TransformersModel",
     "VerificationResult",
     "__version__",

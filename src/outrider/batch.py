@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,7 +13,7 @@ from .outputs import Origin
 from .protocols import Chance
 from .records import RoundRecord, SequenceState
 from .sampling import PackedParams
-from .shaping import Shaping
+from .shaping import Shaper, Shaping
 
 _NOISE_ROWS = 32
 """Uniforms are made ahead for this many rows of rounds: 32 rounds of one sequence, 4 of eight."""
@@ -28,28 +28,70 @@ class Batch:
         params: their sampling parameters, packed for the device.
         device: where their laws live.
         shaping: what they do to logits; None for nothing.
-        ranking: the parameters that trees are drafted under: those of greedy rows, whose likeliest
-            tokens are proposed, in plain form.
+        drafting: the parameters that chains are drafted under.
+        ranking: those that trees are drafted under: those of greedy rows, whose likeliest tokens
+            are proposed, in plain form.
+        outright: rows whose likeliest tokens are proposed.
+        draft_shaping: what is done to the draft's logits; None for nothing.
         noise: uniforms of their next rounds; None before the first that draws.
     """
 
     states: tuple[SequenceState, ...]
     params: PackedParams
     device: torch.device
+    shaping: Shaping | None
+    drafting: PackedParams
     ranking: PackedParams
-    shaping: Shaping | None = None
+    outright: tuple[bool, ...]
+    draft_shaping: Shaping | None
     noise: Noise | None = None
 
     @staticmethod
-    def of(states: tuple[SequenceState, ...], vocab_size: int, device: torch.device) -> Batch:
-        """Pack the parameters of sequences over `vocab_size` tokens for `device`."""
+    def of(
+        states: tuple[SequenceState, ...],
+        vocab_size: int,
+        device: torch.device,
+        draft_params: SamplingParams | None = None,
+    ) -> Batch:
+        """Pack the parameters of sequences over `vocab_size` tokens for `device`.
+
+        Args:
+            states: the sequences.
+            vocab_size: V.
+            device: of their laws.
+            draft_params: takes the place of their own where they are drafted.
+        """
         params = [state.params for state in states]
-        packed = PackedParams.pack(params, vocab_size, device)
-        ranking = packed
-        if packed.all_greedy or packed.greedy is not None:
+        packed = drafting = PackedParams.pack(params, vocab_size, device)
+        shaping = draft_shaping = Shaping.pack(states, device)
+        if draft_params is not None:
+            greedily = replace(draft_params, temperature=0)
+            params = [greedily if asked.greedy else draft_params for asked in params]
+            drafting = PackedParams.pack(params, vocab_size, device)
+            drafted = [
+                replace(state, params=asked, processors=())
+                for state, asked in zip(states, params, strict=True)
+            ]
+            draft_shaping = Shaping.pack(drafted, device)
+        ranking = drafting
+        outright = tuple(asked.greedy for asked in params)
+        if any(outright):
             plain = [SamplingParams() if asked.greedy else asked for asked in params]
             ranking = PackedParams.pack(plain, vocab_size, device)
-        return Batch(states, packed, device, ranking, Shaping.pack(states, device))
+        return Batch(states, packed, device, shaping, drafting, ranking, outright, draft_shaping)
+
+    def shapers(self, vocab_size: int) -> tuple[Shaper | None, Shaper | None]:
+        """What does to a round's logits what is asked: to the target's, and to the draft's."""
+        shaper = drafting = None
+        if self.shaping is not None:
+            shaper = Shaper(self.shaping, self.states, vocab_size, self.device)
+        if self.draft_shaping is not None:
+            if self.draft_shaping is self.shaping and shaper is not None:
+                drafting = shaper.drafting()
+            else:
+                masks = None if shaper is None else shaper.masks
+                drafting = Shaper(self.draft_shaping, self.states, vocab_size, self.device, masks)
+        return shaper, drafting
 
     def next_noise(self, make: Uniforms | None, width: int) -> Noise | None:
         """The noise with one more round taken, made anew by `make` if it does not reach that far.

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import accumulate
 from numbers import Integral, Real
 from operator import mul
 from typing import Any, Literal, get_args
 
 from .errors import InvalidConfigError
+from .processors import StatefulProcessor
+from .structured import StructuredOutput
 
 Verification = Literal[
     "block", "token", "traversal", "recursive", "coupled", "typical", "lenient", "mixture"
@@ -22,6 +24,19 @@ Verification = Literal[
 Depth = Literal["fixed", "adaptive"]
 DraftSampleMethod = Literal["probabilistic", "greedy"]
 TreeChildren = Literal["greedy", "without_replacement", "with_replacement"]
+
+DRAFT_FIELDS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "bad_words",
+)
+"""What `SpeculativeConfig.draft_params` may say; the rest of a request is its own."""
 
 _MOST_NODES = 1024
 """The largest tree that may be asked for."""
@@ -35,8 +50,9 @@ class SamplingParams:
     """How the tokens of one request are drawn, and when the request ends.
 
     The law of the next token is made in transformers' order: logit bias, repetition penalty,
-    presence and frequency penalties, bad words, minimum length, then temperature, top-k, top-p,
-    min-p. What looks at earlier tokens sees drafted ones as if they had been emitted.
+    presence and frequency penalties, bad words, minimum length; then processors of your own and
+    structured output; then temperature, top-k, top-p, min-p. What looks at earlier tokens sees
+    drafted ones as if they had been emitted.
 
     Args:
         max_tokens: the most tokens to emit, at least 1.
@@ -57,8 +73,12 @@ class SamplingParams:
             string or several; needs a tokenizer.
         logits_processors: called in turn after all of the above and before the temperature, for
             each position of each hypothesis: a transformers `LogitsProcessor`, or a function of the
-            tokens so far, int64 [L], and their logits [V], that returns logits [V]. They must not
-            remember earlier calls, since drafts that are refused are seen as well.
+            tokens so far, int64 [L], and their logits [V], that returns logits [V]. One that
+            remembers earlier calls comes in a `StatefulProcessor`, since drafts that are refused
+            are seen as well.
+        structured_output: the form of the text: JSON of a schema, a regex, a grammar, or a choice.
+            Needs a tokenizer. Tokens that would leave the form are forbidden, after all of the
+            above and before the temperature.
         stop_token_ids: the request ends once one of these is emitted (it is part of the output).
         ignore_eos: do not stop at the model's own end-of-sequence tokens.
         logprobs: report each token's log-probability under the target's raw logits, and those of
@@ -83,7 +103,8 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     min_tokens: int = 0
-    logits_processors: tuple[Callable[..., Any], ...] = ()
+    logits_processors: tuple[Callable[..., Any] | StatefulProcessor, ...] = ()
+    structured_output: StructuredOutput | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -119,11 +140,18 @@ class SamplingParams:
             )
         object.__setattr__(self, "stop", _strings("stop", self.stop))
         processors = self.logits_processors
-        if not isinstance(processors, Iterable) or not all(map(callable, processors)):
+        if not isinstance(processors, Iterable) or not all(
+            callable(item) or isinstance(item, StatefulProcessor) for item in processors
+        ):
             raise InvalidConfigError(
-                "logits_processors", processors, "a sequence of functions or LogitsProcessors"
+                "logits_processors",
+                processors,
+                "a sequence of functions, LogitsProcessors or StatefulProcessors",
             )
         object.__setattr__(self, "logits_processors", tuple(processors))
+        form = self.structured_output
+        if form is not None and not isinstance(form, StructuredOutput):
+            raise InvalidConfigError("structured_output", form, "a StructuredOutput, or None")
         if self.logprobs is not None:
             _require_int("logprobs", self.logprobs, 0, "an integer in [0, 20], or None")
             if self.logprobs > 20:
@@ -170,6 +198,10 @@ class SpeculativeConfig:
         cost_ratio: what a draft step costs beside a plain forward of the target, a number >= 0:
             what an adaptive depth goes by for a sampled request with a seed, so that its text
             repeats, and for the others until costs were measured. None is .125.
+        draft_params: how the draft model's logits become the laws that drafts are drawn from: its
+            temperature, filters, penalties, logit_bias and bad_words take the place of each
+            request's own. None takes the request's own, so that a perfect draft is always kept. A
+            greedy request is drafted greedily, and a structured one in its form, in any case.
         draft_sample_method: "probabilistic" draws drafts from the draft model's own law; "greedy"
             proposes its most likely tokens, verified as the point masses that they are.
         tree_shape: draft trees, each node with this many children at each depth, such as (2, 2, 1);
@@ -197,6 +229,7 @@ class SpeculativeConfig:
     verification: Verification = "block"
     depth: Depth = "fixed"
     cost_ratio: float | None = None
+    draft_params: SamplingParams | None = None
     draft_sample_method: DraftSampleMethod = "probabilistic"
     tree_shape: tuple[int, ...] | None = None
     tree_budget: int | None = None
@@ -223,6 +256,8 @@ class SpeculativeConfig:
             "draft_sample_method", self.draft_sample_method, get_args(DraftSampleMethod)
         )
         _require_choice("tree_children", self.tree_children, get_args(TreeChildren))
+        if self.draft_params is not None:
+            _require_draft_params(self.draft_params)
         if self.tree_shape is not None:
             expected = "a sequence of integers >= 1, the children of a node at each depth"
             object.__setattr__(
@@ -298,6 +333,17 @@ def _require_real(
 def _require_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise InvalidConfigError(field, value, f"one of {', '.join(map(repr, choices))}")
+
+
+def _require_draft_params(given: object) -> None:
+    if not isinstance(given, SamplingParams):
+        raise InvalidConfigError("draft_params", given, "SamplingParams, or None")
+    for field in fields(SamplingParams):
+        value = getattr(given, field.name)
+        if field.name not in DRAFT_FIELDS and value != field.default:
+            raise InvalidConfigError(
+                f"draft_params.{field.name}", value, f"none; it takes {', '.join(DRAFT_FIELDS)}"
+            )
 
 
 def _bias(given: object) -> tuple[tuple[int, float], ...]:

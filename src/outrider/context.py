@@ -12,8 +12,9 @@ from .batch import Batch
 from .chance import RoundDraws
 from .config import SpeculativeConfig
 from .models.transfer import sent
+from .paths import Path
 from .records import Children, DraftPlan, Laws
-from .shaping import Path, Shaper
+from .shaping import Shaper
 
 
 class RoundContext:
@@ -25,11 +26,13 @@ class RoundContext:
         plan: how far each row is drafted; rows beyond their depth draw nothing.
         device: where proposals are expected.
         config: how drafts are sampled.
-        shaper: what the requests do to logits; None for nothing.
+        shaper: what is done to the draft's logits; None for nothing.
         remembers: whether a drafter may learn from the round.
 
     Attributes:
         witnesses: for each law made, [B, M] numbers that are not finite where it means nothing.
+        request_error: what a request's own processors or form raised, which is no fault of the
+            drafter's; None for nothing.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class RoundContext:
         self.remembers = remembers
         self._states = batch.states
         self.witnesses: list[Tensor] = []
+        self.request_error: Exception | None = None
         self._draws = draws
         self._depth = plan.depth
         self._shallowest = int(plan.depth.min())
@@ -55,10 +59,10 @@ class RoundContext:
         self._coupled = draws.coupled
         greedy = config.draft_sample_method == "greedy"
         if plan.levels is None:
-            self._params = sampling.GREEDY if greedy else batch.params
+            self._params = sampling.GREEDY if greedy else batch.drafting
             return
         self._params = batch.ranking
-        self._outright = np.array([greedy or state.params.greedy for state in batch.states])
+        self._outright = np.array(batch.outright) | greedy
 
     @property
     def shaped(self) -> bool:
@@ -77,7 +81,16 @@ class RoundContext:
     def law(self, logits: Tensor, path: Tensor | None = None) -> Laws:
         """The laws that the rows' own parameters make of logits; see `DraftContext.law`."""
         if self._shaper is not None:
-            logits = self._shaper(logits, None if path is None else Path.of(path))
+            if path is None:
+                count = 1 if logits.ndim == 2 else logits.shape[1]
+                path = torch.empty(len(logits), count, 0, dtype=torch.int64, device=logits.device)
+            # Rows that are not drafted this far hold tokens that mean nothing.
+            nodes = np.where(self._depth > path.shape[2], path.shape[1], 0).tolist()
+            try:
+                logits = self._shaper(logits, Path.of(path, nodes))
+            except Exception as error:
+                self.request_error = error
+                raise
         laws, witness = sampling.laws(logits, self._params)
         self.witnesses.append(witness.reshape(len(witness), -1))
         return laws

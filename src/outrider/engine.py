@@ -24,10 +24,12 @@ from .context import RoundContext
 from .depth import policy_of
 from .drafters.model import ModelDrafter
 from .errors import InvalidConfigError, KeyReuseError
+from .grammar import Grammars
 from .logprobs import TokenLogprob, report
 from .metrics import SpeculationMetrics, Tally
 from .outputs import Choice, GenerationOutput, StreamEvent
 from .pairing import check_models, check_vocabularies, common_device, parts_of
+from .paths import Path
 from .protocols import (
     AutoregressiveModel,
     CachedModel,
@@ -45,18 +47,18 @@ from .records import (
     RoundRecord,
     SequenceState,
 )
-from .requests import Limits, Prompt, Request, is_single_prompt, parse_request
+from .requests import Limits, Prompt, Request, check_tokens, is_single_prompt, parse_request
 from .rounds import (
     DraftFailure,
     Stopwatch,
     check_proposal,
     check_scores,
+    check_steppable,
     check_witnesses,
     judge,
     read,
 )
 from .running import Run
-from .shaping import Path, Shaper
 from .stopping import final_text, until_stop
 from .text import StreamDecoder
 from .verification import Verifier
@@ -78,6 +80,7 @@ class SpeculativeDecoder:
     Raises:
         VocabMismatchError: drafter and target have different vocabulary sizes.
         InvalidConfigError: drafter and target are on different devices, or are no models at all.
+        TokenOutOfRangeError: the configuration's `draft_params` name a token that there is not.
     """
 
     def __init__(
@@ -100,6 +103,8 @@ class SpeculativeDecoder:
         self.chance: Chance = chance or Philox4x32()
         check_models(target, self.drafter, self.config)
         check_vocabularies(target, self.drafter)
+        if self.config.draft_params is not None:
+            check_tokens(target.vocab_size, self.config.draft_params, "draft_params.")
         self.verifier = verifier or Verifier.of(self.config)
         # Plain decoding is exact, whatever would check drafts.
         self._lossy = self.verifier.lossy and self.drafter is not None
@@ -116,7 +121,9 @@ class SpeculativeDecoder:
             if isinstance(part, CachedModel)
         ]
         length, shortest = min(contexts, default=(None, "target"), key=lambda c: c[0])
-        self._limits = Limits(target.vocab_size, length, shortest, eos, self.drafter is not None)
+        drafts, mixes = self.drafter is not None, self.config.verification == "mixture"
+        self._limits = Limits(target.vocab_size, length, shortest, eos, drafts, drafts and mixes)
+        self._grammars = Grammars(tokenizer, target.vocab_size, eos)
         # Decoders that share a model must not share ids: each counts from a start of its own.
         self._next_id = secrets.randbits(40) << 22
         self._lock = Lock()
@@ -152,11 +159,13 @@ class SpeculativeDecoder:
                 request is refused; see `outrider.errors`.
         """
         request = self._parse(prompt, params)
-        return request.states(self.claim(request.params.n), self._limits)
+        return request.states(self.claim(request.params.n))
 
     def pack(self, states: Iterable[SequenceState]) -> Batch:
         """A batch of sequences, to be stepped together."""
-        return Batch.of(tuple(states), self.target.vocab_size, self._device)
+        return Batch.of(
+            tuple(states), self.target.vocab_size, self._device, self.config.draft_params
+        )
 
     @torch.inference_mode()
     def step(self, batch: Batch, chance: Chance | None = None) -> Step:
@@ -175,7 +184,7 @@ class SpeculativeDecoder:
             DraftShapeError, TargetShapeError, DistributionWidthError, TokenOutOfRangeError: a
                 drafter or a target broke its contract.
         """
-        _check_steppable(batch)
+        check_steppable(batch)
         watch = Stopwatch(self._device)
         plan = self.policy.plan(batch.states)
         try:
@@ -201,9 +210,9 @@ class SpeculativeDecoder:
         ahead = None if chance is not None or self.verifier.coupled else self._uniforms
         noise = batch.next_noise(ahead, plan.width)
         draws = batch.draws(chance or self.chance, plan.width, noise, coupled=self.verifier.coupled)
-        shaper = self._shaper(batch)
+        shaper, draft_shaper = batch.shapers(self.target.vocab_size)
         context = RoundContext(
-            batch, draws, plan, self._device, self.config, shaper, remembers=chance is None
+            batch, draws, plan, self._device, self.config, draft_shaper, remembers=chance is None
         )
         watch.mark()
         proposal = self._propose(prefixes, plan, context)
@@ -220,12 +229,13 @@ class SpeculativeDecoder:
         draft_s, target_s = watch.spans()[-2:]
 
         states, emitted, accepted = [], [], []
-        for state, row in zip(batch.states, rows, strict=True):
+        for index, (state, row) in enumerate(zip(batch.states, rows, strict=True)):
             tokens, reason = until_stop(state, [*row.path, row.token], self.tokenizer)
             known = state.acceptance
             if self.policy.learns:
                 known = known.after(row.depth, len(row.path))
-            states.append(state.advanced(tokens, row.depth, reason, known))
+            own = () if shaper is None else shaper.processors(index, row.path)
+            states.append(state.advanced(tokens, row.depth, reason, known, own))
             emitted.append(tokens)
             accepted.append(min(len(row.path), len(tokens)))
         tops = [state.params.logprobs for state in batch.states]
@@ -368,11 +378,6 @@ class SpeculativeDecoder:
         for keeper in self._keepers:
             keeper.release(ids, discard=discard)
 
-    def _shaper(self, batch: Batch) -> Shaper | None:
-        if batch.shaping is None:
-            return None
-        return Shaper(batch.shaping, batch.states, self.target.vocab_size, self._device)
-
     def _propose(
         self, prefixes: list[Prefix], plan: DraftPlan, context: RoundContext
     ) -> DraftProposal:
@@ -385,6 +390,8 @@ class SpeculativeDecoder:
         except KeyReuseError:
             raise
         except Exception as error:
+            if error is context.request_error:
+                raise
             raise DraftFailure(error) from error
         return proposal
 
@@ -402,7 +409,7 @@ class SpeculativeDecoder:
 
     def _parse(self, prompt: Any, params: Any) -> Request:
         given = SamplingParams() if params is None else params
-        return parse_request(prompt, given, self.tokenizer, self._limits)
+        return parse_request(prompt, given, self.tokenizer, self._limits, self._grammars)
 
     def _parse_all(self, prompts: Any, params: Any) -> list[Request]:
         if not isinstance(params, Sequence):
@@ -414,7 +421,7 @@ class SpeculativeDecoder:
         return [self._parse(*pair) for pair in zip(prompts, params, strict=True)]
 
     def _runs(self, requests: list[Request]) -> list[list[SequenceState]]:
-        return [request.states(self.claim(request.params.n), self._limits) for request in requests]
+        return [request.states(self.claim(request.params.n)) for request in requests]
 
     def claim(self, count: int) -> int:
         """The first of `count` fresh sequence ids, consecutive."""
@@ -433,17 +440,4 @@ class SpeculativeDecoder:
             depths=state.depths,
             metrics=tally.metrics(),
             logprobs=None if state.params.logprobs is None else tuple(logprobs),
-        )
-
-
-def _check_steppable(batch: Batch) -> None:
-    ids = [state.prefix.sequence_id for state in batch.states]
-    if not ids or len(set(ids)) < len(ids):
-        raise InvalidConfigError("batch", ids, "one or more sequences, each once")
-    finished = [
-        state.prefix.sequence_id for state in batch.states if state.finish_reason is not None
-    ]
-    if finished:
-        raise InvalidConfigError(
-            "batch", finished, "unfinished sequences; pack those of the last step that go on"
         )

@@ -46,14 +46,14 @@ class InvalidConfigError(OutriderError, ValueError):
         self.value = value
         self.expected = expected
         if given is None:
-            message = f"{field}={_shown(value)} is not allowed: expected {expected}"
+            message = f"{field}={shown(value)} is not allowed: expected {expected}"
         else:
             message = f"{given}; expected {expected}"
         super().__init__(message)
 
 
-def _shown(value: object) -> str:
-    """The value as Python writes it; shortened, and with its type, if that is long."""
+def shown(value: object) -> str:
+    """A value as Python writes it; shortened, and with its type, if that is long."""
     whole = repr(value)
     if len(whole) <= _LONGEST:
         return whole

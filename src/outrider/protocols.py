@@ -72,7 +72,9 @@ class DraftContext(Protocol):
         ...
 
     def law(self, logits: Tensor, path: Tensor | None = None) -> Laws:
-        """The laws that the rows' own sampling parameters make of logits [B, V] or [B, M, V].
+        """The laws that the rows' own parameters make of logits [B, V] or [B, M, V].
+
+        Or those that `SpeculativeConfig.draft_params` says, in the form of each row's output.
 
         Args:
             logits: after M nodes of each row, all at one depth D.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from . import trees
 from .acceptance import NOTHING_KNOWN, Acceptance
 from .config import SamplingParams
+from .grammar import Grammar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,7 +88,8 @@ class SequenceState:
 
     `stream_key` is the 64-bit key of the sequence's randomness, `choice` its index among the `n` of
     its request, `depths` the number of tokens drafted in each round so far, `acceptance` what a
-    depth policy remembers of them.
+    depth policy remembers of them. `processors` are the request's own, those that remember as they
+    stand after the last token's position; `grammar` says which tokens may follow.
     """
 
     prefix: Prefix
@@ -99,6 +101,8 @@ class SequenceState:
     depths: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     acceptance: Acceptance = NOTHING_KNOWN
+    processors: tuple[Any, ...] = ()
+    grammar: Grammar | None = None
 
     @property
     def round(self) -> int:
@@ -122,6 +126,7 @@ class SequenceState:
         depth: int,
         finish_reason: FinishReason | None,
         acceptance: Acceptance,
+        processors: tuple[Any, ...],
     ) -> SequenceState:
         """The state after a round that drafted `depth` tokens and emitted `tokens`."""
         return SequenceState(
@@ -134,6 +139,8 @@ class SequenceState:
             (*self.depths, depth),
             finish_reason,
             acceptance,
+            processors,
+            self.grammar,
         )
 
 

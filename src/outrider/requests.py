@@ -17,6 +17,8 @@ from .errors import (
     InvalidConfigError,
     TokenOutOfRangeError,
 )
+from .grammar import Grammar, Grammars
+from .processors import forked
 from .protocols import Tokenizer
 from .records import Prefix, SequenceState
 
@@ -33,6 +35,7 @@ class Limits:
         shortest: whose context that is: "target" or "draft".
         eos_token_ids: tokens that end a sequence.
         drafts: whether there is anything to draft with.
+        mixes: whether a drafted token may be kept that the target would never draw.
     """
 
     vocab_size: int
@@ -40,30 +43,35 @@ class Limits:
     shortest: str
     eos_token_ids: frozenset[int]
     drafts: bool
+    mixes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A validated request: its prompt's tokens, its parameters, and the seed it will use."""
+    """A validated request: its prompt's tokens, its parameters, and the seed it will use.
+
+    `stop_ids` are the tokens that end it, `grammar` says which may follow if it asks for a form.
+    """
 
     token_ids: tuple[int, ...]
     params: SamplingParams
     seed: int
+    stop_ids: frozenset[int]
+    grammar: Grammar | None
 
-    def states(self, first_id: int, limits: Limits) -> list[SequenceState]:
+    def states(self, first_id: int) -> list[SequenceState]:
         """The starting state of each of its n choices, with sequence ids from `first_id`."""
-        stop_ids = frozenset(self.params.stop_token_ids)
-        if not self.params.ignore_eos:
-            stop_ids |= limits.eos_token_ids
         key = stream_key(self.seed, self.token_ids)
         return [
             SequenceState(
                 prefix=Prefix(first_id + choice, self.token_ids),
                 prompt_length=len(self.token_ids),
                 params=self.params,
-                stop_ids=stop_ids,
+                stop_ids=self.stop_ids,
                 stream_key=key,
                 choice=choice,
+                processors=tuple(map(forked, self.params.logits_processors)),
+                grammar=None if self.grammar is None else self.grammar.copy(),
             )
             for choice in range(self.params.n)
         ]
@@ -82,14 +90,25 @@ def is_single_prompt(prompts: Any) -> bool:
     return first is None or not (isinstance(first, str | Sequence) or np.ndim(first) > 0)
 
 
-def parse_request(prompt: Any, params: Any, tokenizer: Tokenizer | None, limits: Limits) -> Request:
+def parse_request(
+    prompt: Any, params: Any, tokenizer: Tokenizer | None, limits: Limits, grammars: Grammars
+) -> Request:
     """Check one prompt and its parameters against the models' limits.
+
+    Args:
+        prompt: text or token ids.
+        params: its parameters.
+        tokenizer: the decoder's.
+        limits: what it has to fit.
+        grammars: makes its grammar, if it asks for a form.
 
     Raises:
         EmptyPrefixError: the prompt has no tokens.
         TokenOutOfRangeError: the prompt or a parameter has an id outside the vocabulary.
         ContextLengthError: prompt and `max_tokens` do not fit the context together.
-        InvalidConfigError: the prompt is text without a tokenizer, or neither text nor ids.
+        InvalidConfigError: the prompt is text without a tokenizer, or neither text nor ids; or no
+            text has the form asked for, or none that the other parameters allow; or a processor
+            cannot be copied.
     """
     if not isinstance(params, SamplingParams):
         raise InvalidConfigError("params", params, "SamplingParams, or a list with one a prompt")
@@ -99,19 +118,7 @@ def parse_request(prompt: Any, params: Any, tokenizer: Tokenizer | None, limits:
             f"the prompt {prompt!r} has no tokens; give at least one, for instance the tokenizer's "
             "beginning-of-text token"
         )
-    named = {
-        "prompt": ids,
-        "stop_token_ids": params.stop_token_ids,
-        "logit_bias": tuple(token for token, _ in params.biases),
-        "bad_words": tuple(token for word in params.bad_words for token in word),
-    }
-    for name, values in named.items():
-        for value in (min(values, default=0), max(values, default=0)):
-            if not 0 <= value < limits.vocab_size:
-                raise TokenOutOfRangeError(
-                    f"{name} has token id {value}; expected ids in 0..{limits.vocab_size - 1}, the "
-                    "target's vocabulary (is the tokenizer the model's own?)"
-                )
+    check_tokens(limits.vocab_size, params, prompt=ids)
     if limits.max_length is not None and len(ids) + params.max_tokens > limits.max_length:
         room = limits.max_length - len(ids)
         remedy = f"use max_tokens <= {room}" if room > 0 else "shorten the prompt"
@@ -127,8 +134,83 @@ def parse_request(prompt: Any, params: Any, tokenizer: Tokenizer | None, limits:
         raise InvalidConfigError(
             "depths", params.depths, "None or zeros, because the decoder has no drafter"
         )
+    stop_ids = frozenset(params.stop_token_ids)
+    if not params.ignore_eos:
+        stop_ids |= limits.eos_token_ids
+    grammar = None
+    if params.structured_output is not None:
+        if limits.mixes:
+            raise InvalidConfigError(
+                "structured_output",
+                params.structured_output,
+                "None with verification='mixture', which keeps what the form forbids",
+            )
+        grammar = grammars.of(params.structured_output, stop_ids)
+        _check_beginning(grammar, params, ids, stop_ids)
+    _check_forks(params)
     seed = secrets.randbits(63) if params.seed is None else params.seed
-    return Request(ids, params, seed)
+    return Request(ids, params, seed, stop_ids, grammar)
+
+
+def check_tokens(vocab_size: int, params: SamplingParams, prefix: str = "", **named: Any) -> None:
+    """Raise TokenOutOfRangeError if parameters name a token outside the vocabulary.
+
+    Args:
+        vocab_size: the target's V.
+        params: the parameters.
+        prefix: comes before their names in the message.
+        named: other token ids, by name.
+    """
+    named |= {
+        f"{prefix}stop_token_ids": params.stop_token_ids,
+        f"{prefix}logit_bias": tuple(token for token, _ in params.biases),
+        f"{prefix}bad_words": tuple(token for word in params.bad_words for token in word),
+    }
+    for name, values in named.items():
+        for value in (min(values, default=0), max(values, default=0)):
+            if not 0 <= value < vocab_size:
+                raise TokenOutOfRangeError(
+                    f"{name} has token id {value}; expected ids in 0..{vocab_size - 1}, the "
+                    "target's vocabulary (is the tokenizer the model's own?)"
+                )
+
+
+def _check_beginning(
+    grammar: Grammar, params: SamplingParams, prompt: tuple[int, ...], stop_ids: frozenset[int]
+) -> None:
+    """Refuse what leaves a form no first token, or a choice too short."""
+    allowed = grammar.first()
+    before = len(prompt) + 1
+    banned = {word[-1] for word in params.bad_words if prompt[before - len(word) :] == word[:-1]}
+    if allowed <= banned:
+        raise InvalidConfigError(
+            "bad_words", params.bad_words, "none that forbid every beginning of structured_output"
+        )
+    if not params.min_tokens:
+        return
+    if allowed <= banned | stop_ids:
+        raise InvalidConfigError(
+            "min_tokens", params.min_tokens, "0, because structured_output can only be empty"
+        )
+    choices = grammar.asked.choice
+    if choices is not None and max(len(text.encode()) for text in choices) < params.min_tokens:
+        raise InvalidConfigError(
+            "min_tokens", params.min_tokens, "no more tokens than a choice has bytes"
+        )
+
+
+def _check_forks(params: SamplingParams) -> None:
+    """Refuse processors that cannot be copied."""
+    for processor in params.logits_processors:
+        try:
+            forked(processor)
+        except Exception as error:
+            raise InvalidConfigError(
+                "logits_processors",
+                processor,
+                f"one that can be copied ({type(error).__name__}: {error}); give "
+                "StatefulProcessor a `fork` of your own",
+            ) from error
 
 
 def _token_ids(prompt: Any, tokenizer: Tokenizer | None) -> tuple[int, ...]:

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from . import sampling, trees
+from .batch import Batch
 from .chance import RoundDraws
 from .errors import (
     DegenerateDistributionError,
     DistributionWidthError,
     DraftShapeError,
+    InvalidConfigError,
     TargetShapeError,
     TokenOutOfRangeError,
 )
@@ -342,6 +344,20 @@ def check_witnesses(
 def _degenerate(name: str, sequence_id: int, position: int) -> DegenerateDistributionError:
     return DegenerateDistributionError(
         f"the {name}'s logits for sequence {sequence_id} at position {position} of the round have "
-        "NaN, +inf or no finite entry; expected finite logits (try a wider dtype, or check the "
-        "model's weights)"
+        "NaN, +inf or no finite entry; expected finite logits (try a wider dtype, check the "
+        "model's weights, or see whether the request forbids every token)"
     )
+
+
+def check_steppable(batch: Batch) -> None:
+    """Raise InvalidConfigError unless a batch has sequences, each once, and none is finished."""
+    ids = [state.prefix.sequence_id for state in batch.states]
+    if not ids or len(set(ids)) < len(ids):
+        raise InvalidConfigError("batch", ids, "one or more sequences, each once")
+    finished = [
+        state.prefix.sequence_id for state in batch.states if state.finish_reason is not None
+    ]
+    if finished:
+        raise InvalidConfigError(
+            "batch", finished, "unfinished sequences; pack those of the last step that go on"
+        )

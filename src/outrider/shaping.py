@@ -1,12 +1,14 @@
 """What a request adds to logits, or forbids, before they become a law.
 
 In transformers' order: logit bias, repetition penalty, presence and frequency penalties, bad words,
-minimum length. What looks at earlier tokens sees, at each drafted position, the drafted tokens
-before it, as if they had been emitted. Nothing here loops over positions or the vocabulary.
+minimum length; then processors of a user's own, then structured output. What looks at earlier
+tokens sees, at each drafted position, the drafted tokens before it, as if they had been emitted.
+Nothing here loops over the vocabulary, nor over positions but for processors and grammars.
 """
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,50 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import trees
-from .records import DraftProposal, SequenceState
+from .masks import RoundMasks
+from .paths import Path
+from .processors import StatefulProcessor, forked
+from .records import SequenceState
 
 Processor = Callable[[Tensor, Tensor], Tensor]
 """From the tokens so far, int64 [L], and their logits [V] to logits [V]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Path:
-    """The drafted tokens that lead to M nodes, from the first on.
-
-    Attributes:
-        tokens: int64 [B, M, D]; those at and beyond a node's depth mean nothing.
-        depth: int64 [B, M], or what broadcasts to it.
-        nodes: how many of the M nodes each row has, on the host; None for all.
-    """
-
-    tokens: Tensor
-    depth: Tensor
-    nodes: list[int] | None = None
-
-    @staticmethod
-    def of(tokens: Tensor) -> Path:
-        """Of nodes that all lie at depth D, from tokens [B, M, D]."""
-        depth = torch.tensor([[tokens.shape[2]]], device=tokens.device)
-        return Path(tokens, depth)
-
-    @staticmethod
-    def to_nodes(proposal: DraftProposal) -> Path:
-        """To all nodes of a proposal, the prefix first."""
-        tokens, width = proposal.tokens, proposal.width
-        nodes = (proposal.lengths + 1).tolist()
-        if proposal.parents is None:
-            depth = torch.arange(width + 1, device=tokens.device)[None]
-            return Path(tokens[:, None, :].expand(-1, width + 1, -1), depth, nodes)
-        columns, depths = map(torch.from_numpy, trees.path_table(proposal.parents))
-        columns, depths = columns.to(tokens.device), depths.to(tokens.device)
-        return Path(tokens.gather(1, columns.flatten(1)).view(columns.shape), depths, nodes)
-
-    @property
-    def real(self) -> Tensor:
-        """Which tokens mean something, bool [B, M, D]."""
-        steps = torch.arange(self.tokens.shape[2], device=self.tokens.device)
-        return (steps < self.depth[..., None]).expand(self.tokens.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +46,8 @@ class Shaping:
         presence, frequency: float64 [B, 1, 1], 0 where unused.
         words: bad words, by length.
         floor: rows and tokens [n] that may not come before min_tokens [n].
-        processors: rows that have processors of their own, with them.
+        processors: rows that have processors of their own.
+        grammars: rows that have a grammar.
     """
 
     bias: tuple[Tensor, Tensor, Tensor] | None
@@ -90,7 +56,8 @@ class Shaping:
     frequency: Tensor | None
     words: tuple[_Words, ...]
     floor: tuple[Tensor, Tensor, Tensor] | None
-    processors: tuple[tuple[int, tuple[Processor, ...]], ...]
+    processors: tuple[int, ...]
+    grammars: tuple[int, ...]
 
     @staticmethod
     def pack(states: Sequence[SequenceState], device: torch.device) -> Shaping | None:
@@ -144,11 +111,8 @@ class Shaping:
                     for token in sorted(state.stop_ids)
                 ]
             ),
-            processors=tuple(
-                (row, tuple(map(_called, asked.logits_processors)))
-                for row, asked in enumerate(params)
-                if asked.logits_processors
-            ),
+            processors=tuple(row for row, state in enumerate(states) if state.processors),
+            grammars=tuple(row for row, state in enumerate(states) if state.grammar is not None),
         )
         tables = (
             shaping.bias,
@@ -157,7 +121,7 @@ class Shaping:
             shaping.frequency,
             shaping.floor,
         )
-        lists = (shaping.words, shaping.processors)
+        lists = (shaping.words, shaping.processors, shaping.grammars)
         used = any(part is not None for part in tables) or any(lists)
         return shaping if used else None
 
@@ -170,6 +134,7 @@ class Shaper:
         states: its sequences.
         vocab_size: V.
         device: of the logits.
+        masks: of the batch, shared with the round's other shaper; None makes them.
     """
 
     def __init__(
@@ -178,9 +143,12 @@ class Shaper:
         states: Sequence[SequenceState],
         vocab_size: int,
         device: torch.device,
+        masks: RoundMasks | None = None,
     ) -> None:
         self._shaping = shaping
-        self._prefixes = [torch.from_numpy(state.prefix.tokens) for state in states]
+        self._states = states
+        self.masks = masks or RoundMasks(states, vocab_size)
+        self._after: dict[tuple[int, tuple[int, ...]], tuple[Any, ...]] = {}
         emitted = [state.prefix.length - state.prompt_length for state in states]
         self._emitted = torch.tensor(emitted, device=device)[:, None]
         self._seen: Tensor | None = None
@@ -238,19 +206,43 @@ class Shaper:
             _add(shaped, rows, tokens, _forbidden(early))
         if shaping.processors:
             self._process(shaped, path)
+        if shaping.grammars:
+            shaped = self.masks(shaped, path)
         return shaped[:, 0] if flat else shaped
 
+    def drafting(self) -> Shaper:
+        """The same for the round's drafts, whose processors remember what they were shown alone."""
+        twin = copy.copy(self)
+        twin._after = {}
+        return twin
+
+    def processors(self, row: int, path: Sequence[int]) -> tuple[Any, ...]:
+        """A row's own processors as they stand after the call at the end of a path.
+
+        Those that remember nothing are themselves. Where no call was made, as before a path's
+        beginning, they stand as after the last call that was.
+        """
+        for length in range(len(path), -1, -1):
+            found = self._after.get((row, tuple(path[:length])))
+            if found is not None:
+                return found
+        return self._states[row].processors
+
     def _process(self, shaped: Tensor, path: Path) -> None:
-        """Call the rows' own processors node by node, on logits [B, M, V], in place."""
-        depths = path.depth.expand(shaped.shape[:2]).tolist()
-        for row, processors in self._shaping.processors:
-            prefix = self._prefixes[row].to(shaped.device)
-            for node, depth in enumerate(depths[row]):
-                if path.nodes is not None and node >= path.nodes[row]:
-                    break
-                history = torch.cat([prefix, path.tokens[row, node, :depth]])
-                for process in processors:
-                    shaped[row, node] = process(history, shaped[row, node])
+        """Call the rows' own processors node by node, on logits [B, M, V], in place.
+
+        Parents come before their children, so that what a processor remembers of a path is there
+        when the path goes on.
+        """
+        for row, paths in path.listed(self._shaping.processors, shaped.shape[1]).items():
+            state = self._states[row]
+            prefix = torch.from_numpy(state.prefix.tokens).to(shaped.device)
+            for node, drafted in enumerate(paths):
+                history = torch.cat([prefix, prefix.new_tensor(drafted)])
+                before = self.processors(row, drafted[:-1]) if drafted else state.processors
+                running = self._after[row, drafted] = tuple(map(forked, before))
+                for processor in running:
+                    shaped[row, node] = _called(processor)(history, shaped[row, node])
 
     def _completed(self, words: _Words, path: Path) -> Tensor:
         """Minus infinity where a node [M] stands before a word's last token, else 0, [W, M]."""
@@ -268,6 +260,8 @@ def _called(processor: Any) -> Processor:
     """A user's processor in the form that is called here."""
     from transformers import LogitsProcessor
 
+    if isinstance(processor, StatefulProcessor):
+        processor = processor.processor
     if not isinstance(processor, LogitsProcessor):
         own: Processor = processor
         return own

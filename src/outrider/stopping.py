@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .anchors import Anchors
+from .errors import DegenerateDistributionError, shown
 from .protocols import Tokenizer
 from .records import FinishReason, SequenceState
 
@@ -19,20 +20,45 @@ def until_stop(
 ) -> tuple[list[int], FinishReason | None]:
     """The tokens of a round up to the first that ends the sequence, and why it ended.
 
+    A text in the form that was asked for ends at a token that ends the sequence, or with its last
+    token where nothing can follow and no such token is left to say so.
+
     Args:
         state: the sequence before the round.
         tokens: what the round emits.
         tokenizer: for stop strings; requests that have some are refused without one.
+
+    Raises:
+        DegenerateDistributionError: a token is not one that the request's grammar allows, which
+            is what is left where it allows none.
     """
     by_text = None
     if state.params.stop and tokenizer is not None:
         by_text = _first_completed(state, tokens, tokenizer)
+    grammar, path = state.grammar, [] if state.grammar is None else state.output_ids
     for index, token in enumerate(tokens):
+        if grammar is not None:
+            if not grammar.takes(path, token):
+                raise _nothing_left(state, len(path))
+            path.append(token)
         if token in state.stop_ids or index == by_text:
+            return tokens[: index + 1], "stop"
+        if grammar is not None and grammar.over(path):
             return tokens[: index + 1], "stop"
         if index + 1 == state.remaining:
             return tokens[: index + 1], "length"
     return tokens, None
+
+
+def _nothing_left(state: SequenceState, length: int) -> DegenerateDistributionError:
+    grammar = state.grammar
+    assert grammar is not None
+    return DegenerateDistributionError(
+        f"no token could follow the {length} of sequence {state.prefix.sequence_id}: "
+        f"structured_output.{grammar.asked.kind}={shown(grammar.asked.value)} led to a dead end, "
+        "or bad_words, min_tokens or a logits processor forbid what it allows; expected at least "
+        "one token that all of them allow (relax one of them)"
+    )
 
 
 def _first_completed(state: SequenceState, tokens: list[int], tokenizer: Tokenizer) -> int | None:
