@@ -92,6 +92,7 @@ def played(policy, world, states, rng):
         ceiling=(None,) * len(states),
         first_ceiling=(None,) * len(states),
         draft_failed=False,
+        looked_up=(False,) * len(states),
         draft_s=draft,
         target_s=target,
         total_s=draft + target + rest,

@@ -28,6 +28,7 @@ def tallied(*rounds: tuple[int, int, float | None, float | None]) -> Speculation
                 ceiling=(ceiling,),
                 first_ceiling=(first,),
                 draft_failed=False,
+                looked_up=(False,),
                 draft_s=0.0,
                 target_s=0.0,
                 total_s=1.0,

@@ -109,7 +109,7 @@ class SpeculativeDecoder:
         # Plain decoding is exact, whatever would check drafts.
         self._lossy = self.verifier.lossy and self.drafter is not None
         self._uniforms = self.chance.uniforms if type(self.chance) is Philox4x32 else None
-        self.policy = policy or policy_of(self.config, drafts=self.drafter is not None)
+        self.policy = policy or policy_of(self.config, self.drafter)
         parts = parts_of(target, self.drafter)
         self._cached = [model for model in parts if isinstance(model, CachedModel)]
         self._keepers = [part for part in parts if isinstance(part, KeepsSequences)]
@@ -228,11 +228,14 @@ class SpeculativeDecoder:
             check_witnesses(witness, context.witnesses, rows, ids)
         draft_s, target_s = watch.spans()[-2:]
 
+        looked_up = [False] * len(rows)
+        if proposal.looked_up is not None:
+            looked_up = proposal.looked_up.tolist()
         states, emitted, accepted = [], [], []
         for index, (state, row) in enumerate(zip(batch.states, rows, strict=True)):
             tokens, reason = until_stop(state, [*row.path, row.token], self.tokenizer)
             known = state.acceptance
-            if self.policy.learns:
+            if self.policy.learns and not looked_up[index]:
                 known = known.after(row.depth, len(row.path))
             own = () if shaper is None else shaper.processors(index, row.path)
             states.append(state.advanced(tokens, row.depth, reason, known, own))
@@ -250,6 +253,7 @@ class SpeculativeDecoder:
             ceiling=tuple(row.ceiling for row in rows),
             first_ceiling=tuple(row.first_ceiling for row in rows),
             draft_failed=failed,
+            looked_up=tuple(looked_up),
             draft_s=draft_s,
             target_s=target_s,
             total_s=watch.total(),

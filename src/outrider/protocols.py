@@ -146,6 +146,17 @@ class ModelBacked(Protocol):
 
 
 @runtime_checkable
+class LooksUp(Protocol):
+    """A drafter with tokens to propose that take no step of a model, and an estimate of each."""
+
+    def candidates(
+        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
+    ) -> Sequence[object]:
+        """What it knows of that might follow each prefix, before any model is asked."""
+        ...
+
+
+@runtime_checkable
 class KeepsSequences(Protocol):
     """A model or a drafter that keeps something for each sequence."""
 

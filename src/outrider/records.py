@@ -145,6 +145,22 @@ class SequenceState:
 
 
 @dataclass(frozen=True, slots=True)
+class Worth:
+    """What tokens that cost nothing to propose have to bring, to be worth their verification.
+
+    In tokens that each of B rows emits in the same time if it is decoded as it is best decoded
+    without them.
+
+    Attributes:
+        plain: in a round that drafts nothing, float64 [B].
+        token: in the time that one more drafted token takes the target, float64 [B].
+    """
+
+    plain: NDArray[np.float64]
+    token: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
 class DraftPlan:
     """How far to draft, and in what shape.
 
@@ -154,11 +170,16 @@ class DraftPlan:
             smaller depth has the first levels only.
         shape: how many children each node has at each depth; None where the nodes of a level are
             shared out among its parents by the drafter.
+        steps: how many tokens in a row are worth drafting for each sequence where every one takes
+            a step of a model, int64 [B], at most `depth`; None for all of them.
+        worth: what looked-up tokens have to bring; None takes any.
     """
 
     depth: NDArray[np.int64]
     levels: tuple[int, ...] | None = None
     shape: tuple[int, ...] | None = None
+    steps: NDArray[np.int64] | None = None
+    worth: Worth | None = None
 
     @property
     def deepest(self) -> int:
@@ -221,6 +242,8 @@ class DraftProposal:
         law_rows: the index among the R laws of the one that each token was drawn from, given the
             siblings before it, int64 [B, N], on the host; -1 for a token that was proposed
             outright, a point mass. None where laws and tokens go side by side.
+        looked_up: whether each row's tokens took no step of a model to draft, bool [B], on the
+            host; None if all took some, or the drafter knows of no difference.
     """
 
     tokens: Tensor
@@ -228,6 +251,7 @@ class DraftProposal:
     laws: Laws | None
     parents: NDArray[np.int64] | None = None
     law_rows: NDArray[np.int64] | None = None
+    looked_up: NDArray[np.bool_] | None = None
 
     @property
     def width(self) -> int:
@@ -276,8 +300,9 @@ class RoundRecord:
     token followed a draft with nothing drafted after it. `ceiling` is an estimate of the most
     tokens that any lossless verifier emits on average from such drafts, `first_ceiling` of the
     probability that it keeps one of a tree's first tokens; None where none is known. `draft_failed`
-    says that the drafter failed, so that nothing was drafted. `draft_s` and `target_s` are the time
-    spent proposing and in the target's forward pass, `total_s` all of the round.
+    says that the drafter failed, so that nothing was drafted, `looked_up` which rows' drafts took
+    no step of a model. `draft_s` and `target_s` are the time spent proposing and in the target's
+    forward pass, `total_s` all of the round.
     """
 
     sequence_ids: tuple[int, ...]
@@ -289,6 +314,7 @@ class RoundRecord:
     ceiling: tuple[float | None, ...]
     first_ceiling: tuple[float | None, ...]
     draft_failed: bool
+    looked_up: tuple[bool, ...]
     draft_s: float
     target_s: float
     total_s: float

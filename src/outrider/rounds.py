@@ -286,6 +286,16 @@ def _check_kinds(proposal: DraftProposal) -> None:
             raise DraftShapeError(
                 f"the drafter returned {name} of kind {kind}; expected a NumPy array of integers"
             )
+    looked_up = proposal.looked_up
+    if looked_up is not None and (
+        not isinstance(looked_up, np.ndarray)
+        or looked_up.dtype != np.bool_
+        or looked_up.shape != proposal.lengths.shape
+    ):
+        raise DraftShapeError(
+            f"the drafter returned looked_up {looked_up!r}; expected a NumPy array of bool, one "
+            "for each row"
+        )
     probs = None if proposal.laws is None else proposal.laws.probs
     if probs is not None and probs.dtype not in (torch.float32, torch.float64):
         raise DraftShapeError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..config import SpeculativeConfig
-from ..protocols import DepthPolicy
+from ..protocols import DepthPolicy, DraftModel, LooksUp
 from .adaptive import AdaptiveDepth
 from .fixed import FixedDepth
 from .levels import Levels
@@ -11,16 +11,18 @@ from .levels import Levels
 __all__ = ["AdaptiveDepth", "FixedDepth", "Levels", "policy_of"]
 
 
-def policy_of(config: SpeculativeConfig, *, drafts: bool) -> DepthPolicy:
+def policy_of(config: SpeculativeConfig, drafter: DraftModel | None) -> DepthPolicy:
     """The policy that a configuration asks for.
 
     Args:
         config: how speculation is done.
-        drafts: whether there is a drafter.
+        drafter: what proposes tokens; None for nothing.
     """
-    most = config.deepest if drafts else 0
+    most = 0 if drafter is None else config.deepest
     levels = Levels(most, config.tree_shape, config.tree_budget)
     if config.depth == "fixed":
         return FixedDepth(levels)
     coupled = config.verification == "coupled"
-    return AdaptiveDepth(levels, config.cost_ratio, coupled=coupled)
+    return AdaptiveDepth(
+        levels, config.cost_ratio, coupled=coupled, looks_up=isinstance(drafter, LooksUp)
+    )

@@ -9,10 +9,13 @@ since a forward is as wide as its widest row.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 
+import numpy as np
+
 from ..acceptance import Acceptance, expected_tokens
-from ..records import DraftPlan, RoundRecord, SequenceState
+from ..records import DraftPlan, RoundRecord, SequenceState, Worth
 from .costs import Costs, Round
 from .levels import Levels, allowed
 
@@ -28,6 +31,15 @@ _MARGIN = 1.02
 _THIN = 1.3
 _RARELY = 64
 """Where drafting gains less than 1.3x, every 64th round is plain, to know what that costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What is planned for one row: the steps to take, and `Worth` of tokens that take none."""
+
+    steps: int
+    plain: float
+    token: float
 
 
 class AdaptiveDepth:
@@ -46,20 +58,30 @@ class AdaptiveDepth:
         cost_ratio: a draft step beside a plain forward of the target; None for .125. Measured costs
             take its place for the rows that may use them.
         coupled: whether no text depends on its depths.
+        looks_up: whether the drafter has tokens to propose that take no step of a model. Depths are
+            then the most that may be proposed, and the plan says how many steps are worth taking,
+            and what tokens without one have to bring.
     """
 
     def __init__(
-        self, levels: Levels, cost_ratio: float | None = None, *, coupled: bool = False
+        self,
+        levels: Levels,
+        cost_ratio: float | None = None,
+        *,
+        coupled: bool = False,
+        looks_up: bool = False,
     ) -> None:
         self.learns = True
         self._levels = levels
         self._cost_ratio = _COST_RATIO if cost_ratio is None else cost_ratio
         self._coupled = coupled
+        self._looks_up = looks_up
         self._costs = Costs()
         self._pooled = Acceptance()
         self._since_draft = 0
         self._since_plain = 0
         self._lost = 0.0
+        self._stepped: frozenset[int] = frozenset()
 
     @property
     def calibrated(self) -> bool:
@@ -68,23 +90,40 @@ class AdaptiveDepth:
 
     def plan(self, states: Sequence[SequenceState]) -> DraftPlan:
         """The depth of each sequence's next round."""
-        depths = [0] * len(states)
+        choices: list[_Choice | None] = [None] * len(states)
         shared = []
         for row, state in enumerate(states):
             wanted = self._levels.replayed(state)
             if wanted is not None:
-                depths[row] = allowed(wanted, state)
+                choices[row] = _Choice(wanted, 0.0, 0.0)
             elif self._is_local(state):
-                depths[row] = allowed(self._local_depth(state), state)
+                choices[row] = self._local_choice(state)
             else:
                 shared.append(row)
+        steps = [
+            0 if choice is None else allowed(choice.steps, state)
+            for choice, state in zip(choices, states, strict=True)
+        ]
         if shared:
             together = [states[row] for row in shared]
-            for row, wanted in zip(
-                shared, self._shared_depths(together, len(states), max(depths)), strict=True
-            ):
-                depths[row] = allowed(wanted, states[row])
-        return self._levels.plan(depths)
+            found = self._shared_choices(together, len(states), max(steps))
+            for row, choice in zip(shared, found, strict=True):
+                choices[row] = choice
+                steps[row] = allowed(choice.steps, states[row])
+        if not self._looks_up:
+            return self._levels.plan(steps)
+        chosen = [choice for choice in choices if choice is not None]
+        depths = [
+            steps[row]
+            if self._levels.replayed(state) is not None
+            else allowed(self._levels.deepest, state)
+            for row, state in enumerate(states)
+        ]
+        worth = Worth(
+            np.array([choice.plain for choice in chosen]),
+            np.array([choice.token for choice in chosen]),
+        )
+        return self._levels.plan(depths, steps, worth)
 
     def observe(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
         """Learn from a round.
@@ -93,20 +132,33 @@ class AdaptiveDepth:
             states: the sequences after it.
             record: what it did.
         """
-        rows, width, steps = len(states), max(record.drafted), max(record.depth)
-        fresh = any(state.round == 1 for state in states)
-        behind = any(state.depths[-1] and not any(state.depths[-2:-1]) for state in states)
-        rest = record.total_s - record.draft_s - record.target_s
+        stepped = [
+            0 if looked_up else depth
+            for depth, looked_up in zip(record.depth, record.looked_up, strict=True)
+        ]
+        ids = frozenset(i for i, step in zip(record.sequence_ids, stepped, strict=True) if step)
+        rows, width = len(states), max(record.drafted)
+        steps = max(stepped)
         self._costs.add(
-            Round(rows, width, steps, fresh, behind, record.draft_s, record.target_s, rest)
+            Round(
+                rows=rows,
+                width=width,
+                steps=steps,
+                fresh=any(state.round == 1 for state in states),
+                behind=not ids <= self._stepped,
+                draft_s=record.draft_s,
+                target_s=record.target_s,
+                other_s=record.total_s - record.draft_s - record.target_s,
+            )
         )
-        for state, depth, accepted in zip(states, record.depth, record.accepted, strict=True):
+        self._stepped = ids
+        for state, depth, accepted in zip(states, stepped, record.accepted, strict=True):
             # The last round of a sequence may keep more than it emits.
             if state.finish_reason is None and not self._is_local(state):
                 self._pooled = self._pooled.after(depth, accepted)
         if not steps:
             self._since_draft += 1
-            self._since_plain = 0
+            self._since_plain = 0 if width == 0 else self._since_plain + 1
             return
         self._since_plain += 1
         if self._costs.known and self._since_draft:
@@ -119,23 +171,28 @@ class AdaptiveDepth:
     def _is_local(self, state: SequenceState) -> bool:
         return state.params.seed is not None and not state.params.greedy and not self._coupled
 
-    def _local_depth(self, state: SequenceState) -> int:
+    def _local_choice(self, state: SequenceState) -> _Choice:
         """By the sequence's own history and the cost ratio."""
         expected = expected_tokens(state.acceptance.chances(self._levels.deepest))
         rates = [tokens / (1 + k * self._cost_ratio) for k, tokens in enumerate(expected)]
         best = max(range(len(rates)), key=rates.__getitem__)
+        # Forwards cost the same here, however wide.
+        choice = _Choice(best, rates[best], 0.0)
         if best or not self._levels.deepest or self._cost_ratio >= 1:
-            return best
+            return choice
         pause = ceil(self._cost_ratio / _SHARE)
-        return int(state.round >= pause and not any(state.depths[-pause:]))
+        rested = state.round >= pause and not any(state.depths[-pause:])
+        return replace(choice, steps=int(rested))
 
-    def _shared_depths(self, states: list[SequenceState], rows: int, deepest: int) -> list[int]:
+    def _shared_choices(
+        self, states: list[SequenceState], rows: int, deepest: int
+    ) -> list[_Choice]:
         """By measured costs, and what all sequences were seen to accept.
 
         Args:
             states: those that share a depth.
             rows: how many sequences take part in the round.
-            deepest: how far the others are drafted in any case.
+            deepest: how many steps are taken for the others in any case.
         """
         most = self._levels.deepest
         prior = self._pooled.chances(most)
@@ -147,12 +204,18 @@ class AdaptiveDepth:
         rates = [made / took for made, took in zip(tokens, seconds, strict=True)]
         best = max(range(most + 1), key=rates.__getitem__)
         gain = rates[best] / rates[0]
+        each = rates[best] / len(states)
+        choice = _Choice(best, each * seconds[0], each * self._token(rows))
         if gain < _MARGIN:
-            return [self._trial(tokens, seconds)] * len(states)
+            each = rates[0] / len(states)
+            trial = self._trial(tokens, seconds)
+            choice = _Choice(trial, each * seconds[0], each * self._token(rows))
+            return [choice] * len(states)
         if gain < _THIN and self._since_plain >= _RARELY:
-            return [0] * len(states)
+            return [replace(choice, steps=0)] * len(states)
         worth = seconds[0] / rows * (1 - 1 / gain)
-        return [best if self._worth_reading(state, worth) else 0 for state in states]
+        idle = replace(choice, steps=0)
+        return [choice if self._worth_reading(state, worth) else idle for state in states]
 
     def _trial(self, tokens: list[float], seconds: list[float]) -> int:
         """One token where nothing was tried for long enough and something could pay, or none."""
@@ -175,6 +238,12 @@ class AdaptiveDepth:
     def _could_pay(self, seconds: list[float]) -> bool:
         """Whether drafts that are always kept would be worth their time."""
         return any((k + 1) * seconds[0] > _MARGIN * took for k, took in enumerate(seconds) if k)
+
+    def _token(self, rows: int) -> float:
+        """Seconds of one more token in each row of a forward, or none where none was measured."""
+        if not self._costs.known:
+            return 0.0
+        return self._costs.target(rows, 1) - self._costs.target(rows, 0)
 
     def _seconds(self, rows: int, depth: int) -> float:
         """Of a round, or where none was measured, in plain forwards."""

@@ -65,7 +65,7 @@ class Round:
     Attributes:
         rows: sequences in it.
         width: tokens drafted for the row with the most.
-        steps: how deep the deepest draft was.
+        steps: how many steps of a model the deepest draft took.
         fresh: whether a prompt was read in it, by the target.
         behind: whether the drafter had to read more than the last round's tokens.
         draft_s, target_s, other_s: seconds of its parts.
@@ -105,7 +105,7 @@ class Costs:
             self._target.add(seen.rows * (seen.width + 1), seen.target_s)
             rest = self._draft_rest if seen.width else self._plain_rest
             rest.add(0.0, seen.other_s)
-        if seen.width and not seen.behind:
+        if seen.steps and not seen.behind:
             self._draft.add(seen.steps, seen.draft_s)
 
     def target(self, rows: int, width: int) -> float:

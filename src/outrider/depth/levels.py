@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .. import trees
-from ..records import DraftPlan, SequenceState
+from ..records import DraftPlan, SequenceState, Worth
 
 
 class Levels:
@@ -44,9 +44,13 @@ class Levels:
         """How many tokens a draft of this depth has in all."""
         return depth if self._levels is None else sum(self._levels[:depth])
 
-    def plan(self, depths: list[int]) -> DraftPlan:
-        """A plan for these depths."""
-        return DraftPlan(np.array(depths, dtype=np.int64), self._levels, self._shape)
+    def plan(
+        self, depths: list[int], steps: list[int] | None = None, worth: Worth | None = None
+    ) -> DraftPlan:
+        """A plan for these depths; see `DraftPlan`."""
+        taken = None if steps is None else np.array(steps, dtype=np.int64)
+        depth = np.array(depths, dtype=np.int64)
+        return DraftPlan(depth, self._levels, self._shape, taken, worth)
 
     def replayed(self, state: SequenceState) -> int | None:
         """The depth that a request's own `depths` ask for in its next round, if they do."""
