@@ -96,6 +96,7 @@ def test_the_public_face() -> None:
         "SpeculativeConfig",
         "SpeculativeDecoder",
         "StreamEvent",
+        "SuffixDrafter",
         "TransformersModel",
         "VerificationResult",
         "__version__",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .config import SamplingParams, SpeculativeConfig
     from .drafters.model import ModelDrafter
     from .drafters.ngram import NgramDrafter
+    from .drafters.suffix import SuffixDrafter
     from .engine import SpeculativeDecoder
     from .generation import generate_with
     from .loading import Pair, load
@@ -49,6 +50,7 @@ _HOMES = {
     "SpeculativeConfig": "config",
     "SpeculativeDecoder": "engine",
     "StreamEvent": "outputs",
+    "SuffixDrafter": "drafters.suffix",
     "TransformersModel": "models.transformers",
     "VerificationResult": "verification.functional",
     "accept": "verification.primitives",
@@ -77,6 +79,7 @@ __all__ = [
     "SpeculativeConfig",
     "SpeculativeDecoder",
     "StreamEvent",
+    "SuffixDrafter",
     "TransformersModel",
     "VerificationResult",
     "__version__",

@@ -1,0 +1,59 @@
+"""What a drafter that looks tokens up would propose for one sequence, and how sure it is of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .. import trees
+from ..records import DraftProposal, Laws
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Tokens for one sequence, each proposed outright: a point mass.
+
+    Attributes:
+        tokens: int64 [n].
+        parents: the node that each follows, int64 [n]: 0 the sequence, i the i-th of these tokens.
+        probabilities: the estimated probability that each is kept, float64 [n]; it falls from a
+            token to those that follow it.
+        matched: how many of the last tokens the estimate rests on.
+    """
+
+    tokens: NDArray[np.int64]
+    parents: NDArray[np.int64]
+    probabilities: NDArray[np.float64]
+    matched: int = 0
+
+    @property
+    def score(self) -> float:
+        """The expected number of tokens that are kept."""
+        return float(self.probabilities.sum())
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @staticmethod
+    def nothing() -> Candidate:
+        """No tokens."""
+        none = np.empty(0, dtype=np.int64)
+        return Candidate(none, none, np.empty(0))
+
+
+def as_proposal(
+    candidates: Sequence[Candidate], device: torch.device, *, branches: bool
+) -> DraftProposal:
+    """Candidates, one for each row, as a proposal of chains, or of trees if it `branches`."""
+    lengths = np.array([len(candidate) for candidate in candidates], dtype=np.int64)
+    shape = (len(candidates), int(lengths.max(initial=0)))
+    tokens, parents = np.zeros(shape, dtype=np.int64), trees.chain(*shape)
+    for row, candidate in enumerate(candidates):
+        tokens[row, : len(candidate)] = candidate.tokens
+        parents[row, : len(candidate)] = candidate.parents
+    drafted = torch.from_numpy(tokens).to(device)
+    return DraftProposal(drafted, lengths, Laws(atoms=drafted), parents if branches else None)
