@@ -18,6 +18,7 @@ _PARTS = {
     "attention": ("attention", 30),
     "verification": ("verification", 100),
     "import": ("imports", 5),
+    "suffix": ("suffix", 5),
 }
 """Each benchmark's module, and how many rounds it makes unless told otherwise."""
 

@@ -91,6 +91,7 @@ def test_the_public_face() -> None:
         "NgramDrafter",
         "Pair",
         "Philox4x32",
+        "PredictionDrafter",
         "SamplingParams",
         "SpeculationMetrics",
         "SpeculativeConfig",

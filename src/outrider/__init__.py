@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .config import SamplingParams, SpeculativeConfig
     from .drafters.model import ModelDrafter
     from .drafters.ngram import NgramDrafter
+    from .drafters.prediction import PredictionDrafter
     from .drafters.suffix import SuffixDrafter
     from .engine import SpeculativeDecoder
     from .generation import generate_with
@@ -45,6 +46,7 @@ _HOMES = {
     "NgramDrafter": "drafters.ngram",
     "Pair": "loading",
     "Philox4x32": "chance",
+    "PredictionDrafter": "drafters.prediction",
     "SamplingParams": "config",
     "SpeculationMetrics": "metrics",
     "SpeculativeConfig": "config",
@@ -74,6 +76,7 @@ __all__ = [
     "NgramDrafter",
     "Pair",
     "Philox4x32",
+    "PredictionDrafter",
     "SamplingParams",
     "SpeculationMetrics",
     "SpeculativeConfig",

@@ -1,15 +1,17 @@
-"""What a drafter that looks tokens up would propose for one sequence, and how sure it is of it."""
+"""What a drafter that looks tokens up proposes for one sequence, and how sure it is of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from .. import trees
+from ..errors import InvalidConfigError
 from ..records import DraftProposal, Laws
 
 
@@ -57,3 +59,22 @@ def as_proposal(
         parents[row, : len(candidate)] = candidate.parents
     drafted = torch.from_numpy(tokens).to(device)
     return DraftProposal(drafted, lengths, Laws(atoms=drafted), parents if branches else None)
+
+
+def token_ids(name: str, given: Any) -> NDArray[np.int64]:
+    """Token ids as a user gave them, as int64 [n].
+
+    Raises:
+        InvalidConfigError: they are no flat sequence of integers from 0 to 2^31 - 1; with `name`.
+    """
+    try:
+        ids = np.asarray(given)
+    except (TypeError, ValueError):
+        ids = np.empty((0, 0))
+    if (
+        ids.ndim != 1
+        or (ids.size and ids.dtype.kind not in "iu")
+        or not 0 <= ids.min(initial=0) <= ids.max(initial=0) < 2**31
+    ):
+        raise InvalidConfigError(name, given, "a flat sequence of token ids")
+    return ids.astype(np.int64)

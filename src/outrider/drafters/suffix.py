@@ -21,7 +21,7 @@ import numpy as np
 from ..errors import InvalidConfigError
 from ..protocols import DraftContext
 from ..records import DraftPlan, DraftProposal, Prefix
-from .candidate import Candidate, as_proposal
+from .candidate import Candidate, as_proposal, token_ids
 from .suffix_automaton import SuffixAutomaton
 from .suffix_pool import SuffixPool
 
@@ -128,9 +128,14 @@ class SuffixDrafter:
         return 0 if self._pool is None else len(self._pool)
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """Put a text into the pool: something that outputs are expected to resemble."""
+        """Put a text into the pool: token ids that outputs are expected to resemble.
+
+        Raises:
+            InvalidConfigError: they are no flat sequence of token ids.
+        """
+        ids = token_ids("tokens", tokens)
         if self._pool is not None:
-            self._pool.insert(np.asarray(tokens, dtype=np.int64))
+            self._pool.insert(ids)
 
     def propose(
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext

@@ -56,26 +56,42 @@ class SuffixAutomaton:
         """How often the loops went round that build the automaton, and those that count."""
         return int(self._meta[kernels.STEPS]), int(self._meta[kernels.VISITS])
 
+    @property
+    def arrays(self) -> tuple[kernels.Nodes, kernels.Table, kernels.Meta]:
+        """What the functions of `suffix_kernels` take: they stay the same until room is made."""
+        return self._nodes, self._table, self._meta
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for this many tokens, those that were read included."""
+        assert tokens <= self._max_tokens, "the text is longer than its automaton may become"
+        if tokens <= self._capacity:
+            return
+        self._capacity = min(max(tokens, 2 * self._capacity), self._max_tokens)
+        nodes, table = self._room()
+        nodes[: len(self._nodes)] = self._nodes
+        kernels.rehash(nodes, self._table, table)
+        self._nodes, self._table = nodes, table
+
     def extend(self, tokens: NDArray[np.int64]) -> None:
         """Read tokens int64 [n]; one below 0 ends a text."""
-        wanted = len(self) + len(tokens)
-        assert wanted <= self._max_tokens, "the text is longer than its automaton has room for"
-        if wanted > self._capacity:
-            self._capacity = min(max(wanted, 2 * self._capacity), self._max_tokens)
-            nodes, table = self._room()
-            nodes[: len(self._nodes)] = self._nodes
-            kernels.rehash(nodes, self._table, table)
-            self._nodes, self._table = nodes, table
-        kernels.extend(self._nodes, self._table, self._meta, tokens, self.order)
+        self.reserve(len(self) + len(tokens))
+        kernels.extend(*self.arrays, tokens, self.order)
 
     def own_match(self) -> tuple[int, int]:
         """The longest suffix of the text that has been followed: its state and its length."""
         return kernels.own_match(self._nodes, self._meta, self.order)
 
-    def match(self, tokens: NDArray[np.int64]) -> tuple[int, int]:
-        """The longest suffix of `tokens`, int64 [n], that occurs here: its state and its length."""
+    def match(
+        self, tokens: NDArray[np.int64], before: tuple[int, int] = (kernels.ROOT, 0)
+    ) -> tuple[int, int]:
+        """The longest suffix of `tokens`, int64 [n], that occurs here: its state and its length.
+
+        Args:
+            tokens: the tokens, of which the last `order` matter.
+            before: the match that they follow; none if they are all there is.
+        """
         last = np.ascontiguousarray(tokens[-self.order :])
-        return kernels.follow(self._nodes, self._table, kernels.ROOT, 0, last, self.order)
+        return kernels.follow(self._nodes, self._table, *before, last, self.order)
 
     def draft(
         self,
@@ -94,8 +110,7 @@ class SuffixAutomaton:
         parents = np.empty(limits[0], dtype=np.int64)
         probabilities = np.empty(limits[0], dtype=np.float64)
         count, matched, _ = kernels.draft(
-            self._nodes, self._table, self._meta, *match, self.order, limits, branches,
-            tokens, parents, probabilities,
+            *self.arrays, *match, self.order, limits, branches, tokens, parents, probabilities
         )  # fmt: skip
         return Candidate(tokens[:count], parents[:count], probabilities[:count], matched)
 

@@ -127,8 +127,6 @@ def _split(nodes: Nodes, table: Table, meta: Meta, state: int, token: int, whole
             nodes[state, FIRST] = part
         else:
             table[_slot(table, state, token), 2] = part
-        if nodes[state, BEST] == whole:
-            nodes[state, BEST] = part
         state = int(nodes[state, LINK])
         meta[STEPS] += 1
     return part

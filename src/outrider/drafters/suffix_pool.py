@@ -13,8 +13,8 @@ _END_OF_TEXT = -1
 class SuffixPool:
     """Two automata: texts go into the younger, and when it is full the older one is dropped.
 
-    An automaton cannot forget a text, but it can be forgotten whole. So between one half and all of
-    `max_tokens` are remembered, the latest, at a constant cost a token.
+    An automaton cannot forget a text, but it can be forgotten whole: at a constant cost a token the
+    latest texts are remembered, about half of `max_tokens` at least.
 
     Args:
         order: the longest context, in tokens.
