@@ -40,33 +40,29 @@ class _Round:
 
 
 @njit  # type: ignore[untyped-decorator]
-def _own(
-    nodes: Any, table: Any, meta: Any, text: Any, branches: bool, out: Any, worth: Any
-) -> float:
+def _own(nodes: Any, table: Any, meta: Any, text: Any, branches: bool, out: Any) -> float:
     """Read each token, find the longest match, and draft. The sum of the scores."""
     total = 0.0
     for index in range(len(text)):
         kernels.extend(nodes, table, meta, text[index : index + 1], ORDER)
         state, length = kernels.own_match(nodes, meta, ORDER)
-        total += kernels.draft(
-            nodes, table, meta, state, length, ORDER, _LIMITS, branches, out[0], out[1], worth
-        )[2]
+        total += kernels.draft((nodes, table, meta), state, length, ORDER, _LIMITS, branches, out)[
+            2
+        ]
     return total
 
 
 @njit  # type: ignore[untyped-decorator]
-def _other(
-    nodes: Any, table: Any, meta: Any, text: Any, branches: bool, out: Any, worth: Any
-) -> float:
+def _other(nodes: Any, table: Any, meta: Any, text: Any, branches: bool, out: Any) -> float:
     """Move the match in another text's automaton by each token, and draft."""
     total = 0.0
     state, length = kernels.ROOT, 0
     for index in range(len(text)):
         token = text[index : index + 1]
         state, length = kernels.follow(nodes, table, state, length, token, ORDER)
-        total += kernels.draft(
-            nodes, table, meta, state, length, ORDER, _LIMITS, branches, out[0], out[1], worth
-        )[2]
+        total += kernels.draft((nodes, table, meta), state, length, ORDER, _LIMITS, branches, out)[
+            2
+        ]
     return total
 
 
@@ -80,7 +76,7 @@ def run(rounds: int) -> Report:
         "random, 2 ids": rng.integers(0, 2, TOKENS),
         "one id": np.zeros(TOKENS, dtype=np.int64),
     }
-    out, worth = np.empty((2, DEPTH), dtype=np.int64), np.empty(DEPTH)
+    out = np.empty(DEPTH, dtype=np.int64), np.empty(DEPTH, dtype=np.int64), np.empty(DEPTH)
     timings: dict[str, list[float]] = {}
     facts: dict[str, str] = {}
 
@@ -91,7 +87,7 @@ def run(rounds: int) -> Report:
 
     for branches in (False, True):
         for compiled in (_own, _other):
-            compiled(*SuffixAutomaton(ORDER, 100).arrays, known[:90], branches, out, worth)
+            compiled(*SuffixAutomaton(ORDER, 100).arrays, known[:90], branches, out)
     for _ in range(rounds):
         for name, text in texts.items():
             automaton = SuffixAutomaton(ORDER, TOKENS)
@@ -101,9 +97,9 @@ def run(rounds: int) -> Report:
         pooled = SuffixAutomaton(ORDER, TOKENS)
         pooled.extend(known)
         for shape, branches in (("chain", False), ("tree", True)):
-            own = partial(_own, *_roomy().arrays, known, branches, out, worth)
+            own = partial(_own, *_roomy().arrays, known, branches, out)
             timed(f"read, match, draft a {shape}", own)
-            other = partial(_other, *pooled.arrays, asked, branches, out, worth)
+            other = partial(_other, *pooled.arrays, asked, branches, out)
             timed(f"match in others, draft a {shape}", other)
         timed("pool: read texts of 1,000", partial(_learn, known))
         spent = _door(_learn(known), asked)

@@ -202,6 +202,15 @@ def test_the_score_is_the_number_kept_if_the_future_is_as_the_past() -> None:
     assert found.probabilities.tolist() == pytest.approx([2 / 3, 2 / 3])
     assert found.score == pytest.approx(4 / 3)
     assert found.matched == 2
+    # A match of two tokens is trusted to last one more with 2/3, two more with 2/4.
+    assert found.expected == pytest.approx(2 / 3 * (2 / 3 + 2 / 4))
+
+
+def test_the_longer_match_wins_between_the_request_and_the_pool() -> None:
+    for learnt, expected in (([5, 6, 7, 8, 9], [8, 9]), ([1, 7, 8, 9], [4, 6])):
+        drafter = SuffixDrafter()
+        drafter.learn(learnt)
+        assert asked(drafter, Prefix(1, (6, 7, 4, 6, 5, 6, 7)), 1, depth=2) == expected
 
 
 @pytest.mark.parametrize(

@@ -22,19 +22,22 @@ class Candidate:
     Attributes:
         tokens: int64 [n].
         parents: the node that each follows, int64 [n]: 0 the sequence, i the i-th of these tokens.
-        probabilities: the estimated probability that each is kept, float64 [n]; it falls from a
-            token to those that follow it.
-        matched: how many of the last tokens the estimate rests on.
+        probabilities: how often each followed before, with those that lead to it, float64 [n]; it
+            does not grow from a token to those that follow it.
+        matched: how many of the last tokens this rests on.
+        expected: how many of the tokens are estimated to be kept: what to choose by between this
+            and another drafter's tokens.
     """
 
     tokens: NDArray[np.int64]
     parents: NDArray[np.int64]
     probabilities: NDArray[np.float64]
-    matched: int = 0
+    matched: int
+    expected: float
 
     @property
     def score(self) -> float:
-        """The expected number of tokens that are kept."""
+        """How many of the tokens are kept if the future is as the past: SuffixDecoding's score."""
         return float(self.probabilities.sum())
 
     def __len__(self) -> int:
@@ -44,7 +47,7 @@ class Candidate:
     def nothing() -> Candidate:
         """No tokens."""
         none = np.empty(0, dtype=np.int64)
-        return Candidate(none, none, np.empty(0))
+        return Candidate(none, none, np.empty(0), 0, 0.0)
 
 
 def as_proposal(

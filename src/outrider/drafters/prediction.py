@@ -212,4 +212,5 @@ class PredictionDrafter:
         probabilities = alignment.trust ** np.arange(1, len(tokens) + 1, dtype=np.float64)
         kept = int(np.count_nonzero(probabilities >= self.min_token_prob))
         parents = np.arange(kept, dtype=np.int64)
-        return Candidate(tokens[:kept], parents, probabilities[:kept], alignment.run)
+        expected = float(probabilities[:kept].sum())
+        return Candidate(tokens[:kept], parents, probabilities[:kept], alignment.run, expected)

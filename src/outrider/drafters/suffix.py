@@ -6,8 +6,10 @@ token counts the product of the empirical frequencies down to it, and a draft th
 tokens, which is how many of them are kept on average if the future resembles the past; the best one
 is proposed, every token a point mass. It is no longer than `max_spec_factor` times its match.
 
-Where the paper keeps suffix trees, suffix automata stand here (see `suffix_automaton`), and
-occurrences that nothing has followed yet do not count as ones that something else has followed.
+Three things differ. Where the paper keeps suffix trees, suffix automata stand here (see
+`suffix_automaton`). Occurrences that nothing has followed yet do not count as ones that something
+else has followed. And between the request's own draft and the pool's decides not the score but an
+estimate that trusts short matches less (`Candidate.expected`).
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ class SuffixDrafter:
         *,
         max_match: int = 32,
         min_match: int = 1,
-        max_spec_factor: float = 1.0,
+        max_spec_factor: float = 2.0,
         max_spec_offset: float = 0.0,
         min_token_prob: float = 0.1,
         max_pool_tokens: int = 1_000_000,
@@ -201,7 +203,7 @@ class SuffixDrafter:
                 if match[1] < self.min_match:
                     continue
                 other = automaton.draft(match, limits, branches)
-                if other.score > best.score:
+                if other.expected > best.expected:
                     best = other
         return best
 

@@ -57,7 +57,7 @@ class SuffixAutomaton:
         return int(self._meta[kernels.STEPS]), int(self._meta[kernels.VISITS])
 
     @property
-    def arrays(self) -> tuple[kernels.Nodes, kernels.Table, kernels.Meta]:
+    def arrays(self) -> kernels.Arrays:
         """What the functions of `suffix_kernels` take: they stay the same until room is made."""
         return self._nodes, self._table, self._meta
 
@@ -106,13 +106,12 @@ class SuffixAutomaton:
             limits: see `suffix_kernels.draft`.
             branches: whether a tree is wanted.
         """
-        tokens = np.empty(limits[0], dtype=np.int64)
-        parents = np.empty(limits[0], dtype=np.int64)
-        probabilities = np.empty(limits[0], dtype=np.float64)
-        count, matched, _ = kernels.draft(
-            *self.arrays, *match, self.order, limits, branches, tokens, parents, probabilities
-        )  # fmt: skip
-        return Candidate(tokens[:count], parents[:count], probabilities[:count], matched)
+        size = limits[0]
+        out = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64), np.empty(size)
+        count, matched, _, expected = kernels.draft(
+            self.arrays, *match, self.order, limits, branches, out
+        )
+        return Candidate(out[0][:count], out[1][:count], out[2][:count], matched, expected)
 
     def _room(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         slots = 1 << (2 * self._capacity - 1).bit_length()

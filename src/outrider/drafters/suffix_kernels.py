@@ -29,6 +29,9 @@ except ImportError:
 Nodes = NDArray[np.int32]
 Table = NDArray[np.int32]
 Meta = NDArray[np.int64]
+Arrays = tuple[Nodes, Table, Meta]
+Draft = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
+"""Tokens, the node that each follows, and probabilities, [n] each; nodes are counted from 1."""
 
 LINK, LENGTH, SYMBOL, FIRST, CHAIN, COUNT, END, BEST = range(8)
 """Columns of `nodes`: the suffix link; the longest string's length; the token that leads here; the
@@ -258,18 +261,17 @@ def _context(nodes: Nodes, meta: Meta, state: int, length: int, order: int) -> t
 
 @_compiled
 def _grow_chain(
-    nodes: Nodes,
-    meta: Meta,
+    automaton: Arrays,
     state: int,
     length: int,
     order: int,
     most: int,
     least: float,
-    tokens: NDArray[np.int64],
-    parents: NDArray[np.int64],
-    probabilities: NDArray[np.float64],
+    out: Draft,
 ) -> tuple[int, float]:
     """Follow the commonest transition, up to `most` times, while the product stays at `least`."""
+    nodes, _, meta = automaton
+    tokens, parents, probabilities = out
     probability = 1.0
     score = 0.0
     for place in range(most):
@@ -291,9 +293,7 @@ def _grow_chain(
 
 @_compiled
 def _offer(
-    nodes: Nodes,
-    table: Table,
-    meta: Meta,
+    automaton: Arrays,
     state: int,
     length: int,
     depth: int,
@@ -308,6 +308,7 @@ def _offer(
 
     `offers` rows are (state, length, depth, parent); the commonest transition comes first.
     """
+    nodes, table, meta = automaton
     best = int(nodes[state, BEST])
     if state == ROOT or best == 0:
         return count
@@ -338,24 +339,22 @@ def _offer(
 
 @_compiled
 def _grow_tree(
-    nodes: Nodes,
-    table: Table,
-    meta: Meta,
+    automaton: Arrays,
     state: int,
     length: int,
     order: int,
     most: int,
     deepest: int,
     least: float,
-    tokens: NDArray[np.int64],
-    parents: NDArray[np.int64],
-    probabilities: NDArray[np.float64],
+    out: Draft,
 ) -> tuple[int, float]:
     """Take the likeliest transition that is on offer, up to `most` times."""
+    nodes, _, meta = automaton
+    tokens, parents, probabilities = out
     offers = np.empty((16 * most + 64, 4), dtype=np.int64)
     weights = np.empty(len(offers), dtype=np.float64)
     state, length = _context(nodes, meta, state, length, order)
-    count = _offer(nodes, table, meta, state, length, 0, 0, 1.0, least, offers, weights, 0)
+    count = _offer(automaton, state, length, 0, 0, 1.0, least, offers, weights, 0)
     score = 0.0
     for place in range(most):
         if count == 0:
@@ -376,66 +375,74 @@ def _grow_tree(
         count -= 1
         if depth < deepest:
             count = _offer(
-                nodes, table, meta, state, length, depth, place + 1, weight, least, offers,
-                weights, count,
-            )  # fmt: skip
+                automaton, state, length, depth, place + 1, weight, least, offers, weights, count
+            )
     return most, score
 
 
 @_compiled
+def _expected(
+    parents: NDArray[np.int64], probabilities: NDArray[np.float64], count: int, matched: int
+) -> float:
+    """The score, with a match of m tokens trusted to last n more with probability m / (m + n).
+
+    Frequencies alone are too sure of themselves: most contexts were seen once.
+    """
+    depths = np.zeros(count + 1, dtype=np.int64)
+    expected = 0.0
+    for place in range(count):
+        depths[place + 1] = depths[parents[place]] + 1
+        expected += probabilities[place] * matched / (matched + depths[place + 1])
+    return expected
+
+
+@_compiled
 def draft(
-    nodes: Nodes,
-    table: Table,
-    meta: Meta,
+    automaton: Arrays,
     state: int,
     length: int,
     order: int,
     limits: tuple[int, int, float, float, float, int],
     branches: bool,
-    tokens: NDArray[np.int64],
-    parents: NDArray[np.int64],
-    probabilities: NDArray[np.float64],
-) -> tuple[int, int, float]:
-    """The draft with the best score over all suffixes of a match (SuffixDecoding, section 4).
+    out: Draft,
+) -> tuple[int, int, float, float]:
+    """The draft with the best score over all suffixes of a match (SuffixDecoding).
 
     Args:
-        nodes, table, meta: the automaton.
+        automaton: its arrays.
         state, length: the longest match.
         order: the longest context.
         limits: the most tokens; the most in a row; the factor and offset that bound the number of
             tokens by `factor * match length + offset`; the least probability of a token; the
             shortest match.
         branches: whether a tree is wanted.
-        tokens, parents, probabilities: the draft, written to their first entries, [n].
+        out: the draft is written to the first entries of its arrays.
 
     Returns:
-        How many tokens, the length of the match they follow, and the score.
+        How many tokens, the length of the match they follow, the score, and how many of the tokens
+        are estimated to be kept.
     """
     budget, deepest, factor, offset, least, shortest = limits
-    trial_tokens = np.empty_like(tokens)
-    trial_parents = np.empty_like(parents)
-    trial_probabilities = np.empty_like(probabilities)
+    nodes = automaton[0]
+    tokens, parents, probabilities = out
+    trial = np.empty_like(tokens), np.empty_like(parents), np.empty_like(probabilities)
     count, matched, score = 0, 0, 0.0
     while state != ROOT and length >= shortest:
-        most = min(budget, int(factor * length + offset))
+        most = int(min(float(budget), factor * length + offset))
         if most <= score:
             # No shorter match can do better: a token is worth at most one.
             break
         if branches:
-            tried, worth = _grow_tree(
-                nodes, table, meta, state, length, order, most, deepest, least,
-                trial_tokens, trial_parents, trial_probabilities,
-            )  # fmt: skip
+            tried, worth = _grow_tree(automaton, state, length, order, most, deepest, least, trial)
         else:
             tried, worth = _grow_chain(
-                nodes, meta, state, length, order, min(most, deepest), least,
-                trial_tokens, trial_parents, trial_probabilities,
-            )  # fmt: skip
+                automaton, state, length, order, min(most, deepest), least, trial
+            )
         if worth > score:
             count, matched, score = tried, length, worth
-            tokens[:tried] = trial_tokens[:tried]
-            parents[:tried] = trial_parents[:tried]
-            probabilities[:tried] = trial_probabilities[:tried]
+            tokens[:tried] = trial[0][:tried]
+            parents[:tried] = trial[1][:tried]
+            probabilities[:tried] = trial[2][:tried]
         state = int(nodes[state, LINK])
         length = int(nodes[state, LENGTH])
-    return count, matched, score
+    return count, matched, score, _expected(parents, probabilities, count, matched)
