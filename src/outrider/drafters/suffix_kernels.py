@@ -1,6 +1,6 @@
 """The suffix automaton's inner loops, compiled with numba where it is installed.
 
-Without numba the same functions run as they stand, some hundred times slower. All state is in three
+Without numba the same functions run as they stand, some thirty times slower. All state is in three
 arrays, so that nothing but arrays crosses into compiled code:
 
 - `nodes` int32 [n, 8], one row a state, half a cache line: see the column names below. Row 0 means
@@ -51,7 +51,12 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _compiled(function: _F) -> _F:
-    return function if njit is None else cast(_F, njit(cache=True, nogil=True)(function))
+    if njit is None:
+        return function
+    try:
+        return cast(_F, njit(cache=True, nogil=True)(function))
+    except RuntimeError:  # There is no folder to keep compiled code in.
+        return cast(_F, njit(nogil=True)(function))
 
 
 @_compiled
@@ -261,13 +266,7 @@ def _context(nodes: Nodes, meta: Meta, state: int, length: int, order: int) -> t
 
 @_compiled
 def _grow_chain(
-    automaton: Arrays,
-    state: int,
-    length: int,
-    order: int,
-    most: int,
-    least: float,
-    out: Draft,
+    automaton: Arrays, state: int, length: int, order: int, most: int, least: float, out: Draft
 ) -> tuple[int, float]:
     """Follow the commonest transition, up to `most` times, while the product stays at `least`."""
     nodes, _, meta = automaton
@@ -430,8 +429,7 @@ def draft(
     while state != ROOT and length >= shortest:
         most = int(min(float(budget), factor * length + offset))
         if most <= score:
-            # No shorter match can do better: a token is worth at most one.
-            break
+            break  # No shorter match can do better: a token is worth at most one.
         if branches:
             tried, worth = _grow_tree(automaton, state, length, order, most, deepest, least, trial)
         else:
