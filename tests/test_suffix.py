@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -245,3 +247,29 @@ def test_bad_arguments_are_named(field_name: str, value: Any) -> None:
 def test_a_text_to_learn_from_is_token_ids(bad: Any) -> None:
     with pytest.raises(InvalidConfigError, match="tokens"):
         SuffixDrafter().learn(bad)
+
+
+_PROGRAM = """
+import sys
+import numpy as np
+from outrider import SuffixDrafter
+from outrider.drafters import suffix_kernels as kernels
+from outrider.records import DraftPlan, Prefix
+from tests.test_suffix import Context
+
+drafter = SuffixDrafter()
+names = [name for name, value in vars(kernels).items() if hasattr(value, "signatures")]
+known = {name: list(getattr(kernels, name).signatures) for name in names}
+drafter.learn(range(300))
+ctx = Context(np.array([1]), np.array([False]))
+for row, levels in ((0, None), (1, (2, 2))):
+    drafter.propose([Prefix(row, (1, 2, 3, 1, 2))], DraftPlan(np.array([2]), levels), ctx)
+drafter.release([0, 1])
+late = [name for name in names if list(getattr(kernels, name).signatures) != known[name]]
+sys.exit(f"compiled late: {late}" if late or not names else 0)
+"""
+
+
+def test_nothing_is_left_to_compile_once_a_drafter_is_made() -> None:
+    pytest.importorskip("numba")
+    subprocess.run([sys.executable, "-c", _PROGRAM], check=True, timeout=120)

@@ -24,7 +24,7 @@ from ..errors import InvalidConfigError
 from ..protocols import DraftContext
 from ..records import DraftPlan, DraftProposal, Prefix
 from .candidate import Candidate, as_proposal, token_ids
-from .suffix_automaton import SuffixAutomaton
+from .suffix_automaton import SuffixAutomaton, prepare
 from .suffix_pool import SuffixPool
 
 
@@ -46,7 +46,8 @@ class SuffixDrafter:
     """Drafts what followed the last tokens before. Needs no second model; numba makes it fast.
 
     It finds the longest match in the request's own prompt and output, and in the outputs of earlier
-    requests: a pool, which rows whose text must repeat (seeded ones) are never shown.
+    requests: a pool, which rows whose text must repeat (seeded ones) are never shown. With numba,
+    the first one that is made on a machine takes some ten seconds, to compile.
 
     Args:
         max_match: the longest match looked for, in tokens.
@@ -112,6 +113,7 @@ class SuffixDrafter:
         self.pool_prompts = pool_prompts
         self._pool = SuffixPool(max_match, max_pool_tokens) if max_pool_tokens else None
         self._requests: dict[int, _Request] = {}
+        prepare()
 
     @property
     def vocab_size(self) -> None:

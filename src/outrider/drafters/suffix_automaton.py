@@ -16,6 +16,7 @@ from . import suffix_kernels as kernels
 from .candidate import Candidate
 
 _SMALLEST = 64
+"""For how many tokens room is made at first."""
 
 
 class SuffixAutomaton:
@@ -117,3 +118,16 @@ class SuffixAutomaton:
         slots = 1 << (2 * self._capacity - 1).bit_length()
         nodes = np.zeros((2 * self._capacity + 2, 8), dtype=np.int32)
         return nodes, np.zeros((slots, 4), dtype=np.int32)
+
+
+def prepare() -> None:
+    """Have the loops compiled, or fetched compiled, before they are needed.
+
+    Some ten seconds the first time on a machine, a fifth of a second in each later process.
+    """
+    automaton = SuffixAutomaton(1, 2 * _SMALLEST)
+    automaton.extend(np.zeros(2 * _SMALLEST, dtype=np.int64))
+    match = automaton.match(np.zeros(1, dtype=np.int64))
+    for branches in (False, True):
+        automaton.draft(match, (1, 1, 1.0, 0.0, 1.0, 1), branches)
+    automaton.own_match()
