@@ -19,6 +19,7 @@ _PARTS = {
     "verification": ("verification", 100),
     "parameters": ("parameters", 25),
     "import": ("imports", 5),
+    "suffix": ("suffix", 5),
 }
 """Each benchmark's module, and how many rounds it makes unless told otherwise."""
 

@@ -34,6 +34,14 @@ def test_a_benchmark_ends_in_one_line_of_json(
     assert figures <= set(next(value for key, value in last.items() if key != "environment"))
 
 
+def test_the_suffix_benchmark(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On fewer tokens: the loops that it compiles take a while as it is."""
+    monkeypatch.setattr("benchmarks.suffix.TOKENS", 10_000)
+    test_a_benchmark_ends_in_one_line_of_json("suffix", 1, {"rows"}, capsys)
+
+
 def test_an_unknown_benchmark_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["overhed"])

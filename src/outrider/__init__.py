@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from .config import SamplingParams, SpeculativeConfig
     from .drafters.model import ModelDrafter
     from .drafters.ngram import NgramDrafter
+    from .drafters.prediction import PredictionDrafter
+    from .drafters.suffix import SuffixDrafter
     from .engine import SpeculativeDecoder
     from .generation import generate_with
     from .loading import Pair, load
@@ -46,6 +48,7 @@ _HOMES = {
     "NgramDrafter": "drafters.ngram",
     "Pair": "loading",
     "Philox4x32": "chance",
+    "PredictionDrafter": "drafters.prediction",
     "SamplingParams": "config",
     "SpeculationMetrics": "metrics",
     "SpeculativeConfig": "config",
@@ -53,6 +56,7 @@ _HOMES = {
     "StatefulProcessor": "processors",
     "StreamEvent": "outputs",
     "StructuredOutput": "structured",
+    "SuffixDrafter": "drafters.suffix",
     "TransformersModel": "models.transformers",
     "VerificationResult": "verification.functional",
     "accept": "verification.primitives",
@@ -76,6 +80,7 @@ __all__ = [
     "NgramDrafter",
     "Pair",
     "Philox4x32",
+    "PredictionDrafter",
     "SamplingParams",
     "SpeculationMetrics",
     "SpeculativeConfig",
@@ -83,6 +88,7 @@ __all__ = [
     "StatefulProcessor",
     "StreamEvent",
     "StructuredOutput",
+    "SuffixDrafter",
     "TransformersModel",
     "VerificationResult",
     "__version__",

@@ -78,6 +78,11 @@ class RoundContext:
         ]
         return np.array(repeats, dtype=np.bool_)
 
+    @property
+    def prompt_lengths(self) -> NDArray[np.int64]:
+        """How many of each row's tokens are its prompt, [B]."""
+        return np.array([state.prompt_length for state in self._states], dtype=np.int64)
+
     def law(self, logits: Tensor, path: Tensor | None = None) -> Laws:
         """The laws that the rows' own parameters make of logits; see `DraftContext.law`."""
         if self._shaper is not None:

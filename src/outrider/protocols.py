@@ -67,6 +67,11 @@ class DraftContext(Protocol):
         ...
 
     @property
+    def prompt_lengths(self) -> NDArray[np.int64]:
+        """How many of each row's tokens are its prompt, [B], on the host."""
+        ...
+
+    @property
     def remembers(self) -> bool:
         """Whether a drafter may learn from this round. A rehearsal walks all outcomes of one."""
         ...

@@ -1,0 +1,165 @@
+"""What the suffix drafter costs a token: reading, matching, drafting, and a round at its door."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from outrider import SuffixDrafter
+from outrider.drafters import suffix_kernels as kernels
+from outrider.drafters.suffix_automaton import SuffixAutomaton
+from outrider.models import demo
+from outrider.records import DraftPlan, Prefix
+
+from .report import Report, Spread, columns
+
+TOKENS, ORDER, DEPTH = 1_000_000, 32, 16
+_GOAL_US = 2.0
+_LIMITS = (DEPTH, DEPTH, 1.0, 0.0, 0.1, 1)
+_DOOR = "a round of 4 tokens at the door, beside a full pool"
+_TEXT_TOKENS, _ROUND_TOKENS, _CALLS = 1000, 4, 2000
+
+
+class _Round:
+    """A round of one row that may be shown the pool."""
+
+    device = torch.device("cpu")
+    local = np.array([False])
+    prompt_lengths = np.array([0])
+    remembers = True
+
+
+@njit  # type: ignore[untyped-decorator]
+def _own(nodes: Any, table: Any, meta: Any, text: Any, branches: bool, out: Any) -> float:
+    """Read each token, find the longest match, and draft. The sum of the scores."""
+    total = 0.0
+    for index in range(len(text)):
+        kernels.extend(nodes, table, meta, text[index : index + 1], ORDER)
+        state, length = kernels.own_match(nodes, meta, ORDER)
+        total += kernels.draft((nodes, table, meta), state, length, ORDER, _LIMITS, branches, out)[
+            2
+        ]
+    return total
+
+
+@njit  # type: ignore[untyped-decorator]
+def _other(nodes: Any, table: Any, meta: Any, text: Any, branches: bool, out: Any) -> float:
+    """Move the match in another text's automaton by each token, and draft."""
+    total = 0.0
+    state, length = kernels.ROOT, 0
+    for index in range(len(text)):
+        token = text[index : index + 1]
+        state, length = kernels.follow(nodes, table, state, length, token, ORDER)
+        total += kernels.draft((nodes, table, meta), state, length, ORDER, _LIMITS, branches, out)[
+            2
+        ]
+    return total
+
+
+def run(rounds: int) -> Report:
+    """Time `rounds` passes over a million tokens each."""
+    known, asked = np.split(_code(2 * TOKENS), 2)
+    rng = np.random.default_rng(0)
+    texts = {
+        "Python code": known,
+        "random, 150,000 ids": rng.integers(0, 150_000, TOKENS),
+        "random, 2 ids": rng.integers(0, 2, TOKENS),
+        "one id": np.zeros(TOKENS, dtype=np.int64),
+    }
+    out = np.empty(DEPTH, dtype=np.int64), np.empty(DEPTH, dtype=np.int64), np.empty(DEPTH)
+    timings: dict[str, list[float]] = {}
+    facts: dict[str, str] = {}
+
+    def timed(name: str, work: Callable[[], object]) -> None:
+        start = perf_counter()
+        work()
+        timings.setdefault(name, []).append((perf_counter() - start) / TOKENS)
+
+    for branches in (False, True):
+        for compiled in (_own, _other):
+            compiled(*SuffixAutomaton(ORDER, 100).arrays, known[:90], branches, out)
+    for _ in range(rounds):
+        for name, text in texts.items():
+            automaton = SuffixAutomaton(ORDER, TOKENS)
+            timed(f"read {name}", partial(automaton.extend, text))
+            steps = sum(automaton.operations) / TOKENS
+            facts[f"read {name}"] = f"{automaton.states / TOKENS:.2f} states, {steps:.1f} steps"
+        pooled = SuffixAutomaton(ORDER, TOKENS)
+        pooled.extend(known)
+        for shape, branches in (("chain", False), ("tree", True)):
+            own = partial(_own, *_roomy().arrays, known, branches, out)
+            timed(f"read, match, draft a {shape}", own)
+            other = partial(_other, *pooled.arrays, asked, branches, out)
+            timed(f"match in others, draft a {shape}", other)
+        timed("pool: read texts of 1,000", partial(_learn, known))
+        spent = _door(_learn(known), asked)
+        timings.setdefault(_DOOR, []).append(spent)
+    return _report(timings, facts)
+
+
+def _roomy() -> SuffixAutomaton:
+    automaton = SuffixAutomaton(ORDER, TOKENS)
+    automaton.reserve(TOKENS)
+    return automaton
+
+
+def _learn(tokens: NDArray[np.int64]) -> SuffixDrafter:
+    drafter = SuffixDrafter(max_match=ORDER, max_pool_tokens=2 * TOKENS + 10_000)
+    for first in range(0, len(tokens), _TEXT_TOKENS):
+        drafter.learn(tokens[first : first + _TEXT_TOKENS])  # type: ignore[arg-type]
+    return drafter
+
+
+def _door(drafter: SuffixDrafter, tokens: NDArray[np.int64]) -> float:
+    """Seconds a call of `candidates` takes, for one row that grows by a few tokens a call."""
+    plan, ctx = DraftPlan(np.array([DEPTH])), _Round()
+    prefix = Prefix(1, tokens[:_TEXT_TOKENS].tolist())
+    steps = tokens[_TEXT_TOKENS : _TEXT_TOKENS + _CALLS * _ROUND_TOKENS].reshape(_CALLS, -1)
+    spent = 0.0
+    for step in steps.tolist():
+        prefix = prefix.extended(step)
+        start = perf_counter()
+        drafter.candidates([prefix], plan, ctx)  # type: ignore[arg-type]
+        spent += perf_counter() - start
+    return spent / _CALLS
+
+
+def _code(count: int) -> NDArray[np.int64]:
+    """The standard library's sources as the demo tokenizer cuts them, repeated where they end."""
+    tokenizer = Tokenizer.from_file(str(demo.ROOT / "tokenizer.json"))
+    ids: list[int] = []
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py")):
+        if "site-packages" in path.parts or len(ids) >= count:
+            continue
+        ids += tokenizer.encode(path.read_text(errors="replace")).ids
+    return np.resize(np.array(ids, dtype=np.int64), count)
+
+
+def _report(timings: dict[str, list[float]], facts: dict[str, str]) -> Report:
+    table = columns(
+        "a token, microseconds: median (and quartiles)", "", "", "goal", "beside it, a token"
+    )
+    rows = []
+    for name, found in timings.items():
+        # Given thousandfold, milliseconds are microseconds.
+        spread = Spread.of([seconds * 1e3 for seconds in found])
+        goal = None if name == _DOOR or "tree" in name else _GOAL_US
+        table.add_row(name, str(spread), "" if goal is None else f"< {goal}", facts.get(name, ""))
+        rows.append({"what": name, "median_us": round(spread.median, 4), "goal_us": goal})
+    regime = (
+        f"{TOKENS:,} tokens each, contexts of at most {ORDER}, drafts of at most {DEPTH} tokens, "
+        "one thread, compiled by numba (compiling not timed); matched and drafted after every "
+        "token, memory handed out on the way; unless named otherwise the text is Python code: the "
+        "standard library, as the demo tokenizer cuts it"
+    )
+    return Report("suffix", regime, table, {"regime": regime, "rows": rows})

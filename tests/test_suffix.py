@@ -1,0 +1,275 @@
+"""The suffix drafter: exact laws, what it may show to whom, what it keeps and forgets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder, SuffixDrafter
+from outrider.certify import exact_law
+from outrider.certify.reference import distance, target_law
+from outrider.errors import InvalidConfigError
+from outrider.models.tabular import TabularModel, mock_pair
+from outrider.records import DraftPlan, Prefix
+from outrider.verification import METHODS
+
+TOLERANCE = 1e-12
+PROMPT = (0, 1, 2, 0, 1, 2, 0)
+
+
+@dataclass
+class Context:
+    """As much of a round's context as a drafter that looks tokens up reads."""
+
+    prompt_lengths: np.ndarray
+    local: np.ndarray
+    remembers: bool = True
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+
+def asked(
+    drafter: Any, prefix: Prefix, prompt_length: int, depth: int = 4, **more: Any
+) -> list[int]:
+    """The chain proposed for one row."""
+    local = np.array([more.pop("local", False)])
+    ctx: Any = Context(np.array([prompt_length]), local, **more)
+    proposal = drafter.propose([prefix], DraftPlan(np.array([depth])), ctx)
+    return proposal.tokens[0, : proposal.lengths[0]].tolist()
+
+
+def configured(verification: str, k: int, **more: Any) -> SpeculativeConfig:
+    return SpeculativeConfig(num_speculative_tokens=k, verification=verification, **more)  # type: ignore[arg-type]
+
+
+def eager(**more: Any) -> SuffixDrafter:
+    """A drafter that proposes whatever it can."""
+    return SuffixDrafter(max_spec_offset=3, min_token_prob=0.01, **more)
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+@pytest.mark.parametrize("local", [False, True], ids=["pool", "local"])
+@pytest.mark.parametrize("verification", METHODS)
+def test_the_law_with_chains(verification: str, local: bool, warm: bool) -> None:
+    target, _ = mock_pair(3, 9)
+    drafter = eager()
+    if warm:
+        drafter.learn([1, 0, 2, 2, 0, 1, 1, 0, 2, 0])
+    held = drafter.pooled_tokens
+    params = SamplingParams(max_tokens=4, stop_token_ids=(1,), seed=3 if local else None)
+    decoder = SpeculativeDecoder(target, drafter, config=configured(verification, 3))
+    law = exact_law(decoder, PROMPT, params)
+    assert distance(law, target_law(target, PROMPT, params)) < TOLERANCE
+    assert drafter.pooled_tokens == held, "a rehearsal is nothing to learn from"
+
+
+@pytest.mark.parametrize(
+    "tree", [{"tree_shape": (2, 2)}, {"tree_budget": 5}, {"tree_shape": (3,)}], ids=str
+)
+@pytest.mark.parametrize("verification", ["traversal", "recursive", "coupled"])
+def test_the_law_with_trees(verification: str, tree: dict[str, Any]) -> None:
+    for seed, temperature in ((1, 1.0), (2, 0.0)):
+        target, _ = mock_pair(3, seed)
+        drafter = eager()
+        drafter.learn([2, 0, 1, 2, 0, 2, 1, 0, 0, 1, 0])
+        decoder = SpeculativeDecoder(target, drafter, config=configured(verification, 3, **tree))
+        params = SamplingParams(max_tokens=4, temperature=temperature)
+        law = exact_law(decoder, PROMPT, params)
+        assert distance(law, target_law(target, PROMPT, params)) < TOLERANCE
+        assert decoder.metrics.rounds == 0
+
+
+def test_a_tree_keeps_to_its_budget_and_branches() -> None:
+    drafter = eager()
+    drafter.learn([5, 6, 7, 1, 5, 6, 8, 1, 5, 6, 7, 2])
+    ctx: Any = Context(np.array([2, 2, 2]), np.zeros(3, dtype=bool))
+    plan = DraftPlan(np.array([2, 1, 0]), levels=(3, 2), shape=None)
+    prefixes = [Prefix(row, (5, 6)) for row in range(3)]
+    proposal = drafter.propose(prefixes, plan, ctx)
+    assert proposal.parents is not None
+    assert (proposal.lengths <= plan.lengths).all()
+    assert proposal.lengths.tolist() == [5, 2, 0]
+    edges = set(zip(proposal.parents[0].tolist(), proposal.tokens[0].tolist(), strict=True))
+    assert edges == {(0, 7), (0, 8), (1, 1), (1, 2), (2, 1)}
+    assert proposal.tokens[1, :2].tolist() == [7, 8]
+
+
+def loops(prefix: tuple[int, ...]) -> np.ndarray:
+    """A law that prefers to count upwards, so that texts resemble one another."""
+    law = np.full(6, 0.06)
+    law[(prefix[-1] + 1) % 6] = 0.7
+    return law
+
+
+class Shown(SuffixDrafter):
+    """The planted fault: what was learnt of others is shown to every row."""
+
+    def candidates(self, prefixes, plan, ctx):
+        open_ctx: Any = Context(ctx.prompt_lengths, np.zeros(len(prefixes), dtype=bool))
+        return super().candidates(prefixes, plan, open_ctx)
+
+
+@pytest.mark.parametrize(("kind", "repeats"), [(SuffixDrafter, True), (Shown, False)])
+def test_a_seed_gives_one_text_whatever_was_decoded_before(kind: Any, repeats: bool) -> None:
+    """With seeds of a sampled row the text depends on what is drafted."""
+    target = TabularModel(loops, 6)
+    texts = []
+    for learnt in ([], [0, 3, 1, 4, 0, 3, 2, 5, 1, 0, 4] * 20):
+        drafter = kind(max_spec_offset=3)
+        drafter.learn(learnt)
+        decoder = SpeculativeDecoder(target, drafter, config=configured("block", 4))
+        params = [SamplingParams(max_tokens=24, seed=seed) for seed in range(8)]
+        outputs = decoder.generate([[0, seed % 6] for seed in range(8)], params)
+        texts.append([(output.token_ids, output.depths) for output in outputs])
+    assert (texts[0] == texts[1]) is repeats
+
+
+def test_a_finished_output_helps_the_next_request_but_its_prompt_does_not() -> None:
+    drafter = SuffixDrafter(max_spec_factor=4)
+    text = Prefix(1, (9, 8, 7, 1, 2, 3, 4, 5))
+    asked(drafter, text, 3)
+    assert drafter.pooled_tokens == 0
+    drafter.release([1, 77])
+    assert drafter.pooled_tokens == 6
+    assert asked(drafter, Prefix(2, (6, 1, 2)), 1) == [3, 4, 5]
+    assert asked(drafter, Prefix(3, (9, 8)), 1) == []
+    assert asked(drafter, Prefix(4, (6, 1, 2)), 1, local=True) == []
+    whole = SuffixDrafter(max_spec_factor=4, pool_prompts=True)
+    asked(whole, text, 3)
+    whole.release([1])
+    assert asked(whole, Prefix(3, (9, 8)), 1) == [7, 1, 2, 3]
+
+
+def test_what_is_discarded_or_rehearsed_is_not_learnt() -> None:
+    drafter = SuffixDrafter()
+    asked(drafter, Prefix(1, (1, 2, 3)), 1)
+    drafter.release([1], discard=True)
+    asked(drafter, Prefix(2, (1, 2, 3)), 1, remembers=False)
+    drafter.release([2])
+    assert drafter.pooled_tokens == 0
+    known = Prefix(3, (1, 2, 3))
+    asked(drafter, known, 1)
+    asked(drafter, Prefix(3, (1, 2, 5, 5)), 1, remembers=False)
+    drafter.release([3])
+    assert drafter.pooled_tokens == 3
+
+
+def test_drafts_are_a_function_of_the_prefix() -> None:
+    """The same id may come back longer, shorter, or as another text."""
+    rng = np.random.default_rng(4)
+    used = SuffixDrafter(max_spec_factor=2, max_pool_tokens=0, max_request_tokens=20)
+    prefix = Prefix(1, (0,))
+    for _ in range(300):
+        if rng.random() < 0.2:
+            cut = int(rng.integers(1, len(prefix) + 1))
+            prefix = Prefix(1, prefix.tokens[:cut].tolist())
+        prefix = prefix.extended(rng.integers(0, 2, int(rng.integers(0, 5))).tolist())
+        fresh = SuffixDrafter(max_spec_factor=2, max_pool_tokens=0, max_request_tokens=20)
+        assert asked(used, prefix, 1) == asked(fresh, prefix, 1)
+
+
+def test_memory_is_bounded_by_requests_and_tokens() -> None:
+    rng = np.random.default_rng(5)
+    bounds = {"max_pool_tokens": 400, "max_request_tokens": 100, "max_requests": 3}
+    drafter = SuffixDrafter(**bounds)  # type: ignore[arg-type]
+    held = []
+    for number in range(300):
+        length = int(rng.integers(1, 250))
+        asked(drafter, Prefix(number, rng.integers(0, 9, length).tolist()), 1)
+        if rng.random() < 0.5:
+            drafter.release([number])
+        held.append(drafter.nbytes)
+        assert drafter.pooled_tokens <= 400
+    assert max(held) <= 128 * (400 + 3 * 100) + 64 * 5
+    many: Any = Context(np.ones(5, dtype=np.int64), np.ones(5, dtype=bool))
+    prefixes = [Prefix(1000 + row, (1, 2, 1)) for row in range(5)]
+    plan = DraftPlan(np.full(5, 2))
+    for _ in range(2):
+        proposal = drafter.propose(prefixes, plan, many)
+        assert proposal.tokens[:, 0].tolist() == [2] * 5
+
+
+def test_the_score_is_the_number_kept_if_the_future_is_as_the_past() -> None:
+    drafter = SuffixDrafter(max_spec_factor=4)
+    ctx: Any = Context(np.array([0]), np.array([False]))
+    text = (1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2)
+    (found,) = drafter.candidates([Prefix(1, text)], DraftPlan(np.array([2])), ctx)
+    # "1 2" was followed by 3 twice of three times, and "2 3" by 1 always.
+    assert found.tokens.tolist() == [3, 1]
+    assert found.probabilities.tolist() == pytest.approx([2 / 3, 2 / 3])
+    assert found.score == pytest.approx(4 / 3)
+    assert found.matched == 2
+    # A match of two tokens is trusted to last one more with 2/3, two more with 2/4.
+    assert found.expected == pytest.approx(2 / 3 * (2 / 3 + 2 / 4))
+
+
+def test_the_longer_match_wins_between_the_request_and_the_pool() -> None:
+    for learnt, expected in (([5, 6, 7, 8, 9], [8, 9]), ([1, 7, 8, 9], [4, 6])):
+        drafter = SuffixDrafter()
+        drafter.learn(learnt)
+        assert asked(drafter, Prefix(1, (6, 7, 4, 6, 5, 6, 7)), 1, depth=2) == expected
+
+
+@pytest.mark.parametrize(
+    ("field_name", "value"),
+    [
+        ("max_match", 0),
+        ("max_match", 2.0),
+        ("max_match", True),
+        ("min_match", 0),
+        ("min_match", 33),
+        ("max_spec_factor", 0),
+        ("max_spec_factor", float("nan")),
+        ("max_spec_factor", "1"),
+        ("max_spec_offset", -1),
+        ("max_spec_offset", float("inf")),
+        ("min_token_prob", 0.0),
+        ("min_token_prob", 1.5),
+        ("min_token_prob", None),
+        ("max_pool_tokens", 3),
+        ("max_pool_tokens", -1),
+        ("max_request_tokens", 3),
+        ("max_requests", 0),
+    ],
+)
+def test_bad_arguments_are_named(field_name: str, value: Any) -> None:
+    with pytest.raises(InvalidConfigError, match=field_name) as raised:
+        SuffixDrafter(**{field_name: value})
+    assert raised.value.field == field_name
+
+
+@pytest.mark.parametrize("bad", ["text", [[1, 2]], [0.5], [-1], [None]])
+def test_a_text_to_learn_from_is_token_ids(bad: Any) -> None:
+    with pytest.raises(InvalidConfigError, match="tokens"):
+        SuffixDrafter().learn(bad)
+
+
+_PROGRAM = """
+import sys
+import numpy as np
+from outrider import SuffixDrafter
+from outrider.drafters import suffix_kernels as kernels
+from outrider.records import DraftPlan, Prefix
+from tests.test_suffix import Context
+
+drafter = SuffixDrafter()
+names = [name for name, value in vars(kernels).items() if hasattr(value, "signatures")]
+known = {name: list(getattr(kernels, name).signatures) for name in names}
+drafter.learn(range(300))
+ctx = Context(np.array([1]), np.array([False]))
+for row, levels in ((0, None), (1, (2, 2))):
+    drafter.propose([Prefix(row, (1, 2, 3, 1, 2))], DraftPlan(np.array([2]), levels), ctx)
+drafter.release([0, 1])
+late = [name for name in names if list(getattr(kernels, name).signatures) != known[name]]
+sys.exit(f"compiled late: {late}" if late or not names else 0)
+"""
+
+
+def test_nothing_is_left_to_compile_once_a_drafter_is_made() -> None:
+    pytest.importorskip("numba")
+    subprocess.run([sys.executable, "-c", _PROGRAM], check=True, timeout=120)
