@@ -44,7 +44,7 @@ def test_it_is_calibrated_and_nothing_else_has_changed() -> None:
 def test_models_with_a_short_context_are_not() -> None:
     made = decoder(context=24)
     assert not made.policy.calibrated
-    made.generate([1, 2], SamplingParams(max_tokens=20))
+    made.generate([1, 2], SamplingParams(max_tokens=20, ignore_eos=True))
     assert made.policy.calibrated
 
 

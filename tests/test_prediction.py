@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from outrider import PredictionDrafter, SamplingParams, SpeculativeConfig, Specu
 from outrider.certify import exact_law
 from outrider.certify.reference import distance, target_law
 from outrider.drafters.prediction import Alignment
-from outrider.errors import InvalidConfigError
+from outrider.errors import InvalidConfigError, TokenOutOfRangeError
 from outrider.models.tabular import TabularModel, mock_pair
 from outrider.records import DraftPlan, Prefix
 from outrider.verification import METHODS
@@ -31,6 +31,10 @@ class Context:
     local: np.ndarray = field(default_factory=lambda: np.array([False]))
     remembers: bool = True
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    predictions: tuple[Any, ...] = ()
+
+    def prediction(self, row: int) -> Any:
+        return self.predictions[row] if self.predictions else None
 
 
 def candidate(drafter: PredictionDrafter, prefix: Prefix, prompt_length: int, depth: int = 4):
@@ -173,16 +177,49 @@ def test_the_score_follows_how_often_it_agreed() -> None:
 
 def test_each_sequence_has_its_own_prediction() -> None:
     drafter = PredictionDrafter([7, 8])
-    drafter.expect(2, [5, 6])
-    ctx: Any = Context(np.array([1, 1, 1]), np.zeros(3, dtype=bool))
+    own = np.array([5, 6])
+    ctx: Any = Context(np.array([1, 1, 1]), np.zeros(3, dtype=bool), predictions=(None, own, None))
     prefixes = [Prefix(1, (0,)), Prefix(2, (0,)), Prefix(3, (0, 7))]
     proposal = drafter.propose(prefixes, DraftPlan(np.array([3, 3, 0])), ctx)
     assert proposal.lengths.tolist() == [2, 2, 0]
     assert proposal.tokens.tolist() == [[7, 8], [5, 6], [0, 0]]
-    drafter.release([2, 99])
     assert candidate(drafter, Prefix(2, (0,)), 1).tokens.tolist() == [7, 8]
+    drafter.release([2, 99])
     silent = PredictionDrafter()
     assert len(candidate(silent, Prefix(1, (0,)), 1)) == 0
+
+
+class Letters:
+    """A tokenizer whose ids are code points."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        return "".join(map(chr, token_ids))
+
+
+def test_a_request_says_what_it_expects_as_text_or_ids() -> None:
+    target = TabularModel(counting, 70)
+    config = SpeculativeConfig(num_speculative_tokens=8)
+    decoder = SpeculativeDecoder(target, PredictionDrafter(), tokenizer=Letters(), config=config)
+    plain = SamplingParams(max_tokens=9, temperature=0)
+    outputs = decoder.generate(
+        [[33]] * 3,
+        [plain, replace(plain, prediction='"#$%&'), replace(plain, prediction=[34, 35, 36, 37])],
+    )
+    assert len({output.token_ids for output in outputs}) == 1
+    assert [sum(output.depths) for output in outputs] == [0, 5, 4]
+
+
+def test_bad_predictions_are_refused_at_the_door() -> None:
+    decoder = SpeculativeDecoder(TabularModel(counting, 70), PredictionDrafter())
+    with pytest.raises(TokenOutOfRangeError, match="prediction has token id 70"):
+        decoder.generate([1], SamplingParams(prediction=(3, 70)))
+    with pytest.raises(InvalidConfigError, match="prediction="):
+        decoder.generate([1], SamplingParams(prediction="text"))
+    with pytest.raises(InvalidConfigError, match="prediction="):
+        SamplingParams(prediction=3.5)  # type: ignore[arg-type]
 
 
 def test_an_id_may_come_back_as_another_text() -> None:
@@ -219,8 +256,6 @@ def test_looking_for_a_place_compares_few_tokens(monkeypatch: pytest.MonkeyPatch
 def test_a_prediction_is_token_ids(bad: Any) -> None:
     with pytest.raises(InvalidConfigError, match="prediction"):
         PredictionDrafter(bad)
-    with pytest.raises(InvalidConfigError, match="prediction"):
-        PredictionDrafter().expect(1, bad)
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,8 @@ class SamplingParams:
             this many likeliest tokens, in [0, 20]; None reports none.
         n: how many independent continuations of the prompt to produce, at least 1.
         seed: makes the output repeatable, in [0, 2**64); None draws a fresh one, which is reported.
+        prediction: what the output is expected to be, text or token ids: a `PredictionDrafter`
+            drafts from it. It never changes the law of the output.
         depths: number of tokens to draft in each round; replays a run whose `depths` were reported.
             Rounds beyond its end are planned as usual.
 
@@ -111,6 +113,7 @@ class SamplingParams:
     logprobs: int | None = None
     n: int = 1
     seed: int | None = None
+    prediction: str | tuple[int, ...] | None = None
     depths: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -166,6 +169,8 @@ class SamplingParams:
         object.__setattr__(
             self, "stop_token_ids", _int_tuple("stop_token_ids", self.stop_token_ids)
         )
+        if self.prediction is not None and not isinstance(self.prediction, str):
+            object.__setattr__(self, "prediction", _int_tuple("prediction", self.prediction))
         if self.depths is not None:
             object.__setattr__(self, "depths", _int_tuple("depths", self.depths))
 

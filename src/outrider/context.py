@@ -83,6 +83,10 @@ class RoundContext:
         """How many of each row's tokens are its prompt, [B]."""
         return np.array([state.prompt_length for state in self._states], dtype=np.int64)
 
+    def prediction(self, row: int) -> NDArray[np.int64] | None:
+        """What a row's output is expected to be, int64 [m]; None if nothing was said."""
+        return self._states[row].prediction
+
     def law(self, logits: Tensor, path: Tensor | None = None) -> Laws:
         """The laws that the rows' own parameters make of logits; see `DraftContext.law`."""
         if self._shaper is not None:

@@ -71,6 +71,13 @@ class DraftContext(Protocol):
         """How many of each row's tokens are its prompt, [B], on the host."""
         ...
 
+    def prediction(self, row: int) -> NDArray[np.int64] | None:
+        """What a row's output is expected to be, int64 [m], on the host; None if nothing was said.
+
+        The same array in every round of a sequence.
+        """
+        ...
+
     @property
     def remembers(self) -> bool:
         """Whether a drafter may learn from this round. A rehearsal walks all outcomes of one."""

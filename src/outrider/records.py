@@ -7,7 +7,7 @@ are host data (NumPy); tokens, laws and logits live on the model's device (torch
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -89,7 +89,8 @@ class SequenceState:
     `stream_key` is the 64-bit key of the sequence's randomness, `choice` its index among the `n` of
     its request, `depths` the number of tokens drafted in each round so far, `acceptance` what a
     depth policy remembers of them. `processors` are the request's own, those that remember as they
-    stand after the last token's position; `grammar` says which tokens may follow.
+    stand after the last token's position; `grammar` says which tokens may follow; `prediction` is
+    what the output is expected to be, int64 [m].
     """
 
     prefix: Prefix
@@ -103,6 +104,7 @@ class SequenceState:
     acceptance: Acceptance = NOTHING_KNOWN
     processors: tuple[Any, ...] = ()
     grammar: Grammar | None = None
+    prediction: NDArray[np.int64] | None = field(default=None, compare=False)
 
     @property
     def round(self) -> int:
@@ -141,6 +143,7 @@ class SequenceState:
             acceptance,
             processors,
             self.grammar,
+            self.prediction,
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .chance import stream_key
 from .config import SamplingParams
@@ -50,7 +51,8 @@ class Limits:
 class Request:
     """A validated request: its prompt's tokens, its parameters, and the seed it will use.
 
-    `stop_ids` are the tokens that end it, `grammar` says which may follow if it asks for a form.
+    `stop_ids` are the tokens that end it, `grammar` says which may follow if it asks for a form,
+    `prediction` is what its output is expected to be, in tokens, int64 [m].
     """
 
     token_ids: tuple[int, ...]
@@ -58,6 +60,7 @@ class Request:
     seed: int
     stop_ids: frozenset[int]
     grammar: Grammar | None
+    prediction: NDArray[np.int64] | None = None
 
     def states(self, first_id: int) -> list[SequenceState]:
         """The starting state of each of its n choices, with sequence ids from `first_id`."""
@@ -72,6 +75,7 @@ class Request:
                 choice=choice,
                 processors=tuple(map(forked, self.params.logits_processors)),
                 grammar=None if self.grammar is None else self.grammar.copy(),
+                prediction=self.prediction,
             )
             for choice in range(self.params.n)
         ]
@@ -118,7 +122,10 @@ def parse_request(
             f"the prompt {prompt!r} has no tokens; give at least one, for instance the tokenizer's "
             "beginning-of-text token"
         )
-    check_tokens(limits.vocab_size, params, prompt=ids)
+    expected = None
+    if params.prediction is not None:
+        expected = _token_ids(params.prediction, tokenizer, "prediction")
+    check_tokens(limits.vocab_size, params, prompt=ids, prediction=expected or ())
     if limits.max_length is not None and len(ids) + params.max_tokens > limits.max_length:
         room = limits.max_length - len(ids)
         remedy = f"use max_tokens <= {room}" if room > 0 else "shorten the prompt"
@@ -149,7 +156,8 @@ def parse_request(
         _check_beginning(grammar, params, ids, stop_ids)
     _check_forks(params)
     seed = secrets.randbits(63) if params.seed is None else params.seed
-    return Request(ids, params, seed, stop_ids, grammar)
+    prediction = None if expected is None else np.array(expected, dtype=np.int64)
+    return Request(ids, params, seed, stop_ids, grammar, prediction)
 
 
 def check_tokens(vocab_size: int, params: SamplingParams, prefix: str = "", **named: Any) -> None:
@@ -213,11 +221,11 @@ def _check_forks(params: SamplingParams) -> None:
             ) from error
 
 
-def _token_ids(prompt: Any, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+def _token_ids(prompt: Any, tokenizer: Tokenizer | None, name: str = "prompt") -> tuple[int, ...]:
     if isinstance(prompt, str):
         if tokenizer is None:
             raise InvalidConfigError(
-                "prompt", prompt, "token ids, because the decoder was made without a tokenizer"
+                name, prompt, "token ids, because the decoder was made without a tokenizer"
             )
         return tuple(tokenizer.encode(prompt))
     try:
@@ -225,5 +233,5 @@ def _token_ids(prompt: Any, tokenizer: Tokenizer | None) -> tuple[int, ...]:
     except (TypeError, ValueError):
         ids = np.empty((0, 0))
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-        raise InvalidConfigError("prompt", prompt, "a text or a flat sequence of integer token ids")
+        raise InvalidConfigError(name, prompt, "a text or a flat sequence of integer token ids")
     return tuple(int(token) for token in ids)

@@ -130,8 +130,8 @@ class PredictionDrafter:
     """Drafts from what the user expects the output to be. Needs no second model.
 
     Args:
-        prediction: token ids that every output is expected to resemble, unless `expect` says
-            otherwise of it; None expects nothing.
+        prediction: token ids that every output is expected to resemble whose request says nothing
+            (`SamplingParams.prediction`); None expects nothing.
         min_match: how many last tokens have to be equal before the prediction is gone on with far
             from where it was last agreed with, at least 1.
         min_token_prob: tokens estimated to be kept less often are not proposed, in (0, 1].
@@ -155,22 +155,12 @@ class PredictionDrafter:
         self.min_match = min_match
         self.min_token_prob = float(min_token_prob)
         self._default = None if prediction is None else token_ids("prediction", prediction)
-        self._expected: dict[int, NDArray[np.int64]] = {}
         self._alignments: dict[int, Alignment] = {}
 
     @property
     def vocab_size(self) -> None:
         """None: it only proposes tokens that it was given."""
         return None
-
-    def expect(self, sequence_id: int, prediction: Sequence[int]) -> None:
-        """Expect these token ids of one sequence, until it is released.
-
-        Raises:
-            InvalidConfigError: they are no flat sequence of token ids.
-        """
-        self._expected[sequence_id] = token_ids("prediction", prediction)
-        self._alignments.pop(sequence_id, None)
 
     def propose(
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
@@ -187,21 +177,34 @@ class PredictionDrafter:
         A function of the row's own output and prediction.
         """
         rows = zip(prefixes, plan.depth.tolist(), ctx.prompt_lengths.tolist(), strict=True)
-        return [self._candidate(*row) for row in rows]
+        return [
+            self._candidate(prefix, depth, prompt_length, ctx.prediction(row))
+            for row, (prefix, depth, prompt_length) in enumerate(rows)
+        ]
 
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:  # noqa: ARG002
-        """Forget what was expected of these sequences, and how far they came."""
+        """Forget how far these sequences came."""
         for sequence_id in sequence_ids:
-            self._expected.pop(sequence_id, None)
             self._alignments.pop(sequence_id, None)
 
-    def _candidate(self, prefix: Prefix, depth: int, prompt_length: int) -> Candidate:
-        prediction = self._expected.get(prefix.sequence_id, self._default)
+    def _candidate(
+        self,
+        prefix: Prefix,
+        depth: int,
+        prompt_length: int,
+        prediction: NDArray[np.int64] | None,
+    ) -> Candidate:
+        if prediction is None:
+            prediction = self._default
         if prediction is None or depth == 0:
             return Candidate.nothing()
         output = prefix.tokens[prompt_length:]
         alignment = self._alignments.get(prefix.sequence_id)
-        if alignment is None or not alignment.extends(output):
+        if (
+            alignment is None
+            or alignment.prediction is not prediction
+            or not alignment.extends(output)
+        ):
             alignment = Alignment(prediction, self.min_match)
             self._alignments[prefix.sequence_id] = alignment
         alignment.read(output)
