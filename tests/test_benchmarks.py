@@ -39,7 +39,7 @@ def test_the_suffix_benchmark(
 ) -> None:
     """On fewer tokens: the loops that it compiles take a while as it is."""
     monkeypatch.setattr("benchmarks.suffix.TOKENS", 10_000)
-    test_a_benchmark_ends_in_one_line_of_json("suffix", 1, {"rows"}, capsys)
+    test_a_benchmark_ends_in_one_line_of_json("suffix", 1, {"rows"}, capsys, monkeypatch)
 
 
 def test_an_unknown_benchmark_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -172,7 +172,7 @@ class TestGenerate:
             *("rounds", "drafted", "accepted", "acceptance_rate", "acceptance_length"),
             *("per_position", "ceiling", "ceiling_interval", "ceiling_share"),
             *("ceiling_share_interval", "first_ceiling", "first_ceiling_share"),
-            *("first_ceiling_share_interval", "lossy"),
+            *("first_ceiling_share_interval", "draft_failures", "lossy"),
         }
         assert set(found["timing"]) == {
             *("total_s", "draft_s", "target_s", "other_s", "tokens_per_s", "lossy"),
