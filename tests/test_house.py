@@ -98,6 +98,7 @@ def test_the_public_face() -> None:
         "StreamEvent",
         "TransformersModel",
         "VerificationResult",
+        "VocabularyDrafter",
         "__version__",
         "accept",
         "adjusted_distribution",

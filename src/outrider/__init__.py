@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .config import SamplingParams, SpeculativeConfig
     from .drafters.model import ModelDrafter
     from .drafters.ngram import NgramDrafter
+    from .drafters.vocabulary import VocabularyDrafter
     from .engine import SpeculativeDecoder
     from .generation import generate_with
     from .loading import Pair, load
@@ -51,6 +52,7 @@ _HOMES = {
     "StreamEvent": "outputs",
     "TransformersModel": "models.transformers",
     "VerificationResult": "verification.functional",
+    "VocabularyDrafter": "drafters.vocabulary",
     "accept": "verification.primitives",
     "adjusted_distribution": "verification.primitives",
     "compute_acceptance_probs": "verification.functional",
@@ -79,6 +81,7 @@ __all__ = [
     "StreamEvent",
     "TransformersModel",
     "VerificationResult",
+    "VocabularyDrafter",
     "__version__",
     "accept",
     "adjusted_distribution",
