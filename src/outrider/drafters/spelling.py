@@ -77,9 +77,7 @@ def counterparts(target: Spelling, draft: Spelling) -> dict[int, int]:
     Ordinary tokens meet by their bytes, one to one, special tokens by their names, and the end of
     a text by what it means.
     """
-    common = {
-        index: draft.ids[word] for word, index in target.ids.items() if word in draft.ids
-    }
+    common = {index: draft.ids[word] for word, index in target.ids.items() if word in draft.ids}
     named = {name: index for index, name in draft.specials.items()}
     common |= {index: named[name] for index, name in target.specials.items() if name in named}
     if target.eos is not None and draft.eos is not None:
