@@ -86,6 +86,7 @@ def test_importing_outrider_loads_no_framework() -> None:
 def test_the_public_face() -> None:
     assert outrider.__all__ == [
         "Choice",
+        "EarlyExitDrafter",
         "GenerationOutput",
         "ModelDrafter",
         "NgramDrafter",

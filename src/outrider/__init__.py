@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from . import certify, errors, models
     from .chance import Philox4x32
     from .config import SamplingParams, SpeculativeConfig
+    from .drafters.early_exit import EarlyExitDrafter
     from .drafters.model import ModelDrafter
     from .drafters.ngram import NgramDrafter
     from .drafters.vocabulary import VocabularyDrafter
@@ -40,6 +41,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Choice": "outputs",
+    "EarlyExitDrafter": "drafters.early_exit",
     "GenerationOutput": "outputs",
     "ModelDrafter": "drafters.model",
     "NgramDrafter": "drafters.ngram",
@@ -69,6 +71,7 @@ _ROOMS = ("certify", "errors", "models")
 
 __all__ = [
     "Choice",
+    "EarlyExitDrafter",
     "GenerationOutput",
     "ModelDrafter",
     "NgramDrafter",
