@@ -64,8 +64,8 @@ def run(rounds: int) -> Report:
     regime = (
         f"demo draft (1 layer, hidden 384, vocabulary 4096), batch 1, float32, CPU, eager, "
         f"k = {DEPTH}, prompt of {PROMPT_TOKENS} tokens; a round's draft time over its {DEPTH} "
-        "tokens, then a bare forward of one token and its products, in turn; 'answered': with "
-        "each forward's output given, what drafting costs beside its forwards"
+        "tokens, then as many bare forwards of one token, then their products, in turn; "
+        "'answered': with each forward's output given, what drafting costs beside its forwards"
     )
     return Report("drafting", regime, table, {"regime": regime, "k": DEPTH, "rows": rows})
 
@@ -90,7 +90,7 @@ def _drafting(pair: Any, prompt: list[int], temperature: float, rounds: int) -> 
 
 
 def _static_forward(hf_model: Any, prompt: list[int]) -> Callable[[], float]:
-    """Times the model's forward of one token on transformers' StaticCache."""
+    """Times forwards of one token on transformers' StaticCache."""
     cache = StaticCache(config=hf_model.config, max_cache_len=256)
     token = torch.tensor([[prompt[0]]])
     with torch.inference_mode():
@@ -100,8 +100,9 @@ def _static_forward(hf_model: Any, prompt: list[int]) -> Callable[[], float]:
     def timed() -> float:
         cache.layers[0].cumulative_length.fill_(len(prompt))
         start = perf_counter()
-        hf_model(input_ids=token, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        return perf_counter() - start
+        for _ in range(DEPTH):
+            hf_model(input_ids=token, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return (perf_counter() - start) / DEPTH
 
     return timed
 
@@ -114,8 +115,9 @@ def _matrix_products(hf_model: Any) -> Callable[[], float]:
     @torch.inference_mode()
     def timed() -> float:
         start = perf_counter()
-        for layer in layers:
-            linear(given[layer.in_features], layer.weight)
-        return perf_counter() - start
+        for _ in range(DEPTH):
+            for layer in layers:
+                linear(given[layer.in_features], layer.weight)
+        return (perf_counter() - start) / DEPTH
 
     return timed
