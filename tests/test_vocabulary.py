@@ -106,12 +106,18 @@ DRAFTS = {
 }
 
 
-def error(drafter: Any, params: SamplingParams, seed: int = 0, **config: Any) -> float:
+def error(
+    drafter: Any,
+    params: SamplingParams,
+    seed: int = 0,
+    prompt: tuple[int, ...] = (0, 1, 2),
+    **config: Any,
+) -> float:
     target, _ = mock_pair(4, seed)
     settings = SpeculativeConfig(**{"num_speculative_tokens": 2, **config})
     decoder = SpeculativeDecoder(target, drafter, config=settings)
-    found = exact_law(decoder, (0, 1, 2), params)
-    return distance(found, target_law(target, (0, 1, 2), params))
+    found = exact_law(decoder, prompt, params)
+    return distance(found, target_law(target, prompt, params))
 
 
 def drafter(name: str, match: str = "tokens", seed: int = 0) -> VocabularyDrafter:
@@ -149,6 +155,15 @@ def test_the_law_under_parameters(params: dict[str, Any], match: str) -> None:
     asked = SamplingParams(max_tokens=3, **params)
     for name in ("smaller", "larger"):
         assert error(drafter(name, match), asked) < TOLERANCE
+
+
+@pytest.mark.parametrize("match", ["tokens", "text"])
+def test_the_law_where_the_prefix_is_settled_on_the_way(match: str) -> None:
+    """After 48 tokens a part of the prefix is cut off, in branches of one sequence id."""
+    prompt = (0, 1, 2, 3, 0, 2) * 8
+    for length in (46, 47, 48):
+        made = drafter("larger", match)
+        assert error(made, SamplingParams(max_tokens=4), prompt=prompt[:length]) < TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -251,6 +266,20 @@ def test_what_lies_back_is_not_written_again(monkeypatch: pytest.MonkeyPatch) ->
         prefix = prefix.extended([token])
         writes.written(prefix)
     assert max(sizes) < 300
+
+
+@pytest.mark.parametrize("draft", [SMALL, SPACED], ids=["byte_level", "metaspace"])
+def test_how_a_prefix_is_written_depends_on_nothing_else(draft: Any) -> None:
+    """Not on how it grew, nor on what the sequence was before: laws of a draft are to repeat."""
+    ids = LARGE.encode(TEXT + TEXT[::-1])
+    writes, _ = respeller(LARGE, draft)
+    rng = np.random.default_rng(0)
+    for length in rng.integers(1, len(ids), 150).tolist():
+        other = [*ids[: length // 2], *ids[: length // 3]]
+        for tokens in (ids[:length], other):
+            found = writes.written(Prefix(1, tokens)).tokens
+            fresh = respeller(LARGE, draft)[0].written(Prefix(2, tokens)).tokens
+            assert found.tolist() == fresh.tolist()
 
 
 def test_a_sequence_that_went_another_way_is_written_anew() -> None:
@@ -409,6 +438,25 @@ def test_what_does_not_fit_is_refused() -> None:
         drafter("smaller", "bytes")
     with pytest.raises(InvalidConfigError, match="a fast tokenizer"):
         VocabularyDrafter(mock_pair(2)[0], object(), TARGET)
+
+
+def test_a_text_that_the_draft_ends_ends_for_the_target() -> None:
+    ending = fast(
+        Tokenizer.from_str(toy(["a", "b", "ab", "c"], [("a", "b")]).backend_tokenizer.to_str()),
+        eos_token="<end>",
+    )
+    other = fast(
+        Tokenizer.from_str(toy(["b", "a"], []).backend_tokenizer.to_str()), eos_token="</s>"
+    )
+    stops = TabularModel(lambda prefix: [0, 0, 1] if prefix[-1] == 0 else [1, 0, 0], 3)
+    for match in ("tokens", "text"):
+        made = VocabularyDrafter(stops, other, ending, match=match)  # type: ignore[arg-type]
+        target = TabularModel(lambda prefix: np.eye(5)[4 if prefix[-1] == 1 else 1], 5)
+        out = SpeculativeDecoder(target, made).generate(
+            [0], SamplingParams(max_tokens=9, stop_token_ids=(4,))
+        )
+        assert out.token_ids == (1, 4)
+        assert out.metrics.rounds == 1
 
 
 def test_few_common_tokens_go_by_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from ..records import Prefix
 from .spelling import Spelling
 
 _TAIL = 16
-"""At least this many of the last tokens are written anew each time, at most twice as many."""
+"""At least this many of the last tokens are written anew each time, at most three times as many."""
 
 
 class Writer:
@@ -75,16 +75,21 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class _Settled:
-    """The first `count` tokens of `prefix`, and what they were written as."""
+    """The first `count` tokens of `prefix`, and what they are written as in any longer one.
+
+    Where a text is cut follows from its tokens alone, be it written at once or as it grows: so the
+    same prefix is always written alike. Prefixes of at most `least` tokens have fewer cuts.
+    """
 
     prefix: Prefix
     count: int
+    least: int
     written: Prefix
 
     def starts(self, prefix: Prefix) -> bool:
         """Whether `prefix` begins with them."""
         known = self.prefix.tokens[: self.count]
-        return len(prefix) >= self.count and np.array_equal(known, prefix.tokens[: self.count])
+        return len(prefix) > self.least and np.array_equal(known, prefix.tokens[: self.count])
 
 
 class Respeller:
@@ -115,14 +120,15 @@ class Respeller:
         """The prefix in the draft's tokens, at least one, under the same sequence id."""
         known = self._settled.get(prefix.sequence_id)
         if known is None or not known.starts(prefix):
-            known = _Settled(prefix, 0, Prefix(prefix.sequence_id, []))
-        tail = prefix.tokens[known.count :]
-        if len(tail) > 2 * _TAIL:
-            cut = self._cut(tail[: len(tail) - _TAIL].tolist())
-            settled = known.written.extended(self._tokens(tail[:cut], opens=known.count == 0))
-            known = _Settled(prefix, known.count + cut, settled)
-            tail = tail[cut:]
+            known = _Settled(prefix, 0, -1, Prefix(prefix.sequence_id, []))
+        while len(prefix) > known.count + 3 * _TAIL:
+            piece = prefix.tokens[known.count : known.count + 2 * _TAIL]
+            piece = piece[: self._cut(piece.tolist())]
+            settled = known.written.extended(self._tokens(piece, opens=known.count == 0))
+            least = known.count + 3 * _TAIL
+            known = _Settled(prefix, known.count + len(piece), least, settled)
         self._settled[prefix.sequence_id] = known
+        tail = prefix.tokens[known.count :]
         written = known.written.extended(self._tokens(tail, opens=known.count == 0))
         return written if len(written) else written.extended([self._blank()])
 

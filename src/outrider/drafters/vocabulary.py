@@ -13,6 +13,7 @@ each token outright.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Any, Literal
 
 import numpy as np
@@ -94,7 +95,8 @@ class VocabularyDrafter:
         if match == "tokens":
             self._drafter = ModelDrafter(_MappedModel(model, respeller, common, width))
         else:
-            self._drafter = _TextDrafter(model, respeller, draft, Writer(target_tokenizer, target))
+            writer = Writer(target_tokenizer, target)
+            self._drafter = _TextDrafter(model, respeller, draft, writer, width)
         self._vocab_size = width
 
     @property
@@ -179,12 +181,18 @@ class _TextDrafter:
     """Proposes the text that the draft would write, as the target writes it."""
 
     def __init__(
-        self, model: AutoregressiveModel, respeller: Respeller, draft: Spelling, writer: Writer
+        self,
+        model: AutoregressiveModel,
+        respeller: Respeller,
+        draft: Spelling,
+        writer: Writer,
+        vocab_size: int,
     ) -> None:
         self._model = model
         self._prefixes = _Prefixes(model, respeller)
         self._draft = draft
         self._writer = writer
+        self._vocab_size = vocab_size
 
     @property
     def models(self) -> Sequence[object]:
@@ -216,16 +224,14 @@ class _TextDrafter:
 
     def _as_target(self, drafted: list[int]) -> list[int]:
         """Drafted tokens in the target's, up to the first that spells nothing."""
-        data = b""
-        for token in drafted:
-            if token not in self._draft.words:
-                break
-            data += self._draft.words[token]
-        else:
-            return self._writer.written(data, opens=False)
+        words = self._draft.words
+        spelling = list(takewhile(words.__contains__, drafted))
+        ids = self._writer.written(b"".join(words[token] for token in spelling), opens=False)
         eos = self._writer.spelling.eos
-        ends = token == self._draft.eos and eos is not None
-        return self._writer.written(data, opens=False) + ([eos] if ends and eos is not None else [])
+        ends = len(spelling) < len(drafted) and drafted[len(spelling)] == self._draft.eos
+        if ends and eos is not None:
+            ids = [*ids, eos]
+        return list(takewhile(lambda token: token < self._vocab_size, ids))
 
 
 class _Prefixes:
