@@ -15,6 +15,7 @@ from .report import Report, environment
 
 _PARTS = {
     "overhead": ("overhead", 150),
+    "drafting": ("drafting", 150),
     "attention": ("attention", 30),
     "verification": ("verification", 100),
     "parameters": ("parameters", 25),

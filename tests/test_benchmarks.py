@@ -13,6 +13,7 @@ from benchmarks.__main__ import main
     ("name", "rounds", "figures"),
     [
         ("overhead", 3, {"k", "rows"}),
+        ("drafting", 1, {"k", "rows"}),
         ("attention", 1, set()),
         ("import", 1, set()),
         ("verification", 1, {"k", "rows"}),

@@ -94,6 +94,7 @@ def test_what_few_requests_need_is_loaded_for_those_alone() -> None:
 def test_the_public_face() -> None:
     assert outrider.__all__ == [
         "Choice",
+        "EarlyExitDrafter",
         "GenerationOutput",
         "ModelDrafter",
         "NgramDrafter",
@@ -110,6 +111,7 @@ def test_the_public_face() -> None:
         "SuffixDrafter",
         "TransformersModel",
         "VerificationResult",
+        "VocabularyDrafter",
         "__version__",
         "accept",
         "adjusted_distribution",

@@ -311,3 +311,26 @@ def test_a_model_with_nan_weights_is_refused_for_what_it_is() -> None:
 def test_bad_sizes_are_refused_by_name(llama: Wrapped, field: str, value: int) -> None:
     with pytest.raises(InvalidConfigError, match=f"{field}={value}"):
         TransformersModel(copy.deepcopy(llama.reference), **{field: value})
+
+
+@pytest.mark.parametrize("noise", [0.0, 5.0])
+def test_a_draft_catches_up_in_one_forward(
+    llama: Wrapped, noise: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the one token it was not fed, or after full acceptance with the last two of them."""
+    near = resembling(llama.reference, noise)
+    draft = TransformersModel(near, max_sequences=1)
+    widths: list[int] = []
+    forward = draft.forward
+
+    def noted(slots: Any, starts: Any, tokens: Any, *rest: Any) -> Any:
+        widths.append(tokens.shape[1])
+        return forward(slots, starts, tokens, *rest)
+
+    monkeypatch.setattr(draft, "forward", noted)
+    config = SpeculativeConfig(num_speculative_tokens=3, depth="fixed")
+    decoder = SpeculativeDecoder(llama.target, draft, config=config)
+    output = decoder.generate(random_prompts(2, (5,))[0], greedy(17))
+    assert output.metrics.acceptance_rate == (1 if noise == 0 else pytest.approx(0, abs=0.1))
+    first = 2 if noise == 0 else 1
+    assert widths[:9] == [5, 1, 1, first, 1, 1, first, 1, 1]

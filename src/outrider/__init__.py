@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from . import certify, errors, models
     from .chance import Philox4x32
     from .config import SamplingParams, SpeculativeConfig
+    from .drafters.early_exit import EarlyExitDrafter
     from .drafters.model import ModelDrafter
     from .drafters.ngram import NgramDrafter
     from .drafters.prediction import PredictionDrafter
     from .drafters.suffix import SuffixDrafter
+    from .drafters.vocabulary import VocabularyDrafter
     from .engine import SpeculativeDecoder
     from .generation import generate_with
     from .loading import Pair, load
@@ -43,6 +45,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Choice": "outputs",
+    "EarlyExitDrafter": "drafters.early_exit",
     "GenerationOutput": "outputs",
     "ModelDrafter": "drafters.model",
     "NgramDrafter": "drafters.ngram",
@@ -59,6 +62,7 @@ _HOMES = {
     "SuffixDrafter": "drafters.suffix",
     "TransformersModel": "models.transformers",
     "VerificationResult": "verification.functional",
+    "VocabularyDrafter": "drafters.vocabulary",
     "accept": "verification.primitives",
     "adjusted_distribution": "verification.primitives",
     "compute_acceptance_probs": "verification.functional",
@@ -75,6 +79,7 @@ _ROOMS = ("certify", "errors", "models")
 
 __all__ = [
     "Choice",
+    "EarlyExitDrafter",
     "GenerationOutput",
     "ModelDrafter",
     "NgramDrafter",
@@ -91,6 +96,7 @@ __all__ = [
     "SuffixDrafter",
     "TransformersModel",
     "VerificationResult",
+    "VocabularyDrafter",
     "__version__",
     "accept",
     "adjusted_distribution",

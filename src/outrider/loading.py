@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,19 +11,21 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from .drafters.model import ModelDrafter
-from .errors import InvalidConfigError, ModelError, VocabMismatchError
+from .drafters.vocabulary import VocabularyDrafter
+from .errors import InvalidConfigError, ModelError
 from .models import demo
 from .models.transformers import TransformersModel
 
+_LOG = logging.getLogger(__name__)
 _DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target, a drafter of its vocabulary (None if none was asked for), and their tokenizer."""
+    """A target, a drafter for it (None if none was asked for), and the target's tokenizer."""
 
     target: TransformersModel
-    drafter: ModelDrafter | None
+    drafter: ModelDrafter | VocabularyDrafter | None
     tokenizer: Any
 
 
@@ -39,7 +42,8 @@ def load(
     Args:
         target: "demo" for the pair that ships with the package (no network is used), a local path,
             or a hub id.
-        draft: the draft model's path or hub id; None loads none, except with "demo".
+        draft: the draft model's path or hub id; None loads none, except with "demo". If its
+            tokenizer is not the target's, a `VocabularyDrafter` goes between them.
         device: where both live, as torch names it; None takes CUDA if there is any, else the CPU.
         dtype: of both: "float32", "float64", "bfloat16", "float16", torch's name for one of these,
             or "auto" for the checkpoints' own. None takes float32 on a CPU and "auto" elsewhere.
@@ -47,7 +51,7 @@ def load(
 
     Raises:
         ModelError: a model cannot be found, read, or decoded speculatively.
-        VocabMismatchError: the two models' tokenizers differ.
+        VocabMismatchError: the two models' tokenizers differ, and no token is common to both.
         InvalidConfigError: the device or dtype is not available.
     """
     for name, source in (("target", target), ("draft", draft)):
@@ -70,14 +74,21 @@ def load(
     loaded = _model("target", paths[0], place, number, max_sequences)
     if not paths[1]:
         return Pair(loaded, None, tokenizer)
-    if draft_tokenizer.get_vocab() != tokenizer.get_vocab():
-        raise VocabMismatchError(
-            f"the tokenizers of target {paths[0]!r} ({len(tokenizer)} tokens) and draft "
-            f"{paths[1]!r} ({len(draft_tokenizer)} tokens) differ; use a draft with the target's "
-            "tokenizer"
-        )
     model = _model("draft", paths[1], place, number, max_sequences)
-    return Pair(loaded, ModelDrafter(model, loaded.vocab_size), tokenizer)
+    if draft_tokenizer.get_vocab() == tokenizer.get_vocab():
+        return Pair(loaded, ModelDrafter(model, loaded.vocab_size), tokenizer)
+    drafter = VocabularyDrafter(model, draft_tokenizer, tokenizer, loaded.vocab_size)
+    _LOG.info(
+        "the tokenizers of target %r (%d tokens) and draft %r (%d tokens) differ and have %d "
+        "tokens in common: drafting by %s",
+        paths[0],
+        len(tokenizer),
+        paths[1],
+        len(draft_tokenizer),
+        drafter.common,
+        drafter.match,
+    )
+    return Pair(loaded, drafter, tokenizer)
 
 
 def _device(name: str | None) -> torch.device:

@@ -35,7 +35,8 @@ def check_vocabularies(target: TargetModel, drafter: DraftModel | None) -> None:
     raise VocabMismatchError(
         f"the draft's vocabulary has {drafter.vocab_size} tokens and the target's "
         f"{target.vocab_size}; use a draft with the target's tokenizer (where only the padding of "
-        "the width differs, outrider.load or ModelDrafter(model, vocab_size=...) aligns them)"
+        "the width differs, outrider.load or ModelDrafter(model, vocab_size=...) aligns them), or "
+        "put a VocabularyDrafter between two tokenizers"
     )
 
 

@@ -52,8 +52,9 @@ class Loaded:
 
     def _source(self) -> str:
         from ..drafters.model import ModelDrafter
+        from ..drafters.vocabulary import VocabularyDrafter
 
-        if isinstance(self.drafter, ModelDrafter):
+        if isinstance(self.drafter, ModelDrafter | VocabularyDrafter):
             return f"{self.facts['draft']}{_size(self.drafter.model)}"
         return "prompt lookup"
 

@@ -8,7 +8,6 @@ sit in one batch without padding on the left, and a rejected draft costs nothing
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from threading import RLock
 from typing import Any
@@ -22,36 +21,18 @@ from transformers import PreTrainedModel
 from .. import trees
 from ..errors import ContextLengthError, EmptyPrefixError, InvalidConfigError, ModelError
 from ..records import DraftProposal, Laws, Prefix, TargetScores
+from .cursor import SlotBatch, SlotCursor, unsorted
 from .pending import FedTokens, HostCopy, RowTokens
 from .slots import SlotCache, SlotTable
 from .support import inspect_architecture
 from .transfer import sent
-from .views import View, Views, grown, hung_on_chains
+from .views import View, Views, hung_on_chains
 
 _ALONE_BEYOND = 4
 """In a batch, rows that miss more tokens than this are prefilled by themselves first."""
 
-_MIXED = "a cursor is fed by step or by expand, not by both; open another one"
-
 _PROBE = -1
 """The sequence id of the check made at construction."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """The rows of one forward, sorted by slot.
-
-    Attributes:
-        slots: the cache row of each.
-        starts: the first column each computes.
-        tokens: int64 [B, m], the last m tokens of each prefix, on the device.
-        order: the caller's row of each; None if it is the same.
-    """
-
-    slots: list[int]
-    starts: list[int]
-    tokens: Tensor
-    order: list[int] | None
 
 
 class TransformersModel:
@@ -180,7 +161,7 @@ class TransformersModel:
         ancestors = None if parents is None else trees.ancestor_mask(parents)
         longest = lengths if ancestors is None else _longest_paths(ancestors, lengths)
         with self.lock:
-            batch = self._enter(prefixes, longest.tolist())
+            batch = self.enter(prefixes, longest.tolist())
             drafts = proposal.tokens if batch.order is None else proposal.tokens[batch.order]
             tokens = torch.cat([batch.tokens, drafts], 1)
             if ancestors is None:
@@ -191,7 +172,7 @@ class TransformersModel:
                 view = self.views.tree(batch.starts, hung, tokens.shape[1])
             logits = self.forward(batch.slots, batch.starts, tokens, view, proposal.width + 1)
             self._settle(prefixes, HostCopy(proposal.tokens, parents))
-        return TargetScores(_unsorted(logits, batch.order))
+        return TargetScores(unsorted(logits, batch.order))
 
     @torch.inference_mode()
     def open(self, prefixes: Sequence[Prefix], depth: int) -> SlotCursor:
@@ -202,20 +183,30 @@ class TransformersModel:
             ModelError: more sequences are live than there are slots.
         """
         with self.lock:
-            batch = self._enter(prefixes, [0] * len(prefixes))
+            batch = self.enter(prefixes, [0] * len(prefixes))
             missing = batch.tokens.shape[1]
             view = self.views.chain(batch.starts, missing)
             logits = self.forward(batch.slots, batch.starts, batch.tokens, view, 1)[:, 0]
             fed = FedTokens(len(prefixes))
             self._settle(prefixes, fed)
-        ends = [start + missing for start in batch.starts]
-        return SlotCursor(self, batch.slots, ends, batch.order, fed, logits, depth)
+        return SlotCursor(self, batch, fed, logits, depth)
 
-    def _enter(self, prefixes: Sequence[Prefix], extra: list[int]) -> _Batch:
+    def enter(
+        self, prefixes: Sequence[Prefix], extra: list[int], alone_beyond: int | None = None
+    ) -> SlotBatch:
         """Find or make room for each prefix, and prefill rows that miss much, one by one.
 
         What then remains is the same number m of last tokens for every row. A row that misses fewer
         than m computes some again, which costs less than padding and changes nothing.
+
+        Args:
+            prefixes: of the rows.
+            extra: how many drafts follow each in a row.
+            alone_beyond: rows that miss more tokens than this are prefilled; None for what costs
+                least.
+
+        Raises:
+            EmptyPrefixError, ContextLengthError, ModelError: as `verify` and `open`.
         """
         for prefix, more in zip(prefixes, extra, strict=True):
             if len(prefix) == 0:
@@ -227,7 +218,8 @@ class TransformersModel:
                     f"sequence {prefix.sequence_id} has {len(prefix)} tokens and {more} drafts "
                     f"in a row; the model's context is {self._max_length}"
                 )
-        alone_beyond = self._chunk if len(prefixes) == 1 else _ALONE_BEYOND
+        if alone_beyond is None:
+            alone_beyond = self._chunk if len(prefixes) == 1 else _ALONE_BEYOND
         alone_beyond = min(alone_beyond, *(len(prefix) for prefix in prefixes))
         slots, missing = [], 1
         for prefix in prefixes:
@@ -245,7 +237,7 @@ class TransformersModel:
             slots = [slots[row] for row in order]
         tokens = np.array([prefix.tokens[-missing:] for prefix in prefixes])
         starts = [len(prefix) - missing for prefix in prefixes]
-        return _Batch(slots, starts, sent(torch.from_numpy(tokens), self.device), order)
+        return SlotBatch(slots, starts, sent(torch.from_numpy(tokens), self.device), order)
 
     def _prefill(self, prefix: Prefix, slot: int, start: int) -> None:
         """Compute all but the last token of a prefix, a chunk at a time."""
@@ -263,13 +255,22 @@ class TransformersModel:
             self._table.settle(prefix.sequence_id, prefix.tokens, RowTokens(after, row))
 
     def forward(
-        self, slots: list[int], starts: list[int], tokens: Tensor, view: View, keep: int
+        self,
+        slots: list[int],
+        starts: list[int],
+        tokens: Tensor,
+        view: View,
+        keep: int,
+        hf_model: Any = None,
     ) -> Tensor:
-        """Compute columns [B, q] of the cache, and the logits [B, keep, V] of the last of them."""
+        """Compute columns [B, q] of the cache, and the logits [B, keep, V] of the last of them.
+
+        `hf_model`, of the same first layers, takes the place of the model.
+        """
         with self.lock:
             self._cache.reserve(view.span)
             self._cache.aim(slots, starts, tokens.shape[1], view.span, view.columns)
-            logits: Tensor = self.hf_model(
+            logits: Tensor = (self.hf_model if hf_model is None else hf_model)(
                 input_ids=tokens,
                 attention_mask=view.masks,
                 position_ids=view.positions,
@@ -313,101 +314,11 @@ class TransformersModel:
             )
 
 
-class SlotCursor:
-    """A transformers model in the middle of drafting: each call is one forward.
-
-    It is fed either chains, by `step`, or trees, by `expand`, in torch's inference mode, as all of
-    a round is.
-    """
-
-    def __init__(
-        self,
-        model: TransformersModel,
-        slots: list[int],
-        ends: list[int],
-        order: list[int] | None,
-        fed: FedTokens,
-        logits: Tensor,
-        depth: int,
-    ) -> None:
-        self._model = model
-        self._slots = slots
-        self._ends = ends
-        self._order = order
-        self._fed = fed
-        self._logits = logits
-        self._depth = depth
-        self._views: list[View] = []
-        self._ancestors: Tensor | None = None
-
-    @property
-    def logits(self) -> Tensor:
-        """Logits [B, V] after the prefixes and the tokens that `step` was fed so far."""
-        return _unsorted(self._logits, self._order)
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Feed tokens int64 [B], on the device, and return the logits [B, V] after them.
-
-        Raises:
-            ModelError: `expand` was called before.
-        """
-        if self._ancestors is not None:
-            raise ModelError(_MIXED)
-        step = len(self._fed.calls)
-        if not self._views:
-            with self._model.lock:
-                self._views = self._model.views.steps(self._ends, self._depth - 1)
-        rows = tokens if self._order is None else tokens[self._order]
-        starts = [end + step for end in self._ends]
-        view = self._views[step]
-        logits = self._model.forward(self._slots, starts, rows[:, None], view, 1)
-        # Noted only now: a forward that did not end has computed nothing to be relied on.
-        self._fed.calls.append((tokens, None))
-        self._logits = logits[:, 0]
-        return self.logits
-
-    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        """Feed nodes of a tree, and return the logits [B, M, V] after them.
-
-        The nodes fed before stay where they are: the new ones are written after them, and see those
-        that they follow. What each row's next prefix names of them all is kept.
-
-        Args:
-            tokens: int64 [B, M], on the device.
-            parents: int64 [B, M], on the device: the node that each token follows, 0 the prefix, j
-                the j-th fed before this call.
-
-        Raises:
-            ModelError: `step` was called before.
-        """
-        if self._views:
-            raise ModelError(_MIXED)
-        width = tokens.shape[1]
-        rows, follows = tokens, parents
-        if self._order is not None:
-            rows, follows = tokens[self._order], parents[self._order]
-        ancestors = grown(self._ancestors, follows)
-        starts = [end + ancestors.shape[1] - width for end in self._ends]
-        with self._model.lock:
-            view = self._model.views.tree(self._ends, ancestors, width)
-            logits = self._model.forward(self._slots, starts, rows, view, width)
-        self._ancestors = ancestors
-        self._fed.calls.append((tokens, parents))
-        return _unsorted(logits, self._order)
-
-
 def _longest_paths(ancestors: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """How many tokens in a row are drafted for each row at most, int64 [B]."""
     drafted = np.arange(ancestors.shape[1]) < lengths[:, None]
     longest: NDArray[np.int64] = (ancestors.sum(2) * drafted).max(1, initial=0)
     return longest
-
-
-def _unsorted(rows: Tensor, order: list[int] | None) -> Tensor:
-    """Rows sorted by slot, back in the caller's order."""
-    if order is None:
-        return rows
-    return torch.empty_like(rows).index_copy_(0, torch.tensor(order, device=rows.device), rows)
 
 
 def _outright(tokens: list[int], parents: list[int], device: torch.device) -> DraftProposal:

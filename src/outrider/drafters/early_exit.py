@@ -1,0 +1,33 @@
+"""Drafting with the target's own first layers: no second model, no second cache.
+
+Method: self-speculative decoding by early exit (Elhoushi et al. 2024, "LayerSkip", arXiv
+2404.16710, section 4.3; Zhang et al. 2023, "Draft & Verify", arXiv 2309.08168). It pays for models
+that were trained to be left early; on others the first layers say little.
+"""
+
+from __future__ import annotations
+
+from ..models.early_exit import EarlyExit
+from ..models.transformers import TransformersModel
+from .model import ModelDrafter
+
+
+class EarlyExitDrafter(ModelDrafter):
+    """Drafts chains, or trees, with the first layers of the target and its head.
+
+    The draft's law is that of a model like any other, so that every verification is exact. Keys and
+    values of the first layers are the target's: drafting has no prefix to compute, and needs no
+    memory.
+
+    Args:
+        target: the target itself.
+        layers: how many of its layers draft, at least one and not all. A drafted token costs about
+            that share of one of the target's.
+
+    Raises:
+        InvalidConfigError: `target` is no `TransformersModel`, or has not more layers than that.
+        ModelError: its decoder layers are not one plain list.
+    """
+
+    def __init__(self, target: TransformersModel, layers: int) -> None:
+        super().__init__(EarlyExit(target, layers))
