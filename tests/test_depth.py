@@ -279,3 +279,82 @@ def test_the_depth_of_a_seeded_request_follows_what_was_kept() -> None:
     params = [SamplingParams(max_tokens=8, seed=seed) for seed in range(20)]
     depths = {output.depths[1] for output in decoder.generate([[1]] * 20, params)}
     assert len(depths) > 1
+
+
+def looking(most: int = 8) -> AdaptiveDepth:
+    return AdaptiveDepth(Levels(most), looks_up=True)
+
+
+def test_looked_up_tokens_have_to_bring_what_the_best_plan_without_them_would() -> None:
+    policy = looking()
+    # Costs are measured, and drafts of the model hardly ever kept.
+    decode(policy, World(steady(0.02)), tokens=300)
+    states = [
+        SequenceState(Prefix(i, [1]), 1, SamplingParams(max_tokens=40), frozenset(), 0)
+        for i in range(2)
+    ]
+    plan = policy.plan(states)
+    assert plan.depth.tolist() == [8, 8]
+    assert plan.steps is not None
+    assert plan.steps.tolist() == [0, 0]
+    assert plan.worth is not None
+    # A plain round emits one token, and a forward of one token more costs two of 25 for two rows.
+    assert plan.worth.plain == pytest.approx([1, 1], abs=0.01)
+    assert plan.worth.token == pytest.approx([0.04 * 2, 0.04 * 2], abs=0.04)
+
+
+def test_where_the_model_pays_looked_up_tokens_have_to_bring_more() -> None:
+    policy = looking()
+    decode(policy, World(steady(0.9)), tokens=300)
+    state = SequenceState(Prefix(0, [1]), 1, SamplingParams(max_tokens=40), frozenset(), 0)
+    plan = policy.plan([state])
+    assert plan.steps is not None
+    assert plan.worth is not None
+    assert plan.steps[0] >= 4
+    assert plan.worth.plain[0] > 1.8
+
+
+def test_seeded_rows_take_what_is_looked_up_by_the_cost_ratio() -> None:
+    params = SamplingParams(max_tokens=40, seed=1)
+    state = SequenceState(Prefix(0, [1]), 1, params, frozenset(), 0)
+    fresh, learnt = looking(), looking()
+    decode(learnt, World(steady(0.1)))
+    for policy in (fresh, learnt):
+        plan = policy.plan([state])
+        assert plan.worth is not None
+        assert plan.worth.plain == pytest.approx(fresh.plan([state]).worth.plain)
+        assert plan.worth.token.tolist() == [0]
+
+
+def test_replayed_rows_take_whatever_is_looked_up() -> None:
+    params = SamplingParams(max_tokens=40, depths=(3,))
+    state = SequenceState(Prefix(0, [1]), 1, params, frozenset(), 0)
+    plan = looking().plan([state])
+    assert plan.depth.tolist() == [3]
+    assert plan.worth is not None
+    assert plan.worth.plain.tolist() == [0]
+
+
+def test_rounds_of_looked_up_tokens_say_nothing_of_the_model() -> None:
+    policy = looking()
+    state = SequenceState(Prefix(0, [1]), 1, SamplingParams(max_tokens=90), frozenset(), 0)
+    before = policy.plan([state])
+    for _ in range(20):
+        state = state.advanced([0], 8, None, state.acceptance, ())
+        record = RoundRecord(
+            sequence_ids=(0,),
+            drafted=(8,),
+            depth=(8,),
+            accepted=(0,),
+            emitted=(1,),
+            bonus=(False,),
+            ceiling=(None,),
+            first_ceiling=(None,),
+            draft_failed=False,
+            looked_up=(True,),
+            draft_s=0.0,
+            target_s=1.3,
+            total_s=1.4,
+        )
+        policy.observe([state], record)
+    assert policy.plan([state]).steps.tolist() == before.steps.tolist()
