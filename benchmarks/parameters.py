@@ -14,8 +14,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
+from outrider import (
+    SamplingParams,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    StatefulProcessor,
+    StructuredOutput,
+)
 from outrider.batch import Batch
+from outrider.models import demo
 from outrider.records import DraftProposal, Prefix, TargetScores
 
 from .report import Report, Spread, columns
@@ -25,21 +32,37 @@ VOCABULARIES, BATCHES = (32_000, 128_256), (1, 8)
 _SKIPPED = 2
 _PLAIN = "none of them"
 
+_SCHEMA = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "size": {"type": "integer"}},
+        "required": ["name", "size"],
+    },
+    "minItems": 9,
+}
+
 _Cells = dict[tuple[str, int, int], Spread]
 """By parameter, vocabulary and batch size."""
 
 
 def run(rounds: int) -> Report:
-    """Time `rounds` rounds with each parameter, at each vocabulary and batch size."""
+    """Time `rounds` rounds with each parameter, at each vocabulary and batch size.
+
+    Forms are asked for with the demo pair's tokenizer, and at its vocabulary alone.
+    """
     added: _Cells = {}
     whole: _Cells = {}
-    for vocab_size, rows in product(VOCABULARIES, BATCHES):
-        for name, times in _timed(vocab_size, rows, rounds).items():
+    tokenizer = demo.tokenizer()
+    regimes = [(tokenizer, len(tokenizer), _forms())]
+    regimes += [(_tokenizer(size), size, _parameters(size)) for size in VOCABULARIES]
+    for (words, vocab_size, asked), rows in product(regimes, BATCHES):
+        for name, times in _timed(words, vocab_size, asked, rows, rounds).items():
             cell = (name, vocab_size, rows)
             whole[cell] = Spread.of(times[_PLAIN])
             pairs = zip(times[name], times[_PLAIN], strict=True)
             added[cell] = Spread.of([own - plain for own, plain in pairs])
-    return _report(added, whole, rounds)
+    return _report(added, whole, rounds, len(tokenizer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +124,28 @@ def _tokenizer(vocab_size: int) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
+class _Leaning:
+    """A processor that remembers: it adds what it has seen of logits, decaying."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._memory = torch.zeros(vocab_size)
+
+    def __call__(self, history: Tensor, logits: Tensor) -> Tensor:  # noqa: ARG002
+        self._memory = 0.9 * self._memory + 0.01 * logits
+        return logits + self._memory
+
+
+def _forms() -> dict[str, dict[str, Any]]:
+    """Structured output, beside none of it."""
+    return {
+        _PLAIN: {},
+        "structured_output, a JSON schema": {
+            "structured_output": StructuredOutput(json_schema=_SCHEMA)
+        },
+        "structured_output, a regex": {"structured_output": StructuredOutput(regex="[a-z ]*")},
+    }
+
+
 def _parameters(vocab_size: int) -> dict[str, dict[str, Any]]:
     """What is asked for beside a temperature; none of it ends a request."""
     drawn = torch.Generator().manual_seed(1)
@@ -122,29 +167,32 @@ def _parameters(vocab_size: int) -> dict[str, dict[str, Any]]:
         "stop, 3 strings": {"stop": ("\n\n", "</s>", "### ")},
         "logprobs, 5": {"logprobs": 5},
         "a processor that adds [V]": {"logits_processors": (processor,)},
+        "a StatefulProcessor of [V]": {
+            "logits_processors": (StatefulProcessor(_Leaning(vocab_size)),)
+        },
         "top_k, 50": {"top_k": 50},
         "top_p, 0.9": {"top_p": 0.9},
         "min_p, 0.05": {"min_p": 0.05},
     }
 
 
-def _timed(vocab_size: int, rows: int, rounds: int) -> dict[str, dict[str, list[float]]]:
+def _timed(
+    tokenizer: Any, vocab_size: int, asked: dict[str, dict[str, Any]], rows: int, rounds: int
+) -> dict[str, dict[str, list[float]]]:
     """Seconds of each round with each parameter, beside those of the same round without.
 
     Rounds with and without alternate, one parameter after the other, and which comes first does.
+    A batch of which a sequence has ended, its text being whole, starts anew.
     """
     target, draft = _Remembered.pair(rows, vocab_size)
     decoder = SpeculativeDecoder(
         target,
         draft,
-        tokenizer=_tokenizer(vocab_size),
+        tokenizer=tokenizer,
         config=SpeculativeConfig(num_speculative_tokens=DEPTH),
     )
     prompt = [(17 * i) % vocab_size for i in range(PROMPT_TOKENS)]
-    batches = {
-        name: _batch(decoder, prompt, rows, asked)
-        for name, asked in _parameters(vocab_size).items()
-    }
+    batches = {name: _batch(decoder, prompt, rows, own) for name, own in asked.items()}
     times: dict[str, dict[str, list[float]]] = {
         name: {name: [], _PLAIN: []} for name in batches if name != _PLAIN
     }
@@ -156,6 +204,8 @@ def _timed(vocab_size: int, rows: int, rounds: int) -> dict[str, dict[str, list[
                 step = decoder.step(batches[which])
                 seconds = perf_counter() - start
                 batches[which] = step.batch
+                if any(state.finish_reason for state in step.batch.states):
+                    batches[which] = _batch(decoder, prompt, rows, asked[which])
                 if index >= _SKIPPED:
                     found[which].append(seconds)
     return times
@@ -175,6 +225,7 @@ def _report(
     added: dict[tuple[str, int, int], Spread],
     whole: dict[tuple[str, int, int], Spread],
     rounds: int,
+    of_forms: int,
 ) -> Report:
     cells = list(product(VOCABULARIES, BATCHES))
     table = columns(
@@ -182,10 +233,16 @@ def _report(
         "",
         *(f"V {vocab_size:,}, batch {rows}" for vocab_size, rows in cells),
     )
-    names = list(dict.fromkeys(name for name, _, _ in added))
+    names = list(dict.fromkeys(name for name, size, _ in added if size != of_forms))
     table.add_row("a round without", *(f"{whole[names[0], *cell].median:.2f}" for cell in cells))
     for name in names:
         table.add_row(name, *(str(added[name, *cell]) for cell in cells))
+    table.caption_justify = "left"
+    table.caption = "\n".join(
+        f"{name}, V {size:,}, batch {rows}: {spread} to {whole[name, size, rows].median:.2f}"
+        for (name, size, rows), spread in added.items()
+        if size == of_forms
+    )
     figures = [
         {
             "parameter": name,
@@ -199,6 +256,7 @@ def _report(
     regime = (
         f"models that answer from memory, float32, CPU, chains of k = {DEPTH}, temperature 0.8, "
         f"block verification, prompt of {PROMPT_TOKENS} tokens; {rounds} rounds with each "
-        "parameter, each beside a round without it, taking turns; what is added is their difference"
+        "parameter, each beside a round without it, taking turns; what is added is their "
+        f"difference; forms with the demo pair's tokenizer, V = {of_forms:,}"
     )
     return Report("parameters", regime, table, {"regime": regime, "k": DEPTH, "rows": figures})

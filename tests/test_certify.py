@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from itertools import combinations, pairwise, product
 from pathlib import Path
@@ -14,23 +14,35 @@ import numpy as np
 import pytest
 
 import outrider.cli.certify
-from outrider import SamplingParams, SpeculativeConfig
-from outrider.certify import cases, ceilings, checks, controls, exact, faults, goodness
+from outrider import (
+    SamplingParams,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    StructuredOutput,
+    stopping,
+)
+from outrider.certify import cases, ceilings, checks, controls, exact, faults, goodness, toys
 from outrider.certify.covering import coverage, covering
 from outrider.certify.exact import exact_tier
 from outrider.certify.modules import load_part
-from outrider.certify.reference import filtered
+from outrider.certify.reference import allowed, ended, filtered
 from outrider.certify.statistics import Cell, fitted_positions, judged, sample
 from outrider.chance import inverse_cdf, philox4x32
 from outrider.cli import main
 from outrider.errors import InvalidConfigError
 from outrider.models.tabular import mock_pair
+from outrider.shaping import Shaper
 from outrider.verification import TokenVerification, Verifier
 from outrider.verification.lossy import LenientVerification
 
 
 def quiet(done: int, total: int, what: str) -> None:
     assert 0 <= done <= total, what
+
+
+@cache
+def designed() -> Any:
+    return cases.design()
 
 
 @cache
@@ -41,13 +53,16 @@ def verdict(control: controls.Control) -> controls.Verdict:
 class TestDesign:
     @pytest.mark.parametrize("size", [2, 3])
     def test_every_combination_that_may_occur_does(self, size: int) -> None:
-        """Counted anew, from all possible rows."""
-        stated, made = cases.design()
+        """Counted anew, from all possible rows of these factors and of those that are not free."""
+        stated, made = designed()
+        tied = ("drafter", "depth", "replay", "drafting")
         possible: set[Any] = set()
-        for values in product(*cases.FACTORS.values()):
-            row = dict(zip(cases.FACTORS, values, strict=True))
-            if cases.allowed(row):
-                possible.update(combinations(row.items(), size))
+        for some in combinations(cases.FACTORS, size):
+            names = [name for name in cases.FACTORS if name in some or name in tied]
+            for values in product(*(cases.FACTORS[name] for name in names)):
+                row = dict(zip(names, values, strict=True))
+                if cases.allowed(row):
+                    possible.add(tuple((name, row[name]) for name in some))
         found: set[Any] = set()
         for case in made:
             assert cases.allowed(case.values)
@@ -70,12 +85,12 @@ class TestDesign:
         assert coverage(rows[:-1], factors, allowed, 2).covered < found.possible
 
     def test_it_is_the_same_every_time(self) -> None:
-        assert cases.design() == cases.design()
+        assert cases.design() == designed()
 
 
 class TestExactTier:
     def test_every_eighth_case_is_exact(self) -> None:
-        for case in cases.design()[1][::8]:
+        for case in designed()[1][::8]:
             measured = case.measure()
             assert measured.passed, measured
 
@@ -96,6 +111,90 @@ class TestExactTier:
         assert {"keys", "batches", "metrics", "perfect draft", "known answers"} <= {
             finding.check for finding in findings
         }
+
+
+def stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What looks at earlier tokens does not see the drafted ones."""
+    shaper = Shaper.__call__
+    monkeypatch.setattr(Shaper, "__call__", lambda self, logits, path: shaper(self, logits, None))
+
+
+def remembers_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next round goes on from the last call of this one, kept or not."""
+    processors = Shaper.processors
+
+    def last_called(self: Shaper, row: int, path: Any) -> Any:
+        called = [forks for (owner, _), forks in self._after.items() if owner == row]
+        return called[-1] if called else processors(self, row, path)
+
+    monkeypatch.setattr(Shaper, "processors", last_called)
+
+
+def late_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop string ends a request with the round's last token."""
+    found = stopping._first_completed
+
+    def late(state: Any, tokens: list[int], tokenizer: Any) -> int | None:
+        return None if found(state, tokens, tokenizer) is None else len(tokens) - 1
+
+    monkeypatch.setattr(stopping, "_first_completed", late)
+
+
+def drafts_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target's laws are made by the parameters of the draft's."""
+    pack = SpeculativeDecoder.pack
+
+    def packed(self: SpeculativeDecoder, states: Any) -> Any:
+        batch = pack(self, states)
+        return replace(batch, params=batch.drafting)
+
+    monkeypatch.setattr(SpeculativeDecoder, "pack", packed)
+
+
+class TestLevels:
+    """Each level of the design can fail: a fault that it is there for is seen in it."""
+
+    @pytest.mark.parametrize(
+        ("factor", "level", "fault"),
+        [
+            ("shaping", "repetition", stale),
+            ("shaping", "penalties", stale),
+            ("shaping", "bans", stale),
+            ("shaping", "processor", stale),
+            ("shaping", "memory", stale),
+            ("shaping", "memory", remembers_refused),
+            ("shaping", "regex", stale),
+            ("shaping", "choice", stale),
+            ("stop", "at a string", late_stops),
+            ("stop", "not before two", late_stops),
+            ("stop", "not before two", stale),
+            ("drafting", "otherwise", drafts_law),
+        ],
+    )
+    def test_a_fault_is_seen(
+        self, monkeypatch: pytest.MonkeyPatch, factor: str, level: str, fault: Any
+    ) -> None:
+        """In the cases of the level that draft two tokens in a row, with no other one beside it."""
+        beside = {"depth": "2", "shaping": "none", "stop": "never"}
+        if factor == "stop":
+            del beside["stop"]
+        wanted = beside | {factor: level}
+        chosen = [
+            case
+            for case in designed()[1]
+            if wanted.items() <= case.values.items() and case.values["sampling"] != "greedy"
+        ]
+        assert all(case.measure().passed for case in chosen)
+        fault(monkeypatch)
+        assert not all(case.measure().passed for case in chosen)
+
+    def test_every_parameter_is_in_a_case_or_said_to_be_in_none(self) -> None:
+        levels = [*cases.SAMPLING.values(), *cases.SHAPING.values(), *cases.STOP.values()]
+        asked = {name for level in levels for name in level} | {"depths", "max_tokens"}
+        said = {name for names in cases.LEFT_OUT for name in names.split(", ")}
+        assert {field.name for field in fields(SamplingParams)} <= asked | said
+        forms = {form.kind for level in levels if (form := level.get("structured_output"))}
+        assert {"json_schema", "regex", "grammar", "choice"} <= forms | said
 
 
 class TestCeilings:
@@ -255,6 +354,36 @@ class TestGoodness:
 
 
 class TestReference:
+    def test_forms_and_ends_by_their_definitions(self) -> None:
+        """Letters a, b and c at 0, 2 and 3; the token 1 has no text."""
+        texts = toys.TEXTS
+
+        def follow(output: tuple[int, ...], **asked: Any) -> list[int]:
+            params = SamplingParams(**asked)
+            return np.flatnonzero(allowed(output, params, texts)).tolist()
+
+        form = StructuredOutput(choice=("ab", "b", "abc"))
+        assert follow(()) == [0, 1, 2, 3]
+        assert follow((), structured_output=form) == [0, 2]
+        assert follow((0, 2), structured_output=form) == [3]
+        assert follow((0, 2), structured_output=form, stop_token_ids=(1,)) == [1, 3]
+        regex = StructuredOutput(regex="(ab)+")
+        assert follow((0,), structured_output=regex) == [2]
+        assert follow((0, 2), structured_output=regex, stop_token_ids=(1,)) == [0, 1]
+
+        def over(output: tuple[int, ...], **asked: Any) -> bool:
+            return ended(output, SamplingParams(max_tokens=4, **asked), texts)
+
+        assert not over((0, 2, 3))
+        assert over((0, 2, 3, 0))
+        assert over((2, 1, 0), stop=("ba",))
+        assert not over((2, 0, 1), stop=("ba",))
+        assert not over((2,), stop=("b",), min_tokens=2)
+        assert over((2, 2), stop=("b",), min_tokens=2)
+        assert over((1,), stop_token_ids=(1,))
+        assert over((0, 2, 3), structured_output=form)
+        assert not over((0, 2, 3), structured_output=form, stop_token_ids=(1,))
+
     def test_filters_by_their_definitions(self) -> None:
         row = np.array([0.5, 0.3, 0.15, 0.05])
         given = {
@@ -382,7 +511,8 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def shortened(part: Any = None) -> Any:
         covered, made = whole(part)
-        return covered, made[:4]
+        undrafted = next(case for case in made if case.values["stop"] == "after one token")
+        return covered, [*made[:3], undrafted]
 
     monkeypatch.setattr(exact, "_checks", lambda part: every(part)[-2:])
     monkeypatch.setattr("outrider.certify.exact.design", shortened)

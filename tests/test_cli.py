@@ -26,6 +26,7 @@ from outrider.metrics import SpeculationMetrics
 CONTEXT = 64
 PROMPT = "def f(x):"
 BROKEN = "~"
+FORMS = ("json_schema", "regex", "grammar", "choice")
 
 
 def _save(folder: Path, *, characters: int = 256, seed: int = 0, broken: str = "") -> Path:
@@ -250,6 +251,7 @@ class TestGenerate:
             "logprobs": ("--logprobs", "2", 2),
             "n": ("-n", "2", 2),
             "seed": ("--seed", "3", 3),
+            "structured_output": ("--regex", "[a-z]*", dict.fromkeys(FORMS) | {"regex": "[a-z]*"}),
         }
         more = ("--logit-bias", "6+2", "--logit-bias", "7-3", "--bad-words", "b", "--stop", "\n")
         given = [part for flag, text, _ in asked.values() for part in (flag, text)]
@@ -287,6 +289,36 @@ class TestGenerate:
         later = document(capsys, *common, "--stop", letter * 3, "--min-tokens", "7")
         assert later["text"] == letter * 4
 
+    def test_the_text_has_the_form_asked_for(self, capsys, target, draft, tmp_path):
+        common = ("generate", "-p", PROMPT, "--target", target, "--draft", draft)
+        common = (*common, "--seed", "3", "-m", "50")
+        schema = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 3}
+        file, grammar = tmp_path / "schema.json", tmp_path / "form.lark"
+        file.write_text(json.dumps(schema))
+        grammar.write_text('start: "(" start ")" | "x"')
+        for given in (str(file), json.dumps(schema)):
+            found = document(capsys, *common, "--json-schema", given)
+            assert found["finish_reason"] == "stop"
+            assert len(json.loads(found["text"])) in (2, 3)
+            asked = found["config"]["sampling"]["structured_output"]
+            assert json.loads(asked["json_schema"]) == schema
+        found = document(capsys, *common, "--regex", "a{2}(b|c)")
+        assert found["text"] in ("aab", "aac")
+        found = printed(capsys, *common, "--grammar", str(grammar), "--logit-bias", "87=9")
+        assert re.fullmatch(r"(\(*)x(\)*)", found.strip())
+        assert found.count("(") == found.count(")")
+        found = document(capsys, *common, "--choice", "yes", "--choice", "no", "-n", "3")
+        assert {choice["text"] for choice in found["choices"]} <= {"yes", "no"}
+        assert found["config"]["sampling"]["structured_output"]["choice"] == ["yes", "no"]
+
+    def test_a_text_that_is_not_whole_is_told(self, capsys, target):
+        flags = ("generate", "-p", PROMPT, "--target", target, "--regex", "a{5}")
+        for length, told in (("3", True), ("9", False)):
+            assert run(*flags, "-m", length) == 0
+            captured = capsys.readouterr()
+            assert captured.out == "a" * min(int(length), 5) + "\n"
+            assert ("cut by --max-tokens 3: not yet a whole text" in captured.err) is told
+
     def test_log_probabilities_in_json_and_for_reading(self, capsys, target, draft):
         flags = ("generate", "-p", PROMPT, "--target", target, "--draft", draft, "-m", "5")
         flags = (*flags, "--seed", "3", "--temp", "0", "--logprobs", "2")
@@ -313,11 +345,13 @@ class TestGenerate:
 
     def test_the_commands_of_the_readme(self, capsys):
         readme = (Path(__file__).parent.parent / "README.md").read_text()
-        start = ".venv/bin/outrider generate "
-        commands = [line for line in readme.splitlines() if line.startswith(start)]
-        assert len(commands) == 5
+        blocks = "".join(part.split("```")[0] for part in readme.split("```bash\n")[1:])
+        shell = ".venv/bin/outrider "
+        commands = [shlex.split(part) for part in blocks.split(shell)[1:]]
+        commands = [command for command in commands if command[0] == "generate"]
+        assert len(commands) == 8
         for command in commands:
-            assert printed(capsys, *shlex.split(command)[1:], "-m", "12").strip(), command
+            assert printed(capsys, *command, "-m", "40").strip(), command
 
     def test_colour_changes_nothing_but_colour(self, capsys, target):
         common = ("generate", "-p", PROMPT, "--target", target, "--draft", target, "-m", "8")
@@ -466,6 +500,11 @@ class TestErrors:
             (("--stop", ""), "'' is not allowed: expected a text in UTF-8, not empty"),
             (("--min-tokens", "-1"), "'-1' is not allowed: expected an integer >= 0"),
             (("--logprobs", "21"), "'21' is not allowed: expected an integer in [0, 20], or None"),
+            (("--json-schema", "no.json"), "'no.json' is not allowed: expected a readable file ("),
+            (("--json-schema", "{x"), "'{x' is not allowed: expected a JSON schema"),
+            (("--grammar", "/"), "'/' is not allowed: expected a readable file ("),
+            (("--choice", ""), "'' is not allowed: expected a text in UTF-8, not empty"),
+            (("--choice", "a", "--regex", "a"), "--regex: not allowed with argument --choice"),
             (("--prompt-lookup-max", "0"), "'0' is not allowed: expected an integer >= 1"),
             (("--verification", "x"), "'x' is not allowed: expected one of 'block', 'token'"),
             (("--method", "x"), "invalid choice: 'x' (choose from"),
@@ -500,6 +539,11 @@ class TestErrors:
             capsys, "generate", "-p", PROMPT, "--target", target, "--logit-bias", "256=1"
         )
         assert "logit_bias has token id 256; expected ids in 0..255" in line
+
+    def test_a_form_that_no_text_has(self, capsys, target):
+        common = ("generate", "-p", PROMPT, "--target", target, "-m", "9")
+        for form, said in (("(", "unclosed group"), ("", "more than the empty text")):
+            assert said in error_of(capsys, *common, "--regex", form)
 
     def test_unknown_subcommand(self, capsys):
         assert "invalid choice: 'generat' (choose from 'generate'" in error_of(capsys, "generat")

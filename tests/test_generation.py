@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -13,7 +14,7 @@ import transformers as tf
 from transformers import GenerationConfig
 
 import outrider
-from outrider import SamplingParams, SpeculativeConfig
+from outrider import SamplingParams, SpeculativeConfig, StatefulProcessor
 from outrider.errors import InvalidConfigError
 from outrider.settings import REFUSED, REFUSED_IN_SAMPLING
 
@@ -210,6 +211,14 @@ REFUSED_CALLS: list[tuple[dict[str, Any], str]] = [
     (
         {"logits_processor": [tf.UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, None)]},
         "remember nothing of earlier calls",
+    ),
+    (
+        {
+            "logits_processor": [
+                StatefulProcessor(tf.ClassifierFreeGuidanceLogitsProcessor(1.5), copy.copy)
+            ]
+        },
+        "need no other row",
     ),
     (
         {

@@ -10,7 +10,7 @@ import transformers as tf
 from torch import Tensor
 
 import outrider
-from outrider import SpeculativeConfig, SpeculativeDecoder, sampling
+from outrider import SpeculativeConfig, SpeculativeDecoder, StatefulProcessor, sampling
 from outrider.records import SequenceState
 from outrider.shaping import Path, Shaper, Shaping
 
@@ -198,6 +198,64 @@ def test_coupled_samples_are_those_of_plain_decoding(heard: Heard, asked: dict[s
         )
     assert texts[0].equal(texts[1])
     assert texts[0].equal(texts[2])
+
+
+class Echo(tf.LogitsProcessor):
+    """Takes from the logits what it remembers of those before, and counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.memory: Any = 0.0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.calls += 1
+        self.memory = 0.6 * self.memory + scores
+        return scores - 0.7 * self.memory + 0.1 * self.calls * (input_ids[:, -1:] % 7)
+
+
+def watermark() -> Any:
+    return tf.SynthIDTextWatermarkLogitsProcessor(
+        ngram_len=3,
+        keys=[654, 400, 836, 123],
+        sampling_table_size=2**8,
+        sampling_table_seed=0,
+        context_history_size=16,
+        device=torch.device("cpu"),
+    )
+
+
+@pytest.mark.parametrize("processor", [Echo, watermark])
+def test_one_that_remembers_is_that_of_generate(models: Any, processor: Any) -> None:
+    """In the place of the bare one, which transformers calls once a position for both rows."""
+    target, draft = models
+    inputs = padded((4, 9))
+    common: dict[str, Any] = {
+        "max_new_tokens": LENGTH,
+        "pad_token_id": PAD,
+        "repetition_penalty": 1.2,
+    }
+    bare = [processor(), squared]
+    expected = target.generate(**inputs, **common, logits_processor=bare)
+    without = target.generate(**inputs, **common, logits_processor=[squared])
+    assert not any(row.equal(other) for row, other in zip(expected, without, strict=True))
+    own = processor()
+    asked = common | {"logits_processor": [StatefulProcessor(own), squared]}
+    for k in range(5):
+        config = SpeculativeConfig(num_speculative_tokens=k)
+        inside = outrider.generate_with(draft, config)
+        assert target.generate(**inputs, **asked, custom_generate=inside).equal(expected), k
+    assert getattr(own, "calls", 0) == 0, "the caller's own is not called"
+
+
+def test_a_memory_that_hypotheses_share_is_seen(models: Any) -> None:
+    """Planted fault: forks that are one and the same."""
+    target, draft = models
+    inputs, common = padded((4, 9)), {"max_new_tokens": LENGTH, "pad_token_id": PAD}
+    expected = target.generate(**inputs, **common, logits_processor=[Echo()])
+    shared = [StatefulProcessor(Echo(), lambda processor: processor)]
+    inside = outrider.generate_with(draft, SpeculativeConfig(num_speculative_tokens=3))
+    found = target.generate(**inputs, **common, logits_processor=shared, custom_generate=inside)
+    assert not found.equal(expected)
 
 
 def test_a_list_without_processors_is_left_alone(heard: Heard) -> None:

@@ -44,8 +44,9 @@ def generate_with(
 
     The generation config is honoured, or refused by name. Stopping criteria are asked after every
     token, for each row by itself, with `scores` None. Logits processors of the caller's own are
-    called for each row and each drafted position by itself, in transformers' order; they must not
-    remember earlier calls, since drafts that are refused are seen as well. Rows that have ended are
+    called for each row and each drafted position by itself, in transformers' order; one that
+    remembers earlier calls comes as `StatefulProcessor(processor)`, called with [1, L] and [1, V]
+    like the others, since drafts that are refused are seen as well. Rows that have ended are
     padded. What sampling draws follows from `torch.manual_seed`. transformers itself drops a
     `streamer`, `assistant_model` or `tokenizer`; stop strings are passed as a `StopStringCriteria`.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from transformers import (
 from transformers.generation.logits_process import LogitNormalization, WhisperNoSpeechDetection
 
 from .errors import InvalidConfigError
+from .processors import StatefulProcessor
 from .settings import plain, sequence_bias
 
 _PROCESSORS: dict[type, tuple[str, str]] = {
@@ -55,13 +57,15 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 """Values, beside None, of settings of which it makes none of the above."""
 
-_STATEFUL = (
+_OTHER_ROWS: tuple[type, ...] = (
     ClassifierFreeGuidanceLogitsProcessor,
-    SynthIDTextWatermarkLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
     WhisperNoSpeechDetection,
 )
-"""Those of transformers that remember earlier calls, or need rows beside the one they change."""
+"""Those of transformers that need rows beside the one they change."""
+
+_STATEFUL: tuple[type, ...] = (*_OTHER_ROWS, SynthIDTextWatermarkLogitsProcessor)
+"""Those that may not come bare: they remember earlier calls, or need other rows."""
 
 
 def custom_processors(processors: Sequence[Any], asked: GenerationConfig) -> list[Any]:
@@ -82,13 +86,7 @@ def custom_processors(processors: Sequence[Any], asked: GenerationConfig) -> lis
         attribute, field = _PROCESSORS.get(kind, ("", ""))
         wanted = plain(getattr(asked, field)) if field else None
         if wanted in (None, *_NEUTRAL.get(field, ())) or kind in met:
-            if isinstance(processor, _STATEFUL):
-                raise InvalidConfigError(
-                    "logits_processor",
-                    kind.__name__,
-                    "processors that remember nothing of earlier calls, since drafts that are "
-                    "refused are seen as well",
-                )
+            _check_alone(processor)
             custom.append(processor)
             continue
         met.add(kind)
@@ -106,15 +104,55 @@ def custom_processors(processors: Sequence[Any], asked: GenerationConfig) -> lis
     return custom
 
 
-def of_row(processor: Any, row: int, padding: Tensor) -> Any:
-    """A processor as it is called for one row, whose history begins with `padding` [P]."""
+def _check_alone(processor: Any) -> None:
+    """Refuse what cannot be called for one row and one hypothesis by itself."""
+    alone, refused = processor, _STATEFUL
+    remedy = "; pass one that remembers as outrider.StatefulProcessor(processor)"
+    if isinstance(processor, StatefulProcessor):
+        alone, refused, remedy = processor.processor, _OTHER_ROWS, ""
+    if isinstance(alone, refused):
+        raise InvalidConfigError(
+            "logits_processor",
+            type(alone).__name__,
+            "processors that need no other row, and that remember nothing of earlier calls, since "
+            f"drafts that are refused are seen as well{remedy}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _OfRow:
+    """A processor that is called as transformers would, on a row of its own.
+
+    Attributes:
+        processor: called with the row's whole history [1, L] and logits [1, V].
+        padding: int64 [P], what the history begins with.
+    """
+
+    processor: Any
+    padding: Tensor
+
+    def __call__(self, history: Tensor, logits: Tensor) -> Tensor:
+        whole = torch.cat([self.padding.to(history.device), history])
+        shaped: Tensor = self.processor(whole[None], logits[None])[0]
+        return shaped
+
+
+def of_row(processor: Any, row: int, padding: Tensor) -> _OfRow | StatefulProcessor:
+    """A processor as it is called for one row, whose history begins with `padding` [P].
+
+    One that remembers does so for this row alone.
+    """
+    if isinstance(processor, StatefulProcessor):
+        fork = processor.fork
+        return StatefulProcessor(
+            _of_row(processor.processor, row, padding),
+            lambda own: _OfRow(fork(own.processor), own.padding),
+        )
+    return _of_row(processor, row, padding)
+
+
+def _of_row(processor: Any, row: int, padding: Tensor) -> _OfRow:
     if type(processor) is PrefixConstrainedLogitsProcessor:
         allowed = processor._prefix_allowed_tokens_fn
         processor = PrefixConstrainedLogitsProcessor(lambda _, tokens: allowed(row, tokens), 1)
-
-    def process(history: Tensor, logits: Tensor) -> Tensor:
-        whole = torch.cat([padding.to(history.device), history])
-        shaped: Tensor = processor(whole[None], logits[None])[0]
-        return shaped
-
-    return process
+    return _OfRow(processor, padding)

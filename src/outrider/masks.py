@@ -59,8 +59,10 @@ class RoundMasks:
         allowed = torch.from_numpy(bits).to(logits.device)
         every = len(rows) == len(logits)
         asked = logits if every else logits[rows]
-        nothing = (asked + self._added(allowed, asked)).amax(-1, keepdim=True) == -torch.inf
-        masked = asked + self._added(torch.where(nothing, ~allowed, allowed), asked)
+        masked = asked + self._added(allowed, asked)
+        nothing = masked.amax(-1, keepdim=True) == -torch.inf
+        if nothing.any():
+            masked = torch.where(nothing, asked + self._added(~allowed, asked), masked)
         if every:
             return masked
         logits[rows] = masked

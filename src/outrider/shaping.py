@@ -126,6 +126,73 @@ class Shaping:
         return shaping if used else None
 
 
+@dataclass(frozen=True, slots=True)
+class _History:
+    """The tokens whose logits penalties change: those seen so far, and drafted ones after them.
+
+    Attributes:
+        tokens: int64 [B, S], the different tokens of each row in ascending order; a row with fewer
+            than others begins with its first one several times.
+        counts: int64 [B, S], how often the output has each.
+        again: bool [B, S], which of them are a first one's repetitions.
+    """
+
+    tokens: Tensor
+    counts: Tensor
+    again: Tensor
+
+    @staticmethod
+    def of(states: Sequence[SequenceState], device: torch.device) -> _History:
+        """What the sequences have seen that a penalty of theirs looks at."""
+        found = []
+        for state in states:
+            output = state.prefix.tokens[state.prompt_length :]
+            looked_at = output if state.params.repetition_penalty == 1 else state.prefix.tokens
+            # Where nothing was seen, any token does: its count is 0, and its penalty none.
+            tokens = np.flatnonzero(np.bincount(looked_at)) if len(looked_at) else np.zeros(1, int)
+            counts = np.bincount(output, minlength=int(tokens[-1]) + 1)
+            found.append((tokens, counts[tokens]))
+        width = max(len(tokens) for tokens, _ in found)
+        packed = np.zeros((3, len(states), width), dtype=np.int64)
+        for row, (tokens, counts) in enumerate(found):
+            start = width - len(tokens)
+            packed[0, row, :start], packed[0, row, start:] = tokens[0], tokens
+            packed[1, row, :start], packed[1, row, start:] = counts[0], counts
+            packed[2, row, 1 : start + 1] = 1
+        tokens, counts, again = torch.from_numpy(packed).to(device)
+        return _History(tokens, counts, again.bool())
+
+    def before(self, path: Path, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The tokens that have been seen at each of M nodes, with the drafted ones before it.
+
+        A drafted token that was seen earlier stands twice, and says the same each time.
+
+        Returns:
+            Tokens int64 [B, M, S + D], how often the output has each, and whether it was seen.
+        """
+        shape = (len(self.tokens), nodes, -1)
+        known, counts = self.tokens[:, None].expand(shape), self.counts[:, None].expand(shape)
+        everywhere = torch.ones_like(known, dtype=torch.bool)
+        if not path.tokens.shape[2]:
+            return known, counts, everywhere
+        real = path.real.expand(shape)
+        drafted = path.tokens.expand(shape).where(real, 0)
+        flat = drafted.flatten(1)
+        place = torch.searchsorted(self.tokens, flat).clamp(max=self.tokens.shape[1] - 1)
+        earlier = (self.tokens.gather(1, place) == flat).view(drafted.shape)
+        place = place.view(drafted.shape)
+        passed = torch.zeros_like(counts).scatter_add_(2, place, (earlier & real).long())
+        passed = torch.where(self.again[:, None], passed[..., :1], passed)
+        same = (drafted[..., None] == drafted[..., None, :]) & real[..., None, :]
+        own = same.sum(-1)
+        whole = own + counts.gather(2, place).where(earlier, 0)
+        return (
+            torch.cat([known, drafted], 2),
+            torch.cat([counts + passed, whole], 2),
+            torch.cat([everywhere, earlier | (own > 0)], 2),
+        )
+
+
 class Shaper:
     """The shaping of one round: what was asked for, beside what has been emitted so far.
 
@@ -151,14 +218,9 @@ class Shaper:
         self._after: dict[tuple[int, tuple[int, ...]], tuple[Any, ...]] = {}
         emitted = [state.prefix.length - state.prompt_length for state in states]
         self._emitted = torch.tensor(emitted, device=device)[:, None]
-        self._seen: Tensor | None = None
-        self._counts: Tensor | None = None
-        if shaping.repetition is not None:
-            everything = [state.prefix.tokens for state in states]
-            self._seen = _counted(everything, vocab_size, device) > 0
-        if shaping.presence is not None or shaping.frequency is not None:
-            output = [state.prefix.tokens[state.prompt_length :] for state in states]
-            self._counts = _counted(output, vocab_size, device)
+        penalties = (shaping.repetition, shaping.presence, shaping.frequency)
+        penalised = any(penalty is not None for penalty in penalties)
+        self._history = _History.of(states, device) if penalised else None
         longest = max((int(words.before.shape[1]) for words in shaping.words), default=0)
         tails = np.full((len(states), longest), -1, dtype=np.int64)
         for row, state in enumerate(states):
@@ -183,21 +245,8 @@ class Shaper:
         if shaping.bias is not None:
             rows, tokens, values = shaping.bias
             _add(shaped, rows, tokens, values[:, None])
-        passed = None
-        if self._seen is not None or self._counts is not None:
-            passed = shaped.new_zeros(shaped.shape)
-            passed.scatter_add_(2, path.tokens.where(path.real, 0), path.real.to(passed.dtype))
-        if self._seen is not None and shaping.repetition is not None and passed is not None:
-            seen = self._seen[:, None] | (passed > 0)
-            factor = shaping.repetition.to(shaped.dtype)
-            punished = torch.where(shaped > 0, shaped / factor, shaped * factor)
-            shaped = torch.where(seen, punished, shaped)
-        if self._counts is not None and passed is not None:
-            counts = self._counts[:, None] + passed
-            if shaping.frequency is not None:
-                shaped = shaped - shaping.frequency.to(shaped.dtype) * counts
-            if shaping.presence is not None:
-                shaped = shaped - shaping.presence.to(shaped.dtype) * (counts > 0)
+        if self._history is not None:
+            self._penalise(shaped, path, self._history)
         for words in shaping.words:
             _add(shaped, words.rows, words.last, self._completed(words, path))
         if shaping.floor is not None:
@@ -244,6 +293,23 @@ class Shaper:
                 for processor in running:
                     shaped[row, node] = _called(processor)(history, shaped[row, node])
 
+    def _penalise(self, shaped: Tensor, path: Path, history: _History) -> None:
+        """Take the penalties from logits [B, M, V], in place: of the tokens that may have one."""
+        tokens, counts, seen = history.before(path, shaped.shape[1])
+        logits = shaped.gather(2, tokens)
+        counts = counts.to(shaped.dtype)
+        shaping = self._shaping
+        if shaping.repetition is not None:
+            factor = shaping.repetition.to(shaped.dtype)
+            punished = torch.where(logits > 0, logits / factor, logits * factor)
+            logits = torch.where(seen, punished, logits)
+        if shaping.frequency is not None:
+            logits = logits - shaping.frequency.to(shaped.dtype) * counts
+        if shaping.presence is not None:
+            logits = logits - shaping.presence.to(shaped.dtype) * (counts > 0)
+        # A token that stands here several times has the same logit each time.
+        shaped.scatter_(2, tokens, logits)
+
     def _completed(self, words: _Words, path: Path) -> Tensor:
         """Minus infinity where a node [M] stands before a word's last token, else 0, [W, M]."""
         longest, needed = self._tails.shape[1], words.before.shape[1]
@@ -271,22 +337,6 @@ def _called(processor: Any) -> Processor:
         return row
 
     return one_row
-
-
-def _counted(
-    histories: Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]],
-    vocab_size: int,
-    device: torch.device,
-) -> Tensor:
-    """How often each token occurs in each of B histories, [B, V]."""
-    longest = max(map(len, histories))
-    tokens = np.full((len(histories), longest), vocab_size, dtype=np.int64)
-    for row, history in enumerate(histories):
-        tokens[row, : len(history)] = history
-    counts = torch.zeros(len(histories), vocab_size + 1, device=device)
-    index = torch.from_numpy(tokens).to(device)
-    counts.scatter_add_(1, index, torch.ones_like(index, dtype=counts.dtype))
-    return counts[:, :vocab_size]
 
 
 def _forbidden(where: Tensor) -> Tensor:

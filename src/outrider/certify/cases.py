@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from ..config import LOSSY, SamplingParams, SpeculativeConfig, Verification
 from ..drafters.ngram import NgramDrafter
 from ..engine import SpeculativeDecoder
 from ..models.tabular import TabularModel, mock_pair
+from ..processors import StatefulProcessor
 from ..protocols import DraftModel
 from ..records import SequenceState
+from ..structured import StructuredOutput
 from ..verification import Verifier
+from . import toys
 from .checks import TOLERANCE
 from .contracts import checked_drafter, checked_verifier, described
 from .covering import Coverage, coverage, covering
@@ -61,29 +64,73 @@ SHAPING: dict[str, dict[str, Any]] = {
     "repetition": {"repetition_penalty": 1.4},
     "penalties": {"presence_penalty": 0.8, "frequency_penalty": -0.5},
     "bias": {"logit_bias": {0: 1.5, 2: -1.0}},
-    "bans": {"bad_words": ((1, 2), (0, 0)), "min_tokens": 1},
+    "bans": {"bad_words": ((1, 2), (0, 0))},
+    "processor": {"logits_processors": (toys.turned,)},
+    "memory": {"logits_processors": (StatefulProcessor(toys.Remembering()),)},
+    "regex": {
+        "structured_output": StructuredOutput(regex="(ab|b)+a?"),
+        "logits_processors": (toys.turned,),
+    },
+    "choice": {
+        "structured_output": StructuredOutput(choice=("ab", "ba", "abb", "aab")),
+        "frequency_penalty": 0.9,
+        "logit_bias": {2: -1.5},
+    },
 }
-"""What is done to logits before they become laws, with tokens that were drafted in view."""
+"""What is done to logits before they become laws, with tokens that were drafted in view.
+
+The last four: a processor of the user's own, one that remembers, and two forms of the text.
+"""
+
+STOP: dict[str, dict[str, Any]] = {
+    "never": {},
+    "at a token": {"stop_token_ids": (toys.END,)},
+    "at a string": {"stop": ("ba", "bb")},
+    "not before two": {"stop_token_ids": (toys.END,), "stop": ("b",), "min_tokens": 2},
+    "after one token": {"max_tokens": 1},
+}
+"""What ends a request before its length does."""
+
+DRAFTING: dict[str, SamplingParams | None] = {
+    "as asked": None,
+    "otherwise": SamplingParams(
+        temperature=1.3, top_k=2, repetition_penalty=0.7, bad_words=((2, 0),)
+    ),
+}
+"""What makes the draft's laws of its logits: the request's own parameters, or others."""
 
 FACTORS: dict[str, tuple[str, ...]] = {
     "method": tuple(METHODS),
     "drafter": tuple(DRAFTERS),
     "sampling": tuple(SAMPLING),
     "shaping": tuple(SHAPING),
-    "stop": ("never", "at a token", "after one token"),
+    "stop": tuple(STOP),
     "batch": ("alone", "ragged", "with others"),
     "depth": ("1", "2", "3"),
     "replay": ("no", "yes"),
     "draft": ("unlike", "similar", "close"),
+    "drafting": tuple(DRAFTING),
 }
 
 STRENGTH = 3
 """The design covers every combination of the values of this many factors."""
 
+LEFT_OUT: dict[str, str] = {
+    "n": "one continuation at a time is enumerated",
+    "seed": "every outcome of every draw is walked in its place",
+    "logprobs": "they are told of tokens, and change none",
+    "ignore_eos": "the small models have no end token of their own; requests name theirs",
+    "json_schema, grammar": "they go through the matcher that a regex and a choice go through, and "
+    "JSON has no short texts in two or three letters",
+    "a form beside bad_words": "together they may leave no token, which is an error and has no law",
+    "draft_params where no draft model drafts": "nothing is made of any draft's logits",
+}
+"""What a request may ask for, or a configuration, that no case does, and why."""
+
 _BATCH_SIZES = {"alone": 1, "ragged": 64, "with others": 16}
 _AGREEMENTS = {"unlike": 0.0, "similar": 0.6, "close": 0.95}
-_STOP = (1,)
-_PROMPT = (0, 1, 2, 0, 1, 2, 0)
+_PROMPT = (0, 1, 1, 0, 1, 1, 0)
+"""It repeats itself, for the lookup, and lacks a token, which penalties see in drafts alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +192,8 @@ class Case:
             batch_size=_BATCH_SIZES[self.values["batch"]],
             mates=_mates(decoder) if self.values["batch"] == "with others" else (),
         )
-        return Measured(self, distance(found, target_law(target, _PROMPT, params)), len(found))
+        expected = target_law(target, _PROMPT, params, toys.TEXTS[: self._vocab_size])
+        return Measured(self, distance(found, expected), len(found))
 
     @property
     def _depth(self) -> int:
@@ -159,14 +207,13 @@ class Case:
     def _params(self) -> SamplingParams:
         replay = self.values["replay"] == "yes"
         # One token more than the depth, or a round could not reach it.
-        length = max(3, self._depth + 1)
-        return SamplingParams(
-            max_tokens=1 if self.values["stop"] == "after one token" else length,
-            stop_token_ids=_STOP if self.values["stop"] == "at a token" else (),
-            depths=(self._depth, 0, 1) if replay else None,
-            **SAMPLING[self.values["sampling"]],
-            **SHAPING[self.values["shaping"]],
-        )
+        asked: dict[str, Any] = {
+            "max_tokens": max(3, self._depth + 1),
+            "depths": (self._depth, 0, 1) if replay else None,
+        }
+        for factor, levels in (("stop", STOP), ("sampling", SAMPLING), ("shaping", SHAPING)):
+            asked |= levels[self.values[factor]]
+        return SamplingParams(**asked)
 
     def _decoder(self, target: TabularModel, draft: TabularModel) -> SpeculativeDecoder:
         part, kind = self.part, self.values["drafter"]
@@ -176,7 +223,11 @@ class Case:
         verifier = None if part is None else part.verifier
         method = METHODS["block" if verifier is not None else self.values["method"]]
         config = configured(method, kind, self._depth)
-        return SpeculativeDecoder(target, drafter, config=config, verifier=verifier)
+        config = replace(config, draft_params=DRAFTING[self.values["drafting"]])
+        words = toys.tokenizer(self._vocab_size)
+        return SpeculativeDecoder(
+            target, drafter, tokenizer=words, config=config, verifier=verifier
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,10 +281,11 @@ def design(part: Part | None = None) -> tuple[tuple[Coverage, ...], list[Case]]:
 
 
 def allowed(row: Mapping[str, str]) -> bool:
-    """Without a drafter there is no depth, and depths cannot be replayed."""
-    return row.get("drafter") != "none" or (
-        row.get("depth", "1") == "1" and row.get("replay", "no") == "no"
-    )
+    """Without a drafter there is no depth to replay, and without a draft model no law to make."""
+    drafter = row.get("drafter")
+    if drafter in ("none", "prompt lookup") and row.get("drafting", "as asked") != "as asked":
+        return False
+    return drafter != "none" or (row.get("depth", "1") == "1" and row.get("replay", "no") == "no")
 
 
 def _mates(decoder: SpeculativeDecoder) -> list[SequenceState]:

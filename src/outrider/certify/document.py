@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from .cases import FACTORS, Measured
+from .cases import FACTORS, LEFT_OUT, Measured
 from .ceilings import Reached
 from .checks import TOLERANCE, Finding
 from .controls import Verdict
@@ -32,6 +32,7 @@ def exact(tier: ExactTier) -> dict[str, Any]:
             "factors": FACTORS,
             "cases": len(tier.measured),
             "coverage": [asdict(item) for item in tier.coverage],
+            "left_out": LEFT_OUT,
         },
         "cases": [_case(item) for item in tier.measured],
         "checks": [_finding(item) for item in tier.findings],

@@ -1,24 +1,37 @@
 """The target's law by plain recursion: an independent reference to hold the engine's against.
 
-Nothing here uses `outrider.sampling`, the engine, or verification. The filters are written from
-their definitions, in NumPy and float64.
+Nothing here uses `outrider.sampling`, the engine, or verification. What parameters ask for is
+written from their definitions, in NumPy and float64: a text is the beginning of a form if trying
+finds a whole one that it begins, and a processor that remembers is copied before every call.
 """
 
 from __future__ import annotations
 
+import copy
+import re
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ..config import SamplingParams
 from ..models.tabular import TabularModel
+from ..processors import StatefulProcessor
+from ..structured import StructuredOutput
 
 Law = dict[tuple[int, ...], float]
 Row = NDArray[np.float64]
 Tokens = tuple[int, ...]
 
+_TAIL = 2
+"""How many more letters a text may need to have the form of a regex."""
+
 
 def shaped(row: Row, prompt: Tokens, output: Tokens, params: SamplingParams) -> Row:
-    """The law [V] that biases, penalties and bans make of a row of probabilities [V].
+    """The logits [V] that biases, penalties and bans make of a row of probabilities [V].
 
     In transformers' order: logit bias, repetition penalty, presence and frequency penalties, bad
     words, minimum length; `stop_token_ids` are the only stop tokens.
@@ -39,8 +52,57 @@ def shaped(row: Row, prompt: Tokens, output: Tokens, params: SamplingParams) -> 
             logits[word[-1]] = -np.inf
     if len(output) < params.min_tokens:
         logits[list(params.stop_token_ids)] = -np.inf
-    law = np.exp(logits - logits.max())
-    return np.asarray(law / law.sum(), dtype=np.float64)
+    return np.asarray(logits, dtype=np.float64)
+
+
+def whole(form: StructuredOutput, text: str) -> bool:
+    """Whether a text has a form, a choice or a regex."""
+    if form.choice is not None:
+        return text in form.choice
+    assert form.regex is not None, "only forms that are tried in a line are held against"
+    return re.fullmatch(form.regex, text) is not None
+
+
+def begun(form: StructuredOutput, text: str, texts: Sequence[str]) -> bool:
+    """Whether some text of the tokens' letters has the form, and begins with this one."""
+    if form.choice is not None:
+        return any(choice.startswith(text) for choice in form.choice)
+    tails = ("".join(tail) for n in range(_TAIL + 1) for tail in product(texts, repeat=n))
+    return any(whole(form, text + tail) for tail in tails)
+
+
+def allowed(output: Tokens, params: SamplingParams, texts: Sequence[str]) -> NDArray[np.bool_]:
+    """Which tokens [V] may follow by the request's form; those without text end it."""
+    form = params.structured_output
+    if form is None:
+        return np.ones(len(texts), dtype=np.bool_)
+    text = "".join(texts[token] for token in output)
+    return np.array(
+        [
+            begun(form, text + letters, texts)
+            if letters
+            else token in params.stop_token_ids and whole(form, text)
+            for token, letters in enumerate(texts)
+        ]
+    )
+
+
+def ended(output: Tokens, params: SamplingParams, texts: Sequence[str]) -> bool:
+    """Whether an output is over: by its length, a stop token, a stop string, or its form."""
+    if len(output) == params.max_tokens:
+        return True
+    if not output:
+        return False
+    if output[-1] in params.stop_token_ids:
+        return True
+    if params.stop and len(output) >= params.min_tokens:
+        before = len("".join(texts[token] for token in output[:-1]))
+        text = "".join(texts[token] for token in output)
+        for stop in params.stop:
+            # It ends in the last token's text.
+            if any(text[:end].endswith(stop) for end in range(before + 1, len(text) + 1)):
+                return True
+    return not allowed(output, params, texts).any()
 
 
 def filtered(row: Row, params: SamplingParams) -> Row:
@@ -67,27 +129,43 @@ def filtered(row: Row, params: SamplingParams) -> Row:
     return np.asarray(law / law.sum(), dtype=np.float64)
 
 
-def target_law(target: TabularModel, prompt: tuple[int, ...], params: SamplingParams) -> Law:
+def target_law(
+    target: TabularModel,
+    prompt: tuple[int, ...],
+    params: SamplingParams,
+    texts: Sequence[str] | None = None,
+) -> Law:
     """Every output of sampling token by token, with its probability.
 
     Args:
         target: gives the law of the token after a prefix, before any filter.
         prompt: token ids.
-        params: of the request; `stop_token_ids` and `max_tokens` end an output.
+        params: of the request. Processors are functions of tokens [L] and logits [V]; a form is a
+            choice or a regex; the only stop tokens are `stop_token_ids`.
+        texts: what each of the V tokens reads as, for stop strings and forms.
     """
     law: Law = {}
+    letters = [""] * target.vocab_size if texts is None else list(texts)
+    first = [
+        p.processor if isinstance(p, StatefulProcessor) else p for p in params.logits_processors
+    ]
 
-    def extend(output: tuple[int, ...], probability: float) -> None:
-        ended = bool(output) and output[-1] in params.stop_token_ids
-        if ended or len(output) == params.max_tokens:
+    def extend(output: Tokens, probability: float, before: list[Callable[..., Any]]) -> None:
+        if ended(output, params, letters):
             law[output] = probability
             return
-        row = shaped(target.probabilities(prompt + output), prompt, output, params)
-        row = filtered(row, params)
+        logits = shaped(target.probabilities(prompt + output), prompt, output, params)
+        processors = copy.deepcopy(before)
+        for processor in processors:
+            history = torch.tensor(prompt + output)
+            logits = processor(history, torch.from_numpy(logits)).numpy()
+        logits = np.where(allowed(output, params, letters), logits, -np.inf)
+        row = np.exp(logits - logits.max())
+        row = filtered(row / row.sum(), params)
         for token in np.flatnonzero(row):
-            extend((*output, int(token)), probability * float(row[token]))
+            extend((*output, int(token)), probability * float(row[token]), processors)
 
-    extend((), 1.0)
+    extend((), 1.0, first)
     return law
 
 

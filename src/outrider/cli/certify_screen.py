@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import __version__
-from ..certify.cases import FACTORS, Measured
+from ..certify.cases import FACTORS, LEFT_OUT, Measured
 from ..certify.ceilings import PAIRS, VOCABULARY, Reached
 from ..certify.checks import TOLERANCE
 from ..certify.controls import Verdict
@@ -61,7 +61,8 @@ class Screen:
         self._say(
             f"The engine enumerated: {len(tier.measured)} cases, each on a random model pair of "
             f"its own, {outputs:,} outputs. They cover {_covered(tier.coverage)} of settings that "
-            f"may occur ({', '.join(FACTORS)}). {_compared(tier)}"
+            f"may occur ({', '.join(FACTORS)}). {_compared(tier)} "
+            f"No case has: {'; '.join(f'{what} ({why})' for what, why in LEFT_OUT.items())}."
         )
         self._print(_matrix(tier.measured))
         failures = _failures(tier.measured)

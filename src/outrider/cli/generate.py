@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _EXAMPLES = """examples:
   outrider generate -p "def fib(n):" --temp 0 --stop $'\\n\\n'
   outrider generate -p "import os" --frequency-penalty 0.5 --bad-words sys --seed 7
+  outrider generate -p "answer = " --choice True --choice False --temp 0
+  outrider generate -p "settings = " --json-schema schema.json --seed 2
   outrider generate -f prompt.txt --target MODEL --draft MODEL --logprobs 3 --json
 """
 
@@ -39,6 +41,7 @@ def configure(parser: ArgumentParser) -> None:
     options.add_model_flags(parser)
     request_flags.add_sampling_flags(parser)
     request_flags.add_shaping_flags(parser)
+    request_flags.add_structure_flags(parser)
     request_flags.add_stopping_flags(parser)
     request_flags.add_report_flags(parser)
     options.add_speculation_flags(parser)
@@ -50,7 +53,8 @@ def run(args: Namespace) -> None:
     prompt = given_or_piped_prompt(args)
     config = options.speculative_config(args)
     request_flags.check_together(args)
-    params = options.sampling_params(args)
+    form = request_flags.structured_output(args)
+    params = options.sampling_params(args, structured_output=form)
     if params.seed is None:
         params = replace(params, seed=secrets.randbits(63))
     options.speculation_method(args)
@@ -75,12 +79,18 @@ def run(args: Namespace) -> None:
         return
     paint = colored if wants_color(args.color) else unpainted
     told: list[list[TokenLogprob]] = [[] for _ in range(params.n)]
-    events = _noted(decoder.stream(prompt, params), told)
+    reasons: list[str | None] = [None] * params.n
+    events = _noted(decoder.stream(prompt, params), told, reasons)
     if params.n == 1:
         _print_live(events, paint, console)
     else:
-        _print_choices(events, paint, console, params.n)
+        _print_choices(events, paint, console, reasons)
     sys.stdout.flush()
+    if form is not None and "length" in reasons:
+        print(
+            f"cut by --max-tokens {params.max_tokens}: not yet a whole text of the form",
+            file=sys.stderr,
+        )
     for index, of_choice in enumerate(told):
         if of_choice:
             heading = f" of continuation {index + 1}" if params.n > 1 else ""
@@ -89,14 +99,17 @@ def run(args: Namespace) -> None:
     print(f"{figures.closing_statistics(decoder.metrics)}; seed {params.seed}", file=sys.stderr)
 
 
-def _noted(events: Iterator[StreamEvent], told: list[list[TokenLogprob]]) -> Iterator[StreamEvent]:
-    """The events, whose log-probabilities are added to their choice's."""
+def _noted(
+    events: Iterator[StreamEvent], told: list[list[TokenLogprob]], reasons: list[str | None]
+) -> Iterator[StreamEvent]:
+    """The events; their choice's log-probabilities and why it ended are noted on the way."""
     from ..logprobs import TokenLogprob
 
     for event in events:
         if event.logprob is not None:
             entry = TokenLogprob(event.token_id, event.logprob, event.top_logprobs or ())
             told[event.choice].append(entry)
+        reasons[event.choice] = event.finish_reason
         yield event
 
 
@@ -109,12 +122,14 @@ def _print_live(events: Iterator[StreamEvent], paint: Paint, console: Console) -
     print()
 
 
-def _print_choices(events: Iterator[StreamEvent], paint: Paint, console: Console, n: int) -> None:
-    texts, reasons = [""] * n, [""] * n
+def _print_choices(
+    events: Iterator[StreamEvent], paint: Paint, console: Console, reasons: list[str | None]
+) -> None:
+    n = len(reasons)
+    texts = [""] * n
     with console.status(f"generating {n} continuations"):
         for event in events:
             texts[event.choice] += paint(event.text or "", event.origin)
-            reasons[event.choice] = event.finish_reason or ""
     for index, (text, reason) in enumerate(zip(texts, reasons, strict=True)):
         print(f"--- continuation {index + 1} of {n} (ended by {reason}) ---\n{text}")
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..config import SamplingParams
-from ..errors import InvalidConfigError
+from ..errors import InvalidConfigError, shown
+from ..structured import StructuredOutput
 from .options import add_field_flag, add_law_flags, integer_from
 
 _BIAS = re.compile(r"(\d+)(?:=|(?=[+-]))(.+)")
@@ -99,6 +101,56 @@ def add_shaping_flags(parser: ArgumentParser) -> None:
         help="never emit the tokens that the tokenizer makes of TEXT, or of TEXT after a space "
         "(the same letters may still come in other tokens); may be repeated",
     )
+
+
+def add_structure_flags(parser: ArgumentParser) -> None:
+    """What form the text is to have."""
+    group = parser.add_argument_group(
+        "structured output",
+        "The form that the text is to have; one of these. Tokens that would leave it are "
+        "forbidden, for drafts and target alike. The text is whole if it ends by itself, and cut "
+        "if --max-tokens or a stop string ends it.",
+    )
+    one = group.add_mutually_exclusive_group()
+    one.add_argument(
+        "--json-schema",
+        dest="structured_output",
+        type=_schema,
+        metavar="PATH|JSON",
+        help="JSON of this schema, given as a file or as JSON text; '{}' is any JSON",
+    )
+    one.add_argument(
+        "--regex",
+        dest="structured_output",
+        type=lambda text: _form(text, regex=text),
+        metavar="REGEX",
+        help="a text that all of this regular expression matches, in the syntax of Rust's regex",
+    )
+    one.add_argument(
+        "--grammar",
+        dest="structured_output",
+        type=_grammar,
+        metavar="PATH",
+        help="a text of the grammar in this file, in llguidance's dialect of Lark; it has a rule "
+        "'start'",
+    )
+    one.add_argument(
+        "--choice",
+        dest="choices",
+        type=_text("choice"),
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="one of several texts, each with a flag of its own",
+    )
+
+
+def structured_output(args: Namespace) -> StructuredOutput | None:
+    """The form that was asked for, if any."""
+    if args.choices:
+        return StructuredOutput(choice=tuple(args.choices))
+    found: StructuredOutput | None = args.structured_output
+    return found
 
 
 def add_stopping_flags(parser: ArgumentParser) -> None:
@@ -195,6 +247,38 @@ def _bias(text: str) -> tuple[int, float]:
 
 def _token_ids(text: str) -> tuple[int, ...]:
     return tuple(map(integer_from(0), text.split(",")))
+
+
+def _schema(given: str) -> StructuredOutput:
+    """A schema of JSON text, which begins with a brace, or of a file."""
+    text = given if given.lstrip().startswith("{") else _read(given)
+    return _form(given, json_schema=text)
+
+
+def _grammar(path: str) -> StructuredOutput:
+    return _form(path, grammar=_read(path))
+
+
+def _form(given: str, **form: Any) -> StructuredOutput:
+    """The form that a flag's value asks for."""
+    try:
+        given.encode()
+        return StructuredOutput(**form)
+    except UnicodeEncodeError:
+        expected = "UTF-8"
+    except InvalidConfigError as error:
+        expected = error.expected
+    raise ArgumentTypeError(f"{shown(given)} is not allowed: expected {expected}")
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_bytes().decode()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+    except (UnicodeDecodeError, ValueError):
+        reason = "it is not UTF-8 text"
+    raise ArgumentTypeError(f"{path!r} is not allowed: expected a readable file ({reason})")
 
 
 def _text(flag: str) -> Callable[[str], str]:
