@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from . import certify, errors, models
     from .chance import Philox4x32
     from .config import SamplingParams, SpeculativeConfig
+    from .drafters.hybrid import HybridDrafter
     from .drafters.model import ModelDrafter
     from .drafters.ngram import NgramDrafter
     from .drafters.prediction import PredictionDrafter
@@ -44,6 +45,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Choice": "outputs",
     "GenerationOutput": "outputs",
+    "HybridDrafter": "drafters.hybrid",
     "ModelDrafter": "drafters.model",
     "NgramDrafter": "drafters.ngram",
     "Pair": "loading",
@@ -76,6 +78,7 @@ _ROOMS = ("certify", "errors", "models")
 __all__ = [
     "Choice",
     "GenerationOutput",
+    "HybridDrafter",
     "ModelDrafter",
     "NgramDrafter",
     "Pair",
