@@ -95,6 +95,7 @@ def test_the_public_face() -> None:
     assert outrider.__all__ == [
         "Choice",
         "GenerationOutput",
+        "HybridDrafter",
         "ModelDrafter",
         "NgramDrafter",
         "Pair",

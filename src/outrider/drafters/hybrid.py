@@ -111,6 +111,7 @@ class HybridDrafter:
         steps, used = self._split(found, plan)
         if not steps.any():
             return as_proposal(used, ctx.device, branches=plan.levels is not None)
+        ctx.limit(steps)
         drawn = self.drafter.propose(prefixes, DraftPlan(steps, plan.levels, plan.shape), ctx)
         return merged(drawn, used) if any(map(len, used)) else drawn
 
