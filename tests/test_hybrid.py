@@ -465,6 +465,33 @@ def test_a_seed_gives_one_text_whatever_was_decoded_before(models: Any, depth: s
         assert (first.token_ids, first.depths) == (second.token_ids, second.depths)
 
 
+def test_a_seed_and_depths_replay_a_run(models: Any) -> None:
+    """With the sources that it drafted from, since a row's own history decides between them."""
+    _, target, draft = models
+    for depth in ("fixed", "adaptive"):
+        config = configured("block", 4, depth=depth)
+        drafter = HybridDrafter(draft, SuffixDrafter(max_spec_offset=2))
+        decoder = SpeculativeDecoder(target, drafter, config=config)
+        for seed in range(4):
+            params = SamplingParams(max_tokens=30, seed=seed, temperature=0.4)
+            first = decoder.generate(prompts(1)[0], params)
+            again = decoder.generate(prompts(1)[0], replace(params, depths=first.depths))
+            assert (again.token_ids, again.depths) == (first.token_ids, first.depths)
+
+
+def test_calibration_measures_steps_of_the_model(models: Any) -> None:
+    """Though greedy text repeats itself, so that tokens to look up are found."""
+    _, target, draft = models
+
+    class Always(Guess):
+        def __init__(self) -> None:
+            super().__init__(61, silent=0)
+
+    drafter = HybridDrafter(draft, Always())
+    decoder = SpeculativeDecoder(target, drafter, config=configured("block", depth="adaptive"))
+    assert decoder.policy.calibrated  # type: ignore[attr-defined]
+
+
 def test_release_reaches_every_part() -> None:
     target, draft = mock_pair(5, 1)
     lookups = SuffixDrafter(), PredictionDrafter([1, 2, 3]), Guess(5)

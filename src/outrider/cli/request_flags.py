@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..config import SamplingParams
@@ -133,6 +134,17 @@ def add_stopping_flags(parser: ArgumentParser) -> None:
     )
 
 
+def add_prediction_flag(parser: ArgumentParser) -> None:
+    """What the output is expected to be."""
+    parser.add_argument_group("prediction").add_argument(
+        "--prediction",
+        type=_text_or_file,
+        metavar="TEXT",
+        help="a text that the output is expected to resemble, drafted from with --method hybrid; "
+        "@PATH reads a UTF-8 file",
+    )
+
+
 def add_report_flags(parser: ArgumentParser) -> None:
     """What is told of each token."""
     add_field_flag(
@@ -173,6 +185,10 @@ def check_together(args: Namespace) -> None:
         raise InvalidConfigError(
             "--min-tokens", args.min_tokens, f"at most --max-tokens {args.max_tokens}"
         )
+    if args.prediction is not None and args.method != "hybrid":
+        raise InvalidConfigError(
+            "--prediction", f"{args.prediction[:20]}...", "--method hybrid beside it"
+        )
     tokens = [token for token, _ in args.logit_bias]
     for token in tokens:
         if tokens.count(token) > 1:
@@ -195,6 +211,15 @@ def _bias(text: str) -> tuple[int, float]:
 
 def _token_ids(text: str) -> tuple[int, ...]:
     return tuple(map(integer_from(0), text.split(",")))
+
+
+def _text_or_file(text: str) -> str:
+    if not text.startswith("@"):
+        return _text("prediction")(text)
+    try:
+        return Path(text[1:]).read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentTypeError(f"{text!r} is not allowed: expected a UTF-8 file") from error
 
 
 def _text(flag: str) -> Callable[[str], str]:
