@@ -514,6 +514,15 @@ def test_a_failing_part_is_the_drafters_failure() -> None:
     assert len(output.token_ids) == 5
 
 
+@pytest.mark.parametrize("verification", ["typical", "lenient", "mixture"])
+def test_lossy_methods_are_refused_at_once(verification: str) -> None:
+    target, draft = mock_pair(5, 1)
+    with pytest.raises(InvalidConfigError, match="a lossless method with"):
+        SpeculativeDecoder(
+            target, HybridDrafter(draft, SuffixDrafter()), config=configured(verification)
+        )
+
+
 @pytest.mark.parametrize(
     ("build", "name"),
     [

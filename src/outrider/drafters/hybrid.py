@@ -46,8 +46,8 @@ class HybridDrafter:
     the plan's nodes allows. Where measured costs decide, a candidate that promises more than the
     model is used alone, and one that does not is added as deep as the model's tree.
 
-    Tokens of both sources in one batch are verified exactly by every lossless method; the lossy
-    ones know chains of one kind only.
+    Tokens of both sources in one batch are verified exactly by every lossless method; a decoder
+    refuses it with the lossy ones, which know chains of one kind only.
 
     Args:
         drafter: drafts with a model; a model is wrapped in a `ModelDrafter`.
