@@ -23,7 +23,7 @@ from outrider import (
 )
 from outrider.certify import exact_law
 from outrider.certify.reference import distance, target_law
-from outrider.drafters import hybrid
+from outrider.drafters import hybrid, merge
 from outrider.drafters.candidate import Candidate
 from outrider.errors import InvalidConfigError
 from outrider.models.tabular import TabularModel, mock_pair
@@ -173,6 +173,28 @@ def test_the_law_with_trees(
         assert error(number, config, given, length) < TOLERANCE
     assert error(2, config, given, length, temperature=0.0) < TOLERANCE
     assert mixed_rounds
+
+
+@pytest.mark.parametrize("verification", ["traversal", "recursive", "coupled"])
+def test_the_law_where_tokens_stand_twice_in_a_tree(
+    monkeypatch: pytest.MonkeyPatch, verification: str, mixed_rounds: list[Any]
+) -> None:
+    """As on a device, whose tokens are not looked at."""
+    monkeypatch.setattr(merge, "_seen", lambda tokens: None)
+    for tree in TREES.values():
+        config = configured(verification, **tree)
+        for given in (None, planned(tree, 3)):
+            for number in (1, 2):
+                assert error(number, config, given, 3) < TOLERANCE
+            assert error(2, config, given, temperature=0.0) < TOLERANCE
+    twice = [
+        made
+        for made in mixed_rounds
+        for row, length in enumerate(made.lengths.tolist())
+        if len({*zip(made.parents[row, :length], made.tokens[row, :length].tolist(), strict=True)})
+        < length
+    ]
+    assert twice
 
 
 @pytest.mark.parametrize("children", ["greedy", "without_replacement", "with_replacement"])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn.functional import pad
 
 from .. import trees
@@ -69,7 +70,7 @@ def _as_they_are(candidate: Candidate) -> _Placed:
 
 def _grafted(drawn: DraftProposal, candidates: Sequence[Candidate]) -> list[_Placed]:
     """Where candidates go in drafted trees."""
-    known = drawn.tokens.tolist() if drawn.tokens.device.type == "cpu" else None
+    known = _seen(drawn.tokens)
     structure = drawn.structure.tolist()
     placed = []
     for row, (candidate, length) in enumerate(zip(candidates, drawn.lengths.tolist(), strict=True)):
@@ -90,6 +91,11 @@ def _grafted(drawn: DraftProposal, candidates: Sequence[Candidate]) -> list[_Pla
             nodes.append(there[mother, token])
         placed.append((np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64)))
     return placed
+
+
+def _seen(tokens: Tensor) -> list[list[int]] | None:
+    """Tokens [B, N] on the host, where that takes no waiting."""
+    return tokens.tolist() if tokens.device.type == "cpu" else None
 
 
 def _widened(values: NDArray[np.int64], room: NDArray[np.int64]) -> NDArray[np.int64]:
