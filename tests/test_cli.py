@@ -213,6 +213,7 @@ class TestGenerate:
         [
             ((), "ngram", True),
             (("--prompt-lookup-max", "3", "--prompt-lookup-min", "2"), "ngram", True),
+            (("--method", "suffix"), "suffix", True),
             (("--method", "none"), "none", False),
             (("-k", "0"), "ngram", False),
         ],
@@ -224,6 +225,20 @@ class TestGenerate:
         assert found["config"]["method"] == method
         assert (found["speculation"]["drafted"] > 0) == drafts
         assert (found["speculation"]["acceptance_rate"] is not None) == drafts
+
+    def test_a_prediction_is_drafted_from(self, capsys, tmp_path, target, draft):
+        flags = ("generate", "-p", PROMPT, "--target", target, "--temp", "0", "-m", "24")
+        plain = document(capsys, *flags, "--method", "none")
+        file = tmp_path / "expected.txt"
+        file.write_text("abc")
+        flags = (*flags, "--draft", draft, "--method", "hybrid", "--prediction")
+        for given, expected in (("abc", "abc"), (f"@{file}", "abc")):
+            found = document(capsys, *flags, given)
+            assert found["token_ids"] == plain["token_ids"]
+            assert found["config"]["sampling"]["prediction"] == expected
+            assert found["config"]["method"] == "hybrid"
+            assert found["config"]["draft"] == draft
+        assert "expected a UTF-8 file" in error_of(capsys, *flags, f"@{tmp_path}")
 
     def test_stop_token_ends_the_text(self, capsys, target):
         flags = ("generate", "-p", PROMPT, "--target", target, "--temp", "0", "-m", "8")
@@ -264,7 +279,7 @@ class TestGenerate:
             assert found[field] == value, field
         assert found["ignore_eos"] is True
         # What cannot be said in text, or replays a run.
-        unsaid = {"logits_processors", "depths", "ignore_eos"}
+        unsaid = {"logits_processors", "depths", "ignore_eos", "structured_output", "prediction"}
         assert set(found) - set(asked) == unsaid
 
     @staticmethod
@@ -519,6 +534,9 @@ class TestErrors:
         ("flags", "message"),
         [
             (("--method", "draft_model"), "expected --draft MODEL beside it, or --method ngram"),
+            (("--method", "hybrid"), "expected --draft MODEL beside it, or --method ngram"),
+            (("--prediction", "text"), "--prediction='text...' is not allowed: expected --method"),
+            (("--method", "suffix", "--draft", "d"), "--draft='d' is not allowed: expected none"),
             (("--method", "ngram", "--draft", "d"), "--draft='d' is not allowed: expected none"),
             (("--min-tokens", "9", "-m", "8"), "--min-tokens=9 is not allowed: expected at most"),
             (

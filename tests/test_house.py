@@ -96,6 +96,7 @@ def test_the_public_face() -> None:
         "Choice",
         "EarlyExitDrafter",
         "GenerationOutput",
+        "HybridDrafter",
         "ModelDrafter",
         "NgramDrafter",
         "Pair",

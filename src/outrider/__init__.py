@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .chance import Philox4x32
     from .config import SamplingParams, SpeculativeConfig
     from .drafters.early_exit import EarlyExitDrafter
+    from .drafters.hybrid import HybridDrafter
     from .drafters.model import ModelDrafter
     from .drafters.ngram import NgramDrafter
     from .drafters.prediction import PredictionDrafter
@@ -47,6 +48,7 @@ _HOMES = {
     "Choice": "outputs",
     "EarlyExitDrafter": "drafters.early_exit",
     "GenerationOutput": "outputs",
+    "HybridDrafter": "drafters.hybrid",
     "ModelDrafter": "drafters.model",
     "NgramDrafter": "drafters.ngram",
     "Pair": "loading",
@@ -81,6 +83,7 @@ __all__ = [
     "Choice",
     "EarlyExitDrafter",
     "GenerationOutput",
+    "HybridDrafter",
     "ModelDrafter",
     "NgramDrafter",
     "Pair",

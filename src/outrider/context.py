@@ -53,8 +53,7 @@ class RoundContext:
         self.witnesses: list[Tensor] = []
         self.request_error: Exception | None = None
         self._draws = draws
-        self._depth = plan.depth
-        self._shallowest = int(plan.depth.min())
+        self.limit(plan.depth)
         self._kind = config.tree_children
         self._coupled = draws.coupled
         greedy = config.draft_sample_method == "greedy"
@@ -86,6 +85,11 @@ class RoundContext:
     def prediction(self, row: int) -> NDArray[np.int64] | None:
         """What a row's output is expected to be, int64 [m]; None if nothing was said."""
         return self._states[row].prediction
+
+    def limit(self, depth: NDArray[np.int64]) -> None:
+        """From now on draw for these depths only; see `DraftContext.limit`."""
+        self._depth = depth
+        self._shallowest = int(depth.min())
 
     def law(self, logits: Tensor, path: Tensor | None = None) -> Laws:
         """The laws that the rows' own parameters make of logits; see `DraftContext.law`."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from .config import SpeculativeConfig
+from .config import LOSSY, SpeculativeConfig
 from .errors import InvalidConfigError, VocabMismatchError
-from .protocols import CachedModel, DraftModel, ModelBacked, TargetModel
+from .protocols import CachedModel, DraftModel, LooksUp, ModelBacked, TargetModel
 
 
 def check_models(target: object, drafter: object, config: object) -> None:
-    """Raise InvalidConfigError unless these are a target, a drafter or None, and a config."""
+    """Raise InvalidConfigError unless these are a target, a drafter or None, and its config."""
     if not isinstance(config, SpeculativeConfig):
         raise InvalidConfigError("config", config, "a SpeculativeConfig")
     if not isinstance(target, TargetModel):
@@ -25,6 +25,13 @@ def check_models(target: object, drafter: object, config: object) -> None:
             type(drafter).__name__,
             "a drafter with vocab_size and propose, or a model with open (wrap transformers models "
             "in TransformersModel)",
+        )
+    mixes = all(isinstance(drafter, kind) for kind in (LooksUp, ModelBacked))
+    if mixes and config.verification in LOSSY:
+        raise InvalidConfigError(
+            "verification",
+            config.verification,
+            "a lossless method with a drafter that mixes looked-up tokens and a model's",
         )
 
 

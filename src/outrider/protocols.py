@@ -83,6 +83,14 @@ class DraftContext(Protocol):
         """Whether a drafter may learn from this round. A rehearsal walks all outcomes of one."""
         ...
 
+    def limit(self, depth: NDArray[np.int64]) -> None:
+        """From now on rows beyond these depths [B] draw nothing, as those beyond the plan's.
+
+        For a drafter that has another draft less than was planned: what is drawn for a row must not
+        depend on what others need. At most the plan's depths.
+        """
+        ...
+
     def law(self, logits: Tensor, path: Tensor | None = None) -> Laws:
         """The laws that the rows' own parameters make of logits [B, V] or [B, M, V].
 

@@ -43,6 +43,7 @@ def configure(parser: ArgumentParser) -> None:
     request_flags.add_shaping_flags(parser)
     request_flags.add_structure_flags(parser)
     request_flags.add_stopping_flags(parser)
+    request_flags.add_prediction_flag(parser)
     request_flags.add_report_flags(parser)
     options.add_speculation_flags(parser)
     options.add_output_flags(parser, "text, seed, depths, acceptance, timing and settings")

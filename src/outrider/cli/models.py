@@ -14,6 +14,7 @@ from .options import speculation_method
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..loading import Pair
     from ..models.transformers import TransformersModel
     from ..protocols import DraftModel
 
@@ -51,12 +52,19 @@ class Loaded:
         )
 
     def _source(self) -> str:
+        from ..drafters.hybrid import HybridDrafter
         from ..drafters.model import ModelDrafter
         from ..drafters.vocabulary import VocabularyDrafter
 
-        if isinstance(self.drafter, ModelDrafter | VocabularyDrafter):
-            return f"{self.facts['draft']}{_size(self.drafter.model)}"
-        return "prompt lookup"
+        looked_up = {"suffix": "suffix lookup", "hybrid": "suffix lookup and "}
+        source = looked_up.get(self.facts["method"], "prompt lookup")
+        drafter: object = self.drafter
+        if isinstance(drafter, HybridDrafter):
+            drafter = drafter.drafter
+        if not isinstance(drafter, ModelDrafter | VocabularyDrafter):
+            return source
+        model = f"{self.facts['draft']}{_size(drafter.model)}"
+        return f"{source}{model}" if self.facts["method"] == "hybrid" else model
 
 
 def load(args: Namespace, console: Console, **more: Any) -> Loaded:
@@ -82,12 +90,12 @@ def load(args: Namespace, console: Console, **more: Any) -> Loaded:
         }
         ngram = NgramDrafter(**lookup)
         pair = load_pair(args.target, args.draft, device=args.device, dtype=args.dtype, **more)
-    drafter = {"draft_model": pair.drafter, "ngram": ngram, "none": None}[method]
+        drafter = ngram if method == "ngram" else _drafter(method, pair)
     facts = {
         "outrider": __version__,
         "target": args.target,
         "method": method,
-        "draft": (args.draft or args.target) if method == "draft_model" else None,
+        "draft": (args.draft or args.target) if method in ("draft_model", "hybrid") else None,
         "prompt_lookup_max": ngram.prompt_lookup_max if method == "ngram" else None,
         "prompt_lookup_min": ngram.prompt_lookup_min if method == "ngram" else None,
         "threads": torch.get_num_threads(),
@@ -95,6 +103,22 @@ def load(args: Namespace, console: Console, **more: Any) -> Loaded:
         "dtype": str(pair.target.hf_model.dtype).removeprefix("torch."),
     }
     return Loaded(pair.target, drafter, pair.tokenizer, facts)
+
+
+def _drafter(method: str, pair: Pair) -> DraftModel | None:
+    """What proposes tokens; only what was asked for is made."""
+    if method == "none":
+        return None
+    if method == "draft_model":
+        return pair.drafter
+    from ..drafters.hybrid import HybridDrafter
+    from ..drafters.prediction import PredictionDrafter
+    from ..drafters.suffix import SuffixDrafter
+
+    if method == "suffix":
+        return SuffixDrafter()
+    assert pair.drafter is not None, "a method with a model is refused without one"
+    return HybridDrafter(pair.drafter, SuffixDrafter(), PredictionDrafter())
 
 
 def _size(model: Any) -> str:

@@ -21,7 +21,7 @@ from ..config import (
 )
 from ..errors import InvalidConfigError
 
-METHODS = ("draft_model", "ngram", "none")
+METHODS = ("draft_model", "ngram", "suffix", "hybrid", "none")
 
 _LOSSY = (
     ("lenience", "lenient", "no token becomes more than 1/X times as likely"),
@@ -283,9 +283,10 @@ def speculation_method(args: Namespace) -> str:
     """
     available = args.draft is not None or args.target == "demo"
     method: str = args.method or ("draft_model" if available else "ngram")
-    if method == "draft_model" and not available:
+    with_model = method in ("draft_model", "hybrid")
+    if with_model and not available:
         raise InvalidConfigError("--method", method, "--draft MODEL beside it, or --method ngram")
-    if method != "draft_model" and args.draft is not None:
+    if not with_model and args.draft is not None:
         raise InvalidConfigError(
             "--draft", args.draft, f"none with --method {method}; drop one of the two flags"
         )

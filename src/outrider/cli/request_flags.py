@@ -185,6 +185,17 @@ def add_stopping_flags(parser: ArgumentParser) -> None:
     )
 
 
+def add_prediction_flag(parser: ArgumentParser) -> None:
+    """What the output is expected to be."""
+    parser.add_argument_group("prediction").add_argument(
+        "--prediction",
+        type=_text_or_file,
+        metavar="TEXT",
+        help="a text that the output is expected to resemble, drafted from with --method hybrid; "
+        "@PATH reads a UTF-8 file",
+    )
+
+
 def add_report_flags(parser: ArgumentParser) -> None:
     """What is told of each token."""
     add_field_flag(
@@ -225,6 +236,10 @@ def check_together(args: Namespace) -> None:
         raise InvalidConfigError(
             "--min-tokens", args.min_tokens, f"at most --max-tokens {args.max_tokens}"
         )
+    if args.prediction is not None and args.method != "hybrid":
+        raise InvalidConfigError(
+            "--prediction", f"{args.prediction[:20]}...", "--method hybrid beside it"
+        )
     tokens = [token for token, _ in args.logit_bias]
     for token in tokens:
         if tokens.count(token) > 1:
@@ -247,6 +262,10 @@ def _bias(text: str) -> tuple[int, float]:
 
 def _token_ids(text: str) -> tuple[int, ...]:
     return tuple(map(integer_from(0), text.split(",")))
+
+
+def _text_or_file(text: str) -> str:
+    return _read(text[1:]) if text.startswith("@") else _text("prediction")(text)
 
 
 def _schema(given: str) -> StructuredOutput:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 
 import numpy as np
 
@@ -92,12 +92,16 @@ class AdaptiveDepth:
         """The depth of each sequence's next round."""
         choices: list[_Choice | None] = [None] * len(states)
         shared = []
+        # Until a step of a model has been measured, depths that are asked for are to show one.
+        replays = 0.0 if self._costs.known else inf
         for row, state in enumerate(states):
             wanted = self._levels.replayed(state)
-            if wanted is not None:
-                choices[row] = _Choice(wanted, 0.0, 0.0)
-            elif self._is_local(state):
-                choices[row] = self._local_choice(state)
+            if self._is_local(state):
+                own = self._local_choice(state)
+                # A replay looks tokens up where the run that it repeats did.
+                choices[row] = own if wanted is None else replace(own, steps=wanted)
+            elif wanted is not None:
+                choices[row] = _Choice(wanted, replays, 0.0)
             else:
                 shared.append(row)
         steps = [
@@ -240,10 +244,11 @@ class AdaptiveDepth:
         return any((k + 1) * seconds[0] > _MARGIN * took for k, took in enumerate(seconds) if k)
 
     def _token(self, rows: int) -> float:
-        """Seconds of one more token in each row of a forward, or none where none was measured."""
-        if not self._costs.known:
-            return 0.0
-        return self._costs.target(rows, 1) - self._costs.target(rows, 0)
+        """Of one more token in each row of a forward, in the unit of `_seconds`."""
+        plain = self._costs.target(rows, 0)
+        more = self._costs.target(rows, 1) - plain
+        # No step of a model is ever measured where tokens are only looked up.
+        return more if self._costs.known else more / max(plain, 1e-9)
 
     def _seconds(self, rows: int, depth: int) -> float:
         """Of a round, or where none was measured, in plain forwards."""

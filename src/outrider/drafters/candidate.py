@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .. import trees
 from ..errors import InvalidConfigError
-from ..records import DraftProposal, Laws
+from ..records import DraftPlan, DraftProposal, Laws
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,60 @@ class Candidate:
         """How many of the tokens are kept if the future is as the past: SuffixDecoding's score."""
         return float(self.probabilities.sum())
 
+    @property
+    def chances(self) -> NDArray[np.float64]:
+        """How likely each token is estimated to be kept, float64 [n].
+
+        The `probabilities`, scaled alike so that they sum to what is `expected`, none above one.
+        """
+        if not len(self):
+            return self.probabilities
+        return np.minimum(self.probabilities * (self.expected / self.score), 1.0)
+
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def worthwhile(self, plain: float, token: float) -> Candidate:
+        """What of it is worth its verification, if anything is; see `outrider.records.Worth`.
+
+        The best part of it is made of the tokens that are likelier to be kept than what verifying
+        one brings elsewhere: the first ones of a chain, and of a tree with each those that lead to
+        it, since the chance of a token is no larger than that of the one before.
+
+        Args:
+            plain: tokens emitted elsewhere in the time of a round that drafts nothing.
+            token: those in the time that one more drafted token takes.
+        """
+        gains = self.chances - token
+        if 1 + gains[gains > 0].sum() <= plain:
+            return Candidate.nothing()
+        return self._part(gains > 0)
+
+    def within(self, tokens: int, depth: int) -> Candidate:
+        """The likeliest `tokens` of it, at most `depth` in a row."""
+        depths = trees.node_depths(self.parents[None])[0, 1:]
+        order = np.lexsort((np.arange(len(self)), -self.probabilities, depths > depth))
+        kept = np.zeros(len(self), dtype=bool)
+        kept[order[: max(tokens, 0)]] = True
+        return self._part(kept & (depths <= depth))
+
+    def scaled(self, ratio: float) -> Candidate:
+        """The same tokens, of which `ratio` times as many are expected to be kept."""
+        return replace(self, expected=min(self.expected * ratio, float(len(self))))
+
+    def _part(self, kept: NDArray[np.bool_]) -> Candidate:
+        """Some of the tokens, each with those that lead to it."""
+        if kept.all():
+            return self
+        names = np.concatenate([[0], np.cumsum(kept)])
+        expected = float(self.chances[kept].sum())
+        return Candidate(
+            self.tokens[kept],
+            names[self.parents[kept]],
+            self.probabilities[kept],
+            self.matched if kept.any() else 0,
+            expected,
+        )
 
     @staticmethod
     def nothing() -> Candidate:
@@ -54,6 +106,7 @@ def as_proposal(
     candidates: Sequence[Candidate], device: torch.device, *, branches: bool
 ) -> DraftProposal:
     """Candidates, one for each row, as a proposal of chains, or of trees if it `branches`."""
+    looked_up = np.array([len(candidate) > 0 for candidate in candidates], dtype=np.bool_)
     lengths = np.array([len(candidate) for candidate in candidates], dtype=np.int64)
     shape = (len(candidates), int(lengths.max(initial=0)))
     tokens, parents = np.zeros(shape, dtype=np.int64), trees.chain(*shape)
@@ -61,7 +114,28 @@ def as_proposal(
         tokens[row, : len(candidate)] = candidate.tokens
         parents[row, : len(candidate)] = candidate.parents
     drafted = torch.from_numpy(tokens).to(device)
-    return DraftProposal(drafted, lengths, Laws(atoms=drafted), parents if branches else None)
+    return DraftProposal(
+        drafted,
+        lengths,
+        Laws(atoms=drafted),
+        parents if branches else None,
+        looked_up=looked_up,
+    )
+
+
+def worth_verifying(candidates: Sequence[Candidate], plan: DraftPlan) -> list[Candidate]:
+    """What is to be proposed of each row's candidate where no model is at hand.
+
+    What `plan.worth` compares with is the best decoding with a model, which there is none of here:
+    a plain round brings one token, and everything is counted in those.
+    """
+    if plan.worth is None:
+        return list(candidates)
+    asked = zip(candidates, plan.worth.plain.tolist(), plan.worth.token.tolist(), strict=True)
+    return [
+        candidate.worthwhile(min(plain, 1.0), token / max(plain, 1.0))
+        for candidate, plain, token in asked
+    ]
 
 
 def token_ids(name: str, given: Any) -> NDArray[np.int64]:

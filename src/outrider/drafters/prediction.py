@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from ..errors import InvalidConfigError
 from ..protocols import DraftContext
 from ..records import DraftPlan, DraftProposal, Prefix
-from .candidate import Candidate, as_proposal, token_ids
+from .candidate import Candidate, as_proposal, token_ids, worth_verifying
+from .track_record import TrackRecord
 
 _NEAR = 16
 """How many tokens past the last agreement one equal token is enough to go on from."""
@@ -156,6 +157,7 @@ class PredictionDrafter:
         self.min_token_prob = float(min_token_prob)
         self._default = None if prediction is None else token_ids("prediction", prediction)
         self._alignments: dict[int, Alignment] = {}
+        self._record = TrackRecord()
 
     @property
     def vocab_size(self) -> None:
@@ -165,8 +167,11 @@ class PredictionDrafter:
     def propose(
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
     ) -> DraftProposal:
-        """How the prediction goes on, for each row that was found in it."""
-        found = self.candidates(prefixes, plan, ctx)
+        """How the prediction goes on, for each row that was found in it.
+
+        Without the tokens that are not worth their verification, where the plan says what it is.
+        """
+        found = worth_verifying(self.candidates(prefixes, plan, ctx), plan)
         return as_proposal(found, ctx.device, branches=plan.levels is not None)
 
     def candidates(
@@ -174,13 +179,15 @@ class PredictionDrafter:
     ) -> list[Candidate]:
         """What would be proposed for each row, with its score.
 
-        A function of the row's own output and prediction.
+        A function of the row's own output and prediction, and unless the row is `ctx.local` of how
+        often predicted tokens were kept so far.
         """
         rows = zip(prefixes, plan.depth.tolist(), ctx.prompt_lengths.tolist(), strict=True)
-        return [
+        found = [
             self._candidate(prefix, depth, prompt_length, ctx.prediction(row))
             for row, (prefix, depth, prompt_length) in enumerate(rows)
         ]
+        return self._record.applied(prefixes, found, ctx)
 
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:  # noqa: ARG002
         """Forget how far these sequences came."""

@@ -23,9 +23,10 @@ import numpy as np
 from ..errors import InvalidConfigError
 from ..protocols import DraftContext
 from ..records import DraftPlan, DraftProposal, Prefix
-from .candidate import Candidate, as_proposal, token_ids
+from .candidate import Candidate, as_proposal, token_ids, worth_verifying
 from .suffix_automaton import SuffixAutomaton, prepare
 from .suffix_pool import SuffixPool
+from .track_record import TrackRecord
 
 
 @dataclass(slots=True)
@@ -113,6 +114,7 @@ class SuffixDrafter:
         self.pool_prompts = pool_prompts
         self._pool = SuffixPool(max_match, max_pool_tokens) if max_pool_tokens else None
         self._requests: dict[int, _Request] = {}
+        self._record = TrackRecord()
         prepare()
 
     @property
@@ -144,8 +146,11 @@ class SuffixDrafter:
     def propose(
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
     ) -> DraftProposal:
-        """The best candidate of each row: a chain, or a tree where the plan has levels."""
-        found = self.candidates(prefixes, plan, ctx)
+        """The best candidate of each row: a chain, or a tree where the plan has levels.
+
+        Without the tokens that are not worth their verification, where the plan says what it is.
+        """
+        found = worth_verifying(self.candidates(prefixes, plan, ctx), plan)
         return as_proposal(found, ctx.device, branches=plan.levels is not None)
 
     def candidates(
@@ -153,7 +158,8 @@ class SuffixDrafter:
     ) -> list[Candidate]:
         """What would be proposed for each row, with its score.
 
-        A function of the row's own prefix, and unless the row is `ctx.local` of the pool.
+        A function of the row's own prefix, and unless the row is `ctx.local` of the pool and of how
+        often such tokens were kept so far.
         """
         rows = zip(
             prefixes,
@@ -170,7 +176,7 @@ class SuffixDrafter:
                 request.known, request.prompt_length = prefix, prompt_length
             found.append(self._best(request, depth, budget, plan.levels is not None, local))
         self._forget_requests(len(prefixes))
-        return found
+        return self._record.applied(prefixes, found, ctx)
 
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
         """Drop what is kept of these sequences; unless discarded, their outputs go to the pool.

@@ -1,0 +1,148 @@
+"""Tokens that are looked up where they promise more than a draft model, the model elsewhere.
+
+A token that was looked up takes no step of a model; verifying it costs what verifying any token
+costs. So a row's candidate is compared with the best that can be done without it, `Worth`: it is
+used if a round with it emits more, and of its tokens those that are likelier to be kept than what
+the time of verifying them brings elsewhere. A round in which no row is left to the model takes no
+step of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InvalidConfigError
+from ..protocols import AutoregressiveModel, DraftContext, DraftModel
+from ..records import DraftPlan, DraftProposal, Prefix
+from .candidate import Candidate, as_proposal
+from .merge import merged
+from .model import ModelDrafter
+
+
+@runtime_checkable
+class Lookup(Protocol):
+    """A drafter with candidates, such as `SuffixDrafter` and `PredictionDrafter`."""
+
+    def candidates(
+        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
+    ) -> Sequence[Candidate]:
+        """What may follow each prefix."""
+        ...
+
+
+class HybridDrafter:
+    """Looks tokens up, and drafts with a model where nothing worth its verification is found.
+
+    With `SpeculativeConfig(depth="adaptive")` measured costs decide. With a fixed depth a candidate
+    is used where `min_expected` of its tokens are expected to be kept.
+
+    On chains a row takes its tokens from one source. In a tree both have a place: a candidate's
+    tokens are point masses beside the model's nodes, and the model drafts as deep as the rest of
+    the plan's nodes allows. Where measured costs decide, a candidate that promises more than the
+    model is used alone, and one that does not is added as deep as the model's tree.
+
+    Tokens of both sources in one batch are verified exactly by every lossless method; a decoder
+    refuses it with the lossy ones, which know chains of one kind only.
+
+    Args:
+        drafter: drafts with a model; a model is wrapped in a `ModelDrafter`.
+        lookups: one or more drafters that look tokens up; of what they find the candidate is taken
+            of which most is expected to be kept, from the first if two are equal.
+        min_expected: with a fixed depth, how many tokens of a candidate must be expected to be kept
+            for the model not to be asked: what the model's own drafts bring, less what their steps
+            cost. At least 0.
+
+    Raises:
+        InvalidConfigError: an argument is none of these.
+    """
+
+    def __init__(
+        self,
+        drafter: DraftModel | AutoregressiveModel,
+        *lookups: Lookup,
+        min_expected: float = 1.0,
+    ) -> None:
+        model = ModelDrafter(drafter) if isinstance(drafter, AutoregressiveModel) else drafter
+        if not isinstance(model, DraftModel) or model.vocab_size is None:
+            raise InvalidConfigError(
+                "drafter", type(drafter).__name__, "a drafter with a model, or a model"
+            )
+        if not lookups or not all(isinstance(lookup, Lookup) for lookup in lookups):
+            raise InvalidConfigError(
+                "lookups",
+                [type(lookup).__name__ for lookup in lookups],
+                "one or more drafters that look tokens up, such as SuffixDrafter()",
+            )
+        number = isinstance(min_expected, int | float) and not isinstance(min_expected, bool)
+        if not number or not isfinite(min_expected) or min_expected < 0:
+            raise InvalidConfigError("min_expected", min_expected, "a number >= 0")
+        self.drafter: DraftModel = model
+        self.lookups = lookups
+        self.min_expected = float(min_expected)
+        self._vocab_size: int = model.vocab_size
+
+    @property
+    def models(self) -> tuple[object, ...]:
+        """All drafters behind this one."""
+        return (self.drafter, *self.lookups)
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the model's laws, V."""
+        return self._vocab_size
+
+    def candidates(
+        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
+    ) -> list[Candidate]:
+        """For each row the candidate of which most tokens are expected to be kept."""
+        found = [lookup.candidates(prefixes, plan, ctx) for lookup in self.lookups]
+        return [max(row, key=lambda each: each.expected) for row in zip(*found, strict=True)]
+
+    def propose(
+        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
+    ) -> DraftProposal:
+        """Looked-up tokens for the rows where they are worth it, the model's for the others."""
+        found = self.candidates(prefixes, plan, ctx)
+        steps, used = self._split(found, plan)
+        if not steps.any():
+            return as_proposal(used, ctx.device, branches=plan.levels is not None)
+        ctx.limit(steps)
+        drawn = self.drafter.propose(prefixes, DraftPlan(steps, plan.levels, plan.shape), ctx)
+        return merged(drawn, used) if any(map(len, used)) else drawn
+
+    def _split(
+        self, found: list[Candidate], plan: DraftPlan
+    ) -> tuple[NDArray[np.int64], list[Candidate]]:
+        """How deep the model drafts for each row, [B], and what is proposed beside it."""
+        steps = (plan.depth if plan.steps is None else plan.steps).copy()
+        used = []
+        for row, candidate in enumerate(found):
+            worth = plan.worth
+            if worth is not None:
+                plain, token = float(worth.plain[row]), float(worth.token[row])
+                alone = candidate.worthwhile(plain, token)
+            else:
+                token, enough = 0.0, candidate.expected >= self.min_expected
+                alone = candidate if enough else Candidate.nothing()
+            if len(alone) and (worth is not None or plan.levels is None):
+                steps[row] = 0
+            elif len(alone):
+                steps[row] = _depth_beside(len(alone), plan, row)
+            elif worth is not None and plan.levels is not None and steps[row]:
+                # A tree as deep as the model's, so that what is learnt of its depths stays true.
+                room = int(plan.lengths[row]) - sum(plan.levels[: steps[row]])
+                alone = candidate.worthwhile(0.0, token).within(room, int(steps[row]))
+            used.append(alone)
+        return steps, used
+
+
+def _depth_beside(nodes: int, plan: DraftPlan, row: int) -> int:
+    """How deep a model's tree may be if `nodes` of the row's nodes are taken."""
+    assert plan.levels is not None
+    sizes = np.cumsum(plan.levels[: int(plan.depth[row])])
+    return int(np.searchsorted(sizes, int(plan.lengths[row]) - nodes, side="right"))

@@ -1,0 +1,561 @@
+"""The hybrid drafter: exact laws from mixed sources, and who is asked for what."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from outrider import (
+    HybridDrafter,
+    ModelDrafter,
+    PredictionDrafter,
+    SamplingParams,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    SuffixDrafter,
+    TransformersModel,
+)
+from outrider.certify import exact_law
+from outrider.certify.reference import distance, target_law
+from outrider.drafters import hybrid, merge
+from outrider.drafters.candidate import Candidate
+from outrider.errors import InvalidConfigError
+from outrider.models.tabular import TabularModel, mock_pair
+from outrider.records import DraftPlan, DraftProposal, Prefix, SequenceState, Worth
+from outrider.verification import METHODS
+
+from .families import greedy_reference, random_model, resembling
+
+TOLERANCE = 1e-12
+PROMPT = (0, 1, 2, 0, 1)
+TREES = {"shape": {"tree_shape": (2, 1, 1)}, "budget": {"tree_budget": 5}}
+
+
+class Guess:
+    """Looks nothing up: what it proposes, and how sure it is, is a hash of the prefix.
+
+    Args:
+        vocab_size: V.
+        silent: after how many prefixes in four it has nothing to say: by the sum of their tokens.
+        salt: names the guess.
+    """
+
+    vocab_size = None
+
+    def __init__(self, vocab_size: int, silent: int = 2, salt: int = 0) -> None:
+        self._vocab_size = vocab_size
+        self._silent = silent
+        self._salt = salt
+        self.released: list[int] = []
+
+    def candidates(
+        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: Any
+    ) -> Sequence[Candidate]:
+        limits = zip(prefixes, plan.depth.tolist(), plan.lengths.tolist(), strict=True)
+        return [self._guess(*row, plan.levels is not None) for row in limits]
+
+    def release(self, sequence_ids: Any, *, discard: bool = False) -> None:
+        self.released += list(sequence_ids)
+
+    def _guess(self, prefix: Prefix, depth: int, budget: int, branches: bool) -> Candidate:
+        text = f"{self._salt} {prefix.tokens.tolist()}"
+        digest = hashlib.blake2b(text.encode()).digest()
+        if (self._salt + int(prefix.tokens.sum())) % 4 < self._silent or not depth:
+            return Candidate.nothing()
+        size = min(1 + digest[1] % 3, budget)
+        tokens, parents, depths = [], [], [0]
+        for place in range(size if branches else min(size, depth)):
+            parent = digest[2 + place] % (place + 1) if branches else place
+            parent = parent if depths[parent] < depth else 0
+            token = digest[20 + place] % self._vocab_size
+            if (parent, token) in zip(parents, tokens, strict=True):
+                break
+            tokens.append(token)
+            parents.append(parent)
+            depths.append(depths[parent] + 1)
+        chances = 0.9 ** np.array(depths[1:], dtype=np.float64)
+        return Candidate(np.array(tokens), np.array(parents), chances, 2, float(chances.sum()))
+
+
+@dataclass
+class Planned:
+    """A policy whose steps and worth differ from row to row."""
+
+    depth: int
+    levels: tuple[int, ...] | None
+    shape: tuple[int, ...] | None
+    learns: bool = False
+
+    def plan(self, states: Sequence[SequenceState]) -> DraftPlan:
+        depth = np.array([max(0, min(self.depth, state.remaining - 1)) for state in states])
+        told = [len(state.prefix) + int(state.prefix.tokens[-1]) for state in states]
+        steps = np.minimum(depth, [number % (self.depth + 1) for number in told])
+        plain = np.array([[1.0, 2.4, 9.0][number % 3] for number in told])
+        worth = Worth(plain, np.array([0.05 * (number % 2) for number in told]))
+        return DraftPlan(depth, self.levels, self.shape, steps, worth)
+
+    def observe(self, states: Any, record: Any) -> None: ...
+
+
+def planned(tree: dict[str, Any], k: int) -> Planned:
+    if "tree_shape" in tree:
+        shape = tree["tree_shape"]
+        return Planned(k, tuple(np.cumprod(shape).tolist()), shape)
+    return Planned(k, (2, 2, 1) if tree else None, None)
+
+
+def configured(verification: str, k: int = 3, **more: Any) -> SpeculativeConfig:
+    return SpeculativeConfig(num_speculative_tokens=k, verification=verification, **more)  # type: ignore[arg-type]
+
+
+def error(
+    number: int,
+    config: SpeculativeConfig,
+    policy: Any = None,
+    max_tokens: int = 4,
+    **sampling: Any,
+) -> float:
+    target, draft = mock_pair(3, number)
+    drafter = HybridDrafter(draft, Guess(3, 1, number), Guess(3, 3, number + 9), min_expected=0)
+    decoder = SpeculativeDecoder(target, drafter, config=config, policy=policy)
+    params = SamplingParams(max_tokens=max_tokens, stop_token_ids=(1,), **sampling)
+    return distance(exact_law(decoder, PROMPT, params), target_law(target, PROMPT, params))
+
+
+@pytest.fixture
+def mixed_rounds(monkeypatch: pytest.MonkeyPatch) -> list[DraftProposal]:
+    """The proposals of both sources that are made in a test."""
+    made: list[DraftProposal] = []
+
+    def noted(drawn: DraftProposal, candidates: Sequence[Candidate]) -> DraftProposal:
+        made.append(merged(drawn, candidates))
+        return made[-1]
+
+    monkeypatch.setattr(hybrid, "merged", noted)
+    return made
+
+
+@pytest.mark.parametrize("policy", ["fixed", "planned", "adaptive"])
+@pytest.mark.parametrize("verification", [*METHODS, "coupled"])
+def test_the_law_with_chains(verification: str, policy: str, mixed_rounds: list[Any]) -> None:
+    """Branches of an enumeration share batches, so that sources are mixed in them."""
+    if verification == "coupled" and policy == "adaptive":
+        pytest.skip("rows share their depths, so that branches are not to be told apart")
+    depth = "adaptive" if policy == "adaptive" else "fixed"
+    given = planned({}, 3) if policy == "planned" else None
+    # What others accept decides with them: a seed makes the depths the sequence's own.
+    own = {"seed": 1} if policy == "adaptive" else {}
+    for number in range(3):
+        config = configured(verification, depth=depth)
+        assert error(number, config, given, **own) < TOLERANCE
+    assert error(5, config, given, temperature=0.7, top_k=2, **own) < TOLERANCE
+    if policy != "adaptive":
+        assert error(4, config, given, temperature=0.0) < TOLERANCE
+    assert any(made.law_rows is not None for made in mixed_rounds)
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("policy", ["fixed", "planned"])
+@pytest.mark.parametrize("verification", ["traversal", "recursive", "coupled"])
+def test_the_law_with_trees(
+    verification: str, policy: str, tree: str, mixed_rounds: list[Any]
+) -> None:
+    config = configured(verification, **TREES[tree])
+    given = planned(TREES[tree], 3) if policy == "planned" else None
+    length = 3 if (verification, policy) == ("coupled", "fixed") else 4
+    for number in (1, 2, 3):
+        assert error(number, config, given, length) < TOLERANCE
+    assert error(2, config, given, length, temperature=0.0) < TOLERANCE
+    assert mixed_rounds
+
+
+@pytest.mark.parametrize("verification", ["traversal", "recursive", "coupled"])
+def test_the_law_where_tokens_stand_twice_in_a_tree(
+    monkeypatch: pytest.MonkeyPatch, verification: str, mixed_rounds: list[Any]
+) -> None:
+    """As on a device, whose tokens are not looked at."""
+    monkeypatch.setattr(merge, "_seen", lambda tokens: None)
+    for tree in TREES.values():
+        config = configured(verification, **tree)
+        for given in (None, planned(tree, 3)):
+            for number in (1, 2):
+                assert error(number, config, given, 3) < TOLERANCE
+            assert error(2, config, given, temperature=0.0) < TOLERANCE
+    twice = [
+        made
+        for made in mixed_rounds
+        for row, length in enumerate(made.lengths.tolist())
+        if len({*zip(made.parents[row, :length], made.tokens[row, :length].tolist(), strict=True)})
+        < length
+    ]
+    assert twice
+
+
+@pytest.mark.parametrize("children", ["greedy", "without_replacement", "with_replacement"])
+def test_the_law_with_every_kind_of_children(children: str) -> None:
+    for shape in ((2, 2), (3, 1)):
+        config = configured("traversal", 2, tree_shape=shape, tree_children=children)
+        assert error(6, config, planned({"tree_shape": shape}, 2)) < TOLERANCE
+
+
+def claimed_to_be_drawn(drawn: DraftProposal, candidates: Sequence[Candidate]) -> DraftProposal:
+    """The planted fault: looked-up tokens are said to come from a law of the model's."""
+    right = merged(drawn, candidates)
+    if right.law_rows is None:
+        return right
+    return replace(right, law_rows=np.maximum(right.law_rows, 0))
+
+
+def chosen_by_value(drawn: DraftProposal, candidates: Sequence[Candidate]) -> DraftProposal:
+    """The planted fault: a drawn token is kept only if it is not 0."""
+    right = merged(drawn, candidates)
+    first = drawn.tokens[:, 0].numpy()
+    lengths = np.where((first == 0) & (right.looked_up == 0), 0, right.lengths)  # type: ignore[operator]
+    return replace(right, lengths=lengths)
+
+
+merged = hybrid.merged
+
+
+@pytest.mark.parametrize("fault", [claimed_to_be_drawn, chosen_by_value])
+@pytest.mark.parametrize("verification", METHODS)
+def test_a_faulty_merge_is_seen(
+    monkeypatch: pytest.MonkeyPatch, verification: str, fault: Any
+) -> None:
+    monkeypatch.setattr(hybrid, "merged", fault)
+    configs = [configured(verification)]
+    if verification in ("traversal", "recursive") and fault is claimed_to_be_drawn:
+        configs.append(configured(verification, tree_shape=(2, 1, 1)))
+    for config in configs:
+        assert max(error(number, config) for number in range(1, 4)) > 1e-4
+
+
+# What is proposed
+
+
+@dataclass
+class Context:
+    """As much of a round's context as lookups read, and laws that are uniform."""
+
+    rows: int
+    greedy: bool = False
+    local: Any = None
+    remembers: bool = True
+    shaped: bool = False
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def __post_init__(self) -> None:
+        self.prompt_lengths = np.ones(self.rows, dtype=np.int64)
+        if self.local is None:
+            self.local = np.zeros(self.rows, dtype=bool)
+
+    def prediction(self, row: int) -> None: ...
+
+
+class Fixed:
+    """Candidates that are given."""
+
+    vocab_size = None
+
+    def __init__(self, *found: Candidate) -> None:
+        self.found = found
+
+    def candidates(self, prefixes: Any, plan: DraftPlan, ctx: Any) -> Sequence[Candidate]:
+        return self.found
+
+
+class Counting(ModelDrafter):
+    """Counts how often it is asked, and keeps the plans."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.plans: list[DraftPlan] = []
+
+    def propose(self, prefixes: Any, plan: DraftPlan, ctx: Any) -> DraftProposal:
+        self.plans.append(plan)
+        return super().propose(prefixes, plan, ctx)
+
+
+def chain(*tokens: int, chance: float = 1.0) -> Candidate:
+    chances = chance ** np.arange(1, len(tokens) + 1)
+    ids = np.array(tokens, dtype=np.int64)
+    return Candidate(ids, np.arange(len(tokens)), chances, 9, float(chances.sum()))
+
+
+def counting(prefix: tuple[int, ...]) -> np.ndarray:
+    """The next number, of 50."""
+    law = np.zeros(50)
+    law[(prefix[-1] + 1) % 50] = 1
+    return law
+
+
+def test_a_candidate_is_cut_to_what_is_worth_its_time() -> None:
+    candidate = chain(1, 2, 3, 4, chance=0.5)
+    assert candidate.worthwhile(0.0, 0.0) is candidate
+    assert candidate.worthwhile(1.0, 0.2).tokens.tolist() == [1, 2]
+    # 1 + .5 + .25 - 2 x .2
+    assert len(candidate.worthwhile(1.34, 0.2)) == 2
+    assert len(candidate.worthwhile(1.36, 0.2)) == 0
+    assert len(candidate.worthwhile(1.0, 0.5)) == 0
+    assert len(Candidate.nothing().worthwhile(0.0, 0.0)) == 0
+    half = candidate.scaled(0.5)
+    assert half.chances.tolist() == pytest.approx([0.25, 0.125, 0.0625, 0.03125])
+    assert half.worthwhile(1.0, 0.1).tokens.tolist() == [1, 2]
+    assert candidate.scaled(9.0).expected == 4
+
+
+def test_a_tree_is_cut_with_all_that_follows() -> None:
+    tokens, parents = np.array([5, 6, 7, 8]), np.array([0, 1, 0, 3])
+    candidate = Candidate(tokens, parents, np.array([0.2, 0.1, 0.7, 0.6]), 2, 1.6)
+    cut = candidate.worthwhile(1.0, 0.15)
+    assert cut.tokens.tolist() == [5, 7, 8]
+    assert cut.parents.tolist() == [0, 0, 2]
+    assert cut.expected == pytest.approx(1.5)
+    assert candidate.within(2, 2).tokens.tolist() == [7, 8]
+    assert candidate.within(9, 1).tokens.tolist() == [5, 7]
+    assert len(candidate.within(0, 2)) == 0
+
+
+def test_rows_take_from_one_source_each() -> None:
+    draft = Counting(TabularModel(counting, 50))
+    target = TabularModel(counting, 50)
+    lookup = Fixed(chain(11, 12, 13), Candidate.nothing(), chain(31), chain(7))
+    decoder = SpeculativeDecoder(
+        target, HybridDrafter(draft, lookup), config=configured("block", 3, depth="fixed")
+    )
+    params = SamplingParams(max_tokens=9, temperature=0.5)
+    states = [decoder.start([start], params)[0] for start in (10, 20, 30, 40)]
+    step = decoder.step(decoder.pack(states))
+    assert step.emitted == ([11, 12, 13, 14], [21, 22, 23, 24], [31, 32], [41])
+    assert step.record.looked_up == (True, False, True, True)
+    assert [plan.depth.tolist() for plan in draft.plans] == [[0, 3, 0, 0]]
+
+
+def test_a_model_that_nobody_needs_is_not_asked() -> None:
+    draft = Counting(TabularModel(counting, 50))
+    target = TabularModel(counting, 50)
+    lookups = Fixed(chain(11, 12)), Fixed(chain(11, 12, 13), *())
+    decoder = SpeculativeDecoder(
+        target, HybridDrafter(draft, *lookups), config=configured("block", 3)
+    )
+    (state,) = decoder.start([10], SamplingParams(max_tokens=9))
+    step = decoder.step(decoder.pack([state]))
+    assert step.emitted == ([11, 12, 13, 14],), "the candidate of which more is expected"
+    assert draft.plans == []
+
+
+@pytest.mark.parametrize(("plain", "steps", "asked"), [(1.3, 2, 0), (1.4, 2, 1), (1.4, 0, 0)])
+def test_worth_decides_where_it_is_known(plain: float, steps: int, asked: int) -> None:
+    draft = Counting(TabularModel(counting, 50))
+    drafter = HybridDrafter(draft, Fixed(chain(4, 4, 4, 4, chance=0.8)), min_expected=0)
+
+    class Policy(Planned):
+        def plan(self, states: Any) -> DraftPlan:
+            worth = Worth(np.array([plain]), np.array([0.55]))
+            return DraftPlan(np.array([4]), None, None, np.array([steps]), worth)
+
+    decoder = SpeculativeDecoder(
+        TabularModel(counting, 50),
+        drafter,
+        config=configured("block", 4),
+        policy=Policy(4, None, None),
+    )
+    (state,) = decoder.start([10], SamplingParams(max_tokens=9))
+    record = decoder.step(decoder.pack([state])).record
+    assert len(draft.plans) == asked
+    # .8 and .64 are more than .55, .51 is not: 1 + .25 + .09.
+    assert record.drafted == ((2,) if plain < 1.35 else (steps,))
+    assert record.looked_up == (plain < 1.35,)
+
+
+def test_what_both_sources_say_stands_in_a_tree_once() -> None:
+    """So that the candidate goes on from the model's token."""
+    target = draft = TabularModel(counting, 50)
+    for temperature in (0.0, 1.0):
+        decoder = SpeculativeDecoder(
+            target,
+            HybridDrafter(draft, Fixed(chain(11, 12, 13, 14))),
+            config=configured("traversal", 4, tree_shape=(1, 2, 2, 1)),
+        )
+        (state,) = decoder.start([10], SamplingParams(max_tokens=9, temperature=temperature))
+        step = decoder.step(decoder.pack([state]))
+        assert step.emitted == ([11, 12, 13, 14, 15],)
+        assert step.record.looked_up == (False,)
+
+
+def test_a_candidate_below_the_models_gain_is_added_as_deep_as_its_tree() -> None:
+    drafter = HybridDrafter(TabularModel(counting, 50), Fixed(chain(3, 2, 1, 0)))
+    prefixes = [Prefix(1, (10,))]
+
+    class Policy(Planned):
+        def plan(self, states: Any) -> DraftPlan:
+            worth = Worth(np.array([9.0]), np.array([0.1]))
+            return DraftPlan(np.array([4]), (1, 1, 1, 1), (1, 1, 1, 1), np.array([2]), worth)
+
+    decoder = SpeculativeDecoder(
+        TabularModel(counting, 50),
+        drafter,
+        config=configured("traversal", 4, tree_shape=(1, 1, 1, 1)),
+        policy=Policy(4, None, None),
+    )
+    (state,) = decoder.start(prefixes[0].tokens.tolist(), SamplingParams(max_tokens=9))
+    record = decoder.step(decoder.pack([state])).record
+    assert (record.drafted, record.depth, record.accepted) == ((4,), (2,), (2,))
+
+
+# Real models
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[Any, TransformersModel, TransformersModel]:
+    model = random_model("llama")
+    return (
+        model,
+        TransformersModel(model, max_sequences=6),
+        TransformersModel(resembling(model), max_sequences=6),
+    )
+
+
+def mixed(draft: Any) -> HybridDrafter:
+    return HybridDrafter(
+        draft,
+        SuffixDrafter(max_spec_offset=2),
+        PredictionDrafter(),
+        Guess(61, 3),
+        min_expected=0.5,
+    )
+
+
+def prompts(count: int) -> list[list[int]]:
+    rng = np.random.default_rng(1)
+    return [(rng.integers(0, 61, 6).tolist() * 2)[: 7 + row] for row in range(count)]
+
+
+@pytest.mark.parametrize("depth", ["fixed", "adaptive"])
+@pytest.mark.parametrize("k", [0, 1, 3, 8])
+def test_greedy_text_is_the_targets(models: Any, k: int, depth: str) -> None:
+    """Caches catch up after rounds in which they were not asked."""
+    model, target, draft = models
+    decoder = SpeculativeDecoder(target, mixed(draft), config=configured("block", k, depth=depth))
+    params = SamplingParams(max_tokens=40, temperature=0)
+    expected = [greedy_reference(model, prompt, 40) for prompt in prompts(4)]
+    given = [params, params, replace(params, prediction=expected[2]), params]
+    outputs = decoder.generate(prompts(4), given)
+    assert [output.token_ids for output in outputs] == expected
+    if k == 8:
+        assert len(outputs[2].depths) < len(outputs[0].depths)
+
+
+def test_greedy_text_with_trees(models: Any) -> None:
+    model, target, draft = models
+    config = configured("traversal", 4, tree_shape=(2, 2, 1, 1))
+    decoder = SpeculativeDecoder(target, mixed(draft), config=config)
+    outputs = decoder.generate(prompts(3), SamplingParams(max_tokens=30, temperature=0))
+    assert [output.token_ids for output in outputs] == [
+        greedy_reference(model, prompt, 30) for prompt in prompts(3)
+    ]
+
+
+def test_coupled_text_is_that_of_plain_decoding(models: Any) -> None:
+    _, target, draft = models
+    params = [SamplingParams(max_tokens=30, seed=seed) for seed in range(4)]
+    plain = SpeculativeDecoder(target, config=configured("coupled"))
+    fast = SpeculativeDecoder(target, mixed(draft), config=configured("coupled", 4))
+    texts = [
+        [output.token_ids for output in decoder.generate(prompts(4), params)]
+        for decoder in (plain, fast)
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("depth", ["fixed", "adaptive"])
+def test_a_seed_gives_one_text_whatever_was_decoded_before(models: Any, depth: str) -> None:
+    _, target, draft = models
+    decoder = SpeculativeDecoder(target, mixed(draft), config=configured("block", 4, depth=depth))
+    params = [SamplingParams(max_tokens=24, seed=seed, temperature=0.4) for seed in range(4)]
+    alone = [decoder.generate(*pair) for pair in zip(prompts(4), params, strict=True)]
+    decoder.generate(prompts(6), SamplingParams(max_tokens=40, temperature=0.3))
+    others = SamplingParams(max_tokens=24, temperature=0.3)
+    together = decoder.generate([*prompts(4), *prompts(2)], [*params, others, others])
+    for first, second in zip(alone, together, strict=False):
+        assert (first.token_ids, first.depths) == (second.token_ids, second.depths)
+
+
+def test_a_seed_and_depths_replay_a_run(models: Any) -> None:
+    """With the sources that it drafted from, since a row's own history decides between them."""
+    _, target, draft = models
+    for depth in ("fixed", "adaptive"):
+        config = configured("block", 4, depth=depth)
+        drafter = HybridDrafter(draft, SuffixDrafter(max_spec_offset=2))
+        decoder = SpeculativeDecoder(target, drafter, config=config)
+        for seed in range(4):
+            params = SamplingParams(max_tokens=30, seed=seed, temperature=0.4)
+            first = decoder.generate(prompts(1)[0], params)
+            again = decoder.generate(prompts(1)[0], replace(params, depths=first.depths))
+            assert (again.token_ids, again.depths) == (first.token_ids, first.depths)
+
+
+def test_calibration_measures_steps_of_the_model(models: Any) -> None:
+    """Though greedy text repeats itself, so that tokens to look up are found."""
+    _, target, draft = models
+
+    class Always(Guess):
+        def __init__(self) -> None:
+            super().__init__(61, silent=0)
+
+    drafter = HybridDrafter(draft, Always())
+    decoder = SpeculativeDecoder(target, drafter, config=configured("block", depth="adaptive"))
+    assert decoder.policy.calibrated  # type: ignore[attr-defined]
+
+
+def test_release_reaches_every_part() -> None:
+    target, draft = mock_pair(5, 1)
+    lookups = SuffixDrafter(), PredictionDrafter([1, 2, 3]), Guess(5)
+    decoder = SpeculativeDecoder(target, HybridDrafter(ModelDrafter(draft), *lookups))
+    decoder.generate([0, 1], SamplingParams(max_tokens=12))
+    assert lookups[0].pooled_tokens > 0
+    assert lookups[1]._alignments == {}
+    assert len(lookups[2].released) == 1
+
+
+def test_a_failing_part_is_the_drafters_failure() -> None:
+    class Broken(Fixed):
+        def candidates(self, prefixes: Any, plan: DraftPlan, ctx: Any) -> Any:
+            raise ValueError("no")
+
+    target, draft = mock_pair(5, 1)
+    decoder = SpeculativeDecoder(target, HybridDrafter(draft, Broken()))
+    with pytest.warns(RuntimeWarning, match="the drafter failed"):
+        output = decoder.generate([0, 1], SamplingParams(max_tokens=5))
+    assert len(output.token_ids) == 5
+
+
+@pytest.mark.parametrize("verification", ["typical", "lenient", "mixture"])
+def test_lossy_methods_are_refused_at_once(verification: str) -> None:
+    target, draft = mock_pair(5, 1)
+    with pytest.raises(InvalidConfigError, match="a lossless method with"):
+        SpeculativeDecoder(
+            target, HybridDrafter(draft, SuffixDrafter()), config=configured(verification)
+        )
+
+
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [
+        (lambda draft: HybridDrafter(draft), "lookups"),
+        (lambda draft: HybridDrafter(draft, draft), "lookups"),
+        (lambda draft: HybridDrafter(SuffixDrafter(), SuffixDrafter()), "drafter"),
+        (lambda draft: HybridDrafter(None, SuffixDrafter()), "drafter"),  # type: ignore[arg-type]
+        (lambda draft: HybridDrafter(draft, SuffixDrafter(), min_expected=-1), "min_expected"),
+        (lambda draft: HybridDrafter(draft, SuffixDrafter(), min_expected=True), "min_expected"),
+    ],
+)
+def test_bad_arguments_are_named(build: Any, name: str) -> None:
+    with pytest.raises(InvalidConfigError, match=name):
+        build(mock_pair(5, 1)[1])
