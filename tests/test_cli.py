@@ -238,7 +238,7 @@ class TestGenerate:
             assert found["config"]["sampling"]["prediction"] == expected
             assert found["config"]["method"] == "hybrid"
             assert found["config"]["draft"] == draft
-        assert "expected a UTF-8 file" in error_of(capsys, *flags, f"@{tmp_path}")
+        assert "expected a readable file" in error_of(capsys, *flags, f"@{tmp_path}")
 
     def test_stop_token_ends_the_text(self, capsys, target):
         flags = ("generate", "-p", PROMPT, "--target", target, "--temp", "0", "-m", "8")
@@ -279,7 +279,7 @@ class TestGenerate:
             assert found[field] == value, field
         assert found["ignore_eos"] is True
         # What cannot be said in text, or replays a run.
-        unsaid = {"logits_processors", "depths", "ignore_eos", "structured_output", "prediction"}
+        unsaid = {"logits_processors", "depths", "ignore_eos", "prediction"}
         assert set(found) - set(asked) == unsaid
 
     @staticmethod
@@ -364,7 +364,7 @@ class TestGenerate:
         shell = ".venv/bin/outrider "
         commands = [shlex.split(part) for part in blocks.split(shell)[1:]]
         commands = [command for command in commands if command[0] == "generate"]
-        assert len(commands) == 8
+        assert len(commands) == 9
         for command in commands:
             assert printed(capsys, *command, "-m", "40").strip(), command
 

@@ -327,12 +327,16 @@ def test_seeded_rows_take_what_is_looked_up_by_the_cost_ratio() -> None:
 
 
 def test_replayed_rows_take_whatever_is_looked_up() -> None:
+    """Once a step of a model was measured, which a calibration replays."""
     params = SamplingParams(max_tokens=40, depths=(3,))
     state = SequenceState(Prefix(0, [1]), 1, params, frozenset(), 0)
-    plan = looking().plan([state])
-    assert plan.depth.tolist() == [3]
-    assert plan.worth is not None
-    assert plan.worth.plain.tolist() == [0]
+    policy = looking()
+    for expected in (np.inf, 0):
+        plan = policy.plan([state])
+        assert plan.depth.tolist() == [3]
+        assert plan.worth is not None
+        assert plan.worth.plain.tolist() == [expected]
+        decode(policy, World(steady(0.5)))
 
 
 def test_rounds_of_looked_up_tokens_say_nothing_of_the_model() -> None:
