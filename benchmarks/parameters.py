@@ -189,7 +189,7 @@ def _timed(
         target,
         draft,
         tokenizer=tokenizer,
-        config=SpeculativeConfig(num_speculative_tokens=DEPTH),
+        config=SpeculativeConfig(depth="fixed", num_speculative_tokens=DEPTH),
     )
     prompt = [(17 * i) % vocab_size for i in range(PROMPT_TOKENS)]
     batches = {name: _batch(decoder, prompt, rows, own) for name, own in asked.items()}

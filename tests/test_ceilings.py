@@ -406,7 +406,7 @@ def test_tree_probabilities_are_those_of_the_trees_the_engine_drafts(
     target, draft = mock_pair(3, 4)
     drafter = _Watched(draft)
     config = SpeculativeConfig(
-        num_speculative_tokens=len(shape), tree_shape=shape, tree_children=kind
+        depth="fixed", num_speculative_tokens=len(shape), tree_shape=shape, tree_children=kind
     )
     decoder = SpeculativeDecoder(target, drafter, config=config)
     found: dict[tuple[int, ...], float] = {}

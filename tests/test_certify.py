@@ -322,7 +322,7 @@ class TestGoodness:
     )
     def test_the_tier_sees_a_bias_and_nothing_else(self, build: Any, sound: bool) -> None:
         target, draft = mock_pair(4, 11)
-        config = SpeculativeConfig(num_speculative_tokens=2, verification="token")
+        config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, verification="token")
         params = SamplingParams(max_tokens=3, n=1500, seed=2)
         cell = Cell("cell", build(target, draft, config, None), (0, 1), params)
 
@@ -347,7 +347,9 @@ class TestGoodness:
         def probabilities(prefixes: Any) -> Any:
             return np.array([target.probabilities(prefix) for prefix in prefixes])
 
-        cell = Cell("cell", checks.shipped(target, None, SpeculativeConfig()), (0,), params)
+        cell = Cell(
+            "cell", checks.shipped(target, None, SpeculativeConfig(depth="fixed")), (0,), params
+        )
         first, second = judged(fitted_positions(cell, outputs, probabilities))
         assert first.passed
         assert not second.passed

@@ -68,7 +68,7 @@ def drafter_and_config(
                 {"tree_budget": rng.randint(1, 7)},
             ]
         )
-    return drafter, SpeculativeConfig(verification="coupled", **more)
+    return drafter, SpeculativeConfig(depth="fixed", verification="coupled", **more)
 
 
 def test_a_thousand_cases_give_the_text_of_plain_keyed_sampling() -> None:
@@ -91,7 +91,9 @@ def test_a_thousand_cases_give_the_text_of_plain_keyed_sampling() -> None:
             )
             for _ in prompts
         ]
-        plain = SpeculativeDecoder(target, config=SpeculativeConfig(verification="coupled"))
+        plain = SpeculativeDecoder(
+            target, config=SpeculativeConfig(depth="fixed", verification="coupled")
+        )
         expected = [plain.generate(*pair) for pair in zip(prompts, params, strict=True)]
         for _ in range(3):
             drafter, config = drafter_and_config(rng, draft, vocab_size)
@@ -113,11 +115,13 @@ def test_real_models_coupled_give_the_text_of_plain_keyed_sampling() -> None:
     model = random_model("llama")
     target = TransformersModel(model, max_sequences=4)
     draft = TransformersModel(resembling(model), max_sequences=4)
-    plain = SpeculativeDecoder(target, config=SpeculativeConfig(verification="coupled"))
+    plain = SpeculativeDecoder(
+        target, config=SpeculativeConfig(depth="fixed", verification="coupled")
+    )
     params = SamplingParams(max_tokens=24, seed=5, n=2)
     expected = plain.generate([3, 1, 4], params)
     for more in ({}, {"tree_shape": (3, 2, 1)}, {"tree_budget": 8}, {"num_speculative_tokens": 7}):
-        config = SpeculativeConfig(verification="coupled", **more)  # type: ignore[arg-type]
+        config = SpeculativeConfig(depth="fixed", verification="coupled", **more)  # type: ignore[arg-type]
         decoder = SpeculativeDecoder(target, draft, config=config)
         found = decoder.generate([3, 1, 4], params)
         assert [c.token_ids for c in found.choices] == [c.token_ids for c in expected.choices]
@@ -134,7 +138,7 @@ def test_the_law_of_coupled_chains(k: int) -> None:
 
 def test_a_perfect_draft_is_always_accepted() -> None:
     target, _ = mock_pair(8, 3)
-    config = SpeculativeConfig(verification="coupled")
+    config = SpeculativeConfig(depth="fixed", verification="coupled")
     for temperature in (0.3, 0.7, 1.0, 1.5):
         params = SamplingParams(max_tokens=40, temperature=temperature, top_p=0.9, seed=1)
         metrics = SpeculativeDecoder(target, target, config=config).generate([0], params).metrics
@@ -184,7 +188,9 @@ def test_one_noise_for_two_positions_is_seen(monkeypatch: pytest.MonkeyPatch) ->
     deviations (112) of 1,000 once in 1.7 million times.
     """
     target = TabularModel(lambda _: [0.5, 0.5], 2)
-    decoder = SpeculativeDecoder(target, config=SpeculativeConfig(verification="coupled"))
+    decoder = SpeculativeDecoder(
+        target, config=SpeculativeConfig(depth="fixed", verification="coupled")
+    )
     params = SamplingParams(max_tokens=2, n=2000, seed=1)
 
     def repeats() -> int:

@@ -42,7 +42,7 @@ ASKED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("drafted", DRAFTED, ids=str)
 def test_the_law_is_the_requests_own(speculation: dict[str, Any], drafted: dict[str, Any]) -> None:
     target, draft = mock_pair(V, 1)
-    config = SpeculativeConfig(draft_params=SamplingParams(**drafted), **speculation)
+    config = SpeculativeConfig(depth="fixed", draft_params=SamplingParams(**drafted), **speculation)
     for asked in ASKED:
         decoder = SpeculativeDecoder(target, draft, config=config)
         params = SamplingParams(max_tokens=3, **asked)
@@ -52,7 +52,9 @@ def test_the_law_is_the_requests_own(speculation: dict[str, Any], drafted: dict[
 
 def acceptance(drafted: SamplingParams | None, **asked: Any) -> float:
     target, _ = mock_pair(8, 3)
-    decoder = SpeculativeDecoder(target, target, config=SpeculativeConfig(draft_params=drafted))
+    decoder = SpeculativeDecoder(
+        target, target, config=SpeculativeConfig(depth="fixed", draft_params=drafted)
+    )
     decoder.generate([list(PROMPT)] * 8, SamplingParams(max_tokens=60, seed=1, **asked))
     metrics = decoder.metrics
     assert metrics.acceptance_rate is not None
@@ -71,7 +73,7 @@ def test_drafts_are_shaped_as_told() -> None:
 
 def test_a_form_is_kept_to_by_drafts_in_any_case() -> None:
     target, _ = mock_pair(5, 3)
-    config = SpeculativeConfig(draft_params=SamplingParams(temperature=0.9))
+    config = SpeculativeConfig(depth="fixed", draft_params=SamplingParams(temperature=0.9))
     decoder = SpeculativeDecoder(
         target, target, tokenizer=alphabet(("a", "b", "ab")), config=config
     )
@@ -100,13 +102,13 @@ def test_a_form_is_kept_to_by_drafts_in_any_case() -> None:
 def test_what_drafts_cannot_be_told_is_refused(field: dict[str, Any]) -> None:
     (name,) = field
     with pytest.raises(InvalidConfigError, match=rf"draft_params\.{name}="):
-        SpeculativeConfig(draft_params=SamplingParams(**field))
+        SpeculativeConfig(depth="fixed", draft_params=SamplingParams(**field))
 
 
 def test_what_is_no_parameters_or_no_token_is_refused() -> None:
     with pytest.raises(InvalidConfigError, match="draft_params="):
-        SpeculativeConfig(draft_params={"temperature": 1})  # type: ignore[arg-type]
+        SpeculativeConfig(depth="fixed", draft_params={"temperature": 1})  # type: ignore[arg-type]
     for field in ({"logit_bias": {V: 1.0}}, {"bad_words": ((0, V),)}):
-        config = SpeculativeConfig(draft_params=SamplingParams(**field))  # type: ignore[arg-type]
+        config = SpeculativeConfig(depth="fixed", draft_params=SamplingParams(**field))  # type: ignore[arg-type]
         with pytest.raises(TokenOutOfRangeError, match=rf"draft_params\.{next(iter(field))}"):
             SpeculativeDecoder(*mock_pair(V), config=config)

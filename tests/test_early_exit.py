@@ -45,11 +45,11 @@ def test_greedy_equals_generate_on_ragged_batches(family: Any, layers: int) -> N
     expected = [greedy_reference(reference, prompt, 16) for prompt in prompts]
     drafter = EarlyExitDrafter(target, layers)
     for k in range(9):
-        config = SpeculativeConfig(num_speculative_tokens=k)
+        config = SpeculativeConfig(depth="fixed", num_speculative_tokens=k)
         outputs = SpeculativeDecoder(target, drafter, config=config).generate(prompts, greedy(16))
         assert [out.token_ids for out in outputs] == expected
         target.check_integrity()
-    trees = SpeculativeConfig(tree_shape=(2, 2, 1), num_speculative_tokens=3)
+    trees = SpeculativeConfig(depth="fixed", tree_shape=(2, 2, 1), num_speculative_tokens=3)
     outputs = SpeculativeDecoder(target, drafter, config=trees).generate(prompts, greedy(16))
     assert [out.token_ids for out in outputs] == expected
     target.check_integrity()
@@ -71,7 +71,7 @@ class Distributions:
 def test_the_law_is_the_targets(family: Any, config: dict[str, Any]) -> None:
     """Three tokens likely enough at each place, to keep the enumeration small."""
     reference, target = family
-    settings = SpeculativeConfig(num_speculative_tokens=2, **config)
+    settings = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, **config)
     decoder = SpeculativeDecoder(target, EarlyExitDrafter(target, 1), config=settings)
     params = SamplingParams(max_tokens=3, top_k=3, temperature=2.0)
     found = exact_law(decoder, (5, 9, 2), params)
@@ -127,7 +127,7 @@ def test_a_prefix_is_computed_once_and_a_draft_forward_has_one_column(
     _, target = llama
     drafter = EarlyExitDrafter(target, 1)
     decoder = SpeculativeDecoder(
-        target, drafter, config=SpeculativeConfig(num_speculative_tokens=3)
+        target, drafter, config=SpeculativeConfig(depth="fixed", num_speculative_tokens=3)
     )
     calls = counted(target, monkeypatch)
     decoder.generate(random_prompts(8, (40,))[0], greedy(12))

@@ -32,7 +32,9 @@ TOLERANCE = 1e-12
 
 
 def configured(verification: str, k: int, **more: Any) -> SpeculativeConfig:
-    return SpeculativeConfig(num_speculative_tokens=k, verification=verification, **more)  # type: ignore[arg-type]
+    return SpeculativeConfig(
+        depth="fixed", num_speculative_tokens=k, verification=verification, **more
+    )  # type: ignore[arg-type]
 
 
 def error(

@@ -49,7 +49,7 @@ class Failing(ModelDrafter):
 @pytest.mark.parametrize("how", ["raises", "malformed", "nan"])
 @pytest.mark.parametrize("verification", ["block", "coupled"])
 def test_the_output_goes_on_and_the_failures_are_counted(how: str, verification: Any) -> None:
-    config = SpeculativeConfig(num_speculative_tokens=2, verification=verification)
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, verification=verification)
     decoder = SpeculativeDecoder(TabularModel(law, 3), Failing(how), config=config)
     params = SamplingParams(max_tokens=60, seed=5)
     with pytest.warns(RuntimeWarning, match="decoded plainly: .*strict=True"):
@@ -77,7 +77,7 @@ def test_the_law_is_exact_although_failure_depends_on_what_was_drafted() -> None
                 raise ValueError("never after a 1")
             return super().propose(prefixes, plan, ctx)
 
-    config = SpeculativeConfig(num_speculative_tokens=2)
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2)
     decoder = SpeculativeDecoder(TabularModel(law, 3), Half(TabularModel(even, 3)), config=config)
     params = SamplingParams(max_tokens=4)
     expected = exact_law(SpeculativeDecoder(TabularModel(law, 3)), [0], params)
@@ -86,7 +86,7 @@ def test_the_law_is_exact_although_failure_depends_on_what_was_drafted() -> None
 
 
 def test_strict_raises_what_the_drafter_raises() -> None:
-    config = SpeculativeConfig(num_speculative_tokens=2, strict=True)
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, strict=True)
     for how, error in (("raises", ValueError), ("malformed", DraftShapeError)):
         decoder = SpeculativeDecoder(TabularModel(law, 3), Failing(how), config=config)
         with pytest.raises(error):

@@ -39,7 +39,7 @@ class Models:
         self.draft: Any = resembling(self.target)
         # Prompts longer than a round, and more rows than are decoded together.
         self.inside = outrider.generate_with(
-            self.draft, SpeculativeConfig(num_speculative_tokens=3), max_sequences=3
+            self.draft, SpeculativeConfig(depth="fixed", num_speculative_tokens=3), max_sequences=3
         )
 
 

@@ -75,7 +75,7 @@ def test_greedy_equals_generate_at_every_depth(models: Any, case: int) -> None:
     plain = target.generate(**inputs, max_new_tokens=LENGTH, pad_token_id=PAD)
     assert not any(row.equal(other) for row, other in zip(expected, plain, strict=True))
     for k in range(9) if case % 2 else (1, 6):
-        config = SpeculativeConfig(num_speculative_tokens=k)
+        config = SpeculativeConfig(depth="fixed", num_speculative_tokens=k)
         inside = outrider.generate_with(draft, config, max_sequences=3)
         found = target.generate(**inputs, **common, custom_generate=inside)
         assert found.equal(expected), k
@@ -184,7 +184,7 @@ def test_coupled_samples_are_those_of_plain_decoding(heard: Heard, asked: dict[s
     inputs = padded((4, 9, 6))
     texts = []
     for draft, shape in ((None, {}), (heard.draft, {}), (heard.draft, {"tree_shape": (3, 2)})):
-        config = SpeculativeConfig(verification="coupled", **shape)  # type: ignore[arg-type]
+        config = SpeculativeConfig(depth="fixed", verification="coupled", **shape)  # type: ignore[arg-type]
         torch.manual_seed(4)
         texts.append(
             heard.target.generate(
@@ -241,7 +241,7 @@ def test_one_that_remembers_is_that_of_generate(models: Any, processor: Any) -> 
     own = processor()
     asked = common | {"logits_processor": [StatefulProcessor(own), squared]}
     for k in range(5):
-        config = SpeculativeConfig(num_speculative_tokens=k)
+        config = SpeculativeConfig(depth="fixed", num_speculative_tokens=k)
         inside = outrider.generate_with(draft, config)
         assert target.generate(**inputs, **asked, custom_generate=inside).equal(expected), k
     assert getattr(own, "calls", 0) == 0, "the caller's own is not called"
@@ -253,7 +253,9 @@ def test_a_memory_that_hypotheses_share_is_seen(models: Any) -> None:
     inputs, common = padded((4, 9)), {"max_new_tokens": LENGTH, "pad_token_id": PAD}
     expected = target.generate(**inputs, **common, logits_processor=[Echo()])
     shared = [StatefulProcessor(Echo(), lambda processor: processor)]
-    inside = outrider.generate_with(draft, SpeculativeConfig(num_speculative_tokens=3))
+    inside = outrider.generate_with(
+        draft, SpeculativeConfig(depth="fixed", num_speculative_tokens=3)
+    )
     found = target.generate(**inputs, **common, logits_processor=shared, custom_generate=inside)
     assert not found.equal(expected)
 

@@ -127,7 +127,7 @@ class Family:
             self.target,
             self.draft,
             tokenizer=self.tokenizer,
-            config=SpeculativeConfig(num_speculative_tokens=k),
+            config=SpeculativeConfig(depth="fixed", num_speculative_tokens=k),
         )
         outputs = decoder.generate([row.prompt for row in self.rows], params)
         return [output.token_ids for output in outputs]

@@ -49,7 +49,9 @@ SHAPES: list[dict[str, Any]] = [
 
 def error(seed: int, speculation: dict[str, Any], params: SamplingParams) -> float:
     target, draft = mock_pair(V, seed)
-    decoder = SpeculativeDecoder(target, draft, config=SpeculativeConfig(**speculation))
+    decoder = SpeculativeDecoder(
+        target, draft, config=SpeculativeConfig(depth="fixed", **speculation)
+    )
     return distance(exact_law(decoder, PROMPT, params), target_law(target, PROMPT, params))
 
 
@@ -93,7 +95,9 @@ def test_the_law_under_any_of_them_together(
 def test_rows_of_a_batch_keep_their_own_parameters() -> None:
     target, draft = mock_pair(V, 2)
     for speculation in SHAPES:
-        decoder = SpeculativeDecoder(target, draft, config=SpeculativeConfig(**speculation))
+        decoder = SpeculativeDecoder(
+            target, draft, config=SpeculativeConfig(depth="fixed", **speculation)
+        )
         mates = [
             decoder.start([0] * (i + 1), SamplingParams(max_tokens=9, **shaping))[0]
             for i, shaping in enumerate(ALONE[:4])
@@ -110,7 +114,9 @@ def test_a_perfect_draft_is_accepted_under_every_parameter(temperature: float) -
     for shaping in ALONE:
         params = SamplingParams(max_tokens=30, temperature=temperature, seed=1, **shaping)
         for speculation in SHAPES[:3]:
-            decoder = SpeculativeDecoder(target, target, config=SpeculativeConfig(**speculation))
+            decoder = SpeculativeDecoder(
+                target, target, config=SpeculativeConfig(depth="fixed", **speculation)
+            )
             metrics = decoder.generate([0, 1], params).metrics
             # Tokens after a stop count as not accepted.
             cut = 2 if params.stop_token_ids else 0
@@ -120,9 +126,11 @@ def test_a_perfect_draft_is_accepted_under_every_parameter(temperature: float) -
 @pytest.mark.parametrize("shaping", ALONE, ids=str)
 def test_coupled_text_is_that_of_plain_keyed_sampling(shaping: dict[str, Any]) -> None:
     target, draft = mock_pair(9, 4)
-    plain = SpeculativeDecoder(target, config=SpeculativeConfig(verification="coupled"))
+    plain = SpeculativeDecoder(
+        target, config=SpeculativeConfig(depth="fixed", verification="coupled")
+    )
     for speculation in ({"num_speculative_tokens": 3}, {"tree_shape": (3, 2)}):
-        config = SpeculativeConfig(verification="coupled", **speculation)  # type: ignore[arg-type]
+        config = SpeculativeConfig(depth="fixed", verification="coupled", **speculation)  # type: ignore[arg-type]
         decoder = SpeculativeDecoder(target, draft, config=config)
         for seed in range(10):
             params = SamplingParams(max_tokens=20, seed=seed, **shaping)
@@ -161,7 +169,9 @@ def test_the_law_under_processors_of_a_users_own(speculation: dict[str, Any]) ->
     params = SamplingParams(
         max_tokens=3, logits_processors=(oddly, tf.EpsilonLogitsWarper(0.05)), temperature=0.8
     )
-    decoder = SpeculativeDecoder(target, draft, config=SpeculativeConfig(**speculation))
+    decoder = SpeculativeDecoder(
+        target, draft, config=SpeculativeConfig(depth="fixed", **speculation)
+    )
     plain = SamplingParams(max_tokens=3, temperature=0.8)
     expected = target_law(TabularModel(shaped_law, V), PROMPT, plain)
     assert distance(exact_law(decoder, PROMPT, params), expected) < TOLERANCE

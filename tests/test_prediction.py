@@ -55,7 +55,9 @@ def test_the_law(verification: Any, tree: dict[str, Any]) -> None:
         pytest.skip("checks chains only")
     for seed, prediction in ((1, [2, 1, 0, 1]), (2, [0, 0, 0]), (3, [])):
         target, _ = mock_pair(3, seed)
-        config = SpeculativeConfig(num_speculative_tokens=3, verification=verification, **tree)
+        config = SpeculativeConfig(
+            depth="fixed", num_speculative_tokens=3, verification=verification, **tree
+        )
         decoder = SpeculativeDecoder(target, PredictionDrafter(prediction), config=config)
         params = SamplingParams(max_tokens=4, stop_token_ids=(1,), seed=seed)
         law = exact_law(decoder, (0, 2), params)
@@ -71,7 +73,7 @@ def counting(prefix: tuple[int, ...]) -> np.ndarray:
 def test_a_right_prediction_is_taken_in_few_rounds_and_a_wrong_one_is_tried_once() -> None:
     target = TabularModel(counting, 70)
     params = SamplingParams(max_tokens=40, temperature=0)
-    config = SpeculativeConfig(num_speculative_tokens=8)
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=8)
     for prediction, rounds, drafted in ((PREDICTION, 5, 35), ([3] * 50, 40, 8)):
         decoder = SpeculativeDecoder(target, PredictionDrafter(prediction), config=config)
         output = decoder.generate([9], params)
@@ -201,7 +203,7 @@ class Letters:
 
 def test_a_request_says_what_it_expects_as_text_or_ids() -> None:
     target = TabularModel(counting, 70)
-    config = SpeculativeConfig(num_speculative_tokens=8)
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=8)
     decoder = SpeculativeDecoder(target, PredictionDrafter(), tokenizer=Letters(), config=config)
     plain = SamplingParams(max_tokens=9, temperature=0)
     outputs = decoder.generate(

@@ -82,7 +82,7 @@ def test_the_exact_law_of_cached_models(k: int, batch_size: int) -> None:
     hf_model = small(3)
     target = TransformersModel(copy.deepcopy(hf_model), max_sequences=5)
     draft = TransformersModel(small(3, seed=1), max_sequences=5)
-    config = SpeculativeConfig(num_speculative_tokens=k)
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=k)
     decoder = SpeculativeDecoder(target, draft, config=config)
 
     def law(prefix: tuple[int, ...]) -> np.ndarray:
@@ -119,7 +119,7 @@ class Padded:
 @pytest.mark.parametrize("padding", [float("nan"), -1e30, 0.0])
 def test_what_lies_beyond_a_rows_drafts_is_not_looked_at(verification: str, padding: float) -> None:
     target, draft = mock_pair(3, 2)
-    config = SpeculativeConfig(num_speculative_tokens=3, verification=verification)  # type: ignore[arg-type]
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=3, verification=verification)  # type: ignore[arg-type]
     decoder = SpeculativeDecoder(target, Padded(draft, padding), config=config)
     params = SamplingParams(max_tokens=4)
     law = exact_law(decoder, (0, 1), params)
@@ -371,7 +371,7 @@ def three(max_tokens: int, **asked: Any) -> SamplingParams:
 def test_a_mixture_keeps_no_token_that_was_not_drafted() -> None:
     """A row without drafts beside one with three: its law is the target's own."""
     target, draft = mock_pair(3, 1)
-    config = SpeculativeConfig(num_speculative_tokens=3, verification="mixture")
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=3, verification="mixture")
     decoder = SpeculativeDecoder(target, draft, config=config)
     mates = decoder.start((1,), three(5))
     found = exact_law(decoder, (0,), three(1), mates=mates)
@@ -379,7 +379,9 @@ def test_a_mixture_keeps_no_token_that_was_not_drafted() -> None:
 
 
 def test_a_mixture_leaves_greedy_rows_alone_in_any_batch() -> None:
-    config = SpeculativeConfig(num_speculative_tokens=2, verification="mixture", mixture_budget=0.3)
+    config = SpeculativeConfig(
+        depth="fixed", num_speculative_tokens=2, verification="mixture", mixture_budget=0.3
+    )
     for seed in range(10):
         target, draft = mock_pair(3, seed, 0.0)
         decoder = SpeculativeDecoder(target, draft, config=config)
@@ -401,6 +403,7 @@ def test_nan_in_a_round_of_trees_is_named(method: str) -> None:
             return TargetScores(logits)
 
     config = SpeculativeConfig(
+        depth="fixed",
         num_speculative_tokens=2,
         tree_shape=(2, 1),
         draft_sample_method=method,  # type: ignore[arg-type]
@@ -427,7 +430,7 @@ def test_nan_in_a_draft_is_blamed_on_the_row_that_drafted() -> None:
         def open(self, prefixes: Any, depth: int) -> Cursor:
             return Cursor()
 
-    strict = SpeculativeConfig(strict=True)
+    strict = SpeculativeConfig(depth="fixed", strict=True)
     decoder = SpeculativeDecoder(target, ModelDrafter(Draft()), config=strict)  # type: ignore[arg-type]
     states = [decoder.start((0,), three(9, depths=(depth,)))[0] for depth in (0, 2)]
     wanted = f"draft model's logits for sequence {states[1].prefix.sequence_id}"
@@ -470,7 +473,7 @@ def test_large_logits_and_low_temperatures_are_not_rounded_away(temperature: flo
 def test_a_greedy_rows_tree_does_not_depend_on_its_mates() -> None:
     target, draft = mock_pair(7, 8)
     for asked in ({}, {"top_k": 2}):
-        config = SpeculativeConfig(num_speculative_tokens=3, tree_budget=4)
+        config = SpeculativeConfig(depth="fixed", num_speculative_tokens=3, tree_budget=4)
         decoder = SpeculativeDecoder(target, draft, config=config)
         for prompt in range(7):
             greedy = three(20, temperature=0, seed=1, **asked)
@@ -483,7 +486,7 @@ def test_a_greedy_rows_tree_does_not_depend_on_its_mates() -> None:
 
 def test_a_ceiling_is_of_the_rounds_it_stands_beside() -> None:
     target, draft = mock_pair(4, 3, 0.9)
-    config = SpeculativeConfig(num_speculative_tokens=3, tree_shape=(2, 2, 2))
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=3, tree_shape=(2, 2, 2))
     decoder = SpeculativeDecoder(target, draft, config=config)
     decoder.generate([(0,), (1,)], [three(60, seed=1), three(90, temperature=0)])
     assert decoder.metrics.ceiling is None
@@ -532,7 +535,9 @@ def test_proposals_of_the_wrong_kind_are_refused(change: dict[str, Any], message
         def propose(self, prefixes: Any, plan: DraftPlan, ctx: Any) -> DraftProposal:
             return replace(sound, **change)
 
-    decoder = SpeculativeDecoder(target, Drafter(), config=SpeculativeConfig(strict=True))
+    decoder = SpeculativeDecoder(
+        target, Drafter(), config=SpeculativeConfig(depth="fixed", strict=True)
+    )
     with pytest.raises(DraftShapeError, match=message):
         decoder.generate([0], three(9))
 
@@ -547,7 +552,9 @@ def test_chains_are_no_longer_than_the_depth_of_a_planned_tree() -> None:
             tokens = torch.zeros(1, 6, dtype=torch.int64)
             return DraftProposal(tokens, np.array([6]), Laws(atoms=tokens))
 
-    config = SpeculativeConfig(num_speculative_tokens=2, tree_shape=(2, 2), strict=True)
+    config = SpeculativeConfig(
+        depth="fixed", num_speculative_tokens=2, tree_shape=(2, 2), strict=True
+    )
     decoder = SpeculativeDecoder(target, Drafter(), config=config)
     batch = decoder.pack(decoder.start([0], three(9)))
     with pytest.raises(DraftShapeError, match=r"lengths \[6\].*planned depths \[2\]"):
@@ -565,7 +572,7 @@ def test_a_lossy_method_refuses_a_drafters_tree() -> None:
             parents = np.array([[0, 0]])
             return DraftProposal(tokens, np.array([2]), Laws(atoms=tokens), parents)
 
-    config = SpeculativeConfig(num_speculative_tokens=2, verification="typical")
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, verification="typical")
     with pytest.raises(DraftShapeError, match="for chains of one kind only"):
         SpeculativeDecoder(target, Drafter(), config=config).generate([0], three(9))
 

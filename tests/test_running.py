@@ -107,7 +107,7 @@ def test_rows_whose_text_depends_on_the_draft_and_must_repeat_are_local(
     decoder = outrider.SpeculativeDecoder(
         TabularModel(law, 4),
         Watcher(),
-        config=outrider.SpeculativeConfig(verification=verification),
+        config=outrider.SpeculativeConfig(depth="fixed", verification=verification),
     )
     decoder.generate([1, 1], outrider.SamplingParams(max_tokens=4, **params))
     assert seen[0] == [expected]

@@ -74,7 +74,9 @@ def echo_law(target: TabularModel, length: int, temperature: float) -> dict[tupl
 
 def error(speculation: dict[str, Any]) -> float:
     target, draft = mock_pair(V, 1)
-    decoder = SpeculativeDecoder(target, draft, config=SpeculativeConfig(**speculation))
+    decoder = SpeculativeDecoder(
+        target, draft, config=SpeculativeConfig(depth="fixed", **speculation)
+    )
     processor = StatefulProcessor(Echo())
     params = SamplingParams(max_tokens=3, temperature=0.8, logits_processors=(processor,))
     found = exact_law(decoder, PROMPT, params)
@@ -98,7 +100,9 @@ class Lax(Echo):
 def broken(speculation: dict[str, Any], processor: StatefulProcessor) -> bool:
     """Whether the law is another, or none at all."""
     target, draft = mock_pair(V, 1)
-    decoder = SpeculativeDecoder(target, draft, config=SpeculativeConfig(**speculation))
+    decoder = SpeculativeDecoder(
+        target, draft, config=SpeculativeConfig(depth="fixed", **speculation)
+    )
     params = SamplingParams(max_tokens=3, temperature=0.8, logits_processors=(processor,))
     try:
         return distance(exact_law(decoder, PROMPT, params), echo_law(target, 3, 0.8)) > 1e-3
@@ -133,7 +137,9 @@ def test_a_memory_of_rejected_tokens_is_seen(
 def test_text_is_that_of_plain_decoding(temperature: float) -> None:
     target, draft = mock_pair(9, 4)
     for speculation in (SHAPES[2], {"verification": "coupled", "tree_shape": (3, 2)}):
-        decoder = SpeculativeDecoder(target, draft, config=SpeculativeConfig(**speculation))
+        decoder = SpeculativeDecoder(
+            target, draft, config=SpeculativeConfig(depth="fixed", **speculation)
+        )
         for seed in range(5):
             params = SamplingParams(
                 max_tokens=25,
@@ -145,7 +151,9 @@ def test_text_is_that_of_plain_decoding(temperature: float) -> None:
             )
             mates = [SamplingParams(max_tokens=9, seed=1), SamplingParams(temperature=0)]
             found = decoder.generate([PROMPT, *[(1, 2)] * 2], [params, *mates])[0]
-            plain = SpeculativeDecoder(target, config=SpeculativeConfig(verification="coupled"))
+            plain = SpeculativeDecoder(
+                target, config=SpeculativeConfig(depth="fixed", verification="coupled")
+            )
             expected = plain.generate(PROMPT, params)
             assert [c.token_ids for c in found.choices] == [c.token_ids for c in expected.choices]
 
@@ -170,8 +178,12 @@ def test_transformers_watermark_is_that_of_plain_decoding(temperature: float) ->
     draft = mock_pair(vocab_size, 5, agreement=0.7)[1]
     marked = 0
     for speculation in (SHAPES[2], {"verification": "coupled", "tree_shape": (2, 2)}):
-        decoder = SpeculativeDecoder(target, draft, config=SpeculativeConfig(**speculation))
-        plain = SpeculativeDecoder(target, config=SpeculativeConfig(verification="coupled"))
+        decoder = SpeculativeDecoder(
+            target, draft, config=SpeculativeConfig(depth="fixed", **speculation)
+        )
+        plain = SpeculativeDecoder(
+            target, config=SpeculativeConfig(depth="fixed", verification="coupled")
+        )
         for seed in range(3):
             params = SamplingParams(
                 max_tokens=30,
@@ -222,7 +234,7 @@ def test_memory_and_form_go_together() -> None:
             target,
             draft,
             tokenizer=tokenizer,
-            config=SpeculativeConfig(verification="coupled", **speculation),  # type: ignore[arg-type]
+            config=SpeculativeConfig(depth="fixed", verification="coupled", **speculation),  # type: ignore[arg-type]
         )
         .generate(PROMPT, params)
         .token_ids
@@ -234,7 +246,9 @@ def test_memory_and_form_go_together() -> None:
 def test_processors_are_not_called_beyond_a_rows_own_depth() -> None:
     """Rows of a batch are drafted to different depths; deeper columns hold tokens of no meaning."""
     target, draft = mock_pair(V, 2)
-    decoder = SpeculativeDecoder(target, draft, config=SpeculativeConfig(num_speculative_tokens=4))
+    decoder = SpeculativeDecoder(
+        target, draft, config=SpeculativeConfig(depth="fixed", num_speculative_tokens=4)
+    )
     longest = len(PROMPT)
 
     def watch(history: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:

@@ -67,7 +67,7 @@ def test_the_law_with_stop_strings_across_tokens_and_characters(
     target = TabularModel(lambda prefix: rows[sum(prefix) % 2], V)
     draft = TabularModel(lambda prefix: rows[len(prefix) % 2], V)
     decoder = SpeculativeDecoder(
-        target, draft, tokenizer=Bytes(), config=SpeculativeConfig(**speculation)
+        target, draft, tokenizer=Bytes(), config=SpeculativeConfig(depth="fixed", **speculation)
     )
     params = SamplingParams(max_tokens=2, stop=stop)
     found = exact_law(decoder, (0,), params)
@@ -80,7 +80,7 @@ def test_text_is_cut_before_the_stop_string_and_streams_as_it_ends(
 ) -> None:
     target, draft = mock_pair(V, 5)
     decode = Bytes().decode
-    config = SpeculativeConfig(**speculation)
+    config = SpeculativeConfig(depth="fixed", **speculation)
     decoder = SpeculativeDecoder(target, draft, tokenizer=Bytes(), config=config)
     stopped = 0
     for seed in range(60):
@@ -131,7 +131,9 @@ def test_finding_and_holding_back() -> None:
 @pytest.mark.parametrize("speculation", SHAPES, ids=str)
 def test_logprobs_are_the_targets_own_for_every_origin(speculation: dict[str, Any]) -> None:
     target, draft = mock_pair(6, 7, 0.5)
-    decoder = SpeculativeDecoder(target, draft, config=SpeculativeConfig(**speculation))
+    decoder = SpeculativeDecoder(
+        target, draft, config=SpeculativeConfig(depth="fixed", **speculation)
+    )
     rng = random.Random(3)
     asked = [
         SamplingParams(

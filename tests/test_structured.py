@@ -101,7 +101,7 @@ def form_law(target: Any, params: SamplingParams, language: set[str], prompt: Se
 def decoder_of(
     target: TabularModel, drafter: Any, speculation: dict[str, Any], tokenizer: Any = TOKENIZER
 ) -> SpeculativeDecoder:
-    config = SpeculativeConfig(**speculation)
+    config = SpeculativeConfig(depth="fixed", **speculation)
     return SpeculativeDecoder(target, drafter, tokenizer=tokenizer, config=config)
 
 

@@ -147,7 +147,7 @@ def test_1900_forms_on_random_models(part: int) -> None:
             target,
             draft,
             tokenizer=tokenizer,
-            config=SpeculativeConfig(verification="coupled", **asked),
+            config=SpeculativeConfig(depth="fixed", verification="coupled", **asked),
         )
         for asked in speculation
     ]
@@ -170,7 +170,7 @@ def test_100_forms_on_the_demo_pair() -> None:
             pair.target,
             pair.drafter,
             tokenizer=pair.tokenizer,
-            config=SpeculativeConfig(verification="coupled", **asked),
+            config=SpeculativeConfig(depth="fixed", verification="coupled", **asked),
         )
         for asked in SPECULATION[:2]
     ]

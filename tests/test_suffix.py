@@ -44,7 +44,9 @@ def asked(
 
 
 def configured(verification: str, k: int, **more: Any) -> SpeculativeConfig:
-    return SpeculativeConfig(num_speculative_tokens=k, verification=verification, **more)  # type: ignore[arg-type]
+    return SpeculativeConfig(
+        depth="fixed", num_speculative_tokens=k, verification=verification, **more
+    )  # type: ignore[arg-type]
 
 
 def eager(**more: Any) -> SuffixDrafter:

@@ -96,7 +96,7 @@ def drafted(drafter: Any, policy: Any, prompt: list[int], **more: Any) -> tuple[
     decoder = SpeculativeDecoder(
         TabularModel(counting, 50),
         drafter,
-        config=SpeculativeConfig(num_speculative_tokens=8),
+        config=SpeculativeConfig(depth="fixed", num_speculative_tokens=8),
         policy=policy,
     )
     output = decoder.generate(prompt, SamplingParams(max_tokens=40, temperature=0, **more))

@@ -48,7 +48,9 @@ class Wrapped:
 
     def decoder(self, k: int) -> SpeculativeDecoder:
         return SpeculativeDecoder(
-            self.target, self.draft, config=SpeculativeConfig(num_speculative_tokens=k)
+            self.target,
+            self.draft,
+            config=SpeculativeConfig(depth="fixed", num_speculative_tokens=k),
         )
 
     def check_integrity(self) -> None:

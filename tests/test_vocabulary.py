@@ -114,7 +114,7 @@ def error(
     **config: Any,
 ) -> float:
     target, _ = mock_pair(4, seed)
-    settings = SpeculativeConfig(**{"num_speculative_tokens": 2, **config})
+    settings = SpeculativeConfig(depth="fixed", **{"num_speculative_tokens": 2, **config})
     decoder = SpeculativeDecoder(target, drafter, config=settings)
     found = exact_law(decoder, prompt, params)
     return distance(found, target_law(target, prompt, params))
@@ -356,11 +356,11 @@ def test_greedy_text_is_the_targets_own(large: Any, draft: Any, match: str) -> N
     prompts = [LARGE.encode(prompt) for prompt in PROMPTS]
     expected = [greedy_reference(reference, prompt, 24) for prompt in prompts]
     for k in range(9):
-        config = SpeculativeConfig(num_speculative_tokens=k)
+        config = SpeculativeConfig(depth="fixed", num_speculative_tokens=k)
         decoder = SpeculativeDecoder(target, made, tokenizer=LARGE, config=config)
         outputs = decoder.generate(prompts, SamplingParams(max_tokens=24, temperature=0))
         assert [out.token_ids for out in outputs] == expected
-    trees = SpeculativeConfig(tree_shape=(2, 2), num_speculative_tokens=2)
+    trees = SpeculativeConfig(depth="fixed", tree_shape=(2, 2), num_speculative_tokens=2)
     decoder = SpeculativeDecoder(target, made, tokenizer=LARGE, config=trees)
     out = decoder.generate(PROMPTS[0], SamplingParams(max_tokens=24, temperature=0))
     assert out.token_ids == expected[0]
@@ -396,7 +396,7 @@ def test_a_draft_that_is_the_target_in_other_ids_is_kept(large: Any, shape: Any)
     made = VocabularyDrafter(TransformersModel(turned, max_sequences=4), tokenizer, LARGE)
     assert made.match == "tokens"
     assert made.common == len(LARGE)
-    config = SpeculativeConfig(num_speculative_tokens=3, tree_shape=shape)
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=3, tree_shape=shape)
     decoder = SpeculativeDecoder(target, made, tokenizer=LARGE, config=config)
     out = decoder.generate(TEXT[:100], SamplingParams(max_tokens=4, temperature=0))
     assert out.metrics.accepted == 3

@@ -255,6 +255,7 @@ class Measured:
 def configured(method: Verification, kind: str, depth: int) -> SpeculativeConfig:
     """The configuration of a method and a kind of drafter."""
     return SpeculativeConfig(
+        depth="fixed",
         strict=True,
         num_speculative_tokens=depth,
         verification=method,

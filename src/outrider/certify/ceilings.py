@@ -137,6 +137,7 @@ def reached(build: Build, drafter: str, shape: tuple[int, ...], pair: int) -> Re
     tokens: dict[str, float] = {}
     for method in METHODS:
         config = SpeculativeConfig(
+            depth="fixed",
             strict=True,
             num_speculative_tokens=len(shape),
             verification=method,

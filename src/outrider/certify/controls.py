@@ -128,6 +128,7 @@ def law(verification: Verification, k: int = 3, **filters: Any) -> Callable[[Bui
 def tree_law(shape: tuple[int, ...], children: TreeChildren) -> Callable[[Build], Finding]:
     """The check of the exact law on trees."""
     config = SpeculativeConfig(
+        depth="fixed",
         strict=True,
         num_speculative_tokens=len(shape),
         tree_shape=shape,
@@ -159,7 +160,9 @@ def goodness(build: Build) -> Finding:
 
 
 def _config(verification: Verification, k: int) -> SpeculativeConfig:
-    return SpeculativeConfig(num_speculative_tokens=k, verification=verification, strict=True)
+    return SpeculativeConfig(
+        depth="fixed", num_speculative_tokens=k, verification=verification, strict=True
+    )
 
 
 _BLOCK = (_config("block", 3),)

@@ -136,7 +136,9 @@ def statistical_tier(
     speculation: dict[str, SpeculationMetrics] = {}
     probabilities = forward_probabilities(target.hf_model)
     for index, (name, settings, sampling) in enumerate(ways):
-        config = SpeculativeConfig(num_speculative_tokens=TOKENS - 1, strict=True, **settings)
+        config = SpeculativeConfig(
+            depth="fixed", num_speculative_tokens=TOKENS - 1, strict=True, **settings
+        )
         params = SamplingParams(
             max_tokens=TOKENS, n=samples, seed=seed, ignore_eos=True, **sampling
         )
