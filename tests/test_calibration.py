@@ -56,6 +56,18 @@ def test_models_without_caches_are_not(config) -> None:
     assert not (made.policy.learns and made.policy.calibrated)
 
 
+def test_models_whose_room_is_taken_are_not_calibrated_and_no_harm_is_done() -> None:
+    first = decoder()
+    events = first.stream([[1, 2], [1, 3]], SamplingParams(max_tokens=30, ignore_eos=True))
+    next(events)
+    config = SpeculativeConfig(depth="adaptive")
+    second = SpeculativeDecoder(first.target, first.drafter, config=config)
+    assert not second.policy.calibrated
+    assert len(list(events)) == 59
+    second.generate([1, 2], SamplingParams(max_tokens=20, ignore_eos=True))
+    assert second.metrics.draft_failures == 0
+
+
 def test_a_policy_of_ones_own_is_left_alone() -> None:
     from outrider.depth import Levels
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from outrider import SamplingParams
 from outrider.acceptance import Acceptance, expected_tokens
 from outrider.certify import exact_law
 from outrider.depth import AdaptiveDepth, FixedDepth, Levels
+from outrider.depth.costs import Line
 from outrider.models.tabular import TabularModel
 from outrider.protocols import DepthPolicy
 from outrider.records import Prefix, RoundRecord, SequenceState
@@ -136,6 +137,53 @@ def test_drafts_that_fail_cost_less_than_two_percent(rate, rows) -> None:
     world = World(steady(rate))
     plain = mean_time(lambda: fixed(0), world, runs=5, rows=rows)
     assert plain / mean_time(adaptive, world, runs=5, rows=rows) >= 0.98
+
+
+@pytest.mark.parametrize("part", ["draft_s", "target_s", "other_s"])
+@pytest.mark.parametrize("slow", range(8))
+def test_one_slow_moment_in_calibration_does_not_turn_drafting_off(part: str, slow: int) -> None:
+    policy, world = adaptive(4), World(steady(0.9), noise=0.05)
+    rng = np.random.default_rng(0)
+    params = SamplingParams(max_tokens=100, depths=(0, 0, 0, 1, 1, 4, 4, 0))
+    states = [SequenceState(Prefix(-1, range(16)), 16, params, frozenset(), 0)]
+    while states[0].round < 8:
+        number = states[0].round
+        states, record = played(policy, World(steady(0.0), noise=0.05), states, rng)
+        if number == slow:
+            seconds = {} if part == "other_s" else {part: getattr(record, part) + 100}
+            record = replace(record, total_s=record.total_s + 100, **seconds)
+        policy.observe(states, record)
+    plain = mean_time(lambda: fixed(0), world, runs=2)
+    assert plain / decode(policy, world, warm=False)[0] > 1.2
+
+
+def test_a_clock_that_stands_still_or_runs_back_is_got_over() -> None:
+    line = Line()
+    for seconds in (0.0, -1e-6, 0.0, 0.0):
+        line.add(1, seconds)
+    policy = adaptive()
+    still = World(steady(0.5), 0.0, 0.0, 0.0)
+    states = [SequenceState(Prefix(0, [1]), 1, SamplingParams(max_tokens=50), frozenset(), 0)]
+    rng = np.random.default_rng(0)
+    for _ in range(8):
+        states, record = played(policy, still, states, rng)
+        policy.observe(states, replace(record, draft_s=0.0, target_s=0.0, total_s=0.0))
+    assert policy.plan(states).depth[0] >= 0
+    for _ in range(100):
+        line.add(1, 5.0)
+    assert line.at(1) == pytest.approx(5, rel=0.01)
+
+
+@pytest.mark.parametrize(("before", "least"), [(0.7, 0.97), (0.9, 0.96)])
+def test_a_text_on_which_drafts_fail_after_one_on_which_they_did_not(before, least) -> None:
+    """What others kept is soon outweighed: 256 tokens lose a few percent, once."""
+    world, times, plain = World(steady(0.0)), [], []
+    for i in range(8):
+        policy = adaptive()
+        decode(policy, World(steady(before)), tokens=512, random=100 + i)
+        times.append(decode(policy, world, random=i, warm=False)[0])
+        plain.append(decode(fixed(0), world, random=i, warm=False)[0])
+    assert np.mean(plain) / np.mean(times) >= least
 
 
 def test_a_draft_dearer_than_the_target_is_never_tried() -> None:
@@ -267,6 +315,22 @@ def test_the_law_is_exact_whatever_depth_history_asks_for(verification, tree_sha
     )
     plain = outrider.SpeculativeDecoder(TabularModel(law, 3))
     found, expected = (exact_law(made, [1], params) for made in (decoder, plain))
+    assert max(abs(found[output] - expected[output]) for output in expected) < 1e-12
+
+
+@pytest.mark.parametrize("cost_ratio", [0.3, 0.4, 0.6])
+def test_depths_that_depend_on_the_batch_can_be_enumerated(cost_ratio) -> None:
+    """Rows share a depth, and a branch has other mates each time it is walked, unless alone."""
+    config = outrider.SpeculativeConfig(
+        num_speculative_tokens=3, depth="adaptive", cost_ratio=cost_ratio
+    )
+    decoder = outrider.SpeculativeDecoder(
+        TabularModel(law, 3), TabularModel(draft_law, 3), config=config
+    )
+    plain = outrider.SpeculativeDecoder(TabularModel(law, 3))
+    found, expected = (
+        exact_law(made, [1], SamplingParams(max_tokens=5)) for made in (decoder, plain)
+    )
     assert max(abs(found[output] - expected[output]) for output in expected) < 1e-12
 
 

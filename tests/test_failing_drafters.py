@@ -1,4 +1,4 @@
-"""A drafter that fails costs speed, never a token: the round is decoded plainly, and counted."""
+"""A drafter that fails costs speed, never a token: the round goes on with what was drawn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.errors import DraftShapeError, KeyReuseError
 from outrider.models.tabular import TabularModel
 from outrider.protocols import DraftContext
-from outrider.records import DraftPlan, DraftProposal
+from outrider.records import DraftPlan, DraftProposal, Laws
 
 
 def law(prefix: tuple[int, ...]) -> np.ndarray:
@@ -52,12 +52,12 @@ def test_the_output_goes_on_and_the_failures_are_counted(how: str, verification:
     config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, verification=verification)
     decoder = SpeculativeDecoder(TabularModel(law, 3), Failing(how), config=config)
     params = SamplingParams(max_tokens=60, seed=5)
-    with pytest.warns(RuntimeWarning, match="decoded plainly: .*strict=True"):
+    with pytest.warns(RuntimeWarning, match="went on without it: .*strict=True"):
         output = decoder.generate([1], params)
     assert len(output.token_ids) == 60
     failures = decoder.metrics.draft_failures
     assert 0 < failures < decoder.metrics.rounds
-    assert output.depths.count(0) >= failures
+    assert len(output.depths) == decoder.metrics.rounds
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         again = decoder.generate([1], params)
@@ -68,7 +68,7 @@ def test_the_output_goes_on_and_the_failures_are_counted(how: str, verification:
 
 
 @pytest.mark.filterwarnings("ignore:the drafter failed")
-def test_the_law_is_exact_although_failure_depends_on_what_was_drafted() -> None:
+def test_the_law_is_exact_although_failure_depends_on_what_was_emitted() -> None:
     class Half(ModelDrafter):
         """Draws nothing, and fails after every 1."""
 
@@ -83,6 +83,93 @@ def test_the_law_is_exact_although_failure_depends_on_what_was_drafted() -> None
     expected = exact_law(SpeculativeDecoder(TabularModel(law, 3)), [0], params)
     found = exact_law(decoder, [0], params, batch_size=1)
     assert max(abs(found[output] - expected[output]) for output in expected) < 1e-12
+
+
+class Unlucky(ModelDrafter):
+    """Knows nothing after a 1, whether it was emitted or drafted: a law of NaN, or an error."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__(TabularModel(even, 3))
+        self.error = error
+
+    def propose(self, prefixes: Any, plan: DraftPlan, ctx: DraftContext) -> DraftProposal:
+        drawn: list[torch.Tensor] = []
+        laws: list[torch.Tensor] = []
+        last = torch.tensor([int(prefix.tokens[-1]) for prefix in prefixes])
+        for position in range(plan.deepest):
+            if self.error is not None and (last == 1).any():
+                raise self.error
+            even_logits = torch.zeros(len(last), 3, dtype=torch.float64)
+            law = ctx.law(torch.where((last == 1)[:, None], torch.nan, even_logits))
+            assert law.probs is not None
+            last = ctx.pick(law, position)
+            drawn.append(last)
+            laws.append(law.probs)
+        return DraftProposal(torch.stack(drawn, 1), plan.depth, Laws(probs=torch.stack(laws, 1)))
+
+
+@pytest.mark.filterwarnings("ignore:the drafter failed")
+@pytest.mark.parametrize("verification", ["block", "token"])
+@pytest.mark.parametrize(
+    "drafter", [Failing("raises"), Failing("malformed"), Unlucky(ValueError("no")), Unlucky()]
+)
+def test_the_law_is_exact_although_failure_depends_on_what_was_drawn(
+    drafter: ModelDrafter, verification: Any
+) -> None:
+    """Tokens drawn before the failure are verified: dropping them for their values is no law's."""
+    config = SpeculativeConfig(num_speculative_tokens=2, verification=verification)
+    decoder = SpeculativeDecoder(TabularModel(law, 3), drafter, config=config)
+    params = SamplingParams(max_tokens=3)
+    expected = exact_law(SpeculativeDecoder(TabularModel(law, 3)), [0], params)
+    found = exact_law(decoder, [0], params, batch_size=1)
+    assert max(abs(found[output] - expected[output]) for output in expected) < 1e-12
+
+
+class NanModel(TabularModel):
+    """Whose laws after a 1 mean nothing."""
+
+    def probabilities(self, prefix: tuple[int, ...]) -> np.ndarray:
+        return np.full(3, np.nan if prefix[-1] == 1 else 1 / 3)
+
+
+@pytest.mark.filterwarnings("ignore:the drafter failed")
+@pytest.mark.parametrize("shape", [None, (2, 1)], ids=["chain", "tree"])
+def test_drafts_before_a_law_of_nan_are_kept_in_production(shape: Any) -> None:
+    """A chi-squared test of 4,000 first tokens; false alarms 1e-6, were the seeds not fixed.
+
+    The target's first token is 1 with a probability of .8; plain rounds after drafts of it would
+    make that .73.
+    """
+    config = SpeculativeConfig(num_speculative_tokens=2, tree_shape=shape)
+    target = TabularModel(lambda prefix: [0.1, 0.8, 0.1], 3)
+    decoder = SpeculativeDecoder(target, NanModel(even, 3), config=config)
+    counts = np.zeros(3)
+    for start in range(0, 4000, 1000):
+        params = [SamplingParams(max_tokens=3, seed=start + row) for row in range(1000)]
+        states = [decoder.start([0], asked)[0] for asked in params]
+        step = decoder.step(decoder.pack(states))
+        assert step.record.draft_failed
+        assert max(step.record.depth) >= 1
+        counts += np.bincount([tokens[0] for tokens in step.emitted], minlength=3)
+    expected = 4000 * np.array([0.1, 0.8, 0.1])
+    assert ((counts - expected) ** 2 / expected).sum() < 27.6
+
+
+@pytest.mark.filterwarnings("ignore:the drafter failed")
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_drafter_that_always_fails_is_soon_asked_now_and_then_only(seed: int | None) -> None:
+    class Never(ModelDrafter):
+        asked = 0
+
+        def propose(self, prefixes: Any, plan: DraftPlan, ctx: DraftContext) -> DraftProposal:
+            self.asked += 1
+            raise ValueError("no draft today")
+
+    drafter = Never(TabularModel(even, 3))
+    config = SpeculativeConfig(depth="adaptive")
+    decoder = SpeculativeDecoder(TabularModel(law, 3), drafter, config=config)
+    decoder.generate([1], SamplingParams(max_tokens=200, seed=seed))
+    assert 1 <= drafter.asked <= 40
 
 
 def test_strict_raises_what_the_drafter_raises() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .config import SamplingParams
+from .errors import ModelError
 
 if TYPE_CHECKING:
     from .engine import SpeculativeDecoder
@@ -18,10 +19,10 @@ def calibrate(decoder: SpeculativeDecoder) -> None:
     """Let a decoder's policy see a few rounds, plain ones and some that draft.
 
     Nothing else of the decoder changes: metrics do not count them, drafters do not learn from them.
-    Models whose context is too short for that are not calibrated.
+    Models whose context is too short for that, or that have no room, are not calibrated.
 
     Args:
-        decoder: with no sequence live.
+        decoder: with no sequence live; its models may have those of other decoders.
     """
     tokens = [place % decoder.target.vocab_size for place in range(_PROMPT)]
     length = sum(depth + 1 for depth in _DEPTHS)
@@ -32,7 +33,10 @@ def calibrate(decoder: SpeculativeDecoder) -> None:
     try:
         for _ in _DEPTHS:
             step = decoder.step(batch, decoder.chance)
-            decoder.policy.observe(step.batch.states, step.record)
+            if not step.record.draft_failed:
+                decoder.policy.observe(step.batch.states, step.record)
             batch = replace(step.batch, noise=None)
+    except ModelError:
+        return
     finally:
         decoder.release(batch.states, discard=True)

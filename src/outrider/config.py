@@ -222,7 +222,7 @@ class SpeculativeConfig:
             lesser of this and typical_delta * exp(-entropy).
         typical_delta: see `typical_epsilon`; a number > 0.
         strict: raise what a drafter raises, and errors about what it returns. Otherwise the round
-            decodes plainly, which is counted, and the first time warned of.
+            goes on without it, which is counted, and the first time warned of.
         mixture_budget: of "mixture", in [0, 1]: how far, in total variation, the law of a token may
             be from the target's; 0 is lossless.
 

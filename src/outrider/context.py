@@ -13,7 +13,7 @@ from .chance import RoundDraws
 from .config import SpeculativeConfig
 from .models.transfer import sent
 from .paths import Path
-from .records import Children, DraftPlan, Laws
+from .records import Children, DraftPlan, DraftProposal, Laws
 from .shaping import Shaper
 
 
@@ -52,6 +52,7 @@ class RoundContext:
         self._states = batch.states
         self.witnesses: list[Tensor] = []
         self.request_error: Exception | None = None
+        self._picked: list[tuple[Laws, Tensor]] = []
         self._draws = draws
         self.limit(plan.depth)
         self._kind = config.tree_children
@@ -113,6 +114,21 @@ class RoundContext:
 
         Rows that are not drafted this far get a token that means nothing.
         """
+        tokens = self._pick(laws, position)
+        if position == len(self._picked):
+            self._picked.append((laws, tokens))
+        return tokens
+
+    def drawn(self, vocab_size: int) -> DraftProposal | None:
+        """The chains that `pick` has drawn so far; None if nothing, or of another vocabulary."""
+        rows = [laws.probs for laws, _ in self._picked if laws.probs is not None]
+        if not rows or any(row.shape[-1] != vocab_size for row in rows):
+            return None
+        tokens = torch.stack([picked for _, picked in self._picked], 1)
+        depth = self._depth.clip(max=len(rows))
+        return DraftProposal(tokens, depth, Laws(probs=torch.stack(rows, 1)))
+
+    def _pick(self, laws: Laws, position: int) -> Tensor:
         if laws.probs is None:
             assert laws.atoms is not None
             return laws.atoms

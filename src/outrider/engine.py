@@ -13,7 +13,6 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any, overload
 
-import numpy as np
 import torch
 
 from .batch import Batch, Step
@@ -56,6 +55,7 @@ from .rounds import (
     check_steppable,
     check_witnesses,
     judge,
+    no_drafts,
     read,
 )
 from .running import Run
@@ -176,7 +176,8 @@ class SpeculativeDecoder:
             chance: takes the place of the decoder's own; the round is then not counted in
                 `metrics`.
 
-        A round whose drafter fails decodes plainly, unless the configuration is `strict`.
+        A round whose drafter fails goes on with what had been drafted, unless the configuration is
+        `strict`; of a tree whose drafter raises, with nothing.
 
         Raises:
             InvalidConfigError: the batch is empty, or has a finished sequence or one twice.
@@ -193,8 +194,7 @@ class SpeculativeDecoder:
             if self.config.strict:
                 raise failure.reason from None
             self._warn(failure.reason)
-            nothing = DraftPlan(np.zeros_like(plan.depth))
-            return self._round(batch, nothing, chance, watch, failed=True)
+            return self._round(batch, plan, chance, watch, failure)
 
     def _round(
         self,
@@ -202,10 +202,9 @@ class SpeculativeDecoder:
         plan: DraftPlan,
         chance: Chance | None,
         watch: Stopwatch,
-        *,
-        failed: bool = False,
+        failure: DraftFailure | None = None,
     ) -> Step:
-        """A round by a plan; `failed` says that it takes the place of one whose drafter failed."""
+        """A round by a plan, or in the place of one whose drafter failed."""
         prefixes = [state.prefix for state in batch.states]
         ahead = None if chance is not None or self.verifier.coupled else self._uniforms
         noise = batch.next_noise(ahead, plan.width)
@@ -215,7 +214,7 @@ class SpeculativeDecoder:
             batch, draws, plan, self._device, self.config, draft_shaper, remembers=chance is None
         )
         watch.mark()
-        proposal = self._propose(prefixes, plan, context)
+        proposal = failure.rest if failure else self._propose(prefixes, plan, context)
         watch.mark()
         scores = self.target.verify(prefixes, proposal)
         watch.mark()
@@ -225,7 +224,7 @@ class SpeculativeDecoder:
         rows = read(proposal, verdict, [*context.witnesses, witness])
         ids = tuple(prefix.sequence_id for prefix in prefixes)
         if not all(row.sound for row in rows):
-            check_witnesses(witness, context.witnesses, rows, ids)
+            check_witnesses(proposal, witness, context.witnesses, rows, ids)
         draft_s, target_s = watch.spans()[-2:]
 
         looked_up = [False] * len(rows)
@@ -236,7 +235,9 @@ class SpeculativeDecoder:
             tokens, reason = until_stop(state, [*row.path, row.token], self.tokenizer)
             known = state.acceptance
             if self.policy.learns and not looked_up[index]:
-                known = known.after(row.depth, len(row.path))
+                # Where the drafter failed, the next token counts as drafted and refused.
+                seen = min(row.depth + 1, int(plan.depth[index])) if failure else row.depth
+                known = known.after(seen, len(row.path))
             own = () if shaper is None else shaper.processors(index, row.path)
             states.append(state.advanced(tokens, row.depth, reason, known, own))
             emitted.append(tokens)
@@ -252,7 +253,7 @@ class SpeculativeDecoder:
             bonus=tuple(row.bonus for row in rows),
             ceiling=tuple(row.ceiling for row in rows),
             first_ceiling=tuple(row.first_ceiling for row in rows),
-            draft_failed=failed,
+            draft_failed=failure is not None,
             looked_up=tuple(looked_up),
             draft_s=draft_s,
             target_s=target_s,
@@ -386,8 +387,7 @@ class SpeculativeDecoder:
         self, prefixes: list[Prefix], plan: DraftPlan, context: RoundContext
     ) -> DraftProposal:
         if self.drafter is None or plan.width == 0:
-            nothing = torch.empty(len(prefixes), 0, dtype=torch.int64, device=self._device)
-            return DraftProposal(nothing, np.zeros(len(prefixes), dtype=np.int64), None)
+            return no_drafts(len(prefixes), self._device)
         try:
             proposal = self.drafter.propose(prefixes, plan, context)
             check_proposal(proposal, plan, self.target.vocab_size)
@@ -396,7 +396,8 @@ class SpeculativeDecoder:
         except Exception as error:
             if error is context.request_error:
                 raise
-            raise DraftFailure(error) from error
+            rest = context.drawn(self.target.vocab_size) or no_drafts(len(prefixes), self._device)
+            raise DraftFailure(error, rest) from error
         return proposal
 
     def _warn(self, reason: Exception) -> None:
@@ -404,7 +405,7 @@ class SpeculativeDecoder:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"the drafter failed, and the round was decoded plainly: "
+                f"the drafter failed, and the round went on without it: "
                 f"{type(reason).__name__}: {reason}; further failures are counted in "
                 "metrics.draft_failures and not reported; SpeculativeConfig(strict=True) raises",
                 RuntimeWarning,

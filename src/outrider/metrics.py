@@ -32,7 +32,7 @@ class SpeculationMetrics:
         draft_s: seconds spent proposing.
         target_s: seconds spent in the target's forward passes.
         total_s: seconds spent in rounds.
-        draft_failures: rounds that decoded plainly because the drafter failed.
+        draft_failures: rounds that went on without the drafter because it failed.
         lossy: whether the output's law was allowed to differ from the target's.
         ceiling: the most tokens that any lossless verifier emits on average in a round that drafts
             as these rounds did (on chains the sum of the block recursion's p_i, on trees of point

@@ -303,7 +303,7 @@ class RoundRecord:
     token followed a draft with nothing drafted after it. `ceiling` is an estimate of the most
     tokens that any lossless verifier emits on average from such drafts, `first_ceiling` of the
     probability that it keeps one of a tree's first tokens; None where none is known. `draft_failed`
-    says that the drafter failed, so that nothing was drafted, `looked_up` which rows' drafts took
+    says that the drafter failed, so that less was drafted, `looked_up` which rows' drafts took
     no step of a model. `draft_s` and `target_s` are the time spent proposing and in the target's
     forward pass, `total_s` all of the round.
     """

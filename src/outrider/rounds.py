@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import isfinite, isnan
 from time import perf_counter
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from . import sampling, trees
@@ -132,13 +134,24 @@ def read(
 class DraftFailure(Exception):
     """A drafter raised, or broke its contract.
 
+    What it had drawn must be verified all the same where that decided whether it failed: dropping
+    tokens by their values would change the output's law.
+
     Args:
         reason: the error.
+        rest: the drafts that the round is to go on with.
     """
 
-    def __init__(self, reason: Exception) -> None:
+    def __init__(self, reason: Exception, rest: DraftProposal) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.rest = rest
+
+
+def no_drafts(batch: int, device: torch.device) -> DraftProposal:
+    """Nothing drafted for B rows."""
+    tokens = torch.empty(batch, 0, dtype=torch.int64, device=device)
+    return DraftProposal(tokens, np.zeros(batch, dtype=np.int64), None)
 
 
 class Stopwatch:
@@ -326,11 +339,16 @@ def check_scores(scores: TargetScores, proposal: DraftProposal, vocab_size: int)
 
 
 def check_witnesses(
-    target: Tensor, draft: list[Tensor], rows: list[RowVerdict], ids: tuple[int, ...]
+    proposal: DraftProposal,
+    target: Tensor,
+    draft: list[Tensor],
+    rows: list[RowVerdict],
+    ids: tuple[int, ...],
 ) -> None:
     """Name the model whose logits were degenerate.
 
     Args:
+        proposal: the drafts.
         target: the target's witnesses [B, N + 1].
         draft: the draft model's, [B, M] for the nodes of each depth.
         rows: what was drafted.
@@ -339,16 +357,32 @@ def check_witnesses(
     Raises:
         DegenerateDistributionError: a witness of the target that a row looks at is not finite; with
             the sequence and the position.
-        DraftFailure: the same of the draft model.
+        DraftFailure: the same of the draft model; the drafts before such laws are left.
     """
     levels = [0, *accumulate(witness.shape[1] for witness in draft)]
     for row, position in (~torch.isfinite(target)).nonzero().tolist():
         if position <= rows[row].drafted:
             raise _degenerate("target", ids[row], position)
     drafted = torch.cat(draft, 1) if draft else target[:, :0]
+    sound = [row.depth for row in rows]
+    reason: Exception | None = None
     for row, position in (~torch.isfinite(drafted)).nonzero().tolist():
         if position < levels[min(rows[row].depth, len(draft))]:
-            raise DraftFailure(_degenerate("draft model", ids[row], position))
+            reason = reason or _degenerate("draft model", ids[row], position)
+            sound[row] = min(sound[row], bisect(levels, position) - 1)
+    if reason is not None:
+        raise DraftFailure(reason, _cut(proposal, np.array(sound)))
+
+
+def _cut(proposal: DraftProposal, depths: NDArray[np.int64]) -> DraftProposal:
+    """The drafts that are no deeper than `depths` [B]; none if others come before such ones."""
+    columns = np.arange(proposal.width)
+    shallow = trees.node_depths(proposal.structure)[:, 1:] <= depths[:, None]
+    shallow &= columns < proposal.lengths[:, None]
+    lengths = shallow.sum(1)
+    if (shallow != (columns < lengths[:, None])).any():
+        return no_drafts(len(lengths), proposal.tokens.device)
+    return replace(proposal, lengths=lengths)
 
 
 def _degenerate(name: str, sequence_id: int, position: int) -> DegenerateDistributionError:

@@ -38,7 +38,8 @@ def exact_law(
         params: its parameters; `n` must be 1.
         max_branches: how many paths through the engine's draws may be walked.
         batch_size: how many branches, in whatever states they are, share a step. The law does not
-            depend on it; a ragged batch is what it makes. Cut to what the models have room for.
+            depend on it; a ragged batch is what it makes. Cut to what the models have room for, and
+            to 1 where depths may depend on the batch.
         mates: unfinished states of other requests, stepped along in every batch; each takes the
             first outcome of every draw. The law does not depend on them either.
 
@@ -56,6 +57,9 @@ def exact_law(
         raise InvalidConfigError("n", 1 + len(others), "1, to enumerate one continuation")
     if decoder.max_sequences is not None:
         batch_size = min(batch_size, decoder.max_sequences - len(mates))
+    if decoder.policy.learns and start.params.seed is None:
+        # Depths may depend on who shares a step, and have to be the same on every walk.
+        batch_size = min(batch_size, 1)
     if batch_size < 1:
         raise InvalidConfigError("batch_size", batch_size, "room for one branch beside the mates")
     first_id = decoder.claim(batch_size + len(mates))

@@ -53,7 +53,9 @@ def closing_statistics(metrics: SpeculationMetrics) -> str:
                 + _reached(metrics.first_ceiling_share, metrics.first_ceiling_share_error)
             )
     if metrics.draft_failures:
-        drafts += f"\nthe drafter failed in {metrics.draft_failures} rounds, decoded plainly"
+        drafts += (
+            f"\nthe drafter failed in {metrics.draft_failures} rounds, which went on without it"
+        )
     speed = metrics.tokens_per_s or 0.0
     lines = (
         f"{drafts}\n{metrics.emitted} tokens in {metrics.total_s:.2f} s = {speed:.1f} tokens/s, "

@@ -136,6 +136,9 @@ class AdaptiveDepth:
             states: the sequences after it.
             record: what it did.
         """
+        if record.draft_failed:
+            self._observe_failure(states, record)
+            return
         stepped = [
             0 if looked_up else depth
             for depth, looked_up in zip(record.depth, record.looked_up, strict=True)
@@ -172,6 +175,18 @@ class AdaptiveDepth:
             self._lost = max(0.0, extra / plain - gained)
         self._since_draft = 0
 
+    def _observe_failure(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
+        """Learn from a round whose drafter failed: what it took, and that it is not worth it."""
+        self._stepped = frozenset()
+        self._since_plain += 1
+        self._since_draft = 0
+        for state, depth, accepted in zip(states, record.depth, record.accepted, strict=True):
+            if not self._is_local(state):
+                self._pooled = self._pooled.after(depth + 1, accepted)
+        if self._costs.plain_known:
+            plain = self._costs.round(len(states), 0, 0)
+            self._lost = max(0.0, record.total_s / plain - sum(record.emitted) / len(states))
+
     def _is_local(self, state: SequenceState) -> bool:
         return state.params.seed is not None and not state.params.greedy and not self._coupled
 
@@ -185,8 +200,8 @@ class AdaptiveDepth:
         if best or not self._levels.deepest or self._cost_ratio >= 1:
             return choice
         pause = ceil(self._cost_ratio / _SHARE)
-        rested = state.round >= pause and not any(state.depths[-pause:])
-        return replace(choice, steps=int(rested))
+        # By the round, since those in which the drafter failed have no depth to be known by.
+        return replace(choice, steps=int(state.round % (pause + 1) == pause))
 
     def _shared_choices(
         self, states: list[SequenceState], rows: int, deepest: int

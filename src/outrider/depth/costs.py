@@ -6,20 +6,27 @@ from dataclasses import dataclass
 
 _MEMORY = 0.9
 _OUTLIER = 2.0
+_FEW = 4.0
+"""The weight of points up to which one may show that those before it were slow moments."""
+
+_LEAST = 1e-9
+"""Seconds of a round at least: a clock may stand still."""
 
 
 class Line:
     """A running fit of y = level + slope x by least squares, in which old points fade.
 
     A point is moved to within a factor of two of what was expected before it counts, so that one
-    slow moment moves the line little while a lasting change moves it round by round. The slope is
-    learnt only while x varies. Both parts are kept from going below 0.
+    slow moment moves the line little while a lasting change moves it round by round. One far below
+    what few points say shows that there was a slow moment among them: they are forgotten. The slope
+    is learnt only while x varies. Both parts are kept from going below 0.
 
     Args:
         slope: what it is thought to be before x varies.
     """
 
     def __init__(self, slope: float = 0.0) -> None:
+        self._guess = slope
         self._slope = slope
         self._weight = 0.0
         self._x = self._y = self._xx = self._xy = 0.0
@@ -36,8 +43,10 @@ class Line:
 
     def add(self, x: float, y: float) -> None:
         """Count a measurement."""
-        if self._weight > 2:
-            expected = self.at(x)
+        y, expected = max(y, 0.0), self.at(x)
+        if self._weight <= _FEW and y * _OUTLIER < expected:
+            self._forget()
+        elif self._weight > 1 and expected > 0:
             y = min(max(y, expected / _OUTLIER), expected * _OUTLIER)
         self._weight = self._weight * _MEMORY + 1
         self._x = self._x * _MEMORY + x
@@ -49,6 +58,10 @@ class Line:
         if spread > 0.05 * max(1.0, mean_x):
             slope = (self._xy / self._weight - mean_x * mean_y) / spread
             self._slope = min(max(slope, 0.0), mean_y / mean_x)
+
+    def _forget(self) -> None:
+        self._slope = self._guess
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
     def at(self, x: float) -> float:
         """The expected y."""
@@ -95,6 +108,11 @@ class Costs:
         self._draft_rest = Line()
 
     @property
+    def plain_known(self) -> bool:
+        """Whether a plain round was measured."""
+        return self._target.known and self._plain_rest.known
+
+    @property
     def known(self) -> bool:
         """Whether a plain round and one that drafted were measured."""
         return self._target.known and self._draft.known
@@ -119,11 +137,11 @@ class Costs:
     def round(self, rows: int, width: int, steps: int) -> float:
         """Seconds of a whole round; plain if `width` is 0."""
         if not width:
-            return self.target(rows, 0) + self._plain_rest.at(0.0)
+            return max(self.target(rows, 0) + self._plain_rest.at(0.0), _LEAST)
         rest = self._draft_rest if self._draft_rest.known else self._plain_rest
-        return self.target(rows, width) + self.draft(steps) + rest.at(0.0)
+        return max(self.target(rows, width) + self.draft(steps) + rest.at(0.0), _LEAST)
 
     def reading(self, tokens: int) -> float:
         """Seconds the drafter needs to read a prompt: the target's, scaled as their steps are."""
-        share = self.draft(1) / max(self.target(1, 0), 1e-9)
+        share = self.draft(1) / max(self.target(1, 0), _LEAST)
         return share * self.target(1, tokens)
