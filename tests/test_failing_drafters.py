@@ -117,7 +117,7 @@ def test_the_law_is_exact_although_failure_depends_on_what_was_drawn(
     drafter: ModelDrafter, verification: Any
 ) -> None:
     """Tokens drawn before the failure are verified: dropping them for their values is no law's."""
-    config = SpeculativeConfig(num_speculative_tokens=2, verification=verification)
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, verification=verification)
     decoder = SpeculativeDecoder(TabularModel(law, 3), drafter, config=config)
     params = SamplingParams(max_tokens=3)
     expected = exact_law(SpeculativeDecoder(TabularModel(law, 3)), [0], params)
@@ -140,7 +140,7 @@ def test_drafts_before_a_law_of_nan_are_kept_in_production(shape: Any) -> None:
     The target's first token is 1 with a probability of .8; plain rounds after drafts of it would
     make that .73.
     """
-    config = SpeculativeConfig(num_speculative_tokens=2, tree_shape=shape)
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, tree_shape=shape)
     target = TabularModel(lambda prefix: [0.1, 0.8, 0.1], 3)
     decoder = SpeculativeDecoder(target, NanModel(even, 3), config=config)
     counts = np.zeros(3)

@@ -108,7 +108,7 @@ class Heard:
         self.states: list[SequenceState] = []
 
     def listen(self, inputs: dict[str, Tensor], asked: dict[str, Any]) -> None:
-        inside = outrider.generate_with(self.draft)
+        inside = outrider.generate_with(self.draft, SpeculativeConfig(depth="fixed"))
         start = SpeculativeDecoder.start
         self.states = []
 

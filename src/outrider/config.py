@@ -232,7 +232,7 @@ class SpeculativeConfig:
 
     num_speculative_tokens: int | None = None
     verification: Verification = "block"
-    depth: Depth = "fixed"
+    depth: Depth = "adaptive"
     cost_ratio: float | None = None
     draft_params: SamplingParams | None = None
     draft_sample_method: DraftSampleMethod = "probabilistic"
