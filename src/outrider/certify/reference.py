@@ -30,11 +30,19 @@ _TAIL = 2
 """How many more letters a text may need to have the form of a regex."""
 
 
-def shaped(row: Row, prompt: Tokens, output: Tokens, params: SamplingParams) -> Row:
-    """The logits [V] that biases, penalties and bans make of a row of probabilities [V].
+def shaped(
+    row: Row,
+    prompt: Tokens,
+    output: Tokens,
+    params: SamplingParams,
+    processors: Sequence[Callable[..., Any]] = (),
+    texts: Sequence[str] | None = None,
+) -> Row:
+    """The law [V] that all but temperature and filters make of a row of probabilities [V].
 
     In transformers' order: logit bias, repetition penalty, presence and frequency penalties, bad
-    words, minimum length; `stop_token_ids` are the only stop tokens.
+    words, minimum length; then `processors` and the request's form, a choice or a regex over what
+    tokens read as, `texts`. `stop_token_ids` are the only stop tokens.
     """
     with np.errstate(divide="ignore"):
         logits = np.log(row)
@@ -52,7 +60,12 @@ def shaped(row: Row, prompt: Tokens, output: Tokens, params: SamplingParams) -> 
             logits[word[-1]] = -np.inf
     if len(output) < params.min_tokens:
         logits[list(params.stop_token_ids)] = -np.inf
-    return np.asarray(logits, dtype=np.float64)
+    for processor in processors:
+        logits = processor(torch.tensor(history), torch.from_numpy(logits)).numpy()
+    if texts is not None:
+        logits = np.where(allowed(output, params, texts), logits, -np.inf)
+    law = np.exp(logits - logits.max())
+    return np.asarray(law / law.sum(), dtype=np.float64)
 
 
 def whole(form: StructuredOutput, text: str) -> bool:
@@ -154,14 +167,10 @@ def target_law(
         if ended(output, params, letters):
             law[output] = probability
             return
-        logits = shaped(target.probabilities(prompt + output), prompt, output, params)
         processors = copy.deepcopy(before)
-        for processor in processors:
-            history = torch.tensor(prompt + output)
-            logits = processor(history, torch.from_numpy(logits)).numpy()
-        logits = np.where(allowed(output, params, letters), logits, -np.inf)
-        row = np.exp(logits - logits.max())
-        row = filtered(row / row.sum(), params)
+        probabilities = target.probabilities(prompt + output)
+        row = shaped(probabilities, prompt, output, params, processors, letters)
+        row = filtered(row, params)
         for token in np.flatnonzero(row):
             extend((*output, int(token)), probability * float(row[token]), processors)
 
