@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
-from outrider import ModelDrafter, NgramDrafter, SamplingParams, SpeculativeConfig, load
+from outrider import (
+    ModelDrafter,
+    NgramDrafter,
+    SamplingParams,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    load,
+)
 from outrider.errors import (
     DegenerateDistributionError,
     DistributionWidthError,
@@ -39,6 +48,8 @@ from outrider.models.tabular import TabularModel, mock_pair
         ("stop_token_ids", "ab", "a sequence of integers"),
         ("stop_token_ids", [1.5], "a sequence of integers"),
         ("depths", [-1], "a sequence of integers"),
+        ("ignore_eos", "no", "True or False"),
+        ("ignore_eos", None, "True or False"),
     ],
 )
 def test_bad_sampling_parameters(field: str, value: Any, expected: str) -> None:
@@ -46,6 +57,32 @@ def test_bad_sampling_parameters(field: str, value: Any, expected: str) -> None:
         InvalidConfigError, match=rf"{field}=.* is not allowed: expected {expected}"
     ):
         SamplingParams(**{field: value})
+
+
+def test_numbers_of_other_libraries_mean_what_pythons_do() -> None:
+    target, draft = mock_pair(5, 1)
+    own = {"max_tokens": 5, "n": 2, "seed": 3, "temperature": 0.5, "min_p": 0.25, "logprobs": 1}
+    others = {
+        "max_tokens": np.int64(5),
+        "n": np.int32(2),
+        "seed": np.uint64(3),
+        "temperature": Fraction(1, 2),
+        "min_p": np.float32(0.25),
+        "logprobs": np.int8(1),
+    }
+    given = SamplingParams(**others)
+    assert {name: type(getattr(given, name)) for name in own} == {
+        name: type(value) for name, value in own.items()
+    }
+    config = SpeculativeConfig(
+        num_speculative_tokens=np.int64(2),  # type: ignore[arg-type]
+        cost_ratio=Fraction(1, 8),  # type: ignore[arg-type]
+        strict=True,
+    )
+    assert config == SpeculativeConfig(num_speculative_tokens=2, cost_ratio=0.125, strict=True)
+    decoder = SpeculativeDecoder(target, draft, config=config)
+    first, second = (decoder.generate([0], SamplingParams(**f)) for f in (own, others))  # type: ignore[arg-type]
+    assert [c.token_ids for c in first.choices] == [c.token_ids for c in second.choices]
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,7 @@ class SamplingParams:
                 raise InvalidConfigError(
                     "logprobs", self.logprobs, "an integer in [0, 20], or None"
                 )
+        _require_bool("ignore_eos", self.ignore_eos)
         _require_int("n", self.n, 1)
         if self.seed is not None:
             _require_int("seed", self.seed, 0, "an integer in [0, 2**64)")
@@ -173,6 +174,7 @@ class SamplingParams:
             object.__setattr__(self, "prediction", _int_tuple("prediction", self.prediction))
         if self.depths is not None:
             object.__setattr__(self, "depths", _int_tuple("depths", self.depths))
+        _store_plain_numbers(self)
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
@@ -300,8 +302,8 @@ class SpeculativeConfig:
         _require_real(
             "mixture_budget", self.mixture_budget, lambda x: 0 <= x <= 1, "a number in [0, 1]"
         )
-        if not isinstance(self.strict, bool):
-            raise InvalidConfigError("strict", self.strict, "True or False")
+        _require_bool("strict", self.strict)
+        _store_plain_numbers(self)
 
     @property
     def deepest(self) -> int:
@@ -326,6 +328,11 @@ def _require_int(field: str, value: object, low: int, expected: str | None = Non
         raise InvalidConfigError(field, value, expected or f"an integer >= {low}")
 
 
+def _require_bool(field: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidConfigError(field, value, "True or False")
+
+
 def _require_real(
     field: str, value: object, allowed: Callable[[float], bool], expected: str
 ) -> None:
@@ -333,6 +340,15 @@ def _require_real(
         raise InvalidConfigError(field, value, expected)
     if not allowed(float(value)):
         raise InvalidConfigError(field, value, expected)
+
+
+def _store_plain_numbers(record: SamplingParams | SpeculativeConfig) -> None:
+    """Keep numbers of other libraries, such as NumPy's, as Python's own."""
+    for item in fields(record):
+        value = getattr(record, item.name)
+        if isinstance(value, Real) and not isinstance(value, bool | int | float):
+            plain = int(value) if isinstance(value, Integral) else float(value)
+            object.__setattr__(record, item.name, plain)
 
 
 def _require_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
