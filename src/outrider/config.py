@@ -346,7 +346,7 @@ def _store_plain_numbers(record: SamplingParams | SpeculativeConfig) -> None:
     """Keep numbers of other libraries, such as NumPy's, as Python's own."""
     for item in fields(record):
         value = getattr(record, item.name)
-        if isinstance(value, Real) and not isinstance(value, bool | int | float):
+        if isinstance(value, Real) and type(value) not in (bool, int, float):
             plain = int(value) if isinstance(value, Integral) else float(value)
             object.__setattr__(record, item.name, plain)
 
