@@ -346,9 +346,10 @@ def _store_plain_numbers(record: SamplingParams | SpeculativeConfig) -> None:
     """Keep numbers of other libraries, such as NumPy's, as Python's own."""
     for item in fields(record):
         value = getattr(record, item.name)
-        if isinstance(value, Real) and type(value) not in (bool, int, float):
-            plain = int(value) if isinstance(value, Integral) else float(value)
-            object.__setattr__(record, item.name, plain)
+        if isinstance(value, bool) or not isinstance(value, Real):
+            continue
+        plain = int(value) if isinstance(value, Integral) else float(value)
+        object.__setattr__(record, item.name, plain)
 
 
 def _require_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
