@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from outrider import ModelDrafter, NgramDrafter, SamplingParams, SpeculativeConfig, load
+from outrider import (
+    ModelDrafter,
+    NgramDrafter,
+    SamplingParams,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    load,
+)
 from outrider.errors import (
     DegenerateDistributionError,
     DistributionWidthError,
@@ -14,6 +24,7 @@ from outrider.errors import (
     ModelError,
 )
 from outrider.models.tabular import TabularModel, mock_pair
+from outrider.records import TargetScores
 
 
 @pytest.mark.parametrize(
@@ -26,6 +37,9 @@ from outrider.models.tabular import TabularModel, mock_pair
         ("temperature", float("nan"), "0 for greedy decoding, or a number >= 1e-6"),
         ("temperature", float("inf"), "0 for greedy decoding, or a number >= 1e-6"),
         ("temperature", 1e-38, "0 for greedy decoding, or a number >= 1e-6"),
+        ("temperature", 1e39, "0 for greedy decoding, or a number >= 1e-6, at most 1e30"),
+        ("repetition_penalty", 1e-46, "a number > 0, from 1e-20 to 1e20"),
+        ("repetition_penalty", 1e39, "a number > 0, from 1e-20 to 1e20"),
         ("temperature", "hot", "0 for greedy decoding, or a number >= 1e-6"),
         ("top_k", -1, "an integer >= 0"),
         ("top_p", 0, r"a number in \(0, 1\]"),
@@ -39,6 +53,8 @@ from outrider.models.tabular import TabularModel, mock_pair
         ("stop_token_ids", "ab", "a sequence of integers"),
         ("stop_token_ids", [1.5], "a sequence of integers"),
         ("depths", [-1], "a sequence of integers"),
+        ("ignore_eos", "no", "True or False"),
+        ("ignore_eos", None, "True or False"),
     ],
 )
 def test_bad_sampling_parameters(field: str, value: Any, expected: str) -> None:
@@ -46,6 +62,57 @@ def test_bad_sampling_parameters(field: str, value: Any, expected: str) -> None:
         InvalidConfigError, match=rf"{field}=.* is not allowed: expected {expected}"
     ):
         SamplingParams(**{field: value})
+
+
+def test_numbers_of_other_libraries_mean_what_pythons_do() -> None:
+    target, draft = mock_pair(5, 1)
+    own = {"max_tokens": 5, "n": 2, "seed": 3, "temperature": 0.5, "min_p": 0.25, "logprobs": 1}
+    others = {
+        "max_tokens": np.int64(5),
+        "n": np.int32(2),
+        "seed": np.uint64(3),
+        "temperature": Fraction(1, 2),
+        "min_p": np.float32(0.25),
+        "logprobs": np.int8(1),
+    }
+    given = SamplingParams(**others)
+    assert {name: type(getattr(given, name)) for name in own} == {
+        name: type(value) for name, value in own.items()
+    }
+    config = SpeculativeConfig(
+        num_speculative_tokens=np.int64(2),  # type: ignore[arg-type]
+        cost_ratio=Fraction(1, 8),  # type: ignore[arg-type]
+        strict=True,
+    )
+    assert config == SpeculativeConfig(num_speculative_tokens=2, cost_ratio=0.125, strict=True)
+    decoder = SpeculativeDecoder(target, draft, config=config)
+    first, second = (decoder.generate([0], SamplingParams(**f)) for f in (own, others))  # type: ignore[arg-type]
+    assert [c.token_ids for c in first.choices] == [c.token_ids for c in second.choices]
+
+
+class Wide:
+    """A target in float32 with wide logits, above and below zero."""
+
+    vocab_size = 4
+
+    def verify(self, prefixes: Any, proposal: Any) -> TargetScores:
+        logits = torch.tensor([1e4, -1e4, 30.0, 0.0])
+        return TargetScores(logits.repeat(len(prefixes), proposal.width + 1, 1))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-6, 1.0, 1e30])
+@pytest.mark.parametrize("penalty", [1e-20, 1.0, 1e20])
+def test_the_bounds_of_numbers_mean_something_in_float32(
+    temperature: float, penalty: float
+) -> None:
+    params = SamplingParams(
+        max_tokens=3,
+        temperature=temperature,
+        repetition_penalty=penalty,
+        bad_words=((1,),),
+        top_p=0.9,
+    )
+    assert 1 not in SpeculativeDecoder(Wide()).generate([0, 1, 2, 3], params).token_ids
 
 
 @pytest.mark.parametrize(

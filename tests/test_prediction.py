@@ -214,6 +214,25 @@ def test_a_request_says_what_it_expects_as_text_or_ids() -> None:
     assert [sum(output.depths) for output in outputs] == [0, 5, 4]
 
 
+class Framed(Letters):
+    """One that puts a token without a text before and after each text."""
+
+    def encode(self, text: str) -> list[int]:
+        return [1, *super().encode(text), 2]
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        return super().decode([token for token in token_ids if token > 2])
+
+
+def test_a_text_is_expected_without_the_tokens_that_a_tokenizer_puts_around_it() -> None:
+    target = TabularModel(counting, 70)
+    config = SpeculativeConfig(num_speculative_tokens=8)
+    decoder = SpeculativeDecoder(target, PredictionDrafter(), tokenizer=Framed(), config=config)
+    for text, depths in (('"#$%&', (5, 0)), ("", (0,) * 7)):
+        out = decoder.generate([33], SamplingParams(max_tokens=7, temperature=0, prediction=text))
+        assert out.depths == depths
+
+
 def test_bad_predictions_are_refused_at_the_door() -> None:
     decoder = SpeculativeDecoder(TabularModel(counting, 70), PredictionDrafter())
     with pytest.raises(TokenOutOfRangeError, match="prediction has token id 70"):

@@ -5,8 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
 from outrider.certify import exact_law
@@ -117,6 +120,49 @@ def test_a_stop_string_before_min_tokens_does_not_end_a_request() -> None:
     assert early > 20
 
 
+def byte_runs() -> PreTrainedTokenizerFast:
+    """A tokenizer whose byte tokens are read together, as Llama 2's: "a", then bytes."""
+    pieces = ("<unk>", "a", "<0x0A>", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>")
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    model = models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>")
+    tokenizer = Tokenizer(model)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+@pytest.mark.parametrize("stop", ["\n", "\N{REPLACEMENT CHARACTER}"])
+def test_a_stop_string_that_a_later_token_makes_unreadable_ends_a_request(stop: str) -> None:
+    """A line's end, a byte token, and after it in the same round the first byte of a character."""
+    text = [1, 2, 3, 4, 5, 6, 1, 1]
+    target = TabularModel(lambda prefix: np.eye(7)[text[len(prefix) - 1]], 7)
+    ended = {"\n": [1, 2], "\N{REPLACEMENT CHARACTER}": [1, 2, 3]}[stop]
+    for k in range(7):
+        config = SpeculativeConfig(num_speculative_tokens=k)
+        decoder = SpeculativeDecoder(target, target, tokenizer=byte_runs(), config=config)
+        out = decoder.generate([0], SamplingParams(max_tokens=8, stop=stop))
+        assert (list(out.token_ids), out.finish_reason) == (ended, "stop"), k
+
+
+@pytest.mark.parametrize("speculation", SHAPES, ids=str)
+def test_text_is_cut_where_a_stop_token_completes_a_stop_string(
+    speculation: dict[str, Any],
+) -> None:
+    target, draft = mock_pair(V, 5)
+    config = SpeculativeConfig(**speculation)
+    decoder = SpeculativeDecoder(target, draft, tokenizer=Bytes(), config=config)
+    both = 0
+    for seed in range(40):
+        params = SamplingParams(max_tokens=12, seed=seed, stop="b", stop_token_ids=(2,))
+        out = decoder.generate([seed % V], params)
+        assert out.text is not None
+        assert "b" not in out.text
+        both += out.token_ids[-1] == 2
+        assert "".join(e.text or "" for e in decoder.stream([seed % V], params)) == out.text
+    assert both > 5
+
+
 def test_finding_and_holding_back() -> None:
     assert find_stop("xa", "xab", ["ab"]) == 1
     assert find_stop("ab", "abc", ["ab"]) is None
@@ -204,5 +250,13 @@ def test_parameters_that_do_not_fit_the_model_are_refused_before_any_forward() -
     for wrong in ({"logit_bias": {4: 1.0}}, {"bad_words": [[1, 9]]}):
         with pytest.raises(TokenOutOfRangeError, match=next(iter(wrong))):
             decoder.generate([0], SamplingParams(**wrong))  # type: ignore[arg-type]
+    every = [[token] for token in range(4)]
+    with pytest.raises(InvalidConfigError, match=r"bad_words=.*none that forbid every token"):
+        decoder.generate([0], SamplingParams(bad_words=every))  # type: ignore[arg-type]
+    with pytest.raises(InvalidConfigError, match=r"min_tokens=1.*every token"):
+        decoder.generate(
+            [0],
+            SamplingParams(bad_words=every[:3], min_tokens=1, stop_token_ids=(3,)),  # type: ignore[arg-type]
+        )
     with pytest.raises(InvalidConfigError, match=r"stop=.*without a tokenizer"):
         decoder.generate([0], SamplingParams(stop="a"))

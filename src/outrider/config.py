@@ -56,12 +56,12 @@ class SamplingParams:
 
     Args:
         max_tokens: the most tokens to emit, at least 1.
-        temperature: divides the logits, at least 1e-6; 0 is greedy decoding.
+        temperature: divides the logits, in [1e-6, 1e30]; 0 is greedy decoding.
         top_k: keep the k most likely tokens (ties with the k-th are kept); 0 keeps all.
         top_p: keep the likeliest tokens until their mass reaches this, in (0, 1]; 1 keeps all.
         min_p: keep tokens at least this share as likely as the likeliest, in [0, 1]; 0 keeps all.
         repetition_penalty: divides the positive logits, and multiplies the negative ones, of tokens
-            in the prompt or the output so far; above 0, 1 for none.
+            in the prompt or the output so far; in [1e-20, 1e20], 1 for none.
         presence_penalty: taken from the logits of tokens in the output so far, in [-2, 2].
         frequency_penalty: likewise, once for each time the token was emitted, in [-2, 2].
         logit_bias: added to the logits of these tokens, by token id, in [-100, 100]; a mapping or
@@ -121,14 +121,17 @@ class SamplingParams:
         _require_real(
             "temperature",
             self.temperature,
-            lambda x: x == 0 or x >= 1e-6,
-            "0 for greedy decoding, or a number >= 1e-6",
+            lambda x: x == 0 or 1e-6 <= x <= 1e30,
+            "0 for greedy decoding, or a number >= 1e-6, at most 1e30",
         )
         _require_int("top_k", self.top_k, 0, "an integer >= 0 (0 keeps every token)")
         _require_real("top_p", self.top_p, lambda x: 0 < x <= 1, "a number in (0, 1]")
         _require_real("min_p", self.min_p, lambda x: 0 <= x <= 1, "a number in [0, 1]")
         _require_real(
-            "repetition_penalty", self.repetition_penalty, lambda x: x > 0, "a number > 0"
+            "repetition_penalty",
+            self.repetition_penalty,
+            lambda x: 1e-20 <= x <= 1e20,
+            "a number > 0, from 1e-20 to 1e20",
         )
         for field in ("presence_penalty", "frequency_penalty"):
             _require_real(
@@ -161,6 +164,7 @@ class SamplingParams:
                 raise InvalidConfigError(
                     "logprobs", self.logprobs, "an integer in [0, 20], or None"
                 )
+        _require_bool("ignore_eos", self.ignore_eos)
         _require_int("n", self.n, 1)
         if self.seed is not None:
             _require_int("seed", self.seed, 0, "an integer in [0, 2**64)")
@@ -173,6 +177,7 @@ class SamplingParams:
             object.__setattr__(self, "prediction", _int_tuple("prediction", self.prediction))
         if self.depths is not None:
             object.__setattr__(self, "depths", _int_tuple("depths", self.depths))
+        _store_plain_numbers(self)
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
@@ -300,8 +305,8 @@ class SpeculativeConfig:
         _require_real(
             "mixture_budget", self.mixture_budget, lambda x: 0 <= x <= 1, "a number in [0, 1]"
         )
-        if not isinstance(self.strict, bool):
-            raise InvalidConfigError("strict", self.strict, "True or False")
+        _require_bool("strict", self.strict)
+        _store_plain_numbers(self)
 
     @property
     def deepest(self) -> int:
@@ -326,6 +331,11 @@ def _require_int(field: str, value: object, low: int, expected: str | None = Non
         raise InvalidConfigError(field, value, expected or f"an integer >= {low}")
 
 
+def _require_bool(field: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidConfigError(field, value, "True or False")
+
+
 def _require_real(
     field: str, value: object, allowed: Callable[[float], bool], expected: str
 ) -> None:
@@ -333,6 +343,16 @@ def _require_real(
         raise InvalidConfigError(field, value, expected)
     if not allowed(float(value)):
         raise InvalidConfigError(field, value, expected)
+
+
+def _store_plain_numbers(record: SamplingParams | SpeculativeConfig) -> None:
+    """Keep numbers of other libraries, such as NumPy's, as Python's own."""
+    for item in fields(record):
+        value = getattr(record, item.name)
+        if isinstance(value, bool) or not isinstance(value, Real):
+            continue
+        plain = int(value) if isinstance(value, Integral) else float(value)
+        object.__setattr__(record, item.name, plain)
 
 
 def _require_choice(field: str, value: object, choices: tuple[str, ...]) -> None:

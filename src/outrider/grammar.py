@@ -69,9 +69,13 @@ class Grammars:
         vocabulary, end = self._vocabulary
         field = f"structured_output.{asked.kind}"
         limits = LLParserLimits(verbose_errors=False)
-        matcher = LLMatcher(vocabulary, _source(asked), log_level=0, limits=limits)
-        if matcher.is_error():
-            said = brief(matcher.get_error())
+        try:
+            matcher = LLMatcher(vocabulary, _source(asked), log_level=0, limits=limits)
+            error = matcher.get_error() if matcher.is_error() else ""
+        except ValueError as refused:
+            error = str(refused)
+        if error:
+            said = brief(error)
             raise InvalidConfigError(field, asked.value, f"another one; the library says {said}")
         special = frozenset(t for t in stop_ids if vocabulary.is_special_token(t))
         texts = (stop_ids & self._eos) - special

@@ -111,8 +111,8 @@ def parse_request(
         TokenOutOfRangeError: the prompt or a parameter has an id outside the vocabulary.
         ContextLengthError: prompt and `max_tokens` do not fit the context together.
         InvalidConfigError: the prompt is text without a tokenizer, or neither text nor ids; or no
-            text has the form asked for, or none that the other parameters allow; or a processor
-            cannot be copied.
+            text has the form asked for, or none that the other parameters allow, or they forbid
+            every token; or a processor cannot be copied.
     """
     if not isinstance(params, SamplingParams):
         raise InvalidConfigError("params", params, "SamplingParams, or a list with one a prompt")
@@ -125,6 +125,8 @@ def parse_request(
     expected = None
     if params.prediction is not None:
         expected = _token_ids(params.prediction, tokenizer, "prediction")
+        if isinstance(params.prediction, str) and tokenizer is not None:
+            expected = _text_alone(expected, tokenizer)
     check_tokens(limits.vocab_size, params, prompt=ids, prediction=expected or ())
     if limits.max_length is not None and len(ids) + params.max_tokens > limits.max_length:
         room = limits.max_length - len(ids)
@@ -144,6 +146,7 @@ def parse_request(
     stop_ids = frozenset(params.stop_token_ids)
     if not params.ignore_eos:
         stop_ids |= limits.eos_token_ids
+    _check_some_left(params, stop_ids, limits.vocab_size)
     grammar = None
     if params.structured_output is not None:
         if limits.mixes:
@@ -183,6 +186,19 @@ def check_tokens(vocab_size: int, params: SamplingParams, prefix: str = "", **na
                 )
 
 
+def _check_some_left(params: SamplingParams, stop_ids: frozenset[int], vocab_size: int) -> None:
+    """Refuse what forbids every token of the vocabulary."""
+    banned = {word[0] for word in params.bad_words if len(word) == 1}
+    if len(banned) == vocab_size:
+        raise InvalidConfigError("bad_words", params.bad_words, "none that forbid every token")
+    if params.min_tokens and len(banned | stop_ids) == vocab_size:
+        raise InvalidConfigError(
+            "min_tokens",
+            params.min_tokens,
+            "0, because every token ends the request or is one of bad_words",
+        )
+
+
 def _check_beginning(
     grammar: Grammar, params: SamplingParams, prompt: tuple[int, ...], stop_ids: frozenset[int]
 ) -> None:
@@ -219,6 +235,16 @@ def _check_forks(params: SamplingParams) -> None:
                 f"one that can be copied ({type(error).__name__}: {error}); give "
                 "StatefulProcessor a `fork` of your own",
             ) from error
+
+
+def _text_alone(ids: tuple[int, ...], tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Token ids without those at both ends that have no text, which a tokenizer puts around it."""
+    first, end = 0, len(ids)
+    while first < end and not tokenizer.decode([ids[first]], skip_special_tokens=True):
+        first += 1
+    while end > first and not tokenizer.decode([ids[end - 1]], skip_special_tokens=True):
+        end -= 1
+    return ids[first:end]
 
 
 def _token_ids(prompt: Any, tokenizer: Tokenizer | None, name: str = "prompt") -> tuple[int, ...]:

@@ -68,12 +68,16 @@ def _first_completed(state: SequenceState, tokens: list[int], tokenizer: Tokeniz
     """
     emitted = state.prefix.length - state.prompt_length
     first = max(0, state.params.min_tokens - emitted - 1)
+    stops = state.params.stop
     recent, before = _recent(state, tokens[:first], tokenizer)
-    if find_stop(before, _text(tokenizer, [*recent, *tokens]), state.params.stop) is None:
+    text = _text(tokenizer, [*recent, *tokens])
+    # Where bytes are left unread, a later token may have made a text unreadable that held one.
+    lasting = _REPLACEMENT not in "".join([text, *stops])
+    if lasting and find_stop(before, text, stops) is None:
         return None
     for index in range(first, len(tokens)):
         text = _text(tokenizer, [*recent, *tokens[: index + 1]])
-        if find_stop(before, text, state.params.stop) is not None:
+        if find_stop(before, text, stops) is not None:
             return index
         before = text
     return None
@@ -114,7 +118,7 @@ def final_text(state: SequenceState, tokenizer: Tokenizer) -> str:
     """The text of an ended sequence, cut before the stop string that ended it if one did."""
     ids = state.output_ids
     text = _text(tokenizer, ids)
-    if state.finish_reason != "stop" or not state.params.stop or ids[-1] in state.stop_ids:
+    if state.finish_reason != "stop" or not state.params.stop:
         return text
     place = find_stop(_text(tokenizer, ids[:-1]), text, state.params.stop)
     return text if place is None else text[:place]
