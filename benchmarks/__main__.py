@@ -19,6 +19,7 @@ _PARTS = {
     "attention": ("attention", 30),
     "verification": ("verification", 100),
     "parameters": ("parameters", 25),
+    "speedup": ("speedup", 2),
     "import": ("imports", 5),
     "suffix": ("suffix", 5),
 }

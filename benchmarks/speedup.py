@@ -6,17 +6,25 @@ The two take a round each in turn, so that both meet the same noise of the machi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
+import torch
 from rich.table import Table
 
 import outrider
-from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
+from outrider import (
+    HybridDrafter,
+    ModelDrafter,
+    SamplingParams,
+    SpeculativeDecoder,
+    SuffixDrafter,
+)
 from outrider.batch import Step
 from outrider.metrics import SpeculationMetrics
-from outrider.protocols import DraftModel
+from outrider.protocols import DraftContext, DraftModel, TargetModel
+from outrider.records import DraftPlan, DraftProposal, Laws, Prefix
 from outrider.running import Run
 
 from .report import Report, columns
@@ -103,15 +111,21 @@ class _Lane:
 
 
 def run(rounds: int) -> Report:
-    """Race the default configuration against plain decoding on `rounds` prompts of each kind."""
-    pair = outrider.load("demo", device="cpu", dtype="float32", max_sequences=2 * max(BATCHES))
-    drafter = pair.drafter
+    """Race drafters against plain decoding on `rounds` prompts of each kind, at least two."""
+    pair = outrider.load("demo", device="cpu", dtype="float32", max_sequences=3 * max(BATCHES))
+    assert isinstance(pair.drafter, ModelDrafter)
+    contenders: dict[str, DraftModel] = {
+        "model": pair.drafter,
+        "hybrid": HybridDrafter(pair.drafter, SuffixDrafter(max_pool_tokens=0)),
+    }
+    bad: dict[str, DraftModel] = {"wrong": Wrong(), "dear": Dear(pair.target)}
     prompts = workloads(pair.tokenizer, max(rounds, 2))
     table = columns(
         f"tokens/s over plain decoding's, {TOKENS} tokens a prompt, with 95% intervals",
         "workload",
         "T",
         "batch",
+        "drafter",
         "speedup",
         "95%",
         "length",
@@ -122,53 +136,86 @@ def run(rounds: int) -> Report:
     for name, found in prompts.items():
         for temperature in TEMPERATURES:
             for size in BATCHES:
-                row = _measure(pair, drafter, name, found, temperature, size)
-                rows.append(row)
-                _show(table, row)
+                raced = contenders | (bad if name == "code" and size == 1 else {})
+                for row in _measure(pair.target, raced, found, temperature, size):
+                    rows.append({"workload": name} | row)
+                    _show(table, rows[-1])
     return Report(
         "speedup",
-        "one round of each decoder in turn; reading the prompt and the first round are not timed; "
-        "length: tokens emitted in a round that drafts, beside the most that any lossless "
-        "verification would emit; drafted: share of rounds that drafted",
+        "default settings; one round of each decoder in turn; reading the prompt and the first "
+        "round are not timed; length: tokens emitted in a round that drafts, beside the most that "
+        "any lossless verification would emit; drafted: share of rounds that drafted; wrong: "
+        "drafts that are never kept; dear: a draft whose every step takes two forwards of the target",
         table,
-        {"rows": rows},
+        {"tokens": TOKENS, "rows": rows},
     )
 
 
+class Wrong:
+    """Proposes the same token again and again: after text, hardly ever right."""
+
+    vocab_size = None
+
+    def propose(
+        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
+    ) -> DraftProposal:
+        """Token 1, as often as planned."""
+        tokens = torch.ones(len(prefixes), plan.deepest, dtype=torch.int64, device=ctx.device)
+        return DraftProposal(tokens, plan.depth, Laws(atoms=tokens))
+
+
+class Dear(ModelDrafter):
+    """The target drafts for itself, each step of it taken twice."""
+
+    def propose(
+        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
+    ) -> DraftProposal:
+        """What the target would say, at twice its price."""
+        cursor = self.model.open(prefixes, plan.deepest)
+        for _ in range(plan.deepest - 1):
+            cursor.step(cursor.logits.argmax(-1))
+        return super().propose(prefixes, plan, ctx)
+
+
 def _measure(
-    pair: outrider.Pair,
-    drafter: DraftModel | None,
-    name: str,
+    target: TargetModel,
+    drafters: dict[str, DraftModel],
     prompts: list[list[int]],
     temperature: float,
     size: int,
-) -> dict[str, object]:
+) -> list[dict[str, object]]:
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, ignore_eos=True)
-    plain = SpeculativeDecoder(pair.target)
-    fast = SpeculativeDecoder(pair.target, drafter, config=SpeculativeConfig(depth="adaptive"))
-    batches = [
-        [prompts[(start + i) % len(prompts)] for i in range(size)] for start in range(len(prompts))
+    decoders = [
+        SpeculativeDecoder(target),
+        *(SpeculativeDecoder(target, drafter) for drafter in drafters.values()),
     ]
+    count = len(prompts)
+    batches = [[prompts[(first + i) % count] for i in range(size)] for first in range(count)]
     if size > 1:
         batches = batches[:2]
-    warm = SamplingParams(max_tokens=WARM_UP, temperature=temperature, ignore_eos=True)
-    race([plain, fast], batches[:1], warm)
-    without, with_it = race([plain, fast], batches, params)
-    ratio, low, high = speedup(without, with_it)
-    metrics = with_it.metrics
-    return {
-        "workload": name,
-        "temperature": temperature,
-        "batch": size,
-        "speedup": ratio,
-        "low": low,
-        "high": high,
-        "acceptance_length": metrics.acceptance_length,
-        "ceiling": metrics.ceiling,
-        "drafting": metrics.draft_rounds / metrics.rounds,
-        "plain_tokens_per_s": without.metrics.tokens_per_s,
-        "per_position": metrics.per_position,
-    }
+    race(decoders, batches[:1], replace(params, max_tokens=WARM_UP))
+    plain, *others = race(decoders, batches, params)
+    rows: list[dict[str, object]] = []
+    for name, found in zip(drafters, others, strict=True):
+        ratio, low, high = speedup(plain, found)
+        metrics = found.metrics
+        rows.append(
+            {
+                "temperature": temperature,
+                "batch": size,
+                "drafter": name,
+                "speedup": ratio,
+                "low": low,
+                "high": high,
+                "acceptance_length": metrics.acceptance_length,
+                "ceiling": metrics.ceiling,
+                "drafting": metrics.draft_rounds / metrics.rounds,
+                "tokens_per_s": metrics.tokens_per_s,
+                "plain_tokens_per_s": plain.metrics.tokens_per_s,
+                "per_position": metrics.per_position,
+            }
+        )
+    return rows
 
 
 def _show(table: Table, row: dict[str, object]) -> None:
@@ -180,6 +227,7 @@ def _show(table: Table, row: dict[str, object]) -> None:
         str(row["workload"]),
         f"{row['temperature']:g}",
         str(row["batch"]),
+        str(row["drafter"]),
         shown("speedup"),
         f"{shown('low')}-{shown('high')}",
         shown("acceptance_length"),

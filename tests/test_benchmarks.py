@@ -43,6 +43,20 @@ def test_the_suffix_benchmark(
     test_a_benchmark_ends_in_one_line_of_json("suffix", 1, {"rows"}, capsys, monkeypatch)
 
 
+def test_the_speedup_benchmark(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On fewer tokens, and at one temperature."""
+    for name, value in {
+        "TOKENS": 6,
+        "TEMPERATURES": (0.8,),
+        "BATCHES": (1, 2),
+        "WARM_UP": 2,
+    }.items():
+        monkeypatch.setattr(f"benchmarks.speedup.{name}", value)
+    test_a_benchmark_ends_in_one_line_of_json("speedup", 1, {"rows", "tokens"}, capsys, monkeypatch)
+
+
 def test_an_unknown_benchmark_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["overhed"])
