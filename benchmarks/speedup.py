@@ -145,7 +145,7 @@ def run(rounds: int) -> Report:
         "default settings; one round of each decoder in turn; reading the prompt and the first "
         "round are not timed; length: tokens emitted in a round that drafts, beside the most that "
         "any lossless verification would emit; drafted: share of rounds that drafted; wrong: "
-        "drafts that are never kept; dear: a draft whose every step takes two forwards of the target",
+        "drafts that are never kept; dear: a draft, each step of which takes two target forwards",
         table,
         {"tokens": TOKENS, "rows": rows},
     )
