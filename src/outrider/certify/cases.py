@@ -8,7 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from ..config import LOSSY, SamplingParams, SpeculativeConfig, Verification
+from ..drafters.hybrid import HybridDrafter
 from ..drafters.ngram import NgramDrafter
+from ..drafters.prediction import PredictionDrafter
+from ..drafters.suffix import SuffixDrafter
 from ..engine import SpeculativeDecoder
 from ..models.tabular import TabularModel, mock_pair
 from ..processors import StatefulProcessor
@@ -27,17 +30,22 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "model": {},
     "model, greedy": {"draft_sample_method": "greedy"},
     "prompt lookup": {},
+    "suffix lookup": {},
+    "prediction": {},
+    "hybrid": {},
     "tree, greedy": {"tree_children": "greedy"},
     "tree, drawn": {"tree_children": "without_replacement"},
     "tree, replaced": {"tree_children": "with_replacement"},
     "tree, points": {"draft_sample_method": "greedy"},
     "tree, grown": {},
+    "tree, hybrid": {},
     "none": {},
 }
 """What drafts, and the settings of it.
 
-Children of trees are the likeliest tokens and one drawn from the rest (greedy), drawn without or
-with replacement (drawn, replaced), or point masses alone (points); a grown tree shares a budget of
+A hybrid looks tokens up for some rows or branches, and asks the model for the others. Children of
+trees are the likeliest tokens and one drawn from the rest (greedy), drawn without or with
+replacement (drawn, replaced), or point masses alone (points); a grown tree shares a budget of
 nodes out where the draft is surest.
 """
 
@@ -99,6 +107,12 @@ DRAFTING: dict[str, SamplingParams | None] = {
 }
 """What makes the draft's laws of its logits: the request's own parameters, or others."""
 
+POLICIES: dict[str, dict[str, Any]] = {
+    "fixed": {"depth": "fixed"},
+    "adaptive": {"depth": "adaptive", "cost_ratio": 0.4},
+}
+"""What decides how far to draft. Adaptive cases have a seed, so that history decides."""
+
 FACTORS: dict[str, tuple[str, ...]] = {
     "method": tuple(METHODS),
     "drafter": tuple(DRAFTERS),
@@ -107,6 +121,7 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "stop": tuple(STOP),
     "batch": ("alone", "ragged", "with others"),
     "depth": ("1", "2", "3"),
+    "policy": tuple(POLICIES),
     "replay": ("no", "yes"),
     "draft": ("unlike", "similar", "close"),
     "drafting": tuple(DRAFTING),
@@ -117,7 +132,9 @@ STRENGTH = 3
 
 LEFT_OUT: dict[str, str] = {
     "n": "one continuation at a time is enumerated",
-    "seed": "every outcome of every draw is walked in its place",
+    "VocabularyDrafter, EarlyExitDrafter": "they need tokenizers and layers; the tests enumerate "
+    "them",
+    "seed, in its own right": "every outcome of every draw is walked in its place",
     "logprobs": "they are told of tokens, and change none",
     "ignore_eos": "the small models have no end token of their own; requests name theirs",
     "json_schema, grammar": "they go through the matcher that a regex and a choice go through, and "
@@ -129,6 +146,10 @@ LEFT_OUT: dict[str, str] = {
 
 _BATCH_SIZES = {"alone": 1, "ragged": 64, "with others": 16}
 _AGREEMENTS = {"unlike": 0.0, "similar": 0.6, "close": 0.95}
+_LOOKUPS = ("prompt lookup", "suffix lookup", "prediction")
+NOT_MODELS = ("none", *_LOOKUPS, "hybrid", "tree, hybrid")
+"""What drafts without a model, or not with one alone."""
+_PREDICTION = (0, 2, 1, 0, 0, 1)
 _PROMPT = (0, 1, 1, 0, 1, 1, 0)
 """It repeats itself, for the lookup, and lacks a token, which penalties see in drafts alone."""
 
@@ -210,20 +231,24 @@ class Case:
         asked: dict[str, Any] = {
             "max_tokens": max(3, self._depth + 1),
             "depths": (self._depth, 0, 1) if replay else None,
+            "seed": 1 if self.values["policy"] == "adaptive" else None,
         }
+        if self.values["drafter"] == "prediction":
+            asked["prediction"] = _PREDICTION
         for factor, levels in (("stop", STOP), ("sampling", SAMPLING), ("shaping", SHAPING)):
             asked |= levels[self.values[factor]]
         return SamplingParams(**asked)
 
     def _decoder(self, target: TabularModel, draft: TabularModel) -> SpeculativeDecoder:
         part, kind = self.part, self.values["drafter"]
-        drafter: Any = {"none": None, "prompt lookup": NgramDrafter(3)}.get(kind, draft)
+        drafter: Any = _drafter(kind, draft)
         if part is not None and part.drafter is not None:
             drafter = part.drafter(draft)
         verifier = None if part is None else part.verifier
         method = METHODS["block" if verifier is not None else self.values["method"]]
         config = configured(method, kind, self._depth)
-        config = replace(config, draft_params=DRAFTING[self.values["drafting"]])
+        policy = POLICIES[self.values["policy"]]
+        config = replace(config, draft_params=DRAFTING[self.values["drafting"]], **policy)
         words = toys.tokenizer(self._vocab_size)
         return SpeculativeDecoder(
             target, drafter, tokenizer=words, config=config, verifier=verifier
@@ -265,6 +290,26 @@ def configured(method: Verification, kind: str, depth: int) -> SpeculativeConfig
     )
 
 
+def _drafter(kind: str, draft: TabularModel) -> Any:
+    """A drafter of a kind, or the model for the engine to wrap, or None."""
+    match kind:
+        case "none":
+            return None
+        case "prompt lookup":
+            return NgramDrafter(3)
+        case "prediction":
+            return PredictionDrafter(min_match=1)
+        case "suffix lookup":
+            return _suffixes()
+        case "hybrid" | "tree, hybrid":
+            return HybridDrafter(draft, _suffixes(), min_expected=0.5)
+    return draft
+
+
+def _suffixes() -> SuffixDrafter:
+    return SuffixDrafter(max_spec_offset=3.0, min_token_prob=0.01, max_pool_tokens=0)
+
+
 def design(part: Part | None = None) -> tuple[tuple[Coverage, ...], list[Case]]:
     """The covering design over all factors, or over those that a user's part leaves free.
 
@@ -275,7 +320,9 @@ def design(part: Part | None = None) -> tuple[tuple[Coverage, ...], list[Case]]:
     if part is not None:
         factors["drafter" if part.drafter is not None else "method"] = (part.name,)
     if part is not None and part.verifier is not None and part.verifier.tree is None:
-        factors["drafter"] = tuple(kind for kind in DRAFTERS if not kind.startswith("tree"))
+        # Tokens of two sources in one batch are verified as trees are.
+        chains = (kind for kind in DRAFTERS if not kind.startswith("tree"))
+        factors["drafter"] = tuple(kind for kind in chains if kind != "hybrid")
     rows = covering(factors, allowed, STRENGTH)
     covered = tuple(coverage(rows, factors, allowed, size) for size in (2, 3))
     return covered, [Case(number, row, part) for number, row in enumerate(rows)]
@@ -284,9 +331,12 @@ def design(part: Part | None = None) -> tuple[tuple[Coverage, ...], list[Case]]:
 def allowed(row: Mapping[str, str]) -> bool:
     """Without a drafter there is no depth to replay, and without a draft model no law to make."""
     drafter = row.get("drafter")
-    if drafter in ("none", "prompt lookup") and row.get("drafting", "as asked") != "as asked":
+    if drafter in ("none", *_LOOKUPS) and row.get("drafting", "as asked") != "as asked":
         return False
-    return drafter != "none" or (row.get("depth", "1") == "1" and row.get("replay", "no") == "no")
+    return drafter != "none" or all(
+        row.get(factor, FACTORS[factor][0]) == FACTORS[factor][0]
+        for factor in ("depth", "policy", "replay")
+    )
 
 
 def _mates(decoder: SpeculativeDecoder) -> list[SequenceState]:

@@ -11,7 +11,7 @@ from ..chance import philox4x32
 from ..config import Verification
 from ..engine import SpeculativeDecoder
 from . import ceilings, checks
-from .cases import DRAFTERS, METHODS, Measured, Part, configured, design
+from .cases import DRAFTERS, METHODS, NOT_MODELS, Measured, Part, configured, design
 from .ceilings import Reached
 from .checks import Build, Finding, Report
 from .contracts import described
@@ -96,7 +96,7 @@ def _checks(part: Part | None) -> list[tuple[str, Callable[[], Finding]]]:
     """Everything but the laws; what a user's own part need not fulfil is left out."""
     build = checks.shipped if part is None else _with(part)
     chains = [configured(method, "model", 3) for method in METHODS.values()]
-    kinds = [kind for kind in DRAFTERS if kind not in ("prompt lookup", "none")]
+    kinds = [kind for kind in DRAFTERS if kind not in NOT_MODELS]
     drafting = [configured(method, kind, 3) for method in METHODS.values() for kind in kinds]
     coupled = [configured("coupled", kind, depth) for kind in kinds for depth in (1, 2, 3)]
     if part is not None:
