@@ -112,6 +112,7 @@ class TestGenerate:
 
     def test_closing_statistics_go_to_stderr(self, capsys, target):
         flags = ("--target", target, "--draft", target, "--temp", "0", "-m", "10", "--seed", "5")
+        flags = (*flags, "--depth", "fixed")
         assert run("generate", "-p", PROMPT, *flags) == 0
         drafts, ceiling, speed = capsys.readouterr().err.splitlines()
         assert ceiling == (
@@ -379,7 +380,7 @@ class TestGenerate:
 class TestDemo:
     def test_json_compares_both_sides_at_both_temperatures(self, capsys, target, draft):
         flags = ("-p", PROMPT, "--target", target, "--draft", draft, "-m", "6", "-k", "2")
-        found = document(capsys, "demo", *flags)
+        found = document(capsys, "demo", *flags, "--depth", "fixed")
         assert [result["temperature"] for result in found["results"]] == [0.0, 0.8]
         assert found["prompts"] == [PROMPT]
         greedy = found["results"][0]
@@ -480,7 +481,8 @@ class TestPaint:
 def test_a_draft_of_another_vocabulary(capsys, folder, target):
     other = str(_save(folder / "other", characters=200))
     asked = ("generate", "-p", PROMPT, "--target", target, "-m", "12", "--temp", "0")
-    drafted = json.loads(printed(capsys, *asked, "--draft", other, "--json"))
+    drafting = ("--draft", other, "--depth", "fixed")
+    drafted = json.loads(printed(capsys, *asked, *drafting, "--json"))
     plain = json.loads(printed(capsys, *asked, "--method", "none", "--json"))
     assert drafted["token_ids"] == plain["token_ids"]
     assert drafted["speculation"]["drafted"] > 0

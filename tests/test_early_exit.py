@@ -61,6 +61,7 @@ class Distributions:
 
     def __init__(self, hf_model: Any) -> None:
         self._hf_model = hf_model
+        self.vocab_size = hf_model.config.vocab_size
 
     def probabilities(self, prefix: tuple[int, ...]) -> Any:
         with torch.no_grad():
@@ -149,7 +150,9 @@ def test_columns_that_were_only_drafted_are_not_relied_on(llama: Any) -> None:
     drafter.model = Claims(target, 1)
     prompts = random_prompts(5, (3, 4))
     expected = [greedy_reference(reference, prompt, 16) for prompt in prompts]
-    outputs = SpeculativeDecoder(target, drafter).generate(prompts, greedy(16))
+    fixed = SpeculativeConfig(depth="fixed")
+    decoder = SpeculativeDecoder(target, drafter, config=fixed)
+    outputs = decoder.generate(prompts, greedy(16))
     assert [out.token_ids for out in outputs] != expected
     target.release(target.live_sequences, discard=True)
 

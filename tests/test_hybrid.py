@@ -111,9 +111,7 @@ def planned(tree: dict[str, Any], k: int) -> Planned:
 
 
 def configured(verification: str, k: int = 3, **more: Any) -> SpeculativeConfig:
-    return SpeculativeConfig(
-        depth="fixed", num_speculative_tokens=k, verification=verification, **more
-    )  # type: ignore[arg-type]
+    return SpeculativeConfig(num_speculative_tokens=k, verification=verification, **more)  # type: ignore[arg-type]
 
 
 def error(

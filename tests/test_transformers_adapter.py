@@ -159,7 +159,9 @@ def test_long_prompts_are_prefilled_in_chunks(llama: Wrapped) -> None:
 
 def test_one_model_can_be_target_and_drafter(llama: Wrapped) -> None:
     prompt = random_prompts(8, (10,))[0]
-    decoder = SpeculativeDecoder(llama.target, llama.target)
+    decoder = SpeculativeDecoder(
+        llama.target, llama.target, config=SpeculativeConfig(depth="fixed")
+    )
     output = decoder.generate(prompt, greedy(25))
     assert output.token_ids == greedy_reference(llama.reference, prompt, 25)
     assert output.metrics.acceptance_rate == 1

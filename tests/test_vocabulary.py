@@ -422,7 +422,8 @@ def test_a_text_longer_than_the_drafts_context(large: Any) -> None:
     made = VocabularyDrafter(model, letters, LARGE)
     prompt = LARGE.encode(TEXT)[:60]
     assert len(letters.encode(LARGE.decode(prompt))) > 96
-    decoder = SpeculativeDecoder(target, made, tokenizer=LARGE)
+    fixed = SpeculativeConfig(depth="fixed")
+    decoder = SpeculativeDecoder(target, made, tokenizer=LARGE, config=fixed)
     out = decoder.generate(prompt, SamplingParams(max_tokens=30, temperature=0))
     assert out.token_ids == greedy_reference(reference, prompt, 30)
     assert out.metrics.drafted > 0
