@@ -111,7 +111,8 @@ def planned(tree: dict[str, Any], k: int) -> Planned:
 
 
 def configured(verification: str, k: int = 3, **more: Any) -> SpeculativeConfig:
-    return SpeculativeConfig(num_speculative_tokens=k, verification=verification, **more)  # type: ignore[arg-type]
+    settings = {"depth": "fixed", "num_speculative_tokens": k, "verification": verification}
+    return SpeculativeConfig(**(settings | more))  # type: ignore[arg-type]
 
 
 def error(
