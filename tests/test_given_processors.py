@@ -291,7 +291,7 @@ def test_a_processor_that_returns_something_else_is_named(
     models: Any, wrong: tuple[int, ...] | None, draft: bool
 ) -> None:
     """A function is asked for [V], one of transformers for [1, V]; nothing is broadcast."""
-    target, other = models
+    target, _ = models
     decoder = SpeculativeDecoder(outrider.TransformersModel(target), None)
     if draft:
         decoder = SpeculativeDecoder(outrider.TransformersModel(target), outrider.NgramDrafter(2))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from outrider import (
+    HybridDrafter,
     NgramDrafter,
     PredictionDrafter,
     SamplingParams,
@@ -17,10 +22,15 @@ from outrider import (
 )
 from outrider.certify import exact_law
 from outrider.certify.reference import distance
-from outrider.models.tabular import mock_pair
+from outrider.errors import DegenerateDistributionError
+from outrider.models.tabular import TabularModel, mock_pair
+from outrider.records import Laws
 from outrider.shaping import Shaper
+from outrider.verification import METHODS, fused, lazy, verify
+from outrider.verification.fused import verify_logits
 
 from .alphabet import alphabet
+from .test_fused import Noted, random_case
 
 PROMPT = (0, 1)
 FOLLOWS = {0: [1, 2], 1: [0, 3], 2: [0]}
@@ -30,7 +40,7 @@ END = 3
 def trie(history: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """Allows what follows in a table, which knows nothing of the end nor of other histories."""
     output = history[2:].tolist()
-    for before, after in zip(output, output[1:], strict=False):
+    for before, after in pairwise(output):
         assert after in FOLLOWS[before], output
     allowed = FOLLOWS[output[-1]] if output else [0, 1, 2]
     kept = torch.full_like(logits, -torch.inf)
@@ -132,3 +142,144 @@ def test_a_shaper_that_asks_everywhere_is_seen(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Shaper, "_reached", lambda self, places: [True] * len(places))
     with pytest.raises((AssertionError, KeyError)):
         test_a_processor_is_asked_about_no_impossible_history("tree", "prediction")
+
+
+DEAD_END: dict[str, Any] = {"bad_words": ((2,), (2, 0), (2, 1), (2, 2), (2, 3))}
+"""2 may not come, and nothing after it."""
+
+
+@pytest.mark.parametrize("how", [*SPECULATION, "token", "recursive tree", "mixed tree"])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"temperature": 0}], ids=str)
+@pytest.mark.parametrize("kind", ["model", "prediction", "hybrid"])
+def test_a_dead_end_that_was_only_drafted_is_no_error(
+    how: str, kind: str, filters: dict[str, Any]
+) -> None:
+    target, draft = mock_pair(4, 3)
+    looked_up = PredictionDrafter([2, 0, 1, 2, 1])
+    source = {"model": draft, "prediction": looked_up, "hybrid": HybridDrafter(draft, looked_up)}
+    more = {
+        "token": {"verification": "token", "num_speculative_tokens": 3},
+        "recursive tree": {"verification": "recursive", "tree_shape": (3, 2)},
+        "mixed tree": {"tree_shape": (4, 1), "tree_children": "greedy"},
+    }
+    chosen = {"strict": True, "depth": "fixed"} | (SPECULATION | more)[how]
+    params = SamplingParams(max_tokens=3, **DEAD_END, **filters)
+    plain = exact_law(SpeculativeDecoder(target), PROMPT, params)
+    decoder = SpeculativeDecoder(target, source[kind], config=SpeculativeConfig(**chosen))
+    assert distance(exact_law(decoder, PROMPT, params), plain) < 1e-12
+
+
+def test_one_that_decoding_comes_to_is_an_error() -> None:
+    """And only there: 2 may come, and nothing after it. The rest of a seeded text is the same."""
+    target, draft = mock_pair(4, 3)
+    ended = []
+    for source in (None, draft, PredictionDrafter([2, 0, 1, 2, 1])):
+        config = SpeculativeConfig(num_speculative_tokens=3, verification="coupled", depth="fixed")
+        decoder = SpeculativeDecoder(target, source, config=config)
+        texts: list[Any] = []
+        for seed in range(40):
+            params = SamplingParams(max_tokens=3, bad_words=DEAD_END["bad_words"][1:], seed=seed)
+            try:
+                texts.append(decoder.generate(PROMPT, params).choices[0].token_ids)
+            except DegenerateDistributionError as error:
+                texts.append(str(error).split("'s logits")[0])
+        ended.append(texts)
+    assert 0 < ended[0].count("the target") < 40
+    assert ended[0] == ended[1] == ended[2]
+
+
+class Broken(TabularModel):
+    """Says 2 with a chance, and nothing but NaN below it."""
+
+    def __init__(self, chance: float) -> None:
+        super().__init__(lambda _: np.array([0.5, 0.3, chance, 0.2 - chance]), 4)
+
+    def _logits(self, prefix: tuple[int, ...]) -> torch.Tensor:
+        logits = super()._logits(prefix)
+        return logits * torch.nan if 2 in prefix[len(PROMPT) :] else logits
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 3}], ids=["lazily", "filtered"])
+@pytest.mark.parametrize("how", ["block", "token", "coupled", "tree"])
+@pytest.mark.parametrize("kind", ["model", "prediction"])
+def test_nan_spoils_no_verdict_on_another_path(
+    how: str, kind: str, filters: dict[str, Any]
+) -> None:
+    params = SamplingParams(max_tokens=3, **filters)
+    shape: dict[str, Any] = {"num_speculative_tokens": 3, "verification": how}
+    shape = {"tree_shape": (3, 2)} if how == "tree" else shape
+    config = SpeculativeConfig(depth="fixed", **shape)
+    source = mock_pair(4, 3)[1] if kind == "model" else PredictionDrafter([0, 2, 1])
+    decoder = SpeculativeDecoder(Broken(0.0), source, config=config)
+    plain = exact_law(SpeculativeDecoder(Broken(0.0)), PROMPT, params)
+    assert distance(exact_law(decoder, PROMPT, params), plain) < 1e-12
+    reached = SpeculativeDecoder(Broken(0.1), source, config=config)
+    with pytest.raises(DegenerateDistributionError):
+        exact_law(reached, PROMPT, params)
+
+
+class OneByOne(Noted):
+    """The same draws, not known ahead."""
+
+    @property
+    def stop_uniforms(self) -> Any:
+        return None
+
+
+def verdicts(seed: int, method: str, draws: type[Noted]) -> list[int]:
+    """Rounds with an unsound row for each sequence, against those certain of a token of its own.
+
+    Returns:
+        How many rounds differ, of those whose draws are far from an edge, and how many kept nodes
+        had an unsound row before them or at them, or not.
+    """
+    rng = np.random.default_rng(seed)
+    found = [0, 0, 0]
+    for number in range(60):
+        case = random_case(rng, (7, 300))
+        batch, width = case.proposal.tokens.shape
+        if width == 0:
+            continue
+        dead = torch.from_numpy(rng.integers(0, width + 1, batch))
+        rows = torch.arange(batch)
+        target = F.pad(case.target(), (0, 1))
+        target[rows, dead] = F.one_hot(torch.tensor(target.shape[-1] - 1)).double()
+        case.logits[rows, dead, : 1 + number % 7] = (torch.nan, torch.inf)[number % 2]
+        laws = case.proposal.laws
+        wider = laws if laws.probs is None else Laws(probs=F.pad(laws.probs, (0, 1)))
+        slow, quick = Noted(batch, width, number), draws(batch, width, number)
+        kind = METHODS[method]
+        expected = verify(replace(case.proposal, laws=wider), target, kind, slow)
+        verdict, _ = verify_logits(case.proposal, case.logits, case.temperature, kind, quick)
+        before = expected.node < dead
+        same = (verdict.node == expected.node) | slow.near[0]
+        same &= (verdict.next_token == expected.next_token) | ~before | slow.near[0] | slow.near[1]
+        found[0] += int((~same).sum())
+        found[1] += int((~before).sum())
+        found[2] += int(before.sum())
+    return found
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("way", ["ahead", "one by one", "as on devices", "rows made again"])
+def test_where_a_round_stops_beside_an_unsound_row(
+    method: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if that row were sure of a token that cannot be drafted: the rest keeps its law."""
+    if way == "as on devices":
+        monkeypatch.setattr(fused, "on_host", lambda array: False)
+        monkeypatch.setattr(lazy, "on_host", lambda array: False)
+    if way == "rows made again":
+        monkeypatch.setattr(lazy, "_NUMPY", 0)
+        monkeypatch.setattr(lazy, "_KEPT", 0)
+    differing, through, before = verdicts(5, method, OneByOne if way == "one by one" else Noted)
+    assert differing == 0
+    assert min(through, before) > 20
+
+
+def test_one_that_counts_for_nothing_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: sums of NaN taken for none, so that the unsound node is never stopped at."""
+    monkeypatch.setattr(
+        fused, "_sound", lambda target, index: np.ones(np.shape(index), dtype=np.bool_)
+    )
+    assert verdicts(5, "block", Noted)[0] > 0

@@ -318,7 +318,8 @@ class Shaper:
 
         What processors forbid is known on their device, and fetched for all nodes in one copy.
         """
-        reached, asked = [], []
+        reached: list[bool] = []
+        asked: list[tuple[int, Tensor]] = []
         for row, drafted in places:
             ended = not self._states[row].stop_ids.isdisjoint(drafted)
             comes = not ended and self.masks.leads_to(row, drafted)
