@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 import outrider
 from outrider import SpeculativeConfig, SpeculativeDecoder, StatefulProcessor, sampling
+from outrider.errors import InvalidConfigError
 from outrider.records import SequenceState
 from outrider.shaping import Path, Shaper, Shaping
 
@@ -150,8 +152,11 @@ def largest_error(heard: Heard, inputs: dict[str, Tensor], asked: dict[str, Any]
     drawn = torch.Generator().manual_seed(2)
     worst = 0.0
     for row, ids in enumerate(inputs["input_ids"]):
+        # After an end token nothing follows, and processors are not asked.
+        ends = heard.states[row].stop_ids
+        going_on = torch.tensor([token for token in range(VOCAB) if token not in ends])
         for length in range(1, 7):
-            drafted = torch.randint(VOCAB, (length,), generator=drawn)
+            drafted = going_on[torch.randint(len(going_on), (length,), generator=drawn)]
             logits = 3 * torch.randn(VOCAB, generator=drawn, dtype=torch.float64)
             # Every row, because some processors know theirs by its place among them.
             whole = torch.cat([ids, drafted])[None].repeat(len(inputs["input_ids"]), 1)
@@ -263,3 +268,50 @@ def test_a_memory_that_hypotheses_share_is_seen(models: Any) -> None:
 def test_a_list_without_processors_is_left_alone(heard: Heard) -> None:
     heard.listen(padded((4,)), {"temperature": 0.7})
     assert heard.states[0].params.logits_processors == ()
+
+
+def bare(shape: tuple[int, ...] | None) -> Any:
+    def returns(history: Tensor, logits: Tensor) -> Any:
+        return None if shape is None else torch.zeros(shape)
+
+    return returns
+
+
+class Theirs(tf.LogitsProcessor):
+    def __init__(self, shape: tuple[int, ...] | None) -> None:
+        self.shape = shape
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Any:
+        return None if self.shape is None else torch.zeros(self.shape)
+
+
+@pytest.mark.parametrize("wrong", [None, (), (1,), (VOCAB - 1,), (1, VOCAB), (2, VOCAB), (VOCAB,)])
+@pytest.mark.parametrize("draft", [False, True])
+def test_a_processor_that_returns_something_else_is_named(
+    models: Any, wrong: tuple[int, ...] | None, draft: bool
+) -> None:
+    """A function is asked for [V], one of transformers for [1, V]; nothing is broadcast."""
+    target, _ = models
+    decoder = SpeculativeDecoder(outrider.TransformersModel(target), None)
+    if draft:
+        decoder = SpeculativeDecoder(outrider.TransformersModel(target), outrider.NgramDrafter(2))
+    for processor, name, right in (
+        (bare(wrong), "bare.<locals>.returns", (VOCAB,)),
+        (Theirs(wrong), "Theirs", (1, VOCAB)),
+        (StatefulProcessor(Theirs(wrong)), "Theirs", (1, VOCAB)),
+    ):
+        params = outrider.SamplingParams(max_tokens=2, logits_processors=(processor,))
+        if wrong == right:
+            assert len(decoder.generate([3, 4, 3, 4], params).choices[0].token_ids) == 2
+            continue
+        with pytest.raises(InvalidConfigError, match=rf"logits_processors='{re.escape(name)}'"):
+            decoder.generate([3, 4, 3, 4], params)
+
+
+@pytest.mark.parametrize("wrong", [None, (), (VOCAB,)])
+def test_inside_generate_as_well(models: Any, wrong: tuple[int, ...] | None) -> None:
+    target, draft = models
+    inside = outrider.generate_with(draft, SpeculativeConfig(depth="fixed"))
+    asked = padded((4, 9)) | {"max_new_tokens": 2, "pad_token_id": PAD, "custom_generate": inside}
+    with pytest.raises(InvalidConfigError, match="Theirs"):
+        target.generate(**asked, logits_processor=[Theirs(wrong)])

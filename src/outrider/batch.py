@@ -80,17 +80,23 @@ class Batch:
             ranking = PackedParams.pack(plain, vocab_size, device)
         return Batch(states, packed, device, shaping, drafting, ranking, outright, draft_shaping)
 
-    def shapers(self, vocab_size: int) -> tuple[Shaper | None, Shaper | None]:
-        """What does to a round's logits what is asked: to the target's, and to the draft's."""
+    def shapers(self, vocab_size: int, *, everywhere: bool) -> tuple[Shaper | None, Shaper | None]:
+        """What does to a round's logits what is asked: to the target's, and to the draft's.
+
+        Args:
+            vocab_size: V.
+            everywhere: whether tokens that are forbidden may be kept.
+        """
+        states, device = self.states, self.device
         shaper = drafting = None
         if self.shaping is not None:
-            shaper = Shaper(self.shaping, self.states, vocab_size, self.device)
+            shaper = Shaper(self.shaping, states, vocab_size, device, None, everywhere)
         if self.draft_shaping is not None:
             if self.draft_shaping is self.shaping and shaper is not None:
                 drafting = shaper.drafting()
             else:
                 masks = None if shaper is None else shaper.masks
-                drafting = Shaper(self.draft_shaping, self.states, vocab_size, self.device, masks)
+                drafting = Shaper(self.draft_shaping, states, vocab_size, device, masks)
         return shaper, drafting
 
     def next_noise(self, make: Uniforms | None, width: int) -> Noise | None:

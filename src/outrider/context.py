@@ -101,10 +101,13 @@ class RoundContext:
             # Rows that are not drafted this far hold tokens that mean nothing.
             nodes = np.where(self._depth > path.shape[2], path.shape[1], 0).tolist()
             try:
-                logits = self._shaper(logits, Path.of(path, nodes))
+                shaped = self._shaper(logits, Path.of(path, nodes))
             except Exception as error:
                 self.request_error = error
                 raise
+            # Where the request forbids every token the draft may say what it likes.
+            nothing = shaped.amax(-1, keepdim=True) == -torch.inf
+            logits = torch.where(nothing, logits, shaped)
         laws, witness = sampling.laws(logits, self._params)
         self.witnesses.append(witness.reshape(len(witness), -1))
         return laws

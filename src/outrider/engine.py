@@ -209,7 +209,9 @@ class SpeculativeDecoder:
         ahead = None if chance is not None or self.verifier.coupled else self._uniforms
         noise = batch.next_noise(ahead, plan.width)
         draws = batch.draws(chance or self.chance, plan.width, noise, coupled=self.verifier.coupled)
-        shaper, draft_shaper = batch.shapers(self.target.vocab_size)
+        shaper, draft_shaper = batch.shapers(
+            self.target.vocab_size, everywhere=self.verifier.keeps_forbidden
+        )
         context = RoundContext(
             batch, draws, plan, self._device, self.config, draft_shaper, remembers=chance is None
         )

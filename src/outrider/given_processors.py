@@ -30,6 +30,7 @@ from transformers.generation.logits_process import LogitNormalization, WhisperNo
 from .errors import InvalidConfigError
 from .processors import StatefulProcessor
 from .settings import plain, sequence_bias
+from .shaping import called_on_batch
 
 _PROCESSORS: dict[type, tuple[str, str]] = {
     SequenceBiasLogitsProcessor: ("sequence_bias", "sequence_bias"),
@@ -133,8 +134,7 @@ class _OfRow:
 
     def __call__(self, history: Tensor, logits: Tensor) -> Tensor:
         whole = torch.cat([self.padding.to(history.device), history])
-        shaped: Tensor = self.processor(whole[None], logits[None])[0]
-        return shaped
+        return called_on_batch(self.processor, whole, logits)
 
 
 def of_row(processor: Any, row: int, padding: Tensor) -> _OfRow | StatefulProcessor:

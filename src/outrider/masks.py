@@ -68,6 +68,10 @@ class RoundMasks:
         logits[rows] = masked
         return logits
 
+    def leads_to(self, row: int, drafted: tuple[int, ...]) -> bool:
+        """Whether a row's grammar takes a path; True where it has none."""
+        return row not in self._grammars or self._mask(row, drafted) is not None
+
     def _added(self, bits: Tensor, logits: Tensor) -> Tensor:
         """0 for the tokens whose bits uint8 [n, M, ceil(V / 8)] are set, else -inf: [n, M, V]."""
         table = torch.from_numpy(_BYTES).to(logits)

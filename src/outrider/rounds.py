@@ -42,7 +42,8 @@ class RowVerdict:
         token: the one that follows them.
         bonus: whether nothing was drafted after the last one kept.
         ceiling, first_ceiling: see `Verdict`.
-        sound: False if one of the laws behind the verdict meant nothing.
+        sound: False if a law behind the verdict meant nothing: the draft's, or the target's at the
+            nodes.
     """
 
     drafted: int
@@ -65,6 +66,9 @@ def judge(
 ) -> tuple[Verdict | Tensor, Tensor]:
     """The verdict on a round's drafts beside the target's logits [B, N + 1, V].
 
+    Logits that mean nothing do not spoil the verdict on a path that does not lead there: it is the
+    one that any law in their place gives, which is lossless for all that is emitted before them.
+
     Returns:
         The verdict, or where every law is an atom those atoms [B, N + 1], on which the host can
         decide; and a witness [B, N + 1], finite where a row of logits means something.
@@ -76,7 +80,16 @@ def judge(
     if laws.probs is None:
         assert laws.atoms is not None
         return laws.atoms, witness
-    return verifier.judge(proposal, laws.probs, draws), witness
+    return verifier.judge(proposal, _mended(laws.probs, witness), draws), witness
+
+
+def _mended(probs: Tensor, witness: Tensor) -> Tensor:
+    """Laws [B, M, V], even ones where the witness [B, M] is not finite."""
+    sound = witness.isfinite()
+    # Elsewhere asking would wait for the device.
+    if sound.device.type == "cpu" and sound.all():
+        return probs
+    return probs.masked_fill(~sound[..., None], 1 / probs.shape[-1])
 
 
 def read(
@@ -110,9 +123,8 @@ def read(
         drafts, rest = ids[:length], ids[width:]
         parents = None if proposal.parents is None else proposal.parents[index, :length].tolist()
         depth = length if depths is None else max(depths[index][: length + 1])
-        looked_at = row[count + len(ceilings) :][: levels[min(depth, len(levels) - 1)]]
-        looked_at += row[len(row) - width - 1 :][: length + 1]
-        sound = all(map(isfinite, looked_at))
+        drawn_from = row[count + len(ceilings) :][: levels[min(depth, len(levels) - 1)]]
+        sound = all(map(isfinite, drawn_from))
         node, token = verify_atoms(drafts, rest, parents) if atoms else (rest[0], rest[1])
         # A verdict that rests on NaN may name a node that was not drafted.
         node = node if sound else 0
@@ -122,6 +134,7 @@ def read(
             nodes = [0, *trees.path(parents, node)]
             path = [drafts[step - 1] for step in nodes[1:]]
             bonus = node not in parents
+        sound = sound and all(isfinite(row[len(row) - width - 1 + step]) for step in nodes)
         most, first = (float(len(path) + 1), None) if atoms else (None, None)
         if isinstance(verdict, Verdict):
             most = None if verdict.ceiling is None else row[count]
@@ -351,17 +364,17 @@ def check_witnesses(
         proposal: the drafts.
         target: the target's witnesses [B, N + 1].
         draft: the draft model's, [B, M] for the nodes of each depth.
-        rows: what was drafted.
+        rows: what was drafted and kept.
         ids: of the sequences.
 
     Raises:
-        DegenerateDistributionError: a witness of the target that a row looks at is not finite; with
-            the sequence and the position.
+        DegenerateDistributionError: a witness of the target is not finite at a node that a row
+            keeps, where decoding without drafts comes as well; with the sequence and the position.
         DraftFailure: the same of the draft model; the drafts before such laws are left.
     """
     levels = [0, *accumulate(witness.shape[1] for witness in draft)]
     for row, position in (~torch.isfinite(target)).nonzero().tolist():
-        if position <= rows[row].drafted:
+        if position in rows[row].nodes:
             raise _degenerate("target", ids[row], position)
     drafted = torch.cat(draft, 1) if draft else target[:, :0]
     sound = [row.depth for row in rows]

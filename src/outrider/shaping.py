@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .errors import InvalidConfigError
 from .masks import RoundMasks
 from .paths import Path
 from .processors import StatefulProcessor, forked
@@ -25,6 +26,9 @@ from .records import SequenceState
 
 Processor = Callable[[Tensor, Tensor], Tensor]
 """From the tokens so far, int64 [L], and their logits [V] to logits [V]."""
+
+_Place = tuple[int, tuple[int, ...]]
+"""A node: its row, and the drafted tokens that lead to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +206,8 @@ class Shaper:
         vocab_size: V.
         device: of the logits.
         masks: of the batch, shared with the round's other shaper; None makes them.
+        everywhere: whether a drafted token may be kept although it is forbidden, so that processors
+            are called below such tokens as well.
     """
 
     def __init__(
@@ -211,11 +217,14 @@ class Shaper:
         vocab_size: int,
         device: torch.device,
         masks: RoundMasks | None = None,
+        everywhere: bool = False,
     ) -> None:
         self._shaping = shaping
         self._states = states
+        self._everywhere = everywhere
         self.masks = masks or RoundMasks(states, vocab_size)
-        self._after: dict[tuple[int, tuple[int, ...]], tuple[Any, ...]] = {}
+        self._after: dict[_Place, tuple[Any, ...]] = {}
+        self._left: dict[_Place, Tensor | None] = {}
         emitted = [state.prefix.length - state.prompt_length for state in states]
         self._emitted = torch.tensor(emitted, device=device)[:, None]
         penalties = (shaping.repetition, shaping.presence, shaping.frequency)
@@ -262,7 +271,7 @@ class Shaper:
     def drafting(self) -> Shaper:
         """The same for the round's drafts, whose processors remember what they were shown alone."""
         twin = copy.copy(self)
-        twin._after = {}
+        twin._after, twin._left = {}, {}
         return twin
 
     def processors(self, row: int, path: Sequence[int]) -> tuple[Any, ...]:
@@ -281,17 +290,51 @@ class Shaper:
         """Call the rows' own processors node by node, on logits [B, M, V], in place.
 
         Parents come before their children, so that what a processor remembers of a path is there
-        when the path goes on.
+        when the path goes on. Nodes that no sequence comes to, below the end or below a token that
+        is forbidden, are left as they are: a processor may know nothing of such a history.
         """
+        prefixes, levels = {}, defaultdict(list)
         for row, paths in path.listed(self._shaping.processors, shaped.shape[1]).items():
-            state = self._states[row]
-            prefix = torch.from_numpy(state.prefix.tokens).to(shaped.device)
+            prefixes[row] = torch.from_numpy(self._states[row].prefix.tokens).to(shaped.device)
             for node, drafted in enumerate(paths):
-                history = torch.cat([prefix, prefix.new_tensor(drafted)])
-                before = self.processors(row, drafted[:-1]) if drafted else state.processors
+                levels[len(drafted)].append((row, node, drafted))
+        for depth in sorted(levels):
+            reached = self._reached([(row, drafted) for row, _, drafted in levels[depth]])
+            for (row, node, drafted), comes in zip(levels[depth], reached, strict=True):
+                if not comes:
+                    self._left[row, drafted] = None
+                    continue
+                history = torch.cat([prefixes[row], prefixes[row].new_tensor(drafted)])
+                before = self._states[row].processors
+                before = self.processors(row, drafted[:-1]) if drafted else before
                 running = self._after[row, drafted] = tuple(map(forked, before))
                 for processor in running:
                     shaped[row, node] = _called(processor)(history, shaped[row, node])
+                if not self._everywhere:
+                    self._left[row, drafted] = shaped[row, node] != -torch.inf
+
+    def _reached(self, places: list[_Place]) -> list[bool]:
+        """Whether a sequence may come to nodes of one depth, as far as those before them tell.
+
+        What processors forbid is known on their device, and fetched for all nodes in one copy.
+        """
+        reached: list[bool] = []
+        asked: list[tuple[int, Tensor]] = []
+        for row, drafted in places:
+            ended = not self._states[row].stop_ids.isdisjoint(drafted)
+            comes = not ended and self.masks.leads_to(row, drafted)
+            above = (row, drafted[:-1])
+            if comes and drafted and above in self._left:
+                left = self._left[above]
+                comes = left is not None
+                if left is not None:
+                    asked.append((len(reached), left[drafted[-1]]))
+            reached.append(comes)
+        if asked:
+            allowed = torch.stack([flag for _, flag in asked]).tolist()
+            for (index, _), comes in zip(asked, allowed, strict=True):
+                reached[index] = comes
+        return reached
 
     def _penalise(self, shaped: Tensor, path: Path, history: _History) -> None:
         """Take the penalties from logits [B, M, V], in place: of the tokens that may have one."""
@@ -328,15 +371,39 @@ def _called(processor: Any) -> Processor:
 
     if isinstance(processor, StatefulProcessor):
         processor = processor.processor
-    if not isinstance(processor, LogitsProcessor):
-        own: Processor = processor
-        return own
+    if isinstance(processor, LogitsProcessor):
+        return lambda history, logits: called_on_batch(processor, history, logits)
 
-    def one_row(history: Tensor, logits: Tensor) -> Tensor:
-        row: Tensor = processor(history[None], logits[None])[0]
-        return row
+    def checked(history: Tensor, logits: Tensor) -> Tensor:
+        return _checked(processor(history, logits), logits, processor)
 
-    return one_row
+    return checked
+
+
+def called_on_batch(processor: Any, history: Tensor, logits: Tensor) -> Tensor:
+    """What a processor makes of one row's logits [V], called as transformers does: on [1, V].
+
+    Raises:
+        InvalidConfigError: it returned something else than logits [1, V].
+    """
+    batch = logits[None]
+    return _checked(processor(history[None], batch), batch, processor)[0]
+
+
+def _checked(returned: Any, given: Tensor, processor: Any) -> Tensor:
+    """What a processor returned, if it is logits of the shape of those that it was given."""
+    if isinstance(returned, Tensor) and returned.shape == given.shape:
+        return returned
+    name = getattr(processor, "__qualname__", type(processor).__name__)
+    kind = type(returned).__name__
+    if isinstance(returned, Tensor):
+        kind = f"a tensor of shape {list(returned.shape)}"
+    raise InvalidConfigError(
+        "logits_processors",
+        name,
+        f"processors that return logits of the shape they are given, {list(given.shape)}; this one "
+        f"returned {kind}",
+    )
 
 
 def _forbidden(where: Tensor) -> Tensor:

@@ -59,7 +59,8 @@ def verify_logits(
     Returns:
         The verdict, and a witness [B, N + 1]: finite where a row of logits is sound, and not where
         it has NaN, +inf or no finite entry (or overflows when divided by the temperature), so that
-        what rests on it means nothing.
+        what rests on it means nothing. The verdict means something where such rows are not on the
+        path that is kept: they count as certain of a token that there is not.
     """
     batch, rows, _ = logits.shape
     with np.errstate(all="ignore"):  # the witness tells of unsound rows
@@ -129,7 +130,9 @@ class HostDrafts:
         batch, width = proposal.tokens.shape
         tokens = proposal.tokens.flatten().numpy()
         column = np.arange(batch * width)
-        ratio = target.at(column + column // width, tokens)
+        index = column + column // width
+        ratio = target.at(index, tokens)
+        ratio[~_sound(target, index)] = 0
         probs = None if proposal.laws is None else proposal.laws.probs
         draft = None if probs is None else probs.flatten(0, 1)
         if draft is not None:
@@ -146,11 +149,10 @@ class HostDrafts:
             chances = (self.ratios[row][node] for row in rows)
             return [w * (1 - chance) for w, chance in zip(weights, chances, strict=True)]
         column = np.array(rows) * self.width + node
-        index = column + rows
-        found: list[float] = self.target.excess(
-            index, np.array(weights), self.draft, column
-        ).tolist()
-        return found
+        index, weight = column + rows, np.array(weights)
+        found = self.target.excess(index, weight, self.draft, column)
+        kept: list[float] = np.where(_sound(self.target, index), found, weight).tolist()
+        return kept
 
     def residual(self, nodes: list[int], weights: list[float]) -> Any:
         """The laws [B, V] after those nodes: norm((weight * P - Q)+), or P after a leaf.
@@ -177,6 +179,12 @@ class HostDrafts:
         return array_namespace(law).where(total > 0, law / total, self.target.weighed(index, 1.0))
 
 
+def _sound(target: RowLaws, index: Any) -> Any:
+    """Which of the rows of `index` mean something, bool [S]."""
+    mass = small(target.mass)[index, 0]
+    return array_namespace(mass).isfinite(mass)
+
+
 @dataclass(frozen=True, slots=True)
 class LazyChain(Chain):
     """Drafted chains beside lazy target laws, on a device where nothing waits for the host.
@@ -190,7 +198,9 @@ class LazyChain(Chain):
         tokens = proposal.tokens
         batch, width = tokens.shape
         column = torch.arange(batch * width, device=tokens.device)
-        kept = target.at(column + column // width, tokens.flatten()).view(batch, width)
+        index = column + column // width
+        kept = target.at(index, tokens.flatten()).where(_sound(target, index), 0)
+        kept = kept.view(batch, width)
         draft = None if proposal.laws is None else proposal.laws.probs
         drawn = None
         if draft is not None:
@@ -213,7 +223,7 @@ class LazyChain(Chain):
         index, column = row * (width + 1) + before + 1, row * width + before + 1
         inner = weights[:, 1:width].flatten()
         sums = self.target.excess(index, inner, self.draft.flatten(0, 1), column)
-        return torch.as_tensor(sums).view(batch, width - 1)
+        return torch.where(_sound(self.target, index), sums, inner).view(batch, width - 1)
 
     def residual_law(self, node: Tensor, weight: Tensor) -> Tensor:
         """As a dense chain's, [B, V] in the laws' own dtype."""

@@ -75,6 +75,11 @@ class Verifier:
                 return Verifier(method, TREE_METHODS[name], lazy=method if plain else None)
 
     @property
+    def keeps_forbidden(self) -> bool:
+        """Whether it may keep a token to which the target gives no probability."""
+        return self.lossy and not isinstance(self.chain, LenientVerification | TypicalVerification)
+
+    @property
     def coupled(self) -> bool:
         """Whether drafts are kept by equality with the target's own keyed draws."""
         return self.chain is None
