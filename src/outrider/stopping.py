@@ -35,15 +35,15 @@ def until_stop(
     by_text = None
     if state.params.stop and tokenizer is not None:
         by_text = _first_completed(state, tokens, tokenizer)
-    grammar, path = state.grammar, [] if state.grammar is None else state.output_ids
+    grammar, output = state.grammar, state.output
     for index, token in enumerate(tokens):
         if grammar is not None:
-            if not grammar.takes(path, token):
-                raise _nothing_left(state, len(path))
-            path.append(token)
+            if not grammar.takes(output, token):
+                raise _nothing_left(state, len(output))
+            output = output.plus((token,))
         if token in state.stop_ids or index == by_text:
             return tokens[: index + 1], "stop"
-        if grammar is not None and grammar.over(path):
+        if grammar is not None and grammar.over(output):
             return tokens[: index + 1], "stop"
         if index + 1 == state.remaining:
             return tokens[: index + 1], "length"
