@@ -57,7 +57,8 @@ def _nothing_left(state: SequenceState, length: int) -> DegenerateDistributionEr
         f"no token could follow the {length} of sequence {state.prefix.sequence_id}: "
         f"structured_output.{grammar.asked.kind}={shown(grammar.asked.value)} led to a dead end, "
         "or bad_words, min_tokens or a logits processor forbid what it allows; expected at least "
-        "one token that all of them allow (relax one of them)"
+        "one token that all of them allow (relax one of them)",
+        sequence_id=state.prefix.sequence_id,
     )
 
 
