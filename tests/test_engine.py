@@ -255,7 +255,7 @@ def test_the_prompt_that_leads_to_a_dead_end_is_named(
         with pytest.raises(DegenerateDistributionError, match=r"prompts\[2\].*position 0") as told:
             decode(prompts, params)
         assert told.value.request == 2
-        with pytest.raises(DegenerateDistributionError, match="^the target's logits") as told:
+        with pytest.raises(DegenerateDistributionError, match=r"^the target's logits") as told:
             decode([3], params[0])
         assert told.value.request == 0
     del prompts[2], params[2]

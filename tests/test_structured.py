@@ -459,6 +459,30 @@ def test_a_dead_end_is_told_where_it_is_reached() -> None:
         spelling(t0=1000.0).generate([0], params)
 
 
+@pytest.mark.parametrize("ends", [(), (END,)], ids=["no end", "end"])
+@pytest.mark.parametrize("speculation", SHAPES, ids=str)
+def test_a_text_that_is_whole_before_min_tokens_is_a_dead_end(
+    speculation: dict[str, Any], ends: tuple[int, ...]
+) -> None:
+    """Whether or not there is a token that would end it, and drafted or not."""
+    asked = StructuredOutput(choice=("b", "1ab1"))
+    params = SamplingParams(
+        structured_output=asked, min_tokens=3, max_tokens=9, temperature=0, stop_token_ids=ends
+    )
+    for likes, text in ((1, None), (3, "1ab1")):
+        weights = np.ones(V)
+        weights[likes] = 100
+        target = TabularModel(lambda prefix, weights=weights: weights / weights.sum(), V)
+        decoder = decoder_of(target, target, speculation)
+        if text is not None:
+            assert decoder.generate([4], params).text == text
+            continue
+        with pytest.raises(
+            DegenerateDistributionError, match=r"follow the 1 .*choice=.*min_tokens"
+        ):
+            decoder.generate([4], params)
+
+
 @pytest.mark.parametrize("speculation", SHAPES, ids=str)
 def test_a_dead_end_that_is_only_drafted_is_not(speculation: dict[str, Any]) -> None:
     """The drafter likes "a", after which nothing is left; the target never says "a"."""

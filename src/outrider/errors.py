@@ -94,7 +94,7 @@ class DegenerateDistributionError(OutriderError, ValueError):
     Args:
         message: what happened.
         sequence_id: of the sequence whose law it is; None if it is of none.
-        request: the index of its prompt among those given to `generate` or `stream`; None elsewhere.
+        request: the index of its prompt among those given to `generate` or `stream`; None else.
     """
 
     def __init__(

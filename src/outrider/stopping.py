@@ -21,7 +21,8 @@ def until_stop(
     """The tokens of a round up to the first that ends the sequence, and why it ended.
 
     A text in the form that was asked for ends at a token that ends the sequence, or with its last
-    token where nothing can follow and no such token is left to say so.
+    token where nothing can follow and no such token is left to say so. Before `min_tokens` tokens
+    that is a dead end, as it is where the end may not be said.
 
     Args:
         state: the sequence before the round.
@@ -30,7 +31,7 @@ def until_stop(
 
     Raises:
         DegenerateDistributionError: a token is not one that the request's grammar allows, which
-            is what is left where it allows none.
+            is what is left where it allows none; or the text is whole before `min_tokens` tokens.
     """
     by_text = None
     if state.params.stop and tokenizer is not None:
@@ -44,6 +45,8 @@ def until_stop(
         if token in state.stop_ids or index == by_text:
             return tokens[: index + 1], "stop"
         if grammar is not None and grammar.over(output):
+            if len(output) < state.params.min_tokens:
+                raise _nothing_left(state, len(output))
             return tokens[: index + 1], "stop"
         if index + 1 == state.remaining:
             return tokens[: index + 1], "length"
