@@ -102,17 +102,16 @@ def played(policy, world, states, rng):
 
 
 def calibrate(policy, world, rng) -> None:
-    depths = (0, 0, 0, 1, 1, 4, 4, 8)
+    """As `outrider.calibration`: what rounds cost is measured, what they keep is not looked at."""
+    if not isinstance(policy, AdaptiveDepth):
+        return
+    depths = (0, 0, 0, 1, 1, 4, 4, 0)
     params = SamplingParams(max_tokens=100, depths=depths)
     states = [SequenceState(Prefix(-1, range(16)), 16, params, frozenset(), 0)]
+    made_up = replace(world, chance=steady(0.0))
     while states[0].round < len(depths):
-        states, record = played(
-            policy,
-            World(lambda p, i: 0.0, world.step, world.token, world.rest, world.noise),
-            states,
-            rng,
-        )
-        policy.observe(states, record)
+        states, record = played(policy, made_up, states, rng)
+        policy.measure(states, record)
 
 
 def steady(rate: float) -> Callable[[int, int], float]:
@@ -139,6 +138,24 @@ def test_drafts_that_fail_cost_less_than_two_percent(rate, rows) -> None:
     assert plain / mean_time(adaptive, world, runs=5, rows=rows) >= 0.98
 
 
+def test_rounds_that_are_measured_tell_what_they_cost_and_nothing_else() -> None:
+    """Whatever they keep, costs and plans are the same, and are not where they are observed."""
+    params = SamplingParams(max_tokens=100, depths=(0, 0, 1, 4, 4, 4, 4, 4))
+    asked = SequenceState(Prefix(0, [1]), 1, SamplingParams(max_tokens=200), frozenset(), 0)
+    depths: dict[str, list[int]] = {"measure": [], "observe": []}
+    for learn, found in depths.items():
+        for rate in (0.0, 1.0):
+            policy, rng = adaptive(), np.random.default_rng(0)
+            states = [SequenceState(Prefix(-1, range(16)), 16, params, frozenset(), 0)]
+            for _ in range(8):
+                states, record = played(policy, World(steady(rate), noise=0.0), states, rng)
+                getattr(policy, learn)(states, record)
+            assert policy.calibrated
+            found.append(int(policy.plan([asked]).depth[0]))
+    assert depths["measure"][0] == depths["measure"][1] > 0
+    assert depths["observe"][0] < depths["observe"][1]
+
+
 @pytest.mark.parametrize("part", ["draft_s", "target_s", "other_s"])
 @pytest.mark.parametrize("slow", range(8))
 def test_one_slow_moment_in_calibration_does_not_turn_drafting_off(part: str, slow: int) -> None:
@@ -152,7 +169,7 @@ def test_one_slow_moment_in_calibration_does_not_turn_drafting_off(part: str, sl
         if number == slow:
             seconds = {} if part == "other_s" else {part: getattr(record, part) + 100}
             record = replace(record, total_s=record.total_s + 100, **seconds)
-        policy.observe(states, record)
+        policy.measure(states, record)
     plain = mean_time(lambda: fixed(0), world, runs=2)
     assert plain / decode(policy, world, warm=False)[0] > 1.2
 

@@ -150,7 +150,7 @@ def test_text_is_cut_where_a_stop_token_completes_a_stop_string(
     speculation: dict[str, Any],
 ) -> None:
     target, draft = mock_pair(V, 5)
-    config = SpeculativeConfig(**speculation)
+    config = SpeculativeConfig(depth="fixed", **speculation)
     decoder = SpeculativeDecoder(target, draft, tokenizer=Bytes(), config=config)
     both = 0
     for seed in range(40):

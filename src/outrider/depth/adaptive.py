@@ -139,26 +139,9 @@ class AdaptiveDepth:
         if record.draft_failed:
             self._observe_failure(states, record)
             return
-        stepped = [
-            0 if looked_up else depth
-            for depth, looked_up in zip(record.depth, record.looked_up, strict=True)
-        ]
-        ids = frozenset(i for i, step in zip(record.sequence_ids, stepped, strict=True) if step)
-        rows, width = len(states), max(record.drafted)
+        self.measure(states, record)
+        rows, width, stepped = len(states), max(record.drafted), _stepped(record)
         steps = max(stepped)
-        self._costs.add(
-            Round(
-                rows=rows,
-                width=width,
-                steps=steps,
-                fresh=any(state.round == 1 for state in states),
-                behind=not ids <= self._stepped,
-                draft_s=record.draft_s,
-                target_s=record.target_s,
-                other_s=record.total_s - record.draft_s - record.target_s,
-            )
-        )
-        self._stepped = ids
         for state, depth, accepted in zip(states, stepped, record.accepted, strict=True):
             # The last round of a sequence may keep more than it emits.
             if state.finish_reason is None and not self._is_local(state):
@@ -174,6 +157,29 @@ class AdaptiveDepth:
             gained = sum(record.emitted) / rows - 1
             self._lost = max(0.0, extra / plain - gained)
         self._since_draft = 0
+
+    def measure(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
+        """Learn what a round costs, and nothing from what it kept: for rounds on made-up tokens.
+
+        Args:
+            states: the sequences after it.
+            record: what it did; its drafter has not failed.
+        """
+        stepped = _stepped(record)
+        ids = frozenset(i for i, step in zip(record.sequence_ids, stepped, strict=True) if step)
+        self._costs.add(
+            Round(
+                rows=len(states),
+                width=max(record.drafted),
+                steps=max(stepped),
+                fresh=any(state.round == 1 for state in states),
+                behind=not ids <= self._stepped,
+                draft_s=record.draft_s,
+                target_s=record.target_s,
+                other_s=record.total_s - record.draft_s - record.target_s,
+            )
+        )
+        self._stepped = ids
 
     def _observe_failure(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
         """Learn from a round whose drafter failed: what it took, and that it is not worth it."""
@@ -270,3 +276,11 @@ class AdaptiveDepth:
         if not self._costs.known:
             return 1 + depth * self._cost_ratio
         return self._costs.round(rows, self._levels.width(depth), depth)
+
+
+def _stepped(record: RoundRecord) -> list[int]:
+    """How many steps of a model each row's draft took."""
+    return [
+        0 if looked_up else depth
+        for depth, looked_up in zip(record.depth, record.looked_up, strict=True)
+    ]
