@@ -92,7 +92,7 @@ def is_single_prompt(prompts: Any) -> bool:
         return True
     try:
         empty = len(prompts) == 0
-        first = None if empty else prompts[0]
+        first: Any = None if empty else prompts[0]
     except (TypeError, KeyError):
         raise InvalidConfigError(
             "prompts", prompts, "a text, a sequence of token ids, or a list of those"
