@@ -41,6 +41,23 @@ def test_it_is_calibrated_and_nothing_else_has_changed() -> None:
     assert plan.deepest <= 16
 
 
+def test_what_is_kept_of_made_up_tokens_is_not_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft is the target here, so that all of them are."""
+    observed = []
+    observe = AdaptiveDepth.observe
+
+    def seen(self, states, record) -> None:
+        observed.append(record)
+        observe(self, states, record)
+
+    monkeypatch.setattr(AdaptiveDepth, "observe", seen)
+    made = decoder()
+    assert made.policy.calibrated
+    assert not observed
+    made.generate([1, 2], SamplingParams(max_tokens=5, ignore_eos=True))
+    assert len(observed) == made.metrics.rounds
+
+
 def test_models_with_a_short_context_are_not() -> None:
     made = decoder(context=24)
     assert not made.policy.calibrated

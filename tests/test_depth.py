@@ -39,13 +39,16 @@ def decode(
     params: SamplingParams | None = None,
     random: int = 0,
     warm: bool = True,
+    prompt: int = 50,
 ) -> tuple[float, list[SequenceState]]:
     """Decode made-up sequences; the time they took, and their states."""
     rng = np.random.default_rng(random)
     asked = params or SamplingParams(max_tokens=tokens)
     if warm:
         calibrate(policy, world, rng)
-    states = [SequenceState(Prefix(i, range(50)), 50, asked, frozenset(), i) for i in range(rows)]
+    states = [
+        SequenceState(Prefix(i, range(prompt)), prompt, asked, frozenset(), i) for i in range(rows)
+    ]
     total = 0.0
     while any(state.finish_reason is None for state in states):
         live = [state for state in states if state.finish_reason is None]
@@ -102,17 +105,16 @@ def played(policy, world, states, rng):
 
 
 def calibrate(policy, world, rng) -> None:
-    depths = (0, 0, 0, 1, 1, 4, 4, 8)
+    """As `outrider.calibration`: what rounds cost is measured, what they keep is not looked at."""
+    if not isinstance(policy, AdaptiveDepth):
+        return
+    depths = (0, 0, 0, 1, 1, 4, 4, 0)
     params = SamplingParams(max_tokens=100, depths=depths)
     states = [SequenceState(Prefix(-1, range(16)), 16, params, frozenset(), 0)]
+    made_up = replace(world, chance=steady(0.0))
     while states[0].round < len(depths):
-        states, record = played(
-            policy,
-            World(lambda p, i: 0.0, world.step, world.token, world.rest, world.noise),
-            states,
-            rng,
-        )
-        policy.observe(states, record)
+        states, record = played(policy, made_up, states, rng)
+        policy.measure(states, record)
 
 
 def steady(rate: float) -> Callable[[int, int], float]:
@@ -139,6 +141,24 @@ def test_drafts_that_fail_cost_less_than_two_percent(rate, rows) -> None:
     assert plain / mean_time(adaptive, world, runs=5, rows=rows) >= 0.98
 
 
+def test_rounds_that_are_measured_tell_what_they_cost_and_nothing_else() -> None:
+    """Whatever they keep, costs and plans are the same, and are not where they are observed."""
+    params = SamplingParams(max_tokens=100, depths=(0, 0, 1, 4, 4, 4, 4, 4))
+    asked = SequenceState(Prefix(0, [1]), 1, SamplingParams(max_tokens=200), frozenset(), 0)
+    depths: dict[str, list[int]] = {"measure": [], "observe": []}
+    for learn, found in depths.items():
+        for rate in (0.0, 1.0):
+            policy, rng = adaptive(), np.random.default_rng(0)
+            states = [SequenceState(Prefix(-1, range(16)), 16, params, frozenset(), 0)]
+            for _ in range(8):
+                states, record = played(policy, World(steady(rate), noise=0.0), states, rng)
+                getattr(policy, learn)(states, record)
+            assert policy.calibrated
+            found.append(int(policy.plan([asked]).depth[0]))
+    assert depths["measure"][0] == depths["measure"][1] > 0
+    assert depths["observe"][0] < depths["observe"][1]
+
+
 @pytest.mark.parametrize("part", ["draft_s", "target_s", "other_s"])
 @pytest.mark.parametrize("slow", range(8))
 def test_one_slow_moment_in_calibration_does_not_turn_drafting_off(part: str, slow: int) -> None:
@@ -152,7 +172,7 @@ def test_one_slow_moment_in_calibration_does_not_turn_drafting_off(part: str, sl
         if number == slow:
             seconds = {} if part == "other_s" else {part: getattr(record, part) + 100}
             record = replace(record, total_s=record.total_s + 100, **seconds)
-        policy.observe(states, record)
+        policy.measure(states, record)
     plain = mean_time(lambda: fixed(0), world, runs=2)
     assert plain / decode(policy, world, warm=False)[0] > 1.2
 
@@ -237,6 +257,51 @@ def test_a_long_prompt_is_not_read_by_the_drafter_for_a_few_tokens() -> None:
     depths = policy.plan([short, long]).depth.tolist()
     assert depths[0] > 0
     assert depths[1] == 0
+
+
+@pytest.mark.parametrize("tokens", [256, 1024])
+@pytest.mark.parametrize("prefill", [30, 100, 200, 300])
+def test_a_drafter_of_which_nothing_is_known_reads_a_long_prompt_for_little(
+    prefill: int, tokens: int
+) -> None:
+    """Its drafts are always wrong; what the target takes for the prompt is left aside.
+
+    An allowance by what drafting is hoped to save loses up to 13% here.
+    """
+    world = World(steady(0.0), prefill=prefill)
+    asked = {"runs": 3, "tokens": tokens, "prompt": int(prefill / world.token)}
+    plain = mean_time(lambda: fixed(0), world, **asked) - prefill
+    assert plain / (mean_time(adaptive, world, **asked) - prefill) >= 0.98
+
+
+def test_long_prompts_are_read_once_enough_was_decoded_or_drafts_were_kept() -> None:
+    policy, world = adaptive(), World(steady(0.9), prefill=100, noise=0.0)
+    calibrate(policy, world, np.random.default_rng(0))
+    drafted = []
+    for i in range(8):
+        _, states = decode(policy, world, random=i, warm=False, prompt=2500)
+        drafted.append(any(states[0].depths))
+    first = drafted.index(True)
+    assert first >= 2
+    # From then on it is known what drafts are worth.
+    assert all(drafted[first:])
+
+
+def test_a_trial_is_not_made_where_reading_for_it_takes_too_long() -> None:
+    policy, world = adaptive(), World(steady(0.0), noise=0.0)
+    decode(policy, world)
+    state = SequenceState(Prefix(9, [0] * 2500), 2500, SamplingParams(), frozenset(), 0)
+    state = replace(state, params=SamplingParams(max_tokens=500))
+    tried = []
+    for _ in range(400):
+        depth = int(policy.plan([state]).depth[0])
+        tried.append(depth)
+        after, record = played(policy, world, [state], np.random.default_rng(0))
+        policy.observe(after, record)
+        state = replace(after[0], acceptance=Acceptance())
+    assert not any(tried)
+    short = replace(state, prefix=Prefix(9, [0] * 60), prompt_length=50)
+    assert policy.plan([short]).depth.tolist() == [1]
 
 
 def test_the_last_token_is_never_drafted_and_replays_are_followed() -> None:

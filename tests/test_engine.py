@@ -204,8 +204,11 @@ def test_a_batch_may_mix_drafted_and_undrafted_rows() -> None:
 @pytest.mark.parametrize(
     ("prompt", "error", "message"),
     [
-        ([], EmptyPrefixError, r"prompt \[\] has no tokens"),
-        ([[0], []], EmptyPrefixError, "has no tokens"),
+        ([], EmptyPrefixError, r"prompt \[\] has no tokens: .* or a list without prompts"),
+        ((), EmptyPrefixError, r"prompt \(\) has no tokens: .* or a list without prompts"),
+        (np.empty(0, int), EmptyPrefixError, "has no tokens: .* or a list without prompts"),
+        ([[0], []], EmptyPrefixError, r"prompt \[\] has no tokens; give at least one"),
+        ([[]], EmptyPrefixError, r"prompt \[\] has no tokens; give at least one"),
         ([0, 4], TokenOutOfRangeError, r"prompt has token id 4; expected ids in 0\.\.3"),
         ([0, -1], TokenOutOfRangeError, "token id -1"),
         ([0.5], InvalidConfigError, r"prompt=\[0\.5\]"),
@@ -219,6 +222,44 @@ def test_bad_prompts_are_refused(prompt: Any, error: type[Exception], message: s
         decoder.generate(prompt, SamplingParams(max_tokens=2))
     with pytest.raises(error, match=message):
         decoder.stream(prompt, SamplingParams(max_tokens=2))
+
+
+def dead_end(prefix: tuple[int, ...]) -> np.ndarray:
+    """After a prompt that begins with 3, NaN from the third token on."""
+    return np.full(4, np.nan if prefix[0] == 3 and len(prefix) > 3 else 0.25)
+
+
+class Unchecked(TabularModel):
+    """A model whose logits may hold NaN."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda prefix: np.nan_to_num(dead_end(prefix), nan=0.25), 4)
+
+    def verify(self, prefixes: Any, proposal: Any) -> Any:
+        scores = super().verify(prefixes, proposal)
+        for row, prefix in enumerate(prefixes):
+            if np.isnan(dead_end(tuple(prefix.tokens))).any():
+                scores.logits[row] = torch.nan
+        return scores
+
+
+@pytest.mark.parametrize("room", [None, 1])
+def test_the_prompt_that_leads_to_a_dead_end_is_named(
+    room: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its place among those that were given, whichever rows are decoded together."""
+    monkeypatch.setattr(SpeculativeDecoder, "max_sequences", room)
+    decoder, prompts = SpeculativeDecoder(Unchecked()), [[0], [1], [3], [2]]
+    params = [SamplingParams(max_tokens=6, n=n) for n in (3, 1, 2, 1)]
+    for decode in (decoder.generate, lambda *asked: list(decoder.stream(*asked))):
+        with pytest.raises(DegenerateDistributionError, match=r"prompts\[2\].*position 0") as told:
+            decode(prompts, params)
+        assert told.value.request == 2
+        with pytest.raises(DegenerateDistributionError, match=r"^the target's logits") as told:
+            decode([3], params[0])
+        assert told.value.request == 0
+    del prompts[2], params[2]
+    assert len(decoder.generate(prompts, params)) == 3
 
 
 def test_params_must_match_the_prompts() -> None:

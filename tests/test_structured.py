@@ -30,7 +30,9 @@ from outrider.errors import DegenerateDistributionError, InvalidConfigError
 from outrider.grammar import Grammar, Grammars
 from outrider.masks import RoundMasks
 from outrider.models.tabular import TabularModel, mock_pair
-from outrider.records import DraftProposal, Laws, Prefix, TargetScores
+from outrider.paths import Path
+from outrider.records import DraftProposal, Laws, Output, Prefix, SequenceState, TargetScores
+from outrider.stopping import until_stop
 from tests.alphabet import alphabet, every_byte
 
 TOLERANCE = 1e-12
@@ -195,10 +197,17 @@ def test_masks_of_another_position_are_seen(
     assert broken(speculation)
 
 
-def fault_only_on(self: Grammar, output: list[int], drafted: tuple[int, ...] = ()) -> Any:
+def emitted(*tokens: int) -> Output:
+    """Tokens as a sequence's output."""
+    return Output(Prefix(0, tokens))
+
+
+def fault_only_on(self: Grammar, output: Output, drafted: tuple[int, ...] = ()) -> Any:
     """Rejected tokens stay in the matcher."""
-    rest = [*output, *drafted][len(self._emitted.at) :]
-    self._emitted.at = [*self._emitted.at, *rest]
+    path, at = output.plus(drafted), self._emitted.at
+    rest = (path.since(None) or [])[len(at or ()) :]
+    # As many tokens as it was given, whichever they were.
+    self._emitted.at = path if at is None or len(path) > len(at) else at
     taken = self._emitted.matcher.try_consume_tokens(rest)
     return self._emitted if taken == len(rest) else None
 
@@ -230,8 +239,8 @@ def differing(ends: frozenset[int], name: str) -> int:
         drafted = tuple(walk(asked, output, rng.randrange(4), rng))
         if rng.random() < 0.2:
             drafted += (rng.randrange(V),)
-        one = wanderer.mask(output, drafted)
-        other = GRAMMARS.of(asked, ends).mask([*output, *drafted])
+        one = wanderer.mask(emitted(*output), drafted)
+        other = GRAMMARS.of(asked, ends).mask(emitted(*output, *drafted))
         found += (one is None) != (other is None) or bool(np.any(one != other))
     return found
 
@@ -240,7 +249,7 @@ def walk(asked: StructuredOutput, path: list[int], length: int, rng: random.Rand
     """Some tokens that may follow, as long as any may."""
     grammar, added = GRAMMARS.of(asked, frozenset()), list(path)
     for _ in range(length):
-        mask = grammar.mask(added)
+        mask = grammar.mask(emitted(*added))
         allowed = [] if mask is None else np.flatnonzero(np.unpackbits(mask, bitorder="little"))
         added.append(int(rng.choice(allowed)) if len(allowed) else rng.randrange(V))
     return added[len(path) :]
@@ -256,6 +265,93 @@ def test_a_matcher_that_remembers_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
     """Planted fault."""
     monkeypatch.setattr(Grammar, "_place", fault_only_on)
     assert differing(frozenset(), "shared lexeme") > 0
+
+
+def lines(asked: StructuredOutput, grammar: Grammar, params: SamplingParams) -> int:
+    """As `differing`, of states that go on from each other in rounds, as the engine's do."""
+    rng, found = random.Random(1), 0
+    prompt = Prefix(0, [4, 4, 4])
+    start = SequenceState(prompt, 3, params, frozenset(), 0, grammar=grammar)
+    known = [start]
+    for _ in range(150):
+        state = known[-1] if rng.random() < 0.7 else rng.choice(known)
+        output = state.output_ids
+        drafted = tuple(walk(asked, output, rng.randrange(1, 4), rng))
+        for length in range(len(drafted) + 1):
+            one = grammar.mask(state.output, drafted[:length])
+            other = GRAMMARS.of(asked, frozenset()).mask(emitted(*output, *drafted[:length]))
+            found += (one is None) != (other is None) or bool(np.any(one != other))
+        kept = list(drafted[: rng.randint(1, len(drafted))])
+        try:
+            kept, reason = until_stop(state, kept, None)
+        except DegenerateDistributionError:
+            continue
+        if reason is None:
+            known.append(state.advanced(kept, len(drafted), None, state.acceptance, ()))
+    return found
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_masks_of_states_that_branch_depend_on_the_path_alone(name: str) -> None:
+    """A state may be stepped several times, each time with another outcome."""
+    params = SamplingParams(max_tokens=1000)
+    assert lines(FORMS[name], GRAMMARS.of(FORMS[name], frozenset()), params) == 0
+
+
+def test_tokens_that_are_taken_for_those_before_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted fault: any output is taken for one that goes on from the last."""
+    monkeypatch.setattr(Prefix, "begins", lambda self, other: self.length <= other.length)
+    asked, params = FORMS["regex"], SamplingParams(max_tokens=1000)
+    assert lines(asked, GRAMMARS.of(asked, frozenset()), params) > 0
+
+
+def looked_at(length: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many tokens of outputs are made into lists in twenty rounds after `length` tokens."""
+    form = StructuredOutput(regex="[ab]*")
+    grammar = GRAMMARS.of(form, frozenset({END}))
+    params = SamplingParams(max_tokens=10**6)
+    state = SequenceState(Prefix(0, [4] * 9), 9, params, frozenset({END}), 0, grammar=grammar)
+
+    def played(state: SequenceState) -> SequenceState:
+        masks = RoundMasks([state], V)
+        masks(torch.zeros(1, 3, V), Path.of(torch.tensor([[[0, 1]] * 3])))
+        tokens, reason = until_stop(state, [0, 1, 0], None)
+        assert reason is None
+        return state.advanced(tokens, 2, reason, state.acceptance, ())
+
+    state = played(state.advanced([0] * length, 0, None, state.acceptance, ()))
+    assert len(state.output) == length + 3
+    total = 0
+    since, output_ids = Output.since, SequenceState.output_ids
+
+    def counted(self: Output, earlier: Output | None) -> list[int] | None:
+        nonlocal total
+        rest = since(self, earlier)
+        total += len(rest or ()) + len(self.more)
+        return rest
+
+    def whole(self: SequenceState) -> list[int]:
+        nonlocal total
+        ids = output_ids.fget(self)  # type: ignore[attr-defined]
+        total += len(ids)
+        return list(ids)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Output, "since", counted)
+        patched.setattr(SequenceState, "output_ids", property(whole))
+        for _ in range(20):
+            state = played(state)
+    return total
+
+
+def test_what_a_round_looks_at_does_not_grow_with_the_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    short, long = looked_at(10, monkeypatch), looked_at(2000, monkeypatch)
+    assert 0 < long == short < 20 * 60
+    # Planted fault: each round is given all tokens anew.
+    monkeypatch.setattr(Prefix, "begins", lambda self, other: False)
+    assert looked_at(2000, monkeypatch) > 20 * 2000
 
 
 @pytest.mark.parametrize("name", LANGUAGES)
@@ -361,6 +457,30 @@ def test_a_dead_end_is_told_where_it_is_reached() -> None:
         DegenerateDistributionError, match=r"no token could follow the 1 .*choice=.*bad_words"
     ):
         spelling(t0=1000.0).generate([0], params)
+
+
+@pytest.mark.parametrize("ends", [(), (END,)], ids=["no end", "end"])
+@pytest.mark.parametrize("speculation", SHAPES, ids=str)
+def test_a_text_that_is_whole_before_min_tokens_is_a_dead_end(
+    speculation: dict[str, Any], ends: tuple[int, ...]
+) -> None:
+    """Whether or not there is a token that would end it, and drafted or not."""
+    asked = StructuredOutput(choice=("b", "1ab1"))
+    params = SamplingParams(
+        structured_output=asked, min_tokens=3, max_tokens=9, temperature=0, stop_token_ids=ends
+    )
+    for likes, text in ((1, None), (3, "1ab1")):
+        weights = np.ones(V)
+        weights[likes] = 100
+        target = TabularModel(lambda prefix, weights=weights: weights / weights.sum(), V)
+        decoder = decoder_of(target, target, speculation)
+        if text is not None:
+            assert decoder.generate([4], params).text == text
+            continue
+        with pytest.raises(
+            DegenerateDistributionError, match=r"follow the 1 .*choice=.*min_tokens"
+        ):
+            decoder.generate([4], params)
 
 
 @pytest.mark.parametrize("speculation", SHAPES, ids=str)
@@ -479,7 +599,7 @@ def test_a_form_needs_a_tokenizer_that_can_be_read() -> None:
 
 
 def allowed(grammar: Grammar, *path: int) -> set[int]:
-    mask = grammar.mask(list(path))
+    mask = grammar.mask(emitted(*path))
     assert mask is not None
     return set(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
 
@@ -490,8 +610,8 @@ def test_tokens_that_are_no_text_and_those_that_end_it() -> None:
     grammar = Grammars(TOKENIZER, V, frozenset({1})).of(form, frozenset({1}))
     assert allowed(grammar) == {0, 2, 3}
     assert allowed(grammar, 0) == {1}
-    assert not grammar.takes([], 1)
-    assert grammar.takes([0], 1)
+    assert not grammar.takes(emitted(), 1)
+    assert grammar.takes(emitted(0), 1)
     # A stop token of the request's own that is text stays text.
     grammar = GRAMMARS.of(form, frozenset({1}))
     assert allowed(grammar) == {0, 1, 2, 3}
@@ -508,7 +628,7 @@ def test_what_is_certain_is_spelled_as_the_tokenizer_would() -> None:
     grammar = GRAMMARS.of(form, frozenset())
     assert [allowed(grammar, *path) for path in ((), (3,), (3, 0))] == [{3}, {0}, {1}]
     # Another spelling is refused, even where nothing else is left.
-    assert not grammar.takes([3], 2)
+    assert not grammar.takes(emitted(3), 2)
     decoder = SpeculativeDecoder(mock_pair(V)[0], tokenizer=TOKENIZER)
     for seed in range(20):
         params = SamplingParams(structured_output=form, bad_words=((3, 0),), seed=seed)
@@ -593,8 +713,8 @@ def test_choices_are_taken_literally(choices: list[str]) -> None:
     grammar = BYTES.of(StructuredOutput(choice=tuple(choices)), frozenset())
     for text in choices:
         spelled = list(text.encode())
-        assert all(grammar.takes(spelled[:i], byte) for i, byte in enumerate(spelled))
+        assert all(grammar.takes(emitted(*spelled[:i]), byte) for i, byte in enumerate(spelled))
         other = [*spelled[:-1], (spelled[-1] + 1) % 128]
         if bytes(other).decode(errors="replace") not in "\0".join(choices):
             prefixes = {whole.encode()[: len(other)] for whole in choices}
-            assert grammar.takes(other[:-1], other[-1]) == (bytes(other) in prefixes)
+            assert grammar.takes(emitted(*other[:-1]), other[-1]) == (bytes(other) in prefixes)

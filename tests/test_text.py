@@ -242,6 +242,51 @@ def test_what_is_decoded_each_round_does_not_grow(
     assert longest == (3005 if maker is joined else 11 + 8 + 5)
 
 
+ENDLESS: list[tuple[Callable[[], Any], list[str]]] = [
+    (byte_level, ["ÿ"]),
+    (byte_level, ["â", "Ĥ"]),
+    (byte_level, ["Ã", SPECIAL]),
+    (byte_level, ["Ã", *[SPECIAL] * 9]),
+    (sentence_pieces, [HALF]),
+    (sentence_pieces, ["<0xFF>", HALF]),
+    (metaspace, [SPECIAL]),
+    (joined, [SPECIAL]),
+]
+"""Tokenizers, and pieces that follow each other, with which no text is ever complete."""
+
+
+def decoded(maker: Callable[[], Any], pieces: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many tokens are decoded to stream 400 of them."""
+    tokenizer = made(maker)
+    ids = (tokenizer.convert_tokens_to_ids(pieces) * 400)[:400]
+    whole, looked_at = text(tokenizer, ids), 0
+    stream = StreamDecoder(tokenizer)
+    decode = type(tokenizer).decode
+
+    def counted(self: Any, ids: Any, **options: Any) -> Any:
+        nonlocal looked_at
+        looked_at += len(ids)
+        return decode(self, ids, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(tokenizer), "decode", counted)
+        shown = [*map(stream.push, ids)]
+    assert "".join([*shown, stream.finish(whole)]) == whole
+    return looked_at
+
+
+@pytest.mark.parametrize(("maker", "pieces"), ENDLESS)
+def test_what_is_decoded_for_a_token_does_not_grow(
+    maker: Callable[[], Any], pieces: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of bytes that are no text, and of tokens that have none, there may be thousands."""
+    assert decoded(maker, pieces, monkeypatch) <= 8 * 400
+    # Planted fault: the window is decoded each time.
+    monkeypatch.setattr("outrider.text._CHARACTER", 1000)
+    monkeypatch.setattr(Anchors, "silent", lambda _: frozenset())
+    assert decoded(maker, pieces, monkeypatch) > 20 * 400
+
+
 def test_what_is_not_known_is_not_assumed() -> None:
     class Own(tf.PreTrainedTokenizerFast):  # type: ignore[misc]
         def decode(self, *args: Any, **kwargs: Any) -> Any:

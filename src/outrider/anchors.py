@@ -76,6 +76,11 @@ class Anchors:
             [token], skip_special_tokens=True
         )
 
+    def silent(self) -> frozenset[int]:
+        """The special tokens, which are left out before a text is put together."""
+        added = self.tokenizer.added_tokens_decoder
+        return frozenset(token for token, piece in added.items() if piece.special)
+
     def before(self, ids: NDArray[np.int64], place: int) -> int:
         """The last place in `ids`, at or before `place`, that a window may begin at."""
         while place > 0 and self.open(int(ids[place])):

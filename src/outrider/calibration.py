@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .config import SamplingParams
+from .depth import AdaptiveDepth
 from .errors import ModelError
 
 if TYPE_CHECKING:
@@ -16,14 +17,19 @@ _PROMPT = 16
 
 
 def calibrate(decoder: SpeculativeDecoder) -> None:
-    """Let a decoder's policy see a few rounds, plain ones and some that draft.
+    """Let a decoder's policy measure a few rounds, plain ones and some that draft.
 
-    Nothing else of the decoder changes: metrics do not count them, drafters do not learn from them.
-    Models whose context is too short for that, or that have no room, are not calibrated.
+    It learns what they cost, and not what of their made-up tokens is kept. Nothing else of the
+    decoder changes: metrics do not count them, drafters do not learn from them. Models whose
+    context is too short for that, or that have no room, are not calibrated.
 
     Args:
-        decoder: with no sequence live; its models may have those of other decoders.
+        decoder: with no sequence live; its models may have those of other decoders. A policy that
+            is not an `AdaptiveDepth` measures nothing.
     """
+    policy = decoder.policy
+    if not isinstance(policy, AdaptiveDepth):
+        return
     tokens = [place % decoder.target.vocab_size for place in range(_PROMPT)]
     length = sum(depth + 1 for depth in _DEPTHS)
     if decoder.max_length is not None and decoder.max_length < _PROMPT + length:
@@ -34,7 +40,7 @@ def calibrate(decoder: SpeculativeDecoder) -> None:
         for _ in _DEPTHS:
             step = decoder.step(batch, decoder.chance)
             if not step.record.draft_failed:
-                decoder.policy.observe(step.batch.states, step.record)
+                policy.measure(step.batch.states, step.record)
             batch = replace(step.batch, noise=None)
     except ModelError:
         return

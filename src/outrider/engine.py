@@ -293,7 +293,9 @@ class SpeculativeDecoder:
 
         Raises:
             EmptyPrefixError, TokenOutOfRangeError, ContextLengthError, InvalidConfigError: a
-                request is refused, before anything is decoded.
+                request is refused, before anything is decoded; so is an empty list, which may be
+                one of no prompts or a prompt of no tokens.
+            DegenerateDistributionError: one cannot go on; its index among the prompts is `request`.
         """
         single = is_single_prompt(prompts)
         requests = self._parse_all([prompts] if single else prompts, params)
@@ -303,7 +305,7 @@ class SpeculativeDecoder:
         }
         ends = {}
         told: dict[int, list[TokenLogprob]] = {i: [] for i in tallies}
-        for step in Run(self, [state for run in runs for state in run]):
+        for step in Run.of(self, runs):
             for row, state in enumerate(step.batch.states):
                 tallies[state.prefix.sequence_id].add(step.record, row)
                 told[state.prefix.sequence_id] += step.logprobs[row]
@@ -345,7 +347,7 @@ class SpeculativeDecoder:
             for state in run
             if self.tokenizer is not None
         }
-        for step in Run(self, [state for run in runs for state in run]):
+        for step in Run.of(self, runs):
             for row, (state, tokens) in enumerate(
                 zip(step.batch.states, step.emitted, strict=True)
             ):

@@ -89,7 +89,20 @@ class TokenOutOfRangeError(OutriderError, ValueError):
 
 
 class DegenerateDistributionError(OutriderError, ValueError):
-    """A law has NaN, negative or no mass, or does not sum to one."""
+    """A law has NaN, negative or no mass, or does not sum to one.
+
+    Args:
+        message: what happened.
+        sequence_id: of the sequence whose law it is; None if it is of none.
+        request: the index of its prompt among those given to `generate` or `stream`; None else.
+    """
+
+    def __init__(
+        self, message: str, *, sequence_id: int | None = None, request: int | None = None
+    ) -> None:
+        self.sequence_id = sequence_id
+        self.request = request
+        super().__init__(message)
 
 
 class KeyReuseError(OutriderError, RuntimeError):

@@ -1,7 +1,8 @@
 """Which tokens may follow, by a request's grammar: llguidance's matcher, behind a pure function.
 
 A mask depends on nothing but the grammar and the tokens before. What is kept from call to call is
-where two matchers are: one after the tokens emitted so far, one that walks along the drafts.
+where two matchers are: one after the tokens emitted so far, one that walks along the drafts. Each
+round they are given the tokens that are new to them, and no others are looked at.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from .structured import StructuredOutput
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+
+    from .records import Output
 
 Mask = NDArray[np.uint8]
 
@@ -80,7 +83,7 @@ class Grammars:
         special = frozenset(t for t in stop_ids if vocabulary.is_special_token(t))
         texts = (stop_ids & self._eos) - special
         grammar = Grammar(asked, matcher, self._vocab_size, end, special | texts, texts)
-        first = grammar.mask([])
+        first = grammar.beginning()
         if first is None:
             raise InvalidConfigError(
                 field, asked.value, "more than the empty text, which no token of the request ends"
@@ -133,7 +136,7 @@ class _Place:
     "cx": the mask has "b").
     """
 
-    def __init__(self, matcher: LLMatcher, at: list[int]) -> None:
+    def __init__(self, matcher: LLMatcher, at: Output | None = None) -> None:
         self.matcher = matcher
         self.at = at
 
@@ -141,14 +144,14 @@ class _Place:
         """Another one here."""
         return _Place(self.matcher.deep_copy(), self.at)
 
-    def leads_to(self, path: list[int]) -> bool:
-        """Whether a path goes on from here."""
-        return path[: len(self.at)] == self.at
+    def go(self, path: Output, rest: list[int]) -> bool:
+        """Go on to the end of a path; False if a token is refused, which leaves this of no use.
 
-    def go(self, path: list[int]) -> bool:
-        """Go on to the end of a path; False if a token is refused, which leaves this of no use."""
-        rest = path[len(self.at) :]
-        self.at = [*self.at, *rest]
+        Args:
+            path: it goes on from here.
+            rest: its tokens from here on.
+        """
+        self.at = path
         return not rest or self.matcher.try_consume_tokens(rest) == len(rest)
 
 
@@ -177,7 +180,7 @@ class Grammar:
         texts: frozenset[int],
     ) -> None:
         self.asked = asked
-        self._start = _Place(matcher, [])
+        self._start = _Place(matcher)
         self._vocab_size = vocab_size
         self._end = end
         self._ends = ends
@@ -190,7 +193,7 @@ class Grammar:
         matcher = self._start.matcher
         return Grammar(self.asked, matcher, self._vocab_size, self._end, self._ends, self._texts)
 
-    def mask(self, output: list[int], drafted: tuple[int, ...] = ()) -> Mask | None:
+    def mask(self, output: Output, drafted: tuple[int, ...] = ()) -> Mask | None:
         """Which tokens may follow a path: a bit each, uint8 [ceil(V / 8)], the lowest first.
 
         All zeros where the path leads into a dead end; None where no sequence takes it.
@@ -200,28 +203,24 @@ class Grammar:
             drafted: those drafted after them.
         """
         place = self._place(output, drafted)
-        if place is None:
-            return None
-        mask, whole = self._following(place)
-        if whole and not self._ends:
-            return mask if mask.any() else None
-        if whole:
-            for token in self._ends:
-                mask[token >> 3] |= 1 << (token & 7)
-        return mask
+        return None if place is None else self._allowed(place)
+
+    def beginning(self) -> Mask | None:
+        """Which tokens may come first, as `mask`."""
+        return self._allowed(self._start.copy())
 
     def first(self) -> frozenset[int]:
         """The tokens that may come first."""
-        mask = self.mask([])
+        mask = self.beginning()
         assert mask is not None, "grammars that allow nothing are refused"
         return frozenset(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
 
-    def takes(self, output: list[int], token: int) -> bool:
+    def takes(self, output: Output, token: int) -> bool:
         """Whether a token may follow those emitted so far."""
         mask = self.mask(output)
         return mask is not None and bool(mask[token >> 3] >> (token & 7) & 1)
 
-    def over(self, output: list[int]) -> bool:
+    def over(self, output: Output) -> bool:
         """Whether the text is whole, nothing can follow, and there is no token to say so."""
         place = None if self._ends else self._place(output)
         if place is None:
@@ -229,24 +228,37 @@ class Grammar:
         mask, whole = self._following(place)
         return whole and not mask.any()
 
-    def _place(self, output: list[int], drafted: tuple[int, ...] = ()) -> _Place | None:
+    def _place(self, output: Output, drafted: tuple[int, ...] = ()) -> _Place | None:
         """The end of a path, None if a token on it is refused."""
-        if not self._emitted.leads_to(output):
-            self._emitted = self._start.copy()
-        if not self._emitted.go(output):
+        rest = output.since(self._emitted.at)
+        if rest is None:
+            self._emitted, rest = self._start.copy(), output.since(None)
+        assert rest is not None, "any output goes on from the beginning"
+        if not self._emitted.go(output, rest):
             self._check_limits(self._emitted)
             self._emitted = self._start.copy()
             return None
         if not drafted:
             return self._emitted
-        path = [*output, *drafted]
-        if not self._drafted.leads_to(path) or len(self._drafted.at) < len(output):
-            self._drafted = self._emitted.copy()
-        if not self._drafted.go(path):
+        path, at = output.plus(drafted), self._drafted.at
+        rest = None if at is None or len(at) < len(output) else path.since(at)
+        if rest is None:
+            self._drafted, rest = self._emitted.copy(), list(drafted)
+        if not self._drafted.go(path, rest):
             self._check_limits(self._drafted)
             self._drafted = self._emitted.copy()
             return None
         return self._drafted
+
+    def _allowed(self, place: _Place) -> Mask | None:
+        """The mask after a path, with the tokens that may end it."""
+        mask, whole = self._following(place)
+        if whole and not self._ends:
+            return mask if mask.any() else None
+        if whole:
+            for token in self._ends:
+                mask[token >> 3] |= 1 << (token & 7)
+        return mask
 
     def _following(self, place: _Place) -> tuple[Mask, bool]:
         """The mask without the tokens that end the sequence, and whether the text is whole."""
@@ -270,7 +282,7 @@ class Grammar:
             raise InvalidConfigError(
                 f"structured_output.{self.asked.kind}",
                 self.asked.value,
-                f"a simpler one; after {len(place.at)} tokens the library says {brief(said)}",
+                f"a simpler one; after {len(place.at or ())} tokens the library says {brief(said)}",
             )
 
 

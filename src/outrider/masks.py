@@ -28,7 +28,7 @@ class RoundMasks:
 
     def __init__(self, states: Sequence[SequenceState], vocab_size: int) -> None:
         self._grammars = {
-            row: (state.grammar, state.output_ids)
+            row: (state.grammar, state.output)
             for row, state in enumerate(states)
             if state.grammar is not None
         }

@@ -75,11 +75,57 @@ class Prefix:
         longer._buffer = buffer
         return longer
 
+    def begins(self, other: Prefix) -> bool:
+        """Whether another one's tokens begin with these; not compared if it extends this one."""
+        if self.length > other.length:
+            return False
+        return self._buffer is other._buffer or np.array_equal(
+            self.tokens, other.tokens[: self.length]
+        )
+
     def __len__(self) -> int:
         return self.length
 
     def __repr__(self) -> str:
         return f"Prefix(sequence_id={self.sequence_id}, tokens={self.tokens.tolist()})"
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What follows a prompt: the tokens of a prefix from a place on, and others after them.
+
+    Attributes:
+        prefix: the prompt, and what was emitted.
+        start: the prompt's length.
+        more: tokens after them.
+    """
+
+    prefix: Prefix
+    start: int = 0
+    more: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return self.prefix.length - self.start + len(self.more)
+
+    def plus(self, tokens: tuple[int, ...]) -> Output:
+        """This output with more tokens after it."""
+        return Output(self.prefix, self.start, self.more + tokens)
+
+    def since(self, earlier: Output | None) -> list[int] | None:
+        """The tokens after those of an earlier output; None if this one does not go on from it.
+
+        Of an output of an earlier round no more is looked at than what came after it.
+
+        Args:
+            earlier: the other; None for an empty one.
+        """
+        if earlier is None:
+            return [*self.prefix.tokens[self.start :].tolist(), *self.more]
+        if self.start != earlier.start or not earlier.prefix.begins(self.prefix):
+            return None
+        rest = [*self.prefix.tokens[earlier.prefix.length :].tolist(), *self.more]
+        known = len(earlier.more)
+        return rest[known:] if tuple(rest[:known]) == earlier.more else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +161,11 @@ class SequenceState:
     def remaining(self) -> int:
         """How many more tokens may be emitted."""
         return self.params.max_tokens - (self.prefix.length - self.prompt_length)
+
+    @property
+    def output(self) -> Output:
+        """The tokens emitted so far, not copied."""
+        return Output(self.prefix, self.prompt_length)
 
     @property
     def output_ids(self) -> list[int]:

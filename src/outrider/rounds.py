@@ -402,7 +402,8 @@ def _degenerate(name: str, sequence_id: int, position: int) -> DegenerateDistrib
     return DegenerateDistributionError(
         f"the {name}'s logits for sequence {sequence_id} at position {position} of the round have "
         "NaN, +inf or no finite entry; expected finite logits (try a wider dtype, check the "
-        "model's weights, or see whether the request forbids every token)"
+        "model's weights, or see whether the request forbids every token)",
+        sequence_id=sequence_id,
     )
 
 

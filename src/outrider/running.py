@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import Protocol
 
 from .batch import Batch, Step
+from .errors import DegenerateDistributionError
 from .records import SequenceState
 
 
@@ -51,6 +52,20 @@ class Run:
         self._room = decoder.max_sequences or max(1, len(states))
         self._discard = discard
         self._ended: set[int] = set()
+        self._requests: dict[int, int] = {}
+        self._several = False
+
+    @staticmethod
+    def of(decoder: Decoder, requests: Sequence[Sequence[SequenceState]]) -> Run:
+        """Of all choices of some requests, which errors name by their index."""
+        run = Run(decoder, [state for choices in requests for state in choices])
+        run._several = len(requests) > 1
+        run._requests = {
+            state.prefix.sequence_id: index
+            for index, choices in enumerate(requests)
+            for state in choices
+        }
+        return run
 
     def end(self, sequence_id: int) -> None:
         """Let a sequence take part in no further round."""
@@ -65,7 +80,7 @@ class Run:
                     batch = decoder.pack((*batch.states, *self._admitted(len(batch.states))))
                     if not batch.states:
                         break
-                step = decoder.step(batch)
+                step = self._step(batch)
                 batch = step.batch
                 yield step
                 running = [state for state in batch.states if self._goes_on(state)]
@@ -80,6 +95,20 @@ class Run:
             raise
         finally:
             decoder.release(batch.states, discard=self._discard)
+
+    def _step(self, batch: Batch) -> Step:
+        try:
+            return self._decoder.step(batch)
+        except DegenerateDistributionError as error:
+            if error.sequence_id not in self._requests:
+                raise
+            error.request = self._requests[error.sequence_id]
+            if self._several:
+                error.args = (
+                    f"prompts[{error.request}] cannot be decoded to its end, and the outputs of "
+                    f"the others are lost: leave it out, or keep what `stream` yields; {error}",
+                )
+            raise
 
     def _admitted(self, taken: int) -> list[SequenceState]:
         admitted: list[SequenceState] = []

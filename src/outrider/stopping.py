@@ -21,7 +21,8 @@ def until_stop(
     """The tokens of a round up to the first that ends the sequence, and why it ended.
 
     A text in the form that was asked for ends at a token that ends the sequence, or with its last
-    token where nothing can follow and no such token is left to say so.
+    token where nothing can follow and no such token is left to say so. Before `min_tokens` tokens
+    that is a dead end, as it is where the end may not be said.
 
     Args:
         state: the sequence before the round.
@@ -30,20 +31,22 @@ def until_stop(
 
     Raises:
         DegenerateDistributionError: a token is not one that the request's grammar allows, which
-            is what is left where it allows none.
+            is what is left where it allows none; or the text is whole before `min_tokens` tokens.
     """
     by_text = None
     if state.params.stop and tokenizer is not None:
         by_text = _first_completed(state, tokens, tokenizer)
-    grammar, path = state.grammar, [] if state.grammar is None else state.output_ids
+    grammar, output = state.grammar, state.output
     for index, token in enumerate(tokens):
         if grammar is not None:
-            if not grammar.takes(path, token):
-                raise _nothing_left(state, len(path))
-            path.append(token)
+            if not grammar.takes(output, token):
+                raise _nothing_left(state, len(output))
+            output = output.plus((token,))
         if token in state.stop_ids or index == by_text:
             return tokens[: index + 1], "stop"
-        if grammar is not None and grammar.over(path):
+        if grammar is not None and grammar.over(output):
+            if len(output) < state.params.min_tokens:
+                raise _nothing_left(state, len(output))
             return tokens[: index + 1], "stop"
         if index + 1 == state.remaining:
             return tokens[: index + 1], "length"
@@ -57,7 +60,8 @@ def _nothing_left(state: SequenceState, length: int) -> DegenerateDistributionEr
         f"no token could follow the {length} of sequence {state.prefix.sequence_id}: "
         f"structured_output.{grammar.asked.kind}={shown(grammar.asked.value)} led to a dead end, "
         "or bad_words, min_tokens or a logits processor forbid what it allows; expected at least "
-        "one token that all of them allow (relax one of them)"
+        "one token that all of them allow (relax one of them)",
+        sequence_id=state.prefix.sequence_id,
     )
 
 

@@ -10,6 +10,9 @@ from .stopping import held_back
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
+_CHARACTER = 4
+"""Bytes that a character of UTF-8 has at most, and so tokens that it may be spread over."""
+
 
 class StreamDecoder:
     """Decodes a growing sequence, never emitting half a character, nor the start of a stop string.
@@ -18,6 +21,10 @@ class StreamDecoder:
     So a window is decoded, from the last token known to end a character on: its text is emitted
     once it is longer than before, does not end in the middle of a character, and is not that of a
     run of bytes which the next token may make unreadable (see `outrider.anchors`).
+
+    The window grows while nothing is emitted. So its last four tokens are looked at first: where
+    they end in the middle of a character, or have no text at all, so does it, and where they do not
+    it is decoded and emptied. What is decoded for a token does not grow with the window.
 
     Args:
         tokenizer: decodes the tokens. Its text of a sequence must begin with that of the sequence's
@@ -29,6 +36,7 @@ class StreamDecoder:
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._anchors = Anchors.of(tokenizer)
+        self._silent = frozenset[int]() if self._anchors is None else self._anchors.silent()
         self._stops = stops
         self._held = ""
         self._emitted = 0
@@ -49,9 +57,15 @@ class StreamDecoder:
 
     def _completed(self, token_id: int) -> str:
         """The text that a further token completes, "" if none."""
+        if token_id in self._silent:
+            return ""
         self._window.append(token_id)
         if self._anchors is not None and self._anchors.open(token_id):
             return ""
+        if len(self._window) > _CHARACTER:
+            end = self._decode(_CHARACTER)
+            if not end or end.endswith(_REPLACEMENT):
+                return ""
         text = self._decode()
         if text.endswith(_REPLACEMENT) or len(text) <= len(self._shown):
             return ""
@@ -60,5 +74,6 @@ class StreamDecoder:
         self._shown = self._decode()
         return fresh
 
-    def _decode(self) -> str:
-        return self._tokenizer.decode(self._window, skip_special_tokens=True)
+    def _decode(self, last: int = 0) -> str:
+        """The text of the window, or of its last tokens."""
+        return self._tokenizer.decode(self._window[-last:], skip_special_tokens=True)

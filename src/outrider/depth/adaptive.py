@@ -23,7 +23,7 @@ _COST_RATIO = 0.125
 """A draft step beside a plain forward of the target, where nothing is configured or measured."""
 
 _SHARE = 0.01
-"""How much of the time may go into trying whether drafting pays again."""
+"""How much of the time may go into trying whether drafting pays; as much into reading for it."""
 
 _MARGIN = 1.02
 """How much better than plain decoding a depth has to look."""
@@ -50,7 +50,8 @@ class AdaptiveDepth:
     alone, so that it repeats. All others share measured costs and what was learnt from each other.
 
     Where nothing is expected to pay, a draft of one token is tried now and then, the more rarely
-    the more it costs: about 1% of the time goes into it. Where not even a draft that is always kept
+    the more it costs: about 1% of the time goes into it. As much may go into the drafter's reading
+    of prompts while nothing that it drafted was kept. Where not even a draft that is always kept
     would pay, none is.
 
     Args:
@@ -139,26 +140,9 @@ class AdaptiveDepth:
         if record.draft_failed:
             self._observe_failure(states, record)
             return
-        stepped = [
-            0 if looked_up else depth
-            for depth, looked_up in zip(record.depth, record.looked_up, strict=True)
-        ]
-        ids = frozenset(i for i, step in zip(record.sequence_ids, stepped, strict=True) if step)
-        rows, width = len(states), max(record.drafted)
+        self.measure(states, record)
+        rows, width, stepped = len(states), max(record.drafted), _stepped(record)
         steps = max(stepped)
-        self._costs.add(
-            Round(
-                rows=rows,
-                width=width,
-                steps=steps,
-                fresh=any(state.round == 1 for state in states),
-                behind=not ids <= self._stepped,
-                draft_s=record.draft_s,
-                target_s=record.target_s,
-                other_s=record.total_s - record.draft_s - record.target_s,
-            )
-        )
-        self._stepped = ids
         for state, depth, accepted in zip(states, stepped, record.accepted, strict=True):
             # The last round of a sequence may keep more than it emits.
             if state.finish_reason is None and not self._is_local(state):
@@ -174,6 +158,29 @@ class AdaptiveDepth:
             gained = sum(record.emitted) / rows - 1
             self._lost = max(0.0, extra / plain - gained)
         self._since_draft = 0
+
+    def measure(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
+        """Learn what a round costs, and nothing from what it kept: for rounds on made-up tokens.
+
+        Args:
+            states: the sequences after it.
+            record: what it did; its drafter has not failed.
+        """
+        stepped = _stepped(record)
+        ids = frozenset(i for i, step in zip(record.sequence_ids, stepped, strict=True) if step)
+        self._costs.add(
+            Round(
+                rows=len(states),
+                width=max(record.drafted),
+                steps=max(stepped),
+                fresh=any(state.round == 1 for state in states),
+                behind=not ids <= self._stepped,
+                draft_s=record.draft_s,
+                target_s=record.target_s,
+                other_s=record.total_s - record.draft_s - record.target_s,
+            )
+        )
+        self._stepped = ids
 
     def _observe_failure(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
         """Learn from a round whose drafter failed: what it took, and that it is not worth it."""
@@ -229,12 +236,11 @@ class AdaptiveDepth:
             each = rates[0] / len(states)
             trial = self._trial(tokens, seconds)
             choice = _Choice(trial, each * seconds[0], each * self._token(rows))
-            return [choice] * len(states)
-        if gain < _THIN and self._since_plain >= _RARELY:
+            gain = 1.0
+        elif gain < _THIN and self._since_plain >= _RARELY:
             return [replace(choice, steps=0)] * len(states)
-        worth = seconds[0] / rows * (1 - 1 / gain)
-        idle = replace(choice, steps=0)
-        return [choice if self._worth_reading(state, worth) else idle for state in states]
+        plain, idle = seconds[0] / rows, replace(choice, steps=0)
+        return [choice if self._worth_reading(state, plain, gain) else idle for state in states]
 
     def _trial(self, tokens: list[float], seconds: list[float]) -> int:
         """One token where nothing was tried for long enough and something could pay, or none."""
@@ -243,16 +249,24 @@ class AdaptiveDepth:
         loss = max(self._lost, seconds[1] / seconds[0] - tokens[1] / tokens[0])
         return int(self._since_draft >= loss / _SHARE)
 
-    def _worth_reading(self, state: SequenceState, worth: float) -> bool:
-        """Whether a sequence is to gain more than it takes the drafter to read it.
+    def _worth_reading(self, state: SequenceState, plain: float, gain: float) -> bool:
+        """Whether a sequence may be read by the drafter, if it is not known to it.
+
+        Where drafts were kept before, it is if that takes less than half of what drafting is
+        expected to save. Otherwise, and for a trial, that is a guess: it may take a share of the
+        time since anything was drafted, and of what remains.
 
         Args:
             state: the sequence.
-            worth: seconds that drafting is expected to save, for each token that remains.
+            plain: seconds that a token takes without drafts.
+            gain: how many times as fast drafting is expected to be.
         """
         if state.acceptance.reached or not self._costs.known:
             return True
-        return self._costs.reading(state.prefix.length) < 0.5 * worth * state.remaining
+        most = _SHARE * plain * (self._since_draft + state.remaining)
+        if any(self._pooled.kept):
+            most = max(most, 0.5 * plain * (1 - 1 / gain) * state.remaining)
+        return self._costs.reading(state.prefix.length) < most
 
     def _could_pay(self, seconds: list[float]) -> bool:
         """Whether drafts that are always kept would be worth their time."""
@@ -270,3 +284,11 @@ class AdaptiveDepth:
         if not self._costs.known:
             return 1 + depth * self._cost_ratio
         return self._costs.round(rows, self._levels.width(depth), depth)
+
+
+def _stepped(record: RoundRecord) -> list[int]:
+    """How many steps of a model each row's draft took."""
+    return [
+        0 if looked_up else depth
+        for depth, looked_up in zip(record.depth, record.looked_up, strict=True)
+    ]
