@@ -193,7 +193,7 @@ class SpeculativeDecoder:
         except DraftFailure as failure:
             if self.config.strict:
                 raise failure.reason from None
-            self._warn(failure.reason)
+            self._warn(failure)
             return self._round(batch, plan, chance, watch, failure)
 
     def _round(
@@ -404,17 +404,11 @@ class SpeculativeDecoder:
             raise DraftFailure(error, rest) from error
         return proposal
 
-    def _warn(self, reason: Exception) -> None:
+    def _warn(self, failure: DraftFailure) -> None:
         """Say once that the drafter fails."""
         if not self._warned:
             self._warned = True
-            warnings.warn(
-                f"the drafter failed, and the round went on without it: "
-                f"{type(reason).__name__}: {reason}; further failures are counted in "
-                "metrics.draft_failures and not reported; SpeculativeConfig(strict=True) raises",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            warnings.warn(failure.told, RuntimeWarning, stacklevel=3)
 
     def _parse(self, prompt: Any, params: Any) -> Request:
         given = SamplingParams() if params is None else params

@@ -160,6 +160,15 @@ class DraftFailure(Exception):
         self.reason = reason
         self.rest = rest
 
+    @property
+    def told(self) -> str:
+        """What a user is warned with."""
+        return (
+            f"the drafter failed, and the round went on without it: {type(self.reason).__name__}: "
+            f"{self.reason}; further failures are counted in metrics.draft_failures; "
+            "SpeculativeConfig(strict=True) raises"
+        )
+
 
 def no_drafts(batch: int, device: torch.device) -> DraftProposal:
     """Nothing drafted for B rows."""
