@@ -22,9 +22,9 @@ class StreamDecoder:
     once it is longer than before, does not end in the middle of a character, and is not that of a
     run of bytes which the next token may make unreadable (see `outrider.anchors`).
 
-    The window grows while nothing is emitted. So its last four tokens are looked at first: where
-    they end in the middle of a character, or have no text at all, so does it, and where they do not
-    it is decoded and emptied. What is decoded for a token does not grow with the window.
+    The window grows while nothing is emitted. So its last four tokens are decoded first, and all of
+    it only where they end with a whole character; special tokens do not enter it. What is decoded
+    for a token does then not grow, be there thousands of bytes that are no text.
 
     Args:
         tokenizer: decodes the tokens. Its text of a sequence must begin with that of the sequence's
