@@ -13,6 +13,9 @@ def check_models(target: object, drafter: object, config: object) -> None:
     """Raise InvalidConfigError unless these are a target, a drafter or None, and its config."""
     if not isinstance(config, SpeculativeConfig):
         raise InvalidConfigError("config", config, "a SpeculativeConfig")
+    for name, part in (("target", target), ("drafter", drafter)):
+        if isinstance(part, type):
+            raise InvalidConfigError(name, part.__name__, f"an instance: {part.__name__}(...)")
     if not isinstance(target, TargetModel):
         raise InvalidConfigError(
             "target",

@@ -113,7 +113,7 @@ def run(args: Namespace) -> None:
 def _refuse_plain(method: str, config: SpeculativeConfig) -> None:
     """Something must be drafted, or there is nothing to compare."""
     if method == "none":
-        raise InvalidConfigError("--method", method, "draft_model or ngram, to compare with plain")
+        raise InvalidConfigError("--method", method, "any other method, to compare with plain")
     if config.deepest == 0:
         raise InvalidConfigError(
             "--num-speculative-tokens", 0, "an integer >= 1, to compare with plain"

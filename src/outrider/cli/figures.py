@@ -69,7 +69,7 @@ def closing_statistics(metrics: SpeculationMetrics) -> str:
 
 
 def _reached(share: float | None, error: float | None) -> str:
-    """What share of a ceiling was reached; of a ceiling of zero there is none."""
-    if share is None or error is None:
+    """What share of a ceiling was reached, where enough rounds tell; of zero there is none."""
+    if share is None or error is None or 1.96 * error > 0.1:
         return ""
     return f"; {share:.1%} +- {1.96 * error:.1%} of it was reached"

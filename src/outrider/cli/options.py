@@ -77,7 +77,7 @@ def add_speculation_flags(parser: ArgumentParser) -> None:
         *("-k", "--num-speculative-tokens"),
         parse=int,
         metavar="K",
-        text="the most tokens drafted in a row; 0 decodes plainly (default: 4; 16 if adaptive)",
+        text="the most tokens drafted in a row; 0 for none (default: 16; 4 with --depth fixed)",
     )
     add_field_flag(
         group,

@@ -25,6 +25,9 @@ _COST_RATIO = 0.125
 _SHARE = 0.01
 """How much of the time may go into trying whether drafting pays; as much into reading for it."""
 
+_READING = 3.0
+"""How many plain rounds reading a prompt may take a drafter of which nothing is known."""
+
 _MARGIN = 1.02
 """How much better than plain decoding a depth has to look."""
 
@@ -253,8 +256,8 @@ class AdaptiveDepth:
         """Whether a sequence may be read by the drafter, if it is not known to it.
 
         Where drafts were kept before, it is if that takes less than half of what drafting is
-        expected to save. Otherwise, and for a trial, that is a guess: it may take a share of the
-        time since anything was drafted, and of what remains.
+        expected to save. Otherwise, and for a trial, that is a guess: it may take three plain
+        rounds, or a share of the time since anything was drafted and of what remains.
 
         Args:
             state: the sequence.
@@ -263,7 +266,7 @@ class AdaptiveDepth:
         """
         if state.acceptance.reached or not self._costs.known:
             return True
-        most = _SHARE * plain * (self._since_draft + state.remaining)
+        most = plain * max(_READING, _SHARE * (self._since_draft + state.remaining))
         if any(self._pooled.kept):
             most = max(most, 0.5 * plain * (1 - 1 / gain) * state.remaining)
         return self._costs.reading(state.prefix.length) < most

@@ -72,11 +72,12 @@ class HybridDrafter:
             raise InvalidConfigError(
                 "drafter", type(drafter).__name__, "a drafter with a model, or a model"
             )
-        if not lookups or not all(isinstance(lookup, Lookup) for lookup in lookups):
+        known = [isinstance(each, Lookup) and not isinstance(each, type) for each in lookups]
+        if not lookups or not all(known):
             raise InvalidConfigError(
                 "lookups",
                 [type(lookup).__name__ for lookup in lookups],
-                "one or more drafters that look tokens up, such as SuffixDrafter()",
+                "one or more drafters that say how sure they are, such as SuffixDrafter()",
             )
         number = isinstance(min_expected, int | float) and not isinstance(min_expected, bool)
         if not number or not isfinite(min_expected) or min_expected < 0:
