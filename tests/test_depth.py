@@ -11,6 +11,7 @@ import pytest
 import outrider
 from outrider import SamplingParams
 from outrider.acceptance import Acceptance, expected_tokens
+from outrider.calibration import DEPTHS
 from outrider.certify import exact_law
 from outrider.depth import AdaptiveDepth, FixedDepth, Levels
 from outrider.depth.costs import Line
@@ -108,7 +109,7 @@ def calibrate(policy, world, rng) -> None:
     """As `outrider.calibration`: what rounds cost is measured, what they keep is not looked at."""
     if not isinstance(policy, AdaptiveDepth):
         return
-    depths = (0, 0, 0, 1, 1, 4, 4, 0)
+    depths = DEPTHS
     params = SamplingParams(max_tokens=100, depths=depths)
     states = [SequenceState(Prefix(-1, range(16)), 16, params, frozenset(), 0)]
     made_up = replace(world, chance=steady(0.0))
@@ -160,13 +161,13 @@ def test_rounds_that_are_measured_tell_what_they_cost_and_nothing_else() -> None
 
 
 @pytest.mark.parametrize("part", ["draft_s", "target_s", "other_s"])
-@pytest.mark.parametrize("slow", range(8))
+@pytest.mark.parametrize("slow", range(len(DEPTHS)))
 def test_one_slow_moment_in_calibration_does_not_turn_drafting_off(part: str, slow: int) -> None:
     policy, world = adaptive(4), World(steady(0.9), noise=0.05)
     rng = np.random.default_rng(0)
-    params = SamplingParams(max_tokens=100, depths=(0, 0, 0, 1, 1, 4, 4, 0))
+    params = SamplingParams(max_tokens=100, depths=DEPTHS)
     states = [SequenceState(Prefix(-1, range(16)), 16, params, frozenset(), 0)]
-    while states[0].round < 8:
+    while states[0].round < len(DEPTHS):
         number = states[0].round
         states, record = played(policy, World(steady(0.0), noise=0.05), states, rng)
         if number == slow:

@@ -12,7 +12,9 @@ from .errors import ModelError
 if TYPE_CHECKING:
     from .engine import SpeculativeDecoder
 
-_DEPTHS = (0, 0, 0, 1, 1, 4, 4, 0)
+DEPTHS = (0, 0, 4, 4, 1, 1, 8, 8, 4, 0, 0, 1)
+"""How many tokens the rounds draft: each depth twice or more, so that one may be a slow moment."""
+
 _PROMPT = 16
 
 
@@ -31,13 +33,13 @@ def calibrate(decoder: SpeculativeDecoder) -> None:
     if not isinstance(policy, AdaptiveDepth):
         return
     tokens = [place % decoder.target.vocab_size for place in range(_PROMPT)]
-    length = sum(depth + 1 for depth in _DEPTHS)
+    length = sum(depth + 1 for depth in DEPTHS)
     if decoder.max_length is not None and decoder.max_length < _PROMPT + length:
         return
-    params = SamplingParams(max_tokens=length, temperature=0, ignore_eos=True, depths=_DEPTHS)
+    params = SamplingParams(max_tokens=length, temperature=0, ignore_eos=True, depths=DEPTHS)
     batch = decoder.pack(decoder.start(tokens, params))
     try:
-        for _ in _DEPTHS:
+        for _ in DEPTHS:
             step = decoder.step(batch, decoder.chance)
             if not step.record.draft_failed:
                 policy.measure(step.batch.states, step.record)

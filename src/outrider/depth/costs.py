@@ -1,40 +1,48 @@
-"""What a round costs, measured: lines through recent times, robust against a slow moment."""
+"""What a round costs, measured: lines through recent times, robust against slow moments."""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
-_MEMORY = 0.9
-_OUTLIER = 2.0
-_FEW = 4.0
-"""The weight of points up to which one may show that those before it were slow moments."""
+_WINDOW = 15
+"""How many times of rounds of one size are looked at."""
+
+_QUANTILE = 0.4
+"""Which of them stands for all: below the middle, since slow moments make some too long."""
+
+_SIZES = 12
+"""How many sizes are remembered."""
+
+_FADING = 0.97
+"""What a size weighs beside one measured a round later."""
 
 _LEAST = 1e-9
 """Seconds of a round at least: a clock may stand still."""
 
 
 class Line:
-    """A running fit of y = level + slope x by least squares, in which old points fade.
+    """A running fit of y = level + slope x, by least squares through what each x usually gives.
 
-    A point is moved to within a factor of two of what was expected before it counts, so that one
-    slow moment moves the line little while a lasting change moves it round by round. One far below
-    what few points say shows that there was a slow moment among them: they are forgotten. The slope
-    is learnt only while x varies. Both parts are kept from going below 0.
+    A quantile of its latest points stands for each x, so that half of them may be slow moments,
+    and fades while others are measured. The slope is learnt only while x varies. Both parts are
+    kept from going below 0.
 
     Args:
         slope: what it is thought to be before x varies.
     """
 
     def __init__(self, slope: float = 0.0) -> None:
-        self._guess = slope
         self._slope = slope
-        self._weight = 0.0
-        self._x = self._y = self._xx = self._xy = 0.0
+        self._level = 0.0
+        self._count = 0
+        self._points: dict[float, deque[float]] = {}
+        self._last: dict[float, int] = {}
 
     @property
     def known(self) -> bool:
         """Whether anything was measured."""
-        return self._weight > 0
+        return self._count > 0
 
     @property
     def slope(self) -> float:
@@ -43,32 +51,36 @@ class Line:
 
     def add(self, x: float, y: float) -> None:
         """Count a measurement."""
-        y, expected = max(y, 0.0), self.at(x)
-        if self._weight <= _FEW and y * _OUTLIER < expected:
-            self._forget()
-        elif self._weight > 1 and expected > 0:
-            y = min(max(y, expected / _OUTLIER), expected * _OUTLIER)
-        self._weight = self._weight * _MEMORY + 1
-        self._x = self._x * _MEMORY + x
-        self._y = self._y * _MEMORY + y
-        self._xx = self._xx * _MEMORY + x * x
-        self._xy = self._xy * _MEMORY + x * y
-        mean_x, mean_y = self._x / self._weight, self._y / self._weight
-        spread = self._xx / self._weight - mean_x * mean_x
-        if spread > 0.05 * max(1.0, mean_x):
-            slope = (self._xy / self._weight - mean_x * mean_y) / spread
-            self._slope = min(max(slope, 0.0), mean_y / mean_x)
+        self._count += 1
+        self._points.setdefault(x, deque(maxlen=_WINDOW)).append(max(y, 0.0))
+        self._last[x] = self._count
+        if len(self._points) > _SIZES:
+            oldest = min(self._last, key=self._last.__getitem__)
+            del self._points[oldest], self._last[oldest]
+        self._fit()
 
-    def _forget(self) -> None:
-        self._slope = self._guess
-        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+    def _fit(self) -> None:
+        total = mean_x = mean_y = 0.0
+        usual = []
+        for x, found in self._points.items():
+            y = sorted(found)[int(_QUANTILE * (len(found) - 1))]
+            weight = len(found) * _FADING ** (self._count - self._last[x])
+            usual.append((x, y, weight))
+            total += weight
+            mean_x += weight * x
+            mean_y += weight * y
+        mean_x, mean_y = mean_x / total, mean_y / total
+        spread = sum(weight * (x - mean_x) ** 2 for x, _, weight in usual) / total
+        if spread > 0.05 * max(1.0, mean_x):
+            shared = sum(weight * (x - mean_x) * (y - mean_y) for x, y, weight in usual) / total
+            self._slope = max(shared / spread, 0.0)
+        if mean_x > 0:
+            self._slope = min(self._slope, mean_y / mean_x)
+        self._level = mean_y - self._slope * mean_x
 
     def at(self, x: float) -> float:
         """The expected y."""
-        if self._weight == 0:
-            return self._slope * x
-        level = self._y / self._weight - self._slope * self._x / self._weight
-        return max(level, 0.0) + self._slope * x
+        return self._level + self._slope * x
 
 
 @dataclass(frozen=True, slots=True)
