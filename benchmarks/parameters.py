@@ -76,12 +76,13 @@ class _Cursor:
     def logits(self) -> Tensor:
         return self.rows[:, self.at[0]]
 
-    def step(self, tokens: Tensor) -> Tensor:  # noqa: ARG002
+    def step(self, tokens: Tensor) -> Tensor:
         self.at[0] += 1
-        return self.logits
+        return self.logits[: len(tokens)]
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        raise NotImplementedError
+        """The same logits after each of the nodes [B, M]."""
+        return self.step(tokens)[:, None].expand(-1, parents.shape[1], -1)
 
 
 class _Remembered:
@@ -101,8 +102,8 @@ class _Remembered:
     def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
         return TargetScores(self._logits[: len(prefixes), : proposal.width + 1])
 
-    def open(self, prefixes: Sequence[Prefix], depth: int) -> _Cursor:  # noqa: ARG002
-        return _Cursor(self._logits[: len(prefixes)], [0])
+    def open(self, prefixes: Sequence[Prefix], depth: int) -> _Cursor:
+        return _Cursor(self._logits[: len(prefixes), :depth], [0])
 
     @staticmethod
     def pair(rows: int, vocab_size: int) -> tuple[_Remembered, _Remembered]:
@@ -130,7 +131,7 @@ class _Leaning:
     def __init__(self, vocab_size: int) -> None:
         self._memory = torch.zeros(vocab_size)
 
-    def __call__(self, history: Tensor, logits: Tensor) -> Tensor:  # noqa: ARG002
+    def __call__(self, _: Tensor, logits: Tensor) -> Tensor:
         self._memory = 0.9 * self._memory + 0.01 * logits
         return logits + self._memory
 
@@ -153,7 +154,7 @@ def _parameters(vocab_size: int) -> dict[str, dict[str, Any]]:
     words = [tuple(tokens[3 * i : 3 * i + 1 + i % 3]) for i in range(100)]
     vector = torch.randn(vocab_size, generator=drawn)
 
-    def processor(history: Tensor, logits: Tensor) -> Tensor:  # noqa: ARG001
+    def processor(_: Tensor, logits: Tensor) -> Tensor:
         return logits + vector
 
     return {

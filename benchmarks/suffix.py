@@ -116,7 +116,7 @@ def _roomy() -> SuffixAutomaton:
 def _learn(tokens: NDArray[np.int64]) -> SuffixDrafter:
     drafter = SuffixDrafter(max_match=ORDER, max_pool_tokens=2 * TOKENS + 10_000)
     for first in range(0, len(tokens), _TEXT_TOKENS):
-        drafter.learn(tokens[first : first + _TEXT_TOKENS])  # type: ignore[arg-type]
+        drafter.learn(tokens[first : first + _TEXT_TOKENS])
     return drafter
 
 

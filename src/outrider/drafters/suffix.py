@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import InvalidConfigError
 from ..protocols import DraftContext
@@ -133,7 +134,7 @@ class SuffixDrafter:
         """How many tokens the pool holds, one for the end of each text included."""
         return 0 if self._pool is None else len(self._pool)
 
-    def learn(self, tokens: Sequence[int]) -> None:
+    def learn(self, tokens: Sequence[int] | NDArray[np.int64]) -> None:
         """Put a text into the pool: token ids that outputs are expected to resemble.
 
         Raises:
