@@ -5,11 +5,9 @@ The two take a round each in turn, so that both meet the same noise of the machi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from time import perf_counter
+from collections.abc import Sequence
+from dataclasses import replace
 
-import numpy as np
 import torch
 from rich.table import Table
 
@@ -21,11 +19,9 @@ from outrider import (
     SpeculativeDecoder,
     SuffixDrafter,
 )
-from outrider.batch import Step
-from outrider.metrics import SpeculationMetrics
+from outrider.bench.race import race, speedup
 from outrider.protocols import DraftContext, DraftModel, TargetModel
 from outrider.records import DraftPlan, DraftProposal, Laws, Prefix
-from outrider.running import Run
 
 from .report import Report, columns
 from .workloads import workloads
@@ -34,80 +30,6 @@ TOKENS = 256
 TEMPERATURES = (0.0, 0.8, 1.0)
 BATCHES = (1, 4, 16)
 WARM_UP = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """One way of decoding, on some prompts.
-
-    Attributes:
-        seconds: for each prompt, or each batch of them.
-        metrics: of its rounds.
-    """
-
-    seconds: tuple[float, ...]
-    metrics: SpeculationMetrics
-
-
-def speedup(plain: Timed, other: Timed) -> tuple[float, float, float]:
-    """Plain seconds over the other's, with a 95% bootstrap interval over prompts."""
-    times = np.array([plain.seconds, other.seconds])
-    picks = np.random.default_rng(0).integers(times.shape[1], size=(2000, times.shape[1]))
-    ratios = np.divide(*times[:, picks].sum(-1))
-    low, high = np.percentile(ratios, (2.5, 97.5)).tolist()
-    return float(np.divide(*times.sum(1))), low, high
-
-
-def race(
-    decoders: Sequence[SpeculativeDecoder],
-    prompts: Sequence[Sequence[Sequence[int]]],
-    params: SamplingParams,
-) -> list[Timed]:
-    """Decode batches of prompts with several decoders, one round of each in turn.
-
-    Args:
-        decoders: of the same models; each decodes in slots of its own.
-        prompts: for each batch, its prompts.
-        params: of every request.
-    """
-    seconds: list[list[float]] = [[] for _ in decoders]
-    for decoder in decoders:
-        decoder.reset_metrics()
-    for batch in prompts:
-        lanes = [_Lane(decoder, batch, params) for decoder in decoders]
-        while any(lane.running for lane in lanes):
-            for lane in lanes:
-                lane.advance()
-        for lane, spent in zip(lanes, seconds, strict=True):
-            spent.append(lane.seconds)
-    return [
-        Timed(tuple(spent), decoder.metrics)
-        for spent, decoder in zip(seconds, decoders, strict=True)
-    ]
-
-
-class _Lane:
-    """One decoder on its way through a batch. Its clock starts after the prompts were read."""
-
-    def __init__(
-        self,
-        decoder: SpeculativeDecoder,
-        batch: Sequence[Sequence[int]],
-        params: SamplingParams,
-    ) -> None:
-        states = [state for prompt in batch for state in decoder.start(list(prompt), params)]
-        self._rounds: Iterator[Step] = iter(Run(decoder, states, discard=True))
-        self.seconds = 0.0
-        self.running = True
-        next(self._rounds)
-
-    def advance(self) -> None:
-        """One more round, if there is one."""
-        if not self.running:
-            return
-        start = perf_counter()
-        self.running = next(self._rounds, None) is not None
-        self.seconds += perf_counter() - start
 
 
 def run(rounds: int) -> Report:
@@ -142,9 +64,10 @@ def run(rounds: int) -> Report:
                     _show(table, rows[-1])
     return Report(
         "speedup",
-        "default settings; one round of each decoder in turn; reading the prompt and the first "
-        "round are not timed; length: tokens emitted in a round that drafts, beside the most that "
-        "any lossless verification would emit; drafted: share of rounds that drafted; wrong: "
+        "default settings; one round of each decoder in turn; the target's reading "
+        "of the prompt is not timed, the drafter's is; length: tokens emitted in a round that "
+        "drafts, beside the most that any lossless verification would emit; drafted: share of "
+        "rounds that drafted; wrong: "
         "drafts that are never kept; dear: a draft, each step of which takes two target forwards",
         table,
         {"tokens": TOKENS, "rows": rows},
@@ -197,7 +120,7 @@ def _measure(
     plain, *others = race(decoders, batches, params)
     rows: list[dict[str, object]] = []
     for name, found in zip(drafters, others, strict=True):
-        ratio, low, high = speedup(plain, found)
+        ratio, low, high = speedup(plain.seconds, plain.tokens, found.seconds, found.tokens)
         metrics = found.metrics
         rows.append(
             {

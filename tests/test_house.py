@@ -23,6 +23,7 @@ FLOORS = (
     {"text", "requests", "outputs", "rounds", "batch", "context", "running"},
     {"engine", "calibration", "loading", "generation", "given_processors", "settings"},
     {"certify"},
+    {"bench"},
     {"cli"},
 )
 FREE = {"__init__", "__main__"}

@@ -45,7 +45,7 @@ class Document(NamedTuple):
     text: str
 
 
-def documents(root: Path) -> Iterator[Document]:
+def documents(root: Path, skipped: frozenset[str] = SKIPPED_DIRECTORIES) -> Iterator[Document]:
     """Yield the Python files under `root` in path order.
 
     Left out: files under a skipped directory (tests, data tables, bundled applications), files that
@@ -53,7 +53,7 @@ def documents(root: Path) -> Iterator[Document]:
     """
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
-        if not SKIPPED_DIRECTORIES.isdisjoint(relative.parts):
+        if not skipped.isdisjoint(relative.parts):
             continue
         try:
             text = path.read_text("utf-8")

@@ -1,6 +1,7 @@
 """What the models minimise, and the held-out estimate printed while they train."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from training.windows import sample_windows
 EVALUATION_SEED = 5
 EVALUATION_BATCHES = 6
 EVALUATION_BATCH_SIZE = 8
+
+TOKENS_AT_ONCE = 64
+"""How many laws are compared at once: as many as stay in a core's cache."""
 
 Network = Callable[..., Any]
 
@@ -45,6 +49,53 @@ def loss_on(network: Network, teacher: LlamaForCausalLM | None, windows: Tensor)
         reduction="batchmean",
         log_target=True,
     )
+
+
+@dataclass(frozen=True)
+class Imitation:
+    """How near a model is to its teacher, and how to come nearer.
+
+    Attributes:
+        divergence: KL(teacher || model), nats a token.
+        overlap: The mass that the two laws share, the sum over tokens of the smaller probability.
+        gradient: Of the loss, by the model's logits, in their shape.
+    """
+
+    divergence: float
+    overlap: float
+    gradient: Tensor
+
+
+@torch.no_grad()
+def imitation(logits: Tensor, taught: Tensor, weight: float) -> Imitation:
+    """Compare a model's laws with its teacher's, at temperature 1.
+
+    The loss is (1 - weight) KL(teacher || model) + weight (1 - overlap), a mean over the tokens.
+    With q the model's law, p the teacher's and m marking where q < p, its gradient by the logits is
+    (1 - weight) (q - p) - weight q (m - sum q m). Given in closed form, since differentiating
+    through two logarithms and their tables costs twice as much as the draft's own layers.
+
+    Args:
+        logits: The model's, shape (..., vocabulary), float32.
+        taught: The teacher's, likewise.
+        weight: 0 to 1.
+    """
+    tokens = logits[..., 0].numel()
+    divergence = overlap = 0.0
+    gradient = torch.empty_like(logits)
+    parts = (
+        torch.split(flat.flatten(0, -2), TOKENS_AT_ONCE) for flat in (logits, taught, gradient)
+    )
+    for model_part, teacher_part, out in zip(*parts, strict=True):
+        model_log, teacher_log = model_part.log_softmax(-1), teacher_part.log_softmax(-1)
+        model_law, teacher_law = model_log.exp(), teacher_log.exp()
+        divergence += torch.sum(teacher_law * (teacher_log - model_log)).item()
+        overlap += torch.minimum(model_law, teacher_law).sum().item()
+        under = (model_law < teacher_law).to(model_law.dtype)
+        reached = torch.linalg.vecdot(model_law, under)[:, None]
+        torch.sub(model_law, teacher_law, out=out).mul_(1 - weight)
+        out.sub_(model_law.mul_(under.sub_(reached)), alpha=weight).div_(tokens)
+    return Imitation(divergence / tokens, overlap / tokens, gradient)
 
 
 @torch.no_grad()

@@ -1,0 +1,1 @@
+"""What speculation is worth: measured on prompts, and predicted before it is run."""
