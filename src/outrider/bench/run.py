@@ -289,7 +289,10 @@ class _Book:
             own = isinstance(entrant, OutriderEntrant)
             name = entrant.contender.label
             if not own and regime.batch > 1:
-                self.note_missing([f"{name}: decodes one sequence at a time, not {regime.batch}"])
+                system = entrant.contender.system
+                self.note_missing(
+                    [f"{system}: not in batches of {regime.batch}, it decodes one at a time here"]
+                )
                 continue
             entrant.renew()
             try:

@@ -38,7 +38,7 @@ USUAL: dict[str, Any] = {
     "repeats": 1,
     "peers": ("transformers", "llama.cpp"),
 }
-QUICK = USUAL | {"workloads": ("code", "json", "random"), "max_tokens": 64, "count": 3}
+QUICK = USUAL | {"workloads": ("code", "json", "random"), "max_tokens": 48, "count": 3}
 """What is measured unless flags say otherwise, and with --quick."""
 
 
@@ -82,7 +82,14 @@ def configure(parser: ArgumentParser) -> None:
     _add_list(matrix, "-k, --k", "depths", _depth, "K,...", "tokens drafted in a row, or adaptive")
     _add_list(matrix, "--trees", "trees", _tree, "SHAPE,...", "such as 2x2x1, children by depth")
     _add_list(matrix, "--temps", "temperatures", _temperature, "T,...", "a regime each")
-    _add_list(matrix, "--batches", "batches", int, "N,...", "sequences together, a regime each")
+    _add_list(
+        matrix,
+        "--batches",
+        "batches",
+        options.integer_from(1),
+        "N,...",
+        "sequences together, a regime each",
+    )
     _add_number(matrix, "--repeats", "repeats", "of every prompt")
     _add_list(matrix, "--peers", "peers", str, "NAME,...", "of transformers, llama.cpp; or none")
     _add_list(
