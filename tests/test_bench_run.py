@@ -14,10 +14,11 @@ from rich.console import Console
 from outrider import ModelDrafter, Pair, TransformersModel
 from outrider.bench import documents, tables
 from outrider.bench.curve import forward_times
+from outrider.bench.matrix import Matrix
 from outrider.bench.peers import entrants, twin
 from outrider.bench.provenance import provenance
 from outrider.bench.records import BenchResult, Contender, Prompt, Workload
-from outrider.bench.run import Matrix, run
+from outrider.bench.run import run
 from outrider.config import SamplingParams
 from outrider.errors import InvalidConfigError
 from outrider.metrics import Tally

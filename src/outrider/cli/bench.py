@@ -16,8 +16,8 @@ from .paint import wants_color
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..bench.matrix import Matrix
     from ..bench.records import BenchResult, Contender, Workload
-    from ..bench.run import Matrix
     from ..loading import Pair
     from .models import Loaded
 
@@ -226,7 +226,7 @@ def _settings(args: Namespace) -> Namespace:
 
 
 def _matrix(settings: Namespace, dtypes: tuple[str, ...]) -> Matrix:
-    from ..bench.run import Matrix
+    from ..bench.matrix import Matrix
 
     return Matrix(
         contenders=_contenders(settings),
