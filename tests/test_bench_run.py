@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -84,6 +85,21 @@ def test_every_contender_under_every_regime() -> None:
             assert each.metrics.draft_rounds == 0
         else:
             assert len(each.metrics.per_position) == 3
+
+
+def test_no_contender_finds_a_prompt_that_was_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by another contender nor by itself, in an earlier repeat."""
+    forward, whole = TransformersModel.forward, Counter[int]()
+
+    def counted(self: TransformersModel, slots: Any, starts: Any, tokens: Any, *rest: Any) -> Any:
+        whole[id(self)] += tokens.shape[1] >= 9
+        return forward(self, slots, starts, tokens, *rest)
+
+    monkeypatch.setattr(TransformersModel, "forward", counted)
+    bench(small(MODEL, temperatures=(0.0,), repeats=2))
+    # Two targets and a draft, each in the warm-up and for three prompts twice; others only checked.
+    assert sorted(whole.values())[-3:] == [7, 7, 7]
+    assert set(sorted(whole.values())[:-3]) <= {0}
 
 
 def test_lossy_contenders_need_not_agree_with_plain_decoding() -> None:

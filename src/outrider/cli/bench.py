@@ -91,7 +91,15 @@ def configure(parser: ArgumentParser) -> None:
         "sequences together, a regime each",
     )
     _add_number(matrix, "--repeats", "repeats", "of every prompt")
-    _add_list(matrix, "--peers", "peers", str, "NAME,...", "of transformers, llama.cpp; or none")
+    _add_list(
+        matrix,
+        "--peers",
+        "peers",
+        str,
+        "NAME,...",
+        "of transformers, llama.cpp; or none. With peers contenders take turns by whole requests, "
+        "without them by rounds, which a noisy machine disturbs less",
+    )
     _add_list(
         matrix,
         "--peer-k",
