@@ -284,8 +284,8 @@ class SpeculativeDecoder:
         """Decode prompts to the end.
 
         Args:
-            prompts: one prompt, text or token ids, or a list of prompts. As many sequences are
-                decoded together as the models have room for; the others wait.
+            prompts: one prompt, text or token ids, or a list of prompts, be it of none. As many
+                sequences are decoded together as the models have room for; the others wait.
             params: for all prompts, or a list with one for each.
 
         Returns:
@@ -293,8 +293,7 @@ class SpeculativeDecoder:
 
         Raises:
             EmptyPrefixError, TokenOutOfRangeError, ContextLengthError, InvalidConfigError: a
-                request is refused, before anything is decoded; so is an empty list, which may be
-                one of no prompts or a prompt of no tokens.
+                request is refused, before anything is decoded.
             DegenerateDistributionError: one cannot go on; its index among the prompts is `request`.
         """
         single = is_single_prompt(prompts)
