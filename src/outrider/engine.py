@@ -36,6 +36,7 @@ from .protocols import (
     DepthPolicy,
     DraftModel,
     KeepsSequences,
+    LearnsOutputs,
     TargetModel,
     Tokenizer,
 )
@@ -113,6 +114,7 @@ class SpeculativeDecoder:
         parts = parts_of(target, self.drafter)
         self._cached = [model for model in parts if isinstance(model, CachedModel)]
         self._keepers = [part for part in parts if isinstance(part, KeepsSequences)]
+        self._learners = [part for part in parts if isinstance(part, LearnsOutputs)]
         self._device = common_device(self._cached)
         eos = target.eos_token_ids if isinstance(target, CachedModel) else frozenset[int]()
         contexts = [
@@ -382,9 +384,12 @@ class SpeculativeDecoder:
         `generate` and `stream` do it themselves. With `discard` what was computed for them is not
         shared with later sequences.
         """
-        ids = [state.prefix.sequence_id for state in states]
+        prefixes = [state.prefix for state in states]
+        if not discard:
+            for learner in self._learners:
+                learner.ended(prefixes)
         for keeper in self._keepers:
-            keeper.release(ids, discard=discard)
+            keeper.release([prefix.sequence_id for prefix in prefixes], discard=discard)
 
     def _propose(
         self, prefixes: list[Prefix], plan: DraftPlan, context: RoundContext

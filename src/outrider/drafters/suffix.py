@@ -34,7 +34,8 @@ from .track_record import TrackRecord
 class _Request:
     """One sequence: the prefix that was read, from token `start` on, and what may be learnt of it.
 
-    `prompt_length` is that of `known`, the prefix of the last round that may be remembered.
+    `prompt_length` is that of `known`: the prefix of the last round that may be remembered, or what
+    came of it.
     """
 
     automaton: SuffixAutomaton
@@ -164,10 +165,17 @@ class SuffixDrafter(LookupDrafter):
         self._forget_requests(len(prefixes))
         return self._record.applied(prefixes, found, ctx)
 
+    def ended(self, prefixes: Sequence[Prefix]) -> None:
+        """Note what these sequences came to, the tokens of their last rounds included."""
+        for prefix in prefixes:
+            request = self._requests.get(prefix.sequence_id)
+            if request is not None and request.known is not None:
+                request.known = prefix
+
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
         """Drop what is kept of these sequences; unless discarded, their outputs go to the pool.
 
-        An output is known up to the last round that was drafted for.
+        An output is known as `ended` told it, else up to the last round that was drafted for.
         """
         for sequence_id in sequence_ids:
             request = self._requests.pop(sequence_id, None)
