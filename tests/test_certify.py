@@ -89,8 +89,8 @@ class TestDesign:
 
 
 class TestExactTier:
-    def test_every_eighth_case_is_exact(self) -> None:
-        for case in designed()[1][::8]:
+    def test_every_eleventh_case_is_exact(self) -> None:
+        for case in designed()[1][::11]:
             measured = case.measure()
             assert measured.passed, measured
 
@@ -673,7 +673,13 @@ class TestCommand:
             (("--tier", "exakt"), "invalid choice: 'exakt'"),
             (("--samples", "7"), "expected an integer >= 100"),
             (("--seed", str(2**64)), "expected an integer in [0, 2**64)"),
-            (("--tier", "exact", "--target", "x"), "statistical tier"),
+            (
+                ("--tier", "exact", "--target", "x"),
+                "--target='x' is not allowed: expected the",
+            ),
+            (("--tier", "exact", "--draft", "x"), "--draft='x' is not allowed: expected the"),
+            (("--tier", "controls", "--samples", "200"), "--samples=200 is not allowed"),
+            (("--tier", "exact", "--device", "cpu"), "--device='cpu' is not allowed"),
             (("--module", "nothing"), "path.py:Name"),
             (("--module", "nowhere.py:Name"), "can be imported"),
             (("--module", "no_such_module:Name"), "a path that ends in .py"),

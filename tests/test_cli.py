@@ -549,6 +549,28 @@ class TestErrors:
                 ("--method", "none", "--prompt-lookup-max", "3"),
                 "--prompt-lookup-max=3 is not allowed: expected none with --method none",
             ),
+            (
+                ("--cost-ratio", "0.3", "--depth", "fixed"),
+                "--cost-ratio=0.3 is not allowed: expected none with --depth fixed; drop one of",
+            ),
+            *(
+                (
+                    ("--method", method, flag, value),
+                    f"is not allowed: expected none with --method {method}; drop one of the two",
+                )
+                for method, flag, value in (
+                    ("none", "--tree-shape", "2,1"),
+                    ("none", "--tree-budget", "3"),
+                    ("none", "--num-speculative-tokens", "3"),
+                    ("none", "--depth", "fixed"),
+                    ("none", "--cost-ratio", "0.3"),
+                    ("none", "--draft-sample-method", "greedy"),
+                    ("none", "--verification", "token"),
+                    ("ngram", "--tree-shape", "2,1"),
+                    ("ngram", "--draft-sample-method", "greedy"),
+                    ("suffix", "--draft-sample-method", "greedy"),
+                )
+            ),
         ],
     )
     def test_flags_that_contradict_each_other(self, capsys, flags, message):

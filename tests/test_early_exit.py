@@ -76,7 +76,7 @@ def test_the_law_is_the_targets(family: Any, config: dict[str, Any]) -> None:
     decoder = SpeculativeDecoder(target, EarlyExitDrafter(target, 1), config=settings)
     params = SamplingParams(max_tokens=3, top_k=3, temperature=2.0)
     found = exact_law(decoder, (5, 9, 2), params)
-    expected = target_law(Distributions(reference), (5, 9, 2), params)  # type: ignore[arg-type]
+    expected = target_law(Distributions(reference), (5, 9, 2), params)
     assert distance(found, expected) < 1e-9
 
 

@@ -204,9 +204,7 @@ def test_a_batch_may_mix_drafted_and_undrafted_rows() -> None:
 @pytest.mark.parametrize(
     ("prompt", "error", "message"),
     [
-        ([], EmptyPrefixError, r"prompt \[\] has no tokens: .* or a list without prompts"),
-        ((), EmptyPrefixError, r"prompt \(\) has no tokens: .* or a list without prompts"),
-        (np.empty(0, int), EmptyPrefixError, "has no tokens: .* or a list without prompts"),
+        (np.empty(0, int), EmptyPrefixError, "has no tokens; give at least one"),
         ([[0], []], EmptyPrefixError, r"prompt \[\] has no tokens; give at least one"),
         ([[]], EmptyPrefixError, r"prompt \[\] has no tokens; give at least one"),
         ([0, 4], TokenOutOfRangeError, r"prompt has token id 4; expected ids in 0\.\.3"),
@@ -222,6 +220,19 @@ def test_bad_prompts_are_refused(prompt: Any, error: type[Exception], message: s
         decoder.generate(prompt, SamplingParams(max_tokens=2))
     with pytest.raises(error, match=message):
         decoder.stream(prompt, SamplingParams(max_tokens=2))
+
+
+@pytest.mark.parametrize("none", [[], ()])
+@pytest.mark.parametrize("drafts", [False, True])
+def test_no_prompts_have_no_outputs(none: Any, drafts: bool) -> None:
+    target, draft = mock_pair(4, 1)
+    decoder = SpeculativeDecoder(target, draft if drafts else None)
+    assert decoder.generate(none) == []
+    assert decoder.generate(none, SamplingParams(max_tokens=2)) == []
+    assert decoder.generate(none, []) == []
+    assert list(decoder.stream(none)) == []
+    with pytest.raises(InvalidConfigError, match="params"):
+        decoder.generate(none, [SamplingParams()])
 
 
 def dead_end(prefix: tuple[int, ...]) -> np.ndarray:

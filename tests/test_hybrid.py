@@ -14,6 +14,7 @@ import torch
 from outrider import (
     HybridDrafter,
     ModelDrafter,
+    NgramDrafter,
     PredictionDrafter,
     SamplingParams,
     SpeculativeConfig,
@@ -205,6 +206,24 @@ def test_the_law_with_every_kind_of_children(children: str) -> None:
         assert error(6, config, planned({"tree_shape": shape}, 2)) < TOLERANCE
 
 
+@pytest.mark.parametrize("policy", ["fixed", "adaptive"])
+@pytest.mark.parametrize("tree", [{}, {"tree_shape": (2, 1)}], ids=["chain", "tree"])
+@pytest.mark.parametrize("verification", ["block", "token"])
+def test_the_law_with_prompt_lookup(
+    verification: str, tree: dict[str, Any], policy: str, mixed_rounds: list[Any]
+) -> None:
+    """Beside a model, for the rows in which the last tokens stood before."""
+    config = configured(verification, 2, depth=policy, cost_ratio=0.3, **tree)
+    params = SamplingParams(max_tokens=3, seed=1)
+    target, draft = mock_pair(3, 2)
+    drafter = HybridDrafter(draft, NgramDrafter(3), min_expected=0.5)
+    decoder = SpeculativeDecoder(target, drafter, config=config)
+    for prompt in ((0, 1, 0), (0, 1)):
+        found = exact_law(decoder, prompt, params)
+        assert distance(found, target_law(target, prompt, params)) < TOLERANCE
+    assert mixed_rounds or policy == "adaptive"
+
+
 def claimed_to_be_drawn(drawn: DraftProposal, candidates: Sequence[Candidate]) -> DraftProposal:
     """The planted fault: looked-up tokens are said to come from a law of the model's."""
     right = merged(drawn, candidates)
@@ -336,6 +355,36 @@ def test_rows_take_from_one_source_each() -> None:
     assert step.emitted == ([11, 12, 13, 14], [21, 22, 23, 24], [31, 32], [41])
     assert step.record.looked_up == (True, False, True, True)
     assert [plan.depth.tolist() for plan in draft.plans] == [[0, 3, 0, 0]]
+
+
+def test_prompt_lookup_says_how_sure_it_is() -> None:
+    """A match of m tokens lasts i more with m / (m + i); short ones are cut where costs decide."""
+    drafter = NgramDrafter(4)
+    prefixes = [Prefix(1, [5, 6, 7, 8, 9, 1, 2, 3, 5, 6]), Prefix(2, [1, 2, 3])]
+    found, nothing = drafter.candidates(prefixes, DraftPlan(np.array([4, 4])), Context(2))
+    assert (found.tokens.tolist(), found.parents.tolist()) == ([7, 8, 9, 1], [0, 1, 2, 3])
+    assert found.matched == 2
+    assert found.chances == pytest.approx([2 / 3, 2 / 4, 2 / 5, 2 / 6])
+    assert found.expected == pytest.approx(sum(found.chances))
+    assert len(nothing) == 0
+    worth = Worth(np.array([1.0]), np.array([0.0]))
+    plan = DraftPlan(np.array([9]), None, None, np.array([0]), worth)
+    (short,) = drafter.candidates([Prefix(3, [4, 4])], plan, Context(1))
+    assert short.tokens.tolist() == [4, 4, 4]
+
+
+def test_rows_without_a_match_are_left_to_the_model() -> None:
+    draft = Counting(TabularModel(counting, 50))
+    drafter = HybridDrafter(draft, NgramDrafter())
+    decoder = SpeculativeDecoder(
+        TabularModel(counting, 50), drafter, config=configured("block", 3, depth="fixed")
+    )
+    params = SamplingParams(max_tokens=9, temperature=0.5)
+    states = [decoder.start(prompt, params)[0] for prompt in ([11, 12, 13, 14, 10, 11], [20, 22])]
+    step = decoder.step(decoder.pack(states))
+    assert step.emitted == ([12, 13, 14, 15], [23, 24, 25, 26])
+    assert step.record.looked_up == (True, False)
+    assert [plan.depth.tolist() for plan in draft.plans] == [[0, 3]]
 
 
 def test_a_model_that_nobody_needs_is_not_asked() -> None:

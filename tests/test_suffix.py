@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder, SuffixDrafter
+from outrider import (
+    HybridDrafter,
+    SamplingParams,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    SuffixDrafter,
+)
 from outrider.certify import exact_law
 from outrider.certify.reference import distance, target_law
 from outrider.errors import InvalidConfigError
@@ -145,6 +151,23 @@ def test_a_finished_output_helps_the_next_request_but_its_prompt_does_not() -> N
     asked(whole, text, 3)
     whole.release([1])
     assert asked(whole, Prefix(3, (9, 8)), 1) == [7, 1, 2, 3]
+
+
+def test_the_tokens_of_the_last_round_are_learnt_too() -> None:
+    """The text up to its end is in the pool, be the drafter alone or in a hybrid."""
+    target, draft = mock_pair(6, 3)
+    for hybrid in (False, True):
+        drafter = SuffixDrafter()
+        whole = HybridDrafter(draft, drafter) if hybrid else drafter
+        decoder = SpeculativeDecoder(target, whole, config=configured("block", 3))
+        output = decoder.generate([0, 1, 2], SamplingParams(max_tokens=24, seed=1))
+        assert drafter.pooled_tokens == len(output.token_ids) + 1
+    drafter = SuffixDrafter()
+    decoder = SpeculativeDecoder(target, drafter, config=configured("block", 3))
+    (state,) = decoder.start([0, 1, 2], SamplingParams(max_tokens=24, seed=1))
+    step = decoder.step(decoder.pack([state]))
+    decoder.release(step.batch.states, discard=True)
+    assert drafter.pooled_tokens == 0
 
 
 def test_what_is_discarded_or_rehearsed_is_not_learnt() -> None:

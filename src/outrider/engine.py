@@ -36,6 +36,7 @@ from .protocols import (
     DepthPolicy,
     DraftModel,
     KeepsSequences,
+    LearnsOutputs,
     TargetModel,
     Tokenizer,
 )
@@ -109,6 +110,7 @@ class SpeculativeDecoder:
         parts = parts_of(target, self.drafter)
         self._cached = [model for model in parts if isinstance(model, CachedModel)]
         self._keepers = [part for part in parts if isinstance(part, KeepsSequences)]
+        self._learners = [part for part in parts if isinstance(part, LearnsOutputs)]
         self._device = common_device(self._cached)
         eos = target.eos_token_ids if isinstance(target, CachedModel) else frozenset[int]()
         contexts = [
@@ -283,8 +285,8 @@ class SpeculativeDecoder:
         """Decode prompts to the end.
 
         Args:
-            prompts: one prompt, text or token ids, or a list of prompts. As many sequences are
-                decoded together as the models have room for; the others wait.
+            prompts: one prompt, text or token ids, or a list of prompts, be it of none. As many
+                sequences are decoded together as the models have room for; the others wait.
             params: for all prompts, or a list with one for each.
 
         Returns:
@@ -292,8 +294,7 @@ class SpeculativeDecoder:
 
         Raises:
             EmptyPrefixError, TokenOutOfRangeError, ContextLengthError, InvalidConfigError: a
-                request is refused, before anything is decoded; so is an empty list, which may be
-                one of no prompts or a prompt of no tokens.
+                request is refused, before anything is decoded.
             DegenerateDistributionError: one cannot go on; its index among the prompts is `request`.
         """
         single = is_single_prompt(prompts)
@@ -382,9 +383,12 @@ class SpeculativeDecoder:
         `generate` and `stream` do it themselves. With `discard` what was computed for them is not
         shared with later sequences.
         """
-        ids = [state.prefix.sequence_id for state in states]
+        prefixes = [state.prefix for state in states]
+        if not discard:
+            for learner in self._learners:
+                learner.ended(prefixes)
         for keeper in self._keepers:
-            keeper.release(ids, discard=discard)
+            keeper.release([prefix.sequence_id for prefix in prefixes], discard=discard)
 
     def _propose(
         self, prefixes: list[Prefix], plan: DraftPlan, context: RoundContext

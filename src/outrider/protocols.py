@@ -188,6 +188,15 @@ class KeepsSequences(Protocol):
         ...
 
 
+@runtime_checkable
+class LearnsOutputs(Protocol):
+    """A drafter that wants to know what sequences came to, after their last rounds as well."""
+
+    def ended(self, prefixes: Sequence[Prefix]) -> None:
+        """These sequences are released next, unless they are discarded; ids may be unknown."""
+        ...
+
+
 class Cursor(Protocol):
     """A model in the middle of drafting: one position ahead of the tokens fed so far."""
 

@@ -84,25 +84,21 @@ class Request:
 def is_single_prompt(prompts: Any) -> bool:
     """Whether this is one prompt, text or token ids, and not a list of prompts.
 
+    An empty list is one of no prompts; an empty array is a prompt of no tokens.
+
     Raises:
-        EmptyPrefixError: it is empty, and either may be meant.
         InvalidConfigError: it is neither.
     """
     if isinstance(prompts, str):
         return True
     try:
-        empty = len(prompts) == 0
-        first: Any = None if empty else prompts[0]
+        if len(prompts) == 0:
+            return not isinstance(prompts, Sequence)
+        first: Any = prompts[0]
     except (TypeError, KeyError):
         raise InvalidConfigError(
             "prompts", prompts, "a text, a sequence of token ids, or a list of those"
         ) from None
-    if empty:
-        raise EmptyPrefixError(
-            f"the prompt {prompts!r} has no tokens: it is a prompt without token ids, or a list "
-            "without prompts; give a prompt at least one token, for instance the tokenizer's "
-            "beginning-of-text token, and do not ask where there are no prompts"
-        )
     return not (isinstance(first, str | Sequence) or np.ndim(first) > 0)
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from ..config import LOSSY, SamplingParams, SpeculativeConfig, Verification
+from ..depth import policy_of
+from ..drafters.early_exit import EarlyExitDrafter
 from ..drafters.hybrid import HybridDrafter
 from ..drafters.ngram import NgramDrafter
 from ..drafters.prediction import PredictionDrafter
@@ -15,7 +17,7 @@ from ..drafters.suffix import SuffixDrafter
 from ..engine import SpeculativeDecoder
 from ..models.tabular import TabularModel, mock_pair
 from ..processors import StatefulProcessor
-from ..protocols import DraftModel
+from ..protocols import DraftModel, TargetModel
 from ..records import SequenceState
 from ..structured import StructuredOutput
 from ..verification import Verifier
@@ -24,7 +26,8 @@ from .checks import TOLERANCE
 from .contracts import checked_drafter, checked_verifier, described
 from .covering import Coverage, coverage, covering
 from .enumeration import exact_law
-from .reference import distance, target_law
+from .layered import layered
+from .reference import Source, distance, target_law
 
 DRAFTERS: dict[str, dict[str, Any]] = {
     "model": {},
@@ -39,14 +42,20 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "tree, points": {"draft_sample_method": "greedy"},
     "tree, grown": {},
     "tree, hybrid": {},
+    "vocabulary, tokens": {},
+    "vocabulary, text": {},
+    "tree, vocabulary": {},
+    "early exit": {},
+    "tree, early exit": {},
     "none": {},
 }
 """What drafts, and the settings of it.
 
-A hybrid looks tokens up for some rows or branches, and asks the model for the others. Children of
-trees are the likeliest tokens and one drawn from the rest (greedy), drawn without or with
-replacement (drawn, replaced), or point masses alone (points); a grown tree shares a budget of
-nodes out where the draft is surest.
+A hybrid looks tokens up for some rows or branches, and asks the model for the others. A draft of
+another vocabulary goes by the tokens that both have, or by text. An early exit is the first of the
+target's two layers. Children of trees are the likeliest tokens and one drawn from the rest
+(greedy), drawn without or with replacement (drawn, replaced), or point masses alone (points); a
+grown tree shares a budget of nodes out where the draft is surest.
 """
 
 _SHAPES: dict[int, tuple[int, ...]] = {1: (3,), 2: (2, 1), 3: (1, 2, 1)}
@@ -132,23 +141,28 @@ STRENGTH = 3
 
 LEFT_OUT: dict[str, str] = {
     "n": "one continuation at a time is enumerated",
-    "VocabularyDrafter, EarlyExitDrafter": "they need tokenizers and layers; the tests enumerate "
-    "them",
     "seed, in its own right": "every outcome of every draw is walked in its place",
     "logprobs": "they are told of tokens, and change none",
     "ignore_eos": "the small models have no end token of their own; requests name theirs",
     "json_schema, grammar": "they go through the matcher that a regex and a choice go through, and "
     "JSON has no short texts in two or three letters",
     "a form beside bad_words": "together they may leave no token, which is an error and has no law",
-    "draft_params where no draft model drafts": "nothing is made of any draft's logits",
+    "draft_params where no draft's law is drawn from": "nothing is made of its logits",
 }
 """What a request may ask for, or a configuration, that no case does, and why."""
 
 _BATCH_SIZES = {"alone": 1, "ragged": 64, "with others": 16}
 _AGREEMENTS = {"unlike": 0.0, "similar": 0.6, "close": 0.95}
 _LOOKUPS = ("prompt lookup", "suffix lookup", "prediction")
-NOT_MODELS = ("none", *_LOOKUPS, "hybrid", "tree, hybrid")
-"""What drafts without a model, or not with one alone."""
+_VOCABULARIES = {
+    "vocabulary, tokens": ("aa", "", "a"),
+    "vocabulary, text": ("ba", "b", "", "a"),
+    "tree, vocabulary": ("ba", "b", "", "a"),
+}
+"""What the tokens of a draft of another vocabulary read as. It has some that the target lacks."""
+_EARLY_EXITS = ("early exit", "tree, early exit")
+NOT_MODELS = ("none", *_LOOKUPS, "hybrid", "tree, hybrid", *_VOCABULARIES, *_EARLY_EXITS)
+"""What drafts otherwise than with a draft model of the target's vocabulary alone."""
 _PREDICTION = (0, 2, 1, 0, 0, 1)
 _PROMPT = (0, 1, 1, 0, 1, 1, 0)
 """It repeats itself, for the lookup, and lacks a token, which penalties see in drafts alone."""
@@ -204,8 +218,8 @@ class Case:
 
     def _measure(self) -> Measured:
         params = self._params()
-        target, draft = mock_pair(self._vocab_size, self.number, _AGREEMENTS[self.values["draft"]])
-        decoder = self._decoder(target, draft)
+        target, source, drafter = self._models()
+        decoder = self._decoder(target, drafter)
         found = exact_law(
             decoder,
             _PROMPT,
@@ -213,7 +227,7 @@ class Case:
             batch_size=_BATCH_SIZES[self.values["batch"]],
             mates=_mates(decoder) if self.values["batch"] == "with others" else (),
         )
-        expected = target_law(target, _PROMPT, params, toys.TEXTS[: self._vocab_size])
+        expected = target_law(source, _PROMPT, params, toys.TEXTS[: self._vocab_size])
         return Measured(self, distance(found, expected), len(found))
 
     @property
@@ -239,19 +253,31 @@ class Case:
             asked |= levels[self.values[factor]]
         return SamplingParams(**asked)
 
-    def _decoder(self, target: TabularModel, draft: TabularModel) -> SpeculativeDecoder:
-        part, kind = self.part, self.values["drafter"]
-        drafter: Any = _drafter(kind, draft)
-        if part is not None and part.drafter is not None:
-            drafter = part.drafter(draft)
-        verifier = None if part is None else part.verifier
+    def _models(self) -> tuple[TargetModel, Source, Any]:
+        """The target, its law, and a drafter, or a model for the engine to wrap, or None."""
+        kind, agreement = self.values["drafter"], _AGREEMENTS[self.values["draft"]]
+        if kind in _EARLY_EXITS:
+            left, law = layered(self._vocab_size, self.number, agreement)
+            return left, law, EarlyExitDrafter(left, 1)
+        target, draft = mock_pair(self._vocab_size, self.number, agreement)
+        if self.part is not None and self.part.drafter is not None:
+            return target, target, self.part.drafter(draft)
+        return target, target, _drafter(kind, draft)
+
+    def _decoder(self, target: TargetModel, drafter: Any) -> SpeculativeDecoder:
+        verifier = None if self.part is None else self.part.verifier
         method = METHODS["block" if verifier is not None else self.values["method"]]
-        config = configured(method, kind, self._depth)
+        config = configured(method, self.values["drafter"], self._depth)
         policy = POLICIES[self.values["policy"]]
         config = replace(config, draft_params=DRAFTING[self.values["drafting"]], **policy)
-        words = toys.tokenizer(self._vocab_size)
         return SpeculativeDecoder(
-            target, drafter, tokenizer=words, config=config, verifier=verifier
+            target,
+            drafter,
+            tokenizer=toys.tokenizer(toys.TEXTS[: self._vocab_size]),
+            config=config,
+            verifier=verifier,
+            # Without a round to measure costs by, so that no depth depends on a clock.
+            policy=policy_of(config, drafter),
         )
 
 
@@ -292,6 +318,9 @@ def configured(method: Verification, kind: str, depth: int) -> SpeculativeConfig
 
 def _drafter(kind: str, draft: TabularModel) -> Any:
     """A drafter of a kind, or the model for the engine to wrap, or None."""
+    if kind in _VOCABULARIES:
+        by_text = kind == "vocabulary, text"
+        return toys.of_another_vocabulary(draft, _VOCABULARIES[kind], by_text=by_text)
     match kind:
         case "none":
             return None
@@ -329,9 +358,10 @@ def design(part: Part | None = None) -> tuple[tuple[Coverage, ...], list[Case]]:
 
 
 def allowed(row: Mapping[str, str]) -> bool:
-    """Without a drafter there is no depth to replay, and without a draft model no law to make."""
+    """Without a drafter there is no depth to replay, and without a draft's law none to make."""
     drafter = row.get("drafter")
-    if drafter in ("none", *_LOOKUPS) and row.get("drafting", "as asked") != "as asked":
+    lawless = ("none", *_LOOKUPS, "vocabulary, text")
+    if drafter in lawless and row.get("drafting", "as asked") != "as asked":
         return False
     return drafter != "none" or all(
         row.get(factor, FACTORS[factor][0]) == FACTORS[factor][0]

@@ -17,7 +17,7 @@ from ..chance import Enumerator, Philox4x32
 from ..config import SamplingParams, SpeculativeConfig
 from ..engine import SpeculativeDecoder
 from ..models.tabular import TabularModel, mock_pair
-from ..protocols import Chance
+from ..protocols import Chance, TargetModel
 from ..records import RoundRecord, SequenceState
 from .enumeration import exact_law
 from .reference import distance, target_law
@@ -67,7 +67,7 @@ class Finding:
 
 
 def shipped(
-    target: TabularModel, draft: Any, config: SpeculativeConfig, chance: Chance | None = None
+    target: TargetModel, draft: Any, config: SpeculativeConfig, chance: Chance | None = None
 ) -> SpeculativeDecoder:
     """The engine as it ships."""
     return SpeculativeDecoder(target, draft, config=config, chance=chance)

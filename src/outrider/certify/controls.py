@@ -8,8 +8,10 @@ from typing import Any
 
 from ..chance import Philox4x32, philox4x32
 from ..config import SamplingParams, SpeculativeConfig, TreeChildren, Verification
+from ..drafters.early_exit import EarlyExitDrafter
 from ..engine import SpeculativeDecoder
 from ..models.tabular import TabularModel, mock_pair
+from ..models.transformers import TransformersModel
 from ..protocols import Chance
 from ..verification import (
     BlockVerification,
@@ -19,9 +21,12 @@ from ..verification import (
     Verifier,
 )
 from ..verification.lossy import LenientVerification, TypicalVerification
-from . import ceilings, checks, faults
+from . import ceilings, checks, draft_faults, faults
 from .checks import Build, Finding, Report
+from .enumeration import exact_law
 from .goodness import Fit, together
+from .layered import layered
+from .reference import distance, target_law
 from .statistics import FALSE_ALARM_RATE, Cell, fitted_positions, sample
 
 
@@ -33,7 +38,8 @@ class Control:
         fault: what is wrong, in words.
         source: where it was found.
         check: the check that must reject it, of what it is given.
-        planted: what has the fault: a way to build an engine, but for the known answers.
+        planted: what has the fault: a way to build an engine, but for the known answers and for
+            early exits, where it is the generator and a way to build a drafter.
         sound: the same as it ships.
     """
 
@@ -136,6 +142,15 @@ def tree_law(shape: tuple[int, ...], children: TreeChildren) -> Callable[[Build]
     )
     params = SamplingParams(max_tokens=3)
     return lambda build: checks.law(build, config, params, vocab_size=4 - len(shape) // 2)
+
+
+def early_exit_law(drafts: Callable[[TransformersModel], Any]) -> Finding:
+    """The check of the exact law where a target of three layers drafts with its own."""
+    target, source = layered(3, 1, layers=3)
+    made = checks.shipped(target, drafts(target), _config("block", 2))
+    prompt, params = (0, 1, 2), SamplingParams(max_tokens=3)
+    error = distance(exact_law(made, prompt, params), target_law(source, prompt, params))
+    return Finding("law", f"error {error:.1e}", error, error < checks.TOLERANCE)
 
 
 def ceiling(build: Build) -> Finding:
@@ -252,6 +267,27 @@ CONTROLS = (
         "confidence thresholds",
         law("block"),
         drafter(faults.DropsUnlikelyTokens),
+    ),
+    Control(
+        "other vocabulary: law not renormalised over the common tokens",
+        "a known wrong variant",
+        law("block"),
+        drafter(draft_faults.NotRenormalised),
+        drafter(draft_faults.OtherVocabulary),
+    ),
+    Control(
+        "other vocabulary: law cut after drawing from it",
+        "tokens mapped to an unknown one",
+        law("block"),
+        drafter(draft_faults.CutAfterDrawing),
+        drafter(draft_faults.OtherVocabulary),
+    ),
+    Control(
+        "early exit: law of another layer than was drawn from",
+        "a known wrong variant",
+        early_exit_law,
+        draft_faults.LawOfAnotherLayer,
+        lambda target: EarlyExitDrafter(target, 1),
     ),
     Control(
         "tree: a drawn node ranked away",

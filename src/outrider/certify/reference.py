@@ -11,14 +11,13 @@ import copy
 import re
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ..config import SamplingParams
-from ..models.tabular import TabularModel
 from ..processors import StatefulProcessor
 from ..structured import StructuredOutput
 
@@ -28,6 +27,19 @@ Tokens = tuple[int, ...]
 
 _TAIL = 2
 """How many more letters a text may need to have the form of a regex."""
+
+
+class Source(Protocol):
+    """What has a law of the next token after any prefix."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the laws, V."""
+        ...
+
+    def probabilities(self, prefix: Tokens) -> Row:
+        """The law [V] of the token after `prefix`, up to a factor: the exponentials of logits."""
+        ...
 
 
 def shaped(
@@ -143,7 +155,7 @@ def filtered(row: Row, params: SamplingParams) -> Row:
 
 
 def target_law(
-    target: TabularModel,
+    target: Source,
     prompt: tuple[int, ...],
     params: SamplingParams,
     texts: Sequence[str] | None = None,
@@ -151,7 +163,8 @@ def target_law(
     """Every output of sampling token by token, with its probability.
 
     Args:
-        target: gives the law of the token after a prefix, before any filter.
+        target: gives the law of the token after a prefix, before any filter, up to a factor;
+            what depends on logits sees the logarithms.
         prompt: token ids.
         params: of the request. Processors are functions of tokens [L] and logits [V]; a form is a
             choice or a regex; the only stop tokens are `stop_token_ids`.

@@ -1,12 +1,18 @@
-"""A vocabulary of letters, and logits processors, for models small enough to enumerate."""
+"""Vocabularies of letters, and logits processors, for models small enough to enumerate."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
+from ..drafters.vocabulary import VocabularyDrafter
+from ..models.tabular import TabularModel
+
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from ..protocols import Tokenizer
@@ -20,19 +26,50 @@ _LEAST = -20.0
 END = TEXTS.index("")
 
 
-def tokenizer(vocab_size: int) -> Tokenizer:
-    """The first tokens of the vocabulary, `vocab_size` of them."""
+def tokenizer(texts: Sequence[str]) -> Tokenizer:
+    """A tokenizer whose tokens read as these: letters, pairs of two of them, and nothing."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    names = [text or "<end>" for text in TEXTS[:vocab_size]]
-    found = tokenizers.Tokenizer(models.BPE({name: token for token, name in enumerate(names)}, []))
+    names = [text or "<end>" for text in texts]
+    merges = [(text[0], text[1]) for text in texts if len(text) > 1]
+    vocabulary = {name: token for token, name in enumerate(names)}
+    found = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
     found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     found.decoder = decoders.ByteLevel()
-    found.add_special_tokens([names[END]])
+    found.add_special_tokens([names[texts.index("")]])
     words: Tokenizer = PreTrainedTokenizerFast(tokenizer_object=found)
     return words
+
+
+def of_another_vocabulary(
+    draft: TabularModel, texts: Sequence[str], *, by_text: bool = False
+) -> VocabularyDrafter:
+    """Drafts what a model says, as far as tokens of another vocabulary can say it.
+
+    In them a token is as likely as the model's that reads as its first letter, and one of two
+    letters half as likely.
+
+    Args:
+        draft: of the first tokens of `TEXTS`.
+        texts: what the other tokens read as; letters that the model has.
+        by_text: whether tokens meet by their text, or those that both vocabularies have.
+    """
+
+    def law(prefix: tuple[int, ...]) -> NDArray[np.float64]:
+        letters = (letter for token in prefix for letter in texts[token] or ("",))
+        said = draft.probabilities(tuple(map(TEXTS.index, letters)))
+        weights = np.array([said[TEXTS.index(text[:1])] / max(1, len(text)) for text in texts])
+        whole: NDArray[np.float64] = weights / weights.sum()
+        return whole
+
+    return VocabularyDrafter(
+        TabularModel(law, len(texts)),
+        tokenizer(texts),
+        tokenizer(TEXTS[: draft.vocab_size]),
+        match="text" if by_text else "tokens",
+    )
 
 
 def turned(history: Tensor, logits: Tensor) -> Tensor:

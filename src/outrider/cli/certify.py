@@ -171,10 +171,19 @@ def _tiers(args: Namespace) -> tuple[str, ...]:
         tiers = ("exact",)
     if "statistical" in tiers:
         options.speculation_method(args)
-    elif args.draft is not None or args.target != "demo":
-        raise InvalidConfigError(
-            "--target", args.target, "the statistical tier beside it; the others bring own models"
-        )
+    else:
+        for flag, value, usual in (
+            ("--target", args.target, "demo"),
+            ("--draft", args.draft, None),
+            ("--dtype", args.dtype, None),
+            ("--device", args.device, None),
+            ("--samples", args.samples, SAMPLES),
+            ("--seed", args.seed, 0),
+        ):
+            if value != usual:
+                raise InvalidConfigError(
+                    flag, value, "the statistical tier beside it (--tier statistical), or no flag"
+                )
     if args.seed >= 2**64:
         raise InvalidConfigError("--seed", args.seed, "an integer in [0, 2**64)")
     return tiers

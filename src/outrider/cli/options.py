@@ -31,6 +31,14 @@ _LOSSY = (
 )
 """Fields of lossy methods: the method of each, and what it does."""
 
+_OF_TREES = ("tree_shape", "tree_budget", "tree_children")
+_WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
+    "none": ("num_speculative_tokens", "depth", "cost_ratio", "draft_sample_method", *_OF_TREES),
+    "ngram": ("draft_sample_method", *_OF_TREES),
+    "suffix": ("draft_sample_method", "tree_children"),
+}
+"""Fields that do nothing with some methods."""
+
 Record = type[SamplingParams] | type[SpeculativeConfig]
 
 
@@ -272,6 +280,8 @@ def speculative_config(args: Namespace) -> SpeculativeConfig:
         raise InvalidConfigError(
             "--tree-children", config.tree_children, "--tree-shape beside it; or drop the flag"
         )
+    if config.cost_ratio is not None and config.depth == "fixed":
+        raise _contradiction("--cost-ratio", config.cost_ratio, "--depth fixed")
     return config
 
 
@@ -279,7 +289,7 @@ def speculation_method(args: Namespace) -> str:
     """What proposes tokens.
 
     Raises:
-        InvalidConfigError: `--method`, `--draft` and the lookup flags contradict each other.
+        InvalidConfigError: `--method` contradicts other flags, or they have no effect with it.
     """
     available = args.draft is not None or args.target == "demo"
     method: str = args.method or ("draft_model" if available else "ngram")
@@ -287,9 +297,16 @@ def speculation_method(args: Namespace) -> str:
     if with_model and not available:
         raise InvalidConfigError("--method", method, "--draft MODEL beside it, or --method ngram")
     if not with_model and args.draft is not None:
-        raise InvalidConfigError(
-            "--draft", args.draft, f"none with --method {method}; drop one of the two flags"
-        )
+        raise _contradiction("--draft", args.draft, f"--method {method}")
+    given, usual = _given(SpeculativeConfig, args), _defaults(SpeculativeConfig)
+    idle = list(_WITHOUT_EFFECT.get(method, ()))
+    if method == "none" and given.get("verification") != "coupled":
+        # Coupled noise gives a seed another text, drafted or not.
+        idle.append("verification")
+    for field in idle:
+        if given.get(field, usual[field]) != usual[field]:
+            flag = "--" + field.replace("_", "-")
+            raise _contradiction(flag, given[field], f"--method {method}")
     for flag, value in (
         ("--prompt-lookup-max", args.prompt_lookup_max),
         ("--prompt-lookup-min", args.prompt_lookup_min),
@@ -297,6 +314,10 @@ def speculation_method(args: Namespace) -> str:
         if method != "ngram" and value is not None:
             raise InvalidConfigError(flag, value, f"none with --method {method}; drop the flag")
     return method
+
+
+def _contradiction(flag: str, value: object, other: str) -> InvalidConfigError:
+    return InvalidConfigError(flag, value, f"none with {other}; drop one of the two flags")
 
 
 def _converter(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 
 from .. import trees
 from ..errors import InvalidConfigError
-from ..records import DraftPlan, DraftProposal, Laws
+from ..protocols import DraftContext
+from ..records import DraftPlan, DraftProposal, Laws, Prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,31 @@ class Candidate:
         """No tokens."""
         none = np.empty(0, dtype=np.int64)
         return Candidate(none, none, np.empty(0), 0, 0.0)
+
+
+class LookupDrafter(ABC):
+    """A drafter that proposes the candidates it has, each token a point mass."""
+
+    @property
+    def vocab_size(self) -> None:
+        """None: it only proposes tokens that it has seen, or was given."""
+        return None
+
+    @abstractmethod
+    def candidates(
+        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
+    ) -> list[Candidate]:
+        """What would be proposed for each row, with its score."""
+
+    def propose(
+        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
+    ) -> DraftProposal:
+        """The candidate of each row: a chain, or a tree where the plan has levels.
+
+        Without the tokens that are not worth their verification, where the plan says what it is.
+        """
+        found = worth_verifying(self.candidates(prefixes, plan, ctx), plan)
+        return as_proposal(found, ctx.device, branches=plan.levels is not None)
 
 
 def as_proposal(

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidConfigError
 from ..protocols import DraftContext
-from ..records import DraftPlan, DraftProposal, Prefix
-from .candidate import Candidate, as_proposal, token_ids, worth_verifying
+from ..records import DraftPlan, Prefix
+from .candidate import Candidate, LookupDrafter, token_ids
 from .track_record import TrackRecord
 
 _NEAR = 16
@@ -127,7 +127,7 @@ class Alignment:
         return (int(places[0]), run) if run else (0, 0)
 
 
-class PredictionDrafter:
+class PredictionDrafter(LookupDrafter):
     """Drafts from what the user expects the output to be. Needs no second model.
 
     Args:
@@ -158,21 +158,6 @@ class PredictionDrafter:
         self._default = None if prediction is None else token_ids("prediction", prediction)
         self._alignments: dict[int, Alignment] = {}
         self._record = TrackRecord()
-
-    @property
-    def vocab_size(self) -> None:
-        """None: it only proposes tokens that it was given."""
-        return None
-
-    def propose(
-        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
-    ) -> DraftProposal:
-        """How the prediction goes on, for each row that was found in it.
-
-        Without the tokens that are not worth their verification, where the plan says what it is.
-        """
-        found = worth_verifying(self.candidates(prefixes, plan, ctx), plan)
-        return as_proposal(found, ctx.device, branches=plan.levels is not None)
 
     def candidates(
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext

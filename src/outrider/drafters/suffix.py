@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidConfigError
 from ..protocols import DraftContext
-from ..records import DraftPlan, DraftProposal, Prefix
-from .candidate import Candidate, as_proposal, token_ids, worth_verifying
+from ..records import DraftPlan, Prefix
+from .candidate import Candidate, LookupDrafter, token_ids
 from .suffix_automaton import SuffixAutomaton, prepare
 from .suffix_pool import SuffixPool
 from .track_record import TrackRecord
@@ -34,7 +34,8 @@ from .track_record import TrackRecord
 class _Request:
     """One sequence: the prefix that was read, from token `start` on, and what may be learnt of it.
 
-    `prompt_length` is that of `known`, the prefix of the last round that may be remembered.
+    `prompt_length` is that of `known`: the prefix of the last round that may be remembered, or what
+    came of it.
     """
 
     automaton: SuffixAutomaton
@@ -44,7 +45,7 @@ class _Request:
     prompt_length: int = 0
 
 
-class SuffixDrafter:
+class SuffixDrafter(LookupDrafter):
     """Drafts what followed the last tokens before. Needs no second model; numba makes it fast.
 
     It finds the longest match in the request's own prompt and output, and in the outputs of earlier
@@ -119,11 +120,6 @@ class SuffixDrafter:
         prepare()
 
     @property
-    def vocab_size(self) -> None:
-        """None: it only proposes tokens that it has seen."""
-        return None
-
-    @property
     def nbytes(self) -> int:
         """Bytes held for the pool and for requests."""
         pooled = 0 if self._pool is None else self._pool.nbytes
@@ -143,16 +139,6 @@ class SuffixDrafter:
         ids = token_ids("tokens", tokens)
         if self._pool is not None:
             self._pool.insert(ids)
-
-    def propose(
-        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
-    ) -> DraftProposal:
-        """The best candidate of each row: a chain, or a tree where the plan has levels.
-
-        Without the tokens that are not worth their verification, where the plan says what it is.
-        """
-        found = worth_verifying(self.candidates(prefixes, plan, ctx), plan)
-        return as_proposal(found, ctx.device, branches=plan.levels is not None)
 
     def candidates(
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
@@ -179,10 +165,17 @@ class SuffixDrafter:
         self._forget_requests(len(prefixes))
         return self._record.applied(prefixes, found, ctx)
 
+    def ended(self, prefixes: Sequence[Prefix]) -> None:
+        """Note what these sequences came to, the tokens of their last rounds included."""
+        for prefix in prefixes:
+            request = self._requests.get(prefix.sequence_id)
+            if request is not None and request.known is not None:
+                request.known = prefix
+
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
         """Drop what is kept of these sequences; unless discarded, their outputs go to the pool.
 
-        An output is known up to the last round that was drafted for.
+        An output is known as `ended` told it, else up to the last round that was drafted for.
         """
         for sequence_id in sequence_ids:
             request = self._requests.pop(sequence_id, None)

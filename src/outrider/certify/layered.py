@@ -1,0 +1,82 @@
+"""A target of two layers and a few tokens, to be left early: small enough to enumerate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ..models.transformers import TransformersModel
+
+_WIDTH = 8
+_LONGEST = 32
+_SEQUENCES = 72
+"""Room for the branches that share a step, and for others beside them."""
+
+
+class LayeredLaw:
+    """What a transformers model says of whole prefixes, without a cache: the law of a target.
+
+    Args:
+        hf_model: a causal language model.
+    """
+
+    def __init__(self, hf_model: Any) -> None:
+        self._hf_model = hf_model
+        self.vocab_size: int = hf_model.config.vocab_size
+
+    @torch.inference_mode()
+    def probabilities(self, prefix: tuple[int, ...]) -> NDArray[np.float64]:
+        """The exponentials [V] of the logits after `prefix`: some settings look at logits."""
+        logits = self._hf_model(torch.tensor([prefix]), use_cache=False).logits[0, -1]
+        weights: NDArray[np.float64] = logits.exp().numpy()
+        return weights
+
+
+def layered(
+    vocab_size: int, seed: int, agreement: float = 0.6, layers: int = 2
+) -> tuple[TransformersModel, LayeredLaw]:
+    """A random GPT-2 in float64 as a target, and its law, computed apart.
+
+    Args:
+        vocab_size: V.
+        seed: names the model.
+        agreement: how little the layers after the first add, in [0, 1]: with 1 they add nothing.
+        layers: how many there are.
+    """
+    from ..models.transformers import TransformersModel
+
+    shipped, apart = (_gpt2(vocab_size, seed, agreement, layers) for _ in range(2))
+    return TransformersModel(shipped, max_sequences=_SEQUENCES), LayeredLaw(apart)
+
+
+def _gpt2(vocab_size: int, seed: int, agreement: float, layers: int) -> Any:
+    """All of it computes in float64, the norms and the softmax of the attention included."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=vocab_size,
+        n_positions=_LONGEST,
+        n_embd=_WIDTH,
+        n_layer=layers,
+        n_head=2,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        attn_implementation="sdpa",
+    )
+    with torch.random.fork_rng(devices=[]):
+        model = GPT2LMHeadModel(config).double().eval()
+    chance = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.6, generator=chance)
+        for block in model.transformer.h[1:]:
+            block.attn.c_proj.weight.mul_(1 - agreement)
+            block.mlp.c_proj.weight.mul_(1 - agreement)
+    return model
