@@ -9,7 +9,7 @@ itself: they have the law of any lossless output, so that a drafter is asked wha
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
@@ -27,7 +27,7 @@ from ..protocols import DraftContext, DraftModel, TargetModel
 from ..records import DraftPlan, DraftProposal, Laws, Prefix, SequenceState, TargetScores
 from ..running import Run
 from ..verification import Chain, TokenVerification, Verifier
-from .predict import Costs, Rounds, known_rounds
+from .predict import Rounds, known_rounds
 from .records import ForwardTime
 
 Tokens = tuple[int, ...]
@@ -94,8 +94,9 @@ def watch(
     for batch in batches:
         lanes = [_Lane(decoder, batch, params) for decoder, params in decoders]
         try:
-            while any([lane.advance() for lane in lanes]):
-                pass
+            going = True
+            while going:
+                going = any(tuple(lane.advance() for lane in lanes))
         finally:
             for lane in lanes:
                 lane.close()
@@ -163,9 +164,15 @@ def cycled(depths: Sequence[int], rounds: int) -> tuple[int, ...]:
     return tuple(np.concatenate(cycles)[:rounds].tolist())
 
 
-def costs(rounds: Sequence[RoundTime]) -> Costs:
-    """The median seconds of rounds of each size; prompts are not to be read in them."""
-    return Costs(_medians(rounds, lambda seen: seen.total_s))
+def medians(
+    rounds: Iterable[RoundTime], seconds: Callable[[RoundTime], float], rows: Collection[int]
+) -> dict[tuple[int, int], float]:
+    """The median seconds of rounds of each size (rows, width), of these numbers of rows only."""
+    found: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for seen in rounds:
+        if seen.rows in rows:
+            found[seen.rows, seen.width].append(seconds(seen))
+    return {size: median(times) for size, times in found.items()}
 
 
 def forward_times(rounds: Sequence[RoundTime]) -> tuple[ForwardTime, ...]:
@@ -178,15 +185,6 @@ def forward_times(rounds: Sequence[RoundTime]) -> tuple[ForwardTime, ...]:
         low, middle, high = np.percentile(times, (25, 50, 75)).tolist()
         curve.append(ForwardTime(rows, width, middle, low, high))
     return tuple(curve)
-
-
-def _medians(
-    rounds: Sequence[RoundTime], seconds: Callable[[RoundTime], float]
-) -> dict[tuple[int, int], float]:
-    found: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for seen in rounds:
-        found[seen.rows, seen.width].append(seconds(seen))
-    return {size: median(times) for size, times in found.items()}
 
 
 class Filler:

@@ -50,9 +50,9 @@ def survival(ratios: NDArray[np.float64], method: str) -> NDArray[np.float64]:
         InvalidConfigError: the method is another one.
     """
     if method == "token":
-        return np.cumprod(np.minimum(ratios, 1.0))
+        return np.asarray(np.cumprod(np.minimum(ratios, 1.0)))
     if method == "block":
-        return np.minimum.accumulate(np.minimum(np.cumprod(ratios), 1.0))
+        return np.asarray(np.minimum.accumulate(np.minimum(np.cumprod(ratios), 1.0)))
     raise InvalidConfigError("method", method, f"one of {', '.join(EXACT)}")
 
 
