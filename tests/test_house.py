@@ -19,7 +19,7 @@ FLOORS = (
     {"verification", "depth"},
     {"models"},
     {"drafters"},
-    {"metrics", "logprobs", "anchors", "stopping", "pairing"},
+    {"metrics", "trace", "logprobs", "anchors", "stopping", "pairing"},
     {"text", "requests", "outputs", "rounds", "batch", "context", "running"},
     {"engine", "calibration", "loading", "generation", "given_processors", "settings"},
     {"certify"},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from threading import Lock
 from typing import Any, overload
@@ -39,13 +39,7 @@ from .protocols import (
     TargetModel,
     Tokenizer,
 )
-from .records import (
-    DraftPlan,
-    DraftProposal,
-    Prefix,
-    RoundRecord,
-    SequenceState,
-)
+from .records import DraftPlan, DraftProposal, Prefix, RoundRecord, SequenceState
 from .requests import Limits, Prompt, Request, check_tokens, is_single_prompt, parse_request
 from .rounds import (
     DraftFailure,
@@ -76,6 +70,7 @@ class SpeculativeDecoder:
         verifier: a verification method of your own, in the place of the one that
             `config.verification` names; `outrider certify --module` tells whether it is lossless.
         policy: a depth policy of your own, in the place of the one that `config.depth` names.
+        on_round: is told each round that `metrics` counts, one at a time; see `outrider.trace`.
 
     Raises:
         VocabMismatchError: drafter and target have different vocabulary sizes.
@@ -93,6 +88,7 @@ class SpeculativeDecoder:
         chance: Chance | None = None,
         verifier: Verifier | None = None,
         policy: DepthPolicy | None = None,
+        on_round: Callable[[RoundRecord], object] | None = None,
     ) -> None:
         self.target = target
         self.drafter = (
@@ -128,6 +124,7 @@ class SpeculativeDecoder:
         self._next_id = secrets.randbits(40) << 22
         self._lock = Lock()
         self._tally = Tally(lossy=self._lossy)
+        self._on_round = on_round
         self._warned = False
         if policy is None and self.policy.learns and self.drafter is not None and self._cached:
             calibrate(self)
@@ -265,6 +262,8 @@ class SpeculativeDecoder:
             with self._lock:
                 self._tally.add(record)
                 self.policy.observe(states, record)
+                if self._on_round is not None:
+                    self._on_round(record)
         after = replace(batch, states=tuple(states), noise=noise)
         return Step(after, tuple(emitted), record, logprobs)
 

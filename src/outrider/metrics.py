@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from math import sqrt
 
 from .records import RoundRecord
@@ -114,6 +115,12 @@ class SpeculationMetrics:
         """The share of rounds drafting an i-th token that accepted it."""
         pairs = zip(self.accepted_at, self.drafted_at, strict=True)
         return tuple(accepted / drafted for accepted, drafted in pairs)
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """How many rounds drafted to a depth of 0, of 1, and so on to the deepest."""
+        deeper = (self.rounds, *self.drafted_at, 0)
+        return tuple(at_least - more for at_least, more in pairwise(deeper))
 
     @property
     def other_s(self) -> float:

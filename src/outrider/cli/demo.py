@@ -13,6 +13,7 @@ from ..errors import InvalidConfigError
 from . import options
 from .paint import wants_color
 from .prompts import given_prompt
+from .tracing import OnRound, add_trace_flag, check_trace_flag, tracing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,6 +68,7 @@ def configure(parser: ArgumentParser) -> None:
         default=96,
         text="tokens to emit for each prompt",
     )
+    add_trace_flag(parser, "what every timed round of the speculative side did")
     options.add_output_flags(parser, "settings, and both sides' figures at each temperature")
 
 
@@ -78,6 +80,7 @@ def run(args: Namespace) -> None:
     temperatures: Sequence[float] = TEMPERATURES if chosen is TEMPERATURES else (chosen,)
     params = options.sampling_params(args, temperature=temperatures[-1])
     _refuse_plain(options.speculation_method(args), config)
+    check_trace_flag(args)
 
     from rich.console import Console
 
@@ -87,27 +90,30 @@ def run(args: Namespace) -> None:
     prompts = PROMPTS if given is None else (given,)
     console = Console(stderr=True)
     loaded = load(args, console)
-    contest = _contest(loaded, config)
-    events = contest.untimed.stream(prompts[0], params)
-    if args.json:
-        with console.status("warming up"):
-            list(events)
-        comparisons = _compare(contest, prompts, params, temperatures, console)
-        document = {
-            "config": loaded.settings(params, config),
-            "prompts": prompts,
-            "results": [comparison.document() for comparison in comparisons],
-        }
-        print(json.dumps(document))
-        return
+    settings = loaded.settings(params, config)
+    traced = settings | {"prompts": len(prompts), "temperatures": temperatures}
+    with tracing(args, traced, loaded.drafter, config) as on_round:
+        contest = _contest(loaded, config, on_round)
+        events = contest.untimed.stream(prompts[0], params)
+        if args.json:
+            with console.status("warming up"):
+                list(events)
+            comparisons = _compare(contest, prompts, params, temperatures, console)
+            document = {
+                "config": settings,
+                "prompts": prompts,
+                "results": [comparison.document() for comparison in comparisons],
+            }
+            print(json.dumps(document))
+            return
 
-    from .demo_screen import Screen
+        from .demo_screen import Screen
 
-    screen = Screen(wants_color(args.color))
-    screen.title(loaded.headline(config))
-    heading = f"its speculative continuation, {params.max_tokens} tokens, temperature "
-    screen.continuation(f"{heading}{params.temperature:g}", prompts[0], events)
-    screen.results(_compare(contest, prompts, params, temperatures, console))
+        screen = Screen(wants_color(args.color))
+        screen.title(loaded.headline(config))
+        heading = f"its speculative continuation, {params.max_tokens} tokens, temperature "
+        screen.continuation(f"{heading}{params.temperature:g}", prompts[0], events)
+        screen.results(_compare(contest, prompts, params, temperatures, console))
 
 
 def _refuse_plain(method: str, config: SpeculativeConfig) -> None:
@@ -120,13 +126,19 @@ def _refuse_plain(method: str, config: SpeculativeConfig) -> None:
         )
 
 
-def _contest(loaded: Loaded, config: SpeculativeConfig) -> Contest:
+def _contest(loaded: Loaded, config: SpeculativeConfig, on_round: OnRound | None) -> Contest:
     from ..engine import SpeculativeDecoder
     from .comparison import Contest
 
     plain, speculative, untimed = (
-        SpeculativeDecoder(loaded.target, drafter, tokenizer=loaded.tokenizer, config=config)
-        for drafter in (None, loaded.drafter, loaded.drafter)
+        SpeculativeDecoder(
+            loaded.target, drafter, tokenizer=loaded.tokenizer, config=config, on_round=told
+        )
+        for drafter, told in (
+            (None, None),
+            (loaded.drafter, on_round),
+            (loaded.drafter, None),
+        )
     )
     return Contest(plain, speculative, untimed)
 

@@ -14,13 +14,16 @@ from . import figures, log_probabilities, options, request_flags
 from .paint import Paint, colored, unpainted, wants_color
 from .parser import HelpFormatter
 from .prompts import given_or_piped_prompt
+from .tracing import add_trace_flag, check_trace_flag, tracing
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..config import SamplingParams
     from ..engine import SpeculativeDecoder
     from ..logprobs import TokenLogprob
     from ..outputs import Choice, GenerationOutput, StreamEvent
+    from .models import Loaded
 
 _EXAMPLES = """examples:
   outrider generate -p "def fib(n):" --temp 0 --stop $'\\n\\n'
@@ -46,6 +49,7 @@ def configure(parser: ArgumentParser) -> None:
     request_flags.add_prediction_flag(parser)
     request_flags.add_report_flags(parser)
     options.add_speculation_flags(parser)
+    add_trace_flag(parser, "what every round did")
     options.add_output_flags(parser, "text, seed, depths, acceptance, timing and settings")
 
 
@@ -59,6 +63,7 @@ def run(args: Namespace) -> None:
     if params.seed is None:
         params = replace(params, seed=secrets.randbits(63))
     options.speculation_method(args)
+    check_trace_flag(args)
 
     from rich.console import Console
 
@@ -67,17 +72,35 @@ def run(args: Namespace) -> None:
     console = Console(stderr=True)
     loaded = load(args, console)
     params = replace(params, bad_words=request_flags.bad_words(args.bad_texts, loaded.tokenizer))
+    settings = loaded.settings(params, config)
 
     from ..engine import SpeculativeDecoder
 
-    decoder = SpeculativeDecoder(
-        loaded.target, loaded.drafter, tokenizer=loaded.tokenizer, config=config
-    )
-    if args.json:
-        with console.status("generating"):
-            output = decoder.generate(prompt, params)
-        print(json.dumps(_document(prompt, output, decoder, loaded.settings(params, config))))
-        return
+    with tracing(args, settings, loaded.drafter, config) as on_round:
+        decoder = SpeculativeDecoder(
+            loaded.target,
+            loaded.drafter,
+            tokenizer=loaded.tokenizer,
+            config=config,
+            on_round=on_round,
+        )
+        if args.json:
+            with console.status("generating"):
+                output = decoder.generate(prompt, params)
+            print(json.dumps(_document(prompt, output, decoder, settings)))
+        else:
+            _show(args, prompt, params, decoder, loaded, console)
+
+
+def _show(
+    args: Namespace,
+    prompt: str,
+    params: SamplingParams,
+    decoder: SpeculativeDecoder,
+    loaded: Loaded,
+    console: Console,
+) -> None:
+    """Print the continuations as they come, and their figures below."""
     paint = colored if wants_color(args.color) else unpainted
     told: list[list[TokenLogprob]] = [[] for _ in range(params.n)]
     reasons: list[str | None] = [None] * params.n
@@ -87,7 +110,7 @@ def run(args: Namespace) -> None:
     else:
         _print_choices(events, paint, console, reasons)
     sys.stdout.flush()
-    if form is not None and "length" in reasons:
+    if params.structured_output is not None and "length" in reasons:
         print(
             f"cut by --max-tokens {params.max_tokens}: not yet a whole text of the form",
             file=sys.stderr,
@@ -96,7 +119,8 @@ def run(args: Namespace) -> None:
         if of_choice:
             heading = f" of continuation {index + 1}" if params.n > 1 else ""
             print(f"log-probabilities{heading}:", file=sys.stderr)
-            print(*log_probabilities.lines(of_choice, loaded.tokenizer), sep="\n", file=sys.stderr)
+            lines = log_probabilities.lines(of_choice, loaded.tokenizer)
+            print(*lines, sep="\n", file=sys.stderr)
     print(f"{figures.closing_statistics(decoder.metrics)}; seed {params.seed}", file=sys.stderr)
 
 

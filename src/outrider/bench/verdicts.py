@@ -1,0 +1,119 @@
+"""What a run comes to: for each workload and regime, what decodes fastest there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .records import BenchResult, Measurement
+
+Outcome = Literal["faster", "slower", "no difference"]
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """What all contenders of a comparison have in common, the workload and temperature apart.
+
+    Attributes:
+        batch: sequences decoded together.
+        dtype: of both models.
+    """
+
+    batch: int
+    dtype: str
+
+    @property
+    def label(self) -> str:
+        """For titles."""
+        return f"batch {self.batch}, {self.dtype}"
+
+    def of(self, measurements: Iterable[Measurement]) -> list[Measurement]:
+        """Those measured under it."""
+        return [found for found in measurements if regime(found) == self]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The best contender of one workload at one temperature.
+
+    Attributes:
+        workload, temperature, regime: where.
+        best: the fastest of the contenders that speculate.
+        plain: a peer's plain decoding that is faster still; None if none is.
+    """
+
+    workload: str
+    temperature: float
+    regime: Regime
+    best: Measurement
+    plain: Measurement | None
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether the best contender beats Outrider's plain decoding."""
+        return outcome(self.best)
+
+
+def regime(measurement: Measurement) -> Regime:
+    """The regime of a measurement."""
+    return Regime(measurement.batch, measurement.dtype)
+
+
+def regimes(result: BenchResult) -> list[Regime]:
+    """Those of a result, in the order of its measurements."""
+    return list(dict.fromkeys(map(regime, result.measurements)))
+
+
+def is_baseline(measurement: Measurement) -> bool:
+    """Whether it is what speedups are over: Outrider's own plain decoding."""
+    return measurement.contender.plain and measurement.contender.system == "outrider"
+
+
+def outcome(measurement: Measurement) -> Outcome:
+    """Faster or slower than plain decoding if the whole 95% interval is on that side of 1.
+
+    A measurement must have a speedup; one without an interval stands by the speedup itself.
+    """
+    assert measurement.speedup is not None
+    low = measurement.speedup if measurement.low is None else measurement.low
+    high = measurement.speedup if measurement.high is None else measurement.high
+    if low > 1:
+        return "faster"
+    return "slower" if high < 1 else "no difference"
+
+
+def verdicts(result: BenchResult) -> list[Verdict]:
+    """One wherever a contender that speculates has a speedup."""
+    groups: dict[tuple[Regime, str, float], list[Measurement]] = {}
+    for found in result.measurements:
+        if found.speedup is not None and not is_baseline(found):
+            place = regime(found), found.workload, found.temperature
+            groups.setdefault(place, []).append(found)
+    made = []
+    for (where, workload, temperature), members in groups.items():
+        best = _fastest(found for found in members if not found.contender.plain)
+        plain = _fastest(found for found in members if found.contender.plain)
+        if best is None:
+            continue
+        if plain is not None and _speed(plain) <= max(1, _speed(best)):
+            plain = None
+        made.append(Verdict(workload, temperature, where, best, plain))
+    return made
+
+
+def setting(provenance: dict[str, Any]) -> str:
+    """Models and machine in a line, as far as the provenance names them."""
+    names = ("target", "draft", "device", "dtype", "threads")
+    found = {name: provenance[name] for name in names if provenance.get(name) is not None}
+    parts = [f"{name} {value}" for name, value in found.items() if name not in ("device", "dtype")]
+    return ", ".join([*parts, *(str(found[name]) for name in ("device",) if name in found)])
+
+
+def _fastest(measurements: Iterable[Measurement]) -> Measurement | None:
+    return max(measurements, key=_speed, default=None)
+
+
+def _speed(measurement: Measurement) -> float:
+    assert measurement.speedup is not None
+    return measurement.speedup
