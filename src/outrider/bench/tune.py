@@ -8,15 +8,21 @@ is what was measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from ..errors import InvalidConfigError
+from ..pairing import parts_of
+from ..protocols import CachedModel
 from .measure import Tokens, forward_times
 from .race import Timed, race, speedup
 from .records import Contender, ForwardTime, Measurement, Workload
 from .regime import Prediction, Regime, measure, predict, steps
 from .search import PLAIN, Models, Search, config_of
+
+WITHIN = 0.1
+"""The error up to which a prediction counts as right."""
 
 Report = Callable[[int, int, str], None]
 """Is told how many steps are done, of how many, and what is being done."""
@@ -115,7 +121,7 @@ def tune(
     models: Models,
     workload: Workload,
     search: Search,
-    report: Report = lambda done, total, what: None,
+    report: Report = lambda _done, _total, _what: None,
     provenance: dict[str, Any] | None = None,
 ) -> TuneResult:
     """Measure, predict, check, recommend. An interrupt ends it with what is known by then.
@@ -131,6 +137,7 @@ def tune(
         InvalidConfigError: there are fewer prompts than a batch holds, or the models have no room
             for two batches.
     """
+    workload = fitting(models, workload, search)
     batches = batches_of(workload, search.batch)
     regimes: list[Regime] = []
     predictions: list[Prediction] = []
@@ -152,6 +159,28 @@ def tune(
         recommendation=recommend(search.temperatures, predictions, checks),
         partial=partial,
     )
+
+
+def fitting(models: Models, workload: Workload, search: Search) -> Workload:
+    """The prompts that leave room for the text in every model; the others are named as skipped.
+
+    Raises:
+        InvalidConfigError: none does.
+    """
+    parts = parts_of(models.target, models.drafter)
+    room = min((part.max_length for part in parts if isinstance(part, CachedModel)), default=inf)
+    most = room - search.params.max_tokens
+    kept = tuple(prompt for prompt in workload.prompts if len(prompt.token_ids) <= most)
+    skipped = tuple(
+        f"{prompt.name}: {len(prompt.token_ids)} tokens, at most {most} leave room for the text"
+        for prompt in workload.prompts
+        if len(prompt.token_ids) > most
+    )
+    if not kept:
+        raise InvalidConfigError(
+            "prompts", workload.name, f"a prompt of at most {most} tokens", given=skipped[0]
+        )
+    return replace(workload, prompts=kept, skipped=workload.skipped + skipped)
 
 
 def batches_of(workload: Workload, size: int) -> list[list[Tokens]]:
@@ -210,6 +239,25 @@ def recommend(
     measured, low, high = pooled[best]
     chosen = best if low > 1 else PLAIN
     return Recommendation(chosen, best, _expected(best, predictions), measured, low, high)
+
+
+def best_depth(contender: Contender, predictions: Sequence[Prediction]) -> int:
+    """Its depth, or where that is adaptive the best fixed one predicted of its drafter, at least 1."""
+    if contender.num_speculative_tokens is not None:
+        return contender.num_speculative_tokens
+    alike = (contender.drafter, contender.verification)
+    depths = (
+        other.num_speculative_tokens
+        for other, _ in ranked(predictions)
+        if (other.drafter, other.verification) == alike and other.tree_shape is None
+    )
+    return next(depths, None) or 1
+
+
+def within(checks: Sequence[Check]) -> tuple[int, int]:
+    """How many predictions are within 10% of what was measured, and of how many."""
+    errors = [check.error for check in checks if check.error is not None]
+    return sum(abs(error) <= WITHIN for error in errors), len(errors)
 
 
 def _pooled(checks: Sequence[Check]) -> tuple[float, float, float]:
