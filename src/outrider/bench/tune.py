@@ -242,7 +242,7 @@ def recommend(
 
 
 def best_depth(contender: Contender, predictions: Sequence[Prediction]) -> int:
-    """Its depth, or where that is adaptive the best fixed one predicted of its drafter, at least 1."""
+    """Its depth; where that is adaptive the best one predicted of its drafter, at least 1."""
     if contender.num_speculative_tokens is not None:
         return contender.num_speculative_tokens
     alike = (contender.drafter, contender.verification)

@@ -43,9 +43,9 @@ def configure(parser: ArgumentParser) -> None:
     """Add the flags of this subcommand."""
     parser.description = (
         "Find how a pair of models decodes prompts fastest. Round times and acceptance are "
-        "measured once; the tokens a second of every drafter, verification, depth and tree are predicted "
-        "from them by exact formulae; the best, and the adaptive default, are run beside plain "
-        "decoding. Ends in a recommendation, which may be not to speculate."
+        "measured once; from them the tokens a second of every drafter, verification, depth and "
+        "tree are predicted by exact formulae; the best, and the adaptive default, are run beside "
+        "plain decoding. Ends in a recommendation, which may be not to speculate."
     )
     parser.usage = "%(prog)s [--target MODEL --draft MODEL] [--prompts FILE] [flag ...]"
     parser.formatter_class = HelpFormatter
@@ -114,6 +114,7 @@ def _add_search_flags(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "--depths",
+        dest="draft_depths",
         type=_listed(options.integer_from(1)),
         metavar="K,...",
         help="tokens drafted in a row (default: 1 to 8, 12 and 16)",
@@ -243,8 +244,8 @@ def _search(args: Namespace, drafters: tuple[str, ...]) -> Search:
     from ..bench.search import Search
 
     given: dict[str, Any] = {}
-    if args.depths is not None:
-        given["depths"] = args.depths
+    if args.draft_depths is not None:
+        given["depths"] = args.draft_depths
     if args.shapes is not None:
         given["shapes"] = tuple(args.shapes)
     return Search(

@@ -55,10 +55,9 @@ class Screen:
         self._say(f"\n{found.verdict}", "bold green" if found.speculate else "bold yellow")
         if saved is not None:
             self._say(f"saved: outrider generate --config {saved}")
-        for each in exports:
+        for each in exports if found.speculate else ():
             self._say(f"\n{each.system}", "bold")
-            if each.text:
-                self._say(each.text)
+            self._say(each.text)
             for note in each.notes:
                 self._say(f"- {note}", "dim")
 
@@ -68,9 +67,9 @@ class Screen:
         listed = [*[each for each in order if not each.plain][:SHOWN], PLAIN]
         self._say(f"\npredicted: the best {len(listed) - 1} of {len(order) - 1}", "bold")
         heads = [
-            f"{what} at {temperature:g}"
+            head
             for temperature in temperatures
-            for what in ("tokens a round", "tokens/s", "speedup")
+            for head in (f"temp {temperature:g}:\na round", "\ntokens/s", "\nspeedup")
         ]
         shown = table("configuration", right=heads)
         known = {(found.contender, found.temperature): found for found in result.predictions}
