@@ -91,8 +91,9 @@ class Regime:
 
     @property
     def rounds(self) -> list[RoundTime]:
-        """Every round in which no prompt was read."""
-        seen = [*self.watched.values(), *self.filler.values()]
+        """Every round of chains in which no prompt was read."""
+        chains = [seen for kind, seen in self.watched.items() if kind.tree_shape is None]
+        seen = [*chains, *self.filler.values()]
         return [found for watched in seen for found in watched.usual]
 
 
