@@ -103,7 +103,7 @@ def workload(count: int = 4) -> Workload:
 
 def search(**changes: Any) -> Search:
     usual: dict[str, Any] = {
-        "depths": (1, 2, 3, 5),
+        "depths": (1, 4),
         "shapes": ((2, 1),),
         "temperatures": (0.0,),
         "params": outrider.SamplingParams(max_tokens=30, ignore_eos=True),
@@ -118,10 +118,10 @@ def test_predictions_are_what_is_measured_where_no_noise_is(clock: Clock, batch:
     """Greedy texts are the same every time, so that nothing but noise could set them apart."""
     models = Models(SlowTarget(clock), SlowDrafter(clock))
     wanted = search(drafters=("draft_model", "ngram", "suffix"), batch=batch, verify=99)
-    result = tune(models, workload(), wanted)
+    result = tune(models, workload(2 * batch), wanted)
     assert not result.partial
     known = [check for check in result.checks if check.predicted and check.predicted.exact]
-    assert len(known) == 3 * 2 * 4
+    assert len(known) == 3 * 2 * 2
     for check in known:
         assert check.error == pytest.approx(0, abs=1e-9), check.measured.contender.label
         assert check.measured.identical == len(check.measured.tokens)
@@ -129,9 +129,9 @@ def test_predictions_are_what_is_measured_where_no_noise_is(clock: Clock, batch:
         assert check.measured.metrics is not None
         assert check.predicted.rounds == pytest.approx(check.measured.metrics.rounds)
     plain = next(found for found in result.predictions if found.contender.plain)
-    tokens = 4 * 30
+    tokens = 2 * batch * 30
     assert plain.tokens == tokens
-    reading = 4 / batch * (1 + 0.1 * batch)
+    reading = 2 * (1 + 0.1 * batch)
     assert plain.seconds == pytest.approx(tokens / batch * (1 + 0.1 * batch) - reading)
     assert {found.contender for found in result.predictions} == set(wanted.contenders())
 
@@ -151,20 +151,16 @@ def test_trees_are_predicted_by_their_own_rounds(clock: Clock) -> None:
 
 
 def test_sampled_texts_are_predicted_on_average(clock: Clock) -> None:
-    """Means of 1,200 tokens: the ratio's standard error is near 2%, the bound five of them."""
+    """Of seeded texts, so that a test passes or fails for good; the standard error is near 4%."""
     models = Models(SlowTarget(clock), SlowDrafter(clock))
+    params = outrider.SamplingParams(max_tokens=40, ignore_eos=True, seed=5)
     wanted = search(
-        drafters=("draft_model",),
-        depths=(2, 4),
-        shapes=(),
-        temperatures=(1.0,),
-        repeats=4,
-        verify=9,
+        drafters=("draft_model",), shapes=(), temperatures=(1.0,), params=params, verify=9
     )
-    result = tune(models, workload(10), wanted)
+    result = tune(models, workload(12), wanted)
     for check in result.checks:
         if check.error is not None:
-            assert abs(check.error) < 0.1, check.measured.contender.label
+            assert abs(check.error) < 0.12, check.measured.contender.label
 
 
 def test_an_interrupt_keeps_what_is_known(clock: Clock) -> None:
@@ -195,7 +191,7 @@ def test_the_curve_is_of_real_rounds(clock: Clock) -> None:
     result = tune(models, workload(1), search(drafters=("ngram",)))
     for point in result.curve:
         assert point.seconds == pytest.approx(1 + 0.1 * point.rows * point.width)
-    assert {1, 2, 3, 4, 6} <= {point.width for point in result.curve}
+    assert {1, 2, 5} <= {point.width for point in result.curve}
 
 
 def test_too_few_prompts_for_a_batch() -> None:
