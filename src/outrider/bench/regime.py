@@ -62,8 +62,8 @@ class Prediction:
         return self.tokens / self.seconds
 
     @property
-    def acceptance_length(self) -> float:
-        """Tokens emitted in a round."""
+    def tokens_per_round(self) -> float:
+        """Tokens that a sequence emits in a round, rounds that draft nothing included."""
         return self.tokens / self.rounds
 
 

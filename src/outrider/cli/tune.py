@@ -297,21 +297,19 @@ def _provenance(loaded: Loaded, search: Search) -> dict[str, Any]:
 def _exports(args: Namespace, result: TuneResult) -> list[Export]:
     from ..bench.exports import export
     from ..bench.tune import best_depth
+    from ..models import demo
 
     if result.recommendation is None:
         return []
     contender = result.recommendation.contender
     depth = best_depth(contender, result.predictions)
+    target, draft = args.target, args.draft
+    if target == "demo":
+        target, draft = str(demo.TARGET), draft or str(demo.DRAFT)
     return [
-        export(system, contender, target=args.target, draft=_draft(args), depth=depth)
+        export(system, contender, target=target, draft=draft, depth=depth)
         for system in args.exports or SYSTEMS
     ]
-
-
-def _draft(args: Namespace) -> str | None:
-    """What to call the draft in another engine's flags."""
-    given: str | None = args.draft
-    return "demo-draft" if given is None and args.target == "demo" else given
 
 
 def _settings(args: Namespace, contender: Contender) -> dict[str, Any]:
@@ -350,12 +348,12 @@ def _write(
         return
     config_file.write(Path(args.out) / "tune.json", json.dumps(document).encode())
     if any(check.predicted is not None for check in result.checks):
+        from ..bench.agreement import picture
+
         try:
-            from ..bench.agreement import picture
-        except ModuleNotFoundError:
-            print(f"outrider: no {PICTURE}: matplotlib is not installed", file=sys.stderr)
-        else:
             config_file.write(Path(args.out) / PICTURE, picture(result.checks))
+        except InvalidConfigError as error:
+            print(f"outrider: no {PICTURE}: {error}", file=sys.stderr)
 
 
 def _document(
@@ -378,7 +376,7 @@ def _document(
             | {
                 "label": prediction.contender.label,
                 "tokens_per_s": prediction.tokens_per_s,
-                "acceptance_length": prediction.acceptance_length,
+                "tokens_per_round": prediction.tokens_per_round,
                 "speedup": result.predicted_speedup(prediction),
             }
             for prediction in result.predictions

@@ -78,7 +78,7 @@ class Screen:
             for temperature in temperatures:
                 found = known[contender, temperature]
                 gain = result.predicted_speedup(found)
-                cells += [f"{found.acceptance_length:.2f}", f"{found.tokens_per_s:.1f}"]
+                cells += [f"{found.tokens_per_round:.2f}", f"{found.tokens_per_s:.1f}"]
                 cells.append(f"{gain:.2f}x")
             shown.add_row(contender.label.removeprefix("outrider "), *cells)
         self.console.print(shown)
