@@ -1,0 +1,189 @@
+"""`outrider bench`: what it prints and writes, and what it says to bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.bench import documents
+from outrider.bench import run as matrix
+from outrider.cli import main
+from outrider.models.transformers import TransformersModel
+
+SMALL = [
+    *("bench", "--workloads", "json", "--prompts-per-workload", "2", "-m", "4", "--temps", "0"),
+    *("-k", "2", "--drafters", "model", "--peers", "none"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _no_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes a while, and has tests of its own."""
+    monkeypatch.setattr(matrix, "forward_times", lambda *_: [])
+
+
+def refused(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What is said on one line of stderr, with status 2."""
+    try:
+        status = main(["bench", *args])
+    except SystemExit as end:
+        status = end.code
+    captured = capsys.readouterr()
+    assert status == 2
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("outrider: error: ")
+    return line
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--color", "never"]) == 0
+    out = capsys.readouterr().out
+    assert "json, temperature 0" in out
+    assert "outrider plain" in out
+    assert "outrider model k=2" in out
+
+
+def test_several_formats(capsys: pytest.CaptureFixture[str]) -> None:
+    trees = ["--trees", "2x1", "--verification", "token", "--batches", "1,2", "--repeats", "2"]
+    assert main([*SMALL, *trees, "--json"]) == 0
+    found = documents.from_document(json.loads(capsys.readouterr().out))
+    assert [
+        (each.contender.label, each.batch, len(each.tokens)) for each in found.measurements
+    ] == [
+        (label, batch, 4 if batch == 1 else 2)
+        for batch in (1, 2)
+        for label in (
+            "outrider plain",
+            "outrider model token k=2",
+            "outrider model token tree 2x1",
+        )
+    ]
+    assert found.provenance["target"] == "demo"
+    assert found.provenance["settings"]["prompts"] == {"json": 2}
+
+
+def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "a" / "b"
+    assert main([*SMALL, "--out", str(folder), "--csv"]) == 0
+    captured = capsys.readouterr()
+    assert (folder / "result.csv").read_text() == captured.out
+    assert f"written to {folder}" in captured.err
+    found = json.loads((folder / "result.json").read_text())
+    assert documents.from_document(found).partial is False
+    assert (folder / "result.md").read_text().startswith("# outrider bench")
+    assert "<html" in (folder / "index.html").read_text()
+    assert list(folder.glob("*.png"))
+    assert not list(folder.glob(".*"))
+    assert "a folder without a result.json" in refused(["--out", str(folder)], capsys)
+
+
+def test_quick_names_a_folder_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*SMALL, "--quick", "--jsonl"]) == 0
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.startswith("outrider-bench-")
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_prompts_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "def f(x):"}\n{"prompt": 5}\n{"prompt": "x =", "max_tokens": 3}\n')
+    args = ["bench", "--prompts", str(path), "-m", "5", "--temps", "0", "-k", "2"]
+    assert main([*args, "--drafters", "ngram", "--peers", "none", "--md"]) == 0
+    out = capsys.readouterr().out
+    assert "## mine, temperature 0" in out
+    assert "1 prompts left out: mine, line 2: prompt is neither" in out
+
+
+@pytest.mark.parametrize("content", ["", "\n"])
+def test_an_empty_file(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "empty.jsonl"
+    path.write_text(content)
+    assert "empty.jsonl has no prompt: line 1" in refused(["--prompts", str(path)], capsys)
+
+
+def test_a_malformed_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "broken.jsonl"
+    path.write_text("\n{broken\n")
+    told = refused(["--prompts", str(path)], capsys)
+    assert "broken.jsonl has no prompt: line 2: it is not JSON" in told
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loaded(*_: Any, **__: Any) -> None:
+        raise AssertionError("models were loaded")
+
+    monkeypatch.setattr("outrider.cli.models.load", loaded)
+    (tmp_path / "file").write_text("")
+    told = refused(["--out", str(tmp_path / "file" / "folder")], capsys)
+    assert "a folder to write to (Not a directory)" in told
+    assert "File exists" in refused(["--out", str(tmp_path / "file")], capsys)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--json", "--csv"], "--csv=True is not allowed: expected one format; drop --json"),
+        (["-k", "0"], "'0' is not allowed: expected an integer >= 1, or adaptive"),
+        (["-k", "2,2"], "each only once"),
+        (["--trees", "2x0"], "such as 2x2x1"),
+        (["--trees", "99999"], "at most 1024 nodes"),
+        (["--temps", "cold"], "'cold' is not allowed"),
+        (["--temps", "-1"], "'-1' is not allowed: expected 0 for greedy"),
+        (["--batches", "0"], "'0' is not allowed: expected an integer >= 1"),
+        (["--verification", "trust"], "'trust' is not allowed: expected one of block"),
+        (["--prompts", "x", "--workloads", "code"], "not allowed with argument"),
+        (["--prompts", "x", "--prompts-per-workload", "2"], "none beside --prompts"),
+        (["--prompts", "/nowhere/x.jsonl"], "a readable JSONL file (No such file"),
+        (["--workloads", "poems"], "workloads='poems'"),
+        (["--drafters", "oracle"], "drafters='oracle'"),
+        (["--peers", "vllm"], "peers='vllm'"),
+        (["--drafters", "hybrid", "--verification", "typical"], "verification='typical'"),
+    ],
+)
+def test_bad_flags(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in refused(args, capsys)
+
+
+def test_an_interrupt_leaves_what_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verify, calls = TransformersModel.verify, 0
+
+    def interrupted(self: TransformersModel, *args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 50:
+            raise KeyboardInterrupt
+        return verify(self, *args)
+
+    monkeypatch.setattr(TransformersModel, "verify", interrupted)
+    args = [*SMALL, "--repeats", "9", "--out", str(tmp_path), "--color", "never"]
+    assert main(args) == 130
+    captured = capsys.readouterr()
+    assert "partial: the run was interrupted" in captured.out
+    assert "interrupted; this is what had been measured" in captured.err
+    found = documents.from_document(json.loads((tmp_path / "result.json").read_text()))
+    assert found.partial
+    assert 0 < len(found.measurements[0].tokens) < 18
+    assert "interrupted" in (tmp_path / "index.html").read_text()
+
+
+def test_an_interrupt_before_anything_was_measured_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TransformersModel, "verify", interrupted)
+    assert main([*SMALL, "--out", str(tmp_path / "new")]) == 130
+    assert "outrider: error: interrupted" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
