@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
@@ -187,6 +186,7 @@ def run(args: Namespace) -> int:
 
     from rich.console import Console
 
+    from ..bench.provenance import provenance
     from ..bench.tune import tune
     from .models import load
     from .screen import progress
@@ -196,8 +196,9 @@ def run(args: Namespace) -> int:
     loaded = load(args, console, max_sequences=max(8, 2 * args.batch))
     models = _models(loaded)
     workload = _workload(args, loaded)
+    facts = {name: loaded.facts[name] for name in ("target", "draft", "device", "dtype")}
     with progress(console, "tuning") as advance:
-        result = tune(models, workload, search, advance, _provenance(loaded, search))
+        result = tune(models, workload, search, advance, provenance(facts, asdict(search)))
     exports = _exports(args, result)
     settings = None
     if result.recommendation is not None:
@@ -278,20 +279,6 @@ def _workload(args: Namespace, loaded: Loaded) -> Workload:
         return found
     found = workload.read(args.prompts, loaded.tokenizer)
     return replace(found, prompts=found.prompts[: args.max_prompts])
-
-
-def _provenance(loaded: Loaded, search: Search) -> dict[str, Any]:
-    import torch
-    import transformers
-
-    return loaded.facts | {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "machine": platform.machine(),
-        "system": platform.system(),
-        "search": asdict(search),
-    }
 
 
 def _exports(args: Namespace, result: TuneResult) -> list[Export]:
