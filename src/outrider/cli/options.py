@@ -20,6 +20,7 @@ from ..config import (
     Verification,
 )
 from ..errors import InvalidConfigError
+from .config_file import add_config_flag
 
 METHODS = ("draft_model", "ngram", "suffix", "hybrid", "none")
 
@@ -67,7 +68,8 @@ def add_model_flags(parser: ArgumentParser) -> None:
 
 
 def add_speculation_flags(parser: ArgumentParser) -> None:
-    """How speculation is done."""
+    """How speculation is done, and a file that may say so."""
+    add_config_flag(parser)
     group = parser.add_argument_group(
         "speculation",
         "None of it changes the law of the output, but for the verifications typical, lenient and "

@@ -7,6 +7,9 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from ..errors import InvalidConfigError
+from . import config_file
+
 
 class HelpFormatter(argparse.HelpFormatter):
     """Leaves the lines of a text of several as they are, and wraps one that is a single line."""
@@ -24,11 +27,26 @@ class Parser(ArgumentParser):
         super().__init__(allow_abbrev=False, **settings)
 
     def parse(self, args: Sequence[str]) -> Namespace:
-        """The parsed arguments; unknown ones are reported with the subcommand's own help."""
+        """The parsed arguments; unknown ones are reported with the subcommand's own help.
+
+        Those of a `--config` file come before the others, so that the others override them.
+        """
         options, unknown = self.parse_known_args(args)
+        where = f"{self.prog} {options.command}"
         if unknown:
-            where = f"{self.prog} {options.command}"
             self._refuse(f"unknown argument {unknown[0]!r}", where)
+        path = vars(options).get("config")
+        if path is None:
+            return options
+        try:
+            given = config_file.arguments(path, options.config_leaves_out)
+        except InvalidConfigError as error:
+            self._refuse(str(error), where)
+        place = list(args).index(options.command) + 1
+        options, unknown = self.parse_known_args([*args[:place], *given, *args[place:]])
+        if unknown:
+            name = unknown[0].removeprefix("--").split("=")[0]
+            self._refuse(f"{path}: unknown setting {name!r}", where)
         return options
 
     def error(self, message: str) -> NoReturn:

@@ -1,0 +1,62 @@
+"""The picture of predictions beside what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .canvas import FAINT, MARKERS, QUIET, SERIES, canvas, dress, legend, png
+from .tune import WITHIN, Check, within
+
+
+def picture(checks: Sequence[Check]) -> bytes:
+    """A PNG: tokens a second predicted against measured, a point for each configuration.
+
+    Args:
+        checks: those without a prediction are left out; at least one has one.
+
+    Raises:
+        InvalidConfigError: matplotlib is not installed.
+    """
+    known = [(check, check.predicted) for check in checks if check.predicted is not None]
+    right, total = within(checks)
+    figure, [[axes]] = canvas(
+        f"{right} of {total} predictions are within {WITHIN:.0%} of what was measured",
+        ("Each point is a configuration at a temperature; the band is 10% to either side.",),
+        height=6.2,
+    )
+    rates = [
+        rate
+        for check, predicted in known
+        for rate in (check.measured.tokens_per_s, predicted.tokens_per_s)
+    ]
+    ends = [0.9 * min(rates), 1.1 * max(rates)]
+    low, high = ([(1 + side) * end for end in ends] for side in (-WITHIN, WITHIN))
+    axes.fill_between(ends, low, high, color=FAINT, linewidth=0)
+    axes.plot(ends, ends, color=QUIET, linewidth=1)
+    drafters = list(dict.fromkeys(check.measured.contender.drafter for check, _ in known))
+    temperatures = list(dict.fromkeys(check.measured.temperature for check, _ in known))
+    marks, labels = [], []
+    for row, drafter in enumerate(drafters):
+        for column, temperature in enumerate(temperatures):
+            points = [
+                (check.measured.tokens_per_s, predicted.tokens_per_s)
+                for check, predicted in known
+                if check.measured.contender.drafter == drafter
+                and check.measured.temperature == temperature
+            ]
+            if not points:
+                continue
+            color = SERIES[row % len(SERIES)]
+            marks += axes.plot(
+                *zip(*points, strict=True),
+                linestyle="",
+                marker=MARKERS[column % len(MARKERS)],
+                markerfacecolor=color if column == 0 else "none",
+                markeredgecolor=color,
+            )
+            labels.append(f"{drafter}, temperature {temperature:g}")
+    axes.set_xlim(*ends)
+    axes.set_ylim(*ends)
+    dress(axes, grid="y", x="measured tokens a second", y="predicted tokens a second")
+    legend(figure, marks, labels, 3)
+    return png(figure)

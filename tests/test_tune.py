@@ -1,0 +1,406 @@
+"""The tuner: its measurements on a clock of our own, its arithmetic, and its command line."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import outrider
+import outrider.bench.measure
+import outrider.bench.race
+import outrider.rounds
+from outrider.bench.measure import RoundTime, cycled, forward_times, medians
+from outrider.bench.records import Contender, Measurement, Prompt, Workload
+from outrider.bench.regime import Prediction
+from outrider.bench.search import PLAIN, Models, Search
+from outrider.bench.tune import (
+    Check,
+    TuneResult,
+    batches_of,
+    best_depth,
+    ranked,
+    recommend,
+    to_check,
+    tune,
+    within,
+)
+from outrider.cli import main
+from outrider.errors import InvalidConfigError
+from outrider.models.tabular import TabularModel
+
+SIZE = 6
+K2 = Contender("outrider", "draft_model", "block", 2)
+K4 = Contender("outrider", "draft_model", "block", 4)
+ADAPTIVE = Contender("outrider", "draft_model", "block")
+
+
+class Clock:
+    """Seconds that pass only when something says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    for module in (outrider.rounds, outrider.bench.measure, outrider.bench.race):
+        monkeypatch.setattr(module, "perf_counter", made)
+    return made
+
+
+def law(prefix: tuple[int, ...]) -> np.ndarray:
+    """Of the last two tokens, so that texts come round to where they were."""
+    rng = np.random.default_rng(zlib.crc32(f"{prefix[-2:]}".encode()))
+    return rng.dirichlet(np.full(SIZE, 0.3))
+
+
+def rough(prefix: tuple[int, ...]) -> np.ndarray:
+    return 0.7 * law(prefix) + 0.3 * law((9, *prefix[-1:]))
+
+
+class SlowTarget(TabularModel):
+    """A forward takes a second, and a tenth for each token that it is given."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(law, SIZE)
+        self._clock = clock
+
+    def verify(self, prefixes: Any, proposal: Any) -> Any:
+        self._clock.now += 1.0 + 0.1 * len(prefixes) * (proposal.width + 1)
+        return super().verify(prefixes, proposal)
+
+
+class SlowDrafter(outrider.ModelDrafter):
+    """Reading, then a fifth of a second for each token of the deepest row."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(TabularModel(rough, SIZE))
+        self._clock = clock
+
+    def propose(self, prefixes: Any, plan: Any, ctx: Any) -> Any:
+        self._clock.now += 0.2 * plan.deepest
+        return super().propose(prefixes, plan, ctx)
+
+
+def workload(count: int = 4) -> Workload:
+    rng = np.random.default_rng(1)
+    prompts = tuple(
+        Prompt(tuple(rng.integers(0, SIZE, 5).tolist()), f"line {i + 1}") for i in range(count)
+    )
+    return Workload("some", prompts)
+
+
+def search(**changes: Any) -> Search:
+    usual: dict[str, Any] = {
+        "depths": (1, 4),
+        "shapes": ((2, 1),),
+        "temperatures": (0.0,),
+        "params": outrider.SamplingParams(max_tokens=30, ignore_eos=True),
+        "checks": 1,
+        "repeats": 1,
+    }
+    return Search(**(usual | changes))
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_predictions_are_what_is_measured_where_no_noise_is(clock: Clock, batch: int) -> None:
+    """Greedy texts are the same every time, so that nothing but noise could set them apart."""
+    models = Models(SlowTarget(clock), SlowDrafter(clock))
+    wanted = search(drafters=("draft_model", "ngram", "suffix"), batch=batch, verify=99)
+    result = tune(models, workload(2 * batch), wanted)
+    assert not result.partial
+    known = [check for check in result.checks if check.predicted and check.predicted.exact]
+    assert len(known) == 3 * 2 * 2
+    for check in known:
+        assert check.error == pytest.approx(0, abs=1e-9), check.measured.contender.label
+        assert check.measured.identical == len(check.measured.tokens)
+        assert check.predicted is not None
+        assert check.measured.metrics is not None
+        assert check.predicted.rounds == pytest.approx(check.measured.metrics.rounds)
+    plain = next(found for found in result.predictions if found.contender.plain)
+    tokens = 2 * batch * 30
+    assert plain.tokens == tokens
+    reading = 2 * (1 + 0.1 * batch)
+    assert plain.seconds == pytest.approx(tokens / batch * (1 + 0.1 * batch) - reading)
+    assert {found.contender for found in result.predictions} == set(wanted.contenders())
+
+
+def test_trees_are_predicted_by_their_own_rounds(clock: Clock) -> None:
+    models = Models(SlowTarget(clock), SlowDrafter(clock))
+    wanted = search(drafters=("draft_model",), depths=(2,), verify=99)
+    result = tune(models, workload(), wanted)
+    (tree,) = [
+        check
+        for check in result.checks
+        if check.measured.contender == Contender("outrider", "draft_model", "block", 2, (2, 1))
+    ]
+    assert tree.predicted is not None
+    assert not tree.predicted.exact
+    assert tree.error == pytest.approx(0, abs=0.1)
+
+
+def test_sampled_texts_are_predicted_on_average(clock: Clock) -> None:
+    """Of seeded texts, so that a test passes or fails for good; the standard error is near 4%."""
+    models = Models(SlowTarget(clock), SlowDrafter(clock))
+    params = outrider.SamplingParams(max_tokens=40, ignore_eos=True, seed=5)
+    wanted = search(
+        drafters=("draft_model",), shapes=(), temperatures=(1.0,), params=params, verify=9
+    )
+    result = tune(models, workload(12), wanted)
+    for check in result.checks:
+        if check.error is not None:
+            assert abs(check.error) < 0.12, check.measured.contender.label
+
+
+def test_an_interrupt_keeps_what_is_known(clock: Clock) -> None:
+    def report(done: int, total: int, what: str) -> None:
+        if what.startswith("checking") and done == 1:
+            raise KeyboardInterrupt
+
+    models = Models(SlowTarget(clock), SlowDrafter(clock))
+    result = tune(models, workload(2), search(drafters=("draft_model",)), report)
+    assert result.partial
+    assert len(result.checks) == 1
+    assert result.predictions
+    assert result.recommendation is not None
+
+
+def test_an_interrupt_at_once_leaves_nothing(clock: Clock) -> None:
+    def report(done: int, total: int, what: str) -> None:
+        raise KeyboardInterrupt
+
+    result = tune(Models(SlowTarget(clock)), workload(1), search(drafters=("ngram",)), report)
+    assert result.partial
+    assert (result.predictions, result.checks, result.curve) == ((), (), ())
+    assert result.recommendation is None
+
+
+def test_the_curve_is_of_real_rounds(clock: Clock) -> None:
+    models = Models(SlowTarget(clock))
+    result = tune(models, workload(1), search(drafters=("ngram",)))
+    for point in result.curve:
+        assert point.seconds == pytest.approx(1 + 0.1 * point.rows * point.width)
+    assert {1, 2, 5} <= {point.width for point in result.curve}
+
+
+def test_too_few_prompts_for_a_batch() -> None:
+    with pytest.raises(InvalidConfigError, match="batch=3"):
+        batches_of(workload(2), 3)
+    assert [len(batch) for batch in batches_of(workload(5), 2)] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"drafters": ("magic",)}, "magic"),
+        ({"drafters": ()}, "drafters"),
+        ({"verifications": ("typical",)}, "lossless"),
+        ({"verifications": ("magic",)}, "verification"),
+        ({"depths": (0,)}, "depths"),
+        ({"depths": (2, 2)}, "each once"),
+        ({"temperatures": (-1.0,)}, "temperature"),
+        ({"batch": 0}, "batch"),
+        ({"params": outrider.SamplingParams()}, "params"),
+    ],
+)
+def test_a_search_is_checked_at_the_door(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidConfigError, match=told):
+        search(**changes)
+
+
+def test_depths_come_equally_often() -> None:
+    depths = cycled((1, 2, 4), 9)
+    assert sorted(depths) == [1, 1, 1, 2, 2, 2, 4, 4, 4]
+    assert depths == cycled((1, 2, 4), 9)
+
+
+def test_times_are_medians_by_size() -> None:
+    def seen(width: int, seconds: float, rows: int = 1) -> RoundTime:
+        return RoundTime(width, rows, width, False, 1, False, 0.0, seconds, 2 * seconds)
+
+    rounds = [seen(2, 1.0), seen(2, 9.0), seen(2, 2.0), seen(0, 4.0), seen(0, 1.0, rows=3)]
+    assert medians(rounds, lambda each: each.total_s, {1}) == {(1, 2): 4.0, (1, 0): 8.0}
+    first, *_ = forward_times(rounds)
+    assert (first.rows, first.width, first.seconds) == (1, 1, 4.0)
+
+
+def prediction(contender: Contender, seconds: float, temperature: float = 0.0) -> Prediction:
+    return Prediction(contender, temperature, 100, 50.0, seconds, True)
+
+
+def measured(contender: Contender, seconds: float, temperature: float = 0.0) -> Measurement:
+    times = (seconds * 0.9, seconds * 1.1)
+    return Measurement(
+        contender, "some", temperature, 1, "float32", times, (50, 50), None, 2, None, None, None
+    )
+
+
+def check(contender: Contender, plain: float, seconds: float, temperature: float = 0.0) -> Check:
+    return Check(
+        measured(PLAIN, plain, temperature),
+        measured(contender, seconds, temperature),
+        prediction(contender, 2 * seconds, temperature),
+    )
+
+
+PREDICTIONS = [
+    *[prediction(PLAIN, 10.0, at) for at in (0.0, 1.0)],
+    *[prediction(K2, seconds, at) for at, seconds in ((0.0, 4.0), (1.0, 8.0))],
+    *[prediction(K4, seconds, at) for at, seconds in ((0.0, 3.0), (1.0, 12.0))],
+]
+
+
+def test_ranks_are_by_all_temperatures_together() -> None:
+    order = ranked(PREDICTIONS)
+    assert [contender for contender, _ in order] == [K2, K4, PLAIN]
+    assert [gain for _, gain in order] == pytest.approx([20 / 12, 20 / 15, 1.0])
+
+
+def test_what_is_checked() -> None:
+    wanted = search(drafters=("draft_model",), depths=(2, 4), checks=1)
+    assert to_check(wanted, PREDICTIONS) == [ADAPTIVE, K2]
+    both = search(drafters=("draft_model",), depths=(2, 4), checks=1, verify=9)
+    assert to_check(both, PREDICTIONS) == [ADAPTIVE, K2, K4]
+
+
+def test_the_default_drafts_with_what_there_is() -> None:
+    assert search().default().drafter == "draft_model"
+    assert search(drafters=("suffix", "ngram")).default().drafter == "suffix"
+
+
+def test_the_best_measured_is_recommended() -> None:
+    checks = [
+        check(contender, 10.0, seconds, at)
+        for contender, times in ((K2, (4.0, 8.0)), (ADAPTIVE, (3.0, 5.0)))
+        for at, seconds in zip((0.0, 1.0), times, strict=True)
+    ]
+    found = recommend((0.0, 1.0), PREDICTIONS, checks)
+    assert found is not None
+    assert found.contender == found.best == ADAPTIVE
+    assert found.measured == pytest.approx(20 / 8)
+    assert found.expected == pytest.approx(20 / 12)
+    assert found.low > 1
+    assert found.speculate
+    assert "2.50x" in found.verdict
+    assert "1.67x was expected" in found.verdict
+    assert best_depth(found.contender, PREDICTIONS) == 2
+
+
+def test_no_recommendation_before_every_temperature_was_checked() -> None:
+    assert recommend((0.0, 1.0), PREDICTIONS, [check(K2, 10.0, 4.0)]) is None
+
+
+def test_do_not_speculate() -> None:
+    found = recommend((0.0,), PREDICTIONS, [check(K2, 10.0, 11.0), check(K4, 10.0, 12.0)])
+    assert found is not None
+    assert found.contender == PLAIN
+    assert found.best == K2
+    assert not found.speculate
+    assert found.verdict.startswith("do not speculate: the best checked, outrider draft_model k=2")
+
+
+def test_agreement_is_counted() -> None:
+    near = Check(measured(PLAIN, 9.0), measured(K2, 10.0), prediction(K2, 10.5 * 2 * 0.5))
+    assert near.error == pytest.approx(100 / 10.5 / (100 / 20.0) - 1)
+    checks = [near, check(K4, 10.0, 5.0), Check(measured(PLAIN, 9.0), measured(K2, 1.0), None)]
+    assert within(checks) == (1, 2)
+
+
+def test_the_picture_is_a_png() -> None:
+    pytest.importorskip("matplotlib")
+    from outrider.bench.agreement import picture
+
+    assert picture([check(K2, 10.0, 5.0), check(K4, 9.0, 4.0, 1.0)]).startswith(b"\x89PNG")
+
+
+class TestCommandLine:
+    def refused(self, capsys: Any, *args: str) -> str:
+        with pytest.raises(SystemExit) as caught:
+            raise SystemExit(main(["tune", *args]))
+        assert caught.value.code == 2
+        error: str = capsys.readouterr().err
+        assert error.count("\n") == 1
+        return error
+
+    @pytest.mark.parametrize(
+        ("args", "told"),
+        [
+            (("--drafters", "magic"), "'magic' is not allowed"),
+            (("--target", "x", "--drafters", "hybrid"), "--draft MODEL"),
+            (("--verifications", "typical"), "lossless"),
+            (("--verifications", "magic"), "'magic' is not allowed"),
+            (("--depths", "0"), "integer >= 1"),
+            (("--depths", "2,2"), "each once"),
+            (("--temp", "hot"), "expected numbers >= 0"),
+            (("--shape", "0"), "integer >= 1"),
+            (("--shape", "40,40"), "at most 1024 nodes"),
+            (("--no-trees", "--shape", "2"), "not allowed with"),
+            (("-m", "1"), "--max-tokens=1"),
+            (("--save", "/nowhere/at/all.toml"), "--save"),
+            (("--save", "/tmp"), "this is a folder"),
+            (("--out", "/dev/null/x"), "--out"),
+            (("--export", "magic"), "magic"),
+            (("--config", "/nowhere.toml"), "readable file"),
+        ],
+    )
+    def test_errors_are_one_line_before_anything_is_loaded(
+        self, capsys: Any, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], told: str
+    ) -> None:
+        def unreachable(*_: Any, **__: Any) -> Iterator[None]:
+            raise AssertionError("loaded")
+
+        monkeypatch.setattr("outrider.loading.load", unreachable)
+        assert told in self.refused(capsys, *args)
+
+    def test_a_prompt_file_without_a_prompt(self, capsys: Any, tmp_path: Path) -> None:
+        path = tmp_path / "prompts.jsonl"
+        path.write_text("{\n")
+        assert "line 1" in self.refused(capsys, "--prompts", str(path))
+
+    def test_a_whole_run(self, capsys: Any, tmp_path: Path) -> None:
+        """A bad row, everything written, and the file read back by `generate`."""
+        prompts = tmp_path / "prompts.jsonl"
+        prompts.write_text('{"prompt": "import os"}\nnonsense\n')
+        saved, out = tmp_path / "tuned.toml", tmp_path / "out"
+        args = ["tune", "--prompts", str(prompts), "-m", "6", "--depths", "2", "--no-trees"]
+        args += ["--drafters", "draft_model", "--verifications", "block", "--temp", "0"]
+        args += ["--repeats", "1", "--save", str(saved), "--out", str(out), "--json"]
+        assert main(args) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert json.loads((out / "tune.json").read_text()) == document
+        assert document["prompts"] == 1
+        assert document["skipped"][0].startswith("line 2")
+        assert {found["label"] for found in document["predictions"]} == {
+            "outrider plain",
+            "outrider draft_model k=2",
+        }
+        assert {found["label"] for found in document["checks"]} == {
+            "outrider draft_model adaptive",
+            "outrider draft_model k=2",
+        }
+        assert {each["system"] for each in document["exports"]} == {
+            "vllm",
+            "sglang",
+            "llama.cpp",
+            "transformers",
+        }
+        assert tomllib.loads(saved.read_text()) == document["config"]
+        assert main(["generate", "--config", str(saved), "-p", "import", "-m", "2", "--json"]) == 0
+        used = json.loads(capsys.readouterr().out)["config"]
+        assert used["method"] == document["config"]["method"]
+
+
+def test_a_result_knows_its_speedups() -> None:
+    result = TuneResult({}, "some", 1, (), (), tuple(PREDICTIONS), (), None, False)
+    assert result.predicted_speedup(PREDICTIONS[2]) == pytest.approx(2.5)
