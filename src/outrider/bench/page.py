@@ -84,29 +84,31 @@ def _headline(found: Sequence[Verdict]) -> str:
 
 
 def _verdicts(found: Sequence[Verdict]) -> str:
-    rows: list[Row] = []
+    headings = (("", ""), ("speedup", "figure"), ("with", "text"))
     several = len({verdict.regime for verdict in found}) > 1
-    for verdict in found:
-        where = f"temperature {verdict.temperature:g}"
-        where += f", {verdict.regime.label}" if several else ""
-        best, told = verdict.best, verdict.best.contender.label
-        if verdict.outcome != "faster":
-            told = f"do not speculate here (best: {told})"
-        if verdict.plain is not None:
-            told += (
-                f"; {verdict.plain.contender.label} is faster still, "
-                f"{number(verdict.plain.speedup)} times"
-            )
-        rows.append(
-            (
-                cell(verdict.workload, "text"),
-                cell(where),
-                cell(f"{number(best.speedup)}×", f"figure {_KINDS[verdict.outcome]}"),
-                cell(told, "text"),
-            )
-        )
-    headings = (("workload", "text"), ("", ""), ("speedup", "figure"), ("with", "text"))
+    rows: list[Row] = []
+    for workload in dict.fromkeys(verdict.workload for verdict in found):
+        rows.append(markup.group(workload, len(headings)))
+        rows += (_verdict_row(each, several) for each in found if each.workload == workload)
     return markup.table(headings, rows)
+
+
+def _verdict_row(verdict: Verdict, several: bool) -> Row:
+    where = f"temperature {verdict.temperature:g}"
+    where += f", {verdict.regime.label}" if several else ""
+    best, told = verdict.best, verdict.best.contender.label
+    if verdict.outcome != "faster":
+        told = f"do not speculate here (best: {told})"
+    if verdict.plain is not None:
+        told += (
+            f"; {verdict.plain.contender.label} is faster still, "
+            f"{number(verdict.plain.speedup)} times"
+        )
+    return (
+        cell(where),
+        cell(f"{number(best.speedup)}×", f"figure {_KINDS[verdict.outcome]}"),
+        cell(told, "text"),
+    )
 
 
 def _speeds(result: BenchResult) -> str:
