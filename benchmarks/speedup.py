@@ -20,11 +20,11 @@ from outrider import (
     SuffixDrafter,
 )
 from outrider.bench.race import race, speedup
+from outrider.bench.workload import built_in
 from outrider.protocols import DraftContext, DraftModel, TargetModel
 from outrider.records import DraftPlan, DraftProposal, Laws, Prefix
 
 from .report import Report, columns
-from .workloads import workloads
 
 TOKENS = 256
 TEMPERATURES = (0.0, 0.8, 1.0)
@@ -41,7 +41,12 @@ def run(rounds: int) -> Report:
         "hybrid": HybridDrafter(pair.drafter, SuffixDrafter(max_pool_tokens=0)),
     }
     bad: dict[str, DraftModel] = {"wrong": Wrong(), "dear": Dear(pair.target)}
-    prompts = workloads(pair.tokenizer, max(rounds, 2))
+    kinds = built_in(
+        ("code", "editing", "json", "random"),
+        pair.tokenizer,
+        pair.target.vocab_size,
+        max(rounds, 2),
+    )
     table = columns(
         f"tokens/s over plain decoding's, {TOKENS} tokens a prompt, with 95% intervals",
         "workload",
@@ -55,7 +60,8 @@ def run(rounds: int) -> Report:
         "drafted",
     )
     rows = []
-    for name, found in prompts.items():
+    for kind in kinds:
+        name, found = kind.name, [list(prompt.token_ids) for prompt in kind.prompts]
         for temperature in TEMPERATURES:
             for size in BATCHES:
                 raced = contenders | (bad if name == "code" and size == 1 else {})

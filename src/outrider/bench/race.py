@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from ..config import SamplingParams
 from ..engine import SpeculativeDecoder
 from ..metrics import SpeculationMetrics
+from ..records import RoundRecord
 from ..running import Run
 
 _RESAMPLES = 2000
@@ -74,7 +76,11 @@ def race(
     """
     for decoder in decoders:
         decoder.reset_metrics()
-    raced = [_race_batch(decoders, batch, params) for batch in batches]
+    raced = []
+    for batch in batches:
+        lanes = [Lane(decoder, batch, [params] * len(batch)) for decoder in decoders]
+        in_turn(lanes)
+        raced.append(lanes)
     return [
         Timed(
             tuple(lanes[index].seconds for lanes in raced),
@@ -85,43 +91,84 @@ def race(
     ]
 
 
-def _race_batch(
-    decoders: Sequence[SpeculativeDecoder],
-    batch: Sequence[Sequence[int]],
-    params: SamplingParams,
-) -> list[Lane]:
-    lanes = [Lane(decoder, batch, params) for decoder in decoders]
+class Racer(Protocol):
+    """One way of decoding on its way through a batch of prompts, with a clock of its own.
+
+    Attributes:
+        running: whether there is more to decode.
+        seconds: from the request to the last token, but for `prompt_s`.
+        prompt_s: of the target's first forward, which reads the prompts.
+        records: of its rounds; their times may stand in the first alone.
+    """
+
+    running: bool
+    seconds: float
+    prompt_s: float
+    records: list[RoundRecord]
+
+    @property
+    def token_ids(self) -> tuple[tuple[int, ...], ...]:
+        """What was emitted for each prompt."""
+        ...
+
+    def advance(self) -> None:
+        """Decode some more: a round, or as little as can be decoded at once."""
+        ...
+
+    def close(self) -> None:
+        """Free what is held."""
+        ...
+
+
+def in_turn(lanes: Sequence[Racer], *, whole: bool = False) -> None:
+    """Run lanes to their ends.
+
+    Args:
+        lanes: in the order of their turns.
+        whole: whether a turn is all of the batch, and not one round.
+    """
     try:
         while any(lane.running for lane in lanes):
             for lane in lanes:
                 lane.advance()
+                while whole and lane.running:
+                    lane.advance()
     finally:
         for lane in lanes:
             lane.close()
-    return lanes
 
 
 class Lane:
-    """One decoder on its way through a batch, and its own clock.
+    """One decoder on its way through a batch, and its own clock: a `Racer`.
 
-    The clock runs from the first round to the end of the last, but for the target's first forward:
-    there it reads the prompts, which lanes over the same models share and which takes as long with
-    drafts as without. What a drafter does in that round counts, its reading of the prompts too.
+    The clock runs from the request to the end of the last round, but for the target's first
+    forward: there it reads the prompts, which takes as long with drafts as without. What a drafter
+    does in that round counts, its reading of the prompts too.
 
     Args:
         decoder: of any number of sequences.
         batch: the token ids of the prompts.
-        params: of every request.
+        params: of each request.
     """
 
     def __init__(
-        self, decoder: SpeculativeDecoder, batch: Sequence[Sequence[int]], params: SamplingParams
+        self,
+        decoder: SpeculativeDecoder,
+        batch: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
     ) -> None:
-        states = [state for prompt in batch for state in decoder.start(list(prompt), params)]
-        self._emitted: dict[int, list[int]] = {state.prefix.sequence_id: [] for state in states}
+        start = perf_counter()
+        states = [
+            state
+            for prompt, asked in zip(batch, params, strict=True)
+            for state in decoder.start(list(prompt), asked)
+        ]
         self._rounds = iter(Run(decoder, states, discard=True))
-        self.seconds = 0.0
+        self.seconds = perf_counter() - start
+        self.prompt_s = 0.0
+        self.records: list[RoundRecord] = []
         self.running = True
+        self._emitted: dict[int, list[int]] = {state.prefix.sequence_id: [] for state in states}
 
     @property
     def token_ids(self) -> tuple[tuple[int, ...], ...]:
@@ -138,8 +185,10 @@ class Lane:
         self.running = step is not None
         if step is None:
             return
-        if not any(self._emitted.values()):
-            self.seconds -= step.record.target_s
+        if not self.records:
+            self.prompt_s = step.record.target_s
+            self.seconds -= self.prompt_s
+        self.records.append(step.record)
         for state, tokens in zip(step.batch.states, step.emitted, strict=True):
             self._emitted[state.prefix.sequence_id] += tokens
 

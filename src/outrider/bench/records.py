@@ -30,7 +30,7 @@ class Workload:
     Attributes:
         name: of the kind.
         prompts: at least one.
-        skipped: for each row of a file that could not be used, its place and why.
+        skipped: for each prompt that could not be used, its place and why.
     """
 
     name: str
@@ -88,13 +88,15 @@ class Measurement:
         batch: sequences decoded together.
         dtype: of both models.
         seconds: for each timed stretch (a prompt, or a batch of them, once for each repeat), in the
-            same order for every contender of a regime.
+            same order for every contender of a regime; from the request to the last token, but for
+            `prompt_s`.
         tokens: emitted in each stretch, counted from ids.
         metrics: of the rounds; None for systems that do not report them.
         identical: stretches whose tokens are those of plain decoding; None where they need not be.
-        speedup: tokens a second over those of Outrider's plain decoding, with the bounds `low` and
-            `high` of a 95% bootstrap interval over stretches; 1 for that one itself, None where it
-            was not measured.
+        speedup: tokens a second over those of Outrider's plain decoding; 1 for that one itself,
+            None where one of the two is missing tokens that were asked for.
+        low, high: its 95% bootstrap interval over stretches; None with fewer than two of them.
+        prompt_s: for each stretch, the target's first forward, which reads the prompts.
         partial: whether the run was interrupted before all stretches were measured.
     """
 
@@ -110,12 +112,18 @@ class Measurement:
     speedup: float | None
     low: float | None
     high: float | None
+    prompt_s: tuple[float, ...] = ()
     partial: bool = False
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens emitted a second, over all stretches."""
+        """Tokens emitted a second, over all stretches, the reading of prompts aside."""
         return sum(self.tokens) / sum(self.seconds)
+
+    @property
+    def request_tokens_per_s(self) -> float:
+        """Tokens emitted a second, over all stretches, from the request to the last token."""
+        return sum(self.tokens) / (sum(self.seconds) + sum(self.prompt_s))
 
 
 @dataclass(frozen=True, slots=True)
