@@ -18,6 +18,7 @@ from .parser import Parser, one_line
 COMMANDS = {
     "generate": "continue a prompt, and show how many tokens came from the draft",
     "demo": "decode the same prompts plainly and speculatively, and compare the speed",
+    "bench": "measure what speculation is worth, beside plain decoding and other systems",
     "certify": "prove that the output has the target's law, and that the proof can fail",
 }
 

@@ -1,0 +1,346 @@
+"""`outrider bench`: what speculation is worth, measured beside plain decoding and other systems."""
+
+from __future__ import annotations
+
+import sys
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable
+from itertools import product
+from typing import TYPE_CHECKING, Any, get_args
+
+from ..config import SamplingParams, SpeculativeConfig, Verification
+from ..errors import InvalidConfigError
+from . import options
+from .paint import wants_color
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..bench.records import BenchResult, Contender, Workload
+    from ..bench.run import Matrix
+    from ..loading import Pair
+    from .models import Loaded
+
+FORMATS = ("json", "jsonl", "md", "csv")
+
+INTERRUPTED = 130
+
+USUAL: dict[str, Any] = {
+    "workloads": ("code", "editing", "json", "quote", "chat", "random"),
+    "drafters": None,
+    "verifications": ("block",),
+    "depths": (4, None),
+    "trees": (),
+    "temperatures": (0.0, 0.8),
+    "batches": (1,),
+    "max_tokens": 128,
+    "count": 4,
+    "repeats": 1,
+    "peers": ("transformers", "llama.cpp"),
+}
+QUICK = USUAL | {"workloads": ("code", "json", "random"), "max_tokens": 64, "count": 3}
+"""What is measured unless flags say otherwise, and with --quick."""
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the flags of this subcommand."""
+    parser.description = (
+        "Measure what speculation is worth. All contenders decode the same prompts in turn, in one "
+        "process, beside plain decoding (the same engine at depth 0) and other systems on the same "
+        "weights. Tokens are counted from ids; end-of-text is ignored. Clocks run from the request "
+        "to the last token, but for the target's reading of the prompt. --dtype takes several, "
+        "with commas between. Ctrl-C keeps what was measured."
+    )
+    parser.set_defaults(run=run, method=None, prompt_lookup_max=None, prompt_lookup_min=None)
+    parser.add_argument(
+        "--quick", action="store_true", help="a small matrix, with plots and a page, in minutes"
+    )
+    options.add_model_flags(parser)
+    prompts = parser.add_argument_group("prompts")
+    which = prompts.add_mutually_exclusive_group()
+    _add_list(which, "--workloads", "workloads", str, "KIND,...", "built-in kinds of prompts")
+    which.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="JSONL instead: rows with a prompt, Spec-Bench's, or OpenAI batch requests",
+    )
+    _add_number(prompts, "--prompts-per-workload", "count", "built-in prompts of each kind")
+    _add_number(prompts, "-m, --max-tokens", "max_tokens", "to emit, where a row does not say")
+    matrix = parser.add_argument_group(
+        "matrix",
+        "Every drafter with every verification, at every depth and shape, each under every regime.",
+    )
+    _add_list(
+        matrix,
+        "--drafters",
+        "drafters",
+        str,
+        "NAME,...",
+        "of model, hybrid, suffix, ngram (default: model and hybrid; without a draft the others)",
+    )
+    _add_list(matrix, "--verification", "verifications", _verification, "NAME,...", "how checked")
+    _add_list(matrix, "-k, --k", "depths", _depth, "K,...", "tokens drafted in a row, or adaptive")
+    _add_list(matrix, "--trees", "trees", _tree, "SHAPE,...", "such as 2x2x1, children by depth")
+    _add_list(matrix, "--temps", "temperatures", _temperature, "T,...", "a regime each")
+    _add_list(matrix, "--batches", "batches", int, "N,...", "sequences together, a regime each")
+    _add_number(matrix, "--repeats", "repeats", "of every prompt")
+    _add_list(matrix, "--peers", "peers", str, "NAME,...", "of transformers, llama.cpp; or none")
+    _add_list(
+        matrix,
+        "--peer-k",
+        "peer_depths",
+        _depth,
+        "K,...",
+        "depths of peers; adaptive is what they do by themselves (default: as -k, and adaptive)",
+    )
+    options.add_output_flags(parser, "all measurements", "which contenders are faster")
+    output = parser.add_argument_group("files")
+    output.add_argument(
+        "--out",
+        metavar="DIR",
+        help="write result.json, .md, .csv, plots and a page into this folder "
+        "(default: with --quick a new one, outrider-bench-DATE; else nothing is written)",
+    )
+    for name, what in (
+        ("jsonl", "a line of JSON a measurement"),
+        ("md", "Markdown"),
+        ("csv", "CSV"),
+    ):
+        output.add_argument(f"--{name}", action="store_true", help=f"print {what}, and no table")
+
+
+def run(args: Namespace) -> int:
+    """Measure, print the table, and write the files; 130 if it was interrupted."""
+    form = _form(args)
+    settings = _settings(args)
+
+    from rich.console import Console
+
+    from .bench_files import Folder
+
+    console = Console(stderr=True)
+    with Folder.prepared(args.out, quick=args.quick) as folder:
+        result = _measure(args, settings, console)
+        if not result.measurements:
+            raise KeyboardInterrupt
+        _show(result, form, args)
+        if folder is not None:
+            with console.status("drawing"):
+                folder.write(result)
+            print(f"written to {folder.path}", file=sys.stderr)
+    if result.partial:
+        print("outrider: interrupted; this is what had been measured", file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+def _measure(args: Namespace, settings: Namespace, console: Console) -> BenchResult:
+    from ..bench.provenance import provenance
+    from ..bench.run import run as run_matrix
+    from .models import load
+    from .screen import progress
+
+    def load_in(dtype: str | None) -> Loaded:
+        asked = Namespace(**vars(args) | {"dtype": dtype})
+        return load(asked, console, max_sequences=max(settings.batches))
+
+    first, *others = settings.dtypes
+    loaded = load_in(first)
+    pair = _pair(loaded)
+    if settings.drafters is None:
+        settings.drafters = ("suffix", "ngram") if pair.drafter is None else ("model", "hybrid")
+    workloads = _workloads(args, settings, pair)
+    dtype = str(loaded.facts["dtype"])
+    matrix = _matrix(settings, (dtype, *others))
+    models = {name: loaded.facts[name] for name in ("target", "draft", "device")}
+    models["dtype"] = ", ".join(matrix.dtypes)
+    template = getattr(pair.tokenizer, "chat_template", None)
+    told = {
+        "quick": args.quick,
+        "prompts": {each.name: len(each.prompts) for each in workloads},
+        "max_tokens": matrix.max_tokens,
+        "repeats": matrix.repeats,
+        "turns": "whole requests" if matrix.peers else "rounds",
+        "messages": "the chat template" if template else "contents alone: no chat template",
+    }
+    with progress(console, "timing") as advance:
+        return run_matrix(
+            matrix,
+            workloads,
+            lambda name: pair if name == dtype else _pair(load_in(name)),
+            provenance(models, told),
+            advance,
+        )
+
+
+def _show(result: BenchResult, form: str | None, args: Namespace) -> None:
+    from ..bench import documents, tables
+
+    if form is None:
+        from .screen import standard_output
+
+        standard_output(wants_color(args.color)).print(tables.rendered(result))
+        return
+    writers: dict[str, Callable[[BenchResult], str]] = {
+        "json": documents.as_json,
+        "jsonl": documents.as_jsonl,
+        "md": tables.as_markdown,
+        "csv": documents.as_csv,
+    }
+    print(writers[form](result).rstrip("\n"))
+
+
+def _form(args: Namespace) -> str | None:
+    chosen = [name for name in FORMATS if getattr(args, name)]
+    if len(chosen) > 1:
+        raise InvalidConfigError(f"--{chosen[1]}", True, f"one format; drop --{chosen[0]}")
+    return chosen[0] if chosen else None
+
+
+def _settings(args: Namespace) -> Namespace:
+    """What is to be measured: the flags, and the usual in the place of those not given.
+
+    Raises:
+        InvalidConfigError: flags contradict each other.
+    """
+    options.speculation_method(args)
+    usual = QUICK if args.quick else USUAL
+    given = {name: value for name, value in vars(args).items() if name in usual}
+    found = Namespace(**usual | given)
+    if found.peers == ("none",):
+        found.peers = ()
+    found.dtypes = (None,) if args.dtype is None else tuple(args.dtype.split(","))
+    found.peer_depths = getattr(args, "peer_depths", tuple(dict.fromkeys((*found.depths, None))))
+    if args.prompts is not None and "count" in given:
+        raise InvalidConfigError(
+            "--prompts-per-workload", found.count, "none beside --prompts: all rows are measured"
+        )
+    return found
+
+
+def _matrix(settings: Namespace, dtypes: tuple[str, ...]) -> Matrix:
+    from ..bench.run import Matrix
+
+    return Matrix(
+        contenders=_contenders(settings),
+        temperatures=settings.temperatures,
+        batches=settings.batches,
+        dtypes=dtypes,
+        max_tokens=settings.max_tokens,
+        repeats=settings.repeats,
+        peers=settings.peers,
+        peer_depths=settings.peer_depths,
+        curve_rows=tuple(sorted({1, *settings.batches})),
+    )
+
+
+def _contenders(settings: Namespace) -> tuple[Contender, ...]:
+    from ..bench.records import Contender
+
+    pairs = list(product(settings.drafters, settings.verifications))
+    chains = [
+        Contender("outrider", drafter, verification, depth)
+        for (drafter, verification), depth in product(pairs, settings.depths)
+    ]
+    # Prompt lookup finds one continuation: it has no trees.
+    trees = [
+        Contender("outrider", drafter, verification, len(shape), shape)
+        for (drafter, verification), shape in product(pairs, settings.trees)
+        if drafter != "ngram"
+    ]
+    return (*chains, *trees)
+
+
+def _workloads(args: Namespace, settings: Namespace, pair: Pair) -> tuple[Workload, ...]:
+    from ..bench.workload import built_in, read
+
+    if args.prompts is not None:
+        return (read(args.prompts, pair.tokenizer),)
+    return built_in(settings.workloads, pair.tokenizer, pair.target.vocab_size, settings.count)
+
+
+def _pair(loaded: Loaded) -> Pair:
+    from ..drafters.model import ModelDrafter
+    from ..drafters.vocabulary import VocabularyDrafter
+    from ..loading import Pair
+
+    drafter = loaded.drafter
+    model = drafter if isinstance(drafter, ModelDrafter | VocabularyDrafter) else None
+    return Pair(loaded.target, model, loaded.tokenizer)
+
+
+def _add_number(group: Any, flags: str, name: str, text: str) -> None:
+    group.add_argument(
+        *flags.split(", "),
+        dest=name,
+        type=options.integer_from(1),
+        default=SUPPRESS,
+        metavar="N",
+        help=f"{text} (default: {_default(name)})",
+    )
+
+
+def _add_list(
+    group: Any, flags: str, name: str, parse: Callable[[str], object], metavar: str, text: str
+) -> None:
+    """A flag with several values, commas between; one that is not given is not in the result."""
+
+    def convert(given: str) -> tuple[object, ...]:
+        values = []
+        for part in given.split(","):
+            try:
+                values.append(parse(part.strip()))
+            except ValueError as error:
+                reason = error.expected if isinstance(error, InvalidConfigError) else "a number"
+                raise ArgumentTypeError(f"{part!r} is not allowed: expected {reason}") from error
+        if len(set(values)) < len(values):
+            raise ArgumentTypeError(f"{given!r} is not allowed: expected each only once")
+        return tuple(values)
+
+    known = f" (default: {_default(name)})" if USUAL.get(name) else ""
+    group.add_argument(
+        *flags.split(", "),
+        dest=name,
+        type=convert,
+        default=SUPPRESS,
+        metavar=metavar,
+        help=text + known,
+    )
+
+
+def _default(name: str) -> str:
+    value = USUAL[name]
+    if not isinstance(value, tuple):
+        return str(value)
+    return ",".join("adaptive" if each is None else str(each) for each in value)
+
+
+def _depth(text: str) -> int | None:
+    if text == "adaptive":
+        return None
+    depth = int(text) if text.isdecimal() else 0
+    if depth < 1:
+        raise InvalidConfigError("k", text, "an integer >= 1, or adaptive; plain always takes part")
+    return depth
+
+
+def _tree(text: str) -> tuple[int, ...]:
+    parts = text.split("x")
+    shape = tuple(int(part) if part.isdecimal() else 0 for part in parts)
+    if min(shape) < 1:
+        raise InvalidConfigError("trees", text, "children at each depth, such as 2x2x1")
+    SpeculativeConfig(tree_shape=shape)
+    return shape
+
+
+def _temperature(text: str) -> float:
+    value = float(text)
+    SamplingParams(temperature=value)
+    return value
+
+
+def _verification(text: str) -> str:
+    names = get_args(Verification)
+    if text not in names:
+        raise InvalidConfigError("verification", text, f"one of {', '.join(names)}")
+    return text
