@@ -19,6 +19,7 @@ COMMANDS = {
     "generate": "continue a prompt, and show how many tokens came from the draft",
     "demo": "decode the same prompts plainly and speculatively, and compare the speed",
     "bench": "measure what speculation is worth, beside plain decoding and other systems",
+    "report": "turn a trace or a benchmark's result into a table, plots and a page",
     "certify": "prove that the output has the target's law, and that the proof can fail",
 }
 

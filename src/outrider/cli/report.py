@@ -1,0 +1,178 @@
+"""`outrider report`: a trace or a benchmark's result as a table, plots and a page."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InvalidConfigError
+from . import figures, options
+from .paint import wants_color
+
+if TYPE_CHECKING:
+    from ..bench.canvas import Picture
+    from ..bench.records import BenchResult
+    from ..trace import Trace
+
+PAGE = "report.html"
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of this subcommand."""
+    parser.description = (
+        "Summarise what a run recorded: print a table, and write plots (PNG) and a page (HTML, one "
+        "file) into a folder."
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument(
+        "file", metavar="FILE", help="a trace that --trace wrote, or outrider bench's result.json"
+    )
+    options.add_output_flags(parser, "the figures, and the files written", "verdicts").add_argument(
+        "--out",
+        metavar="DIR",
+        help="write plots and page there (default: beside FILE, under its name and -report)",
+    )
+
+
+def run(args: Namespace) -> None:
+    """Read the file, write plots and page, and print the table."""
+    path = Path(args.file)
+    found = _read(path)
+    directory = path.with_name(f"{path.stem}-report") if args.out is None else Path(args.out)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        expected = f"a folder that can be written ({reason})"
+        raise InvalidConfigError("--out", str(directory), expected) from error
+
+    from rich.console import Console
+
+    with Console(stderr=True).status("drawing"):
+        written = _write(found, directory)
+    if args.json:
+        print(json.dumps(_document(found) | {"files": [str(each) for each in written]}))
+    else:
+        _show(found, wants_color(args.color))
+        print(f"\nwrote {len(written) - 1} plots and {written[-1]}")
+
+
+def _read(path: Path) -> Trace | BenchResult:
+    """What a file holds.
+
+    Raises:
+        InvalidConfigError: it cannot be read, or is neither a trace nor a result.
+    """
+    from ..bench.documents import from_document
+    from ..trace import is_trace, read_trace
+
+    expected = "a trace that --trace wrote, or outrider bench's result.json"
+    try:
+        if is_trace(path):
+            return read_trace(path)
+        return from_document(json.loads(path.read_bytes()))
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+    except (InvalidConfigError, RecursionError, ValueError) as error:
+        if isinstance(error, InvalidConfigError) and error.field == "trace":
+            raise
+        reason = str(error)
+    raise InvalidConfigError("FILE", str(path), f"{expected} ({reason})")
+
+
+def _write(found: Trace | BenchResult, directory: Path) -> list[Path]:
+    """Write plots and, last, the page; returns their paths."""
+    from ..bench import canvas, plots, trace_plots
+    from ..bench.page import page
+    from ..bench.records import BenchResult
+    from ..bench.trace_page import trace_page
+
+    pictures: Sequence[Picture]
+    if isinstance(found, BenchResult):
+        pictures = plots.pictures(found)
+        html = page(found, pictures)
+    else:
+        pictures = trace_plots.pictures(found)
+        html = trace_page(found, pictures)
+    target = directory / PAGE
+    written = canvas.save(pictures, directory)
+    target.write_text(html, encoding="utf-8")
+    return [*written, target]
+
+
+def _document(found: Trace | BenchResult) -> dict[str, Any]:
+    """The object that `--json` prints, but for the files."""
+    from ..bench.documents import document
+    from ..bench.records import BenchResult
+
+    if isinstance(found, BenchResult):
+        return {"kind": "bench", "result": document(found)}
+    metrics = found.metrics
+    return {
+        "kind": "trace",
+        "truncated": found.truncated,
+        "outrider": found.outrider,
+        "settings": found.settings,
+        "emitted": metrics.emitted,
+        "speculation": figures.speculation(metrics),
+        "depths": metrics.depths,
+        "timing": figures.timing(metrics),
+    }
+
+
+def _show(found: Trace | BenchResult, color: bool) -> None:
+    """The table on standard output."""
+    from rich.text import Text
+
+    from ..bench.records import BenchResult
+    from ..bench.summary import summary
+    from ..bench.tables import rendered
+    from ..bench.trace_page import CUT_SHORT
+    from ..bench.trace_plots import regime
+    from .screen import standard_output, table
+
+    console = standard_output(color)
+    if isinstance(found, BenchResult):
+        console.print(rendered(found))
+        console.print(_rounds(found))
+        return
+    console.print(Text(regime(found), style="dim"))
+    lines = table("", "")
+    lines.show_header = False
+    for name, told in summary(found.metrics):
+        lines.add_row(Text(name), Text(told))
+    console.print(lines)
+    if found.truncated:
+        console.print(Text(CUT_SHORT, style="bold"))
+
+
+def _rounds(result: BenchResult) -> Any:
+    """What the rounds of each contender did, for those that tell."""
+    from rich.text import Text
+
+    from ..bench.summary import depths, positions, time_split
+    from .screen import table
+
+    right = ("rounds", "drafted", "accepted")
+    made = table("contender", right=right)
+    for heading in ("by position", "rounds by depth", "time of a round"):
+        made.add_column(heading)
+    where = None
+    for found in result.measurements:
+        metrics = found.metrics
+        if metrics is None or not metrics.rounds:
+            continue
+        if where != (where := f"{found.workload}, temperature {found.temperature:g}"):
+            made.add_row(Text(where, style="bold"))
+        counts = (metrics.rounds, metrics.drafted, metrics.accepted)
+        made.add_row(
+            Text(f"  {found.contender.label}"),
+            *(f"{count:,}" for count in counts),
+            positions(metrics),
+            depths(metrics),
+            time_split(metrics),
+        )
+    return made
