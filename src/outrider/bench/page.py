@@ -9,7 +9,7 @@ from . import markup
 from .canvas import Picture
 from .markup import Row, cell
 from .records import BenchResult, Measurement
-from .summary import UNKNOWN, number, percent, positions, time_split
+from .summary import UNKNOWN, depths, number, percent, positions, time_split
 from .verdicts import Verdict, is_baseline, outcome, regime, setting, verdicts
 
 _KINDS = {"faster": "good", "slower": "bad", "no difference": ""}
@@ -55,8 +55,9 @@ def page(result: BenchResult, pictures: Sequence[Picture] | None = None) -> str:
 
 
 _SPEED_NOTE = markup.paragraph(
-    "Speedup is tokens a second over those of Outrider's plain decoding, with a 95% bootstrap "
-    "interval. Identical: timed stretches whose tokens are those of plain decoding.",
+    "Tokens a second from the request to the last token, the target's reading of the prompt aside. "
+    "Speedup is over Outrider's plain decoding, with a 95% bootstrap interval. Identical: timed "
+    "stretches whose tokens are those of plain decoding.",
     "quiet",
 )
 
@@ -156,6 +157,7 @@ def _acceptance(measurements: Sequence[Measurement]) -> str:
         ("of ceiling", "figure"),
         ("rate", "figure"),
         ("by position", ""),
+        ("rounds by depth", ""),
         ("time of a round", ""),
     )
     rows: list[Row] = []
@@ -172,6 +174,7 @@ def _acceptance(measurements: Sequence[Measurement]) -> str:
                     cell(percent(metrics.ceiling_share), "figure"),
                     cell(percent(metrics.acceptance_rate), "figure"),
                     cell(positions(metrics)),
+                    cell(depths(metrics)),
                     cell(time_split(metrics)),
                 )
             )

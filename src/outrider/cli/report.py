@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +13,13 @@ from . import figures, options
 from .paint import wants_color
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from ..bench.canvas import Picture
     from ..bench.records import BenchResult
     from ..trace import Trace
 
-PAGE = "report.html"
+PAGE = "index.html"
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -137,42 +139,38 @@ def _show(found: Trace | BenchResult, color: bool) -> None:
     console = standard_output(color)
     if isinstance(found, BenchResult):
         console.print(rendered(found))
-        console.print(_rounds(found))
+        for lines in _rounds(found):
+            console.print(lines)
         return
     console.print(Text(regime(found), style="dim"))
-    lines = table("", "")
-    lines.show_header = False
+    listed = table("", "")
+    listed.show_header = False
     for name, told in summary(found.metrics):
-        lines.add_row(Text(name), Text(told))
-    console.print(lines)
+        listed.add_row(Text(name), Text(told))
+    console.print(listed)
     if found.truncated:
         console.print(Text(CUT_SHORT, style="bold"))
 
 
-def _rounds(result: BenchResult) -> Any:
-    """What the rounds of each contender did, for those that tell."""
+def _rounds(result: BenchResult) -> Iterator[Text]:
+    """What the rounds of each contender that drafts did, in a few lines."""
     from rich.text import Text
 
-    from ..bench.summary import depths, positions, time_split
-    from .screen import table
+    from ..bench.summary import depths, number, percent, positions, time_split
 
-    right = ("rounds", "drafted", "accepted")
-    made = table("contender", right=right)
-    for heading in ("by position", "rounds by depth", "time of a round"):
-        made.add_column(heading)
     where = None
     for found in result.measurements:
         metrics = found.metrics
-        if metrics is None or not metrics.rounds:
+        if metrics is None or not metrics.draft_rounds:
             continue
         if where != (where := f"{found.workload}, temperature {found.temperature:g}"):
-            made.add_row(Text(where, style="bold"))
-        counts = (metrics.rounds, metrics.drafted, metrics.accepted)
-        made.add_row(
-            Text(f"  {found.contender.label}"),
-            *(f"{count:,}" for count in counts),
-            positions(metrics),
-            depths(metrics),
-            time_split(metrics),
+            yield Text(f"\nrounds of {where}", style="bold")
+        yield Text(f"  {found.contender.label}")
+        yield Text(
+            f"      {metrics.rounds:,} rounds, {metrics.drafted:,} tokens drafted, "
+            f"{metrics.accepted:,} accepted ({percent(metrics.acceptance_rate, 1)}), "
+            f"{number(metrics.acceptance_length)} emitted a round\n"
+            f"      accepted by position {positions(metrics)}; {time_split(metrics)}\n"
+            f"      rounds by depth {depths(metrics)}",
+            style="dim",
         )
-    return made
