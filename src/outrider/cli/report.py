@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -59,7 +60,7 @@ def run(args: Namespace) -> None:
         print(json.dumps(_document(found) | {"files": [str(each) for each in written]}))
     else:
         _show(found, wants_color(args.color))
-        print(f"\nwrote {len(written) - 1} plots and {written[-1]}")
+        print(f"\nwritten: {len(written) - 1} plots and {written[-1]}")
 
 
 def _read(path: Path) -> Trace | BenchResult:
@@ -86,22 +87,24 @@ def _read(path: Path) -> Trace | BenchResult:
 
 
 def _write(found: Trace | BenchResult, directory: Path) -> list[Path]:
-    """Write plots and, last, the page; returns their paths."""
+    """Write plots, if they can be drawn, and, last, the page; returns their paths."""
     from ..bench import canvas, plots, trace_plots
     from ..bench.page import page
     from ..bench.records import BenchResult
     from ..bench.trace_page import trace_page
 
-    pictures: Sequence[Picture]
-    if isinstance(found, BenchResult):
-        pictures = plots.pictures(found)
-        html = page(found, pictures)
-    else:
-        pictures = trace_plots.pictures(found)
-        html = trace_page(found, pictures)
-    target = directory / PAGE
+    pictures: Sequence[Picture] = ()
+    try:
+        if isinstance(found, BenchResult):
+            pictures = plots.pictures(found)
+        else:
+            pictures = trace_plots.pictures(found)
+    except InvalidConfigError as error:
+        print(f"outrider: no plots: {error}", file=sys.stderr)
     written = canvas.save(pictures, directory)
-    target.write_text(html, encoding="utf-8")
+    made = page(found, pictures) if isinstance(found, BenchResult) else trace_page(found, pictures)
+    target = directory / PAGE
+    target.write_text(made, encoding="utf-8")
     return [*written, target]
 
 
@@ -157,19 +160,22 @@ def _rounds(result: BenchResult) -> Iterator[Text]:
     from rich.text import Text
 
     from ..bench.summary import depths, number, percent, positions, time_split
+    from ..bench.verdicts import regime
 
     where = None
     for found in result.measurements:
         metrics = found.metrics
         if metrics is None or not metrics.draft_rounds:
             continue
-        if where != (where := f"{found.workload}, temperature {found.temperature:g}"):
-            yield Text(f"\nrounds of {where}", style="bold")
+        place = f"{found.workload}, temperature {found.temperature:g}, {regime(found).label}"
+        if place != where:
+            yield Text(f"\nrounds of {place}", style="bold")
+        where = place
         yield Text(f"  {found.contender.label}")
         yield Text(
             f"      {metrics.rounds:,} rounds, {metrics.drafted:,} tokens drafted, "
             f"{metrics.accepted:,} accepted ({percent(metrics.acceptance_rate, 1)}), "
-            f"{number(metrics.acceptance_length)} emitted a round\n"
+            f"{number(metrics.acceptance_length)} emitted a round that drafted\n"
             f"      accepted by position {positions(metrics)}; {time_split(metrics)}\n"
             f"      rounds by depth {depths(metrics)}",
             style="dim",
