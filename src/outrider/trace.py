@@ -7,9 +7,9 @@ fields of one `RoundRecord`, under their own names.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -22,6 +22,7 @@ from .records import RoundRecord
 FORMAT = "outrider trace"
 VERSION = 1
 
+_LARGEST = sys.float_info.max
 _FIELDS = tuple(field.name for field in fields(RoundRecord))
 
 
@@ -235,7 +236,7 @@ def _is_bool(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not _is_bool(value) and 0 <= value < inf
+    return isinstance(value, int | float) and not _is_bool(value) and 0 <= value <= _LARGEST
 
 
 def _is_ceiling(value: object) -> bool:

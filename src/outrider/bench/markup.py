@@ -29,7 +29,7 @@ th, td { padding: 0.25rem 0.7rem 0.25rem 0; text-align: left; vertical-align: to
   border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { color: var(--quiet); font-weight: 600; vertical-align: bottom; }
 td.figure, th.figure { text-align: right; }
-td.text { white-space: normal; overflow-wrap: anywhere; }
+td.text { white-space: normal; overflow-wrap: break-word; max-width: 40rem; }
 tr.group td { font-weight: 700; background: var(--tint); padding-left: 0.3rem; }
 .good { color: var(--good); font-weight: 700; } .bad { color: var(--bad); font-weight: 700; }
 figure { margin: 1rem 0; overflow-x: auto; }

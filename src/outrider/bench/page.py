@@ -9,7 +9,7 @@ from . import markup
 from .canvas import Picture
 from .markup import Row, cell
 from .records import BenchResult, Measurement
-from .summary import UNKNOWN, number, percent, positions, time_split
+from .summary import UNKNOWN, depths, number, percent, positions, time_split
 from .verdicts import Verdict, is_baseline, outcome, regime, setting, verdicts
 
 _KINDS = {"faster": "good", "slower": "bad", "no difference": ""}
@@ -55,8 +55,9 @@ def page(result: BenchResult, pictures: Sequence[Picture] | None = None) -> str:
 
 
 _SPEED_NOTE = markup.paragraph(
-    "Speedup is tokens a second over those of Outrider's plain decoding, with a 95% bootstrap "
-    "interval. Identical: timed stretches whose tokens are those of plain decoding.",
+    "Tokens a second from the request to the last token, the target's reading of the prompt aside. "
+    "Speedup is over Outrider's plain decoding, with a 95% bootstrap interval. Identical: timed "
+    "stretches whose tokens are those of plain decoding.",
     "quiet",
 )
 
@@ -84,29 +85,31 @@ def _headline(found: Sequence[Verdict]) -> str:
 
 
 def _verdicts(found: Sequence[Verdict]) -> str:
-    rows: list[Row] = []
+    headings = (("", ""), ("speedup", "figure"), ("with", "text"))
     several = len({verdict.regime for verdict in found}) > 1
-    for verdict in found:
-        where = f"temperature {verdict.temperature:g}"
-        where += f", {verdict.regime.label}" if several else ""
-        best, told = verdict.best, verdict.best.contender.label
-        if verdict.outcome != "faster":
-            told = f"do not speculate here (best: {told})"
-        if verdict.plain is not None:
-            told += (
-                f"; {verdict.plain.contender.label} is faster still, "
-                f"{number(verdict.plain.speedup)} times"
-            )
-        rows.append(
-            (
-                cell(verdict.workload, "text"),
-                cell(where),
-                cell(f"{number(best.speedup)}×", f"figure {_KINDS[verdict.outcome]}"),
-                cell(told, "text"),
-            )
-        )
-    headings = (("workload", "text"), ("", ""), ("speedup", "figure"), ("with", "text"))
+    rows: list[Row] = []
+    for workload in dict.fromkeys(verdict.workload for verdict in found):
+        rows.append(markup.group(workload, len(headings)))
+        rows += (_verdict_row(each, several) for each in found if each.workload == workload)
     return markup.table(headings, rows)
+
+
+def _verdict_row(verdict: Verdict, several: bool) -> Row:
+    where = f"temperature {verdict.temperature:g}"
+    where += f", {verdict.regime.label}" if several else ""
+    best, told = verdict.best, verdict.best.contender.label
+    if verdict.outcome != "faster":
+        told = f"do not speculate here (best: {told})"
+    if verdict.plain is not None:
+        told += (
+            f"; {verdict.plain.contender.label} is faster still, "
+            f"{number(verdict.plain.speedup)} times"
+        )
+    return (
+        cell(where),
+        cell(f"{number(best.speedup)}×", f"figure {_KINDS[verdict.outcome]}"),
+        cell(told, "text"),
+    )
 
 
 def _speeds(result: BenchResult) -> str:
@@ -154,6 +157,7 @@ def _acceptance(measurements: Sequence[Measurement]) -> str:
         ("of ceiling", "figure"),
         ("rate", "figure"),
         ("by position", ""),
+        ("rounds by depth", ""),
         ("time of a round", ""),
     )
     rows: list[Row] = []
@@ -170,6 +174,7 @@ def _acceptance(measurements: Sequence[Measurement]) -> str:
                     cell(percent(metrics.ceiling_share), "figure"),
                     cell(percent(metrics.acceptance_rate), "figure"),
                     cell(positions(metrics)),
+                    cell(depths(metrics)),
                     cell(time_split(metrics)),
                 )
             )

@@ -202,7 +202,7 @@ def _time(table: _Table) -> bytes | None:
             total = 1e3 * metrics.total_s / metrics.rounds
             canvas.write_beside(axes, total, row, f"{total:.1f} ms, {tokens:.1f} tok.")
     canvas.label_rows(axes_rows[0], _names(shown))
-    axes_rows[0][0].set_xlim(0, longest * 1.6)
+    axes_rows[0][0].set_xlim(0, longest * 1.9)
     marks = axes_rows[0][0].containers[: len(SPLIT)]
     canvas.legend(figure, marks, [name for name, _ in SPLIT], len(SPLIT))
     return canvas.png(figure)
@@ -400,7 +400,7 @@ def _curve_finding(points: Sequence[ForwardTime]) -> str:
     if chosen is first:
         return f"A forward pass over {_tokens(first)} takes {1e3 * first.seconds:.1f} ms"
     return (
-        f"A forward pass over {_tokens(chosen)} takes "
+        f"A forward over {_tokens(chosen)} takes "
         f"{chosen.seconds / first.seconds:.2f} times as long as one over {_tokens(first)}"
     )
 

@@ -67,9 +67,15 @@ def depths(metrics: SpeculationMetrics) -> str:
     if not counts:
         return UNKNOWN
     kept = sorted(sorted(counts, key=lambda depth: -counts[depth])[:_MOST_PLACES])
-    told = ", ".join(f"{depth}: {percent(counts[depth] / metrics.rounds)}" for depth in kept)
-    rest = sum(counts.values()) - sum(counts[depth] for depth in kept)
-    return told + (f", others: {percent(rest / metrics.rounds)}" if rest else "")
+    told = {f"{depth}": counts[depth] for depth in kept}
+    rest = sum(counts.values()) - sum(told.values())
+    if rest:
+        told["others"] = rest
+    return ", ".join(f"{name}: {_share(count, metrics.rounds)}" for name, count in told.items())
+
+
+def _share(count: int, total: int) -> str:
+    return "<1%" if 200 * count < total else percent(count / total)
 
 
 def time_split(metrics: SpeculationMetrics) -> str:

@@ -20,6 +20,7 @@ COMMANDS = {
     "demo": "decode the same prompts plainly and speculatively, and compare the speed",
     "bench": "measure what speculation is worth, beside plain decoding and other systems",
     "tune": "find the fastest settings for a pair and its prompts, or that plain decoding is",
+    "report": "turn a trace or a benchmark's result into a table, plots and a page",
     "certify": "prove that the output has the target's law, and that the proof can fail",
 }
 

@@ -200,8 +200,12 @@ def add_law_flags(group: _ArgumentGroup) -> None:
 
 def add_output_flags(
     parser: ArgumentParser, document: str, colored: str = "tokens by origin"
-) -> None:
-    """How results are shown, and errors; `document` says what JSON holds, `colored` what colour."""
+) -> _ArgumentGroup:
+    """How results are shown, and errors; `document` says what JSON holds, `colored` what colour.
+
+    Returns:
+        Their group, for flags of a subcommand's own.
+    """
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help=f"print one JSON object: {document}")
     group.add_argument(
@@ -211,6 +215,7 @@ def add_output_flags(
         help=f"colour {colored} (default: auto, on a terminal unless NO_COLOR is set)",
     )
     group.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return group
 
 
 def add_field_flag(

@@ -1,0 +1,260 @@
+"""Plots and pages: what data are there is shown, what is not is left out, nothing is trusted."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from outrider.bench import canvas, plots, trace_plots
+from outrider.bench.page import page
+from outrider.bench.records import BenchResult, Contender, ForwardTime, Measurement
+from outrider.bench.trace_page import CUT_SHORT, trace_page
+from outrider.bench.trace_plots import wilson
+from outrider.bench.verdicts import Regime, outcome, verdicts
+from outrider.errors import InvalidConfigError
+from outrider.metrics import SpeculationMetrics, Tally
+from outrider.records import RoundRecord
+from outrider.trace import Trace
+
+PLAIN = Contender("outrider", "none")
+DRAFT = Contender("outrider", "model", "block", 2)
+ASSISTED = Contender("transformers", "model")
+PEER_PLAIN = Contender("llama.cpp", "none")
+NASTY = '<script>alert("$x_{1$")</script> & \n名'
+
+
+def record(depth: int = 2, accepted: int = 1, seconds: float = 0.01) -> RoundRecord:
+    return RoundRecord(
+        sequence_ids=(1,),
+        drafted=(depth,),
+        depth=(depth,),
+        accepted=(accepted,),
+        emitted=(accepted + 1,),
+        bonus=(depth == accepted,),
+        ceiling=(accepted + 1.25,),
+        first_ceiling=(None,),
+        draft_failed=False,
+        looked_up=(False,),
+        draft_s=seconds / 4,
+        target_s=seconds / 2,
+        total_s=seconds,
+    )
+
+
+def figures(depth: int, rounds: int = 40, *, lossy: bool = False) -> SpeculationMetrics:
+    tally = Tally(lossy=lossy)
+    for number in range(rounds):
+        tally.add(record(depth, min(depth, number % 3)))
+    return tally.metrics()
+
+
+def measured(contender: Contender, speedup: float | None, **others: Any) -> Measurement:
+    usual = Measurement(
+        contender=contender,
+        workload="code",
+        temperature=0.0,
+        batch=1,
+        dtype="float32",
+        seconds=(1.0, 1.0),
+        tokens=(80, 90),
+        metrics=None if contender.system != "outrider" else figures(0 if contender.plain else 2),
+        identical=2,
+        speedup=speedup,
+        low=None if speedup is None else speedup - 0.1,
+        high=None if speedup is None else speedup + 0.1,
+    )
+    return replace(usual, **others)
+
+
+def result(*measurements: Measurement, **others: Any) -> BenchResult:
+    return BenchResult({"target": "demo", "threads": 2}, measurements, **others)
+
+
+CURVE = tuple(ForwardTime(1, n, 0.01 * n, 0.009 * n, 0.012 * n) for n in (1, 2, 5, 9))
+WHOLE = result(measured(PLAIN, 1.0), measured(DRAFT, 1.6), curve=CURVE)
+
+
+def names(found: BenchResult) -> list[str]:
+    return [name for name, _ in plots.pictures(found)]
+
+
+class TestPictures:
+    def test_all_of_them_at_twice_the_dots(self, tmp_path):
+        paths = plots.draw(WHOLE, tmp_path / "new" / "folder")
+        assert [path.name for path in paths] == [
+            "speedup.png",
+            "acceptance-by-position.png",
+            "time-per-round.png",
+            "forward-times.png",
+        ]
+        for path in paths:
+            with Image.open(path) as image:
+                assert image.width == 1600
+                assert image.info["dpi"] == pytest.approx((200, 200), abs=1)
+
+    def test_a_plot_without_data_is_left_out(self):
+        assert names(result()) == []
+        assert names(result(curve=CURVE)) == ["forward-times"]
+        assert names(result(measured(PLAIN, 1.0))) == ["time-per-round"]
+        assert names(result(measured(PEER_PLAIN, 0.9))) == ["speedup"]
+        few = replace(measured(DRAFT, None), metrics=figures(2, plots.FEWEST_ROUNDS - 1))
+        assert names(result(few)) == ["time-per-round"]
+
+    def test_regimes_have_plots_of_their_own(self):
+        found = result(*(measured(PEER_PLAIN, 1.2, batch=batch) for batch in (1, 4)))
+        assert names(found) == [
+            "speedup-batch-1-float32",
+            "speedup-batch-4-float32",
+        ]
+
+    def test_names_are_no_markup(self):
+        nasty = replace(measured(replace(DRAFT, drafter=NASTY), 1.1), workload=NASTY)
+        found = replace(result(nasty, curve=CURVE), provenance={"target": NASTY})
+        assert len(plots.pictures(found)) == 4
+
+    def test_more_contenders_than_colours(self):
+        many = [replace(DRAFT, num_speculative_tokens=k) for k in range(1, 13)]
+        assert len(names(result(*(measured(each, 1.0) for each in many)))) == 3
+
+    def test_sides_without_intervals_or_rounds(self):
+        found = result(measured(DRAFT, 1.2, low=None, high=None, metrics=Tally().metrics()))
+        assert names(found) == ["speedup"]
+
+    def test_a_curve_of_one_point_and_of_many_sequences(self):
+        assert names(result(curve=CURVE[:1])) == ["forward-times"]
+        many = tuple(replace(p, rows=rows) for rows in (1, 8, 32) for p in CURVE)
+        assert names(result(curve=many)) == ["forward-times"]
+
+    def test_of_a_trace(self):
+        trace = Trace("0", False, {"target": NASTY}, (record(),) * 300, False)
+        expected = ["depth-by-round", "time-by-round", "acceptance-by-position"]
+        assert [name for name, _ in trace_plots.pictures(trace)] == expected
+        plain = replace(trace, records=(record(0, 0, 0.0),))
+        assert [name for name, _ in trace_plots.pictures(plain)] == ["time-by-round"]
+        assert trace_plots.pictures(replace(trace, records=())) == []
+
+    def test_a_trace_whose_first_round_is_far_above_the_others(self):
+        records = (record(seconds=9.0), *(record() for _ in range(80)))
+        assert len(trace_plots.pictures(Trace("0", False, {}, records, True))) == 3
+
+    def test_without_matplotlib_the_error_says_what_to_install(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+        with pytest.raises(InvalidConfigError, match=r'pip install "outrider\[bench\]"'):
+            plots.pictures(WHOLE)
+        with pytest.raises(InvalidConfigError, match="matplotlib is not installed"):
+            canvas.check_plots()
+
+    def test_no_global_state_of_matplotlib_is_touched(self):
+        program = (
+            "import sys; from outrider.bench import plots, trace_plots, page; "
+            "assert 'matplotlib' not in sys.modules; "
+            "from outrider.bench.canvas import canvas, png; png(canvas('a', ['b'], height=1)[0]); "
+            "assert 'matplotlib.pyplot' not in sys.modules"
+        )
+        subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+class TestVerdicts:
+    def test_an_interval_on_one_side_of_one_decides(self):
+        assert outcome(measured(DRAFT, 1.2)) == "faster"
+        assert outcome(measured(DRAFT, 0.8)) == "slower"
+        assert outcome(measured(DRAFT, 1.05)) == "no difference"
+        assert outcome(measured(DRAFT, 1.05, low=None, high=None)) == "faster"
+
+    def test_the_best_that_speculates_for_each_workload_and_regime(self):
+        found = verdicts(
+            result(
+                measured(PLAIN, 1.0),
+                measured(DRAFT, 1.3),
+                measured(ASSISTED, 1.5),
+                measured(PEER_PLAIN, 1.4),
+                measured(DRAFT, 0.7, workload="chat"),
+                measured(ASSISTED, None, workload="chat"),
+                measured(PEER_PLAIN, 1.2, workload="chat"),
+                measured(DRAFT, 1.1, batch=4),
+            )
+        )
+        assert [verdict.best.contender for verdict in found] == [ASSISTED, DRAFT, DRAFT]
+        assert [verdict.outcome for verdict in found] == ["faster", "slower", "no difference"]
+        assert found[0].plain is None
+        assert found[1].plain is not None
+        assert found[2].regime == Regime(4, "float32")
+
+    def test_none_without_speedups(self):
+        assert verdicts(result(measured(PLAIN, 1.0), measured(DRAFT, None))) == []
+
+
+class TestPage:
+    def test_everything_is_in_it(self):
+        found = replace(
+            WHOLE, missing=("llama.cpp: not installed",), skipped=("line 3: no prompt",)
+        )
+        html = page(found, [("speedup-by-workload", b"png")])
+        for text in (
+            "Speculate: up to 1.60 times as fast (code, temperature 0)",
+            *("outrider model k=2", "1.50–1.70", "llama.cpp: not installed", "line 3: no prompt"),
+            *('alt="speedup by workload"', "data:image/png;base64,cG5n", "threads"),
+        ):
+            assert text in html
+        assert 'class="banner"' not in html
+
+    def test_nothing_is_fetched(self):
+        html = page(WHOLE, plots.pictures(WHOLE))
+        assert set(re.findall(r'(?:src|href)="(.{11})', html)) == {"data:image/"}
+        assert not re.search(r"https?://|url\(|@import|<script|<link", html)
+        assert "default-src 'none'" in html
+        assert "prefers-color-scheme: dark" in html
+        assert "width=device-width" in html
+
+    def test_plain_wins(self):
+        html = page(result(measured(PLAIN, 1.0), measured(DRAFT, 0.6)))
+        assert "<h1>Do not speculate here: plain decoding is as fast on every workload</h1>" in html
+        assert "do not speculate here (best: outrider model k=2)" in html
+
+    def test_a_peer_that_is_plainly_faster_still_is_named(self):
+        html = page(result(measured(DRAFT, 1.2), measured(PEER_PLAIN, 2.0)))
+        assert "llama.cpp plain is faster still, 2.00 times" in html
+
+    def test_a_partial_result_has_a_banner(self):
+        assert 'class="banner"' in page(replace(WHOLE, partial=True))
+        empty = page(replace(result(), partial=True))
+        assert "Benchmark of speculative decoding" in empty
+        measured_nothing = measured(DRAFT, None, seconds=(), tokens=(), partial=True)
+        assert "(partial)" in page(result(measured_nothing))
+
+    def test_lossy_figures_say_so(self):
+        lossy = measured(DRAFT, 1.2, metrics=figures(2, lossy=True))
+        assert "outrider model k=2 (lossy)" in page(result(lossy))
+
+    def test_names_are_no_markup(self):
+        nasty = replace(measured(replace(DRAFT, drafter=NASTY), 1.1), workload=NASTY)
+        found = replace(
+            result(nasty, missing=(NASTY,), skipped=(NASTY,)),
+            provenance={"target": NASTY, NASTY: {NASTY: [NASTY]}},
+        )
+        html = page(found, [(NASTY, b"")])
+        assert "<script" not in html
+        assert "&lt;script&gt;" in html
+        trace = Trace(NASTY, False, {NASTY: NASTY}, (record(),), True)
+        assert "<script" not in trace_page(trace, [(NASTY, b"")])
+
+    def test_of_a_trace(self):
+        trace = Trace("0", True, {"a": {"b": 1}}, (record(),) * 3, True)
+        html = trace_page(trace, [])
+        for text in ("2.00 tokens a round that drafted", CUT_SHORT, "a.b", "2: 100%", "lossy"):
+            assert text in html
+        assert "nothing drafted" in trace_page(replace(trace, records=()), [])
+
+
+def test_wilson_intervals() -> None:
+    # Brown, Cai and DasGupta (2001): an interval for 0 of n begins at 0.
+    low, high = wilson(0, 10)
+    assert low == pytest.approx(0, abs=1e-12)
+    assert high == pytest.approx(0.2775, abs=1e-4)
+    assert sum(wilson(5, 10)) == pytest.approx(1)
