@@ -97,6 +97,7 @@ def run(args: Namespace) -> None:
             "config": loaded.settings(params, config),
             "prompts": prompts,
             "results": [comparison.document() for comparison in comparisons],
+            "timing": loaded.compiling(),
         }
         print(json.dumps(document))
         return

@@ -76,7 +76,9 @@ def run(args: Namespace) -> None:
     if args.json:
         with console.status("generating"):
             output = decoder.generate(prompt, params)
-        print(json.dumps(_document(prompt, output, decoder, loaded.settings(params, config))))
+        document = _document(prompt, output, decoder, loaded.settings(params, config))
+        document["timing"] |= loaded.compiling()
+        print(json.dumps(document))
         return
     paint = colored if wants_color(args.color) else unpainted
     told: list[list[TokenLogprob]] = [[] for _ in range(params.n)]
@@ -98,6 +100,8 @@ def run(args: Namespace) -> None:
             print(f"log-probabilities{heading}:", file=sys.stderr)
             print(*log_probabilities.lines(of_choice, loaded.tokenizer), sep="\n", file=sys.stderr)
     print(f"{figures.closing_statistics(decoder.metrics)}; seed {params.seed}", file=sys.stderr)
+    for line in loaded.compiling_line():
+        print(line, file=sys.stderr)
 
 
 def _noted(

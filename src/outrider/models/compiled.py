@@ -37,13 +37,14 @@ _Step = Callable[[Tensor, Tensor, Any, Tensor, Sequence[Tensor], Sequence[Tensor
 class CompiledForward:
     """The compiled graphs of one model and its cache. All are compiled when it is made.
 
-    Every graph is compared with the eager forward, at small sizes and large ones, before it is used.
+    Every graph is compared with the eager forward before it is used, at small sizes and large ones.
 
     Args:
         hf_model: the model.
         cache: its slots, all of them free, reserved to the full: compiled for its capacity.
         views: what makes the views of the model's forwards.
         vocab_size: width of the logits.
+        max_length: no position reaches it.
 
     Attributes:
         compile_s: seconds that compiling took, comparisons included.
@@ -52,14 +53,15 @@ class CompiledForward:
         ModelError: the model cannot be compiled; the message says why.
     """
 
-    def __init__(self, hf_model: Any, cache: SlotCache, views: Views, vocab_size: int) -> None:
-        device = hf_model.device
+    def __init__(
+        self, hf_model: Any, cache: SlotCache, views: Views, vocab_size: int, max_length: int
+    ) -> None:
         self.capacity = cache.capacity
         self._slots = [cache.whole(slot) for slot in range(cache.slots)]
         start = perf_counter()
         try:
-            self._one = self._tried(hf_model, views, vocab_size, (1,))
-            self._several = self._tried(hf_model, views, vocab_size, (5, 2, WIDEST))
+            self._one = self._tried(hf_model, views, vocab_size, max_length, (1,))
+            self._several = self._tried(hf_model, views, vocab_size, max_length, (5, 2, WIDEST))
         except Exception as error:
             raise ModelError(
                 f"{type(hf_model).__name__} cannot be compiled ({type(error).__name__}: "
@@ -69,13 +71,15 @@ class CompiledForward:
             cache.clear(0)
         self.compile_s = perf_counter() - start
 
-    def _tried(self, hf_model: Any, views: Views, vocab_size: int, widths: Sequence[int]) -> _Step:
+    def _tried(
+        self, hf_model: Any, views: Views, vocab_size: int, max_length: int, widths: Sequence[int]
+    ) -> _Step:
         """A graph made with the first width, compared with the eager forward at all of them."""
         compiled: _Step | None = None
         for width in widths:
-            for start in (_START, 0, self.capacity - WIDEST - width):
+            for start in (_START, 0, max(0, max_length - width)):
                 tokens = torch.arange(width, device=hf_model.device)[None] % vocab_size
-                view = views.chain([max(start, 0)], width)
+                view = views.chain([start], width)
                 if compiled is None:
                     compiled, eager = _compiled(hf_model, tokens, view, self._slots[0])
                 given = tokens, view.positions, _dense(view.masks), view.columns
@@ -200,8 +204,8 @@ def require_compiler(device: torch.device) -> None:
     wanted = os.environ.get("CXX", usual)
     if device.type == "cpu" and shutil.which(wanted) is None:
         raise ModelError(
-            f"compile=True needs a C++ compiler, and {wanted!r} was not found; install one (such as "
-            "g++), name it in the environment variable CXX, or do not compile"
+            f"compile=True needs a C++ compiler, and {wanted!r} was not found; install one (such "
+            "as g++), name it in the environment variable CXX, or do not compile"
         )
 
 

@@ -325,7 +325,7 @@ class TransformersModel:
             ) from error
         try:
             self._compiled = CompiledForward(
-                self.hf_model, self._cache, self.views, self.vocab_size
+                self.hf_model, self._cache, self.views, self.vocab_size, self._max_length
             )
         except ModelError as error:
             _LOG.warning("%s; it is run eagerly", error)
