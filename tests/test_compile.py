@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from outrider import ModelDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
 from outrider.errors import InvalidConfigError, ModelError
 from outrider.models import compiled

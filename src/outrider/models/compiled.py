@@ -75,25 +75,18 @@ class CompiledForward:
         self, hf_model: Any, views: Views, vocab_size: int, max_length: int, widths: Sequence[int]
     ) -> _Step:
         """A graph made with the first width, compared with the eager forward at all of them."""
-        compiled: _Step | None = None
+        device = hf_model.device
+        ids = torch.arange(max(widths), device=device)[None] % vocab_size
+        chain = views.chain([_START], widths[0])
+        compiled, eager = _compiled(hf_model, ids[:, : widths[0]], chain, self._slots[0])
         for width in widths:
-            for start in (_START, 0, max(0, max_length - width)):
-                tokens = torch.arange(width, device=hf_model.device)[None] % vocab_size
-                view = views.chain([start], width)
-                if compiled is None:
-                    compiled, eager = _compiled(hf_model, tokens, view, self._slots[0])
-                given = tokens, view.positions, _dense(view.masks), view.columns
-                found = compiled(*given, *self._slots[0])
-                expected = eager(*given, *self._slots[0])
-                scale = expected.abs().max().clamp(min=1e-9)
-                error = float((found - expected).abs().max() / scale)
-                allowed = torch.finfo(expected.dtype).eps ** 0.75
-                if not error <= allowed:
-                    raise ModelError(
-                        f"its logits have a relative error of {error:.2g} where {allowed:.2g} is "
-                        "allowed"
-                    )
-        assert compiled is not None
+            bush = torch.eye(width + 1, dtype=torch.bool, device=device)[None]
+            tokens = ids[:, :width].clone()
+            for start in (0, _START, max(0, max_length - width)):
+                for view in (views.chain([start], width), views.tree([start], bush, width)):
+                    given = tokens, view.positions, _dense(view.masks), view.columns
+                    found = compiled(*given, *self._slots[0])
+                    _compare(found, eager(*given, *self._slots[0]))
         return compiled
 
     def serves(self, slots: Sequence[int], width: int) -> bool:
@@ -171,16 +164,29 @@ def _compiled(
     graph: _Step = torch.compile(
         own, fullgraph=True, dynamic=False, options={"guard_filter_fn": _none}
     )
+    # Tensors of their own: the graph of a chain, where both are one, would hold for chains alone.
+    tokens, positions, columns = tokens.clone(), view.positions.clone(), view.columns.clone()
     masks = _dense(view.masks)
     if tokens.shape[1] > 1:
-        for tensor in (tokens, view.positions, view.columns):
+        for tensor in (tokens, positions, columns):
             mark_dynamic(tensor, 1)
     for mask in masks.values() if isinstance(masks, dict) else (masks,):
         mark_dynamic(mask, 3)
         if tokens.shape[1] > 1:
             mark_dynamic(mask, 2)
-    graph(tokens, view.positions, masks, view.columns, *slot)
+    graph(tokens, positions, masks, columns, *slot)
     return graph, step
+
+
+def _compare(found: Tensor, expected: Tensor) -> None:
+    """Raise ModelError if logits are not those of the eager forward but for rounding."""
+    scale = expected.abs().max().clamp(min=1e-9)
+    error = float((found - expected).abs().max() / scale)
+    allowed = torch.finfo(expected.dtype).eps ** 0.75
+    if not error <= allowed:
+        raise ModelError(
+            f"its logits have a relative error of {error:.2g}, where {allowed:.2g} is allowed"
+        )
 
 
 def _dense(masks: Tensor | dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
