@@ -39,6 +39,8 @@ def test_compiled_logits_and_text_are_the_eager_ones(family: str) -> None:
     eager = TransformersModel(hf_model, max_sequences=2)
     assert model.compile_s is not None
     assert eager.compile_s is None
+    # Llama and Qwen3 normalise in float32 whatever their dtype, and sums are made in another order.
+    allowed = 1e-10 if family == "gpt2" else 1e-4
     rng = np.random.default_rng(0)
     for length in (3, 5, 6, 63, 66, 140):
         for width in (0, 1, 4, 9, 17):
@@ -47,13 +49,13 @@ def test_compiled_logits_and_text_are_the_eager_ones(family: str) -> None:
             found, expected = (
                 of.verify([Prefix(1, ids)], proposed).logits for of in (model, eager)
             )
-            assert float((found - expected).abs().max()) < 1e-10
+            assert float((found - expected).abs().max()) < allowed
     # Two rows are computed eagerly, from the same slots.
     pairs = [Prefix(1, [1, 2, 3]), Prefix(2, [4, 5, 6, 7])]
     tokens = torch.tensor([[3, 4], [5, 6]])
     both = DraftProposal(tokens, np.array([2, 2]), Laws(atoms=tokens))
     found, expected = (of.verify(pairs, both).logits for of in (model, eager))
-    assert float((found - expected).abs().max()) < 1e-10
+    assert float((found - expected).abs().max()) < allowed
     model.release([1, 2])
     drafter = ModelDrafter(TransformersModel(resembling(hf_model)))
     config = SpeculativeConfig(depth="fixed", num_speculative_tokens=4)
