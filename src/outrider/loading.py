@@ -36,6 +36,7 @@ def load(
     device: str | None = None,
     dtype: str | torch.dtype | None = None,
     max_sequences: int = 8,
+    compile: bool = False,
 ) -> Pair:
     """Load a target, and a draft to speculate with.
 
@@ -48,12 +49,16 @@ def load(
         dtype: of both: "float32", "float64", "bfloat16", "float16", torch's name for one of these,
             or "auto" for the checkpoints' own. None takes float32 on a CPU and "auto" elsewhere.
         max_sequences: how many sequences may be decoded together.
+        compile: whether the forwards of one sequence are compiled, as `TransformersModel` does it:
+            it takes from seconds to minutes, here, and is not done again while decoding.
 
     Raises:
         ModelError: a model cannot be found, read, or decoded speculatively.
         VocabMismatchError: the two models' tokenizers differ, and no token is common to both.
         InvalidConfigError: the device or dtype is not available.
     """
+    if not isinstance(compile, bool):
+        raise InvalidConfigError("compile", compile, "True or False")
     for name, source in (("target", target), ("draft", draft)):
         if not isinstance(source, str | Path | None):
             raise InvalidConfigError(name, source, "'demo', a path or a hub id")
@@ -71,10 +76,10 @@ def load(
         paths = str(given[0]), str(given[1] or "")
         tokenizer = _tokenizer(paths[0])
         draft_tokenizer = _tokenizer(paths[1]) if paths[1] else None
-    loaded = _model("target", paths[0], place, number, max_sequences)
+    loaded = _model("target", paths[0], place, number, max_sequences, compile)
     if not paths[1]:
         return Pair(loaded, None, tokenizer)
-    model = _model("draft", paths[1], place, number, max_sequences)
+    model = _model("draft", paths[1], place, number, max_sequences, compile)
     if draft_tokenizer.get_vocab() == tokenizer.get_vocab():
         return Pair(loaded, ModelDrafter(model, loaded.vocab_size), tokenizer)
     drafter = VocabularyDrafter(model, draft_tokenizer, tokenizer, loaded.vocab_size)
@@ -105,11 +110,16 @@ def _device(name: str | None) -> torch.device:
 
 
 def _model(
-    role: str, source: str, device: torch.device, dtype: str, max_sequences: int
+    role: str,
+    source: str,
+    device: torch.device,
+    dtype: str,
+    max_sequences: int,
+    compile: bool,
 ) -> TransformersModel:
     weights = _weights(source, device, dtype)
     try:
-        return TransformersModel(weights, max_sequences=max_sequences)
+        return TransformersModel(weights, max_sequences=max_sequences, compile=compile)
     except ModelError as error:
         raise ModelError(f"the {role} {source!r} cannot be used: {error}") from error
 

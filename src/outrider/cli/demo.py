@@ -103,6 +103,7 @@ def run(args: Namespace) -> None:
                 "config": settings,
                 "prompts": prompts,
                 "results": [comparison.document() for comparison in comparisons],
+                "timing": loaded.compiling(),
             }
             print(json.dumps(document))
             return

@@ -87,7 +87,9 @@ def run(args: Namespace) -> None:
         if args.json:
             with console.status("generating"):
                 output = decoder.generate(prompt, params)
-            print(json.dumps(_document(prompt, output, decoder, settings)))
+            document = _document(prompt, output, decoder, settings)
+            document["timing"] |= loaded.compiling()
+            print(json.dumps(document))
         else:
             _show(args, prompt, params, decoder, loaded, console)
 
@@ -122,6 +124,8 @@ def _show(
             lines = log_probabilities.lines(of_choice, loaded.tokenizer)
             print(*lines, sep="\n", file=sys.stderr)
     print(f"{figures.closing_statistics(decoder.metrics)}; seed {params.seed}", file=sys.stderr)
+    for line in loaded.compiling_line():
+        print(line, file=sys.stderr)
 
 
 def _noted(

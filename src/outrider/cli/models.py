@@ -28,12 +28,27 @@ class Loaded:
         drafter: what proposes tokens, None with the method "none".
         tokenizer: of both.
         facts: what was loaded, by name, for a report.
+        compile_s: seconds that compiling "target" and "draft" took, None where one runs eagerly;
+            empty if neither was to be compiled.
     """
 
     target: TransformersModel
     drafter: DraftModel | None
     tokenizer: Any
     facts: dict[str, Any]
+    compile_s: dict[str, float | None]
+
+    def compiling(self) -> dict[str, Any]:
+        """What compiling took, as a part of a report's timing."""
+        return {"compile_s": self.compile_s} if self.compile_s else {}
+
+    def compiling_line(self) -> tuple[str, ...]:
+        """What compiling took, in a line, if it was asked for."""
+        told = [
+            f"{name} {'not compiled: runs eagerly' if took is None else f'{took:.1f} s'}"
+            for name, took in self.compile_s.items()
+        ]
+        return (f"compile time, before the first token: {', '.join(told)}",) if told else ()
 
     def settings(self, params: SamplingParams, config: SpeculativeConfig) -> dict[str, Any]:
         """Every setting in effect, as JSON takes it."""
@@ -49,6 +64,7 @@ class Loaded:
             f"{facts['dtype']}",
             f"draft {self._source()}, up to {config.deepest} tokens a round, "
             f"{config.verification} verification",
+            *self.compiling_line(),
         )
 
     def _source(self) -> str:
@@ -73,7 +89,8 @@ def load(args: Namespace, console: Console, **more: Any) -> Loaded:
     `more` goes to `outrider.load`.
     """
     method = speculation_method(args)
-    with console.status(f"loading {args.target}"):
+    doing = "loading and compiling" if args.compile else "loading"
+    with console.status(f"{doing} {args.target}"):
         import torch
         import transformers
 
@@ -89,7 +106,14 @@ def load(args: Namespace, console: Console, **more: Any) -> Loaded:
             if name in ("prompt_lookup_max", "prompt_lookup_min") and value is not None
         }
         ngram = NgramDrafter(**lookup)
-        pair = load_pair(args.target, args.draft, device=args.device, dtype=args.dtype, **more)
+        pair = load_pair(
+            args.target,
+            args.draft,
+            device=args.device,
+            dtype=args.dtype,
+            compile=args.compile,
+            **more,
+        )
         drafter = ngram if method == "ngram" else _drafter(method, pair)
     facts = {
         "outrider": __version__,
@@ -101,8 +125,20 @@ def load(args: Namespace, console: Console, **more: Any) -> Loaded:
         "threads": torch.get_num_threads(),
         "device": str(pair.target.device),
         "dtype": str(pair.target.hf_model.dtype).removeprefix("torch."),
+        "compile": args.compile,
     }
-    return Loaded(pair.target, drafter, pair.tokenizer, facts)
+    seconds = {} if not args.compile else _compile_s(pair)
+    return Loaded(pair.target, drafter, pair.tokenizer, facts, seconds)
+
+
+def _compile_s(pair: Pair) -> dict[str, float | None]:
+    """Seconds that compiling each model took, None where it runs eagerly."""
+    from ..models.transformers import TransformersModel
+
+    seconds = {"target": pair.target.compile_s}
+    if pair.drafter is not None and isinstance(pair.drafter.model, TransformersModel):
+        seconds["draft"] = pair.drafter.model.compile_s
+    return seconds
 
 
 def _drafter(method: str, pair: Pair) -> DraftModel | None:

@@ -262,6 +262,15 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         self._gather: tuple[Tensor, int] | None = None
         self._index: tuple[tuple[int, ...], Tensor] | None = None
 
+    @property
+    def slots(self) -> int:
+        """Number of rows."""
+        return int(self._groups[0].keys.shape[1])
+
+    def whole(self, slot: int) -> _Views:
+        """Each layer's keys and values [1, heads, capacity, width] of one row."""
+        return self._views(slot, slot + 1, 0, self.capacity)
+
     def reserve(self, columns: int) -> None:
         """Make room for `columns` columns: the capacity doubles, rounded to 64."""
         if columns <= self.capacity:
@@ -281,7 +290,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         ]
         self.capacity = capacity
         self._read_window = None
-        self._all = self._views(0, self._groups[0].keys.shape[1], 0, capacity)
+        self._all = self._views(0, self.slots, 0, capacity)
 
     def copy(self, donor: int, slot: int, columns: int) -> None:
         """Copy the first `columns` columns of one slot to another, in every layer."""

@@ -7,6 +7,7 @@ sit in one batch without padding on the left, and a rejected draft costs nothing
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from threading import RLock
@@ -21,12 +22,15 @@ from transformers import PreTrainedModel
 from .. import trees
 from ..errors import ContextLengthError, EmptyPrefixError, InvalidConfigError, ModelError
 from ..records import DraftProposal, Laws, Prefix, TargetScores
+from .compiled import WIDEST, CompiledForward, require_compiler
 from .cursor import SlotBatch, SlotCursor, unsorted
 from .pending import FedTokens, HostCopy, RowTokens
 from .slots import SlotCache, SlotTable
 from .support import inspect_architecture
 from .transfer import sent
 from .views import View, Views, hung_on_chains
+
+_LOG = logging.getLogger(__name__)
 
 _ALONE_BEYOND = 4
 """In a batch, rows that miss more tokens than this are prefilled by themselves first."""
@@ -50,10 +54,20 @@ class TransformersModel:
         max_sequences: how many sequences may be live at once: the slots of the cache.
         max_length: the longest prefix, drafts included; None takes the model's context.
         prefill_chunk: the most prompt tokens computed in one forward.
+        compile: whether forwards of one sequence are compiled by `torch.compile`, which is done
+            here and takes from seconds to minutes. The cache is then reserved to the full,
+            `max_sequences` times `max_length` columns. Batches of several sequences, and prompts,
+            are computed eagerly. A model that cannot be compiled is not, with a warning logged.
+            Hooks that are added to the model later are not seen.
+
+    Attributes:
+        compile_s: seconds that compiling took; None if nothing is compiled.
 
     Raises:
-        ModelError: the architecture cannot be decoded speculatively; the message says why.
-        InvalidConfigError: `max_sequences`, `max_length` or `prefill_chunk` is not allowed.
+        ModelError: the architecture cannot be decoded speculatively, or compiling needs a C++
+            compiler and there is none; the message says why.
+        InvalidConfigError: `max_sequences`, `max_length`, `prefill_chunk` or `compile` is not
+            allowed.
     """
 
     def __init__(
@@ -63,10 +77,13 @@ class TransformersModel:
         max_sequences: int = 8,
         max_length: int | None = None,
         prefill_chunk: int = 512,
+        compile: bool = False,
     ) -> None:
         for name, value in (("max_sequences", max_sequences), ("prefill_chunk", prefill_chunk)):
             if not isinstance(value, int) or value < 1:
                 raise InvalidConfigError(name, value, "an integer >= 1")
+        if not isinstance(compile, bool):
+            raise InvalidConfigError("compile", compile, "True or False")
         if not isinstance(hf_model, PreTrainedModel):
             raise InvalidConfigError(
                 "hf_model", hf_model, "a transformers model (outrider.load takes paths and hub ids)"
@@ -93,7 +110,11 @@ class TransformersModel:
         )
         self.lock = RLock()
         self.views = Views(self._architecture, self._max_length)
+        self._compiled: CompiledForward | None = None
+        self.compile_s: float | None = None
         self._check_rollback()
+        if compile:
+            self._compile()
 
     @property
     def vocab_size(self) -> int:
@@ -268,6 +289,12 @@ class TransformersModel:
         `hf_model`, of the same first layers, takes the place of the model.
         """
         with self.lock:
+            compiled = self._compiled
+            if compiled is not None and view.span > compiled.capacity:
+                _LOG.warning("a tree beyond the context outgrows the compiled cache: running eager")
+                compiled = self._compiled = None
+            if compiled and hf_model is None and compiled.serves(slots, tokens.shape[1]):
+                return compiled(slots[0], tokens, view)[:, -keep:]
             self._cache.reserve(view.span)
             self._cache.aim(slots, starts, tokens.shape[1], view.span, view.columns)
             logits: Tensor = (self.hf_model if hf_model is None else hf_model)(
@@ -279,6 +306,31 @@ class TransformersModel:
                 logits_to_keep=keep,
             ).logits
         return logits
+
+    @torch.inference_mode()
+    def _compile(self) -> None:
+        """Compile the forwards of one row over a cache that will not grow.
+
+        Raises:
+            ModelError: there is no C++ compiler, or no memory for the cache.
+        """
+        require_compiler(self.device)
+        try:
+            self._cache.reserve(self._max_length + WIDEST)
+        except RuntimeError as error:
+            raise ModelError(
+                f"there is no memory for a cache of {self.max_sequences} slots of "
+                f"{self._max_length} tokens, which compiling needs ({error}); lower max_sequences "
+                "or max_length, or do not compile"
+            ) from error
+        try:
+            self._compiled = CompiledForward(
+                self.hf_model, self._cache, self.views, self.vocab_size, self._max_length
+            )
+        except ModelError as error:
+            _LOG.warning("%s; it is run eagerly", error)
+            return
+        self.compile_s = self._compiled.compile_s
 
     @torch.inference_mode()
     def _check_rollback(self) -> None:
