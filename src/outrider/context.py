@@ -55,6 +55,10 @@ class RoundContext:
         self._picked: list[tuple[Laws, Tensor]] = []
         self._draws = draws
         self.limit(plan.depth)
+        self._keep_going = plan.keep_going
+        self._ranking = batch.ranking
+        self._latest: tuple[Tensor, Laws] | None = None
+        self._entropies: list[NDArray[np.float64]] = []
         self._kind = config.tree_children
         self._coupled = draws.coupled
         greedy = config.draft_sample_method == "greedy"
@@ -92,6 +96,21 @@ class RoundContext:
         self._depth = depth
         self._shallowest = int(depth.min())
 
+    def settle(self, position: int) -> NDArray[np.int64]:
+        """How deep each row is drafted, known before a draw; see `DraftContext.settle`."""
+        if self._keep_going is not None:
+            assert self._latest is not None, "a position is settled once its law is made"
+            logits, laws = self._latest
+            if self._params is not self._ranking:
+                # An atom says nothing of how sure the draft is.
+                laws, _ = sampling.laws(logits, self._ranking)
+            assert laws.probs is not None
+            entropies = torch.special.entr(laws.probs).sum(-1, dtype=torch.float64)
+            self._entropies.append(entropies.cpu().numpy())
+            going = self._keep_going(np.stack(self._entropies, 1))
+            self.limit(np.where(going, self._depth, self._depth.clip(max=position)))
+        return self._depth
+
     def law(self, logits: Tensor, path: Tensor | None = None) -> Laws:
         """The laws that the rows' own parameters make of logits; see `DraftContext.law`."""
         if self._shaper is not None:
@@ -110,6 +129,8 @@ class RoundContext:
             logits = torch.where(nothing, logits, shaped)
         laws, witness = sampling.laws(logits, self._params)
         self.witnesses.append(witness.reshape(len(witness), -1))
+        if self._keep_going is not None:
+            self._latest = logits, laws
         return laws
 
     def pick(self, laws: Laws, position: int) -> Tensor:

@@ -110,6 +110,15 @@ class DraftContext(Protocol):
         """
         ...
 
+    def settle(self, position: int) -> NDArray[np.int64]:
+        """How deep each row is drafted, [B], as far as is known before its `position`-th token.
+
+        Where the plan's `keep_going` says that this token is not to be drawn the row ends before
+        it, and draws nothing from now on. To be asked at each position in turn, with its law [B, V]
+        made and nothing drawn from it: that a token is left out must not depend on its value.
+        """
+        ...
+
     def children(self, laws: Laws, counts: Tensor, most: int, first: int, level: int) -> Children:
         """Tokens that follow the same node, for each of M nodes at depth `level`.
 

@@ -6,7 +6,7 @@ are host data (NumPy); tokens, laws and logits live on the model's device (torch
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -227,6 +227,9 @@ class DraftPlan:
         steps: how many tokens in a row are worth drafting for each sequence where every one takes
             a step of a model, int64 [B], at most `depth`; None for all of them.
         worth: what looked-up tokens have to bring; None takes any.
+        keep_going: told the entropies of the draft's laws for the first n tokens in a row, float64
+            [B, n] in nats, says which rows draw the n-th, bool [B]; the others end before it. None
+            lets all rows go as deep as planned. For chains that a model drafts.
     """
 
     depth: NDArray[np.int64]
@@ -234,6 +237,7 @@ class DraftPlan:
     shape: tuple[int, ...] | None = None
     steps: NDArray[np.int64] | None = None
     worth: Worth | None = None
+    keep_going: Callable[[NDArray[np.float64]], NDArray[np.bool_]] | None = None
 
     @property
     def deepest(self) -> int:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from ..config import SpeculativeConfig
 from ..protocols import DepthPolicy, DraftModel, LooksUp
 from .adaptive import AdaptiveDepth
+from .confidence import ConfidenceDepth
 from .fixed import FixedDepth
 from .levels import Levels
 
-__all__ = ["AdaptiveDepth", "FixedDepth", "Levels", "policy_of"]
+__all__ = ["AdaptiveDepth", "ConfidenceDepth", "FixedDepth", "Levels", "policy_of"]
 
 
 def policy_of(config: SpeculativeConfig, drafter: DraftModel | None) -> DepthPolicy:
@@ -22,6 +23,8 @@ def policy_of(config: SpeculativeConfig, drafter: DraftModel | None) -> DepthPol
     levels = Levels(most, config.tree_shape, config.tree_budget)
     if config.depth == "fixed":
         return FixedDepth(levels)
+    if config.depth == "confidence":
+        return ConfidenceDepth(levels, config.cost_ratio)
     coupled = config.verification == "coupled"
     return AdaptiveDepth(
         levels, config.cost_ratio, coupled=coupled, looks_up=isinstance(drafter, LooksUp)

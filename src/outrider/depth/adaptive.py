@@ -16,11 +16,8 @@ import numpy as np
 
 from ..acceptance import Acceptance, expected_tokens
 from ..records import DraftPlan, RoundRecord, SequenceState, Worth
-from .costs import Costs, Round
+from .costs import COST_RATIO, Costs, Round
 from .levels import Levels, allowed
-
-_COST_RATIO = 0.125
-"""A draft step beside a plain forward of the target, where nothing is configured or measured."""
 
 _SHARE = 0.01
 """How much of the time may go into trying whether drafting pays; as much into reading for it."""
@@ -77,7 +74,7 @@ class AdaptiveDepth:
     ) -> None:
         self.learns = True
         self._levels = levels
-        self._cost_ratio = _COST_RATIO if cost_ratio is None else cost_ratio
+        self._cost_ratio = COST_RATIO if cost_ratio is None else cost_ratio
         self._coupled = coupled
         self._looks_up = looks_up
         self._costs = Costs()

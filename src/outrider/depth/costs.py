@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+COST_RATIO = 0.125
+"""A draft step beside a plain forward of the target, where nothing is configured or measured."""
+
 _WINDOW = 15
 """How many times of rounds of one size are looked at."""
 

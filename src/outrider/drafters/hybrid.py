@@ -113,7 +113,8 @@ class HybridDrafter:
         if not steps.any():
             return as_proposal(used, ctx.device, branches=plan.levels is not None)
         ctx.limit(steps)
-        drawn = self.drafter.propose(prefixes, DraftPlan(steps, plan.levels, plan.shape), ctx)
+        own = DraftPlan(steps, plan.levels, plan.shape, keep_going=plan.keep_going)
+        drawn = self.drafter.propose(prefixes, own, ctx)
         return merged(drawn, used) if any(map(len, used)) else drawn
 
     def _split(

@@ -45,8 +45,11 @@ class ModelDrafter:
     def propose(
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
     ) -> DraftProposal:
-        """A chain of `plan.depth` tokens for each row, or a tree of that depth."""
-        depth = plan.deepest
+        """A chain of `plan.depth` tokens for each row, or a tree of that depth.
+
+        A chain is shorter where `plan.keep_going` ends it.
+        """
+        depth, lengths = plan.deepest, plan.depth
         cursor = self.model.open([self._readable(prefix) for prefix in prefixes], depth)
         if plan.levels is not None:
             return draft_tree(cursor, plan, ctx, self._aligned)
@@ -57,9 +60,16 @@ class ModelDrafter:
             if position:
                 logits = cursor.step(tokens[-1])
             path = torch.stack(tokens, -1)[:, None] if tokens and ctx.shaped else None
-            laws.append(ctx.law(self._aligned(logits), path))
-            tokens.append(ctx.pick(laws[-1], position))
-        return DraftProposal(torch.stack(tokens, 1), plan.depth, _stacked(laws))
+            law = ctx.law(self._aligned(logits), path)
+            lengths = ctx.settle(position)
+            if not (lengths > position).any():
+                break
+            laws.append(law)
+            tokens.append(ctx.pick(law, position))
+        if not tokens:
+            nothing = torch.empty(len(prefixes), 0, dtype=torch.int64, device=ctx.device)
+            return DraftProposal(nothing, lengths, None)
+        return DraftProposal(torch.stack(tokens, 1), lengths, _stacked(laws))
 
     def _readable(self, prefix: Prefix) -> Prefix:
         """The prefix with ids that a narrower draft has no embedding for replaced by its last.
