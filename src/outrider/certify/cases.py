@@ -110,7 +110,7 @@ DRAFTING: dict[str, SamplingParams | None] = {
 POLICIES: dict[str, dict[str, Any]] = {
     "fixed": {"depth": "fixed"},
     "adaptive": {"depth": "adaptive", "cost_ratio": 0.4},
-    "confidence": {"depth": "confidence", "cost_ratio": 0.6},
+    "confidence": {"depth": "confidence", "cost_ratio": 0.25},
 }
 """What decides how far to draft. Adaptive cases have a seed, so that history decides.
 

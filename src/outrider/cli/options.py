@@ -85,8 +85,8 @@ def add_speculation_flags(parser: ArgumentParser) -> None:
         "depth",
         "--depth",
         metavar=_choices(Depth),
-        text="draft K tokens every round, as far as pays by measured costs and acceptance, or while "
-        "the draft is sure enough",
+        text="draft K tokens every round, as far as pays by measured costs and acceptance, or "
+        "while the draft is sure enough",
     )
     add_field_flag(
         group,
