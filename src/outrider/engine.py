@@ -232,13 +232,14 @@ class SpeculativeDecoder:
         looked_up = [False] * len(rows)
         if proposal.looked_up is not None:
             looked_up = proposal.looked_up.tolist()
-        states, emitted, accepted = [], [], []
+        states, emitted, accepted, ended = [], [], [], context.ended
         for index, (state, row) in enumerate(zip(batch.states, rows, strict=True)):
             tokens, reason = until_stop(state, [*row.path, row.token], self.tokenizer)
             known = state.acceptance
             if self.policy.learns and not looked_up[index]:
-                # Where the drafter failed, the next token counts as drafted and refused.
-                seen = min(row.depth + 1, int(plan.depth[index])) if failure else row.depth
+                # What the drafter failed at, or was not sure of, counts as drafted and refused.
+                failed = failure is not None and row.depth < plan.depth[index]
+                seen = row.depth + (failed or (index < len(ended) and ended[index]))
                 known = known.after(seen, len(row.path))
             own = () if shaper is None else shaper.processors(index, row.path)
             states.append(state.advanced(tokens, row.depth, reason, known, own))
@@ -260,6 +261,8 @@ class SpeculativeDecoder:
             draft_s=draft_s,
             target_s=target_s,
             total_s=watch.total(),
+            ended=ended,
+            entropies=context.entropies,
         )
         if chance is None:
             with self._lock:

@@ -227,9 +227,9 @@ class DraftPlan:
         steps: how many tokens in a row are worth drafting for each sequence where every one takes
             a step of a model, int64 [B], at most `depth`; None for all of them.
         worth: what looked-up tokens have to bring; None takes any.
-        keep_going: told the entropies of the draft's laws for the first n tokens in a row, float64
-            [B, n] in nats, says which rows draw the n-th, bool [B]; the others end before it. None
-            lets all rows go as deep as planned. For chains that a model drafts.
+        keep_going: told the entropies of the laws that the first n tokens in a row were drawn from,
+            float64 [B, n] in nats, says which rows draft another, bool [B]; the others end there.
+            None lets all rows go as deep as planned. For chains that a model drafts.
     """
 
     depth: NDArray[np.int64]
@@ -359,8 +359,10 @@ class RoundRecord:
     tokens that any lossless verifier emits on average from such drafts, `first_ceiling` of the
     probability that it keeps one of a tree's first tokens; None where none is known. `draft_failed`
     says that the drafter failed, so that less was drafted, `looked_up` which rows' drafts took
-    no step of a model. `draft_s` and `target_s` are the time spent proposing and in the target's
-    forward pass, `total_s` all of the round.
+    no step of a model. `ended` says which rows' drafts the plan's `keep_going` ended, `entropies`
+    how sure the draft was of each token of a row, in nats; they are empty where the plan has none
+    or the drafter does not ask it. `draft_s` and `target_s` are the time spent proposing and in the
+    target's forward pass, `total_s` all of the round.
     """
 
     sequence_ids: tuple[int, ...]
@@ -376,3 +378,5 @@ class RoundRecord:
     draft_s: float
     target_s: float
     total_s: float
+    ended: tuple[bool, ...] = ()
+    entropies: tuple[tuple[float, ...], ...] = ()

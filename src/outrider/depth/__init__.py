@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..config import SpeculativeConfig
-from ..protocols import DepthPolicy, DraftModel, LooksUp
+from ..protocols import DepthPolicy, DraftModel, EndsEarly, LooksUp
 from .adaptive import AdaptiveDepth
 from .confidence import ConfidenceDepth
 from .fixed import FixedDepth
@@ -25,7 +25,14 @@ def policy_of(config: SpeculativeConfig, drafter: DraftModel | None) -> DepthPol
         return FixedDepth(levels)
     if config.depth == "confidence":
         return ConfidenceDepth(levels, config.cost_ratio)
-    coupled = config.verification == "coupled"
     return AdaptiveDepth(
-        levels, config.cost_ratio, coupled=coupled, looks_up=isinstance(drafter, LooksUp)
+        levels,
+        config.cost_ratio,
+        coupled=config.verification == "coupled",
+        looks_up=isinstance(drafter, LooksUp),
+        ends_early=_ends_early(drafter),
     )
+
+
+def _ends_early(drafter: object) -> bool:
+    return isinstance(drafter, EndsEarly) and drafter.ends_early

@@ -5,8 +5,9 @@ Language Models via an Entropy-based Lower Bound on Token Acceptance Probability
 2410.18351): a token drawn from a law of entropy H is kept with a chance of about
 1 - sqrt(gamma H) at least. There the chance is held against a threshold that is moved until a
 wanted share of tokens is kept. Here the threshold follows from what a token costs, in closed form,
-so that nothing has to be remembered: a token is drawn if that raises the tokens that the round is
-expected to emit over the time that it is expected to take.
+so that nothing has to be remembered: another token is drawn if that raises the tokens that the
+round is expected to emit over the time that it is expected to take. As there, a draft ends after
+the token of which it was unsure: how sure it is of the next one is not known before another step.
 """
 
 from __future__ import annotations
@@ -30,9 +31,8 @@ class WorthDrawing:
     """Which rows draw one more token: those in which it is expected to pay.
 
     With chances a_i and a draft step that costs c plain forwards, n tokens in a row emit
-    E(n) = 1 + a_1 + a_1 a_2 + ... and take 1 + n c. The n-th raises their ratio unless
-    a_1 ... a_n (1 + (n - 1) c) < c E(n - 1). The chances never grow along that product, so that no
-    later token would pay where this one does not.
+    E(n) = 1 + a_1 + a_1 a_2 + ... and take 1 + n c. The next one, of which the draft is taken to be
+    as sure as of the last, raises their ratio unless a_1 ... a_n a_n (1 + n c) < c E(n).
 
     Attributes:
         costs: c for each row, float64 [B]; 0 for one that is never ended.
@@ -41,17 +41,19 @@ class WorthDrawing:
     costs: NDArray[np.float64]
 
     def __call__(self, entropies: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Whether each row draws its n-th token, bool [B].
+        """Whether each row draws another token, bool [B].
 
         Args:
-            entropies: in nats, of the laws of its first n tokens, float64 [B, n]. Of a law that
-                means nothing it is NaN, and the token is drawn: verification finds it out.
+            entropies: in nats, of the laws of its n tokens so far, float64 [B, n]. Of a law that
+                means nothing it is NaN, and drafting goes on: verification finds it out.
         """
         chances = (1 - np.sqrt(GAMMA * entropies)).clip(min=0)
         reached = chances.cumprod(1)
-        tokens = 1 + reached[:, :-1].sum(1)
-        seconds = 1 + (entropies.shape[1] - 1) * self.costs
-        going: NDArray[np.bool_] = ~(reached[:, -1] * seconds < self.costs * tokens)
+        tokens = 1 + reached.sum(1)
+        seconds = 1 + entropies.shape[1] * self.costs
+        going: NDArray[np.bool_] = ~(
+            reached[:, -1] * chances[:, -1] * seconds < self.costs * tokens
+        )
         return going
 
 
@@ -60,8 +62,8 @@ class ConfidenceDepth:
 
     Whether a row draws its next token depends on the tokens before it alone, so that no output's
     law changes; a token that was drawn is verified. Nothing is learnt or measured: a request is
-    drafted alike whatever came before it and whoever shares its batch. Each round takes one forward
-    of the draft more than it drafts tokens where it ends early, to know that it does.
+    drafted alike whatever came before it and whoever shares its batch. One token is drafted at
+    least.
 
     Looked-up tokens have no entropy, nor has text that a draft of another vocabulary writes: of
     them as many are proposed as are planned. A request that carries `depths` is drafted as it says

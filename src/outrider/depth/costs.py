@@ -141,15 +141,15 @@ class Costs:
         if seen.steps and not seen.behind:
             self._draft.add(seen.steps, seen.draft_s)
 
-    def target(self, rows: int, width: int) -> float:
+    def target(self, rows: int, width: float) -> float:
         """Seconds of a forward over `rows` prefixes with `width` drafted tokens each."""
         return self._target.at(rows * (width + 1))
 
-    def draft(self, steps: int) -> float:
+    def draft(self, steps: float) -> float:
         """Seconds of drafting `steps` tokens in a row."""
         return self._draft.at(steps) if steps else 0.0
 
-    def round(self, rows: int, width: int, steps: int) -> float:
+    def round(self, rows: int, width: float, steps: float) -> float:
         """Seconds of a whole round; plain if `width` is 0."""
         if not width:
             return max(self.target(rows, 0) + self._plain_rest.at(0.0), _LEAST)

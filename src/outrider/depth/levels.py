@@ -43,6 +43,11 @@ class Levels:
                 for depth in range(self.deepest)
             )
 
+    @property
+    def chains(self) -> bool:
+        """Whether a draft has one token at each depth."""
+        return self._levels is None
+
     def width(self, depth: int) -> int:
         """How many tokens a draft of this depth has in all."""
         return depth if self._levels is None else sum(self._levels[:depth])

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidConfigError
-from ..protocols import AutoregressiveModel, DraftContext, DraftModel
+from ..protocols import AutoregressiveModel, DraftContext, DraftModel, EndsEarly
 from ..records import DraftPlan, DraftProposal, Prefix
 from .candidate import Candidate, as_proposal
 from .merge import merged
@@ -96,6 +96,11 @@ class HybridDrafter:
     def vocab_size(self) -> int:
         """Width of the model's laws, V."""
         return self._vocab_size
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether the model's chains do."""
+        return isinstance(self.drafter, EndsEarly) and self.drafter.ends_early
 
     def candidates(
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext

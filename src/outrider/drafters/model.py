@@ -42,6 +42,11 @@ class ModelDrafter:
         """Width of the draft's laws, V."""
         return self._vocab_size
 
+    @property
+    def ends_early(self) -> bool:
+        """Chains end where the plan says so."""
+        return True
+
     def propose(
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
     ) -> DraftProposal:
@@ -60,15 +65,11 @@ class ModelDrafter:
             if position:
                 logits = cursor.step(tokens[-1])
             path = torch.stack(tokens, -1)[:, None] if tokens and ctx.shaped else None
-            law = ctx.law(self._aligned(logits), path)
-            lengths = ctx.settle(position)
-            if not (lengths > position).any():
+            laws.append(ctx.law(self._aligned(logits), path))
+            tokens.append(ctx.pick(laws[-1], position))
+            lengths = ctx.settle()
+            if (lengths <= len(tokens)).all():
                 break
-            laws.append(law)
-            tokens.append(ctx.pick(law, position))
-        if not tokens:
-            nothing = torch.empty(len(prefixes), 0, dtype=torch.int64, device=ctx.device)
-            return DraftProposal(nothing, lengths, None)
         return DraftProposal(torch.stack(tokens, 1), lengths, _stacked(laws))
 
     def _readable(self, prefix: Prefix) -> Prefix:
