@@ -32,9 +32,8 @@ TOLERANCE = 1e-12
 
 
 def configured(verification: str, k: int, **more: Any) -> SpeculativeConfig:
-    return SpeculativeConfig(
-        depth="fixed", num_speculative_tokens=k, verification=verification, **more
-    )  # type: ignore[arg-type]
+    settings = {"depth": "fixed", "num_speculative_tokens": k, "verification": verification}
+    return SpeculativeConfig(**(settings | more))  # type: ignore[arg-type]
 
 
 def error(
@@ -124,6 +123,15 @@ def test_the_law_with_replayed_depths(verification: str) -> None:
     target, draft = mock_pair(3, 10)
     params = SamplingParams(max_tokens=4, depths=(0, 2, 1))
     assert error(target, draft, configured(verification, 3), params) < TOLERANCE
+
+
+def test_coupled_rows_that_share_an_adaptive_depth_are_walked_one_by_one() -> None:
+    """A seed does not make their depths their own, since their text does not depend on them."""
+    target, draft = mock_pair(3, 734, 0.95)
+    shape = (1, 2, 1)
+    config = configured("coupled", 3, depth="adaptive", cost_ratio=0.4, tree_shape=shape)
+    params = SamplingParams(max_tokens=4, seed=1)
+    assert error(target, draft, config, params, (0, 1, 1)) < TOLERANCE
 
 
 @pytest.mark.parametrize("verification", METHODS)

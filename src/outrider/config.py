@@ -21,7 +21,7 @@ from .structured import StructuredOutput
 Verification = Literal[
     "block", "token", "traversal", "recursive", "coupled", "typical", "lenient", "mixture"
 ]
-Depth = Literal["fixed", "adaptive"]
+Depth = Literal["fixed", "adaptive", "confidence"]
 DraftSampleMethod = Literal["probabilistic", "greedy"]
 TreeChildren = Literal["greedy", "without_replacement", "with_replacement"]
 
@@ -197,17 +197,18 @@ class SpeculativeConfig:
 
     Args:
         num_speculative_tokens: the most tokens drafted in a row, at least 0; 0 decodes plainly.
-            None is 4 where the depth is fixed and 16 where it is adaptive.
+            None is 4 where the depth is fixed and 16 otherwise.
         verification: "block" keeps the most tokens and is "traversal" on trees; "token" is the
             classical rule and is "recursive" on trees; "coupled" draws each position's token from
             noise that the drafter shares, so that a seed's text does not depend on the draft. These
             are lossless. "typical", "lenient" and "mixture" are not, and for chains only.
         depth: how far to draft, `num_speculative_tokens` at most and less where fewer tokens
             remain. "fixed" drafts that far every round; "adaptive" as far as pays by measured costs
-            and acceptance, 0 included.
+            and acceptance, 0 included; "confidence" while the draft's law is sure enough for
+            another token to pay by the `cost_ratio`, chains only.
         cost_ratio: what a draft step costs beside a plain forward of the target, a number >= 0:
-            what an adaptive depth goes by for a sampled request with a seed, so that its text
-            repeats, and for the others until costs were measured. None is .125.
+            what confidence goes by, and an adaptive depth for a sampled request with a seed, so
+            that its text repeats, and for the others until costs were measured. None is .125.
         draft_params: how the draft model's logits become the laws that drafts are drawn from: its
             temperature, filters, penalties, logit_bias and bad_words take the place of each
             request's own. None takes the request's own, so that a perfect draft is always kept. A
@@ -297,6 +298,8 @@ class SpeculativeConfig:
                 self.verification,
                 f"a lossless method for trees: {', '.join(map(repr, lossless))}",
             )
+        if self.drafts_trees and self.depth == "confidence":
+            raise InvalidConfigError("depth", self.depth, "'fixed' or 'adaptive' for trees")
         _require_real("lenience", self.lenience, lambda x: 0 < x <= 1, "a number in (0, 1]")
         _require_real(
             "typical_epsilon", self.typical_epsilon, lambda x: 0 < x <= 1, "a number in (0, 1]"

@@ -55,6 +55,11 @@ class RoundContext:
         self._picked: list[tuple[Laws, Tensor]] = []
         self._draws = draws
         self.limit(plan.depth)
+        self._keep_going = plan.keep_going
+        self._ranking = batch.ranking
+        self._latest: tuple[Tensor, Laws] | None = None
+        self._entropies: list[NDArray[np.float64]] = []
+        self._ended = np.zeros(len(batch.states), dtype=np.bool_)
         self._kind = config.tree_children
         self._coupled = draws.coupled
         greedy = config.draft_sample_method == "greedy"
@@ -92,6 +97,39 @@ class RoundContext:
         self._depth = depth
         self._shallowest = int(depth.min())
 
+    def settle(self) -> NDArray[np.int64]:
+        """How deep each row is drafted, after a draw; see `DraftContext.settle`."""
+        if self._keep_going is not None:
+            assert self._latest is not None, "a draft is settled once its law is made"
+            logits, laws = self._latest
+            if self._params is not self._ranking:
+                # An atom says nothing of how sure the draft is.
+                laws, _ = sampling.laws(logits, self._ranking)
+            assert laws.probs is not None
+            entropies = torch.special.entr(laws.probs).sum(-1)
+            self._entropies.append(entropies.double().cpu().numpy())
+            drawn = len(self._entropies)
+            if (self._depth > drawn).any():
+                ending = (self._depth > drawn) & ~self._keep_going(np.stack(self._entropies, 1))
+                self._ended |= ending
+                self.limit(np.where(ending, drawn, self._depth))
+        return self._depth
+
+    @property
+    def ended(self) -> tuple[bool, ...]:
+        """Which rows' drafts ended early; nothing where none could."""
+        return () if self._keep_going is None else tuple(self._ended.tolist())
+
+    @property
+    def entropies(self) -> tuple[tuple[float, ...], ...]:
+        """Of the laws that each row's tokens were drawn from, where they were asked for."""
+        if not self._entropies:
+            return ()
+        found = np.stack(self._entropies, 1)
+        return tuple(
+            tuple(row[:depth].tolist()) for row, depth in zip(found, self._depth, strict=True)
+        )
+
     def law(self, logits: Tensor, path: Tensor | None = None) -> Laws:
         """The laws that the rows' own parameters make of logits; see `DraftContext.law`."""
         if self._shaper is not None:
@@ -110,6 +148,8 @@ class RoundContext:
             logits = torch.where(nothing, logits, shaped)
         laws, witness = sampling.laws(logits, self._params)
         self.witnesses.append(witness.reshape(len(witness), -1))
+        if self._keep_going is not None:
+            self._latest = logits, laws
         return laws
 
     def pick(self, laws: Laws, position: int) -> Tensor:

@@ -228,16 +228,15 @@ class SpeculativeDecoder:
             check_witnesses(proposal, witness, context.witnesses, rows, ids)
         draft_s, target_s = watch.spans()[-2:]
 
-        looked_up = [False] * len(rows)
-        if proposal.looked_up is not None:
-            looked_up = proposal.looked_up.tolist()
-        states, emitted, accepted = [], [], []
+        looked_up = proposal.stepless
+        states, emitted, accepted, ended = [], [], [], context.ended
         for index, (state, row) in enumerate(zip(batch.states, rows, strict=True)):
             tokens, reason = until_stop(state, [*row.path, row.token], self.tokenizer)
             known = state.acceptance
             if self.policy.learns and not looked_up[index]:
-                # Where the drafter failed, the next token counts as drafted and refused.
-                seen = min(row.depth + 1, int(plan.depth[index])) if failure else row.depth
+                # What the drafter failed at, or was not sure of, counts as drafted and refused.
+                failed = failure is not None and row.depth < plan.depth[index]
+                seen = row.depth + (failed or (index < len(ended) and ended[index]))
                 known = known.after(seen, len(row.path))
             own = () if shaper is None else shaper.processors(index, row.path)
             states.append(state.advanced(tokens, row.depth, reason, known, own))
@@ -255,10 +254,12 @@ class SpeculativeDecoder:
             ceiling=tuple(row.ceiling for row in rows),
             first_ceiling=tuple(row.first_ceiling for row in rows),
             draft_failed=failure is not None,
-            looked_up=tuple(looked_up),
+            looked_up=looked_up,
             draft_s=draft_s,
             target_s=target_s,
             total_s=watch.total(),
+            ended=ended,
+            entropies=context.entropies,
         )
         if chance is None:
             with self._lock:

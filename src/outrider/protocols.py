@@ -110,6 +110,15 @@ class DraftContext(Protocol):
         """
         ...
 
+    def settle(self) -> NDArray[np.int64]:
+        """How deep each row is drafted, [B], as far as is known after the tokens drawn so far.
+
+        Where the plan's `keep_going` says so, a row ends here, and draws nothing from now on. To be
+        asked after each `pick`, before the next step of the model. Whether a row ends depends on
+        the laws that its tokens were drawn from, and so never on the last token's own value.
+        """
+        ...
+
     def children(self, laws: Laws, counts: Tensor, most: int, first: int, level: int) -> Children:
         """Tokens that follow the same node, for each of M nodes at depth `level`.
 
@@ -162,6 +171,16 @@ class ModelBacked(Protocol):
     @property
     def models(self) -> Sequence[object]:
         """Models and drafters behind this one; the target may be among them."""
+        ...
+
+
+@runtime_checkable
+class EndsEarly(Protocol):
+    """A drafter that may end a draft before its planned depth."""
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether it asks `DraftContext.settle` after each token that it draws."""
         ...
 
 

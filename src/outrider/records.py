@@ -6,7 +6,7 @@ are host data (NumPy); tokens, laws and logits live on the model's device (torch
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -227,6 +227,9 @@ class DraftPlan:
         steps: how many tokens in a row are worth drafting for each sequence where every one takes
             a step of a model, int64 [B], at most `depth`; None for all of them.
         worth: what looked-up tokens have to bring; None takes any.
+        keep_going: told the entropies of the laws that the first n tokens in a row were drawn from,
+            float64 [B, n] in nats, says which rows draft another, bool [B]; the others end there.
+            None lets all rows go as deep as planned. For chains that a model drafts.
     """
 
     depth: NDArray[np.int64]
@@ -234,6 +237,7 @@ class DraftPlan:
     shape: tuple[int, ...] | None = None
     steps: NDArray[np.int64] | None = None
     worth: Worth | None = None
+    keep_going: Callable[[NDArray[np.float64]], NDArray[np.bool_]] | None = None
 
     @property
     def deepest(self) -> int:
@@ -313,6 +317,15 @@ class DraftProposal:
         return int(self.tokens.shape[1])
 
     @property
+    def stepless(self) -> tuple[bool, ...]:
+        """`looked_up`, False for all rows where nothing is said."""
+        return (
+            (False,) * len(self.tokens)
+            if self.looked_up is None
+            else tuple(self.looked_up.tolist())
+        )
+
+    @property
     def structure(self) -> NDArray[np.int64]:
         """The parents [B, N], those of a chain written out."""
         return trees.chain(*self.tokens.shape) if self.parents is None else self.parents
@@ -355,8 +368,10 @@ class RoundRecord:
     tokens that any lossless verifier emits on average from such drafts, `first_ceiling` of the
     probability that it keeps one of a tree's first tokens; None where none is known. `draft_failed`
     says that the drafter failed, so that less was drafted, `looked_up` which rows' drafts took
-    no step of a model. `draft_s` and `target_s` are the time spent proposing and in the target's
-    forward pass, `total_s` all of the round.
+    no step of a model. `ended` says which rows' drafts the plan's `keep_going` ended, `entropies`
+    how sure the draft was of each token of a row, in nats; they are empty where the plan has none
+    or the drafter does not ask it. `draft_s` and `target_s` are the time spent proposing and in the
+    target's forward pass, `total_s` all of the round.
     """
 
     sequence_ids: tuple[int, ...]
@@ -372,3 +387,5 @@ class RoundRecord:
     draft_s: float
     target_s: float
     total_s: float
+    ended: tuple[bool, ...] = ()
+    entropies: tuple[tuple[float, ...], ...] = ()

@@ -119,8 +119,12 @@ DRAFTING: dict[str, SamplingParams | None] = {
 POLICIES: dict[str, dict[str, Any]] = {
     "fixed": {"depth": "fixed"},
     "adaptive": {"depth": "adaptive", "cost_ratio": 0.4},
+    "confidence": {"depth": "confidence", "cost_ratio": 0.25},
 }
-"""What decides how far to draft. Adaptive cases have a seed, so that history decides."""
+"""What decides how far to draft. Adaptive cases have a seed, so that history decides.
+
+In those of confidence a token costs so much that some paths end early and others do not.
+"""
 
 FACTORS: dict[str, tuple[str, ...]] = {
     "method": tuple(METHODS),
@@ -358,8 +362,14 @@ def design(part: Part | None = None) -> tuple[tuple[Coverage, ...], list[Case]]:
 
 
 def allowed(row: Mapping[str, str]) -> bool:
-    """Without a drafter there is no depth to replay, and without a draft's law none to make."""
-    drafter = row.get("drafter")
+    """Whether a row, or the part of one, may occur.
+
+    Without a drafter there is no depth to replay, and without a draft's law none to make;
+    confidence is for chains.
+    """
+    drafter = row.get("drafter", "")
+    if drafter.startswith("tree") and row.get("policy") == "confidence":
+        return False
     lawless = ("none", *_LOOKUPS, "vocabulary, text")
     if drafter in lawless and row.get("drafting", "as asked") != "as asked":
         return False

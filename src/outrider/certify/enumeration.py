@@ -57,7 +57,7 @@ def exact_law(
         raise InvalidConfigError("n", 1 + len(others), "1, to enumerate one continuation")
     if decoder.max_sequences is not None:
         batch_size = min(batch_size, decoder.max_sequences - len(mates))
-    if decoder.policy.learns and start.params.seed is None:
+    if decoder.policy.learns and (start.params.seed is None or decoder.verifier.coupled):
         # Depths may depend on who shares a step, and have to be the same on every walk.
         batch_size = min(batch_size, 1)
     if batch_size < 1:

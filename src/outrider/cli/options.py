@@ -100,7 +100,8 @@ def add_speculation_flags(parser: ArgumentParser) -> None:
         "depth",
         "--depth",
         metavar=_choices(Depth),
-        text="draft K tokens every round, or as far as pays by measured costs and acceptance",
+        text="draft K tokens every round, as far as pays by measured costs and acceptance, or "
+        "while the draft is sure enough",
     )
     add_field_flag(
         group,
@@ -109,7 +110,8 @@ def add_speculation_flags(parser: ArgumentParser) -> None:
         "--cost-ratio",
         parse=float,
         metavar="X",
-        text="adaptive: a draft step's cost beside a plain forward, for sampling with a --seed",
+        text="a draft step's cost beside a plain forward: adaptive, for sampling with a --seed; "
+        "confidence",
     )
     add_field_flag(
         group,

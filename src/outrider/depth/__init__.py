@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ..config import SpeculativeConfig
-from ..protocols import DepthPolicy, DraftModel, LooksUp
+from ..protocols import DepthPolicy, DraftModel, EndsEarly, LooksUp
 from .adaptive import AdaptiveDepth
+from .confidence import ConfidenceDepth
 from .fixed import FixedDepth
 from .levels import Levels
 
-__all__ = ["AdaptiveDepth", "FixedDepth", "Levels", "policy_of"]
+__all__ = ["AdaptiveDepth", "ConfidenceDepth", "FixedDepth", "Levels", "policy_of"]
 
 
 def policy_of(config: SpeculativeConfig, drafter: DraftModel | None) -> DepthPolicy:
@@ -22,7 +23,16 @@ def policy_of(config: SpeculativeConfig, drafter: DraftModel | None) -> DepthPol
     levels = Levels(most, config.tree_shape, config.tree_budget)
     if config.depth == "fixed":
         return FixedDepth(levels)
-    coupled = config.verification == "coupled"
+    if config.depth == "confidence":
+        return ConfidenceDepth(levels, config.cost_ratio)
     return AdaptiveDepth(
-        levels, config.cost_ratio, coupled=coupled, looks_up=isinstance(drafter, LooksUp)
+        levels,
+        config.cost_ratio,
+        coupled=config.verification == "coupled",
+        looks_up=isinstance(drafter, LooksUp),
+        ends_early=_ends_early(drafter),
     )
+
+
+def _ends_early(drafter: object) -> bool:
+    return isinstance(drafter, EndsEarly) and drafter.ends_early

@@ -4,6 +4,9 @@ A round at depth k emits E(k) = 1 + a_1 + a_1 a_2 + ... tokens on average, where
 that the i-th is kept if the one before is, and takes t(k) seconds. Both are estimated from the
 rounds so far, and the k with the largest sum of E over t is drafted: one k for all rows of a batch,
 since a forward is as wide as its widest row.
+
+Where the drafter can end a draft early, that k is decided anew after every token, by how sure the
+draft has been so far: `WorthAStep`.
 """
 
 from __future__ import annotations
@@ -16,20 +19,24 @@ import numpy as np
 
 from ..acceptance import Acceptance, expected_tokens
 from ..records import DraftPlan, RoundRecord, SequenceState, Worth
-from .costs import Costs, Round
+from .costs import COST_RATIO, Costs, Round
 from .levels import Levels, allowed
-
-_COST_RATIO = 0.125
-"""A draft step beside a plain forward of the target, where nothing is configured or measured."""
+from .sureness import Sureness, WorthAStep
 
 _SHARE = 0.01
 """How much of the time may go into trying whether drafting pays; as much into reading for it."""
+
+_GRANT, _LONGEST = 0.005, 512
+"""How much of a sequence's plain rounds, of so many at most, may be spent on trying beforehand."""
 
 _READING = 3.0
 """How many plain rounds reading a prompt may take a drafter of which nothing is known."""
 
 _MARGIN = 1.02
 """How much better than plain decoding a depth has to look."""
+
+_LENGTH_MEMORY = 0.9
+"""What the length of a draft that ended early weighs beside the next one's: ten count in all."""
 
 _THIN = 1.3
 _RARELY = 64
@@ -45,6 +52,22 @@ class _Choice:
     token: float
 
 
+class _Steps:
+    """How many steps drafts take that end early: a running mean."""
+
+    def __init__(self) -> None:
+        self._total = self._count = 0.0
+
+    def add(self, steps: int) -> None:
+        """Count a round."""
+        self._total = self._total * _LENGTH_MEMORY + steps
+        self._count = self._count * _LENGTH_MEMORY + 1
+
+    def mean(self, guess: float) -> float:
+        """The mean, in which a guess counts as one round."""
+        return (self._total + guess) / (self._count + 1)
+
+
 class AdaptiveDepth:
     """Draft as far as is expected to pay, or not at all.
 
@@ -52,9 +75,10 @@ class AdaptiveDepth:
     with a seed, whose text depends on its depths, is drafted by its own history and the cost ratio
     alone, so that it repeats. All others share measured costs and what was learnt from each other.
 
-    Where nothing is expected to pay, a draft of one token is tried now and then, the more rarely
-    the more it costs: about 1% of the time goes into it. As much may go into the drafter's reading
-    of prompts while nothing that it drafted was kept. Where not even a draft that is always kept
+    Where nothing is expected to pay, drafts of one token are tried for as long as half a percent of
+    the time that a sequence will take at most is not spent on it, and then now and then, the more
+    rarely the more they cost: for 1% of the time. As much may go into the drafter's reading of
+    prompts while nothing that it drafted was kept. Where not even a draft that is always kept
     would pay, none is.
 
     Args:
@@ -65,6 +89,9 @@ class AdaptiveDepth:
         looks_up: whether the drafter has tokens to propose that take no step of a model. Depths are
             then the most that may be proposed, and the plan says how many steps are worth taking,
             and what tokens without one have to bring.
+        ends_early: whether the drafter ends chains where the plan says so. A round is then planned
+            as deep as allowed, and what is learnt of acceptance counts a token that was not drafted
+            since it was not worth it as refused.
     """
 
     def __init__(
@@ -74,17 +101,22 @@ class AdaptiveDepth:
         *,
         coupled: bool = False,
         looks_up: bool = False,
+        ends_early: bool = False,
     ) -> None:
         self.learns = True
         self._levels = levels
-        self._cost_ratio = _COST_RATIO if cost_ratio is None else cost_ratio
+        self._cost_ratio = COST_RATIO if cost_ratio is None else cost_ratio
         self._coupled = coupled
         self._looks_up = looks_up
+        self._ends_early = ends_early and levels.chains
+        self._sureness = {greedy: Sureness(greedy=greedy) for greedy in (False, True)}
+        self._steps = _Steps()
         self._costs = Costs()
         self._pooled = Acceptance()
         self._since_draft = 0
         self._since_plain = 0
-        self._lost = 0.0
+        self._trying = False
+        self._purse = 0.0
         self._stepped: frozenset[int] = frozenset()
 
     @property
@@ -112,14 +144,16 @@ class AdaptiveDepth:
             0 if choice is None else allowed(choice.steps, state)
             for choice, state in zip(choices, states, strict=True)
         ]
+        pace = 0.0
         if shared:
             together = [states[row] for row in shared]
-            found = self._shared_choices(together, len(states), max(steps))
+            found, pace = self._shared_choices(together, len(states), max(steps))
             for row, choice in zip(shared, found, strict=True):
                 choices[row] = choice
                 steps[row] = allowed(choice.steps, states[row])
+        keep_going = self._rule(states, shared, steps, pace) if pace else None
         if not self._looks_up:
-            return self._levels.plan(steps)
+            return self._levels.plan(steps, keep_going=keep_going)
         chosen = [choice for choice in choices if choice is not None]
         depths = [
             steps[row]
@@ -131,7 +165,30 @@ class AdaptiveDepth:
             np.array([choice.plain for choice in chosen]),
             np.array([choice.token for choice in chosen]),
         )
-        return self._levels.plan(depths, steps, worth)
+        return self._levels.plan(depths, steps, worth, keep_going)
+
+    def _rule(
+        self, states: Sequence[SequenceState], shared: list[int], steps: list[int], pace: float
+    ) -> WorthAStep:
+        """What ends the drafts of the rows that share a depth.
+
+        Args:
+            states: of all rows.
+            shared: which of them share a depth.
+            steps: how many each takes at most.
+            pace: tokens a second that they have to bring.
+        """
+        kinds = [self._sureness[state.params.greedy] for state in states]
+        rows = np.zeros(len(states), dtype=np.bool_)
+        rows[shared] = True
+        return WorthAStep(
+            depth=np.array(steps),
+            shared=rows,
+            chances=np.stack([kind.chances for kind in kinds]),
+            following=np.array([kind.overall for kind in kinds]),
+            seconds=np.array([self._seconds(len(states), k) for k in range(max(steps) + 1)]),
+            rate=pace,
+        )
 
     def observe(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
         """Learn from a round.
@@ -146,21 +203,33 @@ class AdaptiveDepth:
         self.measure(states, record)
         rows, width, stepped = len(states), max(record.drafted), _stepped(record)
         steps = max(stepped)
-        for state, depth, accepted in zip(states, stepped, record.accepted, strict=True):
+        for row, (state, depth) in enumerate(zip(states, stepped, strict=True)):
             # The last round of a sequence may keep more than it emits.
             if state.finish_reason is None and not self._is_local(state):
-                self._pooled = self._pooled.after(depth, accepted)
+                accepted, ended = record.accepted[row], any(record.ended[row : row + 1])
+                self._pooled = self._pooled.after(depth + ended, accepted)
+                for entropies in record.entropies[row : row + 1]:
+                    self._sureness[state.params.greedy].add(entropies, accepted)
+        self._purse += sum(
+            _GRANT * min(_LONGEST, state.remaining) / rows for state in states if state.round == 1
+        )
         if not steps:
             self._since_draft += 1
+            self._purse = min(self._purse + _SHARE, _GRANT * _LONGEST)
             self._since_plain = 0 if width == 0 else self._since_plain + 1
             return
+        if record.ended:
+            self._steps.add(steps)
         self._since_plain += 1
-        if self._costs.known and self._since_draft:
+        if self._trying and self._costs.known:
             plain = self._costs.round(rows, 0, 0)
             extra = record.draft_s + self._costs.target(rows, width) - self._costs.target(rows, 0)
-            gained = sum(record.emitted) / rows - 1
-            self._lost = max(0.0, extra / plain - gained)
+            self._spend(extra / plain - sum(record.emitted) / rows + 1)
         self._since_draft = 0
+
+    def _spend(self, lost: float) -> None:
+        if self._trying:
+            self._purse -= max(0.0, lost)
 
     def measure(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
         """Learn what a round costs, and nothing from what it kept: for rounds on made-up tokens.
@@ -195,7 +264,7 @@ class AdaptiveDepth:
                 self._pooled = self._pooled.after(depth + 1, accepted)
         if self._costs.plain_known:
             plain = self._costs.round(len(states), 0, 0)
-            self._lost = max(0.0, record.total_s / plain - sum(record.emitted) / len(states))
+            self._spend(record.total_s / plain - sum(record.emitted) / len(states))
 
     def _is_local(self, state: SequenceState) -> bool:
         return state.params.seed is not None and not state.params.greedy and not self._coupled
@@ -215,8 +284,11 @@ class AdaptiveDepth:
 
     def _shared_choices(
         self, states: list[SequenceState], rows: int, deepest: int
-    ) -> list[_Choice]:
+    ) -> tuple[list[_Choice], float]:
         """By measured costs, and what all sequences were seen to accept.
+
+        Also the tokens a second of all of them that a step has to bring if drafts end early; 0 for
+        drafts that do not.
 
         Args:
             states: those that share a depth.
@@ -232,25 +304,32 @@ class AdaptiveDepth:
         seconds = [self._seconds(rows, max(k, deepest)) for k in range(most + 1)]
         rates = [made / took for made, took in zip(tokens, seconds, strict=True)]
         best = max(range(most + 1), key=rates.__getitem__)
-        gain = rates[best] / rates[0]
-        each = rates[best] / len(states)
+        pace, ending = rates[best], self._ends_early and best > 0
+        if ending:
+            usual = self._seconds(rows, max(self._steps.mean(best), deepest))
+            # Not much deeper than is known to pay, however sure the draft is.
+            pace, best = max(rates[1], tokens[most] / usual), min(most, 2 * best + 1)
+        gain = pace / rates[0]
+        self._trying = False
+        each = pace / len(states)
         choice = _Choice(best, each * seconds[0], each * self._token(rows))
         if gain < _MARGIN:
             each = rates[0] / len(states)
             trial = self._trial(tokens, seconds)
+            self._trying = bool(trial)
             choice = _Choice(trial, each * seconds[0], each * self._token(rows))
-            gain = 1.0
+            gain, ending = 1.0, False
         elif gain < _THIN and self._since_plain >= _RARELY:
-            return [replace(choice, steps=0)] * len(states)
+            return [replace(choice, steps=0)] * len(states), 0.0
         plain, idle = seconds[0] / rows, replace(choice, steps=0)
-        return [choice if self._worth_reading(state, plain, gain) else idle for state in states]
+        choices = [choice if self._worth_reading(state, plain, gain) else idle for state in states]
+        return choices, pace if ending else 0.0
 
     def _trial(self, tokens: list[float], seconds: list[float]) -> int:
         """One token where nothing was tried for long enough and something could pay, or none."""
         if not self._could_pay(seconds):
             return 0
-        loss = max(self._lost, seconds[1] / seconds[0] - tokens[1] / tokens[0])
-        return int(self._since_draft >= loss / _SHARE)
+        return int(self._purse >= seconds[1] / seconds[0] - tokens[1] / tokens[0])
 
     def _worth_reading(self, state: SequenceState, plain: float, gain: float) -> bool:
         """Whether a sequence may be read by the drafter, if it is not known to it.
@@ -282,11 +361,12 @@ class AdaptiveDepth:
         # No step of a model is ever measured where tokens are only looked up.
         return more if self._costs.known else more / max(plain, 1e-9)
 
-    def _seconds(self, rows: int, depth: int) -> float:
+    def _seconds(self, rows: int, depth: float) -> float:
         """Of a round, or where none was measured, in plain forwards."""
         if not self._costs.known:
             return 1 + depth * self._cost_ratio
-        return self._costs.round(rows, self._levels.width(depth), depth)
+        width = depth if self._levels.chains else self._levels.width(int(depth))
+        return self._costs.round(rows, width, depth)
 
 
 def _stepped(record: RoundRecord) -> list[int]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+COST_RATIO = 0.125
+"""A draft step beside a plain forward of the target, where nothing is configured or measured."""
+
 _WINDOW = 15
 """How many times of rounds of one size are looked at."""
 
@@ -138,15 +141,15 @@ class Costs:
         if seen.steps and not seen.behind:
             self._draft.add(seen.steps, seen.draft_s)
 
-    def target(self, rows: int, width: int) -> float:
+    def target(self, rows: int, width: float) -> float:
         """Seconds of a forward over `rows` prefixes with `width` drafted tokens each."""
         return self._target.at(rows * (width + 1))
 
-    def draft(self, steps: int) -> float:
+    def draft(self, steps: float) -> float:
         """Seconds of drafting `steps` tokens in a row."""
         return self._draft.at(steps) if steps else 0.0
 
-    def round(self, rows: int, width: int, steps: int) -> float:
+    def round(self, rows: int, width: float, steps: float) -> float:
         """Seconds of a whole round; plain if `width` is 0."""
         if not width:
             return max(self.target(rows, 0) + self._plain_rest.at(0.0), _LEAST)

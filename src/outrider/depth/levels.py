@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import trees
 from ..records import DraftPlan, SequenceState, Worth
@@ -40,17 +43,26 @@ class Levels:
                 for depth in range(self.deepest)
             )
 
+    @property
+    def chains(self) -> bool:
+        """Whether a draft has one token at each depth."""
+        return self._levels is None
+
     def width(self, depth: int) -> int:
         """How many tokens a draft of this depth has in all."""
         return depth if self._levels is None else sum(self._levels[:depth])
 
     def plan(
-        self, depths: list[int], steps: list[int] | None = None, worth: Worth | None = None
+        self,
+        depths: list[int],
+        steps: list[int] | None = None,
+        worth: Worth | None = None,
+        keep_going: Callable[[NDArray[np.float64]], NDArray[np.bool_]] | None = None,
     ) -> DraftPlan:
         """A plan for these depths; see `DraftPlan`."""
         taken = None if steps is None else np.array(steps, dtype=np.int64)
         depth = np.array(depths, dtype=np.int64)
-        return DraftPlan(depth, self._levels, self._shape, taken, worth)
+        return DraftPlan(depth, self._levels, self._shape, taken, worth, keep_going)
 
     def replayed(self, state: SequenceState) -> int | None:
         """The depth that a request's own `depths` ask for in its next round, if they do."""

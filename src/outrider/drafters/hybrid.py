@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidConfigError
-from ..protocols import AutoregressiveModel, DraftContext, DraftModel
+from ..protocols import AutoregressiveModel, DraftContext, DraftModel, EndsEarly
 from ..records import DraftPlan, DraftProposal, Prefix
 from .candidate import Candidate, as_proposal
 from .merge import merged
@@ -97,6 +97,11 @@ class HybridDrafter:
         """Width of the model's laws, V."""
         return self._vocab_size
 
+    @property
+    def ends_early(self) -> bool:
+        """Whether the model's chains do."""
+        return isinstance(self.drafter, EndsEarly) and self.drafter.ends_early
+
     def candidates(
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
     ) -> list[Candidate]:
@@ -113,7 +118,8 @@ class HybridDrafter:
         if not steps.any():
             return as_proposal(used, ctx.device, branches=plan.levels is not None)
         ctx.limit(steps)
-        drawn = self.drafter.propose(prefixes, DraftPlan(steps, plan.levels, plan.shape), ctx)
+        own = DraftPlan(steps, plan.levels, plan.shape, keep_going=plan.keep_going)
+        drawn = self.drafter.propose(prefixes, own, ctx)
         return merged(drawn, used) if any(map(len, used)) else drawn
 
     def _split(

@@ -42,11 +42,19 @@ class ModelDrafter:
         """Width of the draft's laws, V."""
         return self._vocab_size
 
+    @property
+    def ends_early(self) -> bool:
+        """Chains end where the plan says so."""
+        return True
+
     def propose(
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
     ) -> DraftProposal:
-        """A chain of `plan.depth` tokens for each row, or a tree of that depth."""
-        depth = plan.deepest
+        """A chain of `plan.depth` tokens for each row, or a tree of that depth.
+
+        A chain is shorter where `plan.keep_going` ends it.
+        """
+        depth, lengths = plan.deepest, plan.depth
         cursor = self.model.open([self._readable(prefix) for prefix in prefixes], depth)
         if plan.levels is not None:
             return draft_tree(cursor, plan, ctx, self._aligned)
@@ -59,7 +67,10 @@ class ModelDrafter:
             path = torch.stack(tokens, -1)[:, None] if tokens and ctx.shaped else None
             laws.append(ctx.law(self._aligned(logits), path))
             tokens.append(ctx.pick(laws[-1], position))
-        return DraftProposal(torch.stack(tokens, 1), plan.depth, _stacked(laws))
+            lengths = ctx.settle()
+            if (lengths <= len(tokens)).all():
+                break
+        return DraftProposal(torch.stack(tokens, 1), lengths, _stacked(laws))
 
     def _readable(self, prefix: Prefix) -> Prefix:
         """The prefix with ids that a narrower draft has no embedding for replaced by its last.

@@ -105,6 +105,11 @@ class VocabularyDrafter:
         return self._drafter.models
 
     @property
+    def ends_early(self) -> bool:
+        """Drafts by tokens end where the plan says so; text is written to its end."""
+        return self.match == "tokens"
+
+    @property
     def vocab_size(self) -> int:
         """The target's V."""
         return self._vocab_size
