@@ -359,13 +359,15 @@ class TestGenerate:
         assert run(*flags, "-n", "2") == 0
         assert "log-probabilities of continuation 2:" in capsys.readouterr().err
 
-    def test_the_commands_of_the_readme(self, capsys):
+    def test_the_commands_of_the_readme(self, capsys, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        Path("tuned.toml").write_text("num-speculative-tokens = 3\n")
         readme = (Path(__file__).parent.parent / "README.md").read_text()
         blocks = "".join(part.split("```")[0] for part in readme.split("```bash\n")[1:])
         shell = ".venv/bin/outrider "
         commands = [shlex.split(part) for part in blocks.split(shell)[1:]]
         commands = [command for command in commands if command[0] == "generate"]
-        assert len(commands) == 9
+        assert len(commands) == 11
         for command in commands:
             assert printed(capsys, *command, "-m", "40").strip(), command
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder, Tran
 from outrider.certify import exact_law
 from outrider.certify.reference import distance, target_law
 from outrider.cli import main
-from outrider.depth import ConfidenceDepth, Levels
+from outrider.depth import ConfidenceDepth, Levels, policy_of
 from outrider.depth.confidence import GAMMA, WorthDrawing
 from outrider.drafters.hybrid import HybridDrafter
 from outrider.drafters.model import ModelDrafter
@@ -73,14 +74,13 @@ class TestRule:
             cost = float(random.uniform(0.01, 1))
             entropies = random.exponential(0.5, size=(1, 8))
             chances = np.maximum(0, 1 - np.sqrt(GAMMA * entropies[0]))
-            emitted = [1 + sum(np.prod(chances[:i]) for i in range(1, n + 1)) for n in range(9)]
-            rates = [tokens / (1 + n * cost) for n, tokens in enumerate(emitted)]
             rule = WorthDrawing(np.array([cost]))
-            going = [bool(rule(entropies[:, :n])[0]) for n in range(1, 9)]
-            assert going == [rates[n] >= rates[n - 1] for n in range(1, 9)]
-            # No token after one that does not pay would pay: the end is where the rate is highest.
-            assert going == sorted(going, reverse=True)
-            assert sum(going) == int(np.argmax(rates))
+            for n in range(1, 8):
+                emitted = 1 + sum(np.prod(chances[:i]) for i in range(1, n + 1))
+                # The next token is taken to be as likely to be kept as the last.
+                more = emitted + np.prod(chances[:n]) * chances[n - 1]
+                pays = more / (1 + (n + 1) * cost) >= emitted / (1 + n * cost)
+                assert bool(rule(entropies[:, :n])[0]) == pays
 
     def test_rows_are_told_apart(self) -> None:
         rule = WorthDrawing(np.array([0.2, 0.2, 0.0, 0.2]))
@@ -129,14 +129,18 @@ class TestWhereDraftsEnd:
         params = SamplingParams(max_tokens=20, temperature=temperature)
         prompts = [[0] * 2, [0] * 7, [0] * 4, [0]]
         step = decoder.step(decoder.pack([decoder.start(p, params)[0] for p in prompts]))
-        # By the bound one of four even tokens is kept with .47: it pays after one token or none.
-        assert step.record.drafted == (3, 1, 2, 4)
+        # By the bound one of four even tokens is kept with .47: it is included, and is the last.
+        assert step.record.drafted == (4, 1, 2, 5)
+        assert step.record.ended == (True,) * 4
+        even = float(np.log(4))
+        assert step.record.entropies[1] == pytest.approx((even,), abs=1e-6)
+        assert step.record.entropies[2] == pytest.approx((0.0, even), abs=1e-6)
 
     def test_a_greedy_row_beside_a_sampled_one(self) -> None:
         decoder = self.decoder()
         both = [SamplingParams(max_tokens=20, temperature=t) for t in (0.0, 1.0)]
         states = [decoder.start([0, 0], params)[0] for params in both]
-        assert decoder.step(decoder.pack(states)).record.drafted == (3, 3)
+        assert decoder.step(decoder.pack(states)).record.drafted == (4, 4)
 
     def test_the_requests_own_filters_make_its_draft_sure(self) -> None:
         decoder = self.decoder()
@@ -242,6 +246,26 @@ class TestExactness:
         params = SamplingParams(max_tokens=4, top_p=0.9)
         found = exact_law(decoder, (0, 1), params, batch_size=batch_size, mates=mates)
         assert distance(found, target_law(target, (0, 1), params)) < TOLERANCE
+
+    @pytest.mark.parametrize("verification", ["block", "token", "coupled"])
+    @pytest.mark.parametrize("number", range(2))
+    def test_where_adaptive_depth_ends_drafts(self, verification: str, number: int) -> None:
+        target, draft = wavering(3, number)
+        config = configured(verification, depth="adaptive", cost_ratio=0.5)
+        drafter = ModelDrafter(draft)
+        policy = policy_of(config, drafter)
+        decoder = SpeculativeDecoder(target, drafter, config=config, policy=policy)
+        params = SamplingParams(max_tokens=4, stop_token_ids=(2,))
+        assert error(target, draft, config, params) < TOLERANCE
+        ended = set()
+        for _ in range(20):
+            batch = decoder.pack(decoder.start([0, 1], SamplingParams(max_tokens=20)))
+            while batch.states[0].finish_reason is None:
+                # With a chance of its own a step teaches the policy nothing, costs neither.
+                step = decoder.step(batch, decoder.chance)
+                ended.add((step.record.depth[0], step.record.ended[0]))
+                batch = replace(step.batch, noise=None)
+        assert {(1, True), (2, True)} <= ended
 
     @pytest.mark.parametrize("verification", VERIFICATIONS)
     def test_of_a_hybrid(self, verification: str) -> None:

@@ -97,7 +97,7 @@ def test_a_form_is_kept_to_by_drafts_in_any_case() -> None:
         {"logits_processors": (lambda history, logits: logits,)},
         {"structured_output": StructuredOutput(regex="a")},
     ],
-    ids=str,
+    ids="-".join,
 )
 def test_what_drafts_cannot_be_told_is_refused(field: dict[str, Any]) -> None:
     (name,) = field

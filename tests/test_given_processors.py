@@ -165,7 +165,7 @@ def largest_error(heard: Heard, inputs: dict[str, Tensor], asked: dict[str, Any]
     return worst
 
 
-@pytest.mark.parametrize("asked", SAMPLED, ids=str)
+@pytest.mark.parametrize("asked", SAMPLED, ids="-".join)
 def test_the_law_of_a_token_is_that_of_transformers_own_list(
     heard: Heard, asked: dict[str, Any]
 ) -> None:
@@ -184,7 +184,7 @@ def test_another_order_is_seen(heard: Heard, monkeypatch: pytest.MonkeyPatch) ->
     assert largest_error(heard, padded((4, 9)), SAMPLED[len(ASKED)]) > 1e-2
 
 
-@pytest.mark.parametrize("asked", SAMPLED, ids=str)
+@pytest.mark.parametrize("asked", SAMPLED, ids="-".join)
 def test_coupled_samples_are_those_of_plain_decoding(heard: Heard, asked: dict[str, Any]) -> None:
     inputs = padded((4, 9, 6))
     texts = []

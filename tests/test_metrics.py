@@ -29,6 +29,8 @@ def tallied(*rounds: tuple[int, int, float | None, float | None]) -> Speculation
                 first_ceiling=(first,),
                 draft_failed=False,
                 looked_up=(False,),
+                ended=(False,),
+                entropies=((),),
                 draft_s=0.0,
                 target_s=0.0,
                 total_s=1.0,

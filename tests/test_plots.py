@@ -41,6 +41,8 @@ def record(depth: int = 2, accepted: int = 1, seconds: float = 0.01) -> RoundRec
         first_ceiling=(None,),
         draft_failed=False,
         looked_up=(False,),
+        ended=(False,),
+        entropies=((),),
         draft_s=seconds / 4,
         target_s=seconds / 2,
         total_s=seconds,

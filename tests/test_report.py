@@ -56,7 +56,19 @@ class TestTraceFlag:
         flags = ("--target", target, *FIXED, *lossy, "--trace", str(path))
         assert run("generate", *flags, "--draft", draft) == 0
         assert read_trace(path).lossy
-        assert run("generate", *flags, "--method", "none") == 0
+        plain = (
+            "--method",
+            "none",
+            "-p",
+            PROMPT,
+            "--target",
+            target,
+            "-m",
+            "12",
+            "--trace",
+            str(path),
+        )
+        assert run("generate", *plain) == 0
         assert not read_trace(path).lossy
 
     @pytest.mark.parametrize("command", ["generate", "demo"])

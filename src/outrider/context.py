@@ -117,14 +117,14 @@ class RoundContext:
 
     @property
     def ended(self) -> tuple[bool, ...]:
-        """Which rows' drafts ended early; nothing where none could."""
-        return () if self._keep_going is None else tuple(self._ended.tolist())
+        """Which rows' drafts ended early."""
+        return tuple(self._ended.tolist())
 
     @property
     def entropies(self) -> tuple[tuple[float, ...], ...]:
         """Of the laws that each row's tokens were drawn from, where they were asked for."""
         if not self._entropies:
-            return ()
+            return ((),) * len(self._states)
         found = np.stack(self._entropies, 1)
         return tuple(
             tuple(row[:depth].tolist()) for row, depth in zip(found, self._depth, strict=True)

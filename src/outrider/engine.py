@@ -236,7 +236,7 @@ class SpeculativeDecoder:
             if self.policy.learns and not looked_up[index]:
                 # What the drafter failed at, or was not sure of, counts as drafted and refused.
                 failed = failure is not None and row.depth < plan.depth[index]
-                seen = row.depth + (failed or (index < len(ended) and ended[index]))
+                seen = row.depth + (failed or ended[index])
                 known = known.after(seen, len(row.path))
             own = () if shaper is None else shaper.processors(index, row.path)
             states.append(state.advanced(tokens, row.depth, reason, known, own))
@@ -255,11 +255,11 @@ class SpeculativeDecoder:
             first_ceiling=tuple(row.first_ceiling for row in rows),
             draft_failed=failure is not None,
             looked_up=looked_up,
+            ended=ended,
+            entropies=context.entropies,
             draft_s=draft_s,
             target_s=target_s,
             total_s=watch.total(),
-            ended=ended,
-            entropies=context.entropies,
         )
         if chance is None:
             with self._lock:

@@ -369,8 +369,8 @@ class RoundRecord:
     probability that it keeps one of a tree's first tokens; None where none is known. `draft_failed`
     says that the drafter failed, so that less was drafted, `looked_up` which rows' drafts took
     no step of a model. `ended` says which rows' drafts the plan's `keep_going` ended, `entropies`
-    how sure the draft was of each token of a row, in nats; they are empty where the plan has none
-    or the drafter does not ask it. `draft_s` and `target_s` are the time spent proposing and in the
+    how sure the draft was of each token of a row, in nats: nothing where the plan has none or the
+    drafter does not ask it. `draft_s` and `target_s` are the time spent proposing and in the
     target's forward pass, `total_s` all of the round.
     """
 
@@ -384,8 +384,8 @@ class RoundRecord:
     first_ceiling: tuple[float | None, ...]
     draft_failed: bool
     looked_up: tuple[bool, ...]
+    ended: tuple[bool, ...]
+    entropies: tuple[tuple[float, ...], ...]
     draft_s: float
     target_s: float
     total_s: float
-    ended: tuple[bool, ...] = ()
-    entropies: tuple[tuple[float, ...], ...] = ()

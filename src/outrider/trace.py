@@ -182,7 +182,7 @@ class _Line:
                 self.refuse(f"{name} is {shown(found)}", f"a list of {expected}")
             if len(found) != len(rows):
                 self.refuse(f"{name} has {len(found)} entries", f"{len(rows)}, one for each row")
-            values[name] = tuple(found)
+            values[name] = tuple(map(tuple, found) if name == "entropies" else found)
         for name in ("draft_s", "target_s", "total_s"):
             if not _is_number(values[name]):
                 self.refuse(f"{name} is {shown(values[name])}", "a number of seconds")
@@ -243,6 +243,10 @@ def _is_ceiling(value: object) -> bool:
     return value is None or _is_number(value)
 
 
+def _is_entropies(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_number, value))
+
+
 _COUNTS = (_is_count, "integers >= 0")
 _BOOLS = (_is_bool, "true or false")
 _CEILINGS = (_is_ceiling, "numbers >= 0 or null")
@@ -256,4 +260,6 @@ _PER_ROW: dict[str, tuple[Callable[[object], bool], str]] = {
     "ceiling": _CEILINGS,
     "first_ceiling": _CEILINGS,
     "looked_up": _BOOLS,
+    "ended": _BOOLS,
+    "entropies": (_is_entropies, "lists of numbers >= 0"),
 }

@@ -212,6 +212,8 @@ class _GenerateLane:
                     first_ceiling=(None,),
                     draft_failed=False,
                     looked_up=(False,),
+                    ended=(False,),
+                    entropies=((),),
                     draft_s=draft_s if first else 0.0,
                     target_s=sum(each.seconds for each in calls) if first else 0.0,
                     total_s=total_s if first else 0.0,

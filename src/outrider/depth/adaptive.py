@@ -26,8 +26,8 @@ from .sureness import Sureness, WorthAStep
 _SHARE = 0.01
 """How much of the time may go into trying whether drafting pays; as much into reading for it."""
 
-_GRANT, _LONGEST = 0.005, 512
-"""How much of a sequence's plain rounds, of so many at most, may be spent on trying beforehand."""
+_GRANT, _LONGEST = 0.001, 512
+"""How much of a new sequence's plain rounds, of so many at most, may go into trying at once."""
 
 _READING = 3.0
 """How many plain rounds reading a prompt may take a drafter of which nothing is known."""
@@ -67,6 +67,10 @@ class _Steps:
         """The mean, in which a guess counts as one round."""
         return (self._total + guess) / (self._count + 1)
 
+    def emitted(self, known: float, guess: float) -> float:
+        """What such drafts emit: what is known of them, in which a guess counts likewise."""
+        return (self._count * known + guess) / (self._count + 1)
+
 
 class AdaptiveDepth:
     """Draft as far as is expected to pay, or not at all.
@@ -75,11 +79,10 @@ class AdaptiveDepth:
     with a seed, whose text depends on its depths, is drafted by its own history and the cost ratio
     alone, so that it repeats. All others share measured costs and what was learnt from each other.
 
-    Where nothing is expected to pay, drafts of one token are tried for as long as half a percent of
-    the time that a sequence will take at most is not spent on it, and then now and then, the more
-    rarely the more they cost: for 1% of the time. As much may go into the drafter's reading of
-    prompts while nothing that it drafted was kept. Where not even a draft that is always kept
-    would pay, none is.
+    Where nothing is expected to pay, drafts of one token are tried now and then, the more rarely
+    the more they cost, and sooner in a text that is new: for about 1% of the time. As much may go
+    into the drafter's reading of prompts while nothing that it drafted was kept. Where not even a
+    draft that is always kept would pay, none is.
 
     Args:
         levels: the shape of a draft.
@@ -206,10 +209,9 @@ class AdaptiveDepth:
         for row, (state, depth) in enumerate(zip(states, stepped, strict=True)):
             # The last round of a sequence may keep more than it emits.
             if state.finish_reason is None and not self._is_local(state):
-                accepted, ended = record.accepted[row], any(record.ended[row : row + 1])
+                accepted, ended = record.accepted[row], record.ended[row]
                 self._pooled = self._pooled.after(depth + ended, accepted)
-                for entropies in record.entropies[row : row + 1]:
-                    self._sureness[state.params.greedy].add(entropies, accepted)
+                self._sureness[state.params.greedy].add(record.entropies[row], accepted)
         self._purse += sum(
             _GRANT * min(_LONGEST, state.remaining) / rows for state in states if state.round == 1
         )
@@ -218,7 +220,7 @@ class AdaptiveDepth:
             self._purse = min(self._purse + _SHARE, _GRANT * _LONGEST)
             self._since_plain = 0 if width == 0 else self._since_plain + 1
             return
-        if record.ended:
+        if any(record.entropies):
             self._steps.add(steps)
         self._since_plain += 1
         if self._trying and self._costs.known:
@@ -308,7 +310,8 @@ class AdaptiveDepth:
         if ending:
             usual = self._seconds(rows, max(self._steps.mean(best), deepest))
             # Not much deeper than is known to pay, however sure the draft is.
-            pace, best = max(rates[1], tokens[most] / usual), min(most, 2 * best + 1)
+            made = self._steps.emitted(tokens[most], tokens[best])
+            pace, best = max(rates[1], made / usual), min(most, 2 * best + 1)
         gain = pace / rates[0]
         self._trying = False
         each = pace / len(states)
