@@ -182,7 +182,7 @@ class TestGenerate:
         config = found["config"]
         assert config["target"] == target
         assert config["draft"] == draft
-        assert config["method"] == "draft_model"
+        assert config["method"] == "hybrid"
         assert config["sampling"]["max_tokens"] == 9
         assert config["speculation"]["num_speculative_tokens"] == 2
 

@@ -51,7 +51,13 @@ def configure(parser: ArgumentParser) -> None:
         "to the last token, but for the target's reading of the prompt. --dtype takes several, "
         "with commas between. Ctrl-C keeps what was measured."
     )
-    parser.set_defaults(run=run, method=None, prompt_lookup_max=None, prompt_lookup_min=None)
+    parser.set_defaults(
+        run=run,
+        method=None,
+        usual_method="draft_model",
+        prompt_lookup_max=None,
+        prompt_lookup_min=None,
+    )
     parser.add_argument(
         "--quick", action="store_true", help="a small matrix, with plots and a page, in minutes"
     )

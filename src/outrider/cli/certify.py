@@ -72,7 +72,13 @@ def configure(parser: ArgumentParser) -> None:
     parser.formatter_class = RawDescriptionHelpFormatter
     parser.description = DESCRIPTION
     parser.epilog = CONTRACT
-    parser.set_defaults(run=run, method=None, prompt_lookup_max=None, prompt_lookup_min=None)
+    parser.set_defaults(
+        run=run,
+        method=None,
+        usual_method="draft_model",
+        prompt_lookup_max=None,
+        prompt_lookup_min=None,
+    )
     parser.add_argument(
         "--tier",
         dest="tiers",

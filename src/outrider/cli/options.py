@@ -75,6 +75,7 @@ def add_model_flags(parser: ArgumentParser) -> None:
 def add_speculation_flags(parser: ArgumentParser) -> None:
     """How speculation is done, and a file that may say so."""
     add_config_flag(parser)
+    parser.set_defaults(usual_method="hybrid")
     group = parser.add_argument_group(
         "speculation",
         "None of it changes the law of the output, but for the verifications typical, lenient and "
@@ -83,7 +84,9 @@ def add_speculation_flags(parser: ArgumentParser) -> None:
     group.add_argument(
         "--method",
         choices=METHODS,
-        help="what proposes tokens (default: draft_model if there is a draft, else ngram)",
+        help="what proposes tokens (default: hybrid, the draft model beside a look-up of what came "
+        "before, if there is a draft; draft_model for trees, a depth that does not go by measured "
+        "costs and lossy methods; ngram without a draft)",
     )
     add_field_flag(
         group,
@@ -306,7 +309,11 @@ def speculation_method(args: Namespace) -> str:
         InvalidConfigError: `--method` contradicts other flags, or they have no effect with it.
     """
     available = args.draft is not None or args.target == "demo"
-    method: str = args.method or ("draft_model" if available else "ngram")
+    config = SpeculativeConfig(**_given(SpeculativeConfig, args))
+    usual_method = args.usual_method
+    if config.depth != "adaptive" or config.drafts_trees or config.lossy:
+        usual_method = "draft_model"
+    method: str = args.method or (usual_method if available else "ngram")
     with_model = method in ("draft_model", "hybrid")
     if with_model and not available:
         raise InvalidConfigError("--method", method, "--draft MODEL beside it, or --method ngram")

@@ -49,7 +49,13 @@ def configure(parser: ArgumentParser) -> None:
     parser.usage = "%(prog)s [--target MODEL --draft MODEL] [--prompts FILE] [flag ...]"
     parser.formatter_class = HelpFormatter
     parser.epilog = _EXAMPLES
-    parser.set_defaults(run=run, method=None, prompt_lookup_max=None, prompt_lookup_min=None)
+    parser.set_defaults(
+        run=run,
+        method=None,
+        usual_method="draft_model",
+        prompt_lookup_max=None,
+        prompt_lookup_min=None,
+    )
     prompts = parser.add_argument_group("prompts")
     prompts.add_argument(
         "--prompts",
