@@ -78,7 +78,7 @@ def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "<html" in (folder / "index.html").read_text()
     assert list(folder.glob("*.png"))
     assert not list(folder.glob(".*"))
-    assert "a folder without a result.json" in refused(["--out", str(folder)], capsys)
+    assert "a new folder, or an empty one" in refused(["--out", str(folder)], capsys)
 
 
 def test_quick_names_a_folder_of_its_own(

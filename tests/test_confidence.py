@@ -80,11 +80,11 @@ class TestRule:
                 # The next token is taken to be as likely to be kept as the last.
                 more = emitted + np.prod(chances[:n]) * chances[n - 1]
                 pays = more / (1 + (n + 1) * cost) >= emitted / (1 + n * cost)
-                assert bool(rule(entropies[:, :n])[0]) == pays
+                assert bool(rule(entropies[:, :n], np.array([True]))[0]) == pays
 
     def test_rows_are_told_apart(self) -> None:
         rule = WorthDrawing(np.array([0.2, 0.2, 0.0, 0.2]))
-        going = rule(np.array([[0.0], [9.0], [9.0], [np.nan]]))
+        going = rule(np.array([[0.0], [9.0], [9.0], [np.nan]]), np.ones(4, dtype=np.bool_))
         assert going.tolist() == [True, False, True, True]
 
     def test_a_step_that_costs_more_than_a_forward_is_never_taken(self) -> None:

@@ -114,6 +114,7 @@ def write_on(teacher: LlamaForCausalLM, windows: Tensor, generator: torch.Genera
                 max_tokens=length - starts[row],
                 temperature=TEMPERATURES[row % len(TEMPERATURES)],
                 ignore_eos=True,
+                seed=row,
             )
             for row in rows
         ]

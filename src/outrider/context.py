@@ -109,8 +109,10 @@ class RoundContext:
             entropies = torch.special.entr(laws.probs).sum(-1)
             self._entropies.append(entropies.double().cpu().numpy())
             drawn = len(self._entropies)
-            if (self._depth > drawn).any():
-                ending = (self._depth > drawn) & ~self._keep_going(np.stack(self._entropies, 1))
+            drafting = self._depth > drawn
+            if drafting.any():
+                going = self._keep_going(np.stack(self._entropies, 1), drafting)
+                ending = drafting & ~going
                 self._ended |= ending
                 self.limit(np.where(ending, drawn, self._depth))
         return self._depth

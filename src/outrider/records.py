@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 FinishReason = Literal["stop", "length"]
 
+KeepGoing = Callable[[NDArray[np.float64], NDArray[np.bool_]], NDArray[np.bool_]]
+"""See `DraftPlan.keep_going`."""
+
 
 class _Buffer:
     """Tokens [capacity] of which the first `fill` are owned by at least one prefix."""
@@ -228,7 +231,8 @@ class DraftPlan:
             a step of a model, int64 [B], at most `depth`; None for all of them.
         worth: what looked-up tokens have to bring; None takes any.
         keep_going: told the entropies of the laws that the first n tokens in a row were drawn from,
-            float64 [B, n] in nats, says which rows draft another, bool [B]; the others end there.
+            float64 [B, n] in nats, and which rows may draft another, bool [B], says which do, bool
+            [B]; the others end there.
             None lets all rows go as deep as planned. For chains that a model drafts.
     """
 
@@ -237,7 +241,7 @@ class DraftPlan:
     shape: tuple[int, ...] | None = None
     steps: NDArray[np.int64] | None = None
     worth: Worth | None = None
-    keep_going: Callable[[NDArray[np.float64]], NDArray[np.bool_]] | None = None
+    keep_going: KeepGoing | None = None
 
     @property
     def deepest(self) -> int:

@@ -51,8 +51,15 @@ def from_document(found: Any) -> BenchResult:
         given = found.get("format") if isinstance(found, dict) else type(found).__name__
         raise InvalidConfigError("format", given, f"{FORMAT!r}, as outrider bench writes it")
     try:
+        # What is no mapping, no text or no number is found out here, not where it is drawn.
+        for name in ("missing", "skipped"):
+            "".join(found[name])
+        for each in found["measurements"]:
+            for figure in ("speedup", "low", "high", "temperature"):
+                if each[figure] is not None:
+                    each[figure] + 0.0
         return BenchResult(
-            provenance=found["provenance"],
+            provenance=dict(found["provenance"].items()),
             measurements=tuple(map(_read_measurement, found["measurements"])),
             curve=tuple(ForwardTime(**point) for point in found["curve"]),
             missing=tuple(found["missing"]),

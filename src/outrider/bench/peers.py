@@ -237,6 +237,13 @@ class _Forward:
     seconds: float = 0.0
 
 
+def _now(device: torch.device) -> float:
+    """Seconds, once all that was asked of a CUDA device before is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return perf_counter()
+
+
 @contextmanager
 def _timed_forwards(model: Any) -> Iterator[list[_Forward]]:
     """The forwards that a model makes meanwhile."""
@@ -248,10 +255,10 @@ def _timed_forwards(model: Any) -> Iterator[list[_Forward]]:
         cached = given["past_key_values"].get_seq_length()
         width = (args[0] if args else given["input_ids"]).shape[1]
         found.append(_Forward(cached + 1, cached + width))
-        begun = perf_counter()
+        begun = _now(model.device)
 
     def after(*_: Any) -> None:
-        found[-1].seconds = perf_counter() - begun
+        found[-1].seconds = _now(model.device) - begun
 
     handles = (
         model.register_forward_pre_hook(before, with_kwargs=True),

@@ -44,14 +44,22 @@ def speedup(
     plain_tokens: Sequence[int],
     other_s: Sequence[float],
     other_tokens: Sequence[int],
+    distinct: int | None = None,
 ) -> tuple[float, float, float]:
     """Tokens a second over plain decoding's, and a 95% interval.
 
     The interval is the percentile bootstrap over stretches, which are resampled in pairs, since
-    both ways of decoding met the same prompt and the same noise.
+    both ways of decoding met the same prompt and the same noise. Repeats of a stretch say nothing
+    of other prompts, and are added up before.
+
+    Args:
+        plain_s, plain_tokens: of each stretch of plain decoding.
+        other_s, other_tokens: of the other way.
+        distinct: how many stretches there are before they come again; None for all.
     """
-    found = np.array([plain_s, other_s, plain_tokens, other_tokens], dtype=float)
-    count = found.shape[1]
+    each = np.array([plain_s, other_s, plain_tokens, other_tokens], dtype=float)
+    count = min(distinct or each.shape[1], each.shape[1])
+    found = np.stack([each[:, first::count].sum(1) for first in range(count)], 1)
     picks = np.random.default_rng(0).integers(count, size=(_RESAMPLES, count))
     low, high = np.percentile(_ratio(found[:, picks].sum(-1)), (2.5, 97.5)).tolist()
     return float(_ratio(found.sum(1))), low, high

@@ -169,7 +169,7 @@ class _Course:
             asked = [regime.tokens(prompts) for prompts in stretches[: len(plain)]]
             partial = len(plain) < len(stretches)
             self.measurements += [
-                score.measurement(plain, regime, asked, partial=partial)
+                score.measurement(plain, regime, asked, len(regime.stretches(1)), partial=partial)
                 for score in scores
                 if len(plain)
             ]

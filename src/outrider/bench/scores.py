@@ -40,7 +40,13 @@ class Score:
             self._tally.add(record)
 
     def measurement(
-        self, plain: Score, regime: Regime, asked: Sequence[int], *, partial: bool
+        self,
+        plain: Score,
+        regime: Regime,
+        asked: Sequence[int],
+        distinct: int,
+        *,
+        partial: bool,
     ) -> Measurement:
         """What it comes to beside plain decoding.
 
@@ -49,14 +55,17 @@ class Score:
             regime: that of both.
             asked: how many tokens each stretch was to emit. If one of the two emitted another
                 number there is no speedup.
+            distinct: how many stretches there are before they are repeated.
             partial: whether stretches are missing.
         """
         ratio: float | None = None
         low: float | None = None
         high: float | None = None
         if self._tokens == plain._tokens == list(asked):
-            ratio, low, high = speedup(plain._seconds, plain._tokens, self._seconds, self._tokens)
-        if len(self) < 2:
+            ratio, low, high = speedup(
+                plain._seconds, plain._tokens, self._seconds, self._tokens, distinct
+            )
+        if min(len(self), distinct) < 2:
             low = high = None
         return Measurement(
             contender=self.entrant.contender,

@@ -335,7 +335,9 @@ def _check_all(
         decoders = [models.decoder(PLAIN), models.decoder(contender)]
         raced = race(decoders, batches * search.repeats, search.sampling(temperature))
         plain, measured = (
-            _measurement(each, timed, raced[0], workload.name, temperature, search, models)
+            _measurement(
+                each, timed, raced[0], workload.name, temperature, search, models, len(batches)
+            )
             for each, timed in zip((PLAIN, contender), raced, strict=True)
         )
         checks.append(Check(plain, measured, known.get((contender, temperature))))
@@ -361,8 +363,9 @@ def _measurement(
     temperature: float,
     search: Search,
     models: Models,
+    distinct: int,
 ) -> Measurement:
-    gain, low, high = speedup(plain.seconds, plain.tokens, timed.seconds, timed.tokens)
+    gain, low, high = speedup(plain.seconds, plain.tokens, timed.seconds, timed.tokens, distinct)
     same = sum(a == b for a, b in zip(timed.token_ids, plain.token_ids, strict=True))
     certain = temperature == 0 and not config_of(contender).lossy
     return Measurement(

@@ -52,8 +52,8 @@ class Folder:
         except OSError as error:
             reason = error.strerror or type(error).__name__
             raise InvalidConfigError("--out", name, f"a folder to write to ({reason})") from error
-        if (path / RESULT).exists():
-            raise InvalidConfigError("--out", name, f"a folder without a {RESULT}")
+        if any(path.iterdir()):
+            raise InvalidConfigError("--out", name, "a new folder, or an empty one")
         try:
             yield Folder(path)
         finally:

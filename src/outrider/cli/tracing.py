@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidConfigError
+from ..trace import is_trace
 
 if TYPE_CHECKING:
     from ..config import SpeculativeConfig
@@ -42,6 +43,8 @@ def check_trace_flag(args: Namespace) -> None:
         problem = "it is a folder"
     elif not path.parent.is_dir():
         problem = f"there is no folder {str(path.parent)!r}"
+    elif path.is_file() and path.stat().st_size and not is_trace(path):
+        problem = "it holds something else than a trace; name another file"
     elif not os.access(path if path.exists() else path.parent, os.W_OK):
         problem = "writing is not allowed there"
     if problem is not None:

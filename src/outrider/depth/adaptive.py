@@ -120,6 +120,7 @@ class AdaptiveDepth:
         self._since_plain = 0
         self._trying = False
         self._purse = 0.0
+        self._price = 0.0
         self._stepped: frozenset[int] = frozenset()
 
     @property
@@ -129,6 +130,7 @@ class AdaptiveDepth:
 
     def plan(self, states: Sequence[SequenceState]) -> DraftPlan:
         """The depth of each sequence's next round."""
+        self._trying = False
         choices: list[_Choice | None] = [None] * len(states)
         shared = []
         # Until a step of a model has been measured, depths that are asked for are to show one.
@@ -181,15 +183,20 @@ class AdaptiveDepth:
             steps: how many each takes at most.
             pace: tokens a second that they have to bring.
         """
+        others = max((step for row, step in enumerate(steps) if row not in shared), default=0)
         kinds = [self._sureness[state.params.greedy] for state in states]
         rows = np.zeros(len(states), dtype=np.bool_)
         rows[shared] = True
         return WorthAStep(
-            depth=np.array(steps),
             shared=rows,
             chances=np.stack([kind.chances for kind in kinds]),
             following=np.array([kind.overall for kind in kinds]),
-            seconds=np.array([self._seconds(len(states), k) for k in range(max(steps) + 1)]),
+            seconds=np.array(
+                [
+                    self._seconds(len(states), max(k, others))
+                    for k in range(self._levels.deepest + 2)
+                ]
+            ),
             rate=pace,
         )
 
@@ -215,9 +222,9 @@ class AdaptiveDepth:
         self._purse += sum(
             _GRANT * min(_LONGEST, state.remaining) / rows for state in states if state.round == 1
         )
+        self._purse = min(self._purse + _SHARE * (not steps), max(_GRANT * _LONGEST, self._price))
         if not steps:
             self._since_draft += 1
-            self._purse = min(self._purse + _SHARE, _GRANT * _LONGEST)
             self._since_plain = 0 if width == 0 else self._since_plain + 1
             return
         if any(record.entropies):
@@ -309,11 +316,11 @@ class AdaptiveDepth:
         pace, ending = rates[best], self._ends_early and best > 0
         if ending:
             usual = self._seconds(rows, max(self._steps.mean(best), deepest))
-            # Not much deeper than is known to pay, however sure the draft is.
             made = self._steps.emitted(tokens[most], tokens[best])
-            pace, best = max(rates[1], made / usual), min(most, 2 * best + 1)
+            # Not much deeper than drafts have been, however sure the next one is.
+            known = max(best, ceil(self._steps.mean(best)))
+            pace, best = max(rates[1], made / usual), min(most, 2 * known + 1)
         gain = pace / rates[0]
-        self._trying = False
         each = pace / len(states)
         choice = _Choice(best, each * seconds[0], each * self._token(rows))
         if gain < _MARGIN:
@@ -332,7 +339,8 @@ class AdaptiveDepth:
         """One token where nothing was tried for long enough and something could pay, or none."""
         if not self._could_pay(seconds):
             return 0
-        return int(self._purse >= seconds[1] / seconds[0] - tokens[1] / tokens[0])
+        self._price = seconds[1] / seconds[0] - tokens[1] / tokens[0]
+        return int(self._purse >= self._price)
 
     def _worth_reading(self, state: SequenceState, plain: float, gain: float) -> bool:
         """Whether a sequence may be read by the drafter, if it is not known to it.

@@ -40,12 +40,17 @@ class WorthDrawing:
 
     costs: NDArray[np.float64]
 
-    def __call__(self, entropies: NDArray[np.float64]) -> NDArray[np.bool_]:
+    def __call__(
+        self,
+        entropies: NDArray[np.float64],
+        drafting: NDArray[np.bool_],  # noqa: ARG002  # Rows are told apart by their own laws.
+    ) -> NDArray[np.bool_]:
         """Whether each row draws another token, bool [B].
 
         Args:
             entropies: in nats, of the laws of its n tokens so far, float64 [B, n]. Of a law that
                 means nothing it is NaN, and drafting goes on: verification finds it out.
+            drafting: the rows that may draw another, bool [B].
         """
         chances = (1 - np.sqrt(GAMMA * entropies)).clip(min=0)
         reached = chances.cumprod(1)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
-from numpy.typing import NDArray
 
 from .. import trees
-from ..records import DraftPlan, SequenceState, Worth
+from ..records import DraftPlan, KeepGoing, SequenceState, Worth
 
 
 class Levels:
@@ -57,7 +54,7 @@ class Levels:
         depths: list[int],
         steps: list[int] | None = None,
         worth: Worth | None = None,
-        keep_going: Callable[[NDArray[np.float64]], NDArray[np.bool_]] | None = None,
+        keep_going: KeepGoing | None = None,
     ) -> DraftPlan:
         """A plan for these depths; see `DraftPlan`."""
         taken = None if steps is None else np.array(steps, dtype=np.int64)

@@ -73,26 +73,30 @@ class WorthAStep:
     step, so that what tokens on the whole are stands for it.
 
     Attributes:
-        depth: the most tokens of each row, [B].
         shared: the rows that end together, bool [B]; the others go as deep as planned.
         chances: of each row's classes of entropies, float64 [B, C].
         following: the chance of a next token to be kept, float64 [B].
-        seconds: of a round at each depth, float64 [N + 1].
+        seconds: of a round at each depth, float64 [N + 2] for drafts of N at most.
         rate: tokens a second, of all shared rows, that a step has to bring.
     """
 
-    depth: NDArray[np.int64]
     shared: NDArray[np.bool_]
     chances: NDArray[np.float64]
     following: NDArray[np.float64]
     seconds: NDArray[np.float64]
     rate: float
 
-    def __call__(self, entropies: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Whether each row takes another step, bool [B], after entropies float64 [B, n]."""
+    def __call__(
+        self, entropies: NDArray[np.float64], drafting: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """Whether each row takes another step, bool [B].
+
+        Args:
+            entropies: of the laws so far, float64 [B, n].
+            drafting: the rows that may take another step, bool [B].
+        """
         taken = entropies.shape[1]
         kept = np.take_along_axis(self.chances, classes(entropies), 1).prod(1)
-        going = self.shared & (self.depth > taken)
-        more = float((kept * self.following)[going].sum())
+        more = float((kept * self.following)[self.shared & drafting].sum())
         pays = more >= self.rate * float(self.seconds[taken + 1] - self.seconds[taken])
         return ~self.shared | pays
