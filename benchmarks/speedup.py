@@ -34,7 +34,9 @@ WARM_UP = 8
 
 def run(rounds: int) -> Report:
     """Race drafters against plain decoding on `rounds` prompts of each kind, at least two."""
-    pair = outrider.load("demo", device="cpu", dtype="float32", max_sequences=3 * max(BATCHES))
+    pair = outrider.load(
+        "demo", device="cpu", dtype="float32", max_sequences=max(5, 3 * max(BATCHES))
+    )
     assert isinstance(pair.drafter, ModelDrafter)
     contenders: dict[str, DraftModel] = {
         "model": pair.drafter,

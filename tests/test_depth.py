@@ -15,6 +15,7 @@ from outrider.calibration import DEPTHS
 from outrider.certify import exact_law
 from outrider.depth import AdaptiveDepth, FixedDepth, Levels
 from outrider.depth.costs import Line
+from outrider.depth.sureness import WorthAStep
 from outrider.models.tabular import TabularModel
 from outrider.protocols import DepthPolicy
 from outrider.records import Prefix, RoundRecord, SequenceState
@@ -142,6 +143,51 @@ def test_drafts_that_fail_cost_less_than_two_percent(rate, rows) -> None:
     world = World(steady(rate))
     plain = mean_time(lambda: fixed(0), world, runs=5, rows=rows)
     assert plain / mean_time(adaptive, world, runs=5, rows=rows) >= 0.98
+
+
+@pytest.mark.parametrize(("step", "rows"), [(0.7, 1), (0.125, 8), (0.3, 4)])
+def test_drafts_that_failed_for_long_are_tried_again(step: float, rows: int) -> None:
+    """Whatever a trial costs."""
+    policy = adaptive()
+    decode(policy, replace(World(steady(0.0)), step=step), tokens=2000, rows=rows)
+    good = replace(World(steady(0.99)), step=step)
+    plain = decode(fixed(0), good, tokens=2000, rows=rows)[0]
+    assert decode(policy, good, tokens=2000, rows=rows, warm=False)[0] < 0.9 * plain
+
+
+def test_rounds_of_seeded_rows_are_no_trials() -> None:
+    policy = adaptive()
+    decode(policy, World(steady(0.0)), tokens=300)
+    plain = SequenceState(Prefix(0, [1]), 1, SamplingParams(max_tokens=50), frozenset(), 0)
+    seeded = replace(plain, params=SamplingParams(max_tokens=50, seed=1))
+    policy.plan([plain])
+    policy.plan([seeded])
+    assert not policy._trying
+
+
+class TestWorthAStep:
+    """Two rows, the first sure of itself, the second not."""
+
+    RULE = WorthAStep(
+        shared=np.array([True, True]),
+        chances=np.tile(np.linspace(1, 0, 11), (2, 1)),
+        following=np.array([0.9, 0.9]),
+        seconds=1 + 0.2 * np.arange(6),
+        rate=2.0,
+    )
+    ENTROPIES = np.array([[0.0], [4.5]])
+
+    def test_rows_go_on_together(self) -> None:
+        both = np.array([True, True])
+        assert self.RULE(self.ENTROPIES, both).tolist() == [True, True]
+
+    def test_a_row_that_drafts_no_further_counts_for_nothing(self) -> None:
+        second = np.array([False, True])
+        assert self.RULE(self.ENTROPIES, second).tolist() == [False, False]
+
+    def test_rows_that_do_not_share_go_as_deep_as_planned(self) -> None:
+        rule = replace(self.RULE, shared=np.array([False, True]))
+        assert rule(self.ENTROPIES, np.array([True, True])).tolist() == [True, False]
 
 
 def test_rounds_that_are_measured_tell_what_they_cost_and_nothing_else() -> None:

@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 from training import corpus as corpus_command
+from training import distil as distil_command
 from training import evaluate as evaluate_command
 from training import export as export_command
+from training import lessons as lessons_command
 from training import train as train_command
 from training.checkpoint import load_checkpoint, save_checkpoint
 from training.corpus import Document, documents, shuffled, split_by_name
 from training.evaluate import measure_pair
 from training.files import claim_directory, replacing
 from training.muon import Muon, orthogonalise
-from training.objective import loss_on
+from training.objective import imitation, loss_on
 from training.schedule import learning_rate_factor
 from training.windows import consecutive_windows, load_corpus, require_length, sample_windows
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -413,3 +415,96 @@ def test_corpus_names_the_argument_that_is_wrong(
     given = ["--data=out", "--held-out=9999", *arguments]
     assert message in error_of(corpus_command.main, given, capsys)
     assert not Path("out").exists()
+
+
+# Lessons and distillation from them
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+def test_the_gradient_of_imitation_is_that_of_its_loss(weight: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, taught = torch.randn(2, 2, 3, 50, generator=generator, dtype=torch.float64)
+    logits.requires_grad_()
+    model, teacher = logits.softmax(-1), taught.softmax(-1)
+    divergence = (teacher * (teacher.log() - model.log())).sum(-1).mean()
+    overlap = torch.minimum(model, teacher).sum(-1).mean()
+    loss = (1 - weight) * divergence + weight * (1 - overlap)
+    (expected,) = torch.autograd.grad(loss, logits)
+    found = imitation(logits.detach(), taught, weight)
+    assert (found.gradient - expected).abs().max() < 1e-15
+    assert found.divergence == pytest.approx(divergence.item(), abs=1e-12)
+    assert found.overlap == pytest.approx(overlap.item(), abs=1e-12)
+
+
+@pytest.fixture(scope="module")
+def lessons(data: Path, teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("lessons")
+    (root / "source" / "test").mkdir(parents=True)
+    (root / "source" / "test" / "unseen.py").write_text(LONG_TEXT)
+    lessons_command.main(
+        [
+            *(f"--data={data}", f"--teacher={teacher}", f"--out={root / 'out'}"),
+            *(f"--source={root / 'source'}", "--windows=6", "--written=3", "--window=96"),
+        ]
+    )
+    return root / "out"
+
+
+def test_lessons_hold_what_the_teacher_says(data: Path, teacher: Path, lessons: Path) -> None:
+    found = lessons_command.load_lessons([lessons, lessons], 96)
+    assert found.windows.shape == (12, 97)
+    model = load_checkpoint(teacher, load_corpus(data)).eval()
+    again = lessons_command.last_states(model, found.windows[:6].long())
+    assert torch.equal(again, found.states[:6])
+    assert torch.equal(found.states[:6], found.states[6:])
+
+
+def test_a_draft_is_distilled_from_lessons(
+    data: Path, teacher: Path, lessons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "draft"
+    distil_command.main(
+        [
+            *(f"--data={data}", f"--lessons={lessons}", f"--teacher={teacher}"),
+            *(f"--init={teacher}", f"--out={out}", "--seconds=0.2", "--window=96", "--batch=2"),
+        ]
+    )
+    assert "shared mass" in capsys.readouterr().out
+    assert load_checkpoint(out, load_corpus(data)).config.hidden_size == 8
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (["--windows=1"], "--windows 1: expected at least 2"),
+        (["--windows=4", "--written=5"], "--written 5: expected 0 to --windows 4"),
+        (["--window=64"], "--window 64: expected at least 96"),
+    ],
+)
+def test_lessons_refuse(
+    asked: list[str],
+    message: str,
+    data: Path,
+    teacher: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = [f"--data={data}", f"--teacher={teacher}", f"--out={tmp_path / 'out'}", *asked]
+    assert message in error_of(lessons_command.main, flags, capsys)
+
+
+def test_distillation_refuses(
+    data: Path,
+    teacher: Path,
+    lessons: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    common = [f"--data={data}", f"--teacher={teacher}", f"--init={teacher}", "--seconds=1"]
+    out = f"--out={tmp_path / 'out'}"
+    wrong = [*common, out, f"--lessons={lessons}", "--window=80"]
+    assert "holds windows of 96 tokens" in error_of(distil_command.main, wrong, capsys)
+    nowhere = [*common, out, f"--lessons={tmp_path}", "--window=96"]
+    assert "holds no windows.npy" in error_of(distil_command.main, nowhere, capsys)
+    heavy = [*common, out, f"--lessons={lessons}", "--window=96", "--overlap=2"]
+    assert "--overlap 2.0: expected 0 to 1" in error_of(distil_command.main, heavy, capsys)

@@ -232,8 +232,8 @@ class AdaptiveDepth:
         self._since_plain += 1
         if self._trying and self._costs.known:
             plain = self._costs.round(rows, 0, 0)
-            extra = record.draft_s + self._costs.target(rows, width) - self._costs.target(rows, 0)
-            self._spend(extra / plain - sum(record.emitted) / rows + 1)
+            took = record.draft_s + self._costs.round(rows, width, 0)
+            self._spend(took / plain - sum(record.emitted) / rows)
         self._since_draft = 0
 
     def _spend(self, lost: float) -> None:
