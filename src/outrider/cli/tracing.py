@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidConfigError
-from ..trace import is_trace
 
 if TYPE_CHECKING:
     from ..config import SpeculativeConfig
@@ -37,6 +36,9 @@ def check_trace_flag(args: Namespace) -> None:
     """
     if args.trace is None:
         return
+
+    from ..trace import is_trace
+
     path = Path(args.trace)
     problem = None
     if path.is_dir():
