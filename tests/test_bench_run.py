@@ -18,6 +18,7 @@ from outrider.bench.curve import forward_times
 from outrider.bench.matrix import Matrix
 from outrider.bench.peers import entrants, twin
 from outrider.bench.provenance import provenance
+from outrider.bench.race import speedup
 from outrider.bench.records import BenchResult, Contender, Prompt, Workload
 from outrider.bench.run import run
 from outrider.config import SamplingParams
@@ -403,3 +404,21 @@ def test_provenance_names_versions_and_machine_but_no_place() -> None:
     assert found["settings"] == {"repeats": 1}
     assert json.loads(json.dumps(found)) == found
     assert found["commit"] is None or len(found["commit"].removesuffix("-dirty")) == 40
+
+
+def test_repeats_of_a_stretch_are_no_new_prompts() -> None:
+    """Two prompts of unequal speed: measured four times, they tell no more than measured once."""
+    once = speedup([1.0, 1.0], [10, 10], [0.5, 1.0], [10, 10])
+    again = speedup([1.0, 1.0] * 4, [10, 10] * 4, [0.5, 1.0] * 4, [10, 10] * 4, 2)
+    assert again == pytest.approx(once)
+    assert once[1:] == pytest.approx((1.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    "damage", [{"provenance": 3}, {"missing": [3]}, {"skipped": 3}, {"measurements": [3]}]
+)
+def test_a_damaged_document_is_refused(damage: dict[str, object]) -> None:
+    whole = documents.document(BenchResult(provenance={}, measurements=()))
+    assert documents.from_document(whole) == BenchResult(provenance={}, measurements=())
+    with pytest.raises(InvalidConfigError, match="all of its fields"):
+        documents.from_document(whole | damage)

@@ -30,6 +30,14 @@ def trace(tmp_path: Path) -> Path:
 
 
 class TestTraceFlag:
+    def test_a_file_that_is_no_trace_is_left_alone(self, capsys, tmp_path, target):
+        path = tmp_path / "prompt.txt"
+        path.write_text(PROMPT)
+        flags = ("-f", str(path), "--target", target, "--method", "none", "-m", "4")
+        assert run("generate", *flags, "--trace", str(path)) == 2
+        assert "it holds something else than a trace" in capsys.readouterr().err
+        assert path.read_text() == PROMPT
+
     def test_a_trace_has_the_figures_that_generate_prints(self, capsys, tmp_path, target, draft):
         path = tmp_path / "run.jsonl"
         models = ("--target", target, "--draft", draft, *FIXED, "-p", PROMPT)
