@@ -1,18 +1,19 @@
-"""What transformers itself makes of the same weights: plainly, assisted, and with prompt lookup.
+"""What other systems make of the same weights; llama.cpp's part is in `llama`, transformers' here.
 
-A peer generates a batch of one prompt in a call. Hooks around the forwards of its models tell how
-many rounds it made, how much each drafted and kept, and how long the target's first forward took:
-the one that reads the prompt, which no contender's clock counts. So both sides are timed from the
-request, token ids in and token ids out, to the last token. `draft_s` of a peer is the time in the
-draft's forwards; Outrider's is all of its proposing, the drawing of tokens too.
+transformers decodes plainly, assisted by the draft, and with prompt lookup: a batch of one prompt
+in a call of `generate`. Hooks around the forwards of its models tell how many rounds it made, how
+much each drafted and kept, and how long the target's first forward took: the one that reads the
+prompt, which no contender's clock counts. So both sides are timed from the request, token ids in
+and token ids out, to the last token. `draft_s` of a peer is the time in the draft's forwards;
+Outrider's is all of its proposing, the drawing of tokens too.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -24,67 +25,83 @@ from ..drafters.model import ModelDrafter
 from ..errors import InvalidConfigError
 from ..loading import Pair
 from ..models.transformers import TransformersModel
-from ..records import RoundRecord
+from . import llama
+from .entrants import Entrant
 from .race import Racer
 from .records import Contender
-
-NAMES = ("transformers", "llama.cpp")
-"""The systems that may be compared with."""
+from .turns import Answer, Forward, Turn
 
 SYSTEM = "transformers"
+
+NAMES = (SYSTEM, llama.SYSTEM)
+"""The systems that may be compared with."""
 
 _CONSTANT = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
 """Assistant settings under which every draft has the same length."""
 
 
 def entrants(
-    names: Sequence[str], pair: Pair, depths: Sequence[int | None]
-) -> tuple[list[TransformersEntrant], list[str]]:
+    names: Sequence[str],
+    pair: Pair,
+    depths: Sequence[int | None],
+    held: ExitStack,
+    say: Callable[[str], None],
+) -> tuple[list[Entrant], list[str]]:
     """The peers that can take part, and why others cannot.
 
     Of transformers these take part: plain decoding; assisted generation drafting each of `depths`
     tokens a round, and with its own defaults (None); prompt lookup of the same depths. So its best
-    setting is among those shown if the depths are well chosen.
+    setting is among those shown if the depths are well chosen. Of llama.cpp: plain decoding, in
+    half precision too if the target is in float32, and prompt lookup.
 
     Args:
         names: systems, of `NAMES`.
         pair: the models whose weights are used.
         depths: of drafts; None is what transformers does if it is told nothing.
+        held: what peers hold (memory, files) is freed when this is closed.
+        say: is told of what takes a while.
 
     Raises:
         InvalidConfigError: a system is not known.
     """
-    found: list[TransformersEntrant] = []
-    missing = []
     for name in names:
         if name not in NAMES:
             raise InvalidConfigError("peers", name, f"some of {', '.join(NAMES)}; or none")
-        if name != SYSTEM:
-            missing.append(
-                f"{name}: not measured. It reads no transformers weights: convert the target with "
-                "convert_hf_to_gguf.py of llama.cpp (--outtype f32), pip install llama-cpp-python, "
-                "and time llama-bench on the file beside this table"
-            )
-            continue
-        target = twin(pair.target.hf_model)
-        found.append(TransformersEntrant(Contender(SYSTEM, "none"), target))
-        drafter = pair.drafter
-        if isinstance(drafter, ModelDrafter) and isinstance(drafter.model, TransformersModel):
-            draft = twin(drafter.model.hf_model)
-            found += [
-                TransformersEntrant(
-                    Contender(SYSTEM, "model", num_speculative_tokens=depth), target, draft
-                )
-                for depth in depths
-            ]
+    found: list[Entrant] = []
+    missing: list[str] = []
+    for name in names:
+        if name == SYSTEM:
+            others, why = _of_transformers(pair, depths)
         else:
-            why = "there is no draft" if drafter is None else "the tokenizers differ"
-            missing.append(f"{name} model: {why}")
+            others, why = llama.entrants(pair, depths, held, say)
+        found += others
+        missing += why
+    return found, missing
+
+
+def _of_transformers(
+    pair: Pair, depths: Sequence[int | None]
+) -> tuple[Sequence[Entrant], list[str]]:
+    target = twin(pair.target.hf_model)
+    found = [TransformersEntrant(Contender(SYSTEM, "none"), target)]
+    missing = []
+    drafter = pair.drafter
+    if isinstance(drafter, ModelDrafter) and isinstance(drafter.model, TransformersModel):
+        draft = twin(drafter.model.hf_model)
         found += [
-            TransformersEntrant(Contender(SYSTEM, "ngram", num_speculative_tokens=depth), target)
+            TransformersEntrant(
+                Contender(SYSTEM, "model", num_speculative_tokens=depth), target, draft
+            )
             for depth in depths
-            if depth is not None
         ]
+    else:
+        why = "there is no draft" if drafter is None else "the tokenizers differ"
+        missing.append(f"{SYSTEM} model: {why}")
+    found += [
+        TransformersEntrant(Contender(SYSTEM, "ngram", num_speculative_tokens=depth), target)
+        for depth in depths
+        if depth is not None
+    ]
     return found, missing
 
 
@@ -142,99 +159,25 @@ class TransformersEntrant:
         else:
             more["do_sample"] = False
         more |= {"max_new_tokens": asked.max_tokens, "pad_token_id": 0}
-        return _GenerateLane(self._target, self._draft, prompt, more, seed)
+        answer = partial(_generate, self._target, self._draft, prompt, more, seed)
+        return Turn(len(prompt), answer)
 
 
-class _GenerateLane:
-    """One call of `generate`: a `Racer` whose turn is the whole of it."""
-
-    def __init__(
-        self, target: Any, draft: Any, prompt: Sequence[int], settings: dict[str, Any], seed: int
-    ) -> None:
-        self._target = target
-        self._draft = draft
-        self._prompt = prompt
-        self._settings = settings
-        self._seed = seed
-        self._emitted: tuple[int, ...] = ()
-        self.running = True
-        self.seconds = 0.0
-        self.prompt_s = 0.0
-        self.records: list[RoundRecord] = []
-
-    @property
-    def token_ids(self) -> tuple[tuple[int, ...], ...]:
-        """What was emitted."""
-        return (self._emitted,)
-
-    def advance(self) -> None:
-        """Generate all."""
-        if not self.running:
-            return
-        torch.manual_seed(self._seed)
-        models = [self._target] if self._draft is None else [self._target, self._draft]
-        with ExitStack() as stack:
-            forwards = [stack.enter_context(_timed_forwards(model)) for model in models]
-            start = perf_counter()
-            ids = torch.tensor([list(self._prompt)], device=self._target.device)
-            out = self._target.generate(ids, attention_mask=torch.ones_like(ids), **self._settings)
-            self._emitted = tuple(out[0, len(self._prompt) :].tolist())
-            total = perf_counter() - start
-        calls = forwards[0]
-        self.running = False
-        self.prompt_s = calls[0].seconds
-        self.seconds = total - self.prompt_s
-        drafting = sum(call.seconds for call in forwards[1]) if self._draft is not None else 0.0
-        self.records = self._rounds(calls, drafting, total)
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-    def _rounds(self, calls: list[_Forward], draft_s: float, total_s: float) -> list[RoundRecord]:
-        """A round for each forward of the target; the first has the times of all."""
-        length = len(self._prompt)
-        ends = [*(call.end for call in calls[1:]), length + len(self._emitted)]
-        # A forward is given the last token of the prefix, and the drafts after it.
-        starts = [length, *ends[:-1]]
-        rounds = []
-        for index, (call, start, end) in enumerate(zip(calls, starts, ends, strict=True)):
-            first = index == 0
-            drafted = call.columns - start
-            rounds.append(
-                RoundRecord(
-                    sequence_ids=(0,),
-                    drafted=(drafted,),
-                    depth=(drafted,),
-                    accepted=(min(end - start - 1, drafted),),
-                    emitted=(end - start,),
-                    bonus=(end - start > drafted,),
-                    ceiling=(None,),
-                    first_ceiling=(None,),
-                    draft_failed=False,
-                    looked_up=(False,),
-                    ended=(False,),
-                    entropies=((),),
-                    draft_s=draft_s if first else 0.0,
-                    target_s=sum(each.seconds for each in calls) if first else 0.0,
-                    total_s=total_s if first else 0.0,
-                )
-            )
-        return rounds
-
-
-@dataclass(slots=True)
-class _Forward:
-    """A forward of a model.
-
-    Attributes:
-        end: how many tokens there were before what it drafted, its last known token included.
-        columns: how many tokens there were with what it was given.
-        seconds: that it took.
-    """
-
-    end: int
-    columns: int
-    seconds: float = 0.0
+def _generate(
+    target: Any, draft: Any, prompt: Sequence[int], settings: dict[str, Any], seed: int
+) -> Answer:
+    """One call of `generate`."""
+    torch.manual_seed(seed)
+    models = [target] if draft is None else [target, draft]
+    with ExitStack() as stack:
+        forwards = [stack.enter_context(_timed_forwards(model)) for model in models]
+        start = perf_counter()
+        ids = torch.tensor([list(prompt)], device=target.device)
+        out = target.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+        emitted = tuple(out[0, len(prompt) :].tolist())
+        total_s = perf_counter() - start
+    draft_s = sum(call.seconds for calls in forwards[1:] for call in calls)
+    return Answer(emitted, forwards[0], draft_s, total_s)
 
 
 def _now(device: torch.device) -> float:
@@ -245,16 +188,16 @@ def _now(device: torch.device) -> float:
 
 
 @contextmanager
-def _timed_forwards(model: Any) -> Iterator[list[_Forward]]:
+def _timed_forwards(model: Any) -> Iterator[list[Forward]]:
     """The forwards that a model makes meanwhile."""
-    found: list[_Forward] = []
+    found: list[Forward] = []
     begun = 0.0
 
     def before(_: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         nonlocal begun
         cached = given["past_key_values"].get_seq_length()
         width = (args[0] if args else given["input_ids"]).shape[1]
-        found.append(_Forward(cached + 1, cached + width))
+        found.append(Forward(cached + 1, cached + width))
         begun = _now(model.device)
 
     def after(*_: Any) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from .. import __version__
 
-_PACKAGES = ("torch", "transformers", "numpy", "numba")
+_PACKAGES = ("torch", "transformers", "numpy", "numba", "llama-cpp-python")
 
 
 def provenance(models: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -78,6 +79,8 @@ def run(
                 curve = forward_times(pair.target.hf_model, matrix.curve_rows)
     except KeyboardInterrupt:
         partial = True
+    finally:
+        course.held.close()
     return BenchResult(
         provenance=provenance,
         measurements=tuple(course.measurements),
@@ -95,9 +98,11 @@ class _Course:
         measurements: so far.
         missing: peers that do not take part, and why.
         skipped: prompts that are left out, and why.
+        held: what the peers of the field hold; to be closed.
     """
 
     def __init__(self, matrix: Matrix, report: Report) -> None:
+        self.held = ExitStack()
         self.measurements: list[Measurement] = []
         self.missing: list[str] = []
         self.skipped: list[str] = []
@@ -116,11 +121,17 @@ class _Course:
         self._total = self._done + times * stretches
 
     def field(self, pair: Pair) -> list[Entrant]:
-        """Plain decoding, Outrider's contenders, and the peers that can take part."""
+        """Plain decoding, Outrider's contenders, and the peers that can take part.
+
+        What peers of an earlier field hold is freed.
+        """
+        self.held.close()
         matrix = self._matrix
         room = max(matrix.batches)
         own = [OutriderEntrant.of(each, pair, room) for each in (PLAIN, *matrix.contenders)]
-        others, missing = peers.entrants(matrix.peers, pair, matrix.peer_depths)
+        others, missing = peers.entrants(
+            matrix.peers, pair, matrix.peer_depths, self.held, self.say
+        )
         self.missing += missing
         return [*own, *others]
 

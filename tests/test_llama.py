@@ -1,0 +1,338 @@
+"""llama.cpp as a peer: what it is given, what stays behind, and that it decodes the same model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+
+from outrider import Pair, TransformersModel, load
+from outrider.bench import gguf
+from outrider.bench.llama import LlamaEntrant, entrants
+from outrider.bench.matrix import Matrix
+from outrider.bench.records import BenchResult, Contender, Prompt, Workload
+from outrider.bench.run import run
+from outrider.config import SamplingParams
+from outrider.models.demo import PROMPTS
+
+from .families import CONTEXT, VOCAB, greedy_reference, random_model
+
+PLAIN = Contender("llama.cpp", "none")
+LOOKUP = Contender("llama.cpp", "ngram", num_speculative_tokens=3)
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary files go."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if llama-cpp-python were there; it is not called before anything is decoded."""
+    monkeypatch.setitem(sys.modules, "llama_cpp", ModuleType("llama_cpp"))
+
+
+def model(**settings: Any) -> Any:
+    """A random Llama in float32."""
+    return random_model("llama", **settings).float()
+
+
+def pair(hf_model: Any) -> Pair:
+    return Pair(TransformersModel(hf_model), None, None)
+
+
+def found(hf_model: Any, held: ExitStack) -> tuple[list[str], list[str]]:
+    """The labels of the contenders there are, and what is missing."""
+    ready, missing = entrants(pair(hf_model), (2, 4, None), held, lambda _: None)
+    return [each.contender.label for each in ready], missing
+
+
+@pytest.mark.usefixtures("_importable")
+def test_contenders_by_the_dtype_of_the_target(files: Path) -> None:
+    lookups = ["llama.cpp ngram k=2", "llama.cpp ngram k=4"]
+    whole = ["llama.cpp plain", *lookups]
+    with ExitStack() as held:
+        assert found(model(), held) == ([*whole, "llama.cpp f16 plain"], [])
+        assert found(model().half(), held) == (whole, [])
+        assert found(model().bfloat16(), held) == (whole, [])
+        written = sorted(path.name for path in files.rglob("*.gguf"))
+        assert written == [f"target-{number}.gguf" for number in ("bf16", "f16", "f16", "f32")]
+        labels, (why,) = found(random_model("llama"), held)
+        assert (labels, why) == ([], "llama.cpp: it does not compute in float64")
+    assert list(files.iterdir()) == []
+
+
+@pytest.mark.parametrize("module", ["llama_cpp", "gguf"])
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", ModuleType("llama_cpp"))
+    monkeypatch.setitem(sys.modules, module, None)
+    with ExitStack() as held:
+        labels, (missing,) = found(model(), held)
+    assert labels == []
+    assert missing.startswith("llama.cpp: not installed")
+    assert module in missing
+    assert missing.endswith('pip install "outrider[llama]"')
+
+
+@pytest.mark.usefixtures("_importable")
+def test_an_architecture_that_is_not_written_is_named(files: Path) -> None:
+    with ExitStack() as held:
+        labels, (missing,) = found(random_model("gpt2").float(), held)
+    assert labels == []
+    assert missing.startswith("llama.cpp: no GGUF of GPT2LMHeadModel")
+    assert list(files.iterdir()) == []
+
+
+@pytest.mark.usefixtures("_importable")
+def test_a_full_disk_is_no_reason_to_measure_nothing(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(gguf, "write", full)
+    with ExitStack() as held:
+        labels, (missing,) = found(model(), held)
+    assert labels == []
+    assert "No space left on device" in missing
+    assert list(files.iterdir()) == []
+
+
+@pytest.mark.usefixtures("_importable")
+def test_an_interrupted_run_leaves_no_file(files: Path) -> None:
+    seen = []
+
+    def report(done: int, total: int, what: str) -> None:
+        seen.append(what)
+        if "warming up" in what:
+            assert len(list(files.rglob("*.gguf"))) == 2
+            raise KeyboardInterrupt
+
+    assert bench(report=report).partial
+    assert "writing the target for llama.cpp, in f16, until the end of the run" in seen
+    assert list(files.iterdir()) == []
+
+
+def bench(report: Any = lambda *_: None, **settings: Any) -> BenchResult:
+    matrix = Matrix(
+        **{
+            "contenders": (Contender("outrider", "ngram", "block", 2),),
+            "temperatures": (0.0,),
+            "max_tokens": 24,
+            "peers": ("llama.cpp",),
+            "peer_depths": (3,),
+            "curve_rows": (),
+            **settings,
+        }
+    )
+    prompts = tuple(Prompt(tuple(range(first, first + 9)), "") for first in (1, 20, 40))
+    return run(matrix, (Workload("kind", prompts),), lambda _: pair(model()), {}, report)
+
+
+@pytest.fixture
+def _real() -> None:
+    pytest.importorskip("llama_cpp")
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Any]:
+    """A way of making an entrant over a model."""
+    with ExitStack() as held:
+
+        def make(hf_model: Any, contender: Contender = PLAIN, number: Any = "f32") -> LlamaEntrant:
+            path = tmp_path / f"{contender.label}.gguf"
+            gguf.write(hf_model, path, number)
+            entrant = LlamaEntrant(contender, path, number)
+            held.callback(entrant.close)
+            return entrant
+
+        yield make
+
+
+def decoded(entrant: LlamaEntrant, prompt: Any, seed: int = 0, **asked: Any) -> Any:
+    lane = entrant.lane([prompt], [SamplingParams(ignore_eos=True, **asked)], seed)
+    lane.advance()
+    assert not lane.running
+    return lane
+
+
+@pytest.mark.usefixtures("_real")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 1e4,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
+        {"head_dim": 16},
+    ],
+)
+def test_logits_are_those_of_transformers(tmp_path: Path, settings: dict[str, Any]) -> None:
+    import llama_cpp
+
+    torch.manual_seed(0)
+    config = tf.LlamaConfig(
+        **{
+            "vocab_size": VOCAB,
+            "hidden_size": 64,
+            "intermediate_size": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            **settings,
+        }
+    )
+    hf_model = tf.LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in hf_model.parameters():
+            parameter.normal_(1 if parameter.ndim == 1 else 0, 0.3)
+    tokens = torch.randint(VOCAB, (CONTEXT,)).tolist()
+    gguf.write(hf_model, tmp_path / "model.gguf", "f32")
+    llama = llama_cpp.Llama(
+        str(tmp_path / "model.gguf"),
+        n_ctx=256,
+        logits_all=True,
+        type_k=llama_cpp.GGML_TYPE_F32,
+        type_v=llama_cpp.GGML_TYPE_F32,
+        verbose=False,
+    )
+    llama.eval(tokens)
+    scores = torch.from_numpy(llama.scores[:CONTEXT].copy())
+    llama.close()
+    with torch.inference_mode():
+        logits = hf_model(torch.tensor([tokens])).logits[0]
+    assert logits.std() > 1
+    assert torch.allclose(scores, logits, atol=2e-3)
+
+
+@pytest.mark.usefixtures("_real")
+@pytest.mark.parametrize("contender", [PLAIN, LOOKUP])
+def test_greedy_tokens_of_the_demo_are_those_of_transformers(
+    made: Any, contender: Contender
+) -> None:
+    """Or the first that differs is nearly tied with the other."""
+    shipped = load("demo", dtype="float32", device="cpu")
+    hf_model = shipped.target.hf_model
+    entrant = made(hf_model, contender)
+    for text in PROMPTS:
+        prompt = shipped.tokenizer(text)["input_ids"]
+        expected = greedy_reference(hf_model, prompt, 48)
+        (tokens,) = decoded(entrant, prompt, max_tokens=48, temperature=0).token_ids
+        assert len(tokens) == 48
+        at = next((at for at in range(48) if tokens[at] != expected[at]), None)
+        if at is not None:
+            with torch.inference_mode():
+                logits = hf_model(torch.tensor([[*prompt, *expected[:at]]])).logits[0, -1]
+            assert logits[expected[at]] - logits[tokens[at]] < 1e-3
+
+
+@pytest.mark.usefixtures("_real")
+def test_rounds_of_prompt_lookup(made: Any) -> None:
+    """A text that repeats itself: drafts are looked up, and those that are kept are counted."""
+    hf_model = model()
+    prompt = [1, 2, 3, 4, 5] * 6
+    plain = decoded(made(hf_model), prompt, max_tokens=40, temperature=0)
+    lookup = decoded(made(hf_model, LOOKUP), prompt, max_tokens=40, temperature=0)
+    assert plain.token_ids == lookup.token_ids
+    assert [record.drafted for record in plain.records] == [(0,)] * 40
+    assert [record.emitted for record in plain.records] == [(1,)] * 40
+    assert sum(record.emitted[0] for record in lookup.records) == 40
+    assert {record.drafted[0] for record in lookup.records} <= {0, 1, 2, 3}
+    assert sum(record.accepted[0] for record in lookup.records) > 0
+    for record in lookup.records[:-1]:
+        assert record.emitted[0] == record.accepted[0] + 1
+    assert len(lookup.records) < 40
+    assert lookup.records[0].draft_s > 0 == plain.records[0].draft_s
+    assert 0 < lookup.prompt_s < lookup.prompt_s + lookup.seconds
+
+
+@pytest.mark.usefixtures("_real")
+@pytest.mark.parametrize("contender", [PLAIN, LOOKUP])
+def test_nothing_is_kept_of_an_earlier_prompt(made: Any, contender: Contender) -> None:
+    entrant = made(model(), contender)
+    prompt = list(range(1, 30))
+    first = decoded(entrant, prompt, max_tokens=12, temperature=0)
+    decoded(entrant, prompt[:20] + [50] * 5, max_tokens=12, temperature=0)
+    again = decoded(entrant, prompt, max_tokens=12, temperature=0)
+    assert again.token_ids == first.token_ids
+    assert [each.emitted for each in again.records] == [each.emitted for each in first.records]
+
+
+@pytest.mark.usefixtures("_real")
+def test_a_prompt_longer_than_the_room_there_was(made: Any) -> None:
+    entrant = made(model(), LOOKUP)
+    for length in (10, 1100):
+        prompt = [1 + step % 50 for step in range(length)]
+        assert len(decoded(entrant, prompt, max_tokens=5, temperature=0).token_ids[0]) == 5
+
+
+@pytest.mark.usefixtures("_real")
+@pytest.mark.parametrize("contender", [PLAIN, LOOKUP])
+def test_sampling_is_by_temperature_alone(made: Any, contender: Contender) -> None:
+    """The second token's law by chi-square, over fixed seeds: one in a million is a false alarm."""
+    hf_model = model()
+    with torch.no_grad():
+        hf_model.lm_head.weight.mul_(0.3)
+    prompt = [7, 8, 9, 7, 8]
+    entrant = made(hf_model, contender)
+    counts = torch.zeros(VOCAB, dtype=torch.float64)
+    for seed in range(3000):
+        (tokens,) = decoded(entrant, prompt, seed, max_tokens=2, temperature=0.8).token_ids
+        counts[tokens[1]] += 1
+    with torch.inference_mode():
+        first = torch.softmax(hf_model(torch.tensor([prompt])).logits[0, -1].double() / 0.8, 0)
+        ids = torch.tensor([[*prompt, token] for token in range(VOCAB)])
+        second = torch.softmax(hf_model(ids).logits[:, -1].double() / 0.8, 1)
+    law = first @ second
+    expected = 3000 * law
+    assert expected.min() > 2
+    distance = ((counts - expected) ** 2 / expected).sum()
+    degrees = torch.tensor((VOCAB - 1) / 2, dtype=torch.float64)
+    assert torch.special.gammaincc(degrees, distance / 2) > 1e-6
+
+
+@pytest.mark.usefixtures("_real")
+def test_seeds(made: Any) -> None:
+    entrant = made(model())
+    texts = [
+        decoded(entrant, [1, 2, 3], seed, max_tokens=20, temperature=1.0).token_ids
+        for seed in (1, 1, 2)
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.usefixtures("_real")
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_run_beside_outrider(files: Path, temperature: float) -> None:
+    found = bench(temperatures=(temperature,))
+    assert found.missing == ()
+    labels = ["llama.cpp plain", "llama.cpp ngram k=3", "llama.cpp f16 plain"]
+    others = found.measurements[2:]
+    assert [each.contender.label for each in others] == labels
+    for each in others:
+        assert each.tokens == (24, 24, 24)
+        assert each.metrics is not None
+        assert each.metrics.emitted == 72
+        assert each.metrics.lossy is False
+        assert each.speedup is not None
+    if temperature == 0:
+        assert [each.identical for each in others[:2]] == [3, 3]
+    assert list(files.iterdir()) == []
