@@ -43,7 +43,8 @@ class Contender:
     """A way of decoding.
 
     Attributes:
-        system: who decodes: "outrider", "transformers" or "llama.cpp".
+        system: who decodes: "outrider", "transformers" or "llama.cpp", the latter with the type of
+            its numbers if that is not the dtype of the models.
         drafter: what drafts, by its name on the command line; "none" decodes plainly.
         verification: the method, None where there is no choice.
         num_speculative_tokens: the depth of a draft, None where it is adaptive.
