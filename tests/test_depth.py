@@ -169,11 +169,11 @@ class TestWorthAStep:
     """Two rows, the first sure of itself, the second not."""
 
     RULE = WorthAStep(
-        shared=np.array([True, True]),
+        groups=np.array([0, 0]),
         chances=np.tile(np.linspace(1, 0, 11), (2, 1)),
         following=np.array([0.9, 0.9]),
-        seconds=1 + 0.2 * np.arange(6),
-        rate=2.0,
+        times=1 + 0.2 * np.arange(6)[None],
+        paces=np.array([2.0]),
     )
     ENTROPIES = np.array([[0.0], [4.5]])
 
@@ -185,9 +185,26 @@ class TestWorthAStep:
         second = np.array([False, True])
         assert self.RULE(self.ENTROPIES, second).tolist() == [False, False]
 
-    def test_rows_that_do_not_share_go_as_deep_as_planned(self) -> None:
-        rule = replace(self.RULE, shared=np.array([False, True]))
-        assert rule(self.ENTROPIES, np.array([True, True])).tolist() == [True, False]
+    def test_rows_of_no_group_go_as_deep_as_planned(self) -> None:
+        both = np.array([True, True])
+        rule = replace(self.RULE, groups=np.array([0, -1]))
+        assert rule(self.ENTROPIES, both).tolist() == [True, True]
+        rule = replace(self.RULE, groups=np.array([-1, 0]))
+        assert rule(self.ENTROPIES, both).tolist() == [True, False]
+
+    def test_groups_end_by_themselves(self) -> None:
+        rule = replace(
+            self.RULE,
+            groups=np.array([1, 0]),
+            times=np.array([1 + 0.2 * np.arange(6), 1 + 0.5 * np.arange(6)]),
+            paces=np.array([2.0, 1.7]),
+        )
+        both = np.array([True, True])
+        assert rule(self.ENTROPIES, both).tolist() == [True, False]
+        assert replace(rule, paces=np.array([0.0, 1.9]))(self.ENTROPIES, both).tolist() == [
+            False,
+            True,
+        ]
 
 
 def test_rounds_that_are_measured_tell_what_they_cost_and_nothing_else() -> None:

@@ -156,7 +156,7 @@ def config_of(contender: Contender) -> SpeculativeConfig:
 
 
 def _drafter_of_its_own(pair: Pair, max_sequences: int) -> ModelDrafter | VocabularyDrafter:
-    drafter = pair.drafter
+    drafter = pair.model_drafter
     if drafter is None:
         raise InvalidConfigError("drafters", "model", "suffix or ngram where there is no draft")
     if isinstance(drafter, VocabularyDrafter):

@@ -68,7 +68,7 @@ def entrants(
             continue
         target = twin(pair.target.hf_model)
         found.append(TransformersEntrant(Contender(SYSTEM, "none"), target))
-        drafter = pair.drafter
+        drafter = pair.model_drafter
         if isinstance(drafter, ModelDrafter) and isinstance(drafter.model, TransformersModel):
             draft = twin(drafter.model.hf_model)
             found += [

@@ -169,7 +169,9 @@ def _measure(args: Namespace, settings: Namespace, console: Console) -> BenchRes
     loaded = load_in(first)
     pair = _pair(loaded)
     if settings.drafters is None:
-        settings.drafters = ("suffix", "ngram") if pair.drafter is None else ("model", "hybrid")
+        settings.drafters = (
+            ("suffix", "ngram") if pair.model_drafter is None else ("model", "hybrid")
+        )
     workloads = _workloads(args, settings, pair)
     dtype = str(loaded.facts["dtype"])
     matrix = _matrix(settings, (dtype, *others))
