@@ -559,3 +559,25 @@ def test_rounds_of_looked_up_tokens_say_nothing_of_the_model() -> None:
         )
         policy.observe([state], record)
     assert policy.plan([state]).steps.tolist() == before.steps.tolist()
+
+
+def test_a_failed_round_counts_against_the_rows_that_were_to_draft_alone() -> None:
+    """A row that was planned to draft nothing says nothing of what drafts are worth."""
+    policy = adaptive(4)
+    asked = SequenceState(
+        Prefix(0, [1]), 1, SamplingParams(max_tokens=90, depths=(0,) * 9), frozenset(), 0
+    )
+    shared = SequenceState(Prefix(1, [1]), 1, SamplingParams(max_tokens=90), frozenset(), 0)
+    both = [asked, shared]
+    assert policy.plan(both).depth.tolist()[0] == 0 < policy.plan(both).depth.tolist()[1]
+    after, record = played(policy, World(steady(0.5)), both, np.random.default_rng(0))
+    none = (0,) * 2
+    failed = replace(record, drafted=none, depth=none, accepted=none, draft_failed=True)
+    policy.observe(after, failed)
+    assert policy._pooled == Acceptance().after(1, 0)
+    assert policy.plan([asked]).depth.tolist() == [0]
+    alone = {
+        name: getattr(failed, name)[:1] for name in ("sequence_ids", "depth", "accepted", "emitted")
+    }
+    policy.observe(after[:1], replace(failed, **alone))
+    assert policy._pooled == Acceptance().after(1, 0)

@@ -50,7 +50,7 @@ class _Choice:
     Attributes:
         steps: the most to take.
         plain, token: `Worth` of tokens that take none.
-        likely: about how many steps are taken if the draft ends early; None for all of them.
+        likely: about how many are taken.
         pace: tokens in the time of a plain forward that a step has to bring where the row's draft
             ends by itself; 0 where it does not.
     """
@@ -58,7 +58,7 @@ class _Choice:
     steps: int
     plain: float
     token: float
-    likely: int | None = None
+    likely: int
     pace: float = 0.0
 
 
@@ -150,13 +150,13 @@ class AdaptiveDepth:
         for row, state in enumerate(states):
             wanted = self._levels.replayed(state)
             if self._is_local(state):
-                own = self._local_choice(state)
-                # A replay looks tokens up where the run that it repeats did.
+                choice = self._local_choice(state)
                 if wanted is not None:
-                    own = replace(own, steps=wanted, likely=None, pace=0.0)
-                choices[row] = own
+                    # A replay looks tokens up where the run that it repeats did.
+                    choice = replace(choice, steps=wanted, likely=wanted, pace=0.0)
+                choices[row] = choice
             elif wanted is not None:
-                choices[row] = _Choice(wanted, replays, 0.0)
+                choices[row] = _Choice(wanted, replays, 0.0, wanted)
             else:
                 shared.append(row)
         steps = [
@@ -164,12 +164,8 @@ class AdaptiveDepth:
             for choice, state in zip(choices, states, strict=True)
         ]
         others = max(
-            (
-                allowed(choice.steps if choice.likely is None else choice.likely, state)
-                for choice, state in zip(choices, states, strict=True)
-                if choice is not None
-            ),
-            default=0,
+            allowed(choice.likely, state) if choice else 0
+            for choice, state in zip(choices, states, strict=True)
         )
         pace = 0.0
         if shared:
@@ -181,11 +177,11 @@ class AdaptiveDepth:
         chosen = [choice for choice in choices if choice is not None]
         keep_going = None
         if self._ends_early:
-            own = [
-                choice.pace if step and self._is_local(state) else None
-                for choice, state, step in zip(chosen, states, steps, strict=True)
+            paces = [
+                chosen[row].pace if steps[row] and self._is_local(state) else None
+                for row, state in enumerate(states)
             ]
-            keep_going = self._rule(states, own, shared if pace else [], others, pace)
+            keep_going = self._rule(states, paces, shared if pace else [], others, pace)
         self._planned = {
             state.prefix.sequence_id: step for state, step in zip(states, steps, strict=True)
         }
@@ -206,7 +202,7 @@ class AdaptiveDepth:
     def _rule(
         self,
         states: Sequence[SequenceState],
-        own: Sequence[float | None],
+        own_paces: Sequence[float | None],
         shared: list[int],
         others: int,
         pace: float,
@@ -215,8 +211,8 @@ class AdaptiveDepth:
 
         Args:
             states: of all rows.
-            own: the pace of each row that ends by itself, None for one that does not. Each of them
-                is asked about, so that its entropies are known, whoever shares the batch.
+            own_paces: of each row that ends by itself, None for one that does not. All of them are
+                asked about, so that their entropies are known whoever shares the batch.
             shared: the rows that end together.
             others: about how many steps the other rows take.
             pace: tokens a second that they have to bring.
@@ -228,10 +224,10 @@ class AdaptiveDepth:
             groups[shared] = 0
             paces.append(pace)
             times.append([self._seconds(len(states), max(k, others)) for k in depths])
-        for row, of_row in enumerate(own):
-            if of_row is not None:
+        for row, own in enumerate(own_paces):
+            if own is not None:
                 groups[row] = len(paces)
-                paces.append(of_row)
+                paces.append(own)
                 times.append([1 + k * self._cost_ratio for k in depths])
         if not paces:
             return None
@@ -340,16 +336,17 @@ class AdaptiveDepth:
         rates = [tokens / (1 + k * self._cost_ratio) for k, tokens in enumerate(expected)]
         best = max(range(len(rates)), key=rates.__getitem__)
         # Forwards cost the same here, however wide.
-        choice = _Choice(best, rates[best], 0.0)
+        choice = _Choice(best, rates[best], 0.0, best)
         if best and self._ends_early:
             # Beyond what pays on average; where the draft is unsure it ends before.
             most = min(self._levels.deepest, 2 * best + 1)
-            return replace(choice, steps=most, likely=best, pace=rates[best])
+            return replace(choice, steps=most, pace=rates[best])
         if best or not self._levels.deepest or self._cost_ratio >= 1:
             return choice
         pause = ceil(self._cost_ratio / _SHARE)
         # By the round, since those in which the drafter failed have no depth to be known by.
-        return replace(choice, steps=int(state.round % (pause + 1) == pause))
+        trial = int(state.round % (pause + 1) == pause)
+        return replace(choice, steps=trial, likely=trial)
 
     def _shared_choices(
         self, states: list[SequenceState], rows: int, deepest: int
@@ -382,12 +379,12 @@ class AdaptiveDepth:
             pace, best = max(rates[1], made / usual), min(most, 2 * known + 1)
         gain = pace / rates[0]
         each = pace / len(states)
-        choice = _Choice(best, each * seconds[0], each * self._token(rows))
+        choice = _Choice(best, each * seconds[0], each * self._token(rows), best)
         if gain < _MARGIN:
             each = rates[0] / len(states)
             trial = self._trial(tokens, seconds)
             self._trying = bool(trial)
-            choice = _Choice(trial, each * seconds[0], each * self._token(rows))
+            choice = _Choice(trial, each * seconds[0], each * self._token(rows), trial)
             gain, ending = 1.0, False
         elif gain < _THIN and self._since_plain >= _RARELY:
             return [replace(choice, steps=0)] * len(states), 0.0

@@ -10,6 +10,7 @@ step of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import isfinite
 from typing import Protocol, runtime_checkable
 
@@ -26,8 +27,8 @@ from .model import ModelDrafter
 from .prediction import PredictionDrafter
 from .suffix import SuffixDrafter
 
-_KEPT = 0.75
-"""How often a token of a good model's is kept, where nothing is known of it."""
+_KEPT = 0.6
+"""How often a token of a model's is kept, where nothing is known of it."""
 
 
 @runtime_checkable
@@ -46,7 +47,7 @@ class HybridDrafter:
 
     With `SpeculativeConfig(depth="adaptive")` measured costs decide. With a fixed depth a candidate
     is used where `min_expected` of its tokens are expected to be kept, or as many as of a model's
-    draft that deep, of which each token is kept three times in four.
+    draft that deep, of which each token is kept three times in five.
 
     On chains a row takes its tokens from one source. In a tree both have a place: a candidate's
     tokens are point masses beside the model's nodes, and the model drafts as deep as the rest of
@@ -62,8 +63,7 @@ class HybridDrafter:
             of which most is expected to be kept, from the first if two are equal.
         min_expected: where no costs are measured, as with a fixed depth, how many tokens of a
             candidate must be expected to be kept for the model not to be asked: what the model's
-            own drafts bring, less what their steps cost. At least 0; None for what a good model's
-            bring.
+            own drafts bring, less what their steps cost. At least 0; None for the usual.
 
     Raises:
         InvalidConfigError: an argument is none of these.
@@ -141,7 +141,12 @@ class HybridDrafter:
         ctx.limit(steps)
         own = DraftPlan(steps, plan.levels, plan.shape, keep_going=plan.keep_going)
         drawn = self.drafter.propose(prefixes, own, ctx)
-        return merged(drawn, used) if any(map(len, used)) else drawn
+        if not any(map(len, used)):
+            return drawn
+        if plan.levels is not None and drawn.parents is None:
+            # A draft by text is a chain where a tree was asked for.
+            drawn = replace(drawn, parents=drawn.structure)
+        return merged(drawn, used)
 
     def _split(
         self, found: list[Candidate], plan: DraftPlan
