@@ -82,7 +82,8 @@ def configure(parser: ArgumentParser) -> None:
         "drafters",
         str,
         "NAME,...",
-        "of model, hybrid, suffix, ngram (default: model and hybrid; without a draft the others)",
+        f"of {', '.join(options.DRAFTERS)} (default: draft_model and hybrid; without a draft the "
+        "others)",
     )
     _add_list(matrix, "--verification", "verifications", _verification, "NAME,...", "how checked")
     _add_list(matrix, "-k, --k", "depths", _depth, "K,...", "tokens drafted in a row, or adaptive")
@@ -169,7 +170,9 @@ def _measure(args: Namespace, settings: Namespace, console: Console) -> BenchRes
     loaded = load_in(first)
     pair = _pair(loaded)
     if settings.drafters is None:
-        settings.drafters = ("suffix", "ngram") if pair.drafter is None else ("model", "hybrid")
+        settings.drafters = (
+            ("suffix", "ngram") if pair.drafter is None else ("draft_model", "hybrid")
+        )
     workloads = _workloads(args, settings, pair)
     dtype = str(loaded.facts["dtype"])
     matrix = _matrix(settings, (dtype, *others))

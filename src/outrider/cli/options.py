@@ -22,7 +22,8 @@ from ..config import (
 from ..errors import InvalidConfigError
 from .config_file import add_config_flag
 
-METHODS = ("draft_model", "ngram", "suffix", "hybrid", "none")
+DRAFTERS = ("draft_model", "ngram", "suffix", "hybrid")
+METHODS = (*DRAFTERS, "none")
 
 _LOSSY = (
     ("lenience", "lenient", "no token becomes more than 1/X times as likely"),

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ..bench.tune import Check, TuneResult
     from .models import Loaded
 
-DRAFTERS = ("draft_model", "ngram", "suffix", "hybrid")
 SYSTEMS = ("vllm", "sglang", "llama.cpp", "transformers")
 VERIFIED = 24
 """How many configurations `--verify-all` runs."""
@@ -108,7 +107,7 @@ def _add_search_flags(parser: ArgumentParser) -> None:
         "--drafters",
         type=_listed(_drafter),
         metavar="NAME,...",
-        help=f"of {', '.join(DRAFTERS)} (default: all that the models allow)",
+        help=f"of {', '.join(options.DRAFTERS)} (default: all that the models allow)",
     )
     group.add_argument(
         "--verifications",
@@ -239,7 +238,7 @@ def _check_outputs(args: Namespace) -> None:
 def _drafters(args: Namespace) -> tuple[str, ...]:
     """Those that were asked for, or all that there are models for."""
     available = args.draft is not None or args.target == "demo"
-    possible = DRAFTERS if available else ("ngram", "suffix")
+    possible = options.DRAFTERS if available else ("ngram", "suffix")
     chosen: tuple[str, ...] = args.drafters or possible
     for name in chosen:
         if name not in possible:
@@ -418,8 +417,10 @@ def _listed(convert: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
 
 
 def _drafter(name: str) -> str:
-    if name not in DRAFTERS:
-        raise ArgumentTypeError(f"{name!r} is not allowed: expected some of {', '.join(DRAFTERS)}")
+    if name not in options.DRAFTERS:
+        raise ArgumentTypeError(
+            f"{name!r} is not allowed: expected some of {', '.join(options.DRAFTERS)}"
+        )
     return name
 
 
