@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable
 from itertools import product
 from typing import TYPE_CHECKING, Any, get_args
 
-from ..config import SamplingParams, SpeculativeConfig, Verification
+from ..config import SpeculativeConfig, Verification
 from ..errors import InvalidConfigError
 from . import options
+from .ending import Ending, terminable
 from .paint import wants_color
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from .models import Loaded
 
 FORMATS = ("json", "jsonl", "md", "csv")
-
-INTERRUPTED = 130
 
 USUAL: dict[str, Any] = {
     "workloads": ("code", "editing", "json", "quote", "chat", "random"),
@@ -49,7 +48,7 @@ def configure(parser: ArgumentParser) -> None:
         "process, beside plain decoding (the same engine at depth 0) and other systems on the same "
         "weights. Tokens are counted from ids; end-of-text is ignored. Clocks run from the request "
         "to the last token, but for the target's reading of the prompt. --dtype takes several, "
-        "with commas between. Ctrl-C keeps what was measured."
+        "with commas between. Ctrl-C and SIGTERM keep what was measured."
     )
     parser.set_defaults(
         run=run,
@@ -88,7 +87,7 @@ def configure(parser: ArgumentParser) -> None:
     _add_list(matrix, "--verification", "verifications", _verification, "NAME,...", "how checked")
     _add_list(matrix, "-k, --k", "depths", _depth, "K,...", "tokens drafted in a row, or adaptive")
     _add_list(matrix, "--trees", "trees", _tree, "SHAPE,...", "such as 2x2x1, children by depth")
-    _add_list(matrix, "--temps", "temperatures", _temperature, "T,...", "a regime each")
+    _add_list(matrix, "--temps", "temperatures", options.temperature, "T,...", "a regime each")
     _add_list(
         matrix,
         "--batches",
@@ -132,9 +131,14 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Measure, print the table, and write the files; 130 if it was interrupted."""
+    """Measure, print the table, and write the files; 130 or 143 if it was interrupted."""
     form = _form(args)
     settings = _settings(args)
+    with terminable() as ending:
+        return _run(args, form, settings, ending)
+
+
+def _run(args: Namespace, form: str | None, settings: Namespace, ending: Ending) -> int:
 
     from rich.console import Console
 
@@ -144,7 +148,7 @@ def run(args: Namespace) -> int:
     with Folder.prepared(args.out, quick=args.quick) as folder:
         result = _measure(args, settings, console)
         if not result.measurements:
-            raise KeyboardInterrupt
+            raise ending.kind
         _show(result, form, args)
         if folder is not None:
             with console.status("drawing"):
@@ -152,7 +156,7 @@ def run(args: Namespace) -> int:
             print(f"written to {folder.path}", file=sys.stderr)
     if result.partial:
         print("outrider: interrupted; this is what had been measured", file=sys.stderr)
-        return INTERRUPTED
+        return ending.status
     return 0
 
 
@@ -308,24 +312,11 @@ def _add_list(
     group: Any, flags: str, name: str, parse: Callable[[str], object], metavar: str, text: str
 ) -> None:
     """A flag with several values, commas between; one that is not given is not in the result."""
-
-    def convert(given: str) -> tuple[object, ...]:
-        values = []
-        for part in given.split(","):
-            try:
-                values.append(parse(part.strip()))
-            except ValueError as error:
-                reason = error.expected if isinstance(error, InvalidConfigError) else "a number"
-                raise ArgumentTypeError(f"{part!r} is not allowed: expected {reason}") from error
-        if len(set(values)) < len(values):
-            raise ArgumentTypeError(f"{given!r} is not allowed: expected each only once")
-        return tuple(values)
-
     known = f" (default: {_default(name)})" if USUAL.get(name) else ""
     group.add_argument(
         *flags.split(", "),
         dest=name,
-        type=convert,
+        type=options.listed(parse),
         default=SUPPRESS,
         metavar=metavar,
         help=text + known,
@@ -355,12 +346,6 @@ def _tree(text: str) -> tuple[int, ...]:
         raise InvalidConfigError("trees", text, "children at each depth, such as 2x2x1")
     SpeculativeConfig(tree_shape=shape)
     return shape
-
-
-def _temperature(text: str) -> float:
-    value = float(text)
-    SamplingParams(temperature=value)
-    return value
 
 
 def _verification(text: str) -> str:
