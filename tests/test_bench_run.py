@@ -284,7 +284,7 @@ def test_matrices_that_mean_nothing(settings: dict[str, Any], message: str) -> N
 @pytest.mark.parametrize(
     ("matrix", "message"),
     [
-        (small(Contender("outrider", "crystal ball")), "drafters='crystal ball'.*model, hybrid"),
+        (small(Contender("outrider", "crystal ball")), "drafters='crystal ball'.*draft_model, ngram"),
         (small(Contender("outrider", "hybrid", "typical", 2)), "verification='typical'"),
         (small(MODEL, peers=("vllm",)), "peers='vllm'.*transformers, llama.cpp"),
     ],
