@@ -201,7 +201,7 @@ def test_a_pair_without_a_draft() -> None:
     found = run(matrix, (KIND,), lambda _: lone, {}, lambda *_: None)
     assert found.missing == ("transformers draft_model: there is no draft",)
     assert len(found.measurements) == 4
-    with pytest.raises(InvalidConfigError, match=r"drafters='model'.*no draft"):
+    with pytest.raises(InvalidConfigError, match=r"drafters='draft_model'.*no draft"):
         run(small(MODEL), (KIND,), lambda _: lone, {}, lambda *_: None)
 
 
@@ -284,7 +284,10 @@ def test_matrices_that_mean_nothing(settings: dict[str, Any], message: str) -> N
 @pytest.mark.parametrize(
     ("matrix", "message"),
     [
-        (small(Contender("outrider", "crystal ball")), "drafters='crystal ball'.*draft_model, ngram"),
+        (
+            small(Contender("outrider", "crystal ball")),
+            "drafters='crystal ball'.*draft_model, ngram",
+        ),
         (small(Contender("outrider", "hybrid", "typical", 2)), "verification='typical'"),
         (small(MODEL, peers=("vllm",)), "peers='vllm'.*transformers, llama.cpp"),
     ],
