@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from statistics import fmean
+from statistics import fmean, median
 
 import numpy as np
 
@@ -185,9 +185,10 @@ class _Forecast:
             self._regime.filler[str(contender.verification)].usual,
             lambda seen: seen.total_s - seen.draft_s,
         )
-        # Looking up takes about as long whatever it finds.
+        # Looking up takes about as long whatever it finds, and so little that a hiccup within it is
+        # many times that: the means of whole rounds, which are what they would be, know of those.
         looked = [seen.draft_s for seen in own if seen.planned and not seen.stepped]
-        looking = sound_means({0: looked})[0] if looked else 0.0
+        looking = median(looked) if looked else 0.0
         return stepped, Costs(filled | self._plain).shifted(looking)
 
     def _first(self, contender: Contender, width: int) -> float:
