@@ -35,7 +35,7 @@ def run(rounds: int) -> Report:
     for mode, pair in pairs.items():
         assert pair.model_drafter is not None
         # Without its pool, from which a prompt that comes again would be answered.
-        hybrid = HybridDrafter(pair.model_drafter, SuffixDrafter(max_pool_tokens=0))
+        hybrid = HybridDrafter.usual(pair.model_drafter, SuffixDrafter(max_pool_tokens=0))
         decoders[f"plain {mode}"] = SpeculativeDecoder(pair.target)
         decoders[f"default {mode}"] = SpeculativeDecoder(pair.target, hybrid)
     table = columns(

@@ -40,7 +40,7 @@ def run(rounds: int) -> Report:
     assert isinstance(pair.model_drafter, ModelDrafter)
     contenders: dict[str, DraftModel] = {
         "model": pair.model_drafter,
-        "hybrid": HybridDrafter(pair.model_drafter, SuffixDrafter(max_pool_tokens=0)),
+        "hybrid": HybridDrafter.usual(pair.model_drafter, SuffixDrafter(max_pool_tokens=0)),
     }
     bad: dict[str, DraftModel] = {"wrong": Wrong(), "dear": Dear(pair.target)}
     kinds = built_in(

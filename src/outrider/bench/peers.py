@@ -73,13 +73,13 @@ def entrants(
             draft = twin(drafter.model.hf_model)
             found += [
                 TransformersEntrant(
-                    Contender(SYSTEM, "model", num_speculative_tokens=depth), target, draft
+                    Contender(SYSTEM, "draft_model", num_speculative_tokens=depth), target, draft
                 )
                 for depth in depths
             ]
         else:
             why = "there is no draft" if drafter is None else "the tokenizers differ"
-            missing.append(f"{name} model: {why}")
+            missing.append(f"{name} draft_model: {why}")
         found += [
             TransformersEntrant(Contender(SYSTEM, "ngram", num_speculative_tokens=depth), target)
             for depth in depths
@@ -101,7 +101,8 @@ class TransformersEntrant:
     """A way of calling `generate`, as an `Entrant`.
 
     Args:
-        contender: the drafter is "none", "model" (assisted generation) or "ngram" (prompt lookup).
+        contender: the drafter is "none", "draft_model" (assisted generation) or "ngram" (prompt
+            lookup).
         target: a causal language model of transformers, with a generation config of its own.
         draft: its assistant. Of its settings only those of its own generation config count.
     """
@@ -132,7 +133,7 @@ class TransformersEntrant:
         """At the start of a batch of one prompt."""
         (prompt,), (asked,) = batch, params
         more: dict[str, Any] = {}
-        if self._contender.drafter == "model":
+        if self._contender.drafter == "draft_model":
             self._draft.generation_config = self._settings
             more["assistant_model"] = self._draft
         elif self._contender.drafter == "ngram":
