@@ -20,6 +20,8 @@ _PARTS = {
     "verification": ("verification", 100),
     "parameters": ("parameters", 25),
     "speedup": ("speedup", 2),
+    "depth": ("depth", 3),
+    "modes": ("modes", 3),
     "import": ("imports", 5),
     "suffix": ("suffix", 5),
 }

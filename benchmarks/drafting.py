@@ -35,8 +35,8 @@ _PRODUCTS = "its matrix products alone"
 def run(rounds: int) -> Report:
     """Time the parts of about `rounds` rounds in turn."""
     pair = outrider.load("demo", device="cpu", dtype="float32", max_sequences=1)
-    assert isinstance(pair.drafter, ModelDrafter)
-    draft = pair.drafter.model
+    assert isinstance(pair.model_drafter, ModelDrafter)
+    draft = pair.model_drafter.model
     assert isinstance(draft, TransformersModel)
     prompt = pair.tokenizer.encode("\n\n".join(demo.PROMPTS))[:PROMPT_TOKENS]
     static = _static_forward(draft.hf_model, prompt)
@@ -73,7 +73,7 @@ def run(rounds: int) -> Report:
 def _drafting(pair: Any, prompt: list[int], temperature: float, rounds: int) -> Iterator[float]:
     """Seconds of each drafted token, round by round."""
     config = SpeculativeConfig(num_speculative_tokens=DEPTH, depth="fixed")
-    decoder = SpeculativeDecoder(pair.target, pair.drafter, config=config)
+    decoder = SpeculativeDecoder(pair.target, pair.model_drafter, config=config)
     params = SamplingParams(
         max_tokens=(DEPTH + 1) * (_SKIPPED + rounds + 1),
         temperature=temperature,

@@ -34,8 +34,8 @@ _REFERENCES = {"greedy": 1.8, "T 0.8": 4.1}
 def run(rounds: int) -> Report:
     """Time about `rounds` rounds of each system and each way of sampling."""
     pair = outrider.load("demo", device="cpu", dtype="float32", max_sequences=1)
-    assert isinstance(pair.drafter, ModelDrafter)
-    draft = pair.drafter.model
+    assert isinstance(pair.model_drafter, ModelDrafter)
+    draft = pair.model_drafter.model
     assert isinstance(draft, TransformersModel)
     models = (pair.target, draft)
     their_target, their_draft = (

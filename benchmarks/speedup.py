@@ -37,10 +37,10 @@ def run(rounds: int) -> Report:
     pair = outrider.load(
         "demo", device="cpu", dtype="float32", max_sequences=max(5, 3 * max(BATCHES))
     )
-    assert isinstance(pair.drafter, ModelDrafter)
+    assert isinstance(pair.model_drafter, ModelDrafter)
     contenders: dict[str, DraftModel] = {
-        "model": pair.drafter,
-        "hybrid": HybridDrafter(pair.drafter, SuffixDrafter(max_pool_tokens=0)),
+        "model": pair.model_drafter,
+        "hybrid": HybridDrafter.usual(pair.model_drafter, SuffixDrafter(max_pool_tokens=0)),
     }
     bad: dict[str, DraftModel] = {"wrong": Wrong(), "dear": Dear(pair.target)}
     kinds = built_in(

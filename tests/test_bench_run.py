@@ -30,8 +30,8 @@ from .families import CONTEXT, random_model, resembling
 
 TARGET = random_model("llama")
 DRAFT = resembling(TARGET)
-MODEL = Contender("outrider", "model", "block", 3)
-COUPLED = Contender("outrider", "model", "coupled", 3)
+MODEL = Contender("outrider", "draft_model", "block", 3)
+COUPLED = Contender("outrider", "draft_model", "coupled", 3)
 PROMPTS = tuple(Prompt(tuple(range(first, first + 9)), f"prompt {first}") for first in (1, 20, 40))
 KIND = Workload("kind", PROMPTS)
 
@@ -65,7 +65,7 @@ def test_every_contender_under_every_regime() -> None:
     found = bench(small(MODEL, COUPLED, batches=(1, 2), repeats=2))
     regimes = {(each.temperature, each.batch) for each in found.measurements}
     assert regimes == {(0.0, 1), (0.0, 2), (0.8, 1), (0.8, 2)}
-    labels = ["outrider plain", "outrider model k=3", "outrider model coupled k=3"]
+    labels = ["outrider plain", "outrider draft_model k=3", "outrider draft_model coupled k=3"]
     assert [each.contender.label for each in found.measurements] == labels * 4
     assert found.partial is False
     assert found.missing == found.skipped == found.curve == ()
@@ -105,7 +105,7 @@ def test_no_contender_finds_a_prompt_that_was_computed(monkeypatch: pytest.Monke
 
 
 def test_lossy_contenders_need_not_agree_with_plain_decoding() -> None:
-    typical = Contender("outrider", "model", "typical", 2)
+    typical = Contender("outrider", "draft_model", "typical", 2)
     found = bench(small(typical, temperatures=(0.0,)))
     assert [each.identical for each in found.measurements] == [3, None]
     assert found.measurements[1].metrics is not None
@@ -133,8 +133,8 @@ def test_transformers_takes_part(temperature: float) -> None:
     labels = [each.contender.label for each in found.measurements]
     assert labels[2:] == [
         "transformers plain",
-        "transformers model k=2",
-        "transformers model adaptive",
+        "transformers draft_model k=2",
+        "transformers draft_model adaptive",
         "transformers ngram k=2",
     ]
     for each in found.measurements:
@@ -157,7 +157,7 @@ def test_rounds_of_assisted_generation_are_counted() -> None:
     alike = Pair(same, ModelDrafter(same), None)
     with ExitStack() as held:
         found, _ = entrants(("transformers",), alike, (3,), held, lambda _: None)
-    (assisted,) = (each for each in found if each.contender.drafter == "model")
+    (assisted,) = (each for each in found if each.contender.drafter == "draft_model")
     lane = assisted.lane([PROMPTS[0].token_ids], [SamplingParams(max_tokens=12, temperature=0)], 0)
     lane.advance()
     assert [record.drafted for record in lane.records] == [(3,)] * 3
@@ -200,9 +200,9 @@ def test_a_pair_without_a_draft() -> None:
     ngram = Contender("outrider", "ngram", "block", 2)
     matrix = small(ngram, peers=("transformers",), peer_depths=(2,), temperatures=(0.0,))
     found = run(matrix, (KIND,), lambda _: lone, {}, lambda *_: None)
-    assert found.missing == ("transformers model: there is no draft",)
+    assert found.missing == ("transformers draft_model: there is no draft",)
     assert len(found.measurements) == 4
-    with pytest.raises(InvalidConfigError, match=r"drafters='model'.*no draft"):
+    with pytest.raises(InvalidConfigError, match=r"drafters='draft_model'.*no draft"):
         run(small(MODEL), (KIND,), lambda _: lone, {}, lambda *_: None)
 
 
@@ -285,7 +285,10 @@ def test_matrices_that_mean_nothing(settings: dict[str, Any], message: str) -> N
 @pytest.mark.parametrize(
     ("matrix", "message"),
     [
-        (small(Contender("outrider", "crystal ball")), "drafters='crystal ball'.*model, hybrid"),
+        (
+            small(Contender("outrider", "crystal ball")),
+            "drafters='crystal ball'.*draft_model, ngram",
+        ),
         (small(Contender("outrider", "hybrid", "typical", 2)), "verification='typical'"),
         (small(MODEL, peers=("vllm",)), "peers='vllm'.*transformers, llama.cpp"),
     ],
@@ -305,7 +308,7 @@ def test_the_curve_of_forwards() -> None:
 @pytest.fixture(scope="module")
 def result() -> BenchResult:
     """A real one: trees, peers, a curve, and prompts that were left out."""
-    tree = Contender("outrider", "model", "block", 2, (2, 2))
+    tree = Contender("outrider", "draft_model", "block", 2, (2, 2))
     matrix = small(MODEL, tree, peers=("transformers",), peer_depths=(2,), temperatures=(0.0,))
     long = Prompt((1,) * CONTEXT, "line 7")
     found = bench(matrix, (Workload("mine", (*PROMPTS, long)),))
@@ -382,7 +385,7 @@ def test_what_to_do_is_said(result: BenchResult) -> None:
     assert "slower than plain: do not speculate" in with_speedup(result, 0.8, 0.7, 0.9)
     assert "no difference from plain" in with_speedup(result, 1.05, 0.9, 1.2)
     faster = with_speedup(result, 2.0, 1.9, 2.1)
-    assert "outrider model k=3 is 2.00x as fast as plain decoding" in faster
+    assert "outrider draft_model k=3 is 2.00x as fast as plain decoding" in faster
     assert "1.90–2.10" in faster
     missing = with_speedup(result, None, None, None)
     assert "tokens that were asked for are missing, so there is no speedup" in missing

@@ -57,6 +57,30 @@ def test_the_speedup_benchmark(
     test_a_benchmark_ends_in_one_line_of_json("speedup", 1, {"rows", "tokens"}, capsys, monkeypatch)
 
 
+def test_the_depth_benchmark(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two depths, few tokens, and both temperatures."""
+    for name, value in {"TOKENS": 6, "DEPTHS": (1, 2), "KINDS": ("json",), "WARM_UP": 2}.items():
+        monkeypatch.setattr(f"benchmarks.depth.{name}", value)
+    test_a_benchmark_ends_in_one_line_of_json("depth", 1, {"rows", "tokens"}, capsys, monkeypatch)
+
+
+def test_the_benchmark_of_modes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few tokens at one temperature; the graphs are stood in for by the eager forwards."""
+    for name, value in {
+        "TOKENS": 6,
+        "TEMPERATURES": (0.8,),
+        "KINDS": ("json",),
+        "WARM_UP": 2,
+    }.items():
+        monkeypatch.setattr(f"benchmarks.modes.{name}", value)
+    monkeypatch.setattr("outrider.models.compiled.torch.compile", lambda step, **_: step)
+    test_a_benchmark_ends_in_one_line_of_json("modes", 1, {"rows", "tokens"}, capsys, monkeypatch)
+
+
 def test_an_unknown_benchmark_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["overhed"])

@@ -15,7 +15,7 @@ from outrider.models.transformers import TransformersModel
 
 SMALL = [
     *("bench", "--workloads", "json", "--prompts-per-workload", "2", "-m", "4", "--temps", "0"),
-    *("-k", "2", "--drafters", "model", "--peers", "none"),
+    *("-k", "2", "--drafters", "draft_model", "--peers", "none"),
 ]
 
 
@@ -44,7 +44,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "json, temperature 0" in out
     assert "outrider plain" in out
-    assert "outrider model k=2" in out
+    assert "outrider draft_model k=2" in out
 
 
 def test_several_formats(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,8 +58,8 @@ def test_several_formats(capsys: pytest.CaptureFixture[str]) -> None:
         for batch in (1, 2)
         for label in (
             "outrider plain",
-            "outrider model token k=2",
-            "outrider model token tree 2x1",
+            "outrider draft_model token k=2",
+            "outrider draft_model token tree 2x1",
         )
     ]
     assert found.provenance["target"] == "demo"

@@ -169,11 +169,11 @@ class TestWorthAStep:
     """Two rows, the first sure of itself, the second not."""
 
     RULE = WorthAStep(
-        shared=np.array([True, True]),
+        groups=np.array([0, 0]),
         chances=np.tile(np.linspace(1, 0, 11), (2, 1)),
         following=np.array([0.9, 0.9]),
-        seconds=1 + 0.2 * np.arange(6),
-        rate=2.0,
+        times=1 + 0.2 * np.arange(6)[None],
+        paces=np.array([2.0]),
     )
     ENTROPIES = np.array([[0.0], [4.5]])
 
@@ -185,9 +185,26 @@ class TestWorthAStep:
         second = np.array([False, True])
         assert self.RULE(self.ENTROPIES, second).tolist() == [False, False]
 
-    def test_rows_that_do_not_share_go_as_deep_as_planned(self) -> None:
-        rule = replace(self.RULE, shared=np.array([False, True]))
-        assert rule(self.ENTROPIES, np.array([True, True])).tolist() == [True, False]
+    def test_rows_of_no_group_go_as_deep_as_planned(self) -> None:
+        both = np.array([True, True])
+        rule = replace(self.RULE, groups=np.array([0, -1]))
+        assert rule(self.ENTROPIES, both).tolist() == [True, True]
+        rule = replace(self.RULE, groups=np.array([-1, 0]))
+        assert rule(self.ENTROPIES, both).tolist() == [True, False]
+
+    def test_groups_end_by_themselves(self) -> None:
+        rule = replace(
+            self.RULE,
+            groups=np.array([1, 0]),
+            times=np.array([1 + 0.2 * np.arange(6), 1 + 0.5 * np.arange(6)]),
+            paces=np.array([2.0, 1.7]),
+        )
+        both = np.array([True, True])
+        assert rule(self.ENTROPIES, both).tolist() == [True, False]
+        assert replace(rule, paces=np.array([0.0, 1.9]))(self.ENTROPIES, both).tolist() == [
+            False,
+            True,
+        ]
 
 
 def test_rounds_that_are_measured_tell_what_they_cost_and_nothing_else() -> None:
@@ -542,3 +559,25 @@ def test_rounds_of_looked_up_tokens_say_nothing_of_the_model() -> None:
         )
         policy.observe([state], record)
     assert policy.plan([state]).steps.tolist() == before.steps.tolist()
+
+
+def test_a_failed_round_counts_against_the_rows_that_were_to_draft_alone() -> None:
+    """A row that was planned to draft nothing says nothing of what drafts are worth."""
+    policy = adaptive(4)
+    asked = SequenceState(
+        Prefix(0, [1]), 1, SamplingParams(max_tokens=90, depths=(0,) * 9), frozenset(), 0
+    )
+    shared = SequenceState(Prefix(1, [1]), 1, SamplingParams(max_tokens=90), frozenset(), 0)
+    both = [asked, shared]
+    assert policy.plan(both).depth.tolist()[0] == 0 < policy.plan(both).depth.tolist()[1]
+    after, record = played(policy, World(steady(0.5)), both, np.random.default_rng(0))
+    none = (0,) * 2
+    failed = replace(record, drafted=none, depth=none, accepted=none, draft_failed=True)
+    policy.observe(after, failed)
+    assert policy._pooled == Acceptance().after(1, 0)
+    assert policy.plan([asked]).depth.tolist() == [0]
+    alone = {
+        name: getattr(failed, name)[:1] for name in ("sequence_ids", "depth", "accepted", "emitted")
+    }
+    policy.observe(after[:1], replace(failed, **alone))
+    assert policy._pooled == Acceptance().after(1, 0)

@@ -346,9 +346,8 @@ def test_rows_take_from_one_source_each() -> None:
     draft = Counting(TabularModel(counting, 50))
     target = TabularModel(counting, 50)
     lookup = Fixed(chain(11, 12, 13), Candidate.nothing(), chain(31), chain(7))
-    decoder = SpeculativeDecoder(
-        target, HybridDrafter(draft, lookup), config=configured("block", 3, depth="fixed")
-    )
+    drafter = HybridDrafter(draft, lookup, min_expected=1)
+    decoder = SpeculativeDecoder(target, drafter, config=configured("block", 3, depth="fixed"))
     params = SamplingParams(max_tokens=9, temperature=0.5)
     states = [decoder.start([start], params)[0] for start in (10, 20, 30, 40)]
     step = decoder.step(decoder.pack(states))
@@ -375,7 +374,7 @@ def test_prompt_lookup_says_how_sure_it_is() -> None:
 
 def test_rows_without_a_match_are_left_to_the_model() -> None:
     draft = Counting(TabularModel(counting, 50))
-    drafter = HybridDrafter(draft, NgramDrafter())
+    drafter = HybridDrafter(draft, NgramDrafter(), min_expected=1)
     decoder = SpeculativeDecoder(
         TabularModel(counting, 50), drafter, config=configured("block", 3, depth="fixed")
     )

@@ -23,8 +23,8 @@ from outrider.records import RoundRecord
 from outrider.trace import Trace
 
 PLAIN = Contender("outrider", "none")
-DRAFT = Contender("outrider", "model", "block", 2)
-ASSISTED = Contender("transformers", "model")
+DRAFT = Contender("outrider", "draft_model", "block", 2)
+ASSISTED = Contender("transformers", "draft_model")
 PEER_PLAIN = Contender("llama.cpp", "none")
 NASTY = '<script>alert("$x_{1$")</script> & \n名'
 
@@ -200,7 +200,12 @@ class TestPage:
         html = page(found, [("speedup-by-workload", b"png")])
         for text in (
             "Speculate: up to 1.60 times as fast (code, temperature 0)",
-            *("outrider model k=2", "1.50–1.70", "llama.cpp: not installed", "line 3: no prompt"),
+            *(
+                "outrider draft_model k=2",
+                "1.50–1.70",
+                "llama.cpp: not installed",
+                "line 3: no prompt",
+            ),
             *('alt="speedup by workload"', "data:image/png;base64,cG5n", "threads"),
         ):
             assert text in html
@@ -217,7 +222,7 @@ class TestPage:
     def test_plain_wins(self):
         html = page(result(measured(PLAIN, 1.0), measured(DRAFT, 0.6)))
         assert "<h1>Do not speculate here: plain decoding is as fast on every workload</h1>" in html
-        assert "do not speculate here (best: outrider model k=2)" in html
+        assert "do not speculate here (best: outrider draft_model k=2)" in html
 
     def test_a_peer_that_is_plainly_faster_still_is_named(self):
         html = page(result(measured(DRAFT, 1.2), measured(PEER_PLAIN, 2.0)))
@@ -232,7 +237,7 @@ class TestPage:
 
     def test_lossy_figures_say_so(self):
         lossy = measured(DRAFT, 1.2, metrics=figures(2, lossy=True))
-        assert "outrider model k=2 (lossy)" in page(result(lossy))
+        assert "outrider draft_model k=2 (lossy)" in page(result(lossy))
 
     def test_names_are_no_markup(self):
         nasty = replace(measured(replace(DRAFT, drafter=NASTY), 1.1), workload=NASTY)

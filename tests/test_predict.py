@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import outrider
-from outrider.bench.measure import draft_ratios, looked_up_rounds
+from outrider.bench.measure import Filler
 from outrider.bench.predict import (
     Costs,
     between,
@@ -20,6 +20,7 @@ from outrider.bench.predict import (
     known_rounds,
     survival,
 )
+from outrider.bench.replay import Drafted, Kept, draft_ratios, replayed
 from outrider.errors import InvalidConfigError
 from outrider.models.tabular import TabularModel
 from outrider.records import DraftProposal, Laws
@@ -185,9 +186,56 @@ def test_looked_up_rounds_are_those_that_the_engine_takes(depth: int) -> None:
     decoder = outrider.SpeculativeDecoder(target, drafter, config=config)
     outputs = decoder.generate([[0], [1, 2]], params)
     pairs = [((0,), outputs[0].token_ids), ((1, 2), outputs[1].token_ids)]
-    ((first, second),) = looked_up_rounds(drafter, SIZE, [pairs], depth)
-    for rounds, output in zip((first, second), outputs, strict=True):
-        assert [int(row.argmax()) - 1 for row in rounds] == list(output.depths)
+    (found,) = replayed(target, drafter, [pairs], depth)
+    for rounds, output in zip(found, outputs, strict=True):
+        assert tuple(drafted.width for drafted in rounds) == output.depths
+        assert not any(drafted.stepped for drafted in rounds)
+
+
+def hybrid(model: outrider.DraftModel) -> outrider.HybridDrafter:
+    return outrider.HybridDrafter(model, outrider.SuffixDrafter(max_pool_tokens=0))
+
+
+@pytest.mark.parametrize("depth", [1, 3, 8])
+@pytest.mark.parametrize("together", [1, 2])
+def test_greedy_rounds_of_a_hybrid_are_those_that_the_engine_takes(
+    depth: int, together: int
+) -> None:
+    """One drafter goes through all batches, so that its record of the last ones counts alike."""
+    target, draft = TabularModel(target_law, SIZE), TabularModel(draft_law, SIZE)
+    params = outrider.SamplingParams(temperature=0, max_tokens=40)
+    config = outrider.SpeculativeConfig(num_speculative_tokens=depth, depth="fixed")
+    model = outrider.ModelDrafter(draft)
+    decoder = outrider.SpeculativeDecoder(target, hybrid(model), config=config)
+    prompts = [[0], [1, 2], [2, 2, 1], [0, 1]]
+    batches = [prompts[i : i + together] for i in range(0, 4, together)]
+    outputs = [decoder.generate(batch, params) for batch in batches]
+    texts = [
+        [(tuple(prompt), output.token_ids) for prompt, output in zip(batch, found, strict=True)]
+        for batch, found in zip(batches, outputs, strict=True)
+    ]
+    known = [[draft_ratios(target, model, *pair, params) for pair in batch] for batch in texts]
+    kept = Kept("block", [[row for row in batch if row is not None] for batch in known])
+    replay = replayed(target, hybrid(Filler(SIZE)), texts, depth, kept)
+    for found, rows in zip(outputs, replay, strict=True):
+        for output, rounds in zip(found, rows, strict=True):
+            assert tuple(drafted.width for drafted in rounds) == output.depths
+    sources = {drafted.stepped for rows in replay for rounds in rows for drafted in rounds}
+    assert sources == ({True, False} if depth > 1 else sources)
+
+
+def test_a_stand_in_keeps_what_the_text_leaves_to_chance() -> None:
+    """The mean over 400 texts of the same ratios; the standard error is near 0.04 rounds."""
+    target = TabularModel(target_law, SIZE)
+    text = (2, 0, 1, 1, 0, 2)
+    count = 400
+    kept = Kept("token", [[np.full(len(text) - 1, 0.5)] for _ in range(count)])
+    batches = [[(PROMPT, text)]] * count
+    found = replayed(target, Filler(SIZE), batches, 2, kept)
+    mean = sum(len(rounds) for (rounds,) in found) / count
+    expected = expected_rounds(chain_rounds(np.full(len(text) - 1, 0.5), 2, "token"))
+    assert mean == pytest.approx(expected, abs=0.15)
+    assert found[0][0][0] == Drafted(2, stepped=True)
 
 
 def test_a_lone_sequence_takes_the_sum_of_its_rounds() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ import outrider
 import outrider.bench.measure
 import outrider.bench.race
 import outrider.rounds
-from outrider.bench.measure import RoundTime, cycled, forward_times, medians
+from outrider.bench.contending import PLAIN
+from outrider.bench.forecast import Prediction
+from outrider.bench.measure import RoundTime, cycled, forward_times, means, sound_means
 from outrider.bench.records import Contender, Measurement, Prompt, Workload
-from outrider.bench.regime import Prediction
-from outrider.bench.search import PLAIN, Models, Search
+from outrider.bench.search import Models, Search
 from outrider.bench.tune import (
     Check,
     TuneResult,
@@ -117,11 +119,11 @@ def search(**changes: Any) -> Search:
 def test_predictions_are_what_is_measured_where_no_noise_is(clock: Clock, batch: int) -> None:
     """Greedy texts are the same every time, so that nothing but noise could set them apart."""
     models = Models(SlowTarget(clock), SlowDrafter(clock))
-    wanted = search(drafters=("draft_model", "ngram", "suffix"), batch=batch, verify=99)
+    wanted = search(batch=batch, verify=99)
     result = tune(models, workload(2 * batch), wanted)
     assert not result.partial
     known = [check for check in result.checks if check.predicted and check.predicted.exact]
-    assert len(known) == 3 * 2 * 2
+    assert len(known) == 4 * 2 * 2
     for check in known:
         assert check.error == pytest.approx(0, abs=1e-9), check.measured.contender.label
         assert check.measured.identical == len(check.measured.tokens)
@@ -171,7 +173,7 @@ def test_an_interrupt_keeps_what_is_known(clock: Clock) -> None:
     models = Models(SlowTarget(clock), SlowDrafter(clock))
     result = tune(models, workload(2), search(drafters=("draft_model",)), report)
     assert result.partial
-    assert len(result.checks) == 1
+    assert [len(check.measured.seconds) for check in result.checks] == [1, 1]
     assert result.predictions
     assert result.recommendation is not None
 
@@ -225,14 +227,51 @@ def test_depths_come_equally_often() -> None:
     assert depths == cycled((1, 2, 4), 9)
 
 
-def test_times_are_medians_by_size() -> None:
+def test_times_are_means_by_size() -> None:
     def seen(width: int, seconds: float, rows: int = 1) -> RoundTime:
         return RoundTime(width, rows, width, False, 1, False, 0.0, seconds, 2 * seconds)
 
-    rounds = [seen(2, 1.0), seen(2, 9.0), seen(2, 2.0), seen(0, 4.0), seen(0, 1.0, rows=3)]
-    assert medians(rounds, lambda each: each.total_s, {1}) == {(1, 2): 4.0, (1, 0): 8.0}
+    rounds = [seen(2, 1.0), seen(2, 1.5), seen(2, 2.0), seen(0, 4.0), seen(0, 1.0, rows=3)]
+    rounds += [seen(7, 1.0), seen(7, 9.0)]
+    found = means(rounds, lambda each: each.total_s, {1})
+    assert found == pytest.approx({(1, 2): 3.0, (1, 0): 8.0, (1, 7): 2.0 * (1 + 4 / 3) / 2})
     first, *_ = forward_times(rounds)
     assert (first.rows, first.width, first.seconds) == (1, 1, 4.0)
+
+
+class TestSoundMeans:
+    """On made-up round times, seeded: skewed as those of a busy machine, of sizes seen 10 times."""
+
+    def times(self, spread: float = 0.2) -> dict[int, list[float]]:
+        rng = np.random.default_rng(5)
+        return {
+            size: (0.010 * size * (1 + rng.exponential(spread, 10))).tolist()
+            for size in range(1, 31)
+        }
+
+    def test_they_are_means_of_skewed_times(self) -> None:
+        times = self.times()
+        found = sound_means(times)
+        total = sum(found[size] for size in times)
+        assert total == pytest.approx(sum(np.mean(each) for each in times.values()), rel=0.005)
+        assert total == pytest.approx(sum(0.010 * size * 1.2 for size in times), rel=0.02)
+        medians = sum(float(np.median(each)) for each in times.values())
+        assert medians < 0.97 * total
+
+    @pytest.mark.parametrize("hiccup", [0.2, 60.0])
+    def test_a_hiccup_does_not_pass_for_the_cost_of_a_size(self, hiccup: float) -> None:
+        times = self.times()
+        before = sound_means(times)
+        times[1][0] = hiccup
+        after = sound_means(times)
+        assert np.mean(times[1]) > 2 * before[1]
+        # No more than an n-th of the 99% quantile of all ratios, below 2 here.
+        assert abs(after[1] - before[1]) < 2 / 10 * 0.012
+        assert after[30] == pytest.approx(before[30], rel=0.02)
+
+    def test_a_size_seen_twice_and_one_that_takes_no_time(self) -> None:
+        assert sound_means({1: [1.0, 100.0], 2: [2.0, 2.0, 2.0]}) == {1: 1.0, 2: 2.0}
+        assert sound_means({1: [0.0, 0.0]}) == {1: 0.0}
 
 
 def prediction(contender: Contender, seconds: float, temperature: float = 0.0) -> Prediction:
@@ -268,10 +307,31 @@ def test_ranks_are_by_all_temperatures_together() -> None:
 
 
 def test_what_is_checked() -> None:
-    wanted = search(drafters=("draft_model",), depths=(2, 4), checks=1)
-    assert to_check(wanted, PREDICTIONS) == [ADAPTIVE, K2]
-    both = search(drafters=("draft_model",), depths=(2, 4), checks=1, verify=9)
-    assert to_check(both, PREDICTIONS) == [ADAPTIVE, K2, K4]
+    settings: dict[str, Any] = {"drafters": ("draft_model",), "temperatures": (0.0, 1.0)}
+    wanted = search(depths=(2, 4), checks=1, **settings)
+    first = [(each, at) for each in (ADAPTIVE, K2) for at in (0.0, 1.0)]
+    assert to_check(wanted, PREDICTIONS) == first
+    some = search(depths=(2, 4), checks=1, verify=3, **settings)
+    assert to_check(some, PREDICTIONS) == [*first, (K4, 0.0)]
+    every = search(depths=(2, 4), checks=1, verify=9, **settings)
+    assert to_check(every, PREDICTIONS) == [*first, (K4, 0.0), (K4, 1.0)]
+
+
+def test_predictions_are_verified_evenly_over_kinds_and_temperatures() -> None:
+    wanted = search(depths=tuple(range(1, 11)), temperatures=(0.0, 1.0), checks=3, verify=24)
+    random = np.random.default_rng(0)
+    predictions = [
+        prediction(contender, random.uniform(1, 2), at)
+        for contender in wanted.contenders()
+        for at in wanted.temperatures
+    ]
+    jobs = to_check(wanted, predictions)
+    assert len(jobs) == len(set(jobs)) == 24 + 2
+    spread = jobs[2 + 3 * 2 :]
+    assert sum(at == 0.0 for _, at in spread) == 9
+    kinds = Counter((contender.drafter, contender.verification) for contender, _ in spread)
+    assert len(kinds) == 8
+    assert set(kinds.values()) <= {2, 3}
 
 
 def test_the_default_drafts_with_what_there_is() -> None:
@@ -341,8 +401,8 @@ class TestCommandLine:
             (("--verifications", "typical"), "lossless"),
             (("--verifications", "magic"), "'magic' is not allowed"),
             (("--depths", "0"), "integer >= 1"),
-            (("--depths", "2,2"), "each once"),
-            (("--temp", "hot"), "expected numbers >= 0"),
+            (("--depths", "2,2"), "each only once"),
+            (("--temp", "hot"), "'hot' is not allowed: expected a number"),
             (("--shape", "0"), "integer >= 1"),
             (("--shape", "40,40"), "at most 1024 nodes"),
             (("--no-trees", "--shape", "2"), "not allowed with"),

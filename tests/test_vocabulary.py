@@ -480,13 +480,13 @@ def test_load_puts_a_vocabulary_drafter_between_two_tokenizers(
     small = saved(tmp_path, "draft", SMALL, 1)
     with caplog.at_level("INFO", logger="outrider"):
         pair = load(target, small, dtype="float64")
-    assert isinstance(pair.drafter, VocabularyDrafter)
-    assert f"have {pair.drafter.common} tokens in common: drafting by tokens" in caplog.text
+    assert isinstance(pair.model_drafter, VocabularyDrafter)
+    assert f"have {pair.model_drafter.common} tokens in common: drafting by tokens" in caplog.text
     decoder = SpeculativeDecoder(pair.target, pair.drafter, tokenizer=pair.tokenizer)
     out = decoder.generate(PROMPTS[0], SamplingParams(max_tokens=12, temperature=0))
     prompt = LARGE.encode(PROMPTS[0])
     assert out.token_ids == greedy_reference(llama(LARGE, 0), prompt, 12)
-    assert isinstance(load(target, target).drafter, ModelDrafter)
+    assert isinstance(load(target, target).model_drafter, ModelDrafter)
     foreign = toy(["x y", "z z"], [])
     with pytest.raises(VocabMismatchError, match="no token of the draft's tokenizer"):
         load(target, saved(tmp_path, "foreign", foreign, 1))

@@ -1,7 +1,14 @@
-"""How often drafted tokens are kept, by their place in the draft: running estimates."""
+"""How often drafted tokens are kept: running estimates.
+
+By their place in the draft, and by how sure the draft was of them. Sure means a law of little
+entropy. AdaEDL (Agrawal et al. 2024, arXiv 2410.18351) bounds the chance from below by a formula;
+here it is counted, since it depends on the pair: a draft that is unsure of many tokens at
+temperature 0 still has the right one first more often than not.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -17,6 +24,63 @@ _OVERALL_WEIGHT = 2.0
 """For how many tokens at one place the rate at all places counts, or what others were seen to keep:
 few, so that a text on which drafts fail is known by its first rounds, whatever came before it."""
 
+EDGES = (0.05, 0.2, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0)
+"""Nats: where one class of entropies ends and the next begins. What is no number is of the last."""
+
+_CLASS_WEIGHT = 4.0
+"""For how many tokens counts what is thought of a class before the first round."""
+
+_CLASS_MEMORY = 0.99
+"""What a token weighs beside the next one of its class: 100 count in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sureness:
+    """How likely tokens are to be kept, by the entropy of the laws that they were drawn from.
+
+    Attributes:
+        reached: decayed counts of tokens of each class, one more than there are `EDGES`.
+        kept: decayed counts of those that were kept.
+    """
+
+    reached: tuple[float, ...]
+    kept: tuple[float, ...]
+
+    @staticmethod
+    def thought(chances: tuple[float, ...]) -> Sureness:
+        """What is thought before the first round: the chance of each class."""
+        weights = (_CLASS_WEIGHT,) * len(chances)
+        return Sureness(weights, tuple(chance * _CLASS_WEIGHT for chance in chances))
+
+    @property
+    def overall(self) -> float:
+        """Of all tokens."""
+        return sum(self.kept) / sum(self.reached)
+
+    @property
+    def chances(self) -> list[float]:
+        """Of each class."""
+        return [kept / reached for kept, reached in zip(self.kept, self.reached, strict=True)]
+
+    def after(self, entropies: Sequence[float], accepted: int) -> Sureness:
+        """With one more round of a row: all tokens that were kept, and the first that was not.
+
+        Args:
+            entropies: of the laws that its tokens were drawn from, in nats.
+            accepted: how many of them were kept.
+        """
+        reached, kept = list(self.reached), list(self.kept)
+        for place, entropy in enumerate(entropies[: accepted + 1]):
+            index = bisect_right(EDGES, entropy)
+            reached[index] = reached[index] * _CLASS_MEMORY + 1
+            kept[index] = kept[index] * _CLASS_MEMORY + (place < accepted)
+        return Sureness(tuple(reached), tuple(kept))
+
+
+LIKELIEST = Sureness.thought((0.99, 0.98, 0.96, 0.92, 0.9, 0.85, 0.8, 0.75, 0.65, 0.45, 0.35))
+DRAWN = Sureness.thought((0.98, 0.93, 0.85, 0.75, 0.68, 0.58, 0.52, 0.48, 0.45, 0.42, 0.4))
+"""Before the first round: of the likeliest tokens, and of drawn ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
@@ -28,13 +92,21 @@ class Acceptance:
     Attributes:
         reached: decayed counts of rounds that got to the first, second, ... token.
         kept: decayed counts of those that kept it.
+        sureness: of drawn tokens, as far as entropies were told.
     """
 
     reached: tuple[float, ...] = ()
     kept: tuple[float, ...] = ()
+    sureness: Sureness = DRAWN
 
-    def after(self, depth: int, accepted: int) -> Acceptance:
-        """With one more round, which drafted `depth` tokens in a row and kept `accepted`."""
+    def after(self, depth: int, accepted: int, entropies: Sequence[float] = ()) -> Acceptance:
+        """With one more round.
+
+        Args:
+            depth: how many tokens in a row it drafted.
+            accepted: how many of them it kept.
+            entropies: of the laws that they were drawn from, in nats; none are not counted.
+        """
         seen = min(depth, accepted + 1)
         if seen == 0:
             return self
@@ -44,7 +116,8 @@ class Acceptance:
         for place in range(seen):
             reached[place] = reached[place] * _MEMORY + 1
             kept[place] = kept[place] * _MEMORY + (place < accepted)
-        return Acceptance(tuple(reached), tuple(kept))
+        sureness = self.sureness.after(entropies, accepted) if entropies else self.sureness
+        return Acceptance(tuple(reached), tuple(kept), sureness)
 
     def chances(self, most: int, prior: Sequence[float] | None = None) -> list[float]:
         """The chance of each of `most` tokens to be kept if the one before is.

@@ -87,8 +87,8 @@ class SamplingParams:
         seed: makes the output repeatable, in [0, 2**64); None draws a fresh one, which is reported.
         prediction: what the output is expected to be, text or token ids: a `PredictionDrafter`
             drafts from it. It never changes the law of the output.
-        depths: number of tokens to draft in each round; replays a run whose `depths` were reported.
-            Rounds beyond its end are planned as usual.
+        depths: number of tokens to draft in each round; replays a run whose `depths` were reported
+            (see `Choice`). Rounds beyond its end are planned as usual.
 
     Raises:
         InvalidConfigError: a value is outside its range; the message names field, value and range.

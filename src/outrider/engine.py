@@ -227,17 +227,17 @@ class SpeculativeDecoder:
         if not all(row.sound for row in rows):
             check_witnesses(proposal, witness, context.witnesses, rows, ids)
         draft_s, target_s = watch.spans()[-2:]
-
-        looked_up = proposal.stepless
-        states, emitted, accepted, ended = [], [], [], context.ended
+        looked_up, ended, entropies = proposal.stepless, context.ended, context.entropies
+        local, planned = context.local, plan.model_steps
+        states, emitted, accepted = [], [], []
         for index, (state, row) in enumerate(zip(batch.states, rows, strict=True)):
             tokens, reason = until_stop(state, [*row.path, row.token], self.tokenizer)
             known = state.acceptance
             if self.policy.learns and not looked_up[index]:
                 # What the drafter failed at, or was not sure of, counts as drafted and refused.
-                failed = failure is not None and row.depth < plan.depth[index]
+                failed = failure is not None and row.depth < planned[index]
                 seen = row.depth + (failed or ended[index])
-                known = known.after(seen, len(row.path))
+                known = known.after(seen, len(row.path), entropies[index] if local[index] else ())
             own = () if shaper is None else shaper.processors(index, row.path)
             states.append(state.advanced(tokens, row.depth, reason, known, own))
             emitted.append(tokens)
@@ -256,7 +256,7 @@ class SpeculativeDecoder:
             draft_failed=failure is not None,
             looked_up=looked_up,
             ended=ended,
-            entropies=context.entropies,
+            entropies=entropies,
             draft_s=draft_s,
             target_s=target_s,
             total_s=watch.total(),

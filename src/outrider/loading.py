@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from .drafters.hybrid import HybridDrafter
 from .drafters.model import ModelDrafter
 from .drafters.vocabulary import VocabularyDrafter
 from .errors import InvalidConfigError, ModelError
@@ -22,11 +23,25 @@ _DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target, a drafter for it (None if none was asked for), and the target's tokenizer."""
+    """A target, what drafts for it, and the target's tokenizer.
+
+    Attributes:
+        target: the target.
+        model_drafter: the draft model alone; None if none was asked for.
+        tokenizer: the target's.
+        drafter: the draft model beside a look-up of what came before and of what is expected, as
+            `HybridDrafter.usual` makes it; None without a draft model.
+    """
 
     target: TransformersModel
-    drafter: ModelDrafter | VocabularyDrafter | None
+    model_drafter: ModelDrafter | VocabularyDrafter | None
     tokenizer: Any
+    drafter: HybridDrafter | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        model = self.model_drafter
+        usual = None if model is None else HybridDrafter.usual(model)
+        object.__setattr__(self, "drafter", usual)
 
 
 def load(

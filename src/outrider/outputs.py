@@ -17,7 +17,8 @@ class Choice:
     """One of a request's n continuations.
 
     To replay it, ask for the same prompt with the output's `seed`, this choice's `depths`, and an n
-    that includes its `index`.
+    that includes its `index`. Where tokens are looked up that repeats a run that had a seed to
+    begin with, and any coupled or greedy one.
 
     Attributes:
         index: 0 to n - 1.

@@ -34,7 +34,9 @@ def check_models(target: object, drafter: object, config: object) -> None:
         raise InvalidConfigError(
             "verification",
             config.verification,
-            "a lossless method with a drafter that mixes looked-up tokens and a model's",
+            "a lossless method with a drafter that mixes looked-up tokens and a model's; lossy "
+            "ones take the model alone: pair.model_drafter of outrider.load, or the drafter that "
+            "the hybrid was made with",
         )
 
 

@@ -244,6 +244,11 @@ class DraftPlan:
     keep_going: KeepGoing | None = None
 
     @property
+    def model_steps(self) -> NDArray[np.int64]:
+        """How many tokens in a row a model is to draft for each row, int64 [B]."""
+        return self.depth if self.steps is None else self.steps
+
+    @property
     def deepest(self) -> int:
         """The largest depth of any row."""
         return int(self.depth.max(initial=0))

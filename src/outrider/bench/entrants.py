@@ -4,27 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
-from ..config import SamplingParams, SpeculativeConfig
-from ..drafters.hybrid import HybridDrafter
+from ..config import SamplingParams
 from ..drafters.model import ModelDrafter
-from ..drafters.ngram import NgramDrafter
-from ..drafters.suffix import SuffixDrafter
 from ..drafters.vocabulary import VocabularyDrafter
 from ..engine import SpeculativeDecoder
 from ..errors import InvalidConfigError
 from ..loading import Pair
 from ..models.transformers import TransformersModel
 from ..protocols import DraftModel
+from .contending import LOOKUPS, WITH_MODEL, config_of, drafter_of
 from .race import Lane, Racer
 from .records import Contender
-
-DRAFTERS = ("model", "hybrid", "suffix", "ngram")
-"""What may draft: the draft model, the model and suffix lookup, suffix lookup, prompt lookup."""
-
-PLAIN = Contender("outrider", "none")
-"""The baseline: the same engine at depth 0."""
 
 
 class Entrant(Protocol):
@@ -55,9 +47,7 @@ class OutriderEntrant:
     """A decoder with slots and a drafter of its own.
 
     Its models' weights are those of the other contenders, its caches are not: none finds a prompt
-    that another has computed. (Only a draft of another vocabulary is shared.) The pool in which
-    suffix lookup remembers earlier outputs is off, since a prompt that comes again would be
-    answered from it.
+    that another has computed. (Only a draft of another vocabulary is shared.)
 
     Args:
         contender: what it is.
@@ -88,7 +78,7 @@ class OutriderEntrant:
             InvalidConfigError: its settings contradict each other, or there is no draft model.
         """
         target = TransformersModel(pair.target.hf_model, max_sequences=max_sequences)
-        drafts = contender.drafter in ("model", "hybrid")
+        drafts = contender.drafter in WITH_MODEL
         model = _drafter_of_its_own(pair, max_sequences) if drafts else None
         return OutriderEntrant(contender, target, model)
 
@@ -125,40 +115,15 @@ class OutriderEntrant:
         return OutriderEntrant(plain, self._target)
 
     def _drafter(self) -> DraftModel | None:
-        name = self._contender.drafter
-        if name == "model":
-            return self._model
-        if name == "hybrid":
-            assert self._model is not None
-            return HybridDrafter(self._model, SuffixDrafter(max_pool_tokens=0))
-        if name == "suffix":
-            return SuffixDrafter(max_pool_tokens=0)
-        return NgramDrafter() if name == "ngram" else None
-
-
-def config_of(contender: Contender) -> SpeculativeConfig:
-    """How a contender of Outrider speculates: to a fixed depth, or an adaptive one if it has none.
-
-    Raises:
-        InvalidConfigError: it is not known, or its settings contradict each other.
-    """
-    if contender.drafter not in (*DRAFTERS, "none"):
-        raise InvalidConfigError("drafters", contender.drafter, f"some of {', '.join(DRAFTERS)}")
-    depth = contender.num_speculative_tokens
-    # The record checks what the command line was given.
-    verification: Any = contender.verification or "block"
-    return SpeculativeConfig(
-        num_speculative_tokens=depth,
-        depth="adaptive" if depth is None else "fixed",
-        verification=verification,
-        tree_shape=contender.tree_shape,
-    )
+        return drafter_of(self._contender.drafter, self._model)
 
 
 def _drafter_of_its_own(pair: Pair, max_sequences: int) -> ModelDrafter | VocabularyDrafter:
-    drafter = pair.drafter
+    drafter = pair.model_drafter
     if drafter is None:
-        raise InvalidConfigError("drafters", "model", "suffix or ngram where there is no draft")
+        raise InvalidConfigError(
+            "drafters", "draft_model", f"{' or '.join(LOOKUPS)} where there is no draft"
+        )
     if isinstance(drafter, VocabularyDrafter):
         return drafter
     assert isinstance(drafter.model, TransformersModel)

@@ -15,8 +15,8 @@ from math import prod
 from typing import Any
 
 from ..errors import InvalidConfigError
+from .contending import LOOKUPS
 from .records import Contender
-from .search import LOOKUPS
 
 SYSTEMS = ("vllm", "sglang", "llama.cpp", "transformers")
 

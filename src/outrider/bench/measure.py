@@ -1,36 +1,34 @@
-"""What predictions rest on: seconds of rounds, and what a drafter makes of given texts.
+"""The seconds that predictions rest on: those of real rounds of the engine.
 
-Seconds are those of real rounds of the engine, of several decoders in turn: a forward in a decoding
-loop takes longer than one in a tight loop. Acceptance is that of texts which the target wrote by
-itself: they have the law of any lossless output, so that a drafter is asked what it makes of them
-(see `predict`), once, and every depth and method follows.
+They are of several decoders in turn: a forward in a decoding loop takes longer than one in a tight
+loop.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
-from statistics import median
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median_low
 from time import perf_counter
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from ..chance import STOP, TOKEN
 from ..config import SamplingParams, SpeculativeConfig
 from ..engine import SpeculativeDecoder
 from ..protocols import DraftContext, DraftModel, TargetModel
-from ..records import DraftPlan, DraftProposal, Laws, Prefix, SequenceState, TargetScores
+from ..records import DraftPlan, DraftProposal, Laws, Prefix
 from ..running import Run
-from ..verification import Chain, TokenVerification, Verifier
-from .predict import Rounds, known_rounds
 from .records import ForwardTime
 
 Tokens = tuple[int, ...]
+
+Size = TypeVar("Size", bound=Hashable)
+
+_USUAL = 0.99
+"""The share of round times that count as they are; see `sound_means`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ class RoundTime:
         planned: how deep it was to draft; less than asked for where fewer tokens remained.
         rows: sequences in it.
         width: the most tokens drafted for one of them.
-        looked_up: whether no row's draft took a step of a model.
+        stepped: whether some row's draft took a step of a model.
         emitted: tokens, of all rows.
         first: whether it was its sequences' first, in which prompts are read.
         draft_s, target_s: as in `RoundRecord`.
@@ -51,7 +49,7 @@ class RoundTime:
     planned: int
     rows: int
     width: int
-    looked_up: bool
+    stepped: bool
     emitted: int
     first: bool
     draft_s: float
@@ -139,7 +137,10 @@ class _Lane:
                 planned=min(asked, self._remaining),
                 rows=len(record.drafted),
                 width=max(record.drafted),
-                looked_up=all(record.looked_up),
+                stepped=any(
+                    width and not free
+                    for width, free in zip(record.drafted, record.looked_up, strict=True)
+                ),
                 emitted=sum(record.emitted),
                 first=index == 0,
                 draft_s=record.draft_s,
@@ -164,15 +165,38 @@ def cycled(depths: Sequence[int], rounds: int) -> tuple[int, ...]:
     return tuple(np.concatenate(cycles)[:rounds].tolist())
 
 
-def medians(
+def means(
     rounds: Iterable[RoundTime], seconds: Callable[[RoundTime], float], rows: Collection[int]
 ) -> dict[tuple[int, int], float]:
-    """The median seconds of rounds of each size (rows, width), of these numbers of rows only."""
+    """The `sound_means` of rounds of each size (rows, width), of these numbers of rows only."""
     found: dict[tuple[int, int], list[float]] = defaultdict(list)
     for seen in rounds:
         if seen.rows in rows:
             found[seen.rows, seen.width].append(seconds(seen))
-    return {size: median(times) for size, times in found.items()}
+    return sound_means(found)
+
+
+def sound_means(times: Mapping[Size, Sequence[float]]) -> dict[Size, float]:
+    """The mean time of each size, hiccups aside.
+
+    A race adds up all its rounds, slow ones too, so that the mean is what a round costs; a median
+    leaves out that times are skewed. But one hiccup must not pass for the cost of a size: no time
+    counts more than the 99% quantile of all times, each divided by the median of its size, of which
+    the greatest is never one. So an outlier, however large, moves the mean of a size that was seen
+    n times by less than an n-th of that quantile times its median.
+
+    Args:
+        times: of each size, at least one.
+    """
+    middles = {size: median_low(found) for size, found in times.items()}
+    ratios = sorted(
+        time / middles[size] for size, found in times.items() for time in found if middles[size]
+    )
+    most = ratios[int(_USUAL * (len(ratios) - 1))] if ratios else 1.0
+    return {
+        size: fmean(min(time, most * middles[size]) for time in found)
+        for size, found in times.items()
+    }
 
 
 def forward_times(rounds: Sequence[RoundTime]) -> tuple[ForwardTime, ...]:
@@ -187,13 +211,43 @@ def forward_times(rounds: Sequence[RoundTime]) -> tuple[ForwardTime, ...]:
     return tuple(curve)
 
 
-class Filler:
-    """Drafts a prefix's last token again and again: free, and as deep as it is asked to."""
+def reading_s(
+    target: TargetModel,
+    drafter: DraftModel,
+    batch: Sequence[Tokens],
+    params: SamplingParams,
+) -> float:
+    """Seconds in which a draft model reads the prompts of a batch.
 
-    @property
-    def vocab_size(self) -> None:
-        """None: it only proposes tokens that it has seen."""
-        return None
+    By which its first draft takes longer than one after prompts that it has read. Decoders that
+    share a draft model do not read alike: the first reads, and the others copy. After this all of
+    them find the prompts read, and what it took is to be added to each.
+
+    Args:
+        target: the target.
+        drafter: drafts with a model.
+        batch: the token ids of the prompts.
+        params: of each request.
+    """
+    config = SpeculativeConfig(num_speculative_tokens=1, depth="fixed")
+    decoder = SpeculativeDecoder(target, drafter, config=config)
+    taken = []
+    for _ in range(2):
+        states = [state for prompt in batch for state in decoder.start(list(prompt), params)]
+        taken.append(decoder.step(decoder.pack(states)).record.draft_s)
+        decoder.release(states)
+    return max(0.0, taken[0] - taken[1])
+
+
+class Filler:
+    """Drafts a prefix's last token again and again: free, and as deep as it is asked to.
+
+    Args:
+        vocab_size: of the model that it stands for; None if it stands for none.
+    """
+
+    def __init__(self, vocab_size: int | None = None) -> None:
+        self.vocab_size = vocab_size
 
     def propose(
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
@@ -202,132 +256,3 @@ class Filler:
         last = np.array([prefix.tokens[-1] for prefix in prefixes], dtype=np.int64)
         tokens = torch.from_numpy(np.repeat(last[:, None], plan.deepest, 1)).to(ctx.device)
         return DraftProposal(tokens, plan.depth, Laws(atoms=tokens))
-
-
-def draft_ratios(
-    target: TargetModel,
-    drafter: DraftModel,
-    prompt: Sequence[int],
-    text: Sequence[int],
-    params: SamplingParams,
-) -> NDArray[np.float64] | None:
-    """Draft over target probability of all tokens of a text but the last, float64 [n - 1].
-
-    One round of the engine, whose chance draws the text: what verification would see of it.
-
-    Args:
-        target: the target.
-        drafter: drafts chains.
-        prompt: what the text follows.
-        text: token ids [n] that the target wrote under `params`.
-        params: of the request. At temperature 0 a ratio is 1 where the draft's likeliest token is
-            the text's, and 0 elsewhere.
-
-    Returns:
-        None if the drafter proposes tokens outright, so that there is no law to ask about.
-    """
-    if len(text) < 2:
-        return np.zeros(0)
-    recorder = _Recorder()
-    drawn = replace(params, max_tokens=len(text), temperature=params.temperature or 1.0, seed=0)
-    config = SpeculativeConfig(num_speculative_tokens=len(text) - 1, depth="fixed", strict=True)
-    verifier = Verifier(recorder, None)
-    decoder = SpeculativeDecoder(target, drafter, config=config, verifier=verifier)
-    states = decoder.start(list(prompt), drawn)
-    try:
-        decoder.step(decoder.pack(states), _Dictated(tuple(text)))
-    finally:
-        decoder.release(states, discard=True)
-    chain = recorder.chain
-    if chain.draft is None:
-        return None
-    draft, tokens = chain.draft[0].double().cpu().numpy(), chain.tokens[0].cpu().numpy()
-    if params.greedy:
-        return np.asarray(draft.argmax(-1) == tokens, dtype=np.float64)
-    places = np.arange(len(tokens))
-    of_target = chain.target[0].double().cpu().numpy()[places, tokens]
-    # A token that rounding has put just outside of a filter counts as refused.
-    sound = of_target > 0
-    return np.where(sound, draft[places, tokens] / np.where(sound, of_target, 1.0), 0.0)
-
-
-class _Dictated:
-    """Chance that draws a given text, and wherever it is asked to stop, the likeliest place."""
-
-    def __init__(self, text: Tokens) -> None:
-        self._text = text
-
-    def draw(self, laws: Tensor, keys: NDArray[np.uint64]) -> Tensor:
-        if keys[0, 3] == STOP:
-            return laws.argmax(-1)
-        place = len(self._text) - 1 if keys[0, 3] == TOKEN else int(keys[0, 4])
-        return torch.full((len(laws),), self._text[place], dtype=torch.int64, device=laws.device)
-
-
-class _Recorder(TokenVerification):
-    """Keeps every draft, and what verification was shown."""
-
-    chain: Chain
-
-    def stop_law(self, chain: Chain) -> tuple[Any, Any]:
-        self.chain = chain
-        law, weights = super().stop_law(chain)
-        law = torch.zeros_like(law)
-        law[:, -1] = 1.0
-        return law, weights
-
-
-def looked_up_rounds(
-    drafter: DraftModel,
-    vocab_size: int,
-    batches: Sequence[Sequence[tuple[Tokens, Tokens]]],
-    depth: int,
-) -> list[list[Rounds]]:
-    """The rounds in which texts are emitted with drafts that follow from the prefix alone.
-
-    The engine decodes each text once more, with a target that is certain of it.
-
-    Args:
-        drafter: proposes point masses.
-        vocab_size: the target's V.
-        batches: for each batch, prompts with their texts.
-        depth: the most tokens of a draft.
-
-    Returns:
-        For each batch, the rounds of each text.
-    """
-    config = SpeculativeConfig(num_speculative_tokens=depth, depth="fixed", strict=True)
-    found = []
-    for batch in batches:
-        target = _Recital(vocab_size)
-        decoder = SpeculativeDecoder(target, drafter, config=config)
-        states: list[SequenceState] = []
-        for prompt, text in batch:
-            params = SamplingParams(temperature=0, max_tokens=len(text), ignore_eos=True)
-            (state,) = decoder.start(list(prompt), params)
-            target.texts[state.prefix.sequence_id] = np.array([*prompt, *text], dtype=np.int64)
-            states.append(state)
-        drafted: dict[int, list[int]] = {state.prefix.sequence_id: [] for state in states}
-        for step in Run(decoder, states, discard=True):
-            for sequence_id, count in zip(
-                step.record.sequence_ids, step.record.drafted, strict=True
-            ):
-                drafted[sequence_id].append(count)
-        found.append([known_rounds(counts) for counts in drafted.values()])
-    return found
-
-
-class _Recital:
-    """A target that is certain of given texts."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
-        self.texts: dict[int, NDArray[np.int64]] = {}
-
-    def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
-        """Logits [B, N + 1, V] whose greatest is the text's next token, wherever a node stands."""
-        logits = torch.zeros(len(prefixes), proposal.width + 1, self.vocab_size)
-        for row, prefix in enumerate(prefixes):
-            ahead = self.texts[prefix.sequence_id][prefix.length :][: proposal.width + 1]
-            logits[row, np.arange(len(ahead)), ahead.tolist()] = 1.0
-        return TargetScores(logits.to(proposal.tokens.device))

@@ -85,18 +85,18 @@ def _of_transformers(
     target = twin(pair.target.hf_model)
     found = [TransformersEntrant(Contender(SYSTEM, "none"), target)]
     missing = []
-    drafter = pair.drafter
+    drafter = pair.model_drafter
     if isinstance(drafter, ModelDrafter) and isinstance(drafter.model, TransformersModel):
         draft = twin(drafter.model.hf_model)
         found += [
             TransformersEntrant(
-                Contender(SYSTEM, "model", num_speculative_tokens=depth), target, draft
+                Contender(SYSTEM, "draft_model", num_speculative_tokens=depth), target, draft
             )
             for depth in depths
         ]
     else:
         why = "there is no draft" if drafter is None else "the tokenizers differ"
-        missing.append(f"{SYSTEM} model: {why}")
+        missing.append(f"{SYSTEM} draft_model: {why}")
     found += [
         TransformersEntrant(Contender(SYSTEM, "ngram", num_speculative_tokens=depth), target)
         for depth in depths
@@ -118,7 +118,8 @@ class TransformersEntrant:
     """A way of calling `generate`, as an `Entrant`.
 
     Args:
-        contender: the drafter is "none", "model" (assisted generation) or "ngram" (prompt lookup).
+        contender: the drafter is "none", "draft_model" (assisted generation) or "ngram" (prompt
+            lookup).
         target: a causal language model of transformers, with a generation config of its own.
         draft: its assistant. Of its settings only those of its own generation config count.
     """
@@ -149,7 +150,7 @@ class TransformersEntrant:
         """At the start of a batch of one prompt."""
         (prompt,), (asked,) = batch, params
         more: dict[str, Any] = {}
-        if self._contender.drafter == "model":
+        if self._contender.drafter == "draft_model":
             self._draft.generation_config = self._settings
             more["assistant_model"] = self._draft
         elif self._contender.drafter == "ngram":

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..config import SamplingParams
 from ..engine import SpeculativeDecoder
-from ..metrics import SpeculationMetrics
+from ..metrics import SpeculationMetrics, Tally
 from ..records import RoundRecord
 from ..running import Run
 
@@ -37,6 +37,19 @@ class Timed:
     def tokens(self) -> tuple[int, ...]:
         """How many tokens were emitted in each batch."""
         return tuple(sum(map(len, batch)) for batch in self.token_ids)
+
+    @staticmethod
+    def of(lanes: Sequence[Racer]) -> Timed:
+        """What one way of decoding, lossless, has made of each batch."""
+        tally = Tally()
+        for lane in lanes:
+            for record in lane.records:
+                tally.add(record)
+        return Timed(
+            tuple(lane.seconds for lane in lanes),
+            tuple(lane.token_ids for lane in lanes),
+            tally.metrics(),
+        )
 
 
 def speedup(
@@ -78,25 +91,16 @@ def race(
     """Decode batches of prompts with several decoders, one round of each in turn.
 
     Args:
-        decoders: of the same models; each decodes in slots of its own.
+        decoders: of the same models, lossless; each decodes in slots of its own.
         batches: for each batch, the token ids of its prompts.
         params: of every request.
     """
-    for decoder in decoders:
-        decoder.reset_metrics()
     raced = []
     for batch in batches:
         lanes = [Lane(decoder, batch, [params] * len(batch)) for decoder in decoders]
         in_turn(lanes)
         raced.append(lanes)
-    return [
-        Timed(
-            tuple(lanes[index].seconds for lanes in raced),
-            tuple(lanes[index].token_ids for lanes in raced),
-            decoder.metrics,
-        )
-        for index, decoder in enumerate(decoders)
-    ]
+    return [Timed.of(lanes) for lanes in zip(*raced, strict=True)]
 
 
 class Racer(Protocol):

@@ -11,18 +11,17 @@ from typing import Any
 from ..errors import InvalidConfigError
 from ..loading import Pair
 from . import peers
+from .contending import PLAIN
 from .curve import forward_times
-from .entrants import PLAIN, Entrant, OutriderEntrant
+from .entrants import Entrant, OutriderEntrant
 from .matrix import Matrix, Regime
+from .progress import Report
 from .race import Racer, in_turn
 from .records import BenchResult, ForwardTime, Measurement, Prompt, Workload
 from .scores import Score
 
 WARM_UP = 8
 """Tokens that every contender decodes under a regime before it is timed."""
-
-Report = Callable[[int, int, str], None]
-"""Is told how many stretches are done, of how many, and what is being measured."""
 
 
 def run(

@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ..config import LOSSY, SamplingParams, SpeculativeConfig
-from ..drafters.hybrid import HybridDrafter
-from ..drafters.ngram import NgramDrafter
-from ..drafters.prediction import PredictionDrafter
-from ..drafters.suffix import SuffixDrafter
+from ..config import LOSSY, SamplingParams
 from ..engine import SpeculativeDecoder
 from ..errors import InvalidConfigError
-from ..protocols import DraftModel, TargetModel, Tokenizer
+from ..pairing import parts_of
+from ..protocols import CachedModel, DraftModel, TargetModel, Tokenizer
+from .contending import DRAFTERS, PLAIN, config_of, drafter_of
 from .records import Contender
 
-DRAFTERS = ("draft_model", "ngram", "suffix", "hybrid")
-WITH_MODEL = ("draft_model", "hybrid")
-LOOKUPS = ("ngram", "suffix")
 DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 SHAPES = ((2, 1, 1), (2, 2, 1, 1), (4, 2, 1, 1))
-PLAIN = Contender("outrider", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,42 +33,33 @@ class Models:
     tokenizer: Tokenizer | None = None
     dtype: str = "float32"
 
-    def drafter_of(self, name: str) -> DraftModel | None:
-        """A drafter by its name on the command line, fresh where it remembers anything."""
-        match name:
-            case "none":
-                return None
-            case "ngram":
-                return NgramDrafter()
-            case "suffix":
-                return SuffixDrafter()
-            case "hybrid" if self.drafter is not None:
-                return HybridDrafter(self.drafter, SuffixDrafter(), PredictionDrafter())
-            case "draft_model" if self.drafter is not None:
-                return self.drafter
-        raise InvalidConfigError("drafter", name, "one that needs no draft model, or a pair")
-
     def decoder(self, contender: Contender) -> SpeculativeDecoder:
         """A decoder that decodes as a contender does."""
         return SpeculativeDecoder(
             self.target,
-            self.drafter_of(contender.drafter),
+            drafter_of(contender.drafter, self.drafter),
             tokenizer=self.tokenizer,
             config=config_of(contender),
         )
 
+    def groups(self, contenders: Sequence[Contender], batch: int) -> list[list[Contender]]:
+        """Contenders that decode side by side: as many as there are slots for, beside plain.
 
-def config_of(contender: Contender) -> SpeculativeConfig:
-    """How a contender speculates; its depth is fixed if it says one."""
-    config = SpeculativeConfig(
-        num_speculative_tokens=contender.num_speculative_tokens,
-        depth="adaptive" if contender.num_speculative_tokens is None else "fixed",
-        tree_shape=contender.tree_shape,
-    )
-    if contender.verification is None:
-        return config
-    # A name that there is not is refused by the record.
-    return replace(config, verification=contender.verification)  # type: ignore[arg-type]
+        Raises:
+            InvalidConfigError: there is no room for two batches of this size.
+        """
+        parts = parts_of(self.target, self.drafter)
+        cached = [part for part in parts if isinstance(part, CachedModel)]
+        room = min((part.max_sequences for part in cached), default=None)
+        together = max(1, len(contenders)) if room is None else room // batch - 1
+        if together < 1:
+            raise InvalidConfigError(
+                "batch", batch, f"at most {(room or 0) // 2}, half the models' max_sequences"
+            )
+        return [
+            list(contenders[first : first + together])
+            for first in range(0, len(contenders), together)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +75,9 @@ class Search:
         batch: sequences decoded together.
         params: of every request, but for the temperature; every text has all of `max_tokens`.
         checks: how many of the best are run for real, the adaptive default apart.
-        verify: how many configurations of all kinds are run, to compare with their predictions.
+        verify: how many predictions are compared with a run, in all: as many of all kinds, and at
+            all temperatures alike, as the best leave over. A prediction is of a configuration at
+            one temperature.
         repeats: how often each prompt is decoded in such a run.
 
     Raises:

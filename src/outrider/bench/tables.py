@@ -15,14 +15,14 @@ from .verdicts import is_baseline, outcome, verdicts
 
 HEADINGS = (
     *("contender", "tokens/s", "speedup", "95% interval"),
-    *("length", "ceiling", "rate", "same tokens"),
+    *("length", "ceiling", "rate", "same"),
 )
 
 NOTE = (
     "tokens/s: from the request to the last token, the target's reading of the prompt aside; "
     "speedup: over Outrider's plain decoding on the same prompts; length: tokens emitted by a "
     "round that drafts; ceiling: the most that any lossless verification emits from such drafts; "
-    "rate: drafted tokens that were kept; same tokens: stretches that agree with plain decoding, "
+    "rate: drafted tokens that were kept; same: stretches whose tokens agree with plain decoding, "
     "where they have to"
 )
 
@@ -33,7 +33,7 @@ def rendered(result: BenchResult) -> RenderableType:
     """For a terminal: a table, what it means, and what is missing from it."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for place, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
+        table.add_column(heading, justify="right" if place else "left", no_wrap=place > 0)
     for where, members in _groups(result):
         table.add_row(Text(where, style="bold"))
         for found in members:

@@ -1,31 +1,33 @@
 """Which way of decoding is fastest for a pair of models on given prompts.
 
-Everything is measured once, every configuration is predicted from that (`regime`, `predict`), and
+Everything is measured once, every configuration is predicted from that (`regime`, `forecast`), and
 the best of them, with the adaptive default, are raced against plain decoding. What is recommended
 is what was measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from math import inf
 from typing import Any
 
 from ..errors import InvalidConfigError
 from ..pairing import parts_of
 from ..protocols import CachedModel
+from .contending import PLAIN
+from .forecast import Prediction, predict
+from .heat import Heat, measurement
 from .measure import Tokens, forward_times
-from .race import Timed, race, speedup
+from .progress import Report, Steps
+from .race import speedup
 from .records import Contender, ForwardTime, Measurement, Workload
-from .regime import Prediction, Regime, measure, predict, steps
-from .search import PLAIN, Models, Search, config_of
+from .regime import Regime, measure
+from .search import Models, Search
 
 WITHIN = 0.1
 """The error up to which a prediction counts as right."""
-
-Report = Callable[[int, int, str], None]
-"""Is told how many steps are done, of how many, and what is being done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,9 @@ def tune(
     checks: list[Check] = []
     partial = False
     try:
-        _measure_all(models, batches, search, report, regimes, predictions)
+        for temperature in search.temperatures:
+            regimes.append(measure(models, batches, search, temperature, report))
+            predictions += predict(models, regimes[-1], search.contenders(), report)
         _check_all(models, workload, batches, search, report, predictions, checks)
     except KeyboardInterrupt:
         partial = True
@@ -294,29 +298,6 @@ def _plain(predictions: Sequence[Prediction], temperature: float) -> float:
     )
 
 
-def _measure_all(
-    models: Models,
-    batches: list[list[Tokens]],
-    search: Search,
-    report: Report,
-    regimes: list[Regime],
-    predictions: list[Prediction],
-) -> None:
-    total = steps(models, batches, search) * len(search.temperatures)
-    count = 0
-    for temperature in search.temperatures:
-        report(count, total, f"measuring at temperature {temperature:g}")
-
-        def done(temperature: float = temperature) -> None:
-            nonlocal count
-            count += 1
-            report(count, total, f"measuring at temperature {temperature:g}")
-
-        regime = measure(models, batches, search, temperature, done)
-        regimes.append(regime)
-        predictions += predict(models, regime, search.contenders())
-
-
 def _check_all(
     models: Models,
     workload: Workload,
@@ -326,59 +307,64 @@ def _check_all(
     predictions: list[Prediction],
     checks: list[Check],
 ) -> None:
-    chosen = to_check(search, predictions)
+    """Race what is to be checked, several against one plain decoding; the most telling first."""
     known = {(found.contender, found.temperature): found for found in predictions}
-    jobs = [(contender, at) for contender in chosen for at in search.temperatures]
-    for index, (contender, temperature) in enumerate(jobs):
-        report(index, len(jobs), f"checking {contender.label} at temperature {temperature:g}")
-        # Fresh decoders: what one has learnt of these prompts is not to help the next.
-        decoders = [models.decoder(PLAIN), models.decoder(contender)]
-        raced = race(decoders, batches * search.repeats, search.sampling(temperature))
-        plain, measured = (
-            _measurement(
-                each, timed, raced[0], workload.name, temperature, search, models, len(batches)
-            )
-            for each, timed in zip((PLAIN, contender), raced, strict=True)
-        )
-        checks.append(Check(plain, measured, known.get((contender, temperature))))
-    report(len(jobs), len(jobs), "")
+    jobs = to_check(search, predictions)
+    groups = {
+        at: models.groups([contender for contender, when in jobs if when == at], search.batch)
+        for at in search.temperatures
+    }
+    rounds = zip_longest(*groups.values())
+    heats = [heat for each in rounds for heat in zip(groups, each, strict=True) if heat[1]]
+    steps = Steps(report, len(heats) * len(batches) * search.repeats, "")
+    for temperature, group in heats:
+        heat = Heat(models, [PLAIN, *group], search.sampling(temperature))
+        steps.say(f"checking {len(group)} configurations at temperature {temperature:g}")
+        try:
+            for batch in batches * search.repeats:
+                heat.run(batch)
+                steps.done()
+        finally:
+            # An interrupt leaves the batches before it.
+            if heat.batches:
+                plain, *others = heat.timed()
+                distinct = len(batches)
+                regime = (workload.name, temperature, search.batch, models.dtype, distinct)
+                baseline = measurement(PLAIN, plain, plain, *regime)
+                checks += [
+                    Check(
+                        baseline,
+                        measurement(contender, timed, plain, *regime),
+                        known.get((contender, temperature)),
+                    )
+                    for contender, timed in zip(group, others, strict=True)
+                ]
 
 
-def to_check(search: Search, predictions: Sequence[Prediction]) -> list[Contender]:
-    """The default, the best predicted, and where asked for `verify` of all kinds, evenly spread."""
+def to_check(search: Search, predictions: Sequence[Prediction]) -> list[tuple[Contender, float]]:
+    """Configurations, each with a temperature, to be run.
+
+    First the default and the best predicted, at every temperature, which a recommendation rests on.
+    Then as many others as make `search.verify` predictions in all, evenly spread over kinds and
+    temperatures.
+    """
     order = [contender for contender, _ in ranked(predictions) if not contender.plain]
-    chosen = [search.default(), *order[: search.checks]]
-    kinds = sorted(order, key=search.contenders().index)
-    if search.verify:
-        count = min(search.verify, len(kinds))
-        chosen += [kinds[index * len(kinds) // count] for index in range(count)]
-    return list(dict.fromkeys(chosen))
-
-
-def _measurement(
-    contender: Contender,
-    timed: Timed,
-    plain: Timed,
-    workload: str,
-    temperature: float,
-    search: Search,
-    models: Models,
-    distinct: int,
-) -> Measurement:
-    gain, low, high = speedup(plain.seconds, plain.tokens, timed.seconds, timed.tokens, distinct)
-    same = sum(a == b for a, b in zip(timed.token_ids, plain.token_ids, strict=True))
-    certain = temperature == 0 and not config_of(contender).lossy
-    return Measurement(
-        contender=contender,
-        workload=workload,
-        temperature=temperature,
-        batch=search.batch,
-        dtype=models.dtype,
-        seconds=timed.seconds,
-        tokens=timed.tokens,
-        metrics=timed.metrics,
-        identical=same if certain else None,
-        speedup=gain,
-        low=low,
-        high=high,
-    )
+    best, rest = order[: search.checks], order[search.checks :]
+    temperatures = search.temperatures
+    jobs = [(contender, at) for contender in (search.default(), *best) for at in temperatures]
+    others = sorted(rest, key=search.contenders().index)
+    left = max(0, search.verify - len(best) * len(temperatures))
+    for place, at in enumerate(temperatures):
+        share = left // len(temperatures) + (place < left % len(temperatures))
+        count = min(share, len(others))
+        # Each temperature begins a little further on.
+        jobs += [
+            (
+                others[
+                    (i * len(temperatures) + place) * len(others) // (count * len(temperatures))
+                ],
+                at,
+            )
+            for i in range(count)
+        ]
+    return jobs

@@ -13,6 +13,7 @@ from importlib import import_module
 
 from .. import __version__
 from ..errors import OutriderError
+from .ending import Ending, Terminated
 from .parser import Parser, one_line
 
 COMMANDS = {
@@ -32,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments after the program's name; None takes the process's own.
 
     Returns:
-        The exit status: 0, 1 if a certificate fails, 2 after an error, 130 after an interrupt.
+        The exit status: 0, 1 if a certificate fails, 2 after an error, 130 after an interrupt,
+        143 after SIGTERM where that is an interrupt.
 
     Raises:
         SystemExit: a flag is wrong (status 2), or help or the version was asked for (status 0).
@@ -48,8 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except (OutriderError, OSError) as error:
         return _fail(one_line(str(error)), 2, options.debug)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130, options.debug)
+    except KeyboardInterrupt as interrupt:
+        what = "terminated" if isinstance(interrupt, Terminated) else "interrupted"
+        return _fail(what, Ending(type(interrupt)).status, options.debug)
     return status
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable
 from itertools import product
 from typing import TYPE_CHECKING, Any, get_args
 
-from ..config import SamplingParams, SpeculativeConfig, Verification
+from ..config import SpeculativeConfig, Verification
 from ..errors import InvalidConfigError
 from . import options
+from .ending import Ending, terminable
 from .paint import wants_color
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from .models import Loaded
 
 FORMATS = ("json", "jsonl", "md", "csv")
-
-INTERRUPTED = 130
 
 USUAL: dict[str, Any] = {
     "workloads": ("code", "editing", "json", "quote", "chat", "random"),
@@ -38,7 +37,12 @@ USUAL: dict[str, Any] = {
     "repeats": 1,
     "peers": ("transformers", "llama.cpp"),
 }
-QUICK = USUAL | {"workloads": ("code", "json", "random"), "max_tokens": 48, "count": 3}
+QUICK = USUAL | {
+    "workloads": ("code", "json", "random"),
+    "depths": (None,),
+    "max_tokens": 48,
+    "count": 3,
+}
 """What is measured unless flags say otherwise, and with --quick."""
 
 
@@ -49,7 +53,7 @@ def configure(parser: ArgumentParser) -> None:
         "process, beside plain decoding (the same engine at depth 0) and other systems on the same "
         "weights. Tokens are counted from ids; end-of-text is ignored. Clocks run from the request "
         "to the last token, but for the target's reading of the prompt. --dtype takes several, "
-        "with commas between. Ctrl-C keeps what was measured."
+        "with commas between. Ctrl-C and SIGTERM keep what was measured."
     )
     parser.set_defaults(
         run=run,
@@ -82,12 +86,13 @@ def configure(parser: ArgumentParser) -> None:
         "drafters",
         str,
         "NAME,...",
-        "of model, hybrid, suffix, ngram (default: model and hybrid; without a draft the others)",
+        f"of {', '.join(options.DRAFTERS)} (default: draft_model and hybrid; without a draft the "
+        "others)",
     )
     _add_list(matrix, "--verification", "verifications", _verification, "NAME,...", "how checked")
     _add_list(matrix, "-k, --k", "depths", _depth, "K,...", "tokens drafted in a row, or adaptive")
     _add_list(matrix, "--trees", "trees", _tree, "SHAPE,...", "such as 2x2x1, children by depth")
-    _add_list(matrix, "--temps", "temperatures", _temperature, "T,...", "a regime each")
+    _add_list(matrix, "--temps", "temperatures", options.temperature, "T,...", "a regime each")
     _add_list(
         matrix,
         "--batches",
@@ -131,10 +136,14 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Measure, print the table, and write the files; 130 if it was interrupted."""
+    """Measure, print the table, and write the files; 130 or 143 if it was interrupted."""
     form = _form(args)
     settings = _settings(args)
+    with terminable() as ending:
+        return _run(args, form, settings, ending)
 
+
+def _run(args: Namespace, form: str | None, settings: Namespace, ending: Ending) -> int:
     from rich.console import Console
 
     from .bench_files import Folder
@@ -143,7 +152,7 @@ def run(args: Namespace) -> int:
     with Folder.prepared(args.out, quick=args.quick) as folder:
         result = _measure(args, settings, console)
         if not result.measurements:
-            raise KeyboardInterrupt
+            raise ending.kind
         _show(result, form, args)
         if folder is not None:
             with console.status("drawing"):
@@ -151,7 +160,7 @@ def run(args: Namespace) -> int:
             print(f"written to {folder.path}", file=sys.stderr)
     if result.partial:
         print("outrider: interrupted; this is what had been measured", file=sys.stderr)
-        return INTERRUPTED
+        return ending.status
     return 0
 
 
@@ -169,7 +178,9 @@ def _measure(args: Namespace, settings: Namespace, console: Console) -> BenchRes
     loaded = load_in(first)
     pair = _pair(loaded)
     if settings.drafters is None:
-        settings.drafters = ("suffix", "ngram") if pair.drafter is None else ("model", "hybrid")
+        settings.drafters = (
+            ("suffix", "ngram") if pair.model_drafter is None else ("draft_model", "hybrid")
+        )
     workloads = _workloads(args, settings, pair)
     dtype = str(loaded.facts["dtype"])
     matrix = _matrix(settings, (dtype, *others))
@@ -231,7 +242,15 @@ def _settings(args: Namespace) -> Namespace:
     if found.peers == ("none",):
         found.peers = ()
     found.dtypes = (None,) if args.dtype is None else tuple(args.dtype.split(","))
-    found.peer_depths = getattr(args, "peer_depths", tuple(dict.fromkeys((*found.depths, None))))
+    depths = given.get("depths", USUAL["depths"])
+    found.peer_depths = getattr(args, "peer_depths", tuple(dict.fromkeys((*depths, None))))
+    if args.compile:
+        raise InvalidConfigError(
+            "--compile",
+            True,
+            "no flag: every contender has a cache of its own to compile for; "
+            "outrider tune --compile measures compiled models",
+        )
     if args.prompts is not None and "count" in given:
         raise InvalidConfigError(
             "--prompts-per-workload", found.count, "none beside --prompts: all rows are measured"
@@ -305,24 +324,11 @@ def _add_list(
     group: Any, flags: str, name: str, parse: Callable[[str], object], metavar: str, text: str
 ) -> None:
     """A flag with several values, commas between; one that is not given is not in the result."""
-
-    def convert(given: str) -> tuple[object, ...]:
-        values = []
-        for part in given.split(","):
-            try:
-                values.append(parse(part.strip()))
-            except ValueError as error:
-                reason = error.expected if isinstance(error, InvalidConfigError) else "a number"
-                raise ArgumentTypeError(f"{part!r} is not allowed: expected {reason}") from error
-        if len(set(values)) < len(values):
-            raise ArgumentTypeError(f"{given!r} is not allowed: expected each only once")
-        return tuple(values)
-
     known = f" (default: {_default(name)})" if USUAL.get(name) else ""
     group.add_argument(
         *flags.split(", "),
         dest=name,
-        type=convert,
+        type=options.listed(parse),
         default=SUPPRESS,
         metavar=metavar,
         help=text + known,
@@ -352,12 +358,6 @@ def _tree(text: str) -> tuple[int, ...]:
         raise InvalidConfigError("trees", text, "children at each depth, such as 2x2x1")
     SpeculativeConfig(tree_shape=shape)
     return shape
-
-
-def _temperature(text: str) -> float:
-    value = float(text)
-    SamplingParams(temperature=value)
-    return value
 
 
 def _verification(text: str) -> str:

@@ -136,25 +136,20 @@ def _compile_s(pair: Pair) -> dict[str, float | None]:
     from ..models.transformers import TransformersModel
 
     seconds = {"target": pair.target.compile_s}
-    if pair.drafter is not None and isinstance(pair.drafter.model, TransformersModel):
-        seconds["draft"] = pair.drafter.model.compile_s
+    drafter = pair.model_drafter
+    if drafter is not None and isinstance(drafter.model, TransformersModel):
+        seconds["draft"] = drafter.model.compile_s
     return seconds
 
 
 def _drafter(method: str, pair: Pair) -> DraftModel | None:
-    """What proposes tokens; only what was asked for is made."""
-    if method == "none":
-        return None
-    if method == "draft_model":
-        return pair.drafter
-    from ..drafters.hybrid import HybridDrafter
-    from ..drafters.prediction import PredictionDrafter
+    """What proposes tokens."""
     from ..drafters.suffix import SuffixDrafter
 
     if method == "suffix":
         return SuffixDrafter()
-    assert pair.drafter is not None, "a method with a model is refused without one"
-    return HybridDrafter(pair.drafter, SuffixDrafter(), PredictionDrafter())
+    with_model = {"draft_model": pair.model_drafter, "hybrid": pair.drafter}
+    return with_model.get(method)
 
 
 def _size(model: Any) -> str:

@@ -22,7 +22,8 @@ from ..config import (
 from ..errors import InvalidConfigError
 from .config_file import add_config_flag
 
-METHODS = ("draft_model", "ngram", "suffix", "hybrid", "none")
+DRAFTERS = ("draft_model", "ngram", "suffix", "hybrid")
+METHODS = (*DRAFTERS, "none")
 
 _LOSSY = (
     ("lenience", "lenient", "no token becomes more than 1/X times as likely"),
@@ -272,6 +273,37 @@ def integer_from(least: int) -> Callable[[str], int]:
         return value
 
     return convert
+
+
+def listed(
+    parse: Callable[[str], object], *, once: bool = True
+) -> Callable[[str], tuple[Any, ...]]:
+    """A converter of flags to items that have commas between them.
+
+    Args:
+        parse: makes an item of its text; an InvalidConfigError says what it has to be, another
+            ValueError that it has to be a number.
+        once: whether an item may come only once.
+    """
+
+    def convert(text: str) -> tuple[Any, ...]:
+        values = []
+        for part in text.split(","):
+            try:
+                values.append(parse(part.strip()))
+            except ValueError as error:
+                reason = error.expected if isinstance(error, InvalidConfigError) else "a number"
+                raise ArgumentTypeError(f"{part!r} is not allowed: expected {reason}") from error
+        if once and len(set(values)) < len(values):
+            raise ArgumentTypeError(f"{text!r} is not allowed: expected each only once")
+        return tuple(values)
+
+    return convert
+
+
+def temperature(text: str) -> float:
+    """A temperature, for `listed`."""
+    return SamplingParams(temperature=float(text)).temperature
 
 
 def sampling_params(args: Namespace, **others: Any) -> SamplingParams:

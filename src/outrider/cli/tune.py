@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable
+from argparse import ArgumentParser, Namespace
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import SamplingParams, SpeculativeConfig
 from ..errors import InvalidConfigError
 from . import config_file, figures, options
+from .ending import Ending, terminable
 from .paint import wants_color
 from .parser import HelpFormatter
 
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from ..bench.tune import Check, TuneResult
     from .models import Loaded
 
-DRAFTERS = ("draft_model", "ngram", "suffix", "hybrid")
 SYSTEMS = ("vllm", "sglang", "llama.cpp", "transformers")
 VERIFIED = 24
-"""How many configurations `--verify-all` runs."""
+"""How many predictions `--verify-all` compares with runs."""
 
 PICTURE = "predicted-vs-measured.png"
 
@@ -92,7 +91,7 @@ def configure(parser: ArgumentParser) -> None:
         action="store_const",
         const=VERIFIED,
         default=0,
-        help=f"run {VERIFIED} configurations of all kinds, to compare with their predictions",
+        help=f"compare {VERIFIED} predictions with runs, of all kinds and temperatures alike",
     )
     options.add_output_flags(parser, "all that was measured and predicted", "the report")
     config_file.add_config_flag(
@@ -106,13 +105,13 @@ def _add_search_flags(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "--drafters",
-        type=_listed(_drafter),
+        type=options.listed(_drafter),
         metavar="NAME,...",
-        help=f"of {', '.join(DRAFTERS)} (default: all that the models allow)",
+        help=f"of {', '.join(options.DRAFTERS)} (default: all that the models allow)",
     )
     group.add_argument(
         "--verifications",
-        type=_listed(_verification),
+        type=options.listed(_verification),
         default=("block", "token"),
         metavar="NAME,...",
         help="lossless methods (default: block,token)",
@@ -120,7 +119,7 @@ def _add_search_flags(parser: ArgumentParser) -> None:
     group.add_argument(
         "--depths",
         dest="draft_depths",
-        type=_listed(options.integer_from(1)),
+        type=options.listed(options.integer_from(1)),
         metavar="K,...",
         help="tokens drafted in a row (default: 1 to 8, 12 and 16)",
     )
@@ -128,7 +127,7 @@ def _add_search_flags(parser: ArgumentParser) -> None:
     trees.add_argument(
         "--shape",
         dest="shapes",
-        type=_listed(options.integer_from(1)),
+        type=options.listed(options.integer_from(1), once=False),
         action="append",
         metavar="N,N,...",
         help="trees: children of a node at each depth; may be repeated (default: three shapes)",
@@ -165,7 +164,7 @@ def _add_sampling_flags(parser: ArgumentParser) -> None:
         "--temp",
         "--temperature",
         dest="temperatures",
-        type=_listed(_temperature),
+        type=options.listed(options.temperature),
         default=(0.0, 0.8),
         metavar="T,...",
         help="of requests; what is recommended is best over all of them (default: 0 and 0.8)",
@@ -184,12 +183,15 @@ def _add_sampling_flags(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Measure, predict, check, and print the recommendation; 130 after an interrupt."""
+    """Measure, predict, check, and print the recommendation; 130 or 143 after an interrupt."""
     _check_outputs(args)
     if args.max_tokens < 2:
         raise InvalidConfigError("--max-tokens", args.max_tokens, "an integer >= 2")
-    drafters = _drafters(args)
+    with terminable() as ending:
+        return _run(args, _drafters(args), ending)
 
+
+def _run(args: Namespace, drafters: tuple[str, ...], ending: Ending) -> int:
     from rich.console import Console
 
     from ..bench.provenance import provenance
@@ -210,7 +212,8 @@ def run(args: Namespace) -> int:
     if result.recommendation is not None:
         settings = _settings(args, result.recommendation.contender)
     document = _document(result, exports, settings)
-    _write(args, result, document, settings)
+    with console.status("writing"):
+        _write(args, result, document, settings)
     if args.json:
         print(json.dumps(document))
     else:
@@ -220,7 +223,7 @@ def run(args: Namespace) -> int:
         Screen(wants_color(args.color)).show(result, exports, saved)
     if result.partial:
         print("outrider: interrupted; what was measured until then is shown", file=sys.stderr)
-        return 130
+        return ending.status
     return 0
 
 
@@ -239,7 +242,7 @@ def _check_outputs(args: Namespace) -> None:
 def _drafters(args: Namespace) -> tuple[str, ...]:
     """Those that were asked for, or all that there are models for."""
     available = args.draft is not None or args.target == "demo"
-    possible = DRAFTERS if available else ("ngram", "suffix")
+    possible = options.DRAFTERS if available else ("ngram", "suffix")
     chosen: tuple[str, ...] = args.drafters or possible
     for name in chosen:
         if name not in possible:
@@ -408,34 +411,14 @@ def _measurement(measured: Measurement) -> dict[str, Any]:
     return contender | plain | told | timed
 
 
-def _listed(convert: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
-    """A converter of items with commas between them, each of which comes once."""
-
-    def converter(text: str) -> tuple[Any, ...]:
-        return tuple(convert(part.strip()) for part in text.split(","))
-
-    return converter
-
-
 def _drafter(name: str) -> str:
-    if name not in DRAFTERS:
-        raise ArgumentTypeError(f"{name!r} is not allowed: expected some of {', '.join(DRAFTERS)}")
+    if name not in options.DRAFTERS:
+        raise InvalidConfigError("drafters", name, f"some of {', '.join(options.DRAFTERS)}")
     return name
 
 
 def _verification(name: str) -> str:
     values: Any = name
-    try:
-        lossy = SpeculativeConfig(verification=values).lossy
-    except InvalidConfigError as error:
-        raise ArgumentTypeError(f"{name!r} is not allowed: expected {error.expected}") from error
-    if lossy:
-        raise ArgumentTypeError(f"{name!r} is not allowed: expected lossless methods")
+    if SpeculativeConfig(verification=values).lossy:
+        raise InvalidConfigError("verifications", name, "lossless methods")
     return name
-
-
-def _temperature(text: str) -> float:
-    try:
-        return SamplingParams(temperature=float(text)).temperature
-    except ValueError as error:
-        raise ArgumentTypeError(f"{text!r} is not allowed: expected numbers >= 0") from error

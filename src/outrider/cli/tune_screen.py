@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from ..bench.contending import PLAIN
 from ..bench.exports import Export
-from ..bench.search import PLAIN
 from ..bench.tune import Check, TuneResult, ranked, within
 from .screen import standard_output, table
 

@@ -17,11 +17,11 @@ from math import ceil, inf
 
 import numpy as np
 
-from ..acceptance import Acceptance, expected_tokens
+from ..acceptance import DRAWN, LIKELIEST, Acceptance, expected_tokens
 from ..records import DraftPlan, RoundRecord, SequenceState, Worth
 from .costs import COST_RATIO, Costs, Round
 from .levels import Levels, allowed
-from .sureness import Sureness, WorthAStep
+from .sureness import WorthAStep
 
 _SHARE = 0.01
 """How much of the time may go into trying whether drafting pays; as much into reading for it."""
@@ -45,11 +45,21 @@ _RARELY = 64
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What is planned for one row: the steps to take, and `Worth` of tokens that take none."""
+    """What is planned for one row.
+
+    Attributes:
+        steps: the most to take.
+        plain, token: `Worth` of tokens that take none.
+        likely: about how many are taken.
+        pace: tokens in the time of a plain forward that a step has to bring where the row's draft
+            ends by itself; 0 where it does not.
+    """
 
     steps: int
     plain: float
     token: float
+    likely: int
+    pace: float = 0.0
 
 
 class _Steps:
@@ -77,7 +87,8 @@ class AdaptiveDepth:
 
     Three kinds of rows. A request that carries `depths` is drafted as it says. A sampled request
     with a seed, whose text depends on its depths, is drafted by its own history and the cost ratio
-    alone, so that it repeats. All others share measured costs and what was learnt from each other.
+    alone, so that it repeats: where drafts end, too. All others share measured costs, what was
+    learnt from each other, and where they end.
 
     Where nothing is expected to pay, drafts of one token are tried now and then, the more rarely
     the more they cost, and sooner in a text that is new: for about 1% of the time. As much may go
@@ -112,7 +123,7 @@ class AdaptiveDepth:
         self._coupled = coupled
         self._looks_up = looks_up
         self._ends_early = ends_early and levels.chains
-        self._sureness = {greedy: Sureness(greedy=greedy) for greedy in (False, True)}
+        self._sureness = {False: DRAWN, True: LIKELIEST}
         self._steps = _Steps()
         self._costs = Costs()
         self._pooled = Acceptance()
@@ -122,6 +133,7 @@ class AdaptiveDepth:
         self._purse = 0.0
         self._price = 0.0
         self._stepped: frozenset[int] = frozenset()
+        self._planned: dict[int, int] = {}
 
     @property
     def calibrated(self) -> bool:
@@ -138,28 +150,43 @@ class AdaptiveDepth:
         for row, state in enumerate(states):
             wanted = self._levels.replayed(state)
             if self._is_local(state):
-                own = self._local_choice(state)
-                # A replay looks tokens up where the run that it repeats did.
-                choices[row] = own if wanted is None else replace(own, steps=wanted)
+                choice = self._local_choice(state)
+                if wanted is not None:
+                    # A replay looks tokens up where the run that it repeats did.
+                    choice = replace(choice, steps=wanted, likely=wanted, pace=0.0)
+                choices[row] = choice
             elif wanted is not None:
-                choices[row] = _Choice(wanted, replays, 0.0)
+                choices[row] = _Choice(wanted, replays, 0.0, wanted)
             else:
                 shared.append(row)
         steps = [
             0 if choice is None else allowed(choice.steps, state)
             for choice, state in zip(choices, states, strict=True)
         ]
+        others = max(
+            allowed(choice.likely, state) if choice else 0
+            for choice, state in zip(choices, states, strict=True)
+        )
         pace = 0.0
         if shared:
             together = [states[row] for row in shared]
-            found, pace = self._shared_choices(together, len(states), max(steps))
+            found, pace = self._shared_choices(together, len(states), others)
             for row, choice in zip(shared, found, strict=True):
                 choices[row] = choice
                 steps[row] = allowed(choice.steps, states[row])
-        keep_going = self._rule(states, shared, steps, pace) if pace else None
+        chosen = [choice for choice in choices if choice is not None]
+        keep_going = None
+        if self._ends_early:
+            paces = [
+                chosen[row].pace if steps[row] and self._is_local(state) else None
+                for row, state in enumerate(states)
+            ]
+            keep_going = self._rule(states, paces, shared if pace else [], others, pace)
+        self._planned = {
+            state.prefix.sequence_id: step for state, step in zip(states, steps, strict=True)
+        }
         if not self._looks_up:
             return self._levels.plan(steps, keep_going=keep_going)
-        chosen = [choice for choice in choices if choice is not None]
         depths = [
             steps[row]
             if self._levels.replayed(state) is not None
@@ -173,31 +200,49 @@ class AdaptiveDepth:
         return self._levels.plan(depths, steps, worth, keep_going)
 
     def _rule(
-        self, states: Sequence[SequenceState], shared: list[int], steps: list[int], pace: float
-    ) -> WorthAStep:
-        """What ends the drafts of the rows that share a depth.
+        self,
+        states: Sequence[SequenceState],
+        own_paces: Sequence[float | None],
+        shared: list[int],
+        others: int,
+        pace: float,
+    ) -> WorthAStep | None:
+        """What ends drafts; None if nothing does.
 
         Args:
             states: of all rows.
-            shared: which of them share a depth.
-            steps: how many each takes at most.
+            own_paces: of each row that ends by itself, None for one that does not. All of them are
+                asked about, so that their entropies are known whoever shares the batch.
+            shared: the rows that end together.
+            others: about how many steps the other rows take.
             pace: tokens a second that they have to bring.
         """
-        others = max((step for row, step in enumerate(steps) if row not in shared), default=0)
-        kinds = [self._sureness[state.params.greedy] for state in states]
-        rows = np.zeros(len(states), dtype=np.bool_)
-        rows[shared] = True
+        depths = range(self._levels.deepest + 2)
+        groups = np.full(len(states), -1, dtype=np.int64)
+        paces, times = list[float](), list[list[float]]()
+        if shared:
+            groups[shared] = 0
+            paces.append(pace)
+            times.append([self._seconds(len(states), max(k, others)) for k in depths])
+        for row, own in enumerate(own_paces):
+            if own is not None:
+                groups[row] = len(paces)
+                paces.append(own)
+                times.append([1 + k * self._cost_ratio for k in depths])
+        if not paces:
+            return None
+        kinds = [
+            state.acceptance.sureness
+            if self._is_local(state)
+            else self._sureness[state.params.greedy]
+            for state in states
+        ]
         return WorthAStep(
-            shared=rows,
-            chances=np.stack([kind.chances for kind in kinds]),
+            groups=groups,
+            chances=np.array([kind.chances for kind in kinds]),
             following=np.array([kind.overall for kind in kinds]),
-            seconds=np.array(
-                [
-                    self._seconds(len(states), max(k, others))
-                    for k in range(self._levels.deepest + 2)
-                ]
-            ),
-            rate=pace,
+            times=np.array(times),
+            paces=np.array(paces),
         )
 
     def observe(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
@@ -218,7 +263,8 @@ class AdaptiveDepth:
             if state.finish_reason is None and not self._is_local(state):
                 accepted, ended = record.accepted[row], record.ended[row]
                 self._pooled = self._pooled.after(depth + ended, accepted)
-                self._sureness[state.params.greedy].add(record.entropies[row], accepted)
+                kind = state.params.greedy
+                self._sureness[kind] = self._sureness[kind].after(record.entropies[row], accepted)
         self._purse += sum(
             _GRANT * min(_LONGEST, state.remaining) / rows for state in states if state.round == 1
         )
@@ -227,8 +273,13 @@ class AdaptiveDepth:
             self._since_draft += 1
             self._since_plain = 0 if width == 0 else self._since_plain + 1
             return
-        if any(record.entropies):
-            self._steps.add(steps)
+        together = [
+            taken
+            for state, taken, known in zip(states, stepped, record.entropies, strict=True)
+            if known and not self._is_local(state)
+        ]
+        if together:
+            self._steps.add(max(together))
         self._since_plain += 1
         if self._trying and self._costs.known:
             plain = self._costs.round(rows, 0, 0)
@@ -270,7 +321,8 @@ class AdaptiveDepth:
         self._since_draft = 0
         for state, depth, accepted in zip(states, record.depth, record.accepted, strict=True):
             if not self._is_local(state):
-                self._pooled = self._pooled.after(depth + 1, accepted)
+                failed = depth < self._planned.get(state.prefix.sequence_id, 0)
+                self._pooled = self._pooled.after(depth + failed, accepted)
         if self._costs.plain_known:
             plain = self._costs.round(len(states), 0, 0)
             self._spend(record.total_s / plain - sum(record.emitted) / len(states))
@@ -284,12 +336,17 @@ class AdaptiveDepth:
         rates = [tokens / (1 + k * self._cost_ratio) for k, tokens in enumerate(expected)]
         best = max(range(len(rates)), key=rates.__getitem__)
         # Forwards cost the same here, however wide.
-        choice = _Choice(best, rates[best], 0.0)
+        choice = _Choice(best, rates[best], 0.0, best)
+        if best and self._ends_early:
+            # Beyond what pays on average; where the draft is unsure it ends before.
+            most = min(self._levels.deepest, 2 * best + 1)
+            return replace(choice, steps=most, pace=rates[best])
         if best or not self._levels.deepest or self._cost_ratio >= 1:
             return choice
         pause = ceil(self._cost_ratio / _SHARE)
         # By the round, since those in which the drafter failed have no depth to be known by.
-        return replace(choice, steps=int(state.round % (pause + 1) == pause))
+        trial = int(state.round % (pause + 1) == pause)
+        return replace(choice, steps=trial, likely=trial)
 
     def _shared_choices(
         self, states: list[SequenceState], rows: int, deepest: int
@@ -322,12 +379,12 @@ class AdaptiveDepth:
             pace, best = max(rates[1], made / usual), min(most, 2 * known + 1)
         gain = pace / rates[0]
         each = pace / len(states)
-        choice = _Choice(best, each * seconds[0], each * self._token(rows))
+        choice = _Choice(best, each * seconds[0], each * self._token(rows), best)
         if gain < _MARGIN:
             each = rates[0] / len(states)
             trial = self._trial(tokens, seconds)
             self._trying = bool(trial)
-            choice = _Choice(trial, each * seconds[0], each * self._token(rows))
+            choice = _Choice(trial, each * seconds[0], each * self._token(rows), trial)
             gain, ending = 1.0, False
         elif gain < _THIN and self._since_plain >= _RARELY:
             return [replace(choice, steps=0)] * len(states), 0.0

@@ -10,18 +10,25 @@ step of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import isfinite
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..acceptance import expected_tokens
 from ..errors import InvalidConfigError
 from ..protocols import AutoregressiveModel, DraftContext, DraftModel, EndsEarly
 from ..records import DraftPlan, DraftProposal, Prefix
 from .candidate import Candidate, as_proposal
 from .merge import merged
 from .model import ModelDrafter
+from .prediction import PredictionDrafter
+from .suffix import SuffixDrafter
+
+_KEPT = 0.6
+"""How often a token of a model's is kept, where nothing is known of it."""
 
 
 @runtime_checkable
@@ -39,7 +46,8 @@ class HybridDrafter:
     """Looks tokens up, and drafts with a model where nothing worth its verification is found.
 
     With `SpeculativeConfig(depth="adaptive")` measured costs decide. With a fixed depth a candidate
-    is used where `min_expected` of its tokens are expected to be kept.
+    is used where `min_expected` of its tokens are expected to be kept, or as many as of a model's
+    draft that deep, of which each token is kept three times in five.
 
     On chains a row takes its tokens from one source. In a tree both have a place: a candidate's
     tokens are point masses beside the model's nodes, and the model drafts as deep as the rest of
@@ -53,9 +61,9 @@ class HybridDrafter:
         drafter: drafts with a model; a model is wrapped in a `ModelDrafter`.
         lookups: one or more drafters that look tokens up; of what they find the candidate is taken
             of which most is expected to be kept, from the first if two are equal.
-        min_expected: with a fixed depth, how many tokens of a candidate must be expected to be kept
-            for the model not to be asked: what the model's own drafts bring, less what their steps
-            cost. At least 0.
+        min_expected: where no costs are measured, as with a fixed depth, how many tokens of a
+            candidate must be expected to be kept for the model not to be asked: what the model's
+            own drafts bring, less what their steps cost. At least 0; None for the usual.
 
     Raises:
         InvalidConfigError: an argument is none of these.
@@ -65,7 +73,7 @@ class HybridDrafter:
         self,
         drafter: DraftModel | AutoregressiveModel,
         *lookups: Lookup,
-        min_expected: float = 1.0,
+        min_expected: float | None = None,
     ) -> None:
         model = ModelDrafter(drafter) if isinstance(drafter, AutoregressiveModel) else drafter
         if not isinstance(model, DraftModel) or model.vocab_size is None:
@@ -79,13 +87,26 @@ class HybridDrafter:
                 [type(lookup).__name__ for lookup in lookups],
                 "one or more drafters that say how sure they are, such as SuffixDrafter()",
             )
-        number = isinstance(min_expected, int | float) and not isinstance(min_expected, bool)
-        if not number or not isfinite(min_expected) or min_expected < 0:
-            raise InvalidConfigError("min_expected", min_expected, "a number >= 0")
+        if min_expected is not None:
+            number = isinstance(min_expected, int | float) and not isinstance(min_expected, bool)
+            if not number or not isfinite(min_expected) or min_expected < 0:
+                raise InvalidConfigError("min_expected", min_expected, "a number >= 0, or None")
         self.drafter: DraftModel = model
         self.lookups = lookups
-        self.min_expected = float(min_expected)
+        self.min_expected = None if min_expected is None else float(min_expected)
         self._vocab_size: int = model.vocab_size
+
+    @classmethod
+    def usual(
+        cls, drafter: DraftModel | AutoregressiveModel, suffix: SuffixDrafter | None = None
+    ) -> HybridDrafter:
+        """What drafts where nothing else is asked for: a model, suffix lookup and predictions.
+
+        Args:
+            drafter: drafts with a model.
+            suffix: looks tokens up; None makes one with its usual settings.
+        """
+        return cls(drafter, suffix or SuffixDrafter(), PredictionDrafter())
 
     @property
     def models(self) -> tuple[object, ...]:
@@ -120,13 +141,18 @@ class HybridDrafter:
         ctx.limit(steps)
         own = DraftPlan(steps, plan.levels, plan.shape, keep_going=plan.keep_going)
         drawn = self.drafter.propose(prefixes, own, ctx)
-        return merged(drawn, used) if any(map(len, used)) else drawn
+        if not any(map(len, used)):
+            return drawn
+        if plan.levels is not None and drawn.parents is None:
+            # A draft by text is a chain where a tree was asked for.
+            drawn = replace(drawn, parents=drawn.structure)
+        return merged(drawn, used)
 
     def _split(
         self, found: list[Candidate], plan: DraftPlan
     ) -> tuple[NDArray[np.int64], list[Candidate]]:
         """How deep the model drafts for each row, [B], and what is proposed beside it."""
-        steps = (plan.depth if plan.steps is None else plan.steps).copy()
+        steps = plan.model_steps.copy()
         used = []
         for row, candidate in enumerate(found):
             worth = plan.worth
@@ -134,8 +160,8 @@ class HybridDrafter:
                 plain, token = float(worth.plain[row]), float(worth.token[row])
                 alone = candidate.worthwhile(plain, token)
             else:
-                token, enough = 0.0, candidate.expected >= self.min_expected
-                alone = candidate if enough else Candidate.nothing()
+                token, least = 0.0, self._least(int(plan.depth[row]))
+                alone = candidate if candidate.expected >= least else Candidate.nothing()
             if len(alone) and (worth is not None or plan.levels is None):
                 steps[row] = 0
             elif len(alone):
@@ -146,6 +172,12 @@ class HybridDrafter:
                 alone = candidate.worthwhile(0.0, token).within(room, int(steps[row]))
             used.append(alone)
         return steps, used
+
+    def _least(self, depth: int) -> float:
+        """How many tokens have to be expected where a model may draft this many in a row."""
+        if self.min_expected is not None:
+            return self.min_expected
+        return expected_tokens([_KEPT] * depth)[depth] - 1
 
 
 def _depth_beside(nodes: int, plan: DraftPlan, row: int) -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +51,8 @@ class SuffixDrafter(LookupDrafter):
 
     It finds the longest match in the request's own prompt and output, and in the outputs of earlier
     requests: a pool, which rows whose text must repeat (seeded ones) are never shown. With numba,
-    the first one that is made on a machine takes some ten seconds, to compile.
+    the first one that is made on a machine takes some ten seconds, to compile. Threads may share
+    it.
 
     Args:
         max_match: the longest match looked for, in tokens.
@@ -117,6 +119,7 @@ class SuffixDrafter(LookupDrafter):
         self._pool = SuffixPool(max_match, max_pool_tokens) if max_pool_tokens else None
         self._requests: dict[int, _Request] = {}
         self._record = TrackRecord()
+        self._lock = Lock()
         prepare()
 
     @property
@@ -138,7 +141,8 @@ class SuffixDrafter(LookupDrafter):
         """
         ids = token_ids("tokens", tokens)
         if self._pool is not None:
-            self._pool.insert(ids)
+            with self._lock:
+                self._pool.insert(ids)
 
     def candidates(
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
@@ -157,32 +161,35 @@ class SuffixDrafter(LookupDrafter):
             strict=True,
         )
         found = []
-        for prefix, depth, budget, local, prompt_length in rows:
-            request = self._synchronised(prefix)
-            if ctx.remembers:
-                request.known, request.prompt_length = prefix, prompt_length
-            found.append(self._best(request, depth, budget, plan.levels is not None, local))
-        self._forget_requests(len(prefixes))
-        return self._record.applied(prefixes, found, ctx)
+        with self._lock:
+            for prefix, depth, budget, local, prompt_length in rows:
+                request = self._synchronised(prefix)
+                if ctx.remembers:
+                    request.known, request.prompt_length = prefix, prompt_length
+                found.append(self._best(request, depth, budget, plan.levels is not None, local))
+            self._forget_requests(len(prefixes))
+            return self._record.applied(prefixes, found, ctx)
 
     def ended(self, prefixes: Sequence[Prefix]) -> None:
         """Note what these sequences came to, the tokens of their last rounds included."""
-        for prefix in prefixes:
-            request = self._requests.get(prefix.sequence_id)
-            if request is not None and request.known is not None:
-                request.known = prefix
+        with self._lock:
+            for prefix in prefixes:
+                request = self._requests.get(prefix.sequence_id)
+                if request is not None and request.known is not None:
+                    request.known = prefix
 
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
         """Drop what is kept of these sequences; unless discarded, their outputs go to the pool.
 
         An output is known as `ended` told it, else up to the last round that was drafted for.
         """
-        for sequence_id in sequence_ids:
-            request = self._requests.pop(sequence_id, None)
-            if request is None or request.known is None or discard or self._pool is None:
-                continue
-            first = 0 if self.pool_prompts else request.prompt_length
-            self._pool.insert(request.known.tokens[first:])
+        with self._lock:
+            for sequence_id in sequence_ids:
+                request = self._requests.pop(sequence_id, None)
+                if request is None or request.known is None or discard or self._pool is None:
+                    continue
+                first = 0 if self.pool_prompts else request.prompt_length
+                self._pool.insert(request.known.tokens[first:])
 
     def _best(
         self, request: _Request, depth: int, budget: int, branches: bool, local: bool

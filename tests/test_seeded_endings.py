@@ -1,0 +1,173 @@
+"""Where the drafts of sampled requests with a seed end: by what the request's own rounds taught."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider import HybridDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
+from outrider.acceptance import DRAWN, LIKELIEST, Acceptance
+from outrider.certify import exact_law
+from outrider.certify.reference import distance, target_law
+from outrider.depth import AdaptiveDepth, Levels
+from outrider.records import Prefix, RoundRecord, SequenceState
+
+from .test_confidence import wavering
+
+TOLERANCE = 1e-12
+PROMPTS = ([1, 2, 3], [4], [0, 5, 6, 7, 2], [3, 3])
+
+
+def configured(verification: str = "block", k: int = 3, cost: float = 0.5) -> SpeculativeConfig:
+    return SpeculativeConfig(
+        num_speculative_tokens=k,
+        verification=verification,  # type: ignore[arg-type]
+        cost_ratio=cost,
+        strict=True,
+    )
+
+
+class TestSureness:
+    def test_what_was_reached_is_counted_by_class(self) -> None:
+        """Two tokens kept, the third refused, the fourth not looked at."""
+        after = DRAWN.after((0.0, 2.2, float("nan"), 0.0), 2)
+        changed = {
+            i for i, (a, b) in enumerate(zip(after.reached, DRAWN.reached, strict=True)) if a != b
+        }
+        assert changed == {0, 6, 10}
+        assert after.chances[0] > DRAWN.chances[0]
+        assert after.chances[6] > DRAWN.chances[6]
+        assert after.chances[10] < DRAWN.chances[10]
+        assert DRAWN.overall < LIKELIEST.overall < 1
+
+    def test_a_class_ends_where_the_next_begins(self) -> None:
+        after = DRAWN.after((0.05,), 0)
+        assert after.reached[0] == DRAWN.reached[0]
+        assert after.reached[1] > DRAWN.reached[1]
+
+    def test_acceptance_carries_it_where_entropies_are_told(self) -> None:
+        assert Acceptance().after(2, 1).sureness is DRAWN
+        assert Acceptance().after(2, 1, (0.1, 0.1)).sureness == DRAWN.after((0.1, 0.1), 1)
+
+
+@pytest.mark.parametrize("verification", ["block", "token"])
+@pytest.mark.parametrize("k", [2, 3])
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_the_law_where_seeded_drafts_end_early(verification: str, k: int, batch_size: int) -> None:
+    for number in range(2):
+        target, draft = wavering(3, number)
+        decoder = SpeculativeDecoder(target, draft, config=configured(verification, k))
+        params = SamplingParams(max_tokens=k + 2, stop_token_ids=(2,), seed=3)
+        found = exact_law(decoder, (0, 1), params, batch_size=batch_size)
+        assert distance(found, target_law(target, (0, 1), params)) < TOLERANCE
+
+
+def test_the_law_beside_others_and_of_a_hybrid() -> None:
+    target, draft = wavering(3, 1)
+    for drafter in (draft, HybridDrafter.usual(draft)):
+        decoder = SpeculativeDecoder(target, drafter, config=configured())
+        asked = [SamplingParams(max_tokens=9), SamplingParams(max_tokens=9, temperature=0)]
+        mates = [decoder.start([1, 0], params)[0] for params in asked]
+        params = SamplingParams(max_tokens=5, seed=1)
+        found = exact_law(decoder, (0, 1, 0), params, batch_size=3, mates=mates)
+        assert distance(found, target_law(target, (0, 1, 0), params)) < TOLERANCE
+
+
+def test_drafts_end_in_the_tests_of_exactness() -> None:
+    seen: list[tuple[int, bool]] = []
+    for number in range(2):
+        target, draft = wavering(3, number)
+        decoder = SpeculativeDecoder(
+            target,
+            draft,
+            config=configured(),
+            on_round=lambda record: seen.append((record.depth[0], record.ended[0])),
+        )
+        for seed in range(10):
+            decoder.generate([0, 1], SamplingParams(max_tokens=20, seed=seed))
+    assert {(1, True), (2, True), (3, False)} <= set(seen)
+
+
+def test_a_seed_gives_one_text_in_any_batch_and_order() -> None:
+    """Beside rows that share a depth, that are greedy, and that repeat others' depths."""
+    target, draft = wavering(9, 0)
+    asked = [
+        SamplingParams(max_tokens=40, seed=7),
+        SamplingParams(max_tokens=33),
+        SamplingParams(max_tokens=31, seed=2, temperature=0.6, top_k=4),
+        SamplingParams(max_tokens=25, temperature=0),
+    ]
+    alone = [
+        SpeculativeDecoder(target, draft, config=configured(k=6, cost=0.2)).generate(prompt, params)
+        for prompt, params in zip(PROMPTS, asked, strict=True)
+    ]
+    assert len(set(alone[0].depths)) > 2
+    decoder = SpeculativeDecoder(target, draft, config=configured(k=6, cost=0.2))
+    for order in permutations(range(4)):
+        outputs = decoder.generate([PROMPTS[i] for i in order], [asked[i] for i in order])
+        for place, i in enumerate(order):
+            if asked[i].seed is not None:
+                found = outputs[place]
+                assert (found.token_ids, found.depths) == (alone[i].token_ids, alone[i].depths)
+
+
+@pytest.mark.parametrize("verification", ["block", "token"])
+@pytest.mark.parametrize("depth", ["adaptive", "fixed", "confidence"])
+def test_seed_and_depths_replay_a_run(verification: str, depth: Any) -> None:
+    target, draft = wavering(9, 1)
+    config = configured(verification, 6, 0.2)
+    for seed in range(4):
+        params = SamplingParams(max_tokens=40, seed=seed)
+        first = SpeculativeDecoder(target, draft, config=config).generate([1, 2], params)
+        given = replace(config, depth=depth, cost_ratio=None)
+        replay = replace(params, depths=first.depths)
+        again = SpeculativeDecoder(target, draft, config=given).generate([1, 2], replay)
+        assert (again.token_ids, again.depths) == (first.token_ids, first.depths)
+
+
+def test_what_a_seeded_row_was_taught_is_not_shared() -> None:
+    """Nor does it learn of others: the rule for it is that of a policy that has seen nothing."""
+    learnt = AdaptiveDepth(Levels(4), ends_early=True)
+    fresh = AdaptiveDepth(Levels(4), ends_early=True)
+    seeded = SequenceState(Prefix(0, [1]), 1, SamplingParams(max_tokens=50, seed=1), frozenset(), 0)
+    shared = SequenceState(Prefix(1, [1]), 1, SamplingParams(max_tokens=50), frozenset(), 0)
+    record = RoundRecord(
+        sequence_ids=(0,),
+        drafted=(3,),
+        depth=(3,),
+        accepted=(0,),
+        emitted=(1,),
+        bonus=(False,),
+        ceiling=(None,),
+        first_ceiling=(None,),
+        draft_failed=False,
+        looked_up=(False,),
+        ended=(True,),
+        entropies=((0.1, 0.1, 3.0),),
+        draft_s=0.3,
+        target_s=1.0,
+        total_s=1.4,
+    )
+    after = shared.advanced([0], 3, None, shared.acceptance.after(4, 0), ())
+    for _ in range(30):
+        learnt.observe([after], replace(record, sequence_ids=(1,)))
+    own, untaught = (policy.plan([seeded]).keep_going for policy in (learnt, fresh))
+    np.testing.assert_equal(own.chances, untaught.chances)
+    np.testing.assert_equal(own.times, untaught.times)
+    np.testing.assert_equal(own.paces, untaught.paces)
+    before = fresh.plan([shared]).keep_going
+    for _ in range(30):
+        fresh.observe([replace(after, params=seeded.params)], record)
+    np.testing.assert_equal(fresh.plan([shared]).keep_going.chances, before.chances)
+
+
+def test_where_drafts_never_pay_few_are_tried_and_none_is_ended() -> None:
+    """A trial is one token; a step that costs as much as a forward is not taken."""
+    target, draft = wavering(3, 0)
+    decoder = SpeculativeDecoder(target, draft, config=configured(cost=1.0))
+    output = decoder.generate([0], SamplingParams(max_tokens=60, seed=1))
+    assert set(output.depths) == {0}
