@@ -19,9 +19,9 @@ _PARTS = {
     "attention": ("attention", 30),
     "verification": ("verification", 100),
     "parameters": ("parameters", 25),
-    "speedup": ("speedup", 2),
-    "depth": ("depth", 3),
-    "modes": ("modes", 3),
+    "speedup": ("speedup", 4),
+    "depth": ("depth", 4),
+    "modes": ("modes", 4),
     "import": ("imports", 5),
     "suffix": ("suffix", 5),
 }

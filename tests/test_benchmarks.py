@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from benchmarks import parameters
+from benchmarks import depth, modes, parameters
 from benchmarks.__main__ import main
+
+from outrider.bench.race import Timed
+from outrider.metrics import Tally
 
 
 @pytest.mark.parametrize(
@@ -64,6 +67,33 @@ def test_the_depth_benchmark(
     for name, value in {"TOKENS": 6, "DEPTHS": (1, 2), "KINDS": ("json",), "WARM_UP": 2}.items():
         monkeypatch.setattr(f"benchmarks.depth.{name}", value)
     test_a_benchmark_ends_in_one_line_of_json("depth", 1, {"rows", "tokens"}, capsys, monkeypatch)
+
+
+def test_the_adaptive_depth_stands_beside_the_fastest_fixed_one() -> None:
+    """Of made-up times: k = 2 is fastest, and the adaptive depth takes 5/4 of its time."""
+    nothing = Tally().metrics()
+
+    def timed(*seconds: float) -> Timed:
+        return Timed(seconds, tuple(((0,) * 10,) for _ in seconds), nothing)
+
+    found = {"k=1": timed(5.0, 5.0), "k=2": timed(4.0, 4.0), "adaptive": timed(5.0, 5.0)}
+    row = depth._row(timed(10.0, 10.0), found)
+    assert row["best"] == "k=2"
+    assert row["speedup"] == {"k=1": 2.0, "k=2": 2.5, "adaptive": 2.0}
+    assert row["over_best"] == pytest.approx(0.8)
+
+
+def test_the_faster_mode_of_each_side_is_compared() -> None:
+    """Of made-up times: plain decoding is faster eagerly, speculation compiled."""
+    nothing = Tally().metrics()
+    seconds = {"plain eager": 8.0, "default eager": 6.0, "plain compiled": 9.0}
+    found = {
+        name: Timed((took, took), (((0,) * 10,),) * 2, nothing)
+        for name, took in (seconds | {"default compiled": 4.0}).items()
+    }
+    row = modes._row(found)
+    assert (row["plain"], row["default"]) == ("plain eager", "default compiled")
+    assert row["best_over_best"] == pytest.approx(2.0)
 
 
 def test_the_benchmark_of_modes(

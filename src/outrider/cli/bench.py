@@ -40,7 +40,7 @@ USUAL: dict[str, Any] = {
 QUICK = USUAL | {
     "workloads": ("code", "json", "random"),
     "depths": (None,),
-    "max_tokens": 48,
+    "max_tokens": 64,
     "count": 3,
 }
 """What is measured unless flags say otherwise, and with --quick."""
