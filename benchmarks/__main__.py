@@ -17,6 +17,7 @@ _PARTS = {
     "overhead": ("overhead", 150),
     "drafting": ("drafting", 150),
     "attention": ("attention", 30),
+    "products": ("products", 30),
     "verification": ("verification", 100),
     "parameters": ("parameters", 25),
     "speedup": ("speedup", 4),

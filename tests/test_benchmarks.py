@@ -18,6 +18,7 @@ from outrider.metrics import Tally
         ("overhead", 3, {"k", "rows"}),
         ("drafting", 1, {"k", "rows"}),
         ("attention", 1, set()),
+        ("products", 1, {"rows"}),
         ("import", 1, set()),
         ("verification", 1, {"k", "rows"}),
         ("parameters", 1, {"k", "rows"}),

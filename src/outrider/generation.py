@@ -23,6 +23,7 @@ from .drafters.model import ModelDrafter
 from .engine import SpeculativeDecoder
 from .errors import InvalidConfigError
 from .given_processors import custom_processors, of_row
+from .models import products
 from .models.transformers import TransformersModel
 from .protocols import DepthPolicy, DraftModel
 from .running import Run
@@ -120,7 +121,7 @@ def generate_with(
 
 
 class _Loan:
-    """A model's adapter, with the model's attention and mode given back after each use."""
+    """A model's adapter, with the model as it was after each use: attention, products, mode."""
 
     def __init__(self, max_sequences: int) -> None:
         self._max_sequences = max_sequences
@@ -132,6 +133,7 @@ class _Loan:
     def of(self, hf_model: PreTrainedModel) -> Iterator[TransformersModel]:
         """The adapter of a model, the last one if it still fits."""
         attention, training = hf_model.config._attn_implementation, hf_model.training
+        few_rows = products.installed(hf_model)
         wanted = (hf_model, hf_model.device, hf_model.dtype)
         try:
             if self._adapter is None or self._made_for != wanted:
@@ -141,9 +143,12 @@ class _Loan:
             else:
                 hf_model.eval()
                 hf_model.set_attn_implementation(self._attention)
+                products.install(hf_model)
             yield self._adapter
         finally:
             hf_model.set_attn_implementation(attention)
+            if not few_rows:
+                products.remove(hf_model)
             hf_model.train(training)
 
 

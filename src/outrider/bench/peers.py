@@ -24,6 +24,7 @@ from ..config import SamplingParams
 from ..drafters.model import ModelDrafter
 from ..errors import InvalidConfigError
 from ..loading import Pair
+from ..models import products
 from ..models.transformers import TransformersModel
 from . import llama
 from .entrants import Entrant
@@ -106,10 +107,11 @@ def _of_transformers(
 
 
 def twin(hf_model: Any) -> Any:
-    """A model over the same weights, with transformers' own attention and settings of its own."""
+    """A model over the same weights, with transformers' own forward and settings of its own."""
     shared = [*hf_model.parameters(), *hf_model.buffers()]
     model = copy.deepcopy(hf_model, {id(tensor): tensor for tensor in shared})
     model.set_attn_implementation("sdpa")
+    products.remove(model)
     model.generation_config = GenerationConfig()
     return model
 

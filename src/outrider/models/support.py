@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache
 
 from ..errors import ModelError
-from . import attention
+from . import attention, products
 from .slots import LayerShape
 
 _ATTENTION_KINDS = ("full_attention", "sliding_attention")
@@ -57,6 +57,7 @@ def inspect_architecture(hf_model: Any) -> Architecture:
     packed = bool(hf_model._supports_attention_backend)
     attention.register()
     hf_model.set_attn_implementation(attention.NAME if packed else "sdpa")
+    products.install(hf_model)
     device = hf_model.device
     cache = DynamicCache()
     try:
