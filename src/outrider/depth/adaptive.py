@@ -379,12 +379,13 @@ class AdaptiveDepth:
             pace, best = max(rates[1], made / usual), min(most, 2 * known + 1)
         gain = pace / rates[0]
         each = pace / len(states)
-        choice = _Choice(best, each * seconds[0], each * self._token(rows), best)
+        bare, token = self._looked_up(rows, seconds[0])
+        choice = _Choice(best, each * bare, each * token, best)
         if gain < _MARGIN:
             each = rates[0] / len(states)
             trial = self._trial(tokens, seconds)
             self._trying = bool(trial)
-            choice = _Choice(trial, each * seconds[0], each * self._token(rows), trial)
+            choice = _Choice(trial, each * bare, each * token, trial)
             gain, ending = 1.0, False
         elif gain < _THIN and self._since_plain >= _RARELY:
             return [replace(choice, steps=0)] * len(states), 0.0
@@ -422,12 +423,16 @@ class AdaptiveDepth:
         """Whether drafts that are always kept would be worth their time."""
         return any((k + 1) * seconds[0] > _MARGIN * took for k, took in enumerate(seconds) if k)
 
-    def _token(self, rows: int) -> float:
-        """Of one more token in each row of a forward, in the unit of `_seconds`."""
-        plain = self._costs.target(rows, 0)
-        more = self._costs.target(rows, 1) - plain
+    def _looked_up(self, rows: int, plain: float) -> tuple[float, float]:
+        """Of a round with looked-up tokens but for them, and of one more such token in each row.
+
+        In the unit of `_seconds`, in which a plain round takes `plain`.
+        """
+        token = self._costs.token(rows)
+        if self._costs.known:
+            return self._costs.bare(rows), token
         # No step of a model is ever measured where tokens are only looked up.
-        return more if self._costs.known else more / max(plain, 1e-9)
+        return plain, token / max(self._costs.target(rows, 0), 1e-9)
 
     def _seconds(self, rows: int, depth: float) -> float:
         """Of a round, or where none was measured, in plain forwards."""

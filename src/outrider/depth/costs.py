@@ -20,6 +20,10 @@ _SIZES = 12
 _FADING = 0.97
 """What a size weighs beside one measured a round later."""
 
+_APART = 0.2
+"""By how much forwards of one token a row have to differ from a line through the wider ones, to
+count as a kind of their own: noise of 10% in each time hardly ever makes as much of it."""
+
 _LEAST = 1e-9
 """Seconds of a round at least: a clock may stand still."""
 
@@ -51,6 +55,10 @@ class Line:
     def slope(self) -> float:
         """What one more of x costs."""
         return self._slope
+
+    def measured(self, x: float) -> bool:
+        """Whether anything is remembered of this x."""
+        return x in self._points
 
     def add(self, x: float, y: float) -> None:
         """Count a measurement."""
@@ -112,12 +120,16 @@ class Round:
 class Costs:
     """Seconds of a round, from the rounds so far.
 
-    The target's forward is a line in the tokens it is given, all rows together; drafting a line in
-    its steps; the rest of a round a mean, one for plain rounds and one for those that draft.
+    The target's forward is a line in the tokens it is given, all rows together. Where forwards of
+    one token a row are clearly off that line, since products with a vector are made otherwise than
+    those with a matrix, they have a line of their own. Drafting is a line in its steps; the rest of
+    a round a mean, one for plain rounds and one for those that draft.
     """
 
     def __init__(self) -> None:
         self._target = Line()
+        self._plain = Line()
+        self._wide = Line()
         self._draft = Line()
         self._plain_rest = Line()
         self._draft_rest = Line()
@@ -135,7 +147,9 @@ class Costs:
     def add(self, seen: Round) -> None:
         """Count a round, without what a prompt or a backlog took: nobody's usual cost."""
         if not seen.fresh:
-            self._target.add(seen.rows * (seen.width + 1), seen.target_s)
+            tokens = seen.rows * (seen.width + 1)
+            self._target.add(tokens, seen.target_s)
+            (self._wide if seen.width else self._plain).add(tokens, seen.target_s)
             rest = self._draft_rest if seen.width else self._plain_rest
             rest.add(0.0, seen.other_s)
         if seen.steps and not seen.behind:
@@ -143,7 +157,25 @@ class Costs:
 
     def target(self, rows: int, width: float) -> float:
         """Seconds of a forward over `rows` prefixes with `width` drafted tokens each."""
-        return self._target.at(rows * (width + 1))
+        return self._forward(rows, width > 0).at(rows * (width + 1))
+
+    def token(self, rows: int) -> float:
+        """Seconds that one more drafted token in each of `rows` rows takes the target."""
+        return rows * self._forward(rows, True).slope
+
+    def bare(self, rows: int) -> float:
+        """Seconds of a round with looked-up tokens, but for those tokens."""
+        return max(self.round(rows, 1, 0) - self.token(rows), _LEAST)
+
+    def _forward(self, rows: int, drafting: bool) -> Line:
+        """What forwards of so many sequences are like."""
+        plain, wide = self._plain, self._wide
+        if not plain.measured(rows) or not wide.known:
+            return self._target
+        beside = wide.at(rows)
+        if abs(plain.at(rows) - beside) <= _APART * beside:
+            return self._target
+        return wide if drafting else plain
 
     def draft(self, steps: float) -> float:
         """Seconds of drafting `steps` tokens in a row."""

@@ -1,8 +1,9 @@
 """Products of a few rows with a weight matrix, the other way round.
 
-A round's forward multiplies 2 to 9 rows with every weight matrix of the model. BLAS libraries are
-made for many rows or for one: for a few, `x W^T` takes a CPU twice as long as `(W x^T)^T`, the same
-products in another order (`python -m benchmarks products` shows it for the machine it runs on).
+A forward multiplies 1 row with every weight matrix where nothing is drafted, and 2 to 9 where
+something is. BLAS libraries are made for many: for a few, `x W^T` takes a CPU twice as long as
+`(W x^T)^T`, the same products in another order, and one row is slower than two equal ones, which
+several threads can share (`python -m benchmarks products` times both on the machine it runs on).
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-FEWEST, MOST = 2, 8
-"""For how many rows the other way is taken."""
+MOST = 8
+"""For up to how many rows the other way is taken."""
 
 
 class FewRows(nn.Linear):
@@ -27,16 +28,16 @@ class FewRows(nn.Linear):
         What is compiled takes the usual way: its number of rows is a symbol.
         """
         rows = input.numel() // max(1, input.shape[-1])
-        few = FEWEST <= rows <= MOST and input.is_cpu and input.dtype == torch.float32
+        few = 1 <= rows <= MOST and input.is_cpu and input.dtype == torch.float32
         if not few or torch.compiler.is_compiling():
             return linear(input, self.weight, self.bias)
-        columns = input.reshape(rows, -1).T
+        columns = input.reshape(rows, -1).T if rows > 1 else input.reshape(1, -1).repeat(2, 1).T
         bias: Tensor | None = self.bias
         if bias is None:
             product = torch.mm(self.weight, columns)
         else:
             product = torch.addmm(bias[:, None], self.weight, columns)
-        return product.T.contiguous().view(*input.shape[:-1], -1)
+        return product[:, :rows].T.contiguous().view(*input.shape[:-1], -1)
 
 
 def install(model: nn.Module) -> None:
