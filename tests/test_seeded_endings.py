@@ -14,7 +14,9 @@ from outrider.acceptance import DRAWN, LIKELIEST, Acceptance
 from outrider.certify import exact_law
 from outrider.certify.reference import distance, target_law
 from outrider.depth import AdaptiveDepth, Levels
-from outrider.records import Prefix, RoundRecord, SequenceState
+from outrider.drafters.model import ModelDrafter
+from outrider.protocols import DraftContext
+from outrider.records import DraftPlan, DraftProposal, Prefix, RoundRecord, SequenceState
 
 from .test_confidence import wavering
 
@@ -127,6 +129,80 @@ def test_seed_and_depths_replay_a_run(verification: str, depth: Any) -> None:
         replay = replace(params, depths=first.depths)
         again = SpeculativeDecoder(target, draft, config=given).generate([1, 2], replay)
         assert (again.token_ids, again.depths) == (first.token_ids, first.depths)
+
+
+def lived(
+    decoder: SpeculativeDecoder, prompt: list[int], params: SamplingParams
+) -> list[tuple[SequenceState, RoundRecord]]:
+    """A request's state after each of its rounds, and what the round did."""
+    batch = decoder.pack(decoder.start(prompt, params))
+    rounds = []
+    while not rounds or rounds[-1][0].finish_reason is None:
+        step = decoder.step(batch)
+        batch = step.batch
+        rounds.append((batch.states[0], step.record))
+    decoder.release(batch.states)
+    return rounds
+
+
+def usual(target: Any, draft: Any, config: SpeculativeConfig) -> SpeculativeDecoder:
+    return SpeculativeDecoder(target, HybridDrafter.usual(draft), config=config)
+
+
+def test_no_source_drafts_more_than_depths_ask() -> None:
+    target, draft = wavering(9, 1)
+    for depths in ((0,) * 99, (2,) * 99):
+        params = SamplingParams(max_tokens=60, seed=0, temperature=0.4, depths=depths)
+        rounds = lived(usual(target, draft, configured(k=6)), [1, 2, 3, 4] * 3, params)
+        assert max(record.depth[0] for _, record in rounds) == depths[0]
+
+
+@pytest.mark.parametrize(
+    "shape", [{}, {"tree_shape": (2, 2, 1)}, {"tree_budget": 7}], ids=["chain", "shape", "budget"]
+)
+def test_a_replay_of_a_hybrid_learns_what_the_run_learnt(shape: dict[str, Any]) -> None:
+    """After every round: what is looked up rests on it."""
+    target, draft = wavering(9, 1)
+    config = replace(configured(k=6, cost=0.1), **shape)
+    seen = set()
+    prompt = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
+    for seed in range(6):
+        params = SamplingParams(max_tokens=80, seed=seed, temperature=0.4)
+        first = lived(usual(target, draft, config), prompt, params)
+        params = replace(params, depths=first[-1][0].depths)
+        again = lived(usual(target, draft, config), prompt, params)
+        for (before, record), (after, repeated) in zip(first, again, strict=True):
+            assert after.output_ids == before.output_ids
+            assert after.acceptance == before.acceptance
+            assert repeated.looked_up == record.looked_up
+            assert repeated.drafted == record.drafted
+            seen.add((record.looked_up[0], record.ended[0]))
+    assert seen >= {(True, False), (False, False), (False, not shape)}
+
+
+@pytest.mark.filterwarnings("ignore:the drafter failed")
+def test_a_replay_learns_of_failures_as_well() -> None:
+    class Failing(ModelDrafter):
+        """Fails before or after a token, if others come before it that make it."""
+
+        def propose(self, prefixes: Any, plan: DraftPlan, ctx: DraftContext) -> DraftProposal:
+            if prefixes[0].tokens[-1] == 3:
+                raise ValueError("never after a 3")
+            proposal = super().propose(prefixes, plan, ctx)
+            if prefixes[0].tokens[-1] == 5:
+                raise ValueError("never again after a 5")
+            return proposal
+
+    target, draft = wavering(9, 1)
+    config = replace(configured(k=6, cost=0.1), strict=False)
+    params = SamplingParams(max_tokens=80, seed=2)
+    first = lived(SpeculativeDecoder(target, Failing(draft), config=config), [1, 2], params)
+    failed = {record.depth[0] for _, record in first if record.draft_failed}
+    assert min(failed) == 0 < max(failed)
+    params = replace(params, depths=first[-1][0].depths)
+    again = lived(SpeculativeDecoder(target, Failing(draft), config=config), [1, 2], params)
+    for (before, _), (after, _) in zip(first, again, strict=True):
+        assert (after.output_ids, after.acceptance) == (before.output_ids, before.acceptance)
 
 
 def test_what_a_seeded_row_was_taught_is_not_shared() -> None:

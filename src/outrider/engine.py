@@ -228,7 +228,7 @@ class SpeculativeDecoder:
             check_witnesses(proposal, witness, context.witnesses, rows, ids)
         draft_s, target_s = watch.spans()[-2:]
         looked_up, ended, entropies = proposal.stepless, context.ended, context.entropies
-        local, planned = context.local, plan.model_steps
+        local, planned, repeats = context.local, plan.model_steps, plan.repeated
         states, emitted, accepted = [], [], []
         for index, (state, row) in enumerate(zip(batch.states, rows, strict=True)):
             tokens, reason = until_stop(state, [*row.path, row.token], self.tokenizer)
@@ -236,7 +236,7 @@ class SpeculativeDecoder:
             if self.policy.learns and not looked_up[index]:
                 # What the drafter failed at, or was not sure of, counts as drafted and refused.
                 failed = failure is not None and row.depth < planned[index]
-                seen = row.depth + (failed or ended[index])
+                seen = row.depth + (failed or ended[index] or bool(row.depth < repeats[index]))
                 known = known.after(seen, len(row.path), entropies[index] if local[index] else ())
             own = () if shaper is None else shaper.processors(index, row.path)
             states.append(state.advanced(tokens, row.depth, reason, known, own))

@@ -147,12 +147,14 @@ class AdaptiveDepth:
         shared = []
         # Until a step of a model has been measured, depths that are asked for are to show one.
         replays = 0.0 if self._costs.known else inf
+        repeats = [-1] * len(states)
         for row, state in enumerate(states):
             wanted = self._levels.replayed(state)
             if self._is_local(state):
                 choice = self._local_choice(state)
                 if wanted is not None:
-                    # A replay looks tokens up where the run that it repeats did.
+                    # A replay looks tokens up, and learns, as the run that it repeats did.
+                    repeats[row] = allowed(choice.steps if self._ends_early else wanted, state)
                     choice = replace(choice, steps=wanted, likely=wanted, pace=0.0)
                 choices[row] = choice
             elif wanted is not None:
@@ -185,19 +187,20 @@ class AdaptiveDepth:
         self._planned = {
             state.prefix.sequence_id: step for state, step in zip(states, steps, strict=True)
         }
+        own = repeats if max(repeats) >= 0 else None
         if not self._looks_up:
-            return self._levels.plan(steps, keep_going=keep_going)
+            return self._levels.plan(steps, keep_going=keep_going, repeats=own)
         depths = [
             steps[row]
-            if self._levels.replayed(state) is not None
-            else allowed(self._levels.deepest, state)
+            if self._levels.replayed(state) is not None and not self._is_local(state)
+            else max(steps[row], allowed(self._levels.deepest, state))
             for row, state in enumerate(states)
         ]
         worth = Worth(
             np.array([choice.plain for choice in chosen]),
             np.array([choice.token for choice in chosen]),
         )
-        return self._levels.plan(depths, steps, worth, keep_going)
+        return self._levels.plan(depths, steps, worth, keep_going, own)
 
     def _rule(
         self,

@@ -55,11 +55,13 @@ class Levels:
         steps: list[int] | None = None,
         worth: Worth | None = None,
         keep_going: KeepGoing | None = None,
+        repeats: list[int] | None = None,
     ) -> DraftPlan:
         """A plan for these depths; see `DraftPlan`."""
         taken = None if steps is None else np.array(steps, dtype=np.int64)
         depth = np.array(depths, dtype=np.int64)
-        return DraftPlan(depth, self._levels, self._shape, taken, worth, keep_going)
+        own = None if repeats is None else np.array(repeats, dtype=np.int64)
+        return DraftPlan(depth, self._levels, self._shape, taken, worth, keep_going, own)
 
     def replayed(self, state: SequenceState) -> int | None:
         """The depth that a request's own `depths` ask for in its next round, if they do."""

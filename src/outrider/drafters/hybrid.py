@@ -21,7 +21,7 @@ from ..acceptance import expected_tokens
 from ..errors import InvalidConfigError
 from ..protocols import AutoregressiveModel, DraftContext, DraftModel, EndsEarly
 from ..records import DraftPlan, DraftProposal, Prefix
-from .candidate import Candidate, as_proposal
+from .candidate import Candidate, as_asked, as_proposal
 from .merge import merged
 from .model import ModelDrafter
 from .prediction import PredictionDrafter
@@ -158,7 +158,7 @@ class HybridDrafter:
             worth = plan.worth
             if worth is not None:
                 plain, token = float(worth.plain[row]), float(worth.token[row])
-                alone = candidate.worthwhile(plain, token)
+                alone = as_asked(candidate.worthwhile(plain, token), plan, row)
             else:
                 token, least = 0.0, self._least(int(plan.depth[row]))
                 alone = candidate if candidate.expected >= least else Candidate.nothing()
