@@ -205,6 +205,33 @@ def test_a_replay_learns_of_failures_as_well() -> None:
         assert (after.output_ids, after.acceptance) == (before.output_ids, before.acceptance)
 
 
+def test_depths_of_a_larger_draft_are_replayed_beside_others() -> None:
+    """Deeper than any draft of the decoder that replays them, alone and in a batch."""
+    target, draft = wavering(9, 1)
+    params = SamplingParams(max_tokens=60, seed=3, temperature=0.4)
+    large = SpeculativeDecoder(target, draft, config=configured(k=12, cost=0.02))
+    first = large.generate([1, 2], params)
+    assert max(first.depths) > 6
+    replay = replace(params, depths=first.depths)
+    small = configured(k=4, cost=0.2)
+    for mates in ([], [SamplingParams(max_tokens=40, seed=1), SamplingParams(max_tokens=40)]):
+        decoder = SpeculativeDecoder(target, draft, config=small)
+        outputs = decoder.generate([[1, 2], *PROMPTS[: len(mates)]], [replay, *mates])
+        assert (outputs[0].token_ids, outputs[0].depths) == (first.token_ids, first.depths)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_mates_depths_do_not_disturb_a_batch(temperature: float) -> None:
+    target, draft = wavering(9, 0)
+    asked = SamplingParams(max_tokens=40, seed=7)
+    alone = SpeculativeDecoder(target, draft, config=configured(k=4)).generate([1, 2, 3], asked)
+    mate = SamplingParams(max_tokens=60, depths=(20, 0, 9), temperature=temperature)
+    decoder = SpeculativeDecoder(target, draft, config=configured(k=4))
+    together, other = decoder.generate([[1, 2, 3], [4]], [asked, mate])
+    assert (together.token_ids, together.depths) == (alone.token_ids, alone.depths)
+    assert other.depths[:3] == (20, 0, 9)
+
+
 def test_what_a_seeded_row_was_taught_is_not_shared() -> None:
     """Nor does it learn of others: the rule for it is that of a policy that has seen nothing."""
     learnt = AdaptiveDepth(Levels(4), ends_early=True)

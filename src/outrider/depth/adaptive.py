@@ -183,7 +183,7 @@ class AdaptiveDepth:
                 chosen[row].pace if steps[row] and self._is_local(state) else None
                 for row, state in enumerate(states)
             ]
-            keep_going = self._rule(states, paces, shared if pace else [], others, pace)
+            keep_going = self._rule(states, paces, shared if pace else [], others, pace, max(steps))
         self._planned = {
             state.prefix.sequence_id: step for state, step in zip(states, steps, strict=True)
         }
@@ -209,6 +209,7 @@ class AdaptiveDepth:
         shared: list[int],
         others: int,
         pace: float,
+        most: int,
     ) -> WorthAStep | None:
         """What ends drafts; None if nothing does.
 
@@ -219,8 +220,9 @@ class AdaptiveDepth:
             shared: the rows that end together.
             others: about how many steps the other rows take.
             pace: tokens a second that they have to bring.
+            most: the most steps of any row, which `depths` may ask for.
         """
-        depths = range(self._levels.deepest + 2)
+        depths = range(max(most, self._levels.deepest) + 1)
         groups = np.full(len(states), -1, dtype=np.int64)
         paces, times = list[float](), list[list[float]]()
         if shared:
