@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from outrider import HybridDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
 from outrider.acceptance import DRAWN, LIKELIEST, Acceptance
 from outrider.certify import exact_law
 from outrider.certify.reference import distance, target_law
+from outrider.context import RoundContext
 from outrider.depth import AdaptiveDepth, Levels
 from outrider.drafters.model import ModelDrafter
+from outrider.models.tabular import TabularModel
 from outrider.protocols import DraftContext
 from outrider.records import DraftPlan, DraftProposal, Prefix, RoundRecord, SequenceState
 
@@ -274,3 +277,23 @@ def test_where_drafts_never_pay_few_are_tried_and_none_is_ended() -> None:
     decoder = SpeculativeDecoder(target, draft, config=configured(cost=1.0))
     output = decoder.generate([0], SamplingParams(max_tokens=60, seed=1))
     assert set(output.depths) == {0}
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_entropies_are_summed_in_float64(rows: int) -> None:
+    """A float32 sum of a long row comes out otherwise in another batch, by the last bits."""
+    size = 20_000
+    logits = 3 * torch.randn(rows, size, generator=torch.Generator().manual_seed(0))
+    model = TabularModel(lambda prefix: np.full(size, 1 / size), size)
+    decoder = SpeculativeDecoder(model, model, config=configured())
+    batch = decoder.pack([decoder.start([1], SamplingParams(seed=i))[0] for i in range(rows)])
+    plan = decoder.policy.plan(batch.states)
+    draws = batch.draws(decoder.chance, plan.width, None, coupled=False)
+    context = RoundContext(batch, draws, plan, batch.device, decoder.config)
+    probs = context.law(logits).probs
+    context.settle()
+    assert probs is not None
+    assert probs.dtype == torch.float32
+    expected = torch.special.entr(probs).double().numpy().sum(-1)
+    found = [row[0] for row in context.told.entropies]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)

@@ -126,8 +126,9 @@ class RoundContext:
                 # An atom says nothing of how sure the draft is.
                 laws, _ = sampling.laws(logits, self._ranking)
             assert laws.probs is not None
-            entropies = torch.special.entr(laws.probs).sum(-1)
-            self._entropies.append(entropies.double().cpu().numpy())
+            # How a float32 sum rounds depends on how rows are shared out among threads.
+            entropies = torch.special.entr(laws.probs).sum(-1, dtype=torch.float64)
+            self._entropies.append(entropies.cpu().numpy())
             drawn = len(self._entropies)
             drafting = self._depth > drawn
             if drafting.any():
