@@ -14,7 +14,7 @@ from outrider.acceptance import Acceptance, expected_tokens
 from outrider.calibration import DEPTHS
 from outrider.certify import exact_law
 from outrider.depth import AdaptiveDepth, FixedDepth, Levels
-from outrider.depth.costs import Line
+from outrider.depth.costs import Costs, Line, Round
 from outrider.depth.sureness import WorthAStep
 from outrider.models.tabular import TabularModel
 from outrider.protocols import DepthPolicy
@@ -581,3 +581,20 @@ def test_a_failed_round_counts_against_the_rows_that_were_to_draft_alone() -> No
     }
     policy.observe(after[:1], replace(failed, **alone))
     assert policy._pooled == Acceptance().after(1, 0)
+
+
+def test_looking_tokens_up_is_counted_where_no_step_is_taken() -> None:
+    """In vain before a plain round, or for use; drafts of a model have it in their own time."""
+
+    def seen(width: int, steps: int, draft_s: float, *, fresh: bool = False) -> Round:
+        return Round(2, width, steps, fresh, False, draft_s, 1.0 + width, 0.25)
+
+    costs = Costs()
+    costs.add(seen(0, 0, 9.0, fresh=True))
+    for _ in range(3):
+        costs.add(seen(0, 0, 0.5))
+        costs.add(seen(3, 0, 0.5))
+        costs.add(seen(3, 3, 2.0))
+    assert costs.round(2, 0, 0) == pytest.approx(1.0 + 0.5 + 0.25)
+    assert costs.round(2, 3, 0) == pytest.approx(4.0 + 0.5 + 0.25)
+    assert costs.round(2, 3, 3) == pytest.approx(4.0 + 2.0 + 0.25)
