@@ -183,6 +183,26 @@ def test_a_replay_of_a_hybrid_learns_what_the_run_learnt(shape: dict[str, Any]) 
     assert seen >= {(True, False), (False, False), (False, not shape)}
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"depth": "confidence"}, {"depth": "fixed"}, {"depth": "fixed", "tree_budget": 7}],
+    ids=str,
+)
+def test_a_replay_of_a_hybrid_chooses_as_the_run_chose(settings: dict[str, Any]) -> None:
+    """Between its sources, by what a draft as deep as planned was to bring."""
+    target, draft = wavering(9, 1)
+    config = SpeculativeConfig(num_speculative_tokens=5, strict=True, **settings)
+    for seed in range(12):
+        params = SamplingParams(max_tokens=80, seed=seed, temperature=0.4)
+        first = usual(target, draft, config).generate([1, 2, 3, 4, 1, 2, 3, 4], params)
+        replay = replace(params, depths=first.depths)
+        again = usual(target, draft, config).generate([1, 2, 3, 4, 1, 2, 3, 4], replay)
+        assert (again.token_ids, again.depths) == (first.token_ids, first.depths)
+    params = SamplingParams(max_tokens=60, seed=0, temperature=0.4, depths=(1,) * 99)
+    rounds = lived(usual(target, draft, config), [1, 2, 3, 4] * 3, params)
+    assert max(record.depth[0] for _, record in rounds) == 1
+
+
 @pytest.mark.filterwarnings("ignore:the drafter failed")
 def test_a_replay_learns_of_failures_as_well() -> None:
     class Failing(ModelDrafter):

@@ -157,7 +157,7 @@ def worth_verifying(candidates: Sequence[Candidate], plan: DraftPlan) -> list[Ca
     a plain round brings one token, and everything is counted in those.
     """
     if plan.worth is None:
-        return list(candidates)
+        return [as_asked(candidate, plan, row) for row, candidate in enumerate(candidates)]
     asked = zip(candidates, plan.worth.plain.tolist(), plan.worth.token.tolist(), strict=True)
     return [
         as_asked(candidate.worthwhile(min(plain, 1.0), token / max(plain, 1.0)), plan, row)

@@ -162,10 +162,11 @@ class HybridDrafter:
             else:
                 token, least = 0.0, self._least(int(plan.depth[row]))
                 alone = candidate if candidate.expected >= least else Candidate.nothing()
+                alone = as_asked(alone, plan, row)
             if len(alone) and (worth is not None or plan.levels is None):
                 steps[row] = 0
             elif len(alone):
-                steps[row] = _depth_beside(len(alone), plan, row)
+                steps[row] = min(int(steps[row]), _depth_beside(len(alone), plan, row))
             elif worth is not None and plan.levels is not None and steps[row]:
                 # A tree as deep as the model's, so that what is learnt of its depths stays true.
                 room = int(plan.lengths[row]) - sum(plan.levels[: steps[row]])
