@@ -14,7 +14,7 @@ from outrider.acceptance import Acceptance, expected_tokens
 from outrider.calibration import DEPTHS
 from outrider.certify import exact_law
 from outrider.depth import AdaptiveDepth, FixedDepth, Levels
-from outrider.depth.costs import Line
+from outrider.depth.costs import Costs, Line, Round
 from outrider.depth.sureness import WorthAStep
 from outrider.models.tabular import TabularModel
 from outrider.protocols import DepthPolicy
@@ -31,6 +31,7 @@ class World:
     rest: float = 0.08
     noise: float = 0.1
     prefill: float = 3.0
+    alone: float = 0.0  # what a forward of one token a row takes beyond the line
 
 
 def decode(
@@ -86,7 +87,8 @@ def played(policy, world, states, rng):
     draft = about(world.step * (width + 0.5 * behind)) if width else 0.0
     if width and fresh:
         draft += world.prefill * world.step
-    target = about(1 + world.token * (len(states) * (width + 1) - 1)) + fresh * world.prefill
+    forward = 1 + world.token * (len(states) * (width + 1) - 1) + world.alone * (width == 0)
+    target = about(forward) + fresh * world.prefill
     rest = about(world.rest)
     record = RoundRecord(
         sequence_ids=tuple(state.prefix.sequence_id for state in states),
@@ -581,3 +583,30 @@ def test_a_failed_round_counts_against_the_rows_that_were_to_draft_alone() -> No
     }
     policy.observe(after[:1], replace(failed, **alone))
     assert policy._pooled == Acceptance().after(1, 0)
+
+
+def test_looking_tokens_up_is_counted_where_no_step_is_taken() -> None:
+    """In vain before a plain round, or for use; drafts of a model have it in their own time."""
+
+    def seen(width: int, steps: int, draft_s: float, *, fresh: bool = False) -> Round:
+        return Round(2, width, steps, fresh, False, draft_s, 1.0 + width, 0.25)
+
+    costs = Costs()
+    costs.add(seen(0, 0, 9.0, fresh=True))
+    for _ in range(3):
+        costs.add(seen(0, 0, 0.5))
+        costs.add(seen(3, 0, 0.5))
+        costs.add(seen(3, 3, 2.0))
+    assert costs.round(2, 0, 0) == pytest.approx(1.0 + 0.5 + 0.25)
+    assert costs.round(2, 3, 0) == pytest.approx(4.0 + 0.5 + 0.25)
+    assert costs.round(2, 3, 3) == pytest.approx(4.0 + 2.0 + 0.25)
+
+
+@pytest.mark.parametrize("alone", [-0.35, 0.4])
+def test_forwards_of_one_token_may_cost_otherwise_than_wider_ones(alone: float) -> None:
+    """Drafting pays where they cost more than the others lead to expect, and not where less."""
+    world = World(steady(0.35), step=0.25, token=0.1, alone=alone)
+    plain = mean_time(lambda: fixed(0), world, runs=8)
+    best = min(plain, mean_time(lambda: fixed(1), world, runs=8))
+    assert (best < plain) == (alone > 0)
+    assert best / mean_time(adaptive, world, runs=8) >= 0.95

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from outrider import NgramDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
+from outrider.acceptance import Acceptance
 from outrider.certify import exact_law
 from outrider.drafters.model import ModelDrafter
 from outrider.errors import DraftShapeError, KeyReuseError
@@ -207,3 +208,58 @@ def test_what_a_requests_own_processor_raises_is_not_the_drafters_fault() -> Non
     with pytest.raises(ValueError, match="not these logits"):
         decoder.generate([0], SamplingParams(max_tokens=3, logits_processors=(refuses,)))
     assert decoder.metrics.draft_failures == 0
+
+
+class Wavering(NanModel):
+    """Sure of some tokens and not of others, so that drafts end in different places."""
+
+    def probabilities(self, prefix: tuple[int, ...]) -> np.ndarray:
+        if prefix[0] == 1 and len(prefix) == 6:
+            return np.full(3, np.nan)
+        weights = np.array([0.98, 0.01, 0.01]) if len(prefix) % 3 else np.full(3, 1 / 3)
+        return np.roll(weights, len(prefix))
+
+
+@pytest.mark.filterwarnings("ignore:the drafter failed")
+def test_sound_drafts_teach_as_much_beside_a_mate_whose_draft_fails() -> None:
+    """The mate's law means nothing at a place of its own; what others drafted stands."""
+    config = SpeculativeConfig(depth="adaptive", num_speculative_tokens=6, cost_ratio=0.05)
+    decoder = SpeculativeDecoder(TabularModel(law, 3), Wavering(even, 3), config=config)
+    asked = SamplingParams(max_tokens=30, seed=4)
+    for mates in (1, 3):
+        failures = 0
+        states = [decoder.start([0, 2], asked)[0]]
+        states += [decoder.start([1, 2], replace(asked, seed=i))[0] for i in range(mates)]
+        alone, together = decoder.pack(states[:1]), decoder.pack(states)
+        for _ in range(4):
+            one, more = decoder.step(alone), decoder.step(together)
+            assert not one.record.draft_failed
+            failures += more.record.draft_failed
+            known = more.batch.states[0]
+            assert known.output_ids == one.batch.states[0].output_ids
+            assert known.acceptance == one.batch.states[0].acceptance
+            assert known.acceptance.sureness.reached != Acceptance().sureness.reached
+            # No entropy is told of a law that means nothing.
+            told = zip(more.record.entropies, more.record.depth, strict=True)
+            assert all(len(entropies) == depth for entropies, depth in told)
+            assert np.isfinite(np.concatenate(more.record.entropies)).all()
+            alone, together = one.batch, more.batch
+        assert failures
+
+
+@pytest.mark.filterwarnings("ignore:the drafter failed")
+def test_what_was_drafted_before_an_error_teaches() -> None:
+    class Breaks(ModelDrafter):
+        def propose(self, prefixes: Any, plan: DraftPlan, ctx: DraftContext) -> DraftProposal:
+            super().propose(prefixes, plan, ctx)
+            raise ValueError("no draft today")
+
+    config = SpeculativeConfig(depth="adaptive", num_speculative_tokens=4)
+    learnt = []
+    for drafter in (ModelDrafter, Breaks):
+        decoder = SpeculativeDecoder(
+            TabularModel(law, 3), drafter(TabularModel(even, 3)), config=config
+        )
+        states = decoder.start([0], SamplingParams(max_tokens=9, seed=1))
+        learnt.append(decoder.step(decoder.pack(states)).batch.states[0].acceptance)
+    assert learnt[0].sureness == learnt[1].sureness != Acceptance().sureness

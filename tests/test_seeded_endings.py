@@ -8,13 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from outrider import HybridDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
 from outrider.acceptance import DRAWN, LIKELIEST, Acceptance
 from outrider.certify import exact_law
 from outrider.certify.reference import distance, target_law
+from outrider.context import RoundContext
 from outrider.depth import AdaptiveDepth, Levels
-from outrider.records import Prefix, RoundRecord, SequenceState
+from outrider.drafters.model import ModelDrafter
+from outrider.models.tabular import TabularModel
+from outrider.protocols import DraftContext
+from outrider.records import DraftPlan, DraftProposal, Prefix, RoundRecord, SequenceState
 
 from .test_confidence import wavering
 
@@ -129,6 +134,127 @@ def test_seed_and_depths_replay_a_run(verification: str, depth: Any) -> None:
         assert (again.token_ids, again.depths) == (first.token_ids, first.depths)
 
 
+def lived(
+    decoder: SpeculativeDecoder, prompt: list[int], params: SamplingParams
+) -> list[tuple[SequenceState, RoundRecord]]:
+    """A request's state after each of its rounds, and what the round did."""
+    batch = decoder.pack(decoder.start(prompt, params))
+    rounds = []
+    while not rounds or rounds[-1][0].finish_reason is None:
+        step = decoder.step(batch)
+        batch = step.batch
+        rounds.append((batch.states[0], step.record))
+    decoder.release(batch.states)
+    return rounds
+
+
+def usual(target: Any, draft: Any, config: SpeculativeConfig) -> SpeculativeDecoder:
+    return SpeculativeDecoder(target, HybridDrafter.usual(draft), config=config)
+
+
+def test_no_source_drafts_more_than_depths_ask() -> None:
+    target, draft = wavering(9, 1)
+    for depths in ((0,) * 99, (2,) * 99):
+        params = SamplingParams(max_tokens=60, seed=0, temperature=0.4, depths=depths)
+        rounds = lived(usual(target, draft, configured(k=6)), [1, 2, 3, 4] * 3, params)
+        assert max(record.depth[0] for _, record in rounds) == depths[0]
+
+
+@pytest.mark.parametrize(
+    "shape", [{}, {"tree_shape": (2, 2, 1)}, {"tree_budget": 7}], ids=["chain", "shape", "budget"]
+)
+def test_a_replay_of_a_hybrid_learns_what_the_run_learnt(shape: dict[str, Any]) -> None:
+    """After every round: what is looked up rests on it."""
+    target, draft = wavering(9, 1)
+    config = replace(configured(k=6, cost=0.1), **shape)
+    seen = set()
+    prompt = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
+    for seed in range(6):
+        params = SamplingParams(max_tokens=80, seed=seed, temperature=0.4)
+        first = lived(usual(target, draft, config), prompt, params)
+        params = replace(params, depths=first[-1][0].depths)
+        again = lived(usual(target, draft, config), prompt, params)
+        for (before, record), (after, repeated) in zip(first, again, strict=True):
+            assert after.output_ids == before.output_ids
+            assert after.acceptance == before.acceptance
+            assert repeated.looked_up == record.looked_up
+            assert repeated.drafted == record.drafted
+            seen.add((record.looked_up[0], record.ended[0]))
+    assert seen >= {(True, False), (False, False), (False, not shape)}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"depth": "confidence"}, {"depth": "fixed"}, {"depth": "fixed", "tree_budget": 7}],
+    ids=str,
+)
+def test_a_replay_of_a_hybrid_chooses_as_the_run_chose(settings: dict[str, Any]) -> None:
+    """Between its sources, by what a draft as deep as planned was to bring."""
+    target, draft = wavering(9, 1)
+    config = SpeculativeConfig(num_speculative_tokens=5, strict=True, **settings)
+    for seed in range(12):
+        params = SamplingParams(max_tokens=80, seed=seed, temperature=0.4)
+        first = usual(target, draft, config).generate([1, 2, 3, 4, 1, 2, 3, 4], params)
+        replay = replace(params, depths=first.depths)
+        again = usual(target, draft, config).generate([1, 2, 3, 4, 1, 2, 3, 4], replay)
+        assert (again.token_ids, again.depths) == (first.token_ids, first.depths)
+    params = SamplingParams(max_tokens=60, seed=0, temperature=0.4, depths=(1,) * 99)
+    rounds = lived(usual(target, draft, config), [1, 2, 3, 4] * 3, params)
+    assert max(record.depth[0] for _, record in rounds) == 1
+
+
+@pytest.mark.filterwarnings("ignore:the drafter failed")
+def test_a_replay_learns_of_failures_as_well() -> None:
+    class Failing(ModelDrafter):
+        """Fails before or after a token, if others come before it that make it."""
+
+        def propose(self, prefixes: Any, plan: DraftPlan, ctx: DraftContext) -> DraftProposal:
+            if prefixes[0].tokens[-1] == 3:
+                raise ValueError("never after a 3")
+            proposal = super().propose(prefixes, plan, ctx)
+            if prefixes[0].tokens[-1] == 5:
+                raise ValueError("never again after a 5")
+            return proposal
+
+    target, draft = wavering(9, 1)
+    config = replace(configured(k=6, cost=0.1), strict=False)
+    params = SamplingParams(max_tokens=80, seed=2)
+    first = lived(SpeculativeDecoder(target, Failing(draft), config=config), [1, 2], params)
+    failed = {record.depth[0] for _, record in first if record.draft_failed}
+    assert min(failed) == 0 < max(failed)
+    params = replace(params, depths=first[-1][0].depths)
+    again = lived(SpeculativeDecoder(target, Failing(draft), config=config), [1, 2], params)
+    for (before, _), (after, _) in zip(first, again, strict=True):
+        assert (after.output_ids, after.acceptance) == (before.output_ids, before.acceptance)
+
+
+def test_depths_of_a_larger_draft_are_replayed_beside_others() -> None:
+    """Deeper than any draft of the decoder that replays them, alone and in a batch."""
+    target, draft = wavering(9, 1)
+    params = SamplingParams(max_tokens=60, seed=3, temperature=0.4)
+    large = SpeculativeDecoder(target, draft, config=configured(k=12, cost=0.02))
+    first = large.generate([1, 2], params)
+    assert max(first.depths) > 6
+    replay = replace(params, depths=first.depths)
+    small = configured(k=4, cost=0.2)
+    for mates in ([], [SamplingParams(max_tokens=40, seed=1), SamplingParams(max_tokens=40)]):
+        decoder = SpeculativeDecoder(target, draft, config=small)
+        outputs = decoder.generate([[1, 2], *PROMPTS[: len(mates)]], [replay, *mates])
+        assert (outputs[0].token_ids, outputs[0].depths) == (first.token_ids, first.depths)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_mates_depths_do_not_disturb_a_batch(temperature: float) -> None:
+    target, draft = wavering(9, 0)
+    asked = SamplingParams(max_tokens=40, seed=7)
+    alone = SpeculativeDecoder(target, draft, config=configured(k=4)).generate([1, 2, 3], asked)
+    mate = SamplingParams(max_tokens=60, depths=(20, 0, 9), temperature=temperature)
+    decoder = SpeculativeDecoder(target, draft, config=configured(k=4))
+    together, other = decoder.generate([[1, 2, 3], [4]], [asked, mate])
+    assert (together.token_ids, together.depths) == (alone.token_ids, alone.depths)
+    assert other.depths[:3] == (20, 0, 9)
+
+
 def test_what_a_seeded_row_was_taught_is_not_shared() -> None:
     """Nor does it learn of others: the rule for it is that of a policy that has seen nothing."""
     learnt = AdaptiveDepth(Levels(4), ends_early=True)
@@ -171,3 +297,23 @@ def test_where_drafts_never_pay_few_are_tried_and_none_is_ended() -> None:
     decoder = SpeculativeDecoder(target, draft, config=configured(cost=1.0))
     output = decoder.generate([0], SamplingParams(max_tokens=60, seed=1))
     assert set(output.depths) == {0}
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_entropies_are_summed_in_float64(rows: int) -> None:
+    """A float32 sum of a long row comes out otherwise in another batch, by the last bits."""
+    size = 20_000
+    logits = 3 * torch.randn(rows, size, generator=torch.Generator().manual_seed(0))
+    model = TabularModel(lambda prefix: np.full(size, 1 / size), size)
+    decoder = SpeculativeDecoder(model, model, config=configured())
+    batch = decoder.pack([decoder.start([1], SamplingParams(seed=i))[0] for i in range(rows)])
+    plan = decoder.policy.plan(batch.states)
+    draws = batch.draws(decoder.chance, plan.width, None, coupled=False)
+    context = RoundContext(batch, draws, plan, batch.device, decoder.config)
+    probs = context.law(logits).probs
+    context.settle()
+    assert probs is not None
+    assert probs.dtype == torch.float32
+    expected = torch.special.entr(probs).double().numpy().sum(-1)
+    found = [row[0] for row in context.told.entropies]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass, field
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -298,3 +302,38 @@ sys.exit(f"compiled late: {late}" if late or not names else 0)
 def test_nothing_is_left_to_compile_once_a_drafter_is_made() -> None:
     pytest.importorskip("numba")
     subprocess.run([sys.executable, "-c", _PROGRAM], check=True, timeout=120)
+
+
+def uniform(prefix: tuple[int, ...]) -> np.ndarray:
+    return np.full(9, 1 / 9)
+
+
+@pytest.mark.parametrize("copied", [deepcopy, lambda drafter: pickle.loads(pickle.dumps(drafter))])
+def test_copies_know_what_the_drafter_knew_and_learn_by_themselves(copied: Any) -> None:
+    drafter = SuffixDrafter()
+    drafter.learn([1, 2, 3, 4, 5])
+    asked(drafter, Prefix(1, [1, 2]), 1)
+    for original in (drafter, HybridDrafter.usual(TabularModel(uniform, 9), drafter)):
+        copy = copied(original)
+        copy = copy.lookups[0] if isinstance(copy, HybridDrafter) else copy
+        assert asked(copy, Prefix(2, [1, 2]), 1) == [3, 4, 5]
+        copy.learn([1, 2, 0, 1, 2, 0])
+        assert asked(copy, Prefix(3, [1, 2]), 1)[0] == 0
+        assert asked(drafter, Prefix(3, [1, 2]), 1) == [3, 4, 5]
+
+
+def test_bytes_are_counted_while_others_decode() -> None:
+    """Requests come and go in one thread, and their bytes are summed in another."""
+    drafter = SuffixDrafter(max_requests=64)
+    done = Event()
+
+    def asks() -> None:
+        for sequence_id in range(2_000):
+            asked(drafter, Prefix(sequence_id, [1, 2]), 1)
+        done.set()
+
+    with ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(asks)
+        while not done.is_set():
+            assert drafter.nbytes > 0
+        asking.result()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import get_ident
+from time import sleep
 from typing import Any
 
 import pytest
@@ -24,6 +26,8 @@ from outrider import (
 )
 from outrider.certify import exact_law
 from outrider.certify.reference import distance, target_law
+from outrider.drafters.suffix_automaton import SuffixAutomaton
+from outrider.drafters.suffix_pool import SuffixPool
 from outrider.errors import InvalidConfigError
 from outrider.models.tabular import mock_pair
 
@@ -128,19 +132,58 @@ def test_choices_of_a_seed_are_the_same_alone_and_beside_others(pair: Pair) -> N
     ]
 
 
-def test_threads_share_it(pair: Pair) -> None:
-    """Greedy texts, which do not depend on what was looked up in other threads' outputs."""
+class Busy:
+    """Which threads are inside the automata at once."""
+
+    def __init__(self) -> None:
+        self.inside: set[int] = set()
+        self.most = 0
+
+    def watch(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+        """Have a method tell, and let other threads run while it does."""
+        plain = getattr(owner, name)
+
+        def watched(*args: Any) -> Any:
+            self.inside.add(get_ident())
+            self.most = max(self.most, len(self.inside))
+            sleep(0.0002)
+            try:
+                return plain(*args)
+            finally:
+                self.inside.discard(get_ident())
+
+        monkeypatch.setattr(owner, name, watched)
+
+
+def test_threads_share_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One at a time is inside its automata, which change as they are read."""
+    drafter = HybridDrafter.usual(pair.model_drafter)
     decoder = SpeculativeDecoder(
-        pair.target, pair.drafter, config=SpeculativeConfig(depth="fixed", strict=True)
+        pair.target, drafter, config=SpeculativeConfig(depth="fixed", strict=True)
     )
+    suffix = drafter.lookups[0]
+    assert isinstance(suffix, SuffixDrafter)
     params = SamplingParams(max_tokens=12, temperature=0)
     prompts = [[first, first + 1, first, first + 1] for first in range(6)]
     expected = [decoder.generate(prompt, params).token_ids for prompt in prompts]
+    busy = Busy()
+    for name in ("extend", "own_match", "match", "draft"):
+        busy.watch(monkeypatch, SuffixAutomaton, name)
+    busy.watch(monkeypatch, SuffixPool, "insert")
+
+    def decoded(prompt: list[int]) -> tuple[int, ...]:
+        suffix.learn(prompt * 4)
+        assert suffix.nbytes > 0
+        assert suffix.pooled_tokens > 0
+        return decoder.generate(prompt, params).token_ids
+
+    pooled = suffix.pooled_tokens
     with ThreadPoolExecutor(4) as threads:
-        found = list(
-            threads.map(lambda prompt: decoder.generate(prompt, params).token_ids, prompts)
-        )
+        found = list(threads.map(decoded, prompts))
     assert found == expected
+    assert busy.most == 1
+    # Every text is there, learnt and written, and the end of each.
+    assert suffix.pooled_tokens == pooled + sum(4 * 4 + 1 + len(text) + 1 for text in expected)
 
 
 def test_inside_transformers_generate(pair: Pair) -> None:

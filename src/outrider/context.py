@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -15,6 +17,24 @@ from .models.transfer import sent
 from .paths import Path
 from .records import Children, DraftPlan, DraftProposal, Laws
 from .shaping import Shaper
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What `settle` was told of each row's draft, and what came of it.
+
+    Attributes:
+        ended: whether it ended early.
+        entropies: of the laws that its tokens were drawn from, where they were asked for.
+    """
+
+    ended: tuple[bool, ...]
+    entropies: tuple[tuple[float, ...], ...]
+
+    def within(self, depths: list[int]) -> Told:
+        """The same, of what is left of the drafts: as many tokens of each row."""
+        rows = zip(self.entropies, depths, strict=True)
+        return Told(self.ended, tuple(entropies[:depth] for entropies, depth in rows))
 
 
 class RoundContext:
@@ -106,8 +126,9 @@ class RoundContext:
                 # An atom says nothing of how sure the draft is.
                 laws, _ = sampling.laws(logits, self._ranking)
             assert laws.probs is not None
-            entropies = torch.special.entr(laws.probs).sum(-1)
-            self._entropies.append(entropies.double().cpu().numpy())
+            # How a float32 sum rounds depends on how rows are shared out among threads.
+            entropies = torch.special.entr(laws.probs).sum(-1, dtype=torch.float64)
+            self._entropies.append(entropies.cpu().numpy())
             drawn = len(self._entropies)
             drafting = self._depth > drawn
             if drafting.any():
@@ -118,19 +139,14 @@ class RoundContext:
         return self._depth
 
     @property
-    def ended(self) -> tuple[bool, ...]:
-        """Which rows' drafts ended early."""
-        return tuple(self._ended.tolist())
-
-    @property
-    def entropies(self) -> tuple[tuple[float, ...], ...]:
-        """Of the laws that each row's tokens were drawn from, where they were asked for."""
+    def told(self) -> Told:
+        """What is known of the rows' drafts, beside their tokens."""
+        ended = tuple(self._ended.tolist())
         if not self._entropies:
-            return ((),) * len(self._states)
+            return Told(ended, ((),) * len(self._states))
         found = np.stack(self._entropies, 1)
-        return tuple(
-            tuple(row[:depth].tolist()) for row, depth in zip(found, self._depth, strict=True)
-        )
+        rows = zip(found, self._depth, strict=True)
+        return Told(ended, tuple(tuple(row[:depth].tolist()) for row, depth in rows))
 
     def law(self, logits: Tensor, path: Tensor | None = None) -> Laws:
         """The laws that the rows' own parameters make of logits; see `DraftContext.law`."""

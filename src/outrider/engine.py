@@ -225,10 +225,11 @@ class SpeculativeDecoder:
         rows = read(proposal, verdict, [*context.witnesses, witness])
         ids = tuple(prefix.sequence_id for prefix in prefixes)
         if not all(row.sound for row in rows):
-            check_witnesses(proposal, witness, context.witnesses, rows, ids)
+            check_witnesses(proposal, witness, context, rows, ids)
         draft_s, target_s = watch.spans()[-2:]
-        looked_up, ended, entropies = proposal.stepless, context.ended, context.entropies
-        local, planned = context.local, plan.model_steps
+        told = (failure or context).told.within([row.depth for row in rows])
+        looked_up, local = proposal.stepless, context.local
+        planned, repeats = plan.model_steps, plan.repeated
         states, emitted, accepted = [], [], []
         for index, (state, row) in enumerate(zip(batch.states, rows, strict=True)):
             tokens, reason = until_stop(state, [*row.path, row.token], self.tokenizer)
@@ -236,8 +237,9 @@ class SpeculativeDecoder:
             if self.policy.learns and not looked_up[index]:
                 # What the drafter failed at, or was not sure of, counts as drafted and refused.
                 failed = failure is not None and row.depth < planned[index]
-                seen = row.depth + (failed or ended[index])
-                known = known.after(seen, len(row.path), entropies[index] if local[index] else ())
+                seen = row.depth + (failed or told.ended[index] or bool(row.depth < repeats[index]))
+                entropies = told.entropies[index] if local[index] else ()
+                known = known.after(seen, len(row.path), entropies)
             own = () if shaper is None else shaper.processors(index, row.path)
             states.append(state.advanced(tokens, row.depth, reason, known, own))
             emitted.append(tokens)
@@ -255,8 +257,8 @@ class SpeculativeDecoder:
             first_ceiling=tuple(row.first_ceiling for row in rows),
             draft_failed=failure is not None,
             looked_up=looked_up,
-            ended=ended,
-            entropies=entropies,
+            ended=told.ended,
+            entropies=told.entropies,
             draft_s=draft_s,
             target_s=target_s,
             total_s=watch.total(),
@@ -399,20 +401,18 @@ class SpeculativeDecoder:
         try:
             proposal = self.drafter.propose(prefixes, plan, context)
             check_proposal(proposal, plan, self.target.vocab_size)
-        except KeyReuseError:
-            raise
         except Exception as error:
-            if error is context.request_error:
+            if error is context.request_error or isinstance(error, KeyReuseError):
                 raise
             rest = context.drawn(self.target.vocab_size) or no_drafts(len(prefixes), self._device)
-            raise DraftFailure(error, rest) from error
+            raise DraftFailure(error, rest, context.told) from error
         return proposal
 
     def _warn(self, failure: DraftFailure) -> None:
         """Say once that the drafter fails."""
         if not self._warned:
             self._warned = True
-            warnings.warn(failure.told, RuntimeWarning, stacklevel=3)
+            warnings.warn(failure.warning, RuntimeWarning, stacklevel=3)
 
     def _parse(self, prompt: Any, params: Any) -> Request:
         given = SamplingParams() if params is None else params

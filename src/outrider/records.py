@@ -234,6 +234,10 @@ class DraftPlan:
             float64 [B, n] in nats, and which rows may draft another, bool [B], says which do, bool
             [B]; the others end there.
             None lets all rows go as deep as planned. For chains that a model drafts.
+        repeats: for a row that repeats a run by its `depths`, how many steps it would be planned
+            for without them, int64 [B], -1 for the others; None if there is none. No source
+            proposes more in a row than `steps` for it. What it drafts less than this counts as
+            refused, as in the run that it repeats, whose draft ended or failed there.
     """
 
     depth: NDArray[np.int64]
@@ -242,11 +246,17 @@ class DraftPlan:
     steps: NDArray[np.int64] | None = None
     worth: Worth | None = None
     keep_going: KeepGoing | None = None
+    repeats: NDArray[np.int64] | None = None
 
     @property
     def model_steps(self) -> NDArray[np.int64]:
         """How many tokens in a row a model is to draft for each row, int64 [B]."""
         return self.depth if self.steps is None else self.steps
+
+    @property
+    def repeated(self) -> NDArray[np.int64]:
+        """`repeats`, -1 for all rows where nothing is said."""
+        return np.full(len(self.depth), -1) if self.repeats is None else self.repeats
 
     @property
     def deepest(self) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor
 from . import sampling, trees
 from .batch import Batch
 from .chance import RoundDraws
+from .context import RoundContext, Told
 from .errors import (
     DegenerateDistributionError,
     DistributionWidthError,
@@ -153,15 +154,17 @@ class DraftFailure(Exception):
     Args:
         reason: the error.
         rest: the drafts that the round is to go on with.
+        told: what is known of the drafts from which it was taken.
     """
 
-    def __init__(self, reason: Exception, rest: DraftProposal) -> None:
+    def __init__(self, reason: Exception, rest: DraftProposal, told: Told) -> None:
         super().__init__(reason)
         self.reason = reason
         self.rest = rest
+        self.told = told
 
     @property
-    def told(self) -> str:
+    def warning(self) -> str:
         """What a user is warned with."""
         return (
             f"the drafter failed, and the round went on without it: {type(self.reason).__name__}: "
@@ -363,7 +366,7 @@ def check_scores(scores: TargetScores, proposal: DraftProposal, vocab_size: int)
 def check_witnesses(
     proposal: DraftProposal,
     target: Tensor,
-    draft: list[Tensor],
+    context: RoundContext,
     rows: list[RowVerdict],
     ids: tuple[int, ...],
 ) -> None:
@@ -372,7 +375,7 @@ def check_witnesses(
     Args:
         proposal: the drafts.
         target: the target's witnesses [B, N + 1].
-        draft: the draft model's, [B, M] for the nodes of each depth.
+        context: has the draft model's, [B, M] for the nodes of each depth.
         rows: what was drafted and kept.
         ids: of the sequences.
 
@@ -381,6 +384,7 @@ def check_witnesses(
             keeps, where decoding without drafts comes as well; with the sequence and the position.
         DraftFailure: the same of the draft model; the drafts before such laws are left.
     """
+    draft = context.witnesses
     levels = [0, *accumulate(witness.shape[1] for witness in draft)]
     for row, position in (~torch.isfinite(target)).nonzero().tolist():
         if position in rows[row].nodes:
@@ -393,7 +397,7 @@ def check_witnesses(
             reason = reason or _degenerate("draft model", ids[row], position)
             sound[row] = min(sound[row], bisect(levels, position) - 1)
     if reason is not None:
-        raise DraftFailure(reason, _cut(proposal, np.array(sound)))
+        raise DraftFailure(reason, _cut(proposal, np.array(sound)), context.told)
 
 
 def _cut(proposal: DraftProposal, depths: NDArray[np.int64]) -> DraftProposal:

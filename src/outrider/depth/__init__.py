@@ -21,15 +21,16 @@ def policy_of(config: SpeculativeConfig, drafter: DraftModel | None) -> DepthPol
     """
     most = 0 if drafter is None else config.deepest
     levels = Levels(most, config.tree_shape, config.tree_budget)
+    looks_up = isinstance(drafter, LooksUp)
     if config.depth == "fixed":
-        return FixedDepth(levels)
+        return FixedDepth(levels, looks_up=looks_up)
     if config.depth == "confidence":
-        return ConfidenceDepth(levels, config.cost_ratio)
+        return ConfidenceDepth(levels, config.cost_ratio, looks_up=looks_up)
     return AdaptiveDepth(
         levels,
         config.cost_ratio,
         coupled=config.verification == "coupled",
-        looks_up=isinstance(drafter, LooksUp),
+        looks_up=looks_up,
         ends_early=_ends_early(drafter),
     )
 

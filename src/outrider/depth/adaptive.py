@@ -137,7 +137,7 @@ class AdaptiveDepth:
 
     @property
     def calibrated(self) -> bool:
-        """Whether costs were measured, of plain rounds and of rounds that draft."""
+        """Whether costs were measured, plain and drafting."""
         return self._costs.known
 
     def plan(self, states: Sequence[SequenceState]) -> DraftPlan:
@@ -147,12 +147,14 @@ class AdaptiveDepth:
         shared = []
         # Until a step of a model has been measured, depths that are asked for are to show one.
         replays = 0.0 if self._costs.known else inf
+        repeats = [-1] * len(states)
         for row, state in enumerate(states):
             wanted = self._levels.replayed(state)
             if self._is_local(state):
                 choice = self._local_choice(state)
                 if wanted is not None:
-                    # A replay looks tokens up where the run that it repeats did.
+                    # A replay looks tokens up, and learns, as the run that it repeats did.
+                    repeats[row] = allowed(choice.steps if self._ends_early else wanted, state)
                     choice = replace(choice, steps=wanted, likely=wanted, pace=0.0)
                 choices[row] = choice
             elif wanted is not None:
@@ -181,23 +183,24 @@ class AdaptiveDepth:
                 chosen[row].pace if steps[row] and self._is_local(state) else None
                 for row, state in enumerate(states)
             ]
-            keep_going = self._rule(states, paces, shared if pace else [], others, pace)
+            keep_going = self._rule(states, paces, shared if pace else [], others, pace, max(steps))
         self._planned = {
             state.prefix.sequence_id: step for state, step in zip(states, steps, strict=True)
         }
+        own = repeats if max(repeats) >= 0 else None
         if not self._looks_up:
-            return self._levels.plan(steps, keep_going=keep_going)
+            return self._levels.plan(steps, keep_going=keep_going, repeats=own)
         depths = [
             steps[row]
-            if self._levels.replayed(state) is not None
-            else allowed(self._levels.deepest, state)
+            if self._levels.replayed(state) is not None and not self._is_local(state)
+            else max(steps[row], allowed(self._levels.deepest, state))
             for row, state in enumerate(states)
         ]
         worth = Worth(
             np.array([choice.plain for choice in chosen]),
             np.array([choice.token for choice in chosen]),
         )
-        return self._levels.plan(depths, steps, worth, keep_going)
+        return self._levels.plan(depths, steps, worth, keep_going, own)
 
     def _rule(
         self,
@@ -206,6 +209,7 @@ class AdaptiveDepth:
         shared: list[int],
         others: int,
         pace: float,
+        most: int,
     ) -> WorthAStep | None:
         """What ends drafts; None if nothing does.
 
@@ -216,8 +220,9 @@ class AdaptiveDepth:
             shared: the rows that end together.
             others: about how many steps the other rows take.
             pace: tokens a second that they have to bring.
+            most: the most steps of any row, which `depths` may ask for.
         """
-        depths = range(self._levels.deepest + 2)
+        depths = range(max(most, self._levels.deepest) + 1)
         groups = np.full(len(states), -1, dtype=np.int64)
         paces, times = list[float](), list[list[float]]()
         if shared:
@@ -424,10 +429,7 @@ class AdaptiveDepth:
         return any((k + 1) * seconds[0] > _MARGIN * took for k, took in enumerate(seconds) if k)
 
     def _looked_up(self, rows: int, plain: float) -> tuple[float, float]:
-        """Of a round with looked-up tokens but for them, and of one more such token in each row.
-
-        In the unit of `_seconds`, in which a plain round takes `plain`.
-        """
+        """Of a round but for its looked-up tokens, and of one more of them in each row."""
         token = self._costs.token(rows)
         if self._costs.known:
             return self._costs.bare(rows), token
@@ -444,7 +446,5 @@ class AdaptiveDepth:
 
 def _stepped(record: RoundRecord) -> list[int]:
     """How many steps of a model each row's draft took."""
-    return [
-        0 if looked_up else depth
-        for depth, looked_up in zip(record.depth, record.looked_up, strict=True)
-    ]
+    pairs = zip(record.depth, record.looked_up, strict=True)
+    return [0 if looked_up else depth for depth, looked_up in pairs]

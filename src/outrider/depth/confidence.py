@@ -78,23 +78,30 @@ class ConfidenceDepth:
         levels: the shape of a draft: chains.
         cost_ratio: a draft step beside a plain forward of the target; None for .125. Above 1
             nothing is drafted.
+        looks_up: whether the drafter chooses between tokens that it looked up and a model's: in a
+            replay it is to choose as it did.
     """
 
-    def __init__(self, levels: Levels, cost_ratio: float | None = None) -> None:
+    def __init__(
+        self, levels: Levels, cost_ratio: float | None = None, *, looks_up: bool = False
+    ) -> None:
         self._levels = levels
+        self._looks_up = looks_up
         self._cost_ratio = COST_RATIO if cost_ratio is None else cost_ratio
         self._most = levels.deepest if self._cost_ratio <= 1 else 0
         self.learns = False
 
     def plan(self, states: Sequence[SequenceState]) -> DraftPlan:
         """The most tokens of each sequence's next round, and what ends it before."""
-        wanted = [self._levels.replayed(state) for state in states]
-        depths = [
-            allowed(self._most if asked is None else asked, state)
-            for asked, state in zip(wanted, states, strict=True)
-        ]
-        costs = [self._cost_ratio if asked is None else 0.0 for asked in wanted]
-        return self._levels.plan(depths, keep_going=WorthDrawing(np.array(costs)))
+        own = [allowed(self._most, state) for state in states]
+        asked = self._levels.asked(states)
+        costs = [self._cost_ratio if wanted is None else 0.0 for wanted in asked]
+        rule = WorthDrawing(np.array(costs))
+        if self._looks_up and any(wanted is not None for wanted in asked):
+            return self._levels.replay(own, asked, rule)
+        pairs = zip(own, asked, strict=True)
+        depths = [depth if wanted is None else wanted for depth, wanted in pairs]
+        return self._levels.plan(depths, keep_going=rule)
 
     def observe(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
         """Nothing that happens changes it."""

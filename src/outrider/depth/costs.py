@@ -122,8 +122,9 @@ class Costs:
 
     The target's forward is a line in the tokens it is given, all rows together. Where forwards of
     one token a row are clearly off that line, since products with a vector are made otherwise than
-    those with a matrix, they have a line of their own. Drafting is a line in its steps; the rest of
-    a round a mean, one for plain rounds and one for those that draft.
+    those with a matrix, they have a line of their own. Drafting is a line in its steps, and where
+    it takes none, since tokens are looked up in vain or for use, one in the rows; the rest of a
+    round a mean, one for plain rounds and one for those that draft.
     """
 
     def __init__(self) -> None:
@@ -131,6 +132,7 @@ class Costs:
         self._plain = Line()
         self._wide = Line()
         self._draft = Line()
+        self._looking = Line()
         self._plain_rest = Line()
         self._draft_rest = Line()
 
@@ -152,6 +154,8 @@ class Costs:
             (self._wide if seen.width else self._plain).add(tokens, seen.target_s)
             rest = self._draft_rest if seen.width else self._plain_rest
             rest.add(0.0, seen.other_s)
+            if not seen.steps:
+                self._looking.add(seen.rows, seen.draft_s)
         if seen.steps and not seen.behind:
             self._draft.add(seen.steps, seen.draft_s)
 
@@ -177,18 +181,17 @@ class Costs:
             return self._target
         return wide if drafting else plain
 
-    def draft(self, steps: float) -> float:
-        """Seconds of drafting `steps` tokens in a row."""
-        return self._draft.at(steps) if steps else 0.0
+    def draft(self, rows: int, steps: float) -> float:
+        """Seconds of drafting `steps` tokens in a row, or of looking tokens up for `rows`."""
+        return self._draft.at(steps) if steps else self._looking.at(rows)
 
     def round(self, rows: int, width: float, steps: float) -> float:
         """Seconds of a whole round; plain if `width` is 0."""
-        if not width:
-            return max(self.target(rows, 0) + self._plain_rest.at(0.0), _LEAST)
-        rest = self._draft_rest if self._draft_rest.known else self._plain_rest
-        return max(self.target(rows, width) + self.draft(steps) + rest.at(0.0), _LEAST)
+        rest = self._draft_rest if width and self._draft_rest.known else self._plain_rest
+        spent = self.target(rows, width) + self.draft(rows, steps) + rest.at(0.0)
+        return max(spent, _LEAST)
 
     def reading(self, tokens: int) -> float:
         """Seconds the drafter needs to read a prompt: the target's, scaled as their steps are."""
-        share = self.draft(1) / max(self.target(1, 0), _LEAST)
+        share = self._draft.at(1) / max(self.target(1, 0), _LEAST)
         return share * self.target(1, tokens)

@@ -15,19 +15,24 @@ class FixedDepth:
 
     Args:
         levels: the shape of a draft.
+        looks_up: whether the drafter chooses between tokens that it looked up and a model's: in a
+            replay it is to choose as it did.
     """
 
-    def __init__(self, levels: Levels) -> None:
+    def __init__(self, levels: Levels, *, looks_up: bool = False) -> None:
         self._levels = levels
+        self._looks_up = looks_up
         self.learns = False
 
     def plan(self, states: Sequence[SequenceState]) -> DraftPlan:
         """The depth of each sequence's next round."""
-        depths = []
-        for state in states:
-            wanted = self._levels.replayed(state)
-            depths.append(allowed(self._levels.deepest if wanted is None else wanted, state))
-        return self._levels.plan(depths)
+        own = [allowed(self._levels.deepest, state) for state in states]
+        asked = self._levels.asked(states)
+        if self._looks_up and any(wanted is not None for wanted in asked):
+            return self._levels.replay(own, asked)
+        return self._levels.plan(
+            [depth if wanted is None else wanted for depth, wanted in zip(own, asked, strict=True)]
+        )
 
     def observe(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
         """Nothing that happens changes it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from .. import trees
@@ -55,11 +57,28 @@ class Levels:
         steps: list[int] | None = None,
         worth: Worth | None = None,
         keep_going: KeepGoing | None = None,
+        repeats: list[int] | None = None,
     ) -> DraftPlan:
         """A plan for these depths; see `DraftPlan`."""
         taken = None if steps is None else np.array(steps, dtype=np.int64)
         depth = np.array(depths, dtype=np.int64)
-        return DraftPlan(depth, self._levels, self._shape, taken, worth, keep_going)
+        own = None if repeats is None else np.array(repeats, dtype=np.int64)
+        return DraftPlan(depth, self._levels, self._shape, taken, worth, keep_going, own)
+
+    def replay(
+        self, own: list[int], asked: list[int | None], keep_going: KeepGoing | None = None
+    ) -> DraftPlan:
+        """A plan for a drafter that looks tokens up, of rows some of which repeat a run.
+
+        Args:
+            own: what each row would be planned for by itself.
+            asked: what its `depths` ask for; None for a row that repeats nothing.
+            keep_going: see `DraftPlan`.
+        """
+        pairs = list(zip(own, asked, strict=True))
+        steps = [depth if wanted is None else wanted for depth, wanted in pairs]
+        repeats = [-1 if wanted is None else depth for depth, wanted in pairs]
+        return self.plan(list(map(max, own, steps)), steps, None, keep_going, repeats)
 
     def replayed(self, state: SequenceState) -> int | None:
         """The depth that a request's own `depths` ask for in its next round, if they do."""
@@ -69,6 +88,14 @@ class Levels:
         return (
             wanted[state.round] if self._levels is None else min(wanted[state.round], self.deepest)
         )
+
+    def asked(self, states: Sequence[SequenceState]) -> list[int | None]:
+        """What each row's own `depths` ask for and its length allows; None for the others."""
+        wanted = [self.replayed(state) for state in states]
+        return [
+            None if depth is None else allowed(depth, state)
+            for depth, state in zip(wanted, states, strict=True)
+        ]
 
 
 def allowed(depth: int, state: SequenceState) -> int:

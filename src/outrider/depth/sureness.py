@@ -25,7 +25,7 @@ class WorthAStep:
         groups: the index of each row's group, int64 [B]; -1 for one that goes as deep as planned.
         chances: of each row's classes of entropies, float64 [B, C].
         following: the chance of a next token to be kept, float64 [B].
-        times: of a round at each depth, float64 [G, N + 2] for drafts of N at most.
+        times: of a round at each depth, float64 [G, N + 1] for drafts of N at most.
         paces: tokens in a unit of that time, of all rows of the group, that a step has to bring,
             float64 [G]; 0 for one that is never ended.
     """

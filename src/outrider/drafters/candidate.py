@@ -157,12 +157,23 @@ def worth_verifying(candidates: Sequence[Candidate], plan: DraftPlan) -> list[Ca
     a plain round brings one token, and everything is counted in those.
     """
     if plan.worth is None:
-        return list(candidates)
+        return [as_asked(candidate, plan, row) for row, candidate in enumerate(candidates)]
     asked = zip(candidates, plan.worth.plain.tolist(), plan.worth.token.tolist(), strict=True)
     return [
-        candidate.worthwhile(min(plain, 1.0), token / max(plain, 1.0))
-        for candidate, plain, token in asked
+        as_asked(candidate.worthwhile(min(plain, 1.0), token / max(plain, 1.0)), plan, row)
+        for row, (candidate, plain, token) in enumerate(asked)
     ]
+
+
+def as_asked(candidate: Candidate, plan: DraftPlan, row: int) -> Candidate:
+    """A row's candidate, no deeper than its request's `depths` ask.
+
+    It is cut after it was chosen among others, so that what is chosen is what was chosen in the run
+    that the row repeats, and then as deep as asked already.
+    """
+    if plan.repeated[row] < 0:
+        return candidate
+    return candidate.within(len(candidate), int(plan.model_steps[row]))
 
 
 def token_ids(name: str, given: Any) -> NDArray[np.int64]:

@@ -21,7 +21,7 @@ from ..acceptance import expected_tokens
 from ..errors import InvalidConfigError
 from ..protocols import AutoregressiveModel, DraftContext, DraftModel, EndsEarly
 from ..records import DraftPlan, DraftProposal, Prefix
-from .candidate import Candidate, as_proposal
+from .candidate import Candidate, as_asked, as_proposal
 from .merge import merged
 from .model import ModelDrafter
 from .prediction import PredictionDrafter
@@ -158,14 +158,15 @@ class HybridDrafter:
             worth = plan.worth
             if worth is not None:
                 plain, token = float(worth.plain[row]), float(worth.token[row])
-                alone = candidate.worthwhile(plain, token)
+                alone = as_asked(candidate.worthwhile(plain, token), plan, row)
             else:
                 token, least = 0.0, self._least(int(plan.depth[row]))
                 alone = candidate if candidate.expected >= least else Candidate.nothing()
+                alone = as_asked(alone, plan, row)
             if len(alone) and (worth is not None or plan.levels is None):
                 steps[row] = 0
             elif len(alone):
-                steps[row] = _depth_beside(len(alone), plan, row)
+                steps[row] = min(int(steps[row]), _depth_beside(len(alone), plan, row))
             elif worth is not None and plan.levels is not None and steps[row]:
                 # A tree as deep as the model's, so that what is learnt of its depths stays true.
                 room = int(plan.lengths[row]) - sum(plan.levels[: steps[row]])

@@ -15,9 +15,11 @@ estimate that trusts short matches less (`Candidate.expected`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from math import isfinite
 from threading import Lock
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,13 +127,24 @@ class SuffixDrafter(LookupDrafter):
     @property
     def nbytes(self) -> int:
         """Bytes held for the pool and for requests."""
-        pooled = 0 if self._pool is None else self._pool.nbytes
-        return pooled + sum(request.automaton.nbytes for request in self._requests.values())
+        with self._lock:
+            pooled = 0 if self._pool is None else self._pool.nbytes
+            return pooled + sum(request.automaton.nbytes for request in self._requests.values())
 
     @property
     def pooled_tokens(self) -> int:
         """How many tokens the pool holds, one for the end of each text included."""
-        return 0 if self._pool is None else len(self._pool)
+        with self._lock:
+            return 0 if self._pool is None else len(self._pool)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the lock, copied while no other thread changes it: to be pickled or copied."""
+        with self._lock:
+            return deepcopy({name: kept for name, kept in vars(self).items() if name != "_lock"})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=Lock())
+        prepare()
 
     def learn(self, tokens: Sequence[int] | NDArray[np.int64]) -> None:
         """Put a text into the pool: token ids that outputs are expected to resemble.
