@@ -335,8 +335,11 @@ def test_predictions_are_verified_evenly_over_kinds_and_temperatures() -> None:
 
 
 def test_the_default_drafts_with_what_there_is() -> None:
-    assert search().default().drafter == "draft_model"
-    assert search(drafters=("suffix", "ngram")).default().drafter == "suffix"
+    """As `load` and the command line do."""
+    assert search().default() == Contender("outrider", "hybrid", "block")
+    assert search(drafters=("draft_model", "suffix")).default().drafter == "draft_model"
+    assert search(drafters=("suffix", "ngram")).default().drafter == "ngram"
+    assert search(drafters=("suffix",)).default().drafter == "suffix"
 
 
 def test_the_best_measured_is_recommended() -> None:

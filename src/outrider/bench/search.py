@@ -16,6 +16,9 @@ from .records import Contender
 DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 SHAPES = ((2, 1, 1), (2, 2, 1, 1), (4, 2, 1, 1))
 
+_USUAL = ("hybrid", "draft_model", "ngram", "suffix")
+"""Which of the drafters there are is used by default: the first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Models:
@@ -152,7 +155,6 @@ class Search:
         return (PLAIN, *chains, *trees)
 
     def default(self) -> Contender:
-        """What `outrider` does by default: an adaptive depth."""
-        names: Sequence[str] = ("draft_model", *self.drafters)
-        drafter = next(name for name in names if name in self.drafters)
+        """What `outrider` does by default, with what may draft: an adaptive depth."""
+        drafter = next(name for name in _USUAL if name in self.drafters)
         return Contender("outrider", drafter, "block")
