@@ -20,9 +20,10 @@ import outrider.bench.race
 import outrider.rounds
 from outrider.bench.checks import Check, agreement, pooled, told
 from outrider.bench.contending import PLAIN
-from outrider.bench.forecast import Prediction
-from outrider.bench.measure import RoundTime, cycled, forward_times, means, sound_means
+from outrider.bench.forecast import Prediction, predict
+from outrider.bench.measure import RoundTime, Watched, cycled, forward_times, means, sound_means
 from outrider.bench.records import Contender, Measurement, Prompt, Workload
+from outrider.bench.regime import Regime
 from outrider.bench.search import Models, Search
 from outrider.bench.tune import (
     TuneResult,
@@ -239,6 +240,34 @@ def test_times_are_means_by_size() -> None:
     assert found == pytest.approx({(1, 2): 3.0, (1, 0): 8.0, (1, 7): 2.0 * (1 + 4 / 3) / 2})
     first, *_ = forward_times(rounds)
     assert (first.rows, first.width, first.seconds) == (1, 1, 4.0)
+
+
+def rows_of(rounds: list[tuple[int, float]]) -> tuple[RoundTime, ...]:
+    """A batch's rounds of trees of three nodes, as (sequences, seconds), two tokens for each."""
+    return tuple(
+        RoundTime(2, rows, 3, True, 2 * rows, index == 0, 0.0, 0.5, seconds)
+        for index, (rows, seconds) in enumerate(rounds)
+    )
+
+
+def test_rounds_of_single_sequences_are_no_rounds_of_a_batch() -> None:
+    """Four sequences of eight tokens in four rounds; what one alone takes is a cost, and no more.
+
+    Three rounds of a second were seen apart from the first, which emit six of a text's eight
+    tokens: a third more, and for the first round the forward's half second less.
+    """
+    tree = Contender("outrider", "draft_model", "block", 2, (2, 1))
+    batch = rows_of([(4, 9.0), (4, 1.0), (4, 1.0), (4, 1.0)])
+    single = rows_of([(1, 9.0), (1, 0.7), (1, 0.7), (1, 0.7)])
+    texts = [[((1,), (1,) * 8)] * 4]
+    for rounds in ((batch,), (batch, single, single)):
+        seen = Watched(rounds, ((),) * len(rounds))
+        regime = Regime(0.0, 4, 1, {PLAIN: seen, tree: seen}, {}, (0.0,), texts, None)
+        (found,) = predict(
+            Models(TabularModel(law, SIZE)), regime, [tree], lambda _done, _total, _what: None
+        )
+        assert found.seconds == pytest.approx(4.0 - 0.5)
+        assert found.rounds == pytest.approx(4 * 4)
 
 
 class TestSoundMeans:
