@@ -195,6 +195,64 @@ def test_a_peer_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found.missing) == 3
 
 
+def test_a_peer_that_fails_later_is_missing_from_there_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    generate, calls = type(TARGET).generate, Counter[str]()
+
+    def failing(self: Any, *args: Any, **settings: Any) -> Any:
+        kind = "assisted" if "assistant_model" in settings else "other"
+        calls[kind] += 1
+        # A warm-up and three prompts greedily; a warm-up and the second prompt at 0.8.
+        if (kind, calls[kind]) == ("assisted", 7):
+            raise RuntimeError("out of\nmemory")
+        return generate(self, *args, **settings)
+
+    monkeypatch.setattr(type(TARGET), "generate", failing)
+    temperatures = (0.0, 0.8, 1.0)
+    found = bench(
+        small(MODEL, peers=("transformers",), peer_depths=(2,), temperatures=temperatures)
+    )
+    assert found.missing == ("transformers draft_model k=2: RuntimeError: out of memory",)
+    assert not found.partial
+    assert calls["assisted"] == 7
+    by_label = Counter(each.contender.label for each in found.measurements)
+    assert by_label == {
+        "outrider plain": 3,
+        "outrider draft_model k=3": 3,
+        "transformers plain": 3,
+        "transformers draft_model k=2": 1,
+        "transformers ngram k=2": 3,
+    }
+    assert {each.tokens for each in found.measurements} == {(10, 10, 10)}
+
+
+@pytest.mark.parametrize("error", [RuntimeError("stuck"), KeyboardInterrupt()])
+def test_what_cannot_be_freed_costs_no_measurement(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stuck() -> None:
+        raise error
+
+    def holding(_: Any, __: Any, ___: Any, held: ExitStack, ____: Any) -> Any:
+        held.callback(stuck)
+        return [], []
+
+    monkeypatch.setattr("outrider.bench.peers.entrants", holding)
+    found = bench(small(MODEL, temperatures=(0.0,)))
+    assert [each.tokens for each in found.measurements] == [(10, 10, 10)] * 2
+    assert found.partial == isinstance(error, KeyboardInterrupt)
+    assert [("stuck" in each) for each in found.missing] == [True] * (not found.partial)
+
+
+def test_a_peer_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Any) -> None:
+        raise ValueError("no sdpa")
+
+    monkeypatch.setattr("outrider.bench.peers.twin", fail)
+    found = bench(small(MODEL, peers=("transformers",), temperatures=(0.0,)))
+    assert found.missing == ("transformers: ValueError: no sdpa",)
+    assert len(found.measurements) == 2
+
+
 def test_a_pair_without_a_draft() -> None:
     lone = Pair(TransformersModel(TARGET), None, None)
     ngram = Contender("outrider", "ngram", "block", 2)

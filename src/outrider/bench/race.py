@@ -123,12 +123,14 @@ class Racer(Protocol):
         seconds: from the request to the last token, but for `prompt_s`.
         prompt_s: of the target's first forward, which reads the prompts.
         records: of its rounds; their times may stand in the first alone.
+        failure: why it ended without a text, if it did. What is Outrider's own raises instead.
     """
 
     running: bool
     seconds: float
     prompt_s: float
     records: list[RoundRecord]
+    failure: str | None
 
     @property
     def token_ids(self) -> tuple[tuple[int, ...], ...]:
@@ -192,6 +194,7 @@ class Lane:
         self.prompt_s = 0.0
         self.records: list[RoundRecord] = []
         self.running = True
+        self.failure: str | None = None
         self._emitted: dict[int, list[int]] = {state.prefix.sequence_id: [] for state in states}
 
     @property
