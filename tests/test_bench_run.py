@@ -184,6 +184,23 @@ def test_peers_decode_one_sequence_at_a_time() -> None:
     assert "batches of 2" in found.missing[0]
 
 
+def test_it_is_said_what_turns_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone: dict[str, Any] = {"temperatures": (0.0,)}
+    asked: dict[str, Any] = {"peers": ("transformers",), "peer_depths": (None,)}
+    assert bench(small(MODEL, **alone)).provenance == {"target": "tiny", "turns": "rounds"}
+    assert bench(small(MODEL, **alone, **asked)).provenance["turns"] == "whole requests"
+    assert bench(small(MODEL, **alone, **asked, batches=(2,))).provenance["turns"] == "rounds"
+    both = bench(small(MODEL, **alone, **asked, batches=(1, 2)))
+    assert both.provenance["turns"] == (
+        "whole requests: kind, temperature 0, float64; rounds: kind, temperature 0, batch 2, "
+        "float64"
+    )
+    monkeypatch.setattr("outrider.bench.peers.twin", None)
+    lone = bench(small(MODEL, **alone, **asked))
+    assert len(lone.missing) == 1
+    assert lone.provenance["turns"] == "rounds"
+
+
 def test_a_peer_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("no such\nthing")

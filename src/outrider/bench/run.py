@@ -36,7 +36,8 @@ def run(
     Under every regime (workload, temperature, batch, dtype) all contenders decode the same prompts
     after a warm-up, in turn, in an order that rotates: a round of each, so that they meet the same
     noise. Where peers take part a turn is a whole request, of every contender, since a peer cannot
-    be stopped within one. All clocks run as that of `race.Lane`; `peers` says how a peer's does.
+    be stopped within one; the provenance says under `turns` what it was. All clocks run as that of
+    `race.Lane`; `peers` says how a peer's does.
 
     At temperature 0 the tokens are compared with plain decoding's; a near-tie may be flipped by
     rounding, which differs with the number of tokens in a forward, so that is reported and no
@@ -51,7 +52,7 @@ def run(
         matrix: what to measure.
         workloads: on which prompts. Those that do not fit a model's context are skipped.
         load: gives the models in a dtype.
-        provenance: goes into the result.
+        provenance: goes into the result, with `turns` added.
         report: is told how far things are.
 
     Raises:
@@ -84,7 +85,7 @@ def run(
     finally:
         partial = not course.close() or partial
     return BenchResult(
-        provenance=provenance,
+        provenance={**provenance, "turns": course.turns},
         measurements=tuple(course.measurements),
         curve=tuple(curve),
         missing=tuple(dict.fromkeys(course.missing)),
@@ -104,6 +105,7 @@ class _Course:
 
     def __init__(self, matrix: Matrix, report: Report) -> None:
         self._held = ExitStack()
+        self._turns: dict[str, list[str]] = {}
         self.measurements: list[Measurement] = []
         self.missing: list[str] = []
         self.skipped: list[str] = []
@@ -111,6 +113,13 @@ class _Course:
         self._report = report
         self._done = 0
         self._total = 1
+
+    @property
+    def turns(self) -> str:
+        """What a turn was, and if that differs, under which regimes."""
+        if len(self._turns) < 2:
+            return "".join(self._turns)
+        return "; ".join(f"{kind}: {', '.join(where)}" for kind, where in self._turns.items())
 
     def say(self, what: str) -> None:
         """Report progress."""
@@ -198,6 +207,9 @@ class _Course:
                 self._done += 1
         finally:
             plain = scores[0]
+            if len(plain):
+                kind = "whole requests" if whole else "rounds"
+                self._turns.setdefault(kind, []).append(f"{regime.label}, {regime.dtype}")
             asked = [regime.tokens(prompts) for prompts in stretches[: len(plain)]]
             partial = len(plain) < len(stretches)
             self.measurements += [

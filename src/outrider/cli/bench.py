@@ -192,7 +192,6 @@ def _measure(args: Namespace, settings: Namespace, console: Console) -> BenchRes
         "prompts": {each.name: len(each.prompts) for each in workloads},
         "max_tokens": matrix.max_tokens,
         "repeats": matrix.repeats,
-        "turns": "whole requests" if matrix.peers else "rounds",
         "messages": "the chat template" if template else "contents alone: no chat template",
     }
     with progress(console, "timing") as advance:
