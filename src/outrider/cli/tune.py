@@ -211,13 +211,13 @@ def _run(args: Namespace, drafters: tuple[str, ...], ending: Ending) -> int:
     facts = {name: loaded.facts[name] for name in ("target", "draft", "device", "dtype")}
     with progress(console, "tuning") as advance:
         result = tune(models, workload, search, advance, provenance(facts, asdict(search)))
+        ending.hold()
     exports = _exports(args, result)
     settings = None
     if result.recommendation is not None:
         settings = _settings(args, result.recommendation.contender)
     document = _document(result, exports, settings)
-    with console.status("writing"):
-        _write(args, result, document, settings)
+    _write(args, result, document, settings)
     if args.json:
         print(json.dumps(document))
     else:
@@ -225,6 +225,10 @@ def _run(args: Namespace, drafters: tuple[str, ...], ending: Ending) -> int:
 
         saved = args.save if settings is not None else None
         Screen(wants_color(args.color)).show(result, exports, saved)
+    sys.stdout.flush()
+    ending.release()
+    with console.status("drawing"):
+        _draw(args, result)
     if result.partial:
         print("outrider: interrupted; what was measured until then is shown", file=sys.stderr)
         return ending.status
@@ -344,16 +348,19 @@ def _write(
             result.recommendation.verdict,
         )
         config_file.write(args.save, config_file.written(settings, comments).encode())
-    if args.out is None:
-        return
-    config_file.write(Path(args.out) / "tune.json", json.dumps(document).encode())
-    if any(check.predicted is not None for check in result.checks):
-        from ..bench.agreement import picture
+    if args.out is not None:
+        config_file.write(Path(args.out) / "tune.json", json.dumps(document).encode())
 
-        try:
-            config_file.write(Path(args.out) / PICTURE, picture(result.checks))
-        except InvalidConfigError as error:
-            print(f"outrider: no {PICTURE}: {error}", file=sys.stderr)
+
+def _draw(args: Namespace, result: TuneResult) -> None:
+    if args.out is None or all(check.predicted is None for check in result.checks):
+        return
+    from ..bench.agreement import picture
+
+    try:
+        config_file.write(Path(args.out) / PICTURE, picture(result.checks))
+    except InvalidConfigError as error:
+        print(f"outrider: no {PICTURE}: {error}", file=sys.stderr)
 
 
 def _document(
