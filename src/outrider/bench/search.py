@@ -78,10 +78,11 @@ class Search:
         batch: sequences decoded together.
         params: of every request, but for the temperature; every text has all of `max_tokens`.
         checks: how many of the best are run for real, the adaptive default apart.
-        verify: how many predictions are compared with a run, in all: as many of all kinds, and at
-            all temperatures alike, as the best leave over. A prediction is of a configuration at
-            one temperature.
-        repeats: how often each prompt is decoded in such a run.
+        verify: how many predictions are compared with a run, in all: those by formula or replay
+            first, of all kinds and at all temperatures alike, as many as the best leave over. A
+            prediction is of a configuration at one temperature.
+        repeats: how often each prompt is decoded in such a run: twice or more tell how far a run
+            may be off.
 
     Raises:
         InvalidConfigError: a value is not allowed.

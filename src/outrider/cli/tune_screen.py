@@ -109,7 +109,7 @@ class Screen:
                 "-" if check.standard_error is None else f"{check.standard_error:.1f}",
                 "-" if check.error is None else f"{check.error:+.1%}",
                 f"{measured.speedup:.2f}x",
-                "-" if measured.low is None else f"{measured.low:.2f} to {measured.high:.2f}",
+                "-" if measured.low is None else f"{measured.low:.2f}–{measured.high:.2f}",
             )
         self.console.print(shown)
         if any(check.rehearsed for check in checks):
