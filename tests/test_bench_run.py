@@ -184,6 +184,23 @@ def test_peers_decode_one_sequence_at_a_time() -> None:
     assert "batches of 2" in found.missing[0]
 
 
+def test_it_is_said_what_turns_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone: dict[str, Any] = {"temperatures": (0.0,)}
+    asked: dict[str, Any] = {"peers": ("transformers",), "peer_depths": (None,)}
+    assert bench(small(MODEL, **alone)).provenance == {"target": "tiny", "turns": "rounds"}
+    assert bench(small(MODEL, **alone, **asked)).provenance["turns"] == "whole requests"
+    assert bench(small(MODEL, **alone, **asked, batches=(2,))).provenance["turns"] == "rounds"
+    both = bench(small(MODEL, **alone, **asked, batches=(1, 2)))
+    assert both.provenance["turns"] == (
+        "whole requests: kind, temperature 0, float64; rounds: kind, temperature 0, batch 2, "
+        "float64"
+    )
+    monkeypatch.setattr("outrider.bench.peers.twin", None)
+    lone = bench(small(MODEL, **alone, **asked))
+    assert len(lone.missing) == 1
+    assert lone.provenance["turns"] == "rounds"
+
+
 def test_a_peer_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("no such\nthing")
@@ -193,6 +210,64 @@ def test_a_peer_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {each.contender.system for each in found.measurements} == {"outrider"}
     assert found.missing[0] == "transformers plain: RuntimeError: no such thing"
     assert len(found.missing) == 3
+
+
+def test_a_peer_that_fails_later_is_missing_from_there_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    generate, calls = type(TARGET).generate, Counter[str]()
+
+    def failing(self: Any, *args: Any, **settings: Any) -> Any:
+        kind = "assisted" if "assistant_model" in settings else "other"
+        calls[kind] += 1
+        # A warm-up and three prompts greedily; a warm-up and the second prompt at 0.8.
+        if (kind, calls[kind]) == ("assisted", 7):
+            raise RuntimeError("out of\nmemory")
+        return generate(self, *args, **settings)
+
+    monkeypatch.setattr(type(TARGET), "generate", failing)
+    temperatures = (0.0, 0.8, 1.0)
+    found = bench(
+        small(MODEL, peers=("transformers",), peer_depths=(2,), temperatures=temperatures)
+    )
+    assert found.missing == ("transformers draft_model k=2: RuntimeError: out of memory",)
+    assert not found.partial
+    assert calls["assisted"] == 7
+    by_label = Counter(each.contender.label for each in found.measurements)
+    assert by_label == {
+        "outrider plain": 3,
+        "outrider draft_model k=3": 3,
+        "transformers plain": 3,
+        "transformers draft_model k=2": 1,
+        "transformers ngram k=2": 3,
+    }
+    assert {each.tokens for each in found.measurements} == {(10, 10, 10)}
+
+
+@pytest.mark.parametrize("error", [RuntimeError("stuck"), KeyboardInterrupt()])
+def test_what_cannot_be_freed_costs_no_measurement(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stuck() -> None:
+        raise error
+
+    def holding(_: Any, __: Any, ___: Any, held: ExitStack, ____: Any) -> Any:
+        held.callback(stuck)
+        return [], []
+
+    monkeypatch.setattr("outrider.bench.peers.entrants", holding)
+    found = bench(small(MODEL, temperatures=(0.0,)))
+    assert [each.tokens for each in found.measurements] == [(10, 10, 10)] * 2
+    assert found.partial == isinstance(error, KeyboardInterrupt)
+    assert [("stuck" in each) for each in found.missing] == [True] * (not found.partial)
+
+
+def test_a_peer_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Any) -> None:
+        raise ValueError("no sdpa")
+
+    monkeypatch.setattr("outrider.bench.peers.twin", fail)
+    found = bench(small(MODEL, peers=("transformers",), temperatures=(0.0,)))
+    assert found.missing == ("transformers: ValueError: no sdpa",)
+    assert len(found.measurements) == 2
 
 
 def test_a_pair_without_a_draft() -> None:

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from outrider.cli import main
-from outrider.cli.ending import terminable
+from outrider.cli import config_file, main
+from outrider.cli.ending import Terminated, terminable
 
 pty = pytest.importorskip("pty")
 
@@ -95,7 +95,10 @@ def test_a_tuner_that_is_ended_keeps_its_checks(number: int, status: int, tmp_pa
     }
     for each in document["checks"]:
         assert 0 < len(each["measured"]["seconds"]) < 100000
-    assert document["recommendation"] is not None
+        assert each["measured"]["low"] is None
+    # One prompt is no reason to speculate, however often it was decoded.
+    assert not document["recommendation"]["speculate"]
+    assert "too few prompts" in document["recommendation"]["verdict"]
 
 
 def test_a_benchmark_that_is_ended_keeps_its_stretches(tmp_path: Path) -> None:
@@ -117,6 +120,125 @@ def test_what_is_ended_before_anything_was_measured(
     for args in (TUNE, BENCH):
         assert main(args) == 143
         assert "outrider: error: terminated" in capsys.readouterr().err
+
+
+def interrupting(number: int, of: Any) -> Any:
+    """What a function gives, after a signal."""
+
+    def interrupted(*args: Any, **given: Any) -> Any:
+        signal.raise_signal(number)
+        return of(*args, **given)
+
+    return interrupted
+
+
+SHORT_BENCH = (*BENCH[:-5], "-m", "6", "--repeats", "1", "--json")
+SHORT_TUNE = (*TUNE[:-5], "-m", "6", "--repeats", "1", "--json")
+
+SIGNALS = pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["term", "int"]
+)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.fixture
+def _interruptible(monkeypatch: pytest.MonkeyPatch) -> Any:
+    before = signal.getsignal(signal.SIGINT)
+    _heed_interrupts()
+    monkeypatch.setattr("outrider.bench.run.forward_times", lambda *_: [])
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
+
+
+@SIGNALS
+@pytest.mark.usefixtures("_interruptible")
+def test_a_signal_waits_until_a_benchmark_is_written(
+    number: int, status: int, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from outrider.bench import documents
+
+    monkeypatch.setattr(documents, "as_json", interrupting(number, documents.as_json))
+    assert main([*SHORT_BENCH[:-1], "--out", str(tmp_path), "--csv"]) == status
+    out = capsys.readouterr().out
+    assert names(tmp_path) == {"result.json", "result.md", "result.csv"}
+    assert (tmp_path / "result.csv").read_text() == out
+    assert not json.loads((tmp_path / "result.json").read_text())["partial"]
+
+
+@SIGNALS
+@pytest.mark.usefixtures("_interruptible")
+def test_a_signal_waits_until_a_tuner_has_told(
+    number: int, status: int, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from outrider.cli import tune
+
+    monkeypatch.setattr(tune, "_document", interrupting(number, tune._document))
+    saved = tmp_path / "saved.toml"
+    assert main([*SHORT_TUNE, "--out", str(tmp_path), "--save", str(saved)]) == status
+    document = json.loads(capsys.readouterr().out)
+    assert names(tmp_path) == {"tune.json", "saved.toml"}
+    assert json.loads((tmp_path / "tune.json").read_text()) == document
+    assert not document["partial"]
+
+
+@SIGNALS
+@pytest.mark.usefixtures("_interruptible")
+def test_a_signal_while_pictures_are_drawn_costs_them_alone(
+    number: int, status: int, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    from outrider.bench import plots
+
+    monkeypatch.setattr(plots, "pictures", interrupting(number, plots.pictures))
+    assert main([*SHORT_BENCH, "--out", str(tmp_path)]) == status
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "result.json").read_text())
+    assert names(tmp_path) == {"result.json", "result.md", "result.csv"}
+
+
+def test_a_file_that_is_not_finished_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        config_file.write(tmp_path / "result.json", b"{}")
+    assert names(tmp_path) == set()
+
+
+@pytest.mark.usefixtures("_interruptible")
+def test_a_second_signal_does_not_wait() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with terminable() as ending:
+        ending.hold()
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(Terminated):
+            signal.raise_signal(signal.SIGTERM)
+        assert ending.status == 143
+    assert signal.getsignal(signal.SIGTERM) == before
+    with terminable() as ending:
+        ending.hold()
+        ending.release()
+        assert ending.status == 130
+        ending.hold()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_signals_that_are_ignored_stay_so() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with terminable() as ending:
+            ending.hold()
+            signal.raise_signal(signal.SIGINT)
+            ending.release()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_the_handler_is_there_for_one_signal() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .canvas import FAINT, MARKERS, QUIET, SERIES, canvas, dress, legend, png
-from .tune import WITHIN, Check, within
+from .checks import WITHIN, Check, agreement
 
 
 def picture(checks: Sequence[Check]) -> bytes:
@@ -18,11 +18,12 @@ def picture(checks: Sequence[Check]) -> bytes:
         InvalidConfigError: matplotlib is not installed.
     """
     known = [(check, check.predicted) for check in checks if check.predicted is not None]
-    right, total = within(checks)
+    counted, rehearsed = (agreement(checks, rehearsed=each) for each in (False, True))
+    lines = ["Each point is a configuration at a temperature; the band is 10% to either side."]
+    if rehearsed.of:
+        lines.append(f"Apart, from short runs of the same configuration: {rehearsed.told}.")
     figure, [[axes]] = canvas(
-        f"{right} of {total} predictions are within {WITHIN:.0%} of what was measured",
-        ("Each point is a configuration at a temperature; the band is 10% to either side.",),
-        height=6.2,
+        f"Predictions by formula or replay: {counted.told}", lines, height=6.2
     )
     rates = [
         rate
@@ -33,15 +34,17 @@ def picture(checks: Sequence[Check]) -> bytes:
     low, high = ([(1 + side) * end for end in ends] for side in (-WITHIN, WITHIN))
     axes.fill_between(ends, low, high, color=FAINT, linewidth=0)
     axes.plot(ends, ends, color=QUIET, linewidth=1)
-    drafters = list(dict.fromkeys(check.measured.contender.drafter for check, _ in known))
+    kinds = list(
+        dict.fromkeys((check.measured.contender.drafter, check.rehearsed) for check, _ in known)
+    )
     temperatures = list(dict.fromkeys(check.measured.temperature for check, _ in known))
     marks, labels = [], []
-    for row, drafter in enumerate(drafters):
+    for row, (drafter, short) in enumerate(kinds):
         for column, temperature in enumerate(temperatures):
             points = [
                 (check.measured.tokens_per_s, predicted.tokens_per_s)
                 for check, predicted in known
-                if check.measured.contender.drafter == drafter
+                if (check.measured.contender.drafter, check.rehearsed) == (drafter, short)
                 and check.measured.temperature == temperature
             ]
             if not points:
@@ -54,7 +57,8 @@ def picture(checks: Sequence[Check]) -> bytes:
                 markerfacecolor=color if column == 0 else "none",
                 markeredgecolor=color,
             )
-            labels.append(f"{drafter}, temperature {temperature:g}")
+            name = f"{drafter}, short runs" if short else drafter
+            labels.append(f"{name}, temperature {temperature:g}")
     axes.set_xlim(*ends)
     axes.set_ylim(*ends)
     dress(axes, grid="y", x="measured tokens a second", y="predicted tokens a second")

@@ -150,8 +150,9 @@ class _Forecast:
         depth = contender.num_speculative_tokens
         rounds = [
             seen
-            for seen in self._regime.watched[kind_of(contender)].usual
-            if contender.tree_shape is not None or seen.planned == depth
+            for batch in self._regime.watched[kind_of(contender)].rounds[: self._regime.batches]
+            for seen in batch
+            if not seen.first and (contender.tree_shape is not None or seen.planned == depth)
         ]
         if not rounds:
             return None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..config import SamplingParams
 from .contending import WITH_MODEL, config_of
 from .measure import Tokens, reading_s
-from .race import Lane, Timed, in_turn, speedup
+from .race import Lane, Timed, compared, in_turn
 from .records import Contender, Measurement
 from .search import Models
 
@@ -69,7 +69,7 @@ def measurement(
         workload, temperature, batch, dtype: as in the `Measurement`.
         distinct: how many batches there are before they come again.
     """
-    gain, low, high = speedup(plain.seconds, plain.tokens, timed.seconds, timed.tokens, distinct)
+    gain, low, high = compared(plain.seconds, plain.tokens, timed.seconds, timed.tokens, distinct)
     same = sum(a == b for a, b in zip(timed.token_ids, plain.token_ids, strict=True))
     certain = temperature == 0 and not config_of(contender).lossy
     return Measurement(

@@ -50,7 +50,7 @@ _GRAIN = 256
 def entrants(
     pair: Pair, depths: Sequence[int | None], held: ExitStack, say: Callable[[str], None]
 ) -> tuple[list[LlamaEntrant], list[str]]:
-    """llama.cpp's contenders, and why there are none.
+    """llama.cpp's contenders, and why there are none, or fewer.
 
     Args:
         pair: the models, of which the target is written.
@@ -63,7 +63,7 @@ def entrants(
             import_module(module)
     except ImportError as error:
         return [], [f'{SYSTEM}: not installed ({_line(error)}): pip install "outrider[llama]"']
-    except (OSError, RuntimeError) as error:
+    except Exception as error:
         return [], [f"{SYSTEM}: llama-cpp-python cannot be used: {_line(error)}"]
     model = pair.target.hf_model
     if model.device.type != "cpu":
@@ -71,26 +71,34 @@ def entrants(
     numbers = _NUMBERS.get(model.dtype)
     if numbers is None:
         return [], [f"{SYSTEM}: it does not compute in {str(model.dtype).removeprefix('torch.')}"]
-    folder = Path(held.enter_context(TemporaryDirectory(prefix="outrider-gguf-")))
+    temporary = TemporaryDirectory(prefix="outrider-gguf-")
+    # Once more, in case an interrupt cuts the first time short.
+    held.callback(temporary.cleanup)
+    folder = Path(held.enter_context(temporary))
     found: list[LlamaEntrant] = []
+    missing: list[str] = []
     for number in numbers:
         path = folder / f"target-{number}.gguf"
+        own = number == numbers[0]
+        system = SYSTEM if own else f"{SYSTEM} {number}"
         try:
             say(f"writing the target for llama.cpp, in {number}, until the end of the run")
             gguf.write(model, path, number)
-        except (ModelError, OSError) as error:
-            return [], [f"{SYSTEM}: {_line(error)}"]
-        own = number == numbers[0]
-        system = SYSTEM if own else f"{SYSTEM} {number}"
-        found.append(LlamaEntrant(Contender(system, "none"), path, number))
-        found += [
-            LlamaEntrant(Contender(system, "ngram", num_speculative_tokens=depth), path, number)
+        except Exception as error:
+            missing.append(f"{system}: {_line(error)}")
+            if own:
+                break
+            continue
+        contenders = [Contender(system, "none")]
+        contenders += [
+            Contender(system, "ngram", num_speculative_tokens=depth)
             for depth in depths
             if own and depth is not None
         ]
+        found += [LlamaEntrant(each, path, number, lossy=not own) for each in contenders]
     for entrant in found:
         held.callback(entrant.close)
-    return found, []
+    return found, missing
 
 
 class LlamaEntrant:
@@ -103,12 +111,14 @@ class LlamaEntrant:
         contender: the drafter is "none" or "ngram" (prompt lookup).
         path: of a GGUF file, to be there as long as this is used.
         number: of its weights, and of the cache.
+        lossy: whether these are rounded: what it emits has then the law of another model.
     """
 
-    lossy = False
-
-    def __init__(self, contender: Contender, path: Path, number: Number) -> None:
+    def __init__(
+        self, contender: Contender, path: Path, number: Number, *, lossy: bool = False
+    ) -> None:
         self._contender = contender
+        self._lossy = lossy
         self._path = path
         self._number = number
         self._llama: Any = None
@@ -118,6 +128,11 @@ class LlamaEntrant:
         """Who it is."""
         return self._contender
 
+    @property
+    def lossy(self) -> bool:
+        """Whether its output may differ from the target's law."""
+        return self._lossy
+
     def renew(self) -> None:
         """Nothing is learnt from prompts."""
 
@@ -126,9 +141,7 @@ class LlamaEntrant:
     ) -> Racer:
         """At the start of a batch of one prompt."""
         (prompt,), (asked,) = batch, params
-        depth = self._contender.num_speculative_tokens or 0
-        llama = self._loaded(len(prompt) + asked.max_tokens + depth)
-        return Turn(len(prompt), partial(_generate, llama, prompt, asked, seed))
+        return Turn(len(prompt), partial(self._answer, prompt, asked, seed))
 
     def close(self) -> None:
         """Free its memory."""
@@ -136,16 +149,23 @@ class LlamaEntrant:
             self._llama.close()
             self._llama = None
 
+    def _answer(self, prompt: Sequence[int], asked: SamplingParams, seed: int) -> Answer:
+        depth = self._contender.num_speculative_tokens or 0
+        llama = self._loaded(len(prompt) + asked.max_tokens + depth)
+        return _generate(llama, prompt, asked, seed)
+
     def _loaded(self, tokens: int) -> Any:
         """A `Llama` with room for so many tokens."""
         if self._llama is not None and self._llama.n_ctx() >= tokens:
             return self._llama
         self.close()
         import llama_cpp
+        from gguf import GGMLQuantizationType
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
         depth = self._contender.num_speculative_tokens
-        kind = getattr(llama_cpp, f"GGML_TYPE_{self._number.upper()}")
+        # llama_cpp has no name for bfloat16.
+        kind = int(GGMLQuantizationType[self._number.upper()])
         threads = torch.get_num_threads()
         self._llama = llama_cpp.Llama(
             str(self._path),
@@ -179,7 +199,7 @@ def _generate(llama: Any, prompt: Sequence[int], asked: SamplingParams, seed: in
 @contextmanager
 def _timed(llama: Any, name: str) -> Iterator[list[Forward]]:
     """The calls of a part of a `Llama` meanwhile: of tokens, before which there are some."""
-    part = getattr(llama, name)
+    part, own = getattr(llama, name), name in vars(llama)
     found: list[Forward] = []
 
     def timed(tokens: Sequence[int]) -> Any:
@@ -189,13 +209,22 @@ def _timed(llama: Any, name: str) -> Iterator[list[Forward]]:
         found.append(Forward(before + 1, before + len(tokens), perf_counter() - start))
         return made
 
-    if part is not None:
-        setattr(llama, name, timed)
+    if part is None:
+        yield found
+        return
+    setattr(llama, name, timed)
     try:
         yield found
     finally:
-        setattr(llama, name, part)
+        # A method that it kept as an attribute would keep it alive.
+        if own:
+            setattr(llama, name, part)
+        else:
+            delattr(llama, name)
 
 
 def _line(error: Exception) -> str:
-    return " ".join(f"{error}".split())
+    told = " ".join(f"{error}".split())
+    if isinstance(error, ModelError | OSError | ImportError) and told:
+        return told
+    return f"{type(error).__name__}: {told}"

@@ -71,10 +71,14 @@ def entrants(
     found: list[Entrant] = []
     missing: list[str] = []
     for name in names:
-        if name == SYSTEM:
-            others, why = _of_transformers(pair, depths)
-        else:
-            others, why = llama.entrants(pair, depths, held, say)
+        others: Sequence[Entrant] = ()
+        try:
+            if name == SYSTEM:
+                others, why = _of_transformers(pair, depths)
+            else:
+                others, why = llama.entrants(pair, depths, held, say)
+        except Exception as error:
+            why = [f"{name}: {' '.join(f'{type(error).__name__}: {error}'.split())}"]
         found += others
         missing += why
     return found, missing

@@ -54,9 +54,9 @@ class Timed:
 
 def speedup(
     plain_s: Sequence[float],
-    plain_tokens: Sequence[int],
+    plain_tokens: Sequence[float],
     other_s: Sequence[float],
-    other_tokens: Sequence[int],
+    other_tokens: Sequence[float],
     distinct: int | None = None,
 ) -> tuple[float, float, float]:
     """Tokens a second over plain decoding's, and a 95% interval.
@@ -76,6 +76,18 @@ def speedup(
     picks = np.random.default_rng(0).integers(count, size=(_RESAMPLES, count))
     low, high = np.percentile(_ratio(found[:, picks].sum(-1)), (2.5, 97.5)).tolist()
     return float(_ratio(found.sum(1))), low, high
+
+
+def compared(
+    plain_s: Sequence[float],
+    plain_tokens: Sequence[float],
+    other_s: Sequence[float],
+    other_tokens: Sequence[float],
+    distinct: int,
+) -> tuple[float, float | None, float | None]:
+    """`speedup`, but no interval where fewer than two stretches are not repeats."""
+    gain, low, high = speedup(plain_s, plain_tokens, other_s, other_tokens, distinct)
+    return (gain, None, None) if min(len(plain_s), distinct) < 2 else (gain, low, high)
 
 
 def _ratio(sums: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -111,12 +123,14 @@ class Racer(Protocol):
         seconds: from the request to the last token, but for `prompt_s`.
         prompt_s: of the target's first forward, which reads the prompts.
         records: of its rounds; their times may stand in the first alone.
+        failure: why it ended without a text, if it did. What is Outrider's own raises instead.
     """
 
     running: bool
     seconds: float
     prompt_s: float
     records: list[RoundRecord]
+    failure: str | None
 
     @property
     def token_ids(self) -> tuple[tuple[int, ...], ...]:
@@ -180,6 +194,7 @@ class Lane:
         self.prompt_s = 0.0
         self.records: list[RoundRecord] = []
         self.running = True
+        self.failure: str | None = None
         self._emitted: dict[int, list[int]] = {state.prefix.sequence_id: [] for state in states}
 
     @property

@@ -22,6 +22,8 @@ class Regime:
     Attributes:
         temperature: of every request.
         batch: sequences decoded together.
+        batches: how many of them each decoder was watched with, before it was given single
+            sequences, whose rounds are there for their costs alone.
         watched: what decoders did that represent kinds of configurations: of plain decoding, and
             of each drafter and method with depths of all sizes in turn, or with a tree.
         filler: likewise, for each method, of drafts that cost nothing.
@@ -34,6 +36,7 @@ class Regime:
 
     temperature: float
     batch: int
+    batches: int
     watched: dict[Contender, Watched]
     filler: dict[str, Watched]
     reading_s: tuple[float, ...]
@@ -110,6 +113,7 @@ def measure(
     return Regime(
         temperature,
         search.batch,
+        len(batches),
         {PLAIN: everything} | real,
         fillers,
         tuple(reading),

@@ -36,11 +36,15 @@ def run(
     Under every regime (workload, temperature, batch, dtype) all contenders decode the same prompts
     after a warm-up, in turn, in an order that rotates: a round of each, so that they meet the same
     noise. Where peers take part a turn is a whole request, of every contender, since a peer cannot
-    be stopped within one. All clocks run as that of `race.Lane`; `peers` says how a peer's does.
+    be stopped within one; the provenance says under `turns` what it was. All clocks run as that of
+    `race.Lane`; `peers` says how a peer's does.
 
     At temperature 0 the tokens are compared with plain decoding's; a near-tie may be flipped by
     rounding, which differs with the number of tokens in a forward, so that is reported and no
     error. In coupled mode they are compared with what the same seed gives without drafts.
+
+    A peer that fails is named as missing: what it did under the regime in which it failed is left
+    out, and it takes no part in later ones; all others are measured on.
 
     An interrupt (Ctrl-C) ends the run: what was measured until then is returned, marked as partial.
 
@@ -48,7 +52,7 @@ def run(
         matrix: what to measure.
         workloads: on which prompts. Those that do not fit a model's context are skipped.
         load: gives the models in a dtype.
-        provenance: goes into the result.
+        provenance: goes into the result, with `turns` added.
         report: is told how far things are.
 
     Raises:
@@ -79,9 +83,9 @@ def run(
     except KeyboardInterrupt:
         partial = True
     finally:
-        course.held.close()
+        partial = not course.close() or partial
     return BenchResult(
-        provenance=provenance,
+        provenance={**provenance, "turns": course.turns},
         measurements=tuple(course.measurements),
         curve=tuple(curve),
         missing=tuple(dict.fromkeys(course.missing)),
@@ -97,11 +101,11 @@ class _Course:
         measurements: so far.
         missing: peers that do not take part, and why.
         skipped: prompts that are left out, and why.
-        held: what the peers of the field hold; to be closed.
     """
 
     def __init__(self, matrix: Matrix, report: Report) -> None:
-        self.held = ExitStack()
+        self._held = ExitStack()
+        self._turns: dict[str, list[str]] = {}
         self.measurements: list[Measurement] = []
         self.missing: list[str] = []
         self.skipped: list[str] = []
@@ -109,6 +113,13 @@ class _Course:
         self._report = report
         self._done = 0
         self._total = 1
+
+    @property
+    def turns(self) -> str:
+        """What a turn was, and if that differs, under which regimes."""
+        if len(self._turns) < 2:
+            return "".join(self._turns)
+        return "; ".join(f"{kind}: {', '.join(where)}" for kind, where in self._turns.items())
 
     def say(self, what: str) -> None:
         """Report progress."""
@@ -119,17 +130,31 @@ class _Course:
         stretches = sum(len(regime.stretches(self._matrix.repeats)) for regime in regimes)
         self._total = self._done + times * stretches
 
+    def close(self) -> bool:
+        """Free what peers hold, and whether that was not interrupted: nothing measured is lost."""
+        try:
+            self._free()
+        except KeyboardInterrupt:
+            return False
+        return True
+
+    def _free(self) -> None:
+        try:
+            self._held.close()
+        except Exception as error:
+            self.missing.append(f"something that a peer held was not freed: {_line(error)}")
+
     def field(self, pair: Pair) -> list[Entrant]:
         """Plain decoding, Outrider's contenders, and the peers that can take part.
 
         What peers of an earlier field hold is freed.
         """
-        self.held.close()
+        self._free()
         matrix = self._matrix
         room = max(matrix.batches)
         own = [OutriderEntrant.of(each, pair, room) for each in (PLAIN, *matrix.contenders)]
         others, missing = peers.entrants(
-            matrix.peers, pair, matrix.peer_depths, self.held, self.say
+            matrix.peers, pair, matrix.peer_depths, self._held, self.say
         )
         self.missing += missing
         return [*own, *others]
@@ -163,8 +188,11 @@ class _Course:
         self.skipped += [f"{workload.name}, {each}" for each in skipped]
         return replace(workload, prompts=tuple(kept), skipped=tuple(skipped))
 
-    def measure(self, regime: Regime, field: Sequence[Entrant]) -> None:
-        """Race all entrants under a regime; an interrupt leaves the stretches before it."""
+    def measure(self, regime: Regime, field: list[Entrant]) -> None:
+        """Race all entrants under a regime; an interrupt leaves the stretches before it.
+
+        A peer that fails is taken out of the field.
+        """
         stretches = regime.stretches(self._matrix.repeats)
         self.say(f"{regime.label}: warming up")
         scores = [Score(entrant) for entrant in self._warmed_up(regime, field, stretches[0])]
@@ -172,10 +200,16 @@ class _Course:
         try:
             for index, prompts in enumerate(stretches):
                 self.say(f"{regime.label}: {index + 1} of {len(stretches)}")
-                _race(regime, scores, prompts, index, whole=whole)
+                for entrant, why in _race(regime, scores, prompts, index, whole=whole):
+                    self.missing.append(f"{entrant.contender.label}: {why}")
+                    field.remove(entrant)
+                    scores = [score for score in scores if score.entrant is not entrant]
                 self._done += 1
         finally:
             plain = scores[0]
+            if len(plain):
+                kind = "whole requests" if whole else "rounds"
+                self._turns.setdefault(kind, []).append(f"{regime.label}, {regime.dtype}")
             asked = [regime.tokens(prompts) for prompts in stretches[: len(plain)]]
             partial = len(plain) < len(stretches)
             self.measurements += [
@@ -197,16 +231,12 @@ class _Course:
                 self.missing.append(f"{contender.system}: {why}")
                 continue
             entrant.renew()
-            try:
-                in_turn([_lane(regime, entrant, prompts, 0, WARM_UP)])
-            except Exception as error:
-                if own:
-                    raise
-                # Other systems fail as they like; that is no reason to measure nothing.
-                shown = " ".join(f"{type(error).__name__}: {error}".split())
-                self.missing.append(f"{contender.label}: {shown}")
-                continue
-            ready.append(entrant)
+            lane = _lane(regime, entrant, prompts, 0, WARM_UP)
+            in_turn([lane])
+            if lane.failure is None:
+                ready.append(entrant)
+            else:
+                self.missing.append(f"{contender.label}: {lane.failure}")
         return ready
 
 
@@ -223,15 +253,25 @@ def _lane(
 
 def _race(
     regime: Regime, scores: Sequence[Score], prompts: Sequence[Prompt], index: int, *, whole: bool
-) -> None:
-    """A stretch: all of it counts, or an interrupt left it undone and nothing does."""
+) -> list[tuple[Entrant, str]]:
+    """A stretch: all of it counts, or an interrupt left it undone and nothing does.
+
+    Returns:
+        Who failed, and why: nothing of that one is counted.
+    """
     order = [(place + index) % len(scores) for place in range(len(scores))]
     lanes = {place: _lane(regime, scores[place].entrant, prompts, index) for place in order}
     in_turn(list(lanes.values()), whole=whole)
     plain = lanes[0].token_ids
     expected = [_expected(regime, score.entrant, prompts, index, plain) for score in scores]
+    failed = []
     for place, score in enumerate(scores):
-        score.add(lanes[place], expected[place])
+        failure = lanes[place].failure
+        if failure is None:
+            score.add(lanes[place], expected[place])
+        else:
+            failed.append((score.entrant, failure))
+    return failed
 
 
 def _expected(
@@ -251,3 +291,7 @@ def _expected(
         in_turn([lane])
         return lane.token_ids
     return None
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..metrics import Tally
 from .entrants import Entrant
 from .matrix import Regime
-from .race import Racer, speedup
+from .race import Racer, compared
 from .records import Measurement
 
 
@@ -62,11 +62,9 @@ class Score:
         low: float | None = None
         high: float | None = None
         if self._tokens == plain._tokens == list(asked):
-            ratio, low, high = speedup(
+            ratio, low, high = compared(
                 plain._seconds, plain._tokens, self._seconds, self._tokens, distinct
             )
-        if min(len(self), distinct) < 2:
-            low = high = None
         return Measurement(
             contender=self.entrant.contender,
             workload=regime.workload.name,

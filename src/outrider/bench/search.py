@@ -16,6 +16,9 @@ from .records import Contender
 DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 SHAPES = ((2, 1, 1), (2, 2, 1, 1), (4, 2, 1, 1))
 
+_USUAL = ("hybrid", "draft_model", "ngram", "suffix")
+"""Which of the drafters there are is used by default: the first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Models:
@@ -75,10 +78,11 @@ class Search:
         batch: sequences decoded together.
         params: of every request, but for the temperature; every text has all of `max_tokens`.
         checks: how many of the best are run for real, the adaptive default apart.
-        verify: how many predictions are compared with a run, in all: as many of all kinds, and at
-            all temperatures alike, as the best leave over. A prediction is of a configuration at
-            one temperature.
-        repeats: how often each prompt is decoded in such a run.
+        verify: how many predictions are compared with a run, in all: those by formula or replay
+            first, of all kinds and at all temperatures alike, as many as the best leave over. A
+            prediction is of a configuration at one temperature.
+        repeats: how often each prompt is decoded in such a run: twice or more tell how far a run
+            may be off.
 
     Raises:
         InvalidConfigError: a value is not allowed.
@@ -152,7 +156,6 @@ class Search:
         return (PLAIN, *chains, *trees)
 
     def default(self) -> Contender:
-        """What `outrider` does by default: an adaptive depth."""
-        names: Sequence[str] = ("draft_model", *self.drafters)
-        drafter = next(name for name in names if name in self.drafters)
+        """What `outrider` does by default, with what may draft: an adaptive depth."""
+        drafter = next(name for name in _USUAL if name in self.drafters)
         return Contender("outrider", drafter, "block")

@@ -10,46 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 from ..errors import InvalidConfigError
 from ..pairing import parts_of
 from ..protocols import CachedModel
+from .checks import Check, pooled
 from .contending import PLAIN
 from .forecast import Prediction, predict
 from .heat import Heat, measurement
 from .measure import Tokens, forward_times
 from .progress import Report, Steps
-from .race import speedup
-from .records import Contender, ForwardTime, Measurement, Workload
+from .records import Contender, ForwardTime, Workload
 from .regime import Regime, measure
 from .search import Models, Search
-
-WITHIN = 0.1
-"""The error up to which a prediction counts as right."""
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A configuration raced against plain decoding at one temperature.
-
-    Attributes:
-        plain: plain decoding, in the same race.
-        measured: the configuration.
-        predicted: what was predicted of it; None for an adaptive depth.
-    """
-
-    plain: Measurement
-    measured: Measurement
-    predicted: Prediction | None
-
-    @property
-    def error(self) -> float | None:
-        """Predicted over measured tokens a second, less 1."""
-        if self.predicted is None:
-            return None
-        return self.predicted.tokens_per_s / self.measured.tokens_per_s - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +36,17 @@ class Recommendation:
         best: the best configuration that was checked, recommended or not.
         expected: its predicted speedup over all temperatures; of an adaptive depth that of the best
             fixed depth, plain decoding included.
-        measured, low, high: its measured speedup over all temperatures with a 95% interval.
+        measured, low, high: its measured speedup over all temperatures with a 95% interval over
+            prompts; there is no interval where fewer than two (with batches, two batches of them)
+            were run at some temperature.
     """
 
     contender: Contender
     best: Contender
     expected: float | None
     measured: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
     @property
     def speculate(self) -> bool:
@@ -79,13 +56,19 @@ class Recommendation:
     @property
     def verdict(self) -> str:
         """The recommendation in one clause."""
-        figures = f"{self.measured:.2f}x plain decoding (95% interval {self.low:.2f} to "
-        figures += f"{self.high:.2f}"
+        figures = f"{self.measured:.2f}x plain decoding ("
+        if self.low is not None:
+            figures += f"95% interval {self.low:.2f} to {self.high:.2f} over prompts"
+        else:
+            figures += "no interval: it takes two prompts, or batches of them, at each temperature"
         if self.expected is not None:
             figures += f", {self.expected:.2f}x was expected"
         if self.speculate:
             return f"{self.best.label}: {figures})"
-        return f"do not speculate: the best checked, {self.best.label}, is {figures})"
+        best = f"the best checked, {self.best.label}, is {figures})"
+        if self.low is None:
+            return f"too few prompts to recommend speculation: {best}"
+        return f"do not speculate: {best}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,16 +215,16 @@ def recommend(
     of: dict[Contender, list[Check]] = {}
     for check in checks:
         of.setdefault(check.measured.contender, []).append(check)
-    pooled = {
-        contender: _pooled(found)
+    gains = {
+        contender: pooled(found)
         for contender, found in of.items()
         if len(found) == len(temperatures)
     }
-    if not pooled:
+    if not gains:
         return None
-    best = max(pooled, key=lambda contender: pooled[contender][0])
-    measured, low, high = pooled[best]
-    chosen = best if low > 1 else PLAIN
+    best = max(gains, key=lambda contender: gains[contender][0])
+    measured, low, high = gains[best]
+    chosen = best if low is not None and low > 1 else PLAIN
     return Recommendation(chosen, best, _expected(best, predictions), measured, low, high)
 
 
@@ -256,23 +239,6 @@ def best_depth(contender: Contender, predictions: Sequence[Prediction]) -> int:
         if (other.drafter, other.verification) == alike and other.tree_shape is None
     )
     return next(depths, None) or 1
-
-
-def within(checks: Sequence[Check]) -> tuple[int, int]:
-    """How many predictions are within 10% of what was measured, and of how many."""
-    errors = [check.error for check in checks if check.error is not None]
-    return sum(abs(error) <= WITHIN for error in errors), len(errors)
-
-
-def _pooled(checks: Sequence[Check]) -> tuple[float, float, float]:
-    plain = [check.plain for check in checks]
-    other = [check.measured for check in checks]
-    return speedup(
-        [second for each in plain for second in each.seconds],
-        [count for each in plain for count in each.tokens],
-        [second for each in other for second in each.seconds],
-        [count for each in other for count in each.tokens],
-    )
 
 
 def _expected(contender: Contender, predictions: Sequence[Prediction]) -> float | None:
@@ -336,6 +302,7 @@ def _check_all(
                         baseline,
                         measurement(contender, timed, plain, *regime),
                         known.get((contender, temperature)),
+                        distinct,
                     )
                     for contender, timed in zip(group, others, strict=True)
                 ]
@@ -345,26 +312,34 @@ def to_check(search: Search, predictions: Sequence[Prediction]) -> list[tuple[Co
     """Configurations, each with a temperature, to be run.
 
     First the default and the best predicted, at every temperature, which a recommendation rests on.
-    Then as many others as make `search.verify` predictions in all, evenly spread over kinds and
-    temperatures.
+    Then as many others as make `search.verify` predictions in all, or more if it takes more for
+    five sixths of them to be by formula or replay: those alone as long as there are some, evenly
+    spread over kinds and temperatures. What comes from a short run of the same configuration says
+    little.
     """
     order = [contender for contender, _ in ranked(predictions) if not contender.plain]
     best, rest = order[: search.checks], order[search.checks :]
     temperatures = search.temperatures
     jobs = [(contender, at) for contender in (search.default(), *best) for at in temperatures]
+    short = {found.contender for found in predictions if not found.exact}
+    sound = sum(contender not in short for contender in best) * len(temperatures)
+    least = max(search.verify - len(best) * len(temperatures), ceil(search.verify * 5 / 6) - sound)
+    left = max(0, least)
     others = sorted(rest, key=search.contenders().index)
-    left = max(0, search.verify - len(best) * len(temperatures))
+    telling = [contender for contender in others if contender not in short]
     for place, at in enumerate(temperatures):
         share = left // len(temperatures) + (place < left % len(temperatures))
-        count = min(share, len(others))
         # Each temperature begins a little further on.
-        jobs += [
-            (
-                others[
-                    (i * len(temperatures) + place) * len(others) // (count * len(temperatures))
-                ],
-                at,
-            )
-            for i in range(count)
-        ]
+        start = place / len(temperatures)
+        chosen = _spread(telling, share, start)
+        chosen += _spread(
+            [contender for contender in others if contender in short], share - len(chosen), start
+        )
+        jobs += [(contender, at) for contender in chosen]
     return jobs
+
+
+def _spread(among: Sequence[Contender], count: int, start: float) -> list[Contender]:
+    """So many of them, or all, at even distances; `start` is a share of the first distance."""
+    taken = min(count, len(among))
+    return [among[int((i + start) * len(among) / taken)] for i in range(taken)]

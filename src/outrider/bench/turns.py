@@ -48,6 +48,8 @@ class Turn:
     """A request that is answered at once: a `Racer` whose turn is the whole of it.
 
     Its clock leaves out the target's first forward, which reads the prompt, as `race.Lane`'s does.
+    Other systems fail as they like: `failure` says then why there is no answer, and the others of a
+    race go on.
 
     Args:
         prompt_tokens: how many the prompt has.
@@ -62,6 +64,7 @@ class Turn:
         self.seconds = 0.0
         self.prompt_s = 0.0
         self.records: list[RoundRecord] = []
+        self.failure: str | None = None
 
     @property
     def token_ids(self) -> tuple[tuple[int, ...], ...]:
@@ -72,12 +75,16 @@ class Turn:
         """Decode all."""
         if not self.running:
             return
-        answer = self._answer()
+        try:
+            answer = self._answer()
+            self.prompt_s = answer.forwards[0].seconds
+            self.records = rounds(self._prompt_tokens, answer)
+        except Exception as error:
+            self.failure = " ".join(f"{type(error).__name__}: {error}".split())
+        else:
+            self._emitted = answer.token_ids
+            self.seconds = answer.total_s - self.prompt_s
         self.running = False
-        self._emitted = answer.token_ids
-        self.prompt_s = answer.forwards[0].seconds
-        self.seconds = answer.total_s - self.prompt_s
-        self.records = rounds(self._prompt_tokens, answer)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -150,13 +150,17 @@ def _run(args: Namespace, form: str | None, settings: Namespace, ending: Ending)
 
     console = Console(stderr=True)
     with Folder.prepared(args.out, quick=args.quick) as folder:
-        result = _measure(args, settings, console)
+        result = _measure(args, settings, console, ending)
         if not result.measurements:
             raise ending.kind
+        if folder is not None:
+            folder.write(result)
         _show(result, form, args)
+        sys.stdout.flush()
+        ending.release()
         if folder is not None:
             with console.status("drawing"):
-                folder.write(result)
+                folder.draw(result)
             print(f"written to {folder.path}", file=sys.stderr)
     if result.partial:
         print("outrider: interrupted; this is what had been measured", file=sys.stderr)
@@ -164,7 +168,8 @@ def _run(args: Namespace, form: str | None, settings: Namespace, ending: Ending)
     return 0
 
 
-def _measure(args: Namespace, settings: Namespace, console: Console) -> BenchResult:
+def _measure(args: Namespace, settings: Namespace, console: Console, ending: Ending) -> BenchResult:
+    """Measure; signals wait from there on."""
     from ..bench.provenance import provenance
     from ..bench.run import run as run_matrix
     from .models import load
@@ -192,17 +197,18 @@ def _measure(args: Namespace, settings: Namespace, console: Console) -> BenchRes
         "prompts": {each.name: len(each.prompts) for each in workloads},
         "max_tokens": matrix.max_tokens,
         "repeats": matrix.repeats,
-        "turns": "whole requests" if matrix.peers else "rounds",
         "messages": "the chat template" if template else "contents alone: no chat template",
     }
     with progress(console, "timing") as advance:
-        return run_matrix(
+        result = run_matrix(
             matrix,
             workloads,
             lambda name: pair if name == dtype else _pair(load_in(name)),
             provenance(models, told),
             advance,
         )
+        ending.hold()
+    return result
 
 
 def _show(result: BenchResult, form: str | None, args: Namespace) -> None:

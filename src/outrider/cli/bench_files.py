@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidConfigError
+from . import config_file
 
 if TYPE_CHECKING:
     from ..bench.records import BenchResult
@@ -61,15 +61,19 @@ class Folder:
                 path.rmdir()
 
     def write(self, result: BenchResult) -> None:
-        """Write all files: first the figures, so that a failing plot costs none of them."""
+        """Write the figures."""
         from ..bench import documents, tables
-        from ..bench.canvas import Picture, check_plots, save
+
+        self._put(RESULT, (documents.as_json(result) + "\n").encode())
+        self._put("result.md", tables.as_markdown(result).encode())
+        self._put("result.csv", documents.as_csv(result).encode())
+
+    def draw(self, result: BenchResult) -> None:
+        """Write the plots, where they can be made, and the page."""
+        from ..bench.canvas import Picture, check_plots
         from ..bench.page import page
         from ..bench.plots import pictures
 
-        self._put(RESULT, documents.as_json(result) + "\n")
-        self._put("result.md", tables.as_markdown(result))
-        self._put("result.csv", documents.as_csv(result))
         drawn: list[Picture] = []
         try:
             check_plots()
@@ -77,11 +81,9 @@ class Folder:
             print(f"outrider: no plots: {error}", file=sys.stderr)
         else:
             drawn = pictures(result)
-            save(drawn, self.path)
-        self._put("index.html", page(result, drawn))
+        for name, data in drawn:
+            self._put(f"{name}.png", data)
+        self._put("index.html", page(result, drawn).encode())
 
-    def _put(self, name: str, text: str) -> None:
-        """A file that is there as a whole or not at all."""
-        partial = self.path / f".{name}.partial"
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, self.path / name)
+    def _put(self, name: str, data: bytes) -> None:
+        config_file.write(self.path / name, data)

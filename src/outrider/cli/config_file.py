@@ -72,14 +72,22 @@ def written(settings: Mapping[str, Any], comments: Collection[str] = ()) -> str:
 
 
 def write(path: str | Path, data: bytes) -> None:
-    """Make a file, at once and as a whole: a reader sees the old one or the new one."""
+    """Make a file, at once and as a whole: a reader sees the old one or the new one.
+
+    An interrupt, or a full disk, leaves nothing beside them.
+    """
     place = Path(path)
     with tempfile.NamedTemporaryFile(
         dir=place.parent, prefix=f".{place.name}.", delete=False
     ) as file:
-        file.write(data)
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, place)
+        try:
+            file.write(data)
+            file.flush()
+            os.chmod(file.name, 0o644)
+            os.replace(file.name, place)
+        except BaseException:
+            os.unlink(file.name)
+            raise
 
 
 def check_writable(flag: str, path: str) -> None:

@@ -1,12 +1,13 @@
-"""SIGTERM, which ends a long measurement as Ctrl-C does: what was measured is kept."""
+"""Signals that end a long measurement: what was measured is kept, and what is kept is written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from signal import SIGINT, SIGTERM, signal
+from dataclasses import dataclass, field
+from signal import SIG_IGN, SIGINT, SIGTERM, getsignal, signal
 from types import FrameType
+from typing import Any
 
 
 class Terminated(KeyboardInterrupt):
@@ -22,11 +23,47 @@ class Ending:
     """
 
     kind: type[KeyboardInterrupt] = KeyboardInterrupt
+    _held: list[type[KeyboardInterrupt]] = field(default_factory=list)
+    _before: dict[int, Any] = field(default_factory=dict)
 
     @property
     def status(self) -> int:
         """The exit status: 128 and the signal's number."""
         return 128 + (SIGTERM if issubclass(self.kind, Terminated) else SIGINT)
+
+    def hold(self) -> None:
+        """From now on a signal waits for `release`, and only a second one does not.
+
+        To be called when measuring is over, and what was measured is still to be written.
+        """
+        for number, kind in ((SIGINT, KeyboardInterrupt), (SIGTERM, Terminated)):
+            if getsignal(number) is not SIG_IGN:
+                self._before[number] = signal(number, self._holding(kind))
+
+    def release(self) -> None:
+        """Let signals take effect again, one that has come too.
+
+        Raises:
+            KeyboardInterrupt: one has.
+        """
+        self._restore()
+        if self._held:
+            self.kind = self._held.pop()
+            raise self.kind
+
+    def _holding(self, kind: type[KeyboardInterrupt]) -> Callable[[int, FrameType | None], None]:
+        def hold(_number: int, _frame: FrameType | None) -> None:
+            again = bool(self._held)
+            self._held.append(kind)
+            if again:
+                self.release()
+
+        return hold
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal(number, handler)
+        self._before.clear()
 
 
 @contextmanager
@@ -46,4 +83,5 @@ def terminable() -> Iterator[Ending]:
     try:
         yield ending
     finally:
+        ending._restore()
         signal(SIGTERM, before)

@@ -17,10 +17,11 @@ from .paint import wants_color
 from .parser import HelpFormatter
 
 if TYPE_CHECKING:
+    from ..bench.checks import Check
     from ..bench.exports import Export
     from ..bench.records import Contender, Measurement, Workload
     from ..bench.search import Models, Search
-    from ..bench.tune import Check, TuneResult
+    from ..bench.tune import TuneResult
     from .models import Loaded
 
 SYSTEMS = ("vllm", "sglang", "llama.cpp", "transformers")
@@ -42,8 +43,10 @@ def configure(parser: ArgumentParser) -> None:
     parser.description = (
         "Find how a pair of models decodes prompts fastest. Round times and acceptance are "
         "measured once; from them the tokens a second of every drafter, verification, depth and "
-        "tree are predicted by exact formulae; the best, and the adaptive default, are run beside "
-        "plain decoding. Ends in a recommendation, which may be not to speculate."
+        "tree are predicted: a draft model's by exact formulae, lookups and hybrids by replaying "
+        "them along the target's texts, trees from short runs of each. The best, and the adaptive "
+        "default, are run beside plain decoding. Ends in a recommendation, which may be not to "
+        "speculate."
     )
     parser.usage = "%(prog)s [--target MODEL --draft MODEL] [--prompts FILE] [flag ...]"
     parser.formatter_class = HelpFormatter
@@ -91,7 +94,8 @@ def configure(parser: ArgumentParser) -> None:
         action="store_const",
         const=VERIFIED,
         default=0,
-        help=f"compare {VERIFIED} predictions with runs, of all kinds and temperatures alike",
+        help=f"compare {VERIFIED} predictions with runs, at all temperatures alike, by formula or "
+        "replay where there are as many",
     )
     options.add_output_flags(parser, "all that was measured and predicted", "the report")
     config_file.add_config_flag(
@@ -207,13 +211,13 @@ def _run(args: Namespace, drafters: tuple[str, ...], ending: Ending) -> int:
     facts = {name: loaded.facts[name] for name in ("target", "draft", "device", "dtype")}
     with progress(console, "tuning") as advance:
         result = tune(models, workload, search, advance, provenance(facts, asdict(search)))
+        ending.hold()
     exports = _exports(args, result)
     settings = None
     if result.recommendation is not None:
         settings = _settings(args, result.recommendation.contender)
     document = _document(result, exports, settings)
-    with console.status("writing"):
-        _write(args, result, document, settings)
+    _write(args, result, document, settings)
     if args.json:
         print(json.dumps(document))
     else:
@@ -221,6 +225,10 @@ def _run(args: Namespace, drafters: tuple[str, ...], ending: Ending) -> int:
 
         saved = args.save if settings is not None else None
         Screen(wants_color(args.color)).show(result, exports, saved)
+    sys.stdout.flush()
+    ending.release()
+    with console.status("drawing"):
+        _draw(args, result)
     if result.partial:
         print("outrider: interrupted; what was measured until then is shown", file=sys.stderr)
         return ending.status
@@ -340,25 +348,29 @@ def _write(
             result.recommendation.verdict,
         )
         config_file.write(args.save, config_file.written(settings, comments).encode())
-    if args.out is None:
-        return
-    config_file.write(Path(args.out) / "tune.json", json.dumps(document).encode())
-    if any(check.predicted is not None for check in result.checks):
-        from ..bench.agreement import picture
+    if args.out is not None:
+        config_file.write(Path(args.out) / "tune.json", json.dumps(document).encode())
 
-        try:
-            config_file.write(Path(args.out) / PICTURE, picture(result.checks))
-        except InvalidConfigError as error:
-            print(f"outrider: no {PICTURE}: {error}", file=sys.stderr)
+
+def _draw(args: Namespace, result: TuneResult) -> None:
+    if args.out is None or all(check.predicted is None for check in result.checks):
+        return
+    from ..bench.agreement import picture
+
+    try:
+        config_file.write(Path(args.out) / PICTURE, picture(result.checks))
+    except InvalidConfigError as error:
+        print(f"outrider: no {PICTURE}: {error}", file=sys.stderr)
 
 
 def _document(
     result: TuneResult, exports: list[Export], settings: dict[str, Any] | None
 ) -> dict[str, Any]:
     """The object that `--json` prints."""
-    from ..bench.tune import within
+    from ..bench.checks import agreement
 
-    right, total = within(result.checks)
+    counted = agreement(result.checks, rehearsed=False)
+    rehearsed = agreement(result.checks, rehearsed=True)
     found = result.recommendation
     return {
         "provenance": result.provenance,
@@ -378,7 +390,10 @@ def _document(
             for prediction in result.predictions
         ],
         "checks": [_check(check) for check in result.checks],
-        "predictions_within_10_percent": {"count": right, "of": total},
+        "predictions_within_10_percent": {"count": counted.close, "of": counted.of},
+        "predictions_within_interval": {"count": counted.inside, "of": counted.bounded},
+        "short_runs_within_10_percent": {"count": rehearsed.close, "of": rehearsed.of},
+        "short_runs_within_interval": {"count": rehearsed.inside, "of": rehearsed.bounded},
         "recommendation": None
         if found is None
         else asdict(found) | {"speculate": found.speculate, "verdict": found.verdict},
@@ -393,10 +408,19 @@ def _check(check: Check) -> dict[str, Any]:
         "label": check.measured.contender.label,
         "temperature": check.measured.temperature,
         "predicted_tokens_per_s": None if predicted is None else predicted.tokens_per_s,
+        "predicted_from": _source(check),
         "error": check.error,
+        "measured_standard_error": check.standard_error,
+        "measured_interval": check.interval,
         "plain": _measurement(check.plain),
         "measured": _measurement(check.measured),
     }
+
+
+def _source(check: Check) -> str | None:
+    if check.predicted is None:
+        return None
+    return "a short run" if check.rehearsed else "formula or replay"
 
 
 def _measurement(measured: Measurement) -> dict[str, Any]:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from ..bench.checks import Check, told
 from ..bench.contending import PLAIN
 from ..bench.exports import Export
-from ..bench.tune import Check, TuneResult, ranked, within
+from ..bench.tune import TuneResult, ranked
 from .screen import standard_output, table
 
 SHOWN = 10
@@ -84,24 +85,37 @@ class Screen:
         self.console.print(shown)
 
     def _checks(self, checks: Sequence[Check]) -> None:
-        right, total = within(checks)
-        self._say(f"\nrun: {right} of {total} predictions are within 10%", "bold")
+        self._say("\nrun beside plain decoding", "bold")
         shown = table(
             "configuration",
-            right=("temp", "predicted", "measured tokens/s", "off by", "speedup", "95% interval"),
+            right=(
+                "temp",
+                "predicted",
+                "measured\ntokens/s",
+                "standard\nerror",
+                "off by",
+                "speedup",
+                "95% interval",
+            ),
         )
         for check in checks:
             measured, predicted = check.measured, check.predicted
+            mark = "*" * check.rehearsed
             shown.add_row(
                 measured.contender.label.removeprefix("outrider "),
                 f"{measured.temperature:g}",
-                "-" if predicted is None else f"{predicted.tokens_per_s:.1f}",
+                "-" if predicted is None else f"{predicted.tokens_per_s:.1f}{mark}",
                 f"{measured.tokens_per_s:.1f}",
+                "-" if check.standard_error is None else f"{check.standard_error:.1f}",
                 "-" if check.error is None else f"{check.error:+.1%}",
                 f"{measured.speedup:.2f}x",
-                f"{measured.low:.2f} to {measured.high:.2f}",
+                "-" if measured.low is None else f"{measured.low:.2f}–{measured.high:.2f}",
             )
         self.console.print(shown)
+        if any(check.rehearsed for check in checks):
+            self._say("* the times of a short run of the same configuration", "dim")
+        for line in told(checks):
+            self._say(line, "bold")
 
     def _say(self, line: str, style: str = "") -> None:
         self.console.print(Text(line, style), soft_wrap=True)

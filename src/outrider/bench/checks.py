@@ -1,0 +1,181 @@
+"""Predictions held against runs, and how surely such a run says what is right.
+
+A prediction and the run that checks it share their prompts, so that prompts of unequal speed are no
+reason for them to differ. What does differ, the texts drawn at a temperature above 0 and the noise
+of the clock, is seen in repeats of a prompt. The standard error of a run is made of those alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+from .forecast import Prediction
+from .race import compared
+from .records import Measurement
+
+WITHIN = 0.1
+"""The error up to which a prediction counts as right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A configuration raced against plain decoding at one temperature.
+
+    Attributes:
+        plain: plain decoding, in the same race.
+        measured: the configuration.
+        predicted: what was predicted of it; None for an adaptive depth.
+        distinct: how many batches of prompts there are before they come again.
+    """
+
+    plain: Measurement
+    measured: Measurement
+    predicted: Prediction | None
+    distinct: int
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured tokens a second, less 1."""
+        if self.predicted is None:
+            return None
+        return self.predicted.tokens_per_s / self.measured.tokens_per_s - 1
+
+    @property
+    def rehearsed(self) -> bool:
+        """Whether what was predicted are times of an earlier run of the same configuration.
+
+        Such a prediction is nearly right by construction.
+        """
+        return self.predicted is not None and not self.predicted.exact
+
+    @property
+    def standard_error(self) -> float | None:
+        """Of the measured tokens a second, prompts given; None where too few of them came again."""
+        squares, freedom = self._scatter()
+        if freedom < 2:
+            return None
+        seconds = self.measured.seconds
+        deviation = sqrt(len(seconds) * squares / freedom)
+        return self.measured.tokens_per_s * deviation / sum(seconds)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """A 95% interval, by Student's t, of the measured tokens a second, prompts given."""
+        error = self.standard_error
+        if error is None:
+            return None
+        rate, margin = self.measured.tokens_per_s, _student(self._scatter()[1]) * error
+        return rate - margin, rate + margin
+
+    def _scatter(self) -> tuple[float, int]:
+        """The squared distances of a prompt's times from their mean, summed, and how many say so.
+
+        Every text has the same number of tokens, so that a rate varies as the seconds do.
+        """
+        times = [self.measured.seconds[first :: self.distinct] for first in range(self.distinct)]
+        known = [found for found in times if found]
+        squares = sum(
+            (second - sum(found) / len(found)) ** 2 for found in known for second in found
+        )
+        return squares, sum(len(found) - 1 for found in known)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How many predictions agree with what was measured.
+
+    Attributes:
+        of: how many were checked.
+        close: of these, within 10%.
+        bounded: how many measurements have an interval.
+        inside: of these, how many hold what was predicted.
+    """
+
+    of: int
+    close: int
+    bounded: int
+    inside: int
+
+    @property
+    def told(self) -> str:
+        """In words."""
+        inside = f", {self.inside} of {self.bounded} within the 95% interval of the run"
+        return f"{self.close} of {self.of} within {WITHIN:.0%}" + inside * (self.bounded > 0)
+
+
+def agreement(checks: Iterable[Check], *, rehearsed: bool) -> Agreement:
+    """How predictions agree with runs.
+
+    Args:
+        checks: of any kind.
+        rehearsed: whether to count those whose predictions come from short runs of the same
+            configuration, or the others: by formula, or by replay.
+    """
+    counted = [
+        (check, check.predicted.tokens_per_s, check.interval)
+        for check in checks
+        if check.predicted is not None and check.rehearsed == rehearsed
+    ]
+    return Agreement(
+        of=len(counted),
+        close=sum(abs(check.error or 0.0) <= WITHIN for check, _, _ in counted),
+        bounded=sum(interval is not None for _, _, interval in counted),
+        inside=sum(
+            interval is not None and interval[0] <= rate <= interval[1]
+            for _, rate, interval in counted
+        ),
+    )
+
+
+def told(checks: Sequence[Check]) -> tuple[str, ...]:
+    """How predictions agree with runs, a line for each way of predicting."""
+    kinds = (("by formula or replay", False), ("from short runs of the same", True))
+    counted = [(kind, agreement(checks, rehearsed=rehearsed)) for kind, rehearsed in kinds]
+    return tuple(f"predictions {kind}: {found.told}" for kind, found in counted if found.of)
+
+
+def pooled(checks: Sequence[Check]) -> tuple[float, float | None, float | None]:
+    """A configuration's speedup over all temperatures, and its 95% interval over prompts.
+
+    A prompt is resampled with all of its repeats, at every temperature: none of them says anything
+    of other prompts. There is no interval where fewer than two were run at some temperature.
+
+    Args:
+        checks: of one configuration, one for each temperature.
+    """
+    seen = [min(check.distinct, len(check.measured.seconds)) for check in checks]
+    count = max(seen)
+
+    def column(of: Callable[[Check], Sequence[float]]) -> list[float]:
+        found: list[float] = []
+        for check in checks:
+            # An interrupt may have left prompts out.
+            found += [*of(check), *[0.0] * (-len(of(check)) % count)]
+        return found
+
+    gain, low, high = compared(
+        column(lambda check: check.plain.seconds),
+        column(lambda check: check.plain.tokens),
+        column(lambda check: check.measured.seconds),
+        column(lambda check: check.measured.tokens),
+        count,
+    )
+    return (gain, low, high) if min(seen) > 1 else (gain, None, None)
+
+
+def _student(freedom: int) -> float:
+    """The 97.5% quantile of Student's t, to 1% from 2 degrees of freedom on.
+
+    Fisher's expansion about the normal quantile: Abramowitz and Stegun, 26.7.5.
+    """
+    z = 1.959964
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return sum(term * (1 / freedom) ** power for power, term in enumerate(terms))

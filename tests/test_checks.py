@@ -1,0 +1,130 @@
+"""Predictions held against runs: what is pooled, what an interval holds, and what is counted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from outrider.bench.checks import Check, agreement, pooled, told
+from outrider.bench.contending import PLAIN
+from outrider.bench.forecast import Prediction
+from outrider.bench.records import Contender, Measurement
+from outrider.bench.tune import recommend
+
+K2 = Contender("outrider", "draft_model", "block", 2)
+
+
+def prediction(contender: Contender, seconds: float, *, exact: bool = True) -> Prediction:
+    return Prediction(contender, 0.0, 100, 50.0, seconds, exact)
+
+
+PREDICTIONS = [prediction(PLAIN, 10.0), prediction(K2, 4.0)]
+
+
+def timed(
+    contender: Contender, seconds: tuple[float, ...], temperature: float = 0.0
+) -> Measurement:
+    """Of stretches of 50 tokens."""
+    tokens = (50,) * len(seconds)
+    return Measurement(
+        contender, "some", temperature, 1, "float32", seconds, tokens, None, 2, None, None, None
+    )
+
+
+def repeated(
+    seconds: tuple[float, ...], distinct: int, predicted: Prediction | None = None
+) -> Check:
+    return Check(timed(PLAIN, (1.0,) * len(seconds)), timed(K2, seconds), predicted, distinct)
+
+
+def test_repeats_and_temperatures_of_a_prompt_are_resampled_together() -> None:
+    """Two prompts, one twice as fast as the other, tell the same however often they are run."""
+    once = pooled([repeated((0.5, 1.25), 2)])
+    assert once[1:] == pytest.approx((1 / 1.25, 2.0))
+    again = repeated((0.5, 1.25) * 4, 2)
+    assert pooled([again]) == pytest.approx(once)
+    assert pooled([again, again, again]) == pytest.approx(once)
+    found = recommend((0.0,), PREDICTIONS, [again])
+    assert found is not None
+    assert found.measured > 1
+    assert not found.speculate
+
+
+def test_a_check_that_was_cut_short_is_pooled_prompt_by_prompt() -> None:
+    whole, short = repeated((0.5, 1.0, 2.0) * 2, 3), repeated((0.5, 1.0), 3)
+    gain, low, high = pooled([whole, short])
+    assert gain == pytest.approx(8 / 8.5)
+    assert (low, high) == pytest.approx((0.5, 2.0))
+    assert pooled([short])[1:] == pytest.approx((1.0, 2.0))
+
+
+@pytest.mark.parametrize("distinct", [1, 4])
+def test_one_prompt_recommends_nothing(distinct: int) -> None:
+    """Neither alone and repeated, nor as all that an interrupt has left."""
+    seconds = (0.5, 0.5) if distinct == 1 else (0.5,)
+    few = repeated(seconds, distinct)
+    assert pooled([few, few]) == (2.0, None, None)
+    assert pooled([repeated((0.5,) * 8, 4), few])[1:] == (None, None)
+    found = recommend((0.0,), PREDICTIONS, [few])
+    assert found is not None
+    assert (found.contender, found.best) == (PLAIN, K2)
+    assert not found.speculate
+    assert found.verdict.startswith("too few prompts to recommend speculation: the best checked")
+    assert "2.00x plain decoding (no interval: it takes two prompts" in found.verdict
+
+
+def test_the_error_of_a_run_is_of_repeats_and_not_of_prompts() -> None:
+    slow = repeated((0.9, 10.0, 1.1, 10.0), 2)
+    other = repeated((0.9, 0.5, 1.1, 0.5), 2)
+    # Two degrees of freedom: squares of 0.1 twice, so 0.01 each, of four times.
+    for check, total in ((slow, 22.0), (other, 3.0)):
+        assert check.standard_error == pytest.approx(200 / total * 0.2 / total)
+        assert check.interval == pytest.approx(
+            (200 / total * (1 - 4.303 * 0.2 / total), 200 / total * (1 + 4.303 * 0.2 / total)),
+            rel=0.01,
+        )
+    assert repeated((0.9, 10.0), 2).standard_error is None
+    assert repeated((0.9, 1.1), 1).interval is None
+
+
+def test_intervals_hold_what_they_should() -> None:
+    """Of 4,000 runs of four prompts, twice each: 95% within 1.2 points, or one in 2,000 fails."""
+    random = np.random.default_rng(3)
+    means = np.array([1.0, 1.5, 2.0, 3.0] * 2)
+    held = 0
+    for noise in random.normal(0, 0.1, (4000, 8)):
+        interval = repeated(tuple((means + noise).tolist()), 4).interval
+        assert interval is not None
+        held += interval[0] <= 400 / means.sum() <= interval[1]
+    assert held / 4000 == pytest.approx(0.95, abs=0.012)
+
+
+def test_agreement_is_counted_apart_for_short_runs() -> None:
+    near = repeated((4.9, 5.1, 5.1, 4.9), 2, prediction(K2, 10.5))
+    assert near.error == pytest.approx(1 / 1.05 - 1)
+    far = repeated((2.0, 2.0, 2.0, 2.0), 2, prediction(K2, 10.0))
+    wide = repeated((1.0, 9.0, 9.0, 1.0), 2, prediction(K2, 6.0))
+    once = repeated((5.0, 5.0), 2, prediction(K2, 10.0))
+    short = repeated((5.0, 5.0), 2, prediction(K2, 10.0, exact=False))
+    adaptive = repeated((5.0, 5.0), 2)
+    checks = [near, far, wide, once, short, adaptive]
+    counted = agreement(checks, rehearsed=False)
+    assert (counted.of, counted.close, counted.bounded, counted.inside) == (4, 2, 3, 2)
+    rehearsed = agreement(checks, rehearsed=True)
+    assert (rehearsed.of, rehearsed.close, rehearsed.bounded) == (1, 1, 0)
+    assert told(checks) == (
+        "predictions by formula or replay: 2 of 4 within 10%, 2 of 3 within the 95% interval of "
+        "the run",
+        "predictions from short runs of the same: 1 of 1 within 10%",
+    )
+    assert told([adaptive]) == ()
+
+
+def test_the_picture_is_a_png() -> None:
+    pytest.importorskip("matplotlib")
+    from outrider.bench.agreement import picture
+
+    near = repeated((5.0, 5.0), 2, prediction(K2, 10.0))
+    warm = Check(timed(PLAIN, (9.0,), 1.0), timed(K2, (4.0,), 1.0), prediction(K2, 4.2), 1)
+    short = repeated((5.0, 5.0), 2, prediction(K2, 10.0, exact=False))
+    assert picture([near, warm, short]).startswith(b"\x89PNG")
