@@ -288,7 +288,7 @@ class AdaptiveDepth:
         self._since_plain += 1
         if self._trying and self._costs.known:
             plain = self._costs.round(rows, 0, 0)
-            took = record.draft_s + self._costs.round(rows, width, 0)
+            took = record.draft_s + self._costs.verifying(rows, width)
             self._spend(took / plain - sum(record.emitted) / rows)
         self._since_draft = 0
 

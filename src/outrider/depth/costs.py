@@ -187,9 +187,12 @@ class Costs:
 
     def round(self, rows: int, width: float, steps: float) -> float:
         """Seconds of a whole round; plain if `width` is 0."""
+        return max(self.verifying(rows, width) + self.draft(rows, steps), _LEAST)
+
+    def verifying(self, rows: int, width: float) -> float:
+        """Seconds of a round but for its drafting."""
         rest = self._draft_rest if width and self._draft_rest.known else self._plain_rest
-        spent = self.target(rows, width) + self.draft(rows, steps) + rest.at(0.0)
-        return max(spent, _LEAST)
+        return self.target(rows, width) + rest.at(0.0)
 
     def reading(self, tokens: int) -> float:
         """Seconds the drafter needs to read a prompt: the target's, scaled as their steps are."""
