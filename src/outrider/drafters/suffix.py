@@ -49,12 +49,11 @@ class _Request:
 
 
 class SuffixDrafter(LookupDrafter):
-    """Drafts what followed the last tokens before. Needs no second model; numba makes it fast.
+    """Drafts what followed the last tokens before. Needs no second model.
 
     It finds the longest match in the request's own prompt and output, and in the outputs of earlier
-    requests: a pool, which rows whose text must repeat (seeded ones) are never shown. With numba,
-    the first one that is made on a machine takes some ten seconds, to compile. Threads may share
-    it.
+    requests: a pool, which rows whose text must repeat (seeded ones) are never shown. The first
+    one that is made on a machine takes some ten seconds, to compile. Threads may share it.
 
     Args:
         max_match: the longest match looked for, in tokens.
