@@ -37,6 +37,14 @@ def repeated(
     return Check(timed(PLAIN, (1.0,) * len(seconds)), timed(K2, seconds), predicted, distinct)
 
 
+def test_a_prediction_is_held_against_the_pace_of_the_run() -> None:
+    """The machine is half as fast as it was, for plain decoding and for the configuration."""
+    slow = Check(timed(PLAIN, (20.0,)), timed(K2, (8.0,)), prediction(K2, 8.0), 1, pace=0.5)
+    assert slow.error == pytest.approx(0.0)
+    steady = Check(timed(PLAIN, (10.0,)), timed(K2, (8.0,)), prediction(K2, 8.0), 1)
+    assert steady.error == pytest.approx(1.0)
+
+
 def test_repeats_and_temperatures_of_a_prompt_are_resampled_together() -> None:
     """Two prompts, one twice as fast as the other, tell the same however often they are run."""
     once = pooled([repeated((0.5, 1.25), 2)])

@@ -17,19 +17,18 @@ def picture(checks: Sequence[Check]) -> bytes:
     Raises:
         InvalidConfigError: matplotlib is not installed.
     """
-    known = [(check, check.predicted) for check in checks if check.predicted is not None]
+    known = [(check, check.expected) for check in checks if check.expected is not None]
     counted, rehearsed = (agreement(checks, rehearsed=each) for each in (False, True))
-    lines = ["Each point is a configuration at a temperature; the band is 10% to either side."]
+    lines = [
+        "Each point is a configuration at a temperature; the band is 10% to either side.",
+        "Predicted for the pace that the machine had in the run, which plain decoding shows.",
+    ]
     if rehearsed.of:
         lines.append(f"Apart, from short runs of the same configuration: {rehearsed.told}.")
     figure, [[axes]] = canvas(
         f"Predictions by formula or replay: {counted.told}", lines, height=6.2
     )
-    rates = [
-        rate
-        for check, predicted in known
-        for rate in (check.measured.tokens_per_s, predicted.tokens_per_s)
-    ]
+    rates = [rate for check, expected in known for rate in (check.measured.tokens_per_s, expected)]
     ends = [0.9 * min(rates), 1.1 * max(rates)]
     low, high = ([(1 + side) * end for end in ends] for side in (-WITHIN, WITHIN))
     axes.fill_between(ends, low, high, color=FAINT, linewidth=0)
@@ -42,8 +41,8 @@ def picture(checks: Sequence[Check]) -> bytes:
     for row, (drafter, short) in enumerate(kinds):
         for column, temperature in enumerate(temperatures):
             points = [
-                (check.measured.tokens_per_s, predicted.tokens_per_s)
-                for check, predicted in known
+                (check.measured.tokens_per_s, expected)
+                for check, expected in known
                 if (check.measured.contender.drafter, check.rehearsed) == (drafter, short)
                 and check.measured.temperature == temperature
             ]

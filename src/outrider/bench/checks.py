@@ -28,19 +28,25 @@ class Check:
         measured: the configuration.
         predicted: what was predicted of it; None for an adaptive depth.
         distinct: how many batches of prompts there are before they come again.
+        pace: how fast the machine was in this race, beside when predictions were measured: plain
+            decoding's tokens a second here over those predicted of it.
     """
 
     plain: Measurement
     measured: Measurement
     predicted: Prediction | None
     distinct: int
+    pace: float = 1.0
+
+    @property
+    def expected(self) -> float | None:
+        """The predicted tokens a second at the pace of this race; None without a prediction."""
+        return None if self.predicted is None else self.predicted.tokens_per_s * self.pace
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured tokens a second, less 1."""
-        if self.predicted is None:
-            return None
-        return self.predicted.tokens_per_s / self.measured.tokens_per_s - 1
+        """Expected over measured tokens a second, less 1."""
+        return None if self.expected is None else self.expected / self.measured.tokens_per_s - 1
 
     @property
     def rehearsed(self) -> bool:
@@ -114,9 +120,9 @@ def agreement(checks: Iterable[Check], *, rehearsed: bool) -> Agreement:
             configuration, or the others: by formula, or by replay.
     """
     counted = [
-        (check, check.predicted.tokens_per_s, check.interval)
+        (check, check.expected, check.interval)
         for check in checks
-        if check.predicted is not None and check.rehearsed == rehearsed
+        if check.expected is not None and check.rehearsed == rehearsed
     ]
     return Agreement(
         of=len(counted),

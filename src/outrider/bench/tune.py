@@ -297,12 +297,14 @@ def _check_all(
                 distinct = len(batches)
                 regime = (workload.name, temperature, search.batch, models.dtype, distinct)
                 baseline = measurement(PLAIN, plain, plain, *regime)
+                pace = baseline.tokens_per_s / known[PLAIN, temperature].tokens_per_s
                 checks += [
                     Check(
                         baseline,
                         measurement(contender, timed, plain, *regime),
                         known.get((contender, temperature)),
                         distinct,
+                        pace,
                     )
                     for contender, timed in zip(group, others, strict=True)
                 ]

@@ -409,6 +409,8 @@ def _check(check: Check) -> dict[str, Any]:
         "temperature": check.measured.temperature,
         "predicted_tokens_per_s": None if predicted is None else predicted.tokens_per_s,
         "predicted_from": _source(check),
+        "pace": check.pace,
+        "expected_tokens_per_s": check.expected,
         "error": check.error,
         "measured_standard_error": check.standard_error,
         "measured_interval": check.interval,

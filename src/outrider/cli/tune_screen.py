@@ -99,12 +99,12 @@ class Screen:
             ),
         )
         for check in checks:
-            measured, predicted = check.measured, check.predicted
+            measured, expected = check.measured, check.expected
             mark = "*" * check.rehearsed
             shown.add_row(
                 measured.contender.label.removeprefix("outrider "),
                 f"{measured.temperature:g}",
-                "-" if predicted is None else f"{predicted.tokens_per_s:.1f}{mark}",
+                "-" if expected is None else f"{expected:.1f}{mark}",
                 f"{measured.tokens_per_s:.1f}",
                 "-" if check.standard_error is None else f"{check.standard_error:.1f}",
                 "-" if check.error is None else f"{check.error:+.1%}",
@@ -112,6 +112,10 @@ class Screen:
                 "-" if measured.low is None else f"{measured.low:.2f}–{measured.high:.2f}",
             )
         self.console.print(shown)
+        self._say(
+            "predicted: for the pace that the machine had in the run, as plain decoding shows it",
+            "dim",
+        )
         if any(check.rehearsed for check in checks):
             self._say("* the times of a short run of the same configuration", "dim")
         for line in told(checks):

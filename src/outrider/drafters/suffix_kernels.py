@@ -1,7 +1,7 @@
 """The suffix automaton's inner loops, compiled with numba where it can be installed.
 
-On a Python too new for numba the same functions run as they stand, some thirty times slower. All state is in three
-arrays, so that nothing but arrays crosses into compiled code:
+On a Python too new for numba the same functions run as they stand, some thirty times slower. All
+state is in three arrays, so that nothing but arrays crosses into compiled code:
 
 - `nodes` int32 [n, 8], one row a state, half a cache line: see the column names below. Row 0 means
   none, row 1 is the root.
