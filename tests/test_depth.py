@@ -355,9 +355,18 @@ def test_long_prompts_are_read_once_enough_was_decoded_or_drafts_were_kept() -> 
     assert all(drafted[first:])
 
 
+def test_what_reading_a_prompt_costs_is_learnt_from_prompts() -> None:
+    """Which many a machine reads for far less a token than it verifies a few drafted ones."""
+    world = World(steady(0.6), token=0.1, prefill=12)
+    asked = {"runs": 5, "prompt": 600}
+    assert world.step * (1 + world.token * 600) > 3 > world.step * world.prefill
+    best = min(mean_time(lambda k=k: fixed(k), world, **asked) for k in range(1, 5))
+    assert best / mean_time(adaptive, world, **asked) >= 0.95
+
+
 def test_a_trial_is_not_made_where_reading_for_it_takes_too_long() -> None:
-    policy, world = adaptive(), World(steady(0.0), noise=0.0)
-    decode(policy, world)
+    policy, world = adaptive(), World(steady(0.0), prefill=100, noise=0.0)
+    decode(policy, replace(world, prefill=2))
     state = SequenceState(Prefix(9, [0] * 2500), 2500, SamplingParams(), frozenset(), 0)
     state = replace(state, params=SamplingParams(max_tokens=500))
     tried = []
@@ -588,11 +597,11 @@ def test_a_failed_round_counts_against_the_rows_that_were_to_draft_alone() -> No
 def test_looking_tokens_up_is_counted_where_no_step_is_taken() -> None:
     """In vain before a plain round, or for use; drafts of a model have it in their own time."""
 
-    def seen(width: int, steps: int, draft_s: float, *, fresh: bool = False) -> Round:
-        return Round(2, width, steps, fresh, False, draft_s, 1.0 + width, 0.25)
+    def seen(width: int, steps: int, draft_s: float, read: int = 0) -> Round:
+        return Round(2, width, steps, read, False, draft_s, 1.0 + width, 0.25)
 
     costs = Costs()
-    costs.add(seen(0, 0, 9.0, fresh=True))
+    costs.add(seen(0, 0, 9.0, read=20))
     for _ in range(3):
         costs.add(seen(0, 0, 0.5))
         costs.add(seen(3, 0, 0.5))

@@ -23,7 +23,7 @@ from .costs import COST_RATIO, Costs, Round
 from .levels import Levels, allowed
 from .sureness import WorthAStep
 
-_SHARE = 0.01
+_SHARE = 0.006
 """How much of the time may go into trying whether drafting pays; as much into reading for it."""
 
 _GRANT, _LONGEST = 0.001, 512
@@ -91,7 +91,7 @@ class AdaptiveDepth:
     learnt from each other, and where they end.
 
     Where nothing is expected to pay, drafts of one token are tried now and then, the more rarely
-    the more they cost, and sooner in a text that is new: for about 1% of the time. As much may go
+    the more they cost, and sooner in a text that is new: for about .6% of the time. As much may go
     into the drafter's reading of prompts while nothing that it drafted was kept. Where not even a
     draft that is always kept would pay, none is.
 
@@ -310,7 +310,7 @@ class AdaptiveDepth:
                 rows=len(states),
                 width=max(record.drafted),
                 steps=max(stepped),
-                fresh=any(state.round == 1 for state in states),
+                read=sum(state.prompt_length for state in states if state.round == 1),
                 behind=not ids <= self._stepped,
                 draft_s=record.draft_s,
                 target_s=record.target_s,

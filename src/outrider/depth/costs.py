@@ -102,7 +102,7 @@ class Round:
         rows: sequences in it.
         width: tokens drafted for the row with the most.
         steps: how many steps of a model the deepest draft took.
-        fresh: whether a prompt was read in it, by the target.
+        read: tokens of prompts that began in it, which the target read.
         behind: whether the drafter had to read more than the last round's tokens.
         draft_s, target_s, other_s: seconds of its parts.
     """
@@ -110,7 +110,7 @@ class Round:
     rows: int
     width: int
     steps: int
-    fresh: bool
+    read: int
     behind: bool
     draft_s: float
     target_s: float
@@ -133,6 +133,8 @@ class Costs:
         self._wide = Line()
         self._draft = Line()
         self._looking = Line()
+        self._prompts = Line()
+        self._longest = 0
         self._plain_rest = Line()
         self._draft_rest = Line()
 
@@ -147,8 +149,11 @@ class Costs:
         return self._target.known and self._draft.known
 
     def add(self, seen: Round) -> None:
-        """Count a round, without what a prompt or a backlog took: nobody's usual cost."""
-        if not seen.fresh:
+        """Count a round: what a prompt or a backlog took by itself, since it is no usual cost."""
+        if seen.read:
+            self._prompts.add(seen.read, seen.target_s)
+            self._longest = max(self._longest, seen.read)
+        else:
             tokens = seen.rows * (seen.width + 1)
             self._target.add(tokens, seen.target_s)
             (self._wide if seen.width else self._plain).add(tokens, seen.target_s)
@@ -195,6 +200,13 @@ class Costs:
         return self.target(rows, width) + rest.at(0.0)
 
     def reading(self, tokens: int) -> float:
-        """Seconds the drafter needs to read a prompt: the target's, scaled as their steps are."""
+        """Seconds the drafter needs to read a prompt: the target's, scaled as their steps are.
+
+        The target's are those of prompts that it read, each token of a longer one counted as one
+        of the longest, and no more than forwards that verify drafts lead to expect: a processor
+        that is waiting for memory then reads many tokens as fast as a few.
+        """
         share = self._draft.at(1) / max(self.target(1, 0), _LEAST)
-        return share * self.target(1, tokens)
+        beyond = max(1.0, tokens / max(self._longest, 1))
+        read = beyond * self._prompts.at(min(tokens, self._longest))
+        return share * min(read, self.target(1, tokens))
