@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from outrider import HybridDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
-from outrider.acceptance import DRAWN, LIKELIEST, Acceptance
+from outrider.acceptance import DRAWN, Acceptance, Sureness
 from outrider.certify import exact_law
 from outrider.certify.reference import distance, target_law
 from outrider.context import RoundContext
 from outrider.depth import AdaptiveDepth, Levels
+from outrider.depth.sureness import Pool
 from outrider.drafters.model import ModelDrafter
 from outrider.models.tabular import TabularModel
 from outrider.protocols import DraftContext
@@ -39,24 +40,39 @@ def configured(verification: str = "block", k: int = 3, cost: float = 0.5) -> Sp
 class TestSureness:
     def test_what_was_reached_is_counted_by_class(self) -> None:
         """Two tokens kept, the third refused, the fourth not looked at."""
-        after = DRAWN.after((0.0, 2.2, float("nan"), 0.0), 2)
-        changed = {
-            i for i, (a, b) in enumerate(zip(after.reached, DRAWN.reached, strict=True)) if a != b
-        }
-        assert changed == {0, 6, 10}
-        assert after.chances[0] > DRAWN.chances[0]
-        assert after.chances[6] > DRAWN.chances[6]
-        assert after.chances[10] < DRAWN.chances[10]
-        assert DRAWN.overall < LIKELIEST.overall < 1
+        after = Sureness().after((0.0, 2.2, float("nan"), 0.0), 2)
+        assert {i: n for i, n in enumerate(after.reached) if n} == {0: 1, 6: 1, 10: 1}
+        assert {i: n for i, n in enumerate(after.kept) if n} == {0: 1, 6: 1}
+        found = after.chances(DRAWN)
+        assert found.classes[0] > DRAWN.classes[0]
+        assert found.classes[6] > DRAWN.classes[6]
+        assert found.classes[10] < DRAWN.classes[10]
+        assert found.classes[1:6] == pytest.approx(DRAWN.classes[1:6])
+        assert found.overall == pytest.approx((2 + 4 * DRAWN.overall) / 7)
 
     def test_a_class_ends_where_the_next_begins(self) -> None:
-        after = DRAWN.after((0.05,), 0)
-        assert after.reached[0] == DRAWN.reached[0]
-        assert after.reached[1] > DRAWN.reached[1]
+        after = Sureness().after((0.05,), 0)
+        assert after.reached[:2] == (0, 1)
 
     def test_acceptance_carries_it_where_entropies_are_told(self) -> None:
-        assert Acceptance().after(2, 1).sureness is DRAWN
-        assert Acceptance().after(2, 1, (0.1, 0.1)).sureness == DRAWN.after((0.1, 0.1), 1)
+        assert Acceptance().after(2, 1).sureness == Sureness()
+        assert Acceptance().after(2, 1, (0.1, 0.1)).sureness == Sureness().after((0.1, 0.1), 1)
+
+    def test_rows_are_judged_by_their_own_tokens_and_what_others_kept(self) -> None:
+        """A row that is alone is judged by its own only; greedy rows by greedy ones."""
+        asked = SamplingParams(max_tokens=9)
+        row = SequenceState(Prefix(0, [1]), 1, asked, frozenset(), 0)
+        pool = Pool()
+        for _ in range(50):
+            pool.add(False, (3.5,), 0)
+            pool.add(True, (3.5,), 1)
+        assert pool.chances(row, True).classes == pytest.approx(DRAWN.classes)
+        assert pool.chances(row, False).classes[8] < 0.1
+        greedy = replace(row, params=replace(asked, temperature=0))
+        assert pool.chances(greedy, False).classes[8] > 0.9
+        for _ in range(8):
+            row = row.advanced([0, 0], 1, None, row.acceptance.after(1, 1, (3.5,)), ())
+        assert 0.6 < pool.chances(row, False).classes[8] < pool.chances(row, True).classes[8]
 
 
 @pytest.mark.parametrize("verification", ["block", "token"])

@@ -28,39 +28,56 @@ EDGES = (0.05, 0.2, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0)
 """Nats: where one class of entropies ends and the next begins. What is no number is of the last."""
 
 _CLASS_WEIGHT = 4.0
-"""For how many tokens counts what is thought of a class before the first round."""
+"""For how many of its tokens counts what is thought of a class beforehand."""
 
 _CLASS_MEMORY = 0.99
 """What a token weighs beside the next one of its class: 100 count in all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sureness:
-    """How likely tokens are to be kept, by the entropy of the laws that they were drawn from.
+class Chances:
+    """How likely tokens are to be kept.
 
     Attributes:
-        reached: decayed counts of tokens of each class, one more than there are `EDGES`.
+        classes: by the entropy of the laws that they were drawn from, one more than `EDGES`.
+        overall: all of them.
+    """
+
+    classes: tuple[float, ...]
+    overall: float
+
+
+LIKELIEST = Chances((0.99, 0.98, 0.96, 0.92, 0.9, 0.85, 0.8, 0.75, 0.65, 0.45, 0.35), 0.78)
+DRAWN = Chances((0.98, 0.93, 0.85, 0.75, 0.68, 0.58, 0.52, 0.48, 0.45, 0.42, 0.4), 0.64)
+"""Before the first round: of the likeliest tokens, and of drawn ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sureness:
+    """Of the tokens of each class of entropies, how many were kept; the latest most.
+
+    Attributes:
+        reached: decayed counts of tokens of each class.
         kept: decayed counts of those that were kept.
     """
 
-    reached: tuple[float, ...]
-    kept: tuple[float, ...]
+    reached: tuple[float, ...] = (0.0,) * (len(EDGES) + 1)
+    kept: tuple[float, ...] = (0.0,) * (len(EDGES) + 1)
 
-    @staticmethod
-    def thought(chances: tuple[float, ...]) -> Sureness:
-        """What is thought before the first round: the chance of each class."""
-        weights = (_CLASS_WEIGHT,) * len(chances)
-        return Sureness(weights, tuple(chance * _CLASS_WEIGHT for chance in chances))
+    def chances(self, prior: Chances) -> Chances:
+        """How likely tokens are to be kept.
 
-    @property
-    def overall(self) -> float:
-        """Of all tokens."""
-        return sum(self.kept) / sum(self.reached)
-
-    @property
-    def chances(self) -> list[float]:
-        """Of each class."""
-        return [kept / reached for kept, reached in zip(self.kept, self.reached, strict=True)]
+        Args:
+            prior: what is thought of it beforehand.
+        """
+        reached, kept = sum(self.reached), sum(self.kept)
+        return Chances(
+            tuple(
+                (kept + _CLASS_WEIGHT * guess) / (reached + _CLASS_WEIGHT)
+                for reached, kept, guess in zip(self.reached, self.kept, prior.classes, strict=True)
+            ),
+            (kept + _CLASS_WEIGHT * prior.overall) / (reached + _CLASS_WEIGHT),
+        )
 
     def after(self, entropies: Sequence[float], accepted: int) -> Sureness:
         """With one more round of a row: all tokens that were kept, and the first that was not.
@@ -77,11 +94,6 @@ class Sureness:
         return Sureness(tuple(reached), tuple(kept))
 
 
-LIKELIEST = Sureness.thought((0.99, 0.98, 0.96, 0.92, 0.9, 0.85, 0.8, 0.75, 0.65, 0.45, 0.35))
-DRAWN = Sureness.thought((0.98, 0.93, 0.85, 0.75, 0.68, 0.58, 0.52, 0.48, 0.45, 0.42, 0.4))
-"""Before the first round: of the likeliest tokens, and of drawn ones."""
-
-
 @dataclass(frozen=True, slots=True)
 class Acceptance:
     """Of the rounds that got as far as an i-th drafted token, how many kept it; the latest most.
@@ -92,12 +104,12 @@ class Acceptance:
     Attributes:
         reached: decayed counts of rounds that got to the first, second, ... token.
         kept: decayed counts of those that kept it.
-        sureness: of drawn tokens, as far as entropies were told.
+        sureness: of the tokens whose entropies were told.
     """
 
     reached: tuple[float, ...] = ()
     kept: tuple[float, ...] = ()
-    sureness: Sureness = DRAWN
+    sureness: Sureness = Sureness()
 
     def after(self, depth: int, accepted: int, entropies: Sequence[float] = ()) -> Acceptance:
         """With one more round.

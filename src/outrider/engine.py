@@ -228,8 +228,7 @@ class SpeculativeDecoder:
             check_witnesses(proposal, witness, context, rows, ids)
         draft_s, target_s = watch.spans()[-2:]
         told = (failure or context).told.within([row.depth for row in rows])
-        looked_up, local = proposal.stepless, context.local
-        planned, repeats = plan.model_steps, plan.repeated
+        looked_up, planned, repeats = proposal.stepless, plan.model_steps, plan.repeated
         states, emitted, accepted = [], [], []
         for index, (state, row) in enumerate(zip(batch.states, rows, strict=True)):
             tokens, reason = until_stop(state, [*row.path, row.token], self.tokenizer)
@@ -238,8 +237,7 @@ class SpeculativeDecoder:
                 # What the drafter failed at, or was not sure of, counts as drafted and refused.
                 failed = failure is not None and row.depth < planned[index]
                 seen = row.depth + (failed or told.ended[index] or bool(row.depth < repeats[index]))
-                entropies = told.entropies[index] if local[index] else ()
-                known = known.after(seen, len(row.path), entropies)
+                known = known.after(seen, len(row.path), told.entropies[index])
             own = () if shaper is None else shaper.processors(index, row.path)
             states.append(state.advanced(tokens, row.depth, reason, known, own))
             emitted.append(tokens)

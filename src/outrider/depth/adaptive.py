@@ -17,11 +17,11 @@ from math import ceil, inf
 
 import numpy as np
 
-from ..acceptance import DRAWN, LIKELIEST, Acceptance, expected_tokens
+from ..acceptance import Acceptance, expected_tokens
 from ..records import DraftPlan, RoundRecord, SequenceState, Worth
 from .costs import COST_RATIO, Costs, Round
 from .levels import Levels, allowed
-from .sureness import WorthAStep
+from .sureness import Pool, WorthAStep
 
 _SHARE = 0.006
 """How much of the time may go into trying whether drafting pays; as much into reading for it."""
@@ -123,7 +123,7 @@ class AdaptiveDepth:
         self._coupled = coupled
         self._looks_up = looks_up
         self._ends_early = ends_early and levels.chains
-        self._sureness = {False: DRAWN, True: LIKELIEST}
+        self._sureness = Pool()
         self._steps = _Steps()
         self._costs = Costs()
         self._pooled = Acceptance()
@@ -236,16 +236,11 @@ class AdaptiveDepth:
                 times.append([1 + k * self._cost_ratio for k in depths])
         if not paces:
             return None
-        kinds = [
-            state.acceptance.sureness
-            if self._is_local(state)
-            else self._sureness[state.params.greedy]
-            for state in states
-        ]
+        known = [self._sureness.chances(state, self._is_local(state)) for state in states]
         return WorthAStep(
             groups=groups,
-            chances=np.array([kind.chances for kind in kinds]),
-            following=np.array([kind.overall for kind in kinds]),
+            chances=np.array([one.classes for one in known]),
+            following=np.array([one.overall for one in known]),
             times=np.array(times),
             paces=np.array(paces),
         )
@@ -268,8 +263,7 @@ class AdaptiveDepth:
             if state.finish_reason is None and not self._is_local(state):
                 accepted, ended = record.accepted[row], record.ended[row]
                 self._pooled = self._pooled.after(depth + ended, accepted)
-                kind = state.params.greedy
-                self._sureness[kind] = self._sureness[kind].after(record.entropies[row], accepted)
+                self._sureness.add(state.params.greedy, record.entropies[row], accepted)
         self._purse += sum(
             _GRANT * min(_LONGEST, state.remaining) / rows for state in states if state.round == 1
         )

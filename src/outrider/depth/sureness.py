@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..acceptance import EDGES
+from ..acceptance import DRAWN, EDGES, LIKELIEST, Chances, Sureness
+from ..records import SequenceState
+
+
+class Pool:
+    """What rows were seen to keep of sure and unsure tokens, greedy ones and sampled ones apart."""
+
+    def __init__(self) -> None:
+        self._seen = {False: Sureness(), True: Sureness()}
+
+    def add(self, greedy: bool, entropies: Sequence[float], accepted: int) -> None:
+        """Count a round of a row; see `Sureness.after`."""
+        self._seen[greedy] = self._seen[greedy].after(entropies, accepted)
+
+    def chances(self, state: SequenceState, alone: bool) -> Chances:
+        """How likely a row's tokens are to be kept: by its own, and by those of others before.
+
+        A text that repeats itself is drafted the same way each time: the draft may be unsure of
+        what is always kept there, and the row's own tokens say so.
+
+        Args:
+            state: of the row.
+            alone: whether nothing but its own may be looked at.
+        """
+        greedy = state.params.greedy
+        prior = LIKELIEST if greedy else DRAWN
+        if not alone:
+            prior = self._seen[greedy].chances(prior)
+        return state.acceptance.sureness.chances(prior)
 
 
 @dataclass(frozen=True, slots=True)
