@@ -32,6 +32,7 @@ class World:
     noise: float = 0.1
     prefill: float = 3.0
     alone: float = 0.0  # what a forward of one token a row takes beyond the line
+    slow: float = 1.0  # by how much the machine is slower than usual
 
 
 def decode(
@@ -82,7 +83,7 @@ def played(policy, world, states, rng):
     fresh = any(state.round == 0 for state in states)
 
     def about(seconds: float) -> float:
-        return seconds * float(np.exp(world.noise * rng.standard_normal()))
+        return world.slow * seconds * float(np.exp(world.noise * rng.standard_normal()))
 
     draft = about(world.step * (width + 0.5 * behind)) if width else 0.0
     if width and fresh:
@@ -144,7 +145,7 @@ def mean_time(make, world, runs=20, **kw) -> float:
 def test_drafts_that_fail_cost_less_than_two_percent(rate, rows) -> None:
     world = World(steady(rate))
     plain = mean_time(lambda: fixed(0), world, runs=5, rows=rows)
-    assert plain / mean_time(adaptive, world, runs=5, rows=rows) >= 0.98
+    assert plain / mean_time(adaptive, world, runs=20, rows=rows) >= 0.98
 
 
 @pytest.mark.parametrize(("step", "rows"), [(0.7, 1), (0.125, 8), (0.3, 4)])
@@ -245,6 +246,79 @@ def test_one_slow_moment_in_calibration_does_not_turn_drafting_off(part: str, sl
     assert plain / decode(policy, world, warm=False)[0] > 1.2
 
 
+class TestSlowStretches:
+    """Of a machine that is then as it was before: what it cost is forgotten."""
+
+    LOSING = World(steady(0.5), step=0.6, token=0.1)
+    PAYING = World(steady(0.8), step=0.15, token=0.03)
+
+    @pytest.mark.parametrize("tokens", [5, 8, 11, 14, 20, 40])
+    def test_while_decoding_plainly(self, tokens: int) -> None:
+        policy = AdaptiveDepth(Levels(8))
+        decode(policy, self.LOSING)
+        decode(policy, replace(self.LOSING, slow=3), tokens=tokens, warm=False)
+        decode(policy, self.LOSING, tokens=300, warm=False)
+        plain = decode(fixed(0), self.LOSING, tokens=1000)[0]
+        assert plain / decode(policy, self.LOSING, tokens=1000, warm=False)[0] >= 0.97
+
+    @pytest.mark.parametrize("tokens", [50, 80, 120, 200])
+    @pytest.mark.parametrize("slow", [3, 10])
+    def test_while_drafting(self, tokens: int, slow: float) -> None:
+        policy = AdaptiveDepth(Levels(8))
+        decode(policy, self.PAYING)
+        decode(policy, replace(self.PAYING, slow=slow), tokens=tokens, warm=False)
+        decode(policy, self.PAYING, tokens=600, warm=False)
+        best = min(decode(fixed(k), self.PAYING, tokens=1000)[0] for k in (3, 4, 5))
+        assert best / decode(policy, self.PAYING, tokens=1000, warm=False)[0] >= 0.93
+
+    @pytest.mark.parametrize("slow", [4, 8])
+    @pytest.mark.parametrize("random", range(6))
+    def test_while_costs_are_first_measured(self, slow: float, random: int) -> None:
+        policy = AdaptiveDepth(Levels(8))
+        calibrate(policy, replace(self.PAYING, slow=slow), np.random.default_rng(random))
+        decode(policy, self.PAYING, tokens=600, warm=False, random=random)
+        best = min(decode(fixed(k), self.PAYING, tokens=1000)[0] for k in (3, 4, 5))
+        assert best / decode(policy, self.PAYING, tokens=1000, warm=False)[0] >= 0.93
+
+    def test_a_try_that_met_one_is_not_the_last(self) -> None:
+        policy, failing = adaptive(), World(steady(0.0))
+        decode(policy, failing, tokens=500)
+        for _ in range(200):
+            _, states = decode(policy, failing, tokens=2, warm=False)
+            if any(states[0].depths):
+                break
+        policy._purse.spend(300.0)
+        found = decode(policy, failing, tokens=1600, warm=False)[1]
+        assert any(found[0].depths)
+
+
+@pytest.mark.parametrize("random", range(12))
+def test_a_few_refusals_do_not_keep_drafts_short(random: int) -> None:
+    policy = AdaptiveDepth(Levels(8))
+    world = World(steady(0.8), step=0.15, token=0.03)
+    _, states = decode(policy, world, tokens=1200, random=random)
+    assert np.mean(states[0].depths[-200:]) > 2
+
+
+def test_mates_that_draft_do_not_keep_others_from_it() -> None:
+    """Where drafting gains little, a plain round is looked for, which mates do not allow."""
+    policy, world = adaptive(), World(steady(0.4), step=0.1, token=0.05)
+    shared = SamplingParams(max_tokens=400)
+    seeded = replace(shared, max_tokens=4000, seed=1)
+    rng = np.random.default_rng(0)
+    calibrate(policy, world, rng)
+    states = [
+        SequenceState(Prefix(i, range(50)), 50, asked, frozenset(), i)
+        for i, asked in enumerate((shared, seeded))
+    ]
+    depths = []
+    while states[0].finish_reason is None:
+        states, record = played(policy, world, states, rng)
+        policy.observe(states, record)
+        depths.append(record.depth[0])
+    assert np.mean(np.array(depths[100:]) > 0) > 0.5
+
+
 def test_a_clock_that_stands_still_or_runs_back_is_got_over() -> None:
     line = Line()
     for seconds in (0.0, -1e-6, 0.0, 0.0):
@@ -256,7 +330,8 @@ def test_a_clock_that_stands_still_or_runs_back_is_got_over() -> None:
     for _ in range(8):
         states, record = played(policy, still, states, rng)
         policy.observe(states, replace(record, draft_s=0.0, target_s=0.0, total_s=0.0))
-    assert policy.plan(states).depth[0] >= 0
+    # A round of no time is no division by it.
+    assert policy.plan(states).depth[0] <= 16
     for _ in range(100):
         line.add(1, 5.0)
     assert line.at(1) == pytest.approx(5, rel=0.01)
@@ -425,8 +500,8 @@ def test_a_seeded_request_that_stopped_drafting_tries_again_now_and_then() -> No
 
 def test_what_reached_a_token_is_counted_and_not_what_was_cut_short() -> None:
     known = Acceptance().after(3, 3).after(3, 1).after(0, 0).after(1, 1)
-    assert known.reached == pytest.approx((1 + 0.98 * (1 + 0.98), 1 + 0.98, 1))
-    assert known.kept == pytest.approx((1 + 0.98 * (1 + 0.98), 0.98, 1))
+    assert known.reached == pytest.approx((1 + 0.98 * (1 + 0.98), 0.98 * (1 + 0.98), 0.98**2))
+    assert known.kept == pytest.approx((1 + 0.98 * (1 + 0.98), 0.98**2, 0.98**2))
     assert expected_tokens([0.5, 0.5]) == [1.0, 1.5, 1.75]
 
 

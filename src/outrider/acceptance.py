@@ -100,6 +100,8 @@ class Acceptance:
 
     A round gets to the i-th token if it drafted that far and kept the one before. What depth a
     round had does not bias the estimate, as long as it was chosen without looking at the outcome.
+    What is known of a place fades in rounds that do not get there, too: a few refusals would else
+    keep drafts from ever going as far again.
 
     Attributes:
         reached: decayed counts of rounds that got to the first, second, ... token.
@@ -125,8 +127,8 @@ class Acceptance:
         length = max(seen, len(self.reached))
         reached = [*self.reached, *[0.0] * (length - len(self.reached))]
         kept = [*self.kept, *[0.0] * (length - len(self.kept))]
-        for place in range(seen):
-            reached[place] = reached[place] * _MEMORY + 1
+        for place in range(length):
+            reached[place] = reached[place] * _MEMORY + (place < seen)
             kept[place] = kept[place] * _MEMORY + (place < accepted)
         sureness = self.sureness.after(entropies, accepted) if entropies else self.sureness
         return Acceptance(tuple(reached), tuple(kept), sureness)

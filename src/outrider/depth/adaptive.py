@@ -21,16 +21,8 @@ from ..acceptance import Acceptance, expected_tokens
 from ..records import DraftPlan, RoundRecord, SequenceState, Worth
 from .costs import COST_RATIO, Costs, Round
 from .levels import Levels, allowed
+from .purse import LONGEST, READING, SHARE, Purse
 from .sureness import Pool, WorthAStep
-
-_SHARE = 0.006
-"""How much of the time may go into trying whether drafting pays; as much into reading for it."""
-
-_GRANT, _LONGEST = 0.001, 512
-"""How much of a new sequence's plain rounds, of so many at most, may go into trying at once."""
-
-_READING = 3.0
-"""How many plain rounds reading a prompt may take a drafter of which nothing is known."""
 
 _MARGIN = 1.02
 """How much better than plain decoding a depth has to look."""
@@ -38,9 +30,9 @@ _MARGIN = 1.02
 _LENGTH_MEMORY = 0.9
 """What the length of a draft that ended early weighs beside the next one's: ten count in all."""
 
-_THIN = 1.3
 _RARELY = 64
-"""Where drafting gains less than 1.3x, every 64th round is plain, to know what that costs."""
+"""After how many rounds, times what drafting gains, one is plain to know what that costs; and after
+half as many, one drafts a single token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +85,8 @@ class AdaptiveDepth:
     Where nothing is expected to pay, drafts of one token are tried now and then, the more rarely
     the more they cost, and sooner in a text that is new: for about .6% of the time. As much may go
     into the drafter's reading of prompts while nothing that it drafted was kept. Where not even a
-    draft that is always kept would pay, none is.
+    draft that is always kept would pay, one is after 512
+    plain rounds, since the machine may have changed.
 
     Args:
         levels: the shape of a draft.
@@ -130,8 +123,7 @@ class AdaptiveDepth:
         self._since_draft = 0
         self._since_plain = 0
         self._trying = False
-        self._purse = 0.0
-        self._price = 0.0
+        self._purse = Purse()
         self._stepped: frozenset[int] = frozenset()
         self._planned: dict[int, int] = {}
 
@@ -264,10 +256,8 @@ class AdaptiveDepth:
                 accepted, ended = record.accepted[row], record.ended[row]
                 self._pooled = self._pooled.after(depth + ended, accepted)
                 self._sureness.add(state.params.greedy, record.entropies[row], accepted)
-        self._purse += sum(
-            _GRANT * min(_LONGEST, state.remaining) / rows for state in states if state.round == 1
-        )
-        self._purse = min(self._purse + _SHARE * (not steps), max(_GRANT * _LONGEST, self._price))
+        new = [min(LONGEST, state.remaining) for state in states if state.round == 1]
+        self._purse.fill(not steps, sum(new) / rows)
         if not steps:
             self._since_draft += 1
             self._since_plain = 0 if width == 0 else self._since_plain + 1
@@ -283,12 +273,8 @@ class AdaptiveDepth:
         if self._trying and self._costs.known:
             plain = self._costs.round(rows, 0, 0)
             took = record.draft_s + self._costs.verifying(rows, width)
-            self._spend(took / plain - sum(record.emitted) / rows)
+            self._purse.spend(took / plain - sum(record.emitted) / rows)
         self._since_draft = 0
-
-    def _spend(self, lost: float) -> None:
-        if self._trying:
-            self._purse -= max(0.0, lost)
 
     def measure(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
         """Learn what a round costs, and nothing from what it kept: for rounds on made-up tokens.
@@ -304,7 +290,7 @@ class AdaptiveDepth:
                 rows=len(states),
                 width=max(record.drafted),
                 steps=max(stepped),
-                read=sum(state.prompt_length for state in states if state.round == 1),
+                read=_read(states),
                 behind=not ids <= self._stepped,
                 draft_s=record.draft_s,
                 target_s=record.target_s,
@@ -322,9 +308,9 @@ class AdaptiveDepth:
             if not self._is_local(state):
                 failed = depth < self._planned.get(state.prefix.sequence_id, 0)
                 self._pooled = self._pooled.after(depth + failed, accepted)
-        if self._costs.plain_known:
+        if self._trying and self._costs.plain_known:
             plain = self._costs.round(len(states), 0, 0)
-            self._spend(record.total_s / plain - sum(record.emitted) / len(states))
+            self._purse.spend(record.total_s / plain - sum(record.emitted) / len(states))
 
     def _is_local(self, state: SequenceState) -> bool:
         return state.params.seed is not None and not state.params.greedy and not self._coupled
@@ -342,7 +328,7 @@ class AdaptiveDepth:
             return replace(choice, steps=most, pace=rates[best])
         if best or not self._levels.deepest or self._cost_ratio >= 1:
             return choice
-        pause = ceil(self._cost_ratio / _SHARE)
+        pause = ceil(self._cost_ratio / SHARE)
         # By the round, since those in which the drafter failed have no depth to be known by.
         trial = int(state.round % (pause + 1) == pause)
         return replace(choice, steps=trial, likely=trial)
@@ -386,18 +372,19 @@ class AdaptiveDepth:
             self._trying = bool(trial)
             choice = _Choice(trial, each * bare, each * token, trial)
             gain, ending = 1.0, False
-        elif gain < _THIN and self._since_plain >= _RARELY:
+        elif not deepest and self._since_plain >= _RARELY * gain:
             return [replace(choice, steps=0)] * len(states), 0.0
+        elif self._since_plain == _RARELY // 2:
+            choice, ending = replace(choice, steps=1, likely=1), False
         plain, idle = seconds[0] / rows, replace(choice, steps=0)
         choices = [choice if self._worth_reading(state, plain, gain) else idle for state in states]
         return choices, pace if ending else 0.0
 
     def _trial(self, tokens: list[float], seconds: list[float]) -> int:
         """One token where nothing was tried for long enough and something could pay, or none."""
-        if not self._could_pay(seconds):
+        if not self._could_pay(seconds) and self._since_draft < LONGEST:
             return 0
-        self._price = seconds[1] / seconds[0] - tokens[1] / tokens[0]
-        return int(self._purse >= self._price)
+        return int(self._purse.affords(seconds[1] / seconds[0] - tokens[1] / tokens[0]))
 
     def _worth_reading(self, state: SequenceState, plain: float, gain: float) -> bool:
         """Whether a sequence may be read by the drafter, if it is not known to it.
@@ -413,7 +400,7 @@ class AdaptiveDepth:
         """
         if state.acceptance.reached or not self._costs.known:
             return True
-        most = plain * max(_READING, _SHARE * (self._since_draft + state.remaining))
+        most = plain * max(READING, SHARE * (self._since_draft + state.remaining))
         if any(self._pooled.kept):
             most = max(most, 0.5 * plain * (1 - 1 / gain) * state.remaining)
         return self._costs.reading(state.prefix.length) < most
@@ -436,6 +423,11 @@ class AdaptiveDepth:
             return 1 + depth * self._cost_ratio
         width = depth if self._levels.chains else self._levels.width(int(depth))
         return self._costs.round(rows, width, depth)
+
+
+def _read(states: Sequence[SequenceState]) -> int:
+    """Tokens of prompts that the target has just read: the choices of a request share one."""
+    return sum(state.prompt_length for state in states if state.round == 1 and state.choice == 0)
 
 
 def _stepped(record: RoundRecord) -> list[int]:

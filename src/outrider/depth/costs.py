@@ -20,6 +20,17 @@ _SIZES = 12
 _FADING = 0.97
 """What a size weighs beside one measured a round later."""
 
+_GAP = 48
+"""A size that was not measured in so many rounds keeps its latest time alone: what the machine was
+like may be over. The lesser of it and the next one then stands for all, so that it is tried."""
+
+_RELAXING = 0.99
+"""What is left of a slope after each measurement while x does not vary. More x is then thought to
+cost less and less, so that it is tried, and not shunned for what it once cost."""
+
+_STEPS_ALIKE = 0.5
+"""What each step of a draft takes at least, beside the mean: they are forwards of one model."""
+
 _APART = 0.2
 """By how much forwards of one token a row have to differ from a line through the wider ones, to
 count as a kind of their own: noise of 10% in each time hardly ever makes as much of it."""
@@ -32,24 +43,25 @@ class Line:
     """A running fit of y = level + slope x, by least squares through what each x usually gives.
 
     A quantile of its latest points stands for each x, so that half of them may be slow moments,
-    and fades while others are measured. The slope is learnt only while x varies. Both parts are
-    kept from going below 0.
+    and fades while others are measured. The slope is learnt while x varies, and relaxes while it
+    does not. Both parts are kept from going below 0.
 
     Args:
-        slope: what it is thought to be before x varies.
+        least: what the slope is at least, beside the mean of y over that of x.
     """
 
-    def __init__(self, slope: float = 0.0) -> None:
-        self._slope = slope
+    def __init__(self, least: float = 0.0) -> None:
+        self._least = least
+        self._slope = 0.0
         self._level = 0.0
-        self._count = 0
+        self._now = 0
         self._points: dict[float, deque[float]] = {}
         self._last: dict[float, int] = {}
 
     @property
     def known(self) -> bool:
         """Whether anything was measured."""
-        return self._count > 0
+        return bool(self._points)
 
     @property
     def slope(self) -> float:
@@ -60,11 +72,20 @@ class Line:
         """Whether anything is remembered of this x."""
         return x in self._points
 
-    def add(self, x: float, y: float) -> None:
-        """Count a measurement."""
-        self._count += 1
-        self._points.setdefault(x, deque(maxlen=_WINDOW)).append(max(y, 0.0))
-        self._last[x] = self._count
+    def add(self, x: float, y: float, now: int | None = None) -> None:
+        """Count a measurement.
+
+        Args:
+            x, y: what was measured.
+            now: the number of the round, to tell what is old; None for the next one.
+        """
+        self._now = self._now + 1 if now is None else now
+        found = self._points.setdefault(x, deque(maxlen=_WINDOW))
+        if self._now - self._last.get(x, self._now) > _GAP:
+            for _ in range(len(found) - 1):
+                found.popleft()
+        found.append(max(y, 0.0))
+        self._last[x] = self._now
         if len(self._points) > _SIZES:
             oldest = min(self._last, key=self._last.__getitem__)
             del self._points[oldest], self._last[oldest]
@@ -75,7 +96,7 @@ class Line:
         usual = []
         for x, found in self._points.items():
             y = sorted(found)[int(_QUANTILE * (len(found) - 1))]
-            weight = len(found) * _FADING ** (self._count - self._last[x])
+            weight = len(found) * _FADING ** (self._now - self._last[x])
             usual.append((x, y, weight))
             total += weight
             mean_x += weight * x
@@ -85,8 +106,11 @@ class Line:
         if spread > 0.05 * max(1.0, mean_x):
             shared = sum(weight * (x - mean_x) * (y - mean_y) for x, y, weight in usual) / total
             self._slope = max(shared / spread, 0.0)
+        else:
+            self._slope *= _RELAXING
         if mean_x > 0:
-            self._slope = min(self._slope, mean_y / mean_x)
+            mean = mean_y / mean_x
+            self._slope = min(max(self._slope, self._least * mean), mean)
         self._level = mean_y - self._slope * mean_x
 
     def at(self, x: float) -> float:
@@ -123,18 +147,18 @@ class Costs:
     The target's forward is a line in the tokens it is given, all rows together. Where forwards of
     one token a row are clearly off that line, since products with a vector are made otherwise than
     those with a matrix, they have a line of their own. Drafting is a line in its steps, and where
-    it takes none, since tokens are looked up in vain or for use, one in the rows; the rest of a
-    round a mean, one for plain rounds and one for those that draft.
+    it takes none, since tokens are looked up in vain or for use, one in the rows. The rest of a
+    round is alike for all plain rounds, and for all that draft.
     """
 
     def __init__(self) -> None:
+        self._rounds = 0
         self._target = Line()
         self._plain = Line()
         self._wide = Line()
-        self._draft = Line()
+        self._draft = Line(_STEPS_ALIKE)
         self._looking = Line()
-        self._prompts = Line()
-        self._longest = 0
+        self._prompts = deque[tuple[int, float]](maxlen=_SIZES)
         self._plain_rest = Line()
         self._draft_rest = Line()
 
@@ -150,19 +174,21 @@ class Costs:
 
     def add(self, seen: Round) -> None:
         """Count a round: what a prompt or a backlog took by itself, since it is no usual cost."""
+        self._rounds += 1
+        now = self._rounds
         if seen.read:
-            self._prompts.add(seen.read, seen.target_s)
-            self._longest = max(self._longest, seen.read)
+            self._prompts.append((seen.read, seen.target_s))
         else:
             tokens = seen.rows * (seen.width + 1)
-            self._target.add(tokens, seen.target_s)
-            (self._wide if seen.width else self._plain).add(tokens, seen.target_s)
+            self._target.add(tokens, seen.target_s, now)
+            (self._wide if seen.width else self._plain).add(tokens, seen.target_s, now)
             rest = self._draft_rest if seen.width else self._plain_rest
-            rest.add(0.0, seen.other_s)
+            rest.add(0.0, seen.other_s, now)
             if not seen.steps:
-                self._looking.add(seen.rows, seen.draft_s)
-        if seen.steps and not seen.behind:
-            self._draft.add(seen.steps, seen.draft_s)
+                self._looking.add(seen.rows, seen.draft_s, now)
+        # With a backlog it takes longer, unless what is remembered is over.
+        if seen.steps and (not seen.behind or seen.draft_s < self._draft.at(seen.steps)):
+            self._draft.add(seen.steps, seen.draft_s, now)
 
     def target(self, rows: int, width: float) -> float:
         """Seconds of a forward over `rows` prefixes with `width` drafted tokens each."""
@@ -202,11 +228,9 @@ class Costs:
     def reading(self, tokens: int) -> float:
         """Seconds the drafter needs to read a prompt: the target's, scaled as their steps are.
 
-        The target's are those of prompts that it read, each token of a longer one counted as one
-        of the longest, and no more than forwards that verify drafts lead to expect: a processor
-        that is waiting for memory then reads many tokens as fast as a few.
+        No more than what the target took for any of the latest prompts, each token beyond its
+        length counted as one of its own. One that it had in its cache makes that too little.
         """
         share = self._draft.at(1) / max(self.target(1, 0), _LEAST)
-        beyond = max(1.0, tokens / max(self._longest, 1))
-        read = beyond * self._prompts.at(min(tokens, self._longest))
-        return share * min(read, self.target(1, tokens))
+        seen = [seconds * max(1.0, tokens / read) for read, seconds in self._prompts]
+        return share * min(seen, default=self.target(1, tokens))

@@ -1,0 +1,42 @@
+"""What may be lost by trying whether drafting pays, where it is not expected to."""
+
+from __future__ import annotations
+
+SHARE = 0.006
+"""How much of the time may go into trying whether drafting pays; as much into reading for it."""
+
+LONGEST = 512
+"""The most rounds that a purse is filled for ahead."""
+
+READING = 3.0
+"""How many plain rounds reading a prompt may take a drafter of which nothing is known."""
+
+_GRANT = 0.001
+"""How much of a new sequence's plain rounds may go into trying at once."""
+
+
+class Purse:
+    """Filled by plain rounds, and emptied by tries that lose. In plain rounds."""
+
+    def __init__(self) -> None:
+        self._filled = 0.0
+        self._price = 0.0
+
+    def fill(self, plain: bool, new: float) -> None:
+        """Count a round.
+
+        Args:
+            plain: whether it drafted nothing.
+            new: how many rounds sequences that began in it will take at most, as a share of all.
+        """
+        self._filled += _GRANT * new
+        self._filled = min(self._filled + SHARE * plain, max(_GRANT * LONGEST, self._price))
+
+    def affords(self, price: float) -> bool:
+        """Whether there is enough for a try, which is expected to lose so much."""
+        self._price = price
+        return self._filled >= price
+
+    def spend(self, lost: float) -> None:
+        """Take what a try lost, but for most of a hiccup: the next try is not to be years off."""
+        self._filled = max(self._filled - max(0.0, lost), -2 * max(self._price, READING))
