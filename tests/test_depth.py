@@ -300,6 +300,11 @@ def test_a_few_refusals_do_not_keep_drafts_short(random: int) -> None:
     assert np.mean(states[0].depths[-200:]) > 2
 
 
+def test_where_nothing_can_be_drafted_nothing_is_tried() -> None:
+    _, states = decode(AdaptiveDepth(Levels(0)), World(steady(0.0)), tokens=1200)
+    assert not any(states[0].depths)
+
+
 def test_mates_that_draft_do_not_keep_others_from_it() -> None:
     """Where drafting gains little, a plain round is looked for, which mates do not allow."""
     policy, world = adaptive(), World(steady(0.4), step=0.1, token=0.05)

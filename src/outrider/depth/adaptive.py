@@ -382,7 +382,8 @@ class AdaptiveDepth:
 
     def _trial(self, tokens: list[float], seconds: list[float]) -> int:
         """One token where nothing was tried for long enough and something could pay, or none."""
-        if not self._could_pay(seconds) and self._since_draft < LONGEST:
+        forgotten = self._since_draft >= LONGEST and self._levels.deepest
+        if not (forgotten or self._could_pay(seconds)):
             return 0
         return int(self._purse.affords(seconds[1] / seconds[0] - tokens[1] / tokens[0]))
 
