@@ -13,15 +13,18 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import TransformersModel, generate_with
 from outrider.bench.peers import twin
+from outrider.errors import InvalidConfigError
 from outrider.models import products
 from outrider.models.products import MOST, FewRows
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 5, MOST, MOST + 1])
-def test_products_are_those_of_a_linear_layer(rows: int, bias: bool) -> None:
+@pytest.mark.parametrize("outputs", [48, 50, 51, 1])
+def test_products_are_those_of_a_linear_layer(outputs: int, rows: int, bias: bool) -> None:
+    """Of matrices that can be cut into slices, and those that cannot."""
     torch.manual_seed(rows)
-    layer = nn.Linear(64, 48, bias=bias)
+    layer = nn.Linear(64, outputs, bias=bias)
     given = torch.randn(1, rows, 128)[..., ::2]
     expected = linear(given, layer.weight, layer.bias)
     products.install(layer)
@@ -55,6 +58,43 @@ def test_only_plain_layers_in_float32_are_changed() -> None:
     products.remove(model)
     assert [type(module) for module in model] == [nn.Linear, Own, nn.Linear]
     assert not products.installed(model)
+
+
+class Wrapped(torch.Tensor):
+    """Weights of somebody's own."""
+
+
+def test_weights_of_another_kind_are_left_alone() -> None:
+    layer = nn.Linear(4, 4)
+    layer.weight = nn.Parameter(torch.randn(4, 4).as_subclass(Wrapped))
+    assert type(layer.weight) is not nn.Parameter
+    turned = nn.Linear(4, 4)
+    turned.weight = nn.Parameter(torch.randn(4, 4).T)
+    model = nn.Sequential(layer, turned)
+    products.install(model)
+    assert not products.installed(model)
+
+
+def test_layers_that_were_there_before_stay() -> None:
+    shared = nn.Linear(4, 4)
+    products.install(shared)
+    model = nn.Sequential(nn.Linear(4, 4), shared)
+    before = products.installed(model)
+    products.install(model)
+    assert len(products.installed(model)) == 2
+    products.remove(model, but=before)
+    assert products.installed(model) == [shared]
+
+
+@pytest.mark.parametrize("length", [1, 65, 10**6])
+def test_a_model_that_is_refused_is_left_as_it_was(length: int) -> None:
+    model = small().train()
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(InvalidConfigError):
+        TransformersModel(model, max_length=length)
+    assert not products.installed(model)
+    assert model.config._attn_implementation == "sdpa"
+    assert model.training
 
 
 def test_another_dtype_later_takes_the_usual_way() -> None:

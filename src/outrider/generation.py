@@ -24,6 +24,7 @@ from .engine import SpeculativeDecoder
 from .errors import InvalidConfigError
 from .given_processors import custom_processors, of_row
 from .models import products
+from .models.support import Setting
 from .models.transformers import TransformersModel
 from .protocols import DepthPolicy, DraftModel
 from .running import Run
@@ -132,8 +133,7 @@ class _Loan:
     @contextmanager
     def of(self, hf_model: PreTrainedModel) -> Iterator[TransformersModel]:
         """The adapter of a model, the last one if it still fits."""
-        attention, training = hf_model.config._attn_implementation, hf_model.training
-        few_rows = products.installed(hf_model)
+        before = Setting(hf_model)
         wanted = (hf_model, hf_model.device, hf_model.dtype)
         try:
             if self._adapter is None or self._made_for != wanted:
@@ -146,10 +146,7 @@ class _Loan:
                 products.install(hf_model)
             yield self._adapter
         finally:
-            hf_model.set_attn_implementation(attention)
-            if not few_rows:
-                products.remove(hf_model)
-            hf_model.train(training)
+            before.restore()
 
 
 class _Rows:

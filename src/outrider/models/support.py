@@ -42,6 +42,26 @@ class Architecture:
     device: torch.device
 
 
+class Setting:
+    """How a model computes: what an adapter changes in it, as it was before.
+
+    Args:
+        hf_model: the model.
+    """
+
+    def __init__(self, hf_model: Any) -> None:
+        self._model = hf_model
+        self._attention = hf_model.config._attn_implementation
+        self._training = hf_model.training
+        self._few_rows = products.installed(hf_model)
+
+    def restore(self) -> None:
+        """Set the model back."""
+        self._model.set_attn_implementation(self._attention)
+        products.remove(self._model, but=self._few_rows)
+        self._model.train(self._training)
+
+
 def inspect_architecture(hf_model: Any) -> Architecture:
     """Check that a model can be decoded speculatively, prepare its attention, and describe it.
 

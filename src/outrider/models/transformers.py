@@ -26,7 +26,7 @@ from .compiled import WIDEST, CompiledForward, require_compiler
 from .cursor import SlotBatch, SlotCursor, unsorted
 from .pending import FedTokens, HostCopy, RowTokens
 from .slots import SlotCache, SlotTable
-from .support import inspect_architecture
+from .support import Setting, inspect_architecture
 from .transfer import sent
 from .views import View, Views, hung_on_chains
 
@@ -90,7 +90,18 @@ class TransformersModel:
                 "hf_model", hf_model, "a transformers model (outrider.load takes paths and hub ids)"
             )
         self.hf_model = hf_model
-        self._architecture = inspect_architecture(hf_model)
+        before = Setting(hf_model)
+        try:
+            self._adopt(max_sequences, max_length, prefill_chunk, compile)
+        except Exception:
+            # A model that is refused is left as it was.
+            before.restore()
+            raise
+
+    def _adopt(
+        self, max_sequences: int, max_length: int | None, prefill_chunk: int, compile: bool
+    ) -> None:
+        self._architecture = inspect_architecture(self.hf_model)
         context = self._architecture.context_length
         if max_length is None and context is None:
             raise InvalidConfigError(
