@@ -173,4 +173,6 @@ def _decoder(models: Models, kind: Contender) -> SpeculativeDecoder:
 def _scheduled(params: SamplingParams, search: Search, kind: Contender) -> SamplingParams:
     if kind.tree_shape is not None:
         return params
-    return replace(params, depths=cycled(search.depths, params.max_tokens))
+    # What is looked up may be of any width; times in between are no straight line.
+    depths = range(1, max(search.depths) + 1) if _fills(kind) else search.depths
+    return replace(params, depths=cycled(depths, params.max_tokens))

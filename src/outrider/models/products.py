@@ -33,34 +33,36 @@ class FewRows(nn.Linear):
 
         What is compiled takes the usual way: its number of rows is a symbol.
         """
-        if torch.compiler.is_compiling() or not input.is_cpu or input.dtype != torch.float32:
-            return linear(input, self.weight, self.bias)
-        rows = input.numel() // max(1, input.shape[-1])
-        if not 1 <= rows <= MOST:
-            return linear(input, self.weight, self.bias)
-        product = other_way(input.reshape(rows, -1), self.weight)
+        weight, shape = self.weight, input.shape
+        rows = shape[:-1].numel()
+        usual = torch.compiler.is_compiling() or not input.is_cpu or input.dtype != torch.float32
+        if usual or not 1 <= rows <= MOST:
+            return linear(input, weight, self.bias)
+        product = other_way(input if rows == 1 else input.reshape(rows, -1), weight)
         bias: Tensor | None = self.bias
         if bias is not None:
-            product = product + bias
-        return product.view(*input.shape[:-1], -1)
+            product = product.view(rows, -1) + bias
+        return product.view(*shape[:-1], -1)
 
 
 def other_way(given: Tensor, weight: Tensor) -> Tensor:
-    """`x W^T` [R, N], for x [R, K] and W [N, K]: for one row slice by slice."""
-    if len(given) > 1:
+    """`x W^T` in the order of [R, N], for W [N, K] and x [R, K].
+
+    One row, [..., K], is multiplied slice by slice, and what it gives has a shape of its own.
+    """
+    width = given.shape[-1]
+    if given.numel() != width:
         return weight.mm(given.T).T.contiguous()
-    return _one_row(given, weight).view(1, -1)
-
-
-def _one_row(row: Tensor, weight: Tensor) -> Tensor:
-    rest = len(weight) % _SLICES
-    if rest:
-        ends = [weight[:-rest], weight[-rest:]]
-        return torch.cat(
-            [_one_row(row, end) if len(end) > rest else end.mv(row[0]) for end in ends]
-        )
-    slices = weight.reshape(_SLICES, -1, weight.shape[1])
-    return torch.bmm(slices, row.T.expand(_SLICES, -1, 1)).view(-1)
+    whole = weight.shape[0] // _SLICES * _SLICES
+    # Laid out as a column of each slice, which decides what BLAS is asked.
+    column = given.as_strided((_SLICES, width, 1), (0, given.stride(-1), width))
+    if whole == weight.shape[0]:
+        return torch.bmm(weight.reshape(_SLICES, -1, width), column)
+    rest = weight[whole:].mm(column[0])
+    if not whole:
+        return rest
+    slices = weight[:whole].reshape(_SLICES, -1, width)
+    return torch.cat([torch.bmm(slices, column).view(-1, 1), rest])
 
 
 def install(model: nn.Module) -> None:
