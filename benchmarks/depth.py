@@ -16,7 +16,7 @@ from outrider.bench.race import Timed, race, speedup
 from outrider.bench.workload import built_in
 
 from .report import Report, columns
-from .speedup import own_drafter
+from .speedup import own_drafter, reserve
 
 TOKENS = 256
 TEMPERATURES = (0.0, 0.8)
@@ -30,6 +30,7 @@ def run(rounds: int) -> Report:
     pair = outrider.load("demo", device="cpu", dtype="float32", max_sequences=len(DEPTHS) + 2)
     prompts = max(rounds, 2)
     kinds = built_in(KINDS, pair.tokenizer, pair.target.vocab_size, prompts)
+    reserve(pair, kinds)
     fixed = {
         f"k={depth}": SpeculativeConfig(depth="fixed", num_speculative_tokens=depth)
         for depth in DEPTHS

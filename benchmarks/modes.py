@@ -14,6 +14,7 @@ from outrider.loading import Pair
 from outrider.models.transformers import TransformersModel
 
 from .report import Report, columns
+from .speedup import reserve
 
 TOKENS = 256
 TEMPERATURES = (0.0, 0.8)
@@ -49,7 +50,9 @@ def run(rounds: int) -> Report:
     )
     rows = []
     pair = pairs["eager"]
-    for kind in built_in(KINDS, pair.tokenizer, pair.target.vocab_size, prompts):
+    kinds = built_in(KINDS, pair.tokenizer, pair.target.vocab_size, prompts)
+    reserve(pair, kinds)
+    for kind in kinds:
         batches = [[list(prompt.token_ids)] for prompt in kind.prompts]
         for temperature in TEMPERATURES:
             params = SamplingParams(max_tokens=TOKENS, temperature=temperature, ignore_eos=True)

@@ -20,6 +20,7 @@ from outrider import (
     SuffixDrafter,
 )
 from outrider.bench.race import race, speedup
+from outrider.bench.records import Workload
 from outrider.bench.workload import built_in
 from outrider.loading import Pair
 from outrider.models.transformers import TransformersModel
@@ -52,6 +53,7 @@ def run(rounds: int) -> Report:
         pair.target.vocab_size,
         max(rounds, 2),
     )
+    reserve(pair, kinds)
     table = columns(
         f"tokens/s over plain decoding's, {TOKENS} tokens a prompt, {max(rounds, 2)} prompts",
         "workload",
@@ -84,6 +86,12 @@ def run(rounds: int) -> Report:
         table,
         {"tokens": TOKENS, "rows": rows},
     )
+
+
+def reserve(pair: Pair, kinds: Sequence[Workload]) -> None:
+    """Make room for whole texts, which else whoever is ahead would wait for."""
+    longest = max(len(prompt.token_ids) for kind in kinds for prompt in kind.prompts)
+    pair.target.reserve(longest + TOKENS)
 
 
 def own_drafter(pair: Pair, max_sequences: int) -> ModelDrafter:

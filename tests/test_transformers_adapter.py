@@ -338,3 +338,19 @@ def test_a_draft_catches_up_in_one_forward(
     assert output.metrics.acceptance_rate == (1 if noise == 0 else pytest.approx(0, abs=0.1))
     first = 2 if noise == 0 else 1
     assert widths[:9] == [5, 1, 1, first, 1, 1, first, 1, 1]
+
+
+def test_room_that_was_made_does_not_grow_under_a_sequence() -> None:
+    """And makes no other text; more than the context is refused."""
+    model = TransformersModel(random_model("llama"), max_sequences=2)
+    asked = SamplingParams(max_tokens=12, temperature=0)
+    plain = SpeculativeDecoder(model).generate([1, 2, 3], asked)
+    model.reserve(40)
+    before = model._cache.capacity
+    assert before >= 40
+    again = SpeculativeDecoder(model).generate([1, 2, 3], asked)
+    assert again.choices[0].token_ids == plain.choices[0].token_ids
+    assert model._cache.capacity == before
+    for tokens in (0, model.max_length + 1):
+        with pytest.raises(InvalidConfigError, match="tokens"):
+            model.reserve(tokens)

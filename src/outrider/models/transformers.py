@@ -287,6 +287,23 @@ class TransformersModel:
         for row, prefix in enumerate(prefixes):
             self._table.settle(prefix.sequence_id, prefix.tokens, RowTokens(after, row))
 
+    def reserve(self, tokens: int) -> None:
+        """Make room for prefixes of so many tokens in every slot, so that no round has to.
+
+        Slots grow as they are needed, to twice what they were: a round that meets that waits for
+        the memory.
+
+        Args:
+            tokens: as many as the longest sequence will have.
+
+        Raises:
+            InvalidConfigError: they are less than 1 or more than `max_length`.
+        """
+        if not 1 <= tokens <= self._max_length:
+            raise InvalidConfigError("tokens", tokens, f"an integer in 1..{self._max_length}")
+        with self.lock:
+            self._cache.reserve(tokens + WIDEST)
+
     def forward(
         self,
         slots: list[int],
