@@ -8,6 +8,7 @@ import pytest
 from outrider.bench.checks import Check, agreement, pooled, told
 from outrider.bench.contending import PLAIN
 from outrider.bench.forecast import Prediction
+from outrider.bench.race import compared
 from outrider.bench.records import Contender, Measurement
 from outrider.bench.tune import recommend
 
@@ -48,7 +49,11 @@ def test_a_prediction_is_held_against_the_pace_of_the_run() -> None:
 def test_repeats_and_temperatures_of_a_prompt_are_resampled_together() -> None:
     """Two prompts, one twice as fast as the other, tell the same however often they are run."""
     once = pooled([repeated((0.5, 1.25), 2)])
-    assert once[1:] == pytest.approx((1 / 1.25, 2.0))
+    gain, low, high = once
+    assert low is not None
+    assert high is not None
+    assert (low < 1 / 1.25, high > 2.0) == (True, True)
+    assert low * high == pytest.approx(gain**2)
     again = repeated((0.5, 1.25) * 4, 2)
     assert pooled([again]) == pytest.approx(once)
     assert pooled([again, again, again]) == pytest.approx(once)
@@ -62,8 +67,10 @@ def test_a_check_that_was_cut_short_is_pooled_prompt_by_prompt() -> None:
     whole, short = repeated((0.5, 1.0, 2.0) * 2, 3), repeated((0.5, 1.0), 3)
     gain, low, high = pooled([whole, short])
     assert gain == pytest.approx(8 / 8.5)
-    assert (low, high) == pytest.approx((0.5, 2.0))
-    assert pooled([short])[1:] == pytest.approx((1.0, 2.0))
+    # As if each prompt had been one stretch of all that it was seen in.
+    together = compared([3.0, 3.0, 2.0], [150, 150, 100], [1.5, 3.0, 4.0], [150, 150, 100], 3)
+    assert (gain, low, high) == pytest.approx(together)
+    assert pooled([short]) == pytest.approx(compared([1.0] * 2, [50] * 2, [0.5, 1.0], [50] * 2, 2))
 
 
 @pytest.mark.parametrize("distinct", [1, 4])

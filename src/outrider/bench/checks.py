@@ -14,6 +14,7 @@ from math import sqrt
 from .forecast import Prediction
 from .race import compared
 from .records import Measurement
+from .student import quantile
 
 WITHIN = 0.1
 """The error up to which a prediction counts as right."""
@@ -72,7 +73,7 @@ class Check:
         error = self.standard_error
         if error is None:
             return None
-        rate, margin = self.measured.tokens_per_s, _student(self._scatter()[1]) * error
+        rate, margin = self.measured.tokens_per_s, quantile(self._scatter()[1]) * error
         return rate - margin, rate + margin
 
     def _scatter(self) -> tuple[float, int]:
@@ -169,19 +170,3 @@ def pooled(checks: Sequence[Check]) -> tuple[float, float | None, float | None]:
         count,
     )
     return (gain, low, high) if min(seen) > 1 else (gain, None, None)
-
-
-def _student(freedom: int) -> float:
-    """The 97.5% quantile of Student's t, to 1% from 2 degrees of freedom on.
-
-    Fisher's expansion about the normal quantile: Abramowitz and Stegun, 26.7.5.
-    """
-    z = 1.959964
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return sum(term * (1 / freedom) ** power for power, term in enumerate(terms))
