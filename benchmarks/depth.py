@@ -78,7 +78,7 @@ def run(rounds: int) -> Report:
         "one round of each decoder in turn; temperature 0 with block verification, the other with "
         "coupled, where all texts are the same; over best: the adaptive depth over the fixed one "
         "that turned out fastest on this workload (the luckiest of several noisy figures), with a "
-        "95% bootstrap interval over prompts, too narrow where they are few",
+        "95% interval over prompts (bootstrap and Student's t), wide where they are few",
         table,
         {"tokens": TOKENS, "prompts": prompts, "rows": rows},
     )

@@ -68,7 +68,7 @@ def run(rounds: int) -> Report:
         "modes",
         "default: draft model and suffix lookup, adaptive depth; one round of each decoder in "
         "turn; best over best: the faster mode with speculation over the faster one without, with "
-        "a 95% bootstrap interval over prompts, too narrow where they are few; "
+        "a 95% interval over prompts (bootstrap and Student's t), wide where they are few; "
         f"compiling took: {told}",
         table,
         {"tokens": TOKENS, "prompts": prompts, "compile_s": seconds, "rows": rows},

@@ -78,8 +78,8 @@ def run(rounds: int) -> Report:
     return Report(
         "speedup",
         "default settings; one round of each decoder in turn; the target's reading "
-        "of the prompt is not timed, the drafter's is; 95%: a bootstrap over prompts, or over "
-        "batches of them, which is too narrow where they are few; length: tokens emitted in a "
+        "of the prompt is not timed, the drafter's is; 95%: bootstrap and Student's t over "
+        "prompts, or over batches of them, wide where they are few; length: tokens emitted in a "
         "round that drafts, beside the most that any lossless verification would emit; drafted: "
         "share of rounds that drafted; wrong: drafts that are never kept; dear: a draft, "
         "each step of which takes two target forwards",

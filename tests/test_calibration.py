@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from outrider import ModelDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
 from outrider.depth import AdaptiveDepth
+from outrider.errors import DegenerateDistributionError
 from outrider.models.tabular import TabularModel
 from outrider.models.transformers import TransformersModel
 
@@ -99,3 +100,80 @@ def test_greedy_text_is_that_of_plain_decoding() -> None:
     params = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
     plain = SpeculativeDecoder(tiny()).generate([1, 2, 3], params)
     assert made.generate([1, 2, 3], params).token_ids == plain.token_ids
+
+
+class Failing(ModelDrafter):
+    """Raises as long as it is told to, or drafts from laws of NaN."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(tiny())
+        self.how = how
+
+    def propose(self, prefixes, plan, ctx):
+        if self.how == "raises":
+            raise ValueError("no draft today")
+        if self.how == "nan":
+            ctx.law(torch.full((len(prefixes), 40), torch.nan))
+        return super().propose(prefixes, plan, ctx)
+
+
+ADAPTIVE = SpeculativeConfig(depth="adaptive")
+LONG = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True, depths=(2,) * 20)
+LONG_PLAIN = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+
+
+@pytest.mark.parametrize("how", ["raises", "nan"])
+def test_a_drafter_that_fails_then_is_warned_of_in_the_first_round(how: str) -> None:
+    """And not before: warnings are errors here."""
+    made = SpeculativeDecoder(tiny(), Failing(how), config=ADAPTIVE)
+    assert not made.policy.calibrated
+    assert made.metrics.draft_failures == 0
+    assert not made.target.live_sequences
+    with pytest.warns(RuntimeWarning, match="the drafter failed"):
+        made.generate([1, 2], LONG)
+    assert made.metrics.draft_failures > 0
+
+
+def test_a_drafter_that_fails_on_made_up_tokens_alone_does_no_harm() -> None:
+    drafter = Failing("raises")
+    made = SpeculativeDecoder(tiny(), drafter, config=ADAPTIVE)
+    drafter.how = "well"
+    made.generate([1, 2], LONG)
+    assert made.metrics.draft_failures == 0
+    assert made.policy.calibrated
+
+
+def test_strict_is_strict_from_the_first_round_on() -> None:
+    config = SpeculativeConfig(depth="adaptive", strict=True)
+    made = SpeculativeDecoder(tiny(), Failing("raises"), config=config)
+    with pytest.raises(ValueError, match="no draft today"):
+        made.generate([1, 2], LONG)
+
+
+@pytest.mark.parametrize("how", ["nan", "raises"])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_target_that_fails_on_made_up_tokens_is_not_refused(how: str, late: bool) -> None:
+    """Its logits are NaN after a token that requests need not have, or it raises there."""
+    target, made_up = tiny(), 3
+    verify, calls = target.verify, []
+
+    def failing(prefixes, proposal):
+        scores = verify(prefixes, proposal)
+        calls.append(len(prefixes))
+        if made_up in prefixes[0].tokens and len(calls) > 5 * late:
+            if how == "raises":
+                raise IndexError(made_up)
+            scores.logits.fill_(torch.nan)
+        return scores
+
+    target.verify = failing
+    made = SpeculativeDecoder(target, ModelDrafter(tiny()), config=ADAPTIVE)
+    assert len(calls) == 1 + 5 * late
+    assert not made.policy.calibrated
+    assert not target.live_sequences
+    expected = SpeculativeDecoder(tiny()).generate([1, 2], LONG_PLAIN).token_ids
+    assert made_up not in expected
+    assert made.generate([1, 2], LONG_PLAIN).token_ids == expected
+    assert made.policy.calibrated
+    with pytest.raises((DegenerateDistributionError, IndexError)):
+        made.generate([1, made_up], LONG_PLAIN)

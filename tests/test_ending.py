@@ -229,16 +229,44 @@ def test_a_second_signal_does_not_wait() -> None:
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_signals_that_are_ignored_stay_so() -> None:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_that_are_ignored_stay_so(number: int) -> None:
+    before = signal.signal(number, signal.SIG_IGN)
     try:
         with terminable() as ending:
+            signal.raise_signal(number)
             ending.hold()
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
             ending.release()
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        assert signal.getsignal(number) is signal.SIG_IGN
+    except KeyboardInterrupt:
+        pytest.fail("it was not ignored")
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
+
+
+def test_a_handler_that_is_not_pythons_gives_way_to_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python cannot name it, nor set it again."""
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+
+    def unknown(number: int, handler: Any) -> Any:
+        replaced = signal.signal(number, handler)
+        return None if replaced in before else replaced
+
+    monkeypatch.setattr(f"{terminable.__module__}.signal", unknown)
+    try:
+        with pytest.raises(Terminated), terminable():
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        with terminable() as ending:
+            ending.hold()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGINT, before[1])
 
 
 def test_the_handler_is_there_for_one_signal() -> None:

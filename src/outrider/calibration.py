@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
+
+from .batch import Batch, Step
 from .config import SamplingParams
-from .depth import AdaptiveDepth
-from .errors import ModelError
+from .depth import AdaptiveDepth, policy_of
+from .protocols import Chance
+from .records import DraftPlan
+from .rounds import Stopwatch
 
 if TYPE_CHECKING:
     from .engine import SpeculativeDecoder
@@ -18,16 +24,23 @@ DEPTHS = (0, 0, 4, 4, 1, 1, 8, 8, 4, 0, 0, 1)
 _PROMPT = 16
 
 
-def calibrate(decoder: SpeculativeDecoder) -> None:
+@torch.inference_mode()
+def calibrate(
+    decoder: SpeculativeDecoder,
+    run: Callable[[Batch, DraftPlan, Chance | None, Stopwatch], Step],
+) -> None:
     """Let a decoder's policy measure a few rounds, plain ones and some that draft.
 
     It learns what they cost, and not what of their made-up tokens is kept. Nothing else of the
     decoder changes: metrics do not count them, drafters do not learn from them. Models whose
-    context is too short for that, or that have no room, are not calibrated.
+    context is too short for that are not calibrated, nor those that have no room or fail at such
+    tokens, and a decoder whose drafter fails: its policy is then as it was. Nothing is raised and
+    nobody is warned, which is left to the rounds of requests: they may never meet such tokens.
 
     Args:
         decoder: with no sequence live; its models may have those of other decoders. A policy that
             is not an `AdaptiveDepth` measures nothing.
+        run: a round of its, which raises where the drafter fails.
     """
     policy = decoder.policy
     if not isinstance(policy, AdaptiveDepth):
@@ -40,11 +53,11 @@ def calibrate(decoder: SpeculativeDecoder) -> None:
     batch = decoder.pack(decoder.start(tokens, params))
     try:
         for _ in DEPTHS:
-            step = decoder.step(batch, decoder.chance)
-            if not step.record.draft_failed:
-                policy.measure(step.batch.states, step.record)
+            watch = Stopwatch(batch.device)
+            step = run(batch, policy.plan(batch.states), decoder.chance, watch)
+            policy.measure(step.batch.states, step.record)
             batch = replace(step.batch, noise=None)
-    except ModelError:
-        return
+    except Exception:
+        decoder.policy = policy_of(decoder.config, decoder.drafter)
     finally:
         decoder.release(batch.states, discard=True)

@@ -3,6 +3,10 @@
 A prediction and the run that checks it share their prompts, so that prompts of unequal speed are no
 reason for them to differ. What does differ, the texts drawn at a temperature above 0 and the noise
 of the clock, is seen in repeats of a prompt. The standard error of a run is made of those alone.
+
+A prediction is scaled to the pace of plain decoding in the same run, which has noise of its own. So
+what it is held against is the configuration over plain decoding, whose stretches are paired: what
+slowed both down is no difference.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from math import sqrt
 from .forecast import Prediction
 from .race import compared
 from .records import Measurement
+from .student import quantile
 
 WITHIN = 0.1
 """The error up to which a prediction counts as right."""
@@ -58,33 +63,42 @@ class Check:
 
     @property
     def standard_error(self) -> float | None:
-        """Of the measured tokens a second, prompts given; None where too few of them came again."""
+        """Of the measured tokens a second at the pace of plain decoding; None where not known.
+
+        It is that of the measured over plain decoding's, prompts given, times plain decoding's: it
+        takes two prompts or more that came again.
+        """
         squares, freedom = self._scatter()
         if freedom < 2:
             return None
-        seconds = self.measured.seconds
-        deviation = sqrt(len(seconds) * squares / freedom)
-        return self.measured.tokens_per_s * deviation / sum(seconds)
+        return self.measured.tokens_per_s * sqrt(len(self.plain.seconds) * squares / freedom)
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """A 95% interval, by Student's t, of the measured tokens a second, prompts given."""
+        """A 95% interval, by Student's t, about the measured tokens a second: for `expected`.
+
+        Divided by `pace` it is the interval of measured over plain tokens a second, prompts given,
+        times the plain rate that was predicted: for what was predicted, unscaled.
+        """
         error = self.standard_error
         if error is None:
             return None
-        rate, margin = self.measured.tokens_per_s, _student(self._scatter()[1]) * error
+        rate, margin = self.measured.tokens_per_s, quantile(self._scatter()[1]) * error
         return rate - margin, rate + margin
 
     def _scatter(self) -> tuple[float, int]:
-        """The squared distances of a prompt's times from their mean, summed, and how many say so.
+        """How far a prompt's repeats are from their mean: squares, summed, and how many say so.
 
-        Every text has the same number of tokens, so that a rate varies as the seconds do.
+        Every text has the same number of tokens, so that a rate varies as the seconds do. A repeat
+        changes the logarithm of measured over plain by its share of plain decoding's seconds less
+        its share of the configuration's, which is what is compared.
         """
-        times = [self.measured.seconds[first :: self.distinct] for first in range(self.distinct)]
-        known = [found for found in times if found]
-        squares = sum(
-            (second - sum(found) / len(found)) ** 2 for found in known for second in found
-        )
+        plain_s, measured_s = sum(self.plain.seconds), sum(self.measured.seconds)
+        pairs = zip(self.plain.seconds, self.measured.seconds, strict=True)
+        shares = [plain / plain_s - measured / measured_s for plain, measured in pairs]
+        each = [shares[first :: self.distinct] for first in range(self.distinct)]
+        known = [found for found in each if found]
+        squares = sum((share - sum(found) / len(found)) ** 2 for found in known for share in found)
         return squares, sum(len(found) - 1 for found in known)
 
 
@@ -95,8 +109,8 @@ class Agreement:
     Attributes:
         of: how many were checked.
         close: of these, within 10%.
-        bounded: how many measurements have an interval.
-        inside: of these, how many hold what was predicted.
+        bounded: how many runs have an interval, see `Check.interval`.
+        inside: of these, how many hold what was predicted, at the pace of the run.
     """
 
     of: int
@@ -169,19 +183,3 @@ def pooled(checks: Sequence[Check]) -> tuple[float, float | None, float | None]:
         count,
     )
     return (gain, low, high) if min(seen) > 1 else (gain, None, None)
-
-
-def _student(freedom: int) -> float:
-    """The 97.5% quantile of Student's t, to 1% from 2 degrees of freedom on.
-
-    Fisher's expansion about the normal quantile: Abramowitz and Stegun, 26.7.5.
-    """
-    z = 1.959964
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return sum(term * (1 / freedom) ** power for power, term in enumerate(terms))

@@ -37,7 +37,7 @@ class Heat:
         """Decode a batch; if that is interrupted, none of it counts."""
         models, reading = self._models, 0.0
         if any(self._drafting) and models.drafter is not None:
-            reading = reading_s(models.target, models.drafter, batch, self._params)
+            reading = reading_s(models.target, models.drafter, batch, self._params, keep=True)
         lanes = [Lane(decoder, batch, [self._params] * len(batch)) for decoder in self._decoders]
         first = len(self.batches) % len(lanes)
         in_turn([*lanes[first:], *lanes[:first]])

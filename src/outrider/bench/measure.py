@@ -216,26 +216,30 @@ def reading_s(
     drafter: DraftModel,
     batch: Sequence[Tokens],
     params: SamplingParams,
+    *,
+    keep: bool,
 ) -> float:
     """Seconds in which a draft model reads the prompts of a batch.
 
     By which its first draft takes longer than one after prompts that it has read. Decoders that
-    share a draft model do not read alike: the first reads, and the others copy. After this all of
-    them find the prompts read, and what it took is to be added to each.
+    share a draft model do not read alike: the first reads, and the others copy. If the prompts are
+    kept all of them find them read, and what it took is to be added to each.
 
     Args:
         target: the target.
         drafter: drafts with a model.
         batch: the token ids of the prompts.
         params: of each request.
+        keep: whether later sequences find the prompts read. If they do, a later batch that shares a
+            prefix with this one reads less than it would alone.
     """
     config = SpeculativeConfig(num_speculative_tokens=1, depth="fixed")
     decoder = SpeculativeDecoder(target, drafter, config=config)
     taken = []
-    for _ in range(2):
+    for discard in (False, not keep):
         states = [state for prompt in batch for state in decoder.start(list(prompt), params)]
         taken.append(decoder.step(decoder.pack(states)).record.draft_s)
-        decoder.release(states)
+        decoder.release(states, discard=discard)
     return max(0.0, taken[0] - taken[1])
 
 

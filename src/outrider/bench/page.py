@@ -56,8 +56,8 @@ def page(result: BenchResult, pictures: Sequence[Picture] | None = None) -> str:
 
 _SPEED_NOTE = markup.paragraph(
     "Tokens a second from the request to the last token, the target's reading of the prompt aside. "
-    "Speedup is over Outrider's plain decoding, with a 95% bootstrap interval. Identical: timed "
-    "stretches whose tokens are those of plain decoding.",
+    "Speedup is over Outrider's plain decoding, with a 95% interval (bootstrap and Student's t). "
+    "Identical: timed stretches whose tokens are those of plain decoding.",
     "quiet",
 )
 

@@ -135,8 +135,8 @@ def _speedup(table: _Table) -> bytes | None:
         return None
     notes = (
         "Tokens a second over those of Outrider's plain decoding (dashed line, 1.0), with 95% "
-        "bootstrap intervals. Blue circles are faster, red triangles slower, hollow squares not "
-        "told apart; bold is the best speculation.",
+        "intervals (bootstrap and Student's t). Blue circles are faster, red triangles slower, "
+        "hollow squares not told apart; bold is the best speculation.",
         table.where,
     )
     figure, axes_rows = canvas.canvas(

@@ -96,7 +96,7 @@ class Measurement:
         identical: stretches whose tokens are those of plain decoding; None where they need not be.
         speedup: tokens a second over those of Outrider's plain decoding; 1 for that one itself,
             None where one of the two is missing tokens that were asked for.
-        low, high: its 95% bootstrap interval over stretches; None with fewer than two of them.
+        low, high: its 95% interval over stretches, see `race.speedup`; None with fewer than two.
         prompt_s: for each stretch, the target's first forward, which reads the prompts.
         partial: whether the run was interrupted before all stretches were measured.
     """

@@ -86,8 +86,9 @@ def measure(
     drafting = any(kind.drafter in WITH_MODEL for kind in kinds)
     if drafting and models.drafter is not None:
         # A model's first forward takes longer, whatever it reads.
-        reading_s(models.target, models.drafter, [batches[0][0][-1:]], params)
-        reading = [reading_s(models.target, models.drafter, batch, params) for batch in batches]
+        pair = models.target, models.drafter
+        reading_s(*pair, [batches[0][0][-1:]], params, keep=False)
+        reading = [reading_s(*pair, batch, params, keep=False) for batch in batches]
     plain: list[Watched] = []
     found: dict[Contender, Watched] = {}
     for group in groups:

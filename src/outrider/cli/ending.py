@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from signal import SIG_IGN, SIGINT, SIGTERM, getsignal, signal
+from signal import SIG_DFL, SIG_IGN, SIGINT, SIGTERM, getsignal, signal
 from types import FrameType
 from typing import Any
 
@@ -38,7 +38,7 @@ class Ending:
         """
         for number, kind in ((SIGINT, KeyboardInterrupt), (SIGTERM, Terminated)):
             if getsignal(number) is not SIG_IGN:
-                self._before[number] = signal(number, self._holding(kind))
+                self._before[number] = _replaced(number, self._holding(kind))
 
     def release(self) -> None:
         """Let signals take effect again, one that has come too.
@@ -70,7 +70,7 @@ class Ending:
 def terminable() -> Iterator[Ending]:
     """SIGTERM raises `Terminated` inside, once: a second one ends the process at once.
 
-    To be entered in the main thread.
+    Where it is ignored it stays so. To be entered in the main thread.
     """
     ending = Ending()
 
@@ -79,9 +79,16 @@ def terminable() -> Iterator[Ending]:
         ending.kind = Terminated
         raise Terminated
 
-    before = signal(SIGTERM, terminate)
+    ignored = getsignal(SIGTERM) is SIG_IGN
+    before = SIG_IGN if ignored else _replaced(SIGTERM, terminate)
     try:
         yield ending
     finally:
         ending._restore()
         signal(SIGTERM, before)
+
+
+def _replaced(number: int, handler: Callable[[int, FrameType | None], None]) -> Any:
+    """Set a handler, and give what is to be restored: the default for one that is not Python's."""
+    before = signal(number, handler)
+    return SIG_DFL if before is None else before

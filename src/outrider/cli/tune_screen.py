@@ -113,7 +113,8 @@ class Screen:
             )
         self.console.print(shown)
         self._say(
-            "predicted: for the pace that the machine had in the run, as plain decoding shows it",
+            "predicted: for the pace that the machine had in the run, as plain decoding shows it; "
+            "standard error: of the measured at that pace, by repeats of a prompt",
             "dim",
         )
         if any(check.rehearsed for check in checks):

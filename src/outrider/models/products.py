@@ -26,6 +26,10 @@ class FewRows(nn.Linear):
     """A linear layer that multiplies one row slice by slice, and a few the other way round.
 
     Its state is `nn.Linear`'s. On a CPU in float32; anything else takes the usual way.
+
+    What replaces layers by their exact type, as `torch.ao.quantization.quantize_dynamic` does, does
+    not take it for an `nn.Linear`: it has to be applied before a model is wrapped. A model that is
+    pickled whole, and not as its `state_dict`, names this class: it takes Outrider to load it.
     """
 
     def forward(self, input: Tensor) -> Tensor:
