@@ -138,7 +138,7 @@ def test_a_drafter_that_fails_on_made_up_tokens_alone_does_no_harm() -> None:
     drafter = Failing("raises")
     made = SpeculativeDecoder(tiny(), drafter, config=ADAPTIVE)
     drafter.how = "well"
-    made.generate([1, 2], LONG)
+    made.generate([1, 2], LONG_PLAIN)
     assert made.metrics.draft_failures == 0
     assert made.policy.calibrated
 

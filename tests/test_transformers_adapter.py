@@ -343,11 +343,14 @@ def test_a_draft_catches_up_in_one_forward(
 def test_room_that_was_made_does_not_grow_under_a_sequence() -> None:
     """And makes no other text; more than the context is refused."""
     model = TransformersModel(random_model("llama"), max_sequences=2)
-    asked = SamplingParams(max_tokens=12, temperature=0)
-    plain = SpeculativeDecoder(model).generate([1, 2, 3], asked)
-    model.reserve(40)
+    asked = SamplingParams(max_tokens=70, temperature=0, ignore_eos=True)
+    room = model._cache.capacity
+    model.reserve(80)
     before = model._cache.capacity
-    assert before >= 40
+    assert before >= 80 > room
+    other = TransformersModel(random_model("llama"), max_sequences=2)
+    plain = SpeculativeDecoder(other).generate([1, 2, 3], asked)
+    assert other._cache.capacity > room
     again = SpeculativeDecoder(model).generate([1, 2, 3], asked)
     assert again.choices[0].token_ids == plain.choices[0].token_ids
     assert model._cache.capacity == before

@@ -20,7 +20,7 @@ _MEMORY = 0.98
 _FIRST_GUESS, _FIRST_WEIGHT = 0.75, 4.0
 """What is thought of any token before the first round, and for how many tokens that counts."""
 
-_OVERALL_WEIGHT = 2.0
+_OVERALL_WEIGHT = 4.0
 """For how many tokens at one place the rate at all places counts, or what others were seen to keep:
 few, so that a text on which drafts fail is known by its first rounds, whatever came before it."""
 
@@ -133,12 +133,15 @@ class Acceptance:
         sureness = self.sureness.after(entropies, accepted) if entropies else self.sureness
         return Acceptance(tuple(reached), tuple(kept), sureness)
 
-    def chances(self, most: int, prior: Sequence[float] | None = None) -> list[float]:
+    def chances(
+        self, most: int, prior: Sequence[float] | None = None, weight: float = 1.0
+    ) -> list[float]:
         """The chance of each of `most` tokens to be kept if the one before is.
 
         Args:
             most: how many.
             prior: what is thought of each beforehand; None takes the rate over all places.
+            weight: of what was counted.
         """
         reached, kept = sum(self.reached), sum(self.kept)
         overall = (kept + _FIRST_WEIGHT * _FIRST_GUESS) / (reached + _FIRST_WEIGHT)
@@ -146,7 +149,7 @@ class Acceptance:
         known = list(zip(self.reached, self.kept, strict=True))[:most]
         known += [(0.0, 0.0)] * (most - len(known))
         return [
-            (kept + _OVERALL_WEIGHT * guess) / (reached + _OVERALL_WEIGHT)
+            (weight * kept + _OVERALL_WEIGHT * guess) / (weight * reached + _OVERALL_WEIGHT)
             for (reached, kept), guess in zip(known, guesses, strict=True)
         ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ DEPTHS = (0, 0, 4, 4, 1, 1, 8, 8, 4, 0, 0, 1)
 """How many tokens the rounds draft: each depth twice or more, so that one may be a slow moment."""
 
 _PROMPT = 16
+
+_LOG = logging.getLogger(__name__)
 
 
 @torch.inference_mode()
@@ -58,6 +61,7 @@ def calibrate(
             policy.measure(step.batch.states, step.record)
             batch = replace(step.batch, noise=None)
     except Exception:
+        _LOG.debug("costs were not measured ahead", exc_info=True)
         decoder.policy = policy_of(decoder.config, decoder.drafter)
     finally:
         decoder.release(batch.states, discard=True)

@@ -14,6 +14,9 @@ from .records import Contender
 from .replay import Ratios, Texts, draft_ratios
 from .search import Models, Search
 
+_WIDTHS = 16
+"""Of how many sizes drafts are measured that cost nothing, or more if more are asked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Regime:
@@ -175,5 +178,6 @@ def _scheduled(params: SamplingParams, search: Search, kind: Contender) -> Sampl
     if kind.tree_shape is not None:
         return params
     # What is looked up may be of any width; times in between are no straight line.
-    depths = range(1, max(search.depths) + 1) if _fills(kind) else search.depths
+    widths = range(1, max(search.depths) + 1, -(-max(search.depths) // _WIDTHS))
+    depths = sorted({*search.depths, *widths}) if _fills(kind) else search.depths
     return replace(params, depths=cycled(depths, params.max_tokens))

@@ -37,8 +37,10 @@ class Ending:
         To be called when measuring is over, and what was measured is still to be written.
         """
         for number, kind in ((SIGINT, KeyboardInterrupt), (SIGTERM, Terminated)):
-            if getsignal(number) is not SIG_IGN:
-                self._before[number] = _replaced(number, self._holding(kind))
+            before = _known(number)
+            if before is not SIG_IGN:
+                self._before[number] = before
+                signal(number, self._holding(kind))
 
     def release(self) -> None:
         """Let signals take effect again, one that has come too.
@@ -79,8 +81,9 @@ def terminable() -> Iterator[Ending]:
         ending.kind = Terminated
         raise Terminated
 
-    ignored = getsignal(SIGTERM) is SIG_IGN
-    before = SIG_IGN if ignored else _replaced(SIGTERM, terminate)
+    before = _known(SIGTERM)
+    if before is not SIG_IGN:
+        signal(SIGTERM, terminate)
     try:
         yield ending
     finally:
@@ -88,7 +91,7 @@ def terminable() -> Iterator[Ending]:
         signal(SIGTERM, before)
 
 
-def _replaced(number: int, handler: Callable[[int, FrameType | None], None]) -> Any:
-    """Set a handler, and give what is to be restored: the default for one that is not Python's."""
-    before = signal(number, handler)
-    return SIG_DFL if before is None else before
+def _known(number: int) -> Any:
+    """What handles a signal, to be restored: the default for a handler that is not Python's."""
+    handler = getsignal(number)
+    return SIG_DFL if handler is None else handler

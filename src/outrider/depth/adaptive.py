@@ -30,6 +30,10 @@ _MARGIN = 1.02
 _LENGTH_MEMORY = 0.9
 """What the length of a draft that ended early weighs beside the next one's: ten count in all."""
 
+_IDLE = 0.98
+"""What is known of a sequence weighs beside the same a round later in which nothing was drafted: a
+few refusals are no verdict on the rest of its text, if others kept more."""
+
 _RARELY = 64
 """After how many rounds, times what drafting gains, one is plain to know what that costs; and after
 half as many, one drafts a single token."""
@@ -249,32 +253,31 @@ class AdaptiveDepth:
             return
         self.measure(states, record)
         rows, width, stepped = len(states), max(record.drafted), _stepped(record)
-        steps = max(stepped)
+        free = [row for row, state in enumerate(states) if self._is_free(state)]
         for row, (state, depth) in enumerate(zip(states, stepped, strict=True)):
             # The last round of a sequence may keep more than it emits.
-            if state.finish_reason is None and not self._is_local(state):
+            if state.finish_reason is not None:
+                self._purse.ended(state.round)
+            elif not self._is_local(state):
                 accepted, ended = record.accepted[row], record.ended[row]
                 self._pooled = self._pooled.after(depth + ended, accepted)
                 self._sureness.add(state.params.greedy, record.entropies[row], accepted)
-        new = [min(LONGEST, state.remaining) for state in states if state.round == 1]
-        self._purse.fill(not steps, sum(new) / rows)
+        steps = max((stepped[row] for row in free), default=0)
+        new = [state.remaining for state in states if state.round == 1]
+        self._purse.fill(not steps, new, rows)
+        self._since_plain = 0 if width == 0 else self._since_plain + 1
         if not steps:
             self._since_draft += 1
-            self._since_plain = 0 if width == 0 else self._since_plain + 1
             return
-        together = [
-            taken
-            for state, taken, known in zip(states, stepped, record.entropies, strict=True)
-            if known and not self._is_local(state)
-        ]
+        self._since_draft = 0
+        together = [stepped[row] for row in free if record.entropies[row]]
         if together:
             self._steps.add(max(together))
-        self._since_plain += 1
         if self._trying and self._costs.known:
-            plain = self._costs.round(rows, 0, 0)
+            others = max((step for row, step in enumerate(stepped) if row not in free), default=0)
             took = record.draft_s + self._costs.verifying(rows, width)
-            self._purse.spend(took / plain - sum(record.emitted) / rows)
-        self._since_draft = 0
+            emitted = sum(record.emitted[row] for row in free) / len(free)
+            self._purse.spend(took / self._seconds(rows, others) - emitted)
 
     def measure(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
         """Learn what a round costs, and nothing from what it kept: for rounds on made-up tokens.
@@ -290,8 +293,10 @@ class AdaptiveDepth:
                 rows=len(states),
                 width=max(record.drafted),
                 steps=max(stepped),
+                fresh=any(state.round == 1 for state in states),
                 read=_read(states),
                 behind=not ids <= self._stepped,
+                caught_up=_caught_up(states, stepped),
                 draft_s=record.draft_s,
                 target_s=record.target_s,
                 other_s=record.total_s - record.draft_s - record.target_s,
@@ -311,6 +316,11 @@ class AdaptiveDepth:
         if self._trying and self._costs.plain_known:
             plain = self._costs.round(len(states), 0, 0)
             self._purse.spend(record.total_s / plain - sum(record.emitted) / len(states))
+
+    def _is_free(self, state: SequenceState) -> bool:
+        """Whether the round that a sequence has been through was planned by what all have shown."""
+        asked = state.params.depths or ()
+        return not self._is_local(state) and state.round > len(asked)
 
     def _is_local(self, state: SequenceState) -> bool:
         return state.params.seed is not None and not state.params.greedy and not self._coupled
@@ -348,9 +358,10 @@ class AdaptiveDepth:
         """
         most = self._levels.deepest
         prior = self._pooled.chances(most)
+        recent = _IDLE**self._since_draft
         tokens = [0.0] * (most + 1)
         for state in states:
-            own = expected_tokens(state.acceptance.chances(most, prior))
+            own = expected_tokens(state.acceptance.chances(most, prior, recent))
             tokens = [total + mine for total, mine in zip(tokens, own, strict=True)]
         seconds = [self._seconds(rows, max(k, deepest)) for k in range(most + 1)]
         rates = [made / took for made, took in zip(tokens, seconds, strict=True)]
@@ -372,7 +383,7 @@ class AdaptiveDepth:
             self._trying = bool(trial)
             choice = _Choice(trial, each * bare, each * token, trial)
             gain, ending = 1.0, False
-        elif not deepest and self._since_plain >= _RARELY * gain:
+        elif not deepest and (self._since_plain >= _RARELY * gain or self._costs.plain_missing):
             return [replace(choice, steps=0)] * len(states), 0.0
         elif self._since_plain == _RARELY // 2:
             choice, ending = replace(choice, steps=1, likely=1), False
@@ -429,6 +440,15 @@ class AdaptiveDepth:
 def _read(states: Sequence[SequenceState]) -> int:
     """Tokens of prompts that the target has just read: the choices of a request share one."""
     return sum(state.prompt_length for state in states if state.round == 1 and state.choice == 0)
+
+
+def _caught_up(states: Sequence[SequenceState], stepped: Sequence[int]) -> int:
+    """Tokens of the sequences of which a model has drafted for the first time."""
+    return sum(
+        state.prefix.length
+        for state, steps in zip(states, stepped, strict=True)
+        if steps and not any(state.depths[:-1])
+    )
 
 
 def _stepped(record: RoundRecord) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from statistics import median_low
 
 COST_RATIO = 0.125
 """A draft step beside a plain forward of the target, where nothing is configured or measured."""
@@ -17,6 +18,9 @@ _QUANTILE = 0.4
 _SIZES = 12
 """How many sizes are remembered."""
 
+_FEW = 3
+"""From so many on, readings of the drafter stand for themselves."""
+
 _FADING = 0.97
 """What a size weighs beside one measured a round later."""
 
@@ -29,7 +33,8 @@ _RELAXING = 0.99
 cost less and less, so that it is tried, and not shunned for what it once cost."""
 
 _STEPS_ALIKE = 0.5
-"""What each step of a draft takes at least, beside the mean: they are forwards of one model."""
+"""What each step of a draft is thought to take at least, beside the mean: they are mostly forwards
+of one model."""
 
 _APART = 0.2
 """By how much forwards of one token a row have to differ from a line through the wider ones, to
@@ -47,7 +52,7 @@ class Line:
     does not. Both parts are kept from going below 0.
 
     Args:
-        least: what the slope is at least, beside the mean of y over that of x.
+        least: what a slope that is not measured is at least, beside the mean of y over that of x.
     """
 
     def __init__(self, least: float = 0.0) -> None:
@@ -106,11 +111,10 @@ class Line:
         if spread > 0.05 * max(1.0, mean_x):
             shared = sum(weight * (x - mean_x) * (y - mean_y) for x, y, weight in usual) / total
             self._slope = max(shared / spread, 0.0)
-        else:
-            self._slope *= _RELAXING
+        elif mean_x > 0:
+            self._slope = max(self._slope * _RELAXING, self._least * mean_y / mean_x)
         if mean_x > 0:
-            mean = mean_y / mean_x
-            self._slope = min(max(self._slope, self._least * mean), mean)
+            self._slope = min(self._slope, mean_y / mean_x)
         self._level = mean_y - self._slope * mean_x
 
     def at(self, x: float) -> float:
@@ -126,16 +130,20 @@ class Round:
         rows: sequences in it.
         width: tokens drafted for the row with the most.
         steps: how many steps of a model the deepest draft took.
-        read: tokens of prompts that began in it, which the target read.
+        fresh: whether the target read a prompt in it.
+        read: tokens of these prompts, each that several sequences share once.
         behind: whether the drafter had to read more than the last round's tokens.
+        caught_up: tokens of the sequences that it read for the first time.
         draft_s, target_s, other_s: seconds of its parts.
     """
 
     rows: int
     width: int
     steps: int
+    fresh: bool
     read: int
     behind: bool
+    caught_up: int
     draft_s: float
     target_s: float
     other_s: float
@@ -158,7 +166,8 @@ class Costs:
         self._wide = Line()
         self._draft = Line(_STEPS_ALIKE)
         self._looking = Line()
-        self._prompts = deque[tuple[int, float]](maxlen=_SIZES)
+        self._prompts = deque[float](maxlen=_SIZES)
+        self._readings = deque[float](maxlen=_SIZES)
         self._plain_rest = Line()
         self._draft_rest = Line()
 
@@ -168,17 +177,25 @@ class Costs:
         return self._target.known and self._plain_rest.known
 
     @property
+    def plain_missing(self) -> bool:
+        """Whether rounds that drafted were measured, and no plain one."""
+        return self._draft.known and not self.plain_known
+
+    @property
     def known(self) -> bool:
         """Whether a plain round and one that drafted were measured."""
-        return self._target.known and self._draft.known
+        return self.plain_known and self._draft.known
 
     def add(self, seen: Round) -> None:
         """Count a round: what a prompt or a backlog took by itself, since it is no usual cost."""
         self._rounds += 1
         now = self._rounds
         if seen.read:
-            self._prompts.append((seen.read, seen.target_s))
-        else:
+            self._prompts.append(seen.target_s / seen.read)
+        if seen.caught_up and self._draft.known:
+            reading_s = max(seen.draft_s - self._draft.at(seen.steps), 0.0)
+            self._readings.append(reading_s / seen.caught_up)
+        if not seen.fresh:
             tokens = seen.rows * (seen.width + 1)
             self._target.add(tokens, seen.target_s, now)
             (self._wide if seen.width else self._plain).add(tokens, seen.target_s, now)
@@ -226,11 +243,16 @@ class Costs:
         return self.target(rows, width) + rest.at(0.0)
 
     def reading(self, tokens: int) -> float:
-        """Seconds the drafter needs to read a prompt: the target's, scaled as their steps are.
+        """Seconds the drafter needs to read a prompt: at least a step.
 
-        No more than what the target took for any of the latest prompts, each token beyond its
-        length counted as one of its own. One that it had in its cache makes that too little.
+        By what a token took it in its latest readings. Until there are a few, no more than what
+        one took the target, scaled as their steps are. The median stands for all, since prompts,
+        or parts of them, may be found in a cache, and moments are slow.
         """
-        share = self._draft.at(1) / max(self.target(1, 0), _LEAST)
-        seen = [seconds * max(1.0, tokens / read) for read, seconds in self._prompts]
-        return share * min(seen, default=self.target(1, tokens))
+        step = self._draft.at(1)
+        share = step / max(self.target(1, 0), _LEAST)
+        each = share * median_low(self._prompts or [self._forward(1, True).slope])
+        if self._readings:
+            own = median_low(self._readings)
+            each = own if len(self._readings) >= _FEW else min(own, each)
+        return max(step, tokens * each)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 SHARE = 0.006
 """How much of the time may go into trying whether drafting pays; as much into reading for it."""
 
@@ -14,6 +16,9 @@ READING = 3.0
 _GRANT = 0.001
 """How much of a new sequence's plain rounds may go into trying at once."""
 
+_MEMORY = 0.9
+"""What the rounds of a sequence weigh beside those of the next one, to tell how many are usual."""
+
 
 class Purse:
     """Filled by plain rounds, and emptied by tries that lose. In plain rounds."""
@@ -21,15 +26,23 @@ class Purse:
     def __init__(self) -> None:
         self._filled = 0.0
         self._price = 0.0
+        self._rounds = self._count = 0.0
 
-    def fill(self, plain: bool, new: float) -> None:
+    def ended(self, rounds: int) -> None:
+        """Count a sequence that took so many rounds."""
+        self._rounds = self._rounds * _MEMORY + rounds
+        self._count = self._count * _MEMORY + 1
+
+    def fill(self, plain: bool, new: Sequence[int], rows: int) -> None:
         """Count a round.
 
         Args:
             plain: whether it drafted nothing.
-            new: how many rounds sequences that began in it will take at most, as a share of all.
+            new: how many rounds each sequence that began in it will take at most.
+            rows: how many sequences took part.
         """
-        self._filled += _GRANT * new
+        usual = self._rounds / self._count if self._count else LONGEST
+        self._filled += _GRANT * sum(min(LONGEST, usual, most) for most in new) / rows
         self._filled = min(self._filled + SHARE * plain, max(_GRANT * LONGEST, self._price))
 
     def affords(self, price: float) -> bool:

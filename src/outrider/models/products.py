@@ -39,8 +39,9 @@ class FewRows(nn.Linear):
         """
         weight, shape = self.weight, input.shape
         rows = shape[:-1].numel()
-        usual = torch.compiler.is_compiling() or not input.is_cpu or input.dtype != torch.float32
-        if usual or not 1 <= rows <= MOST:
+        usual = torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
+        usual = usual or not input.is_cpu or input.dtype != torch.float32
+        if usual or not 1 <= rows <= MOST or not shape[-1]:
             return linear(input, weight, self.bias)
         product = other_way(input if rows == 1 else input.reshape(rows, -1), weight)
         bias: Tensor | None = self.bias

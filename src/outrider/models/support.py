@@ -52,14 +52,15 @@ class Setting:
     def __init__(self, hf_model: Any) -> None:
         self._model = hf_model
         self._attention = hf_model.config._attn_implementation
-        self._training = hf_model.training
+        self._training = [(module, module.training) for module in hf_model.modules()]
         self._few_rows = products.installed(hf_model)
 
     def restore(self) -> None:
         """Set the model back."""
-        self._model.set_attn_implementation(self._attention)
         products.remove(self._model, but=self._few_rows)
-        self._model.train(self._training)
+        for module, training in self._training:
+            module.training = training
+        self._model.set_attn_implementation(self._attention)
 
 
 def inspect_architecture(hf_model: Any) -> Architecture:

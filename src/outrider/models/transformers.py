@@ -96,8 +96,8 @@ class TransformersModel:
         before = Setting(hf_model)
         try:
             self._adopt(max_sequences, max_length, prefill_chunk, compile)
-        except Exception:
-            # A model that is refused is left as it was.
+        except BaseException:
+            # A model that is refused, or not waited for, is left as it was.
             before.restore()
             raise
 
@@ -290,6 +290,7 @@ class TransformersModel:
         for row, prefix in enumerate(prefixes):
             self._table.settle(prefix.sequence_id, prefix.tokens, RowTokens(after, row))
 
+    @torch.inference_mode()
     def reserve(self, tokens: int) -> None:
         """Make room for prefixes of so many tokens in every slot, so that no round has to.
 
@@ -301,6 +302,7 @@ class TransformersModel:
 
         Raises:
             InvalidConfigError: they are less than 1 or more than `max_length`.
+            RuntimeError: there is no memory for them; the slots are as they were.
         """
         if not 1 <= tokens <= self._max_length:
             raise InvalidConfigError("tokens", tokens, f"an integer in 1..{self._max_length}")
