@@ -19,7 +19,7 @@ from outrider import (
     SpeculativeDecoder,
     SuffixDrafter,
 )
-from outrider.bench.race import race, speedup
+from outrider.bench.race import compared, race
 from outrider.bench.records import Workload
 from outrider.bench.workload import built_in
 from outrider.loading import Pair
@@ -36,7 +36,11 @@ WARM_UP = 8
 
 
 def run(rounds: int) -> Report:
-    """Race drafters against plain decoding on `rounds` prompts of each kind, at least two."""
+    """Race drafters against plain decoding on `rounds` prompts of each kind, at least two.
+
+    Of batches as many, or as many as there are prompts for: no prompt is in two of a size.
+    """
+    rounds = max(rounds, 2)
     pair = outrider.load(
         "demo", device="cpu", dtype="float32", max_sequences=max(6, 3 * max(BATCHES))
     )
@@ -51,11 +55,11 @@ def run(rounds: int) -> Report:
         ("code", "editing", "json", "random"),
         pair.tokenizer,
         pair.target.vocab_size,
-        max(rounds, 2),
+        max(rounds, *BATCHES),
     )
     reserve(pair, kinds)
     table = columns(
-        f"tokens/s over plain decoding's, {TOKENS} tokens a prompt, {max(rounds, 2)} prompts",
+        f"tokens/s over plain decoding's, {TOKENS} tokens a prompt, {rounds} prompts",
         "workload",
         "T",
         "batch",
@@ -72,7 +76,8 @@ def run(rounds: int) -> Report:
         for temperature in TEMPERATURES:
             for size in BATCHES:
                 raced = contenders | (bad if name == "code" and size == 1 else {})
-                for row in _measure(pair.target, raced, found, temperature, size):
+                batches = [found[i : i + size] for i in range(0, len(found) - size + 1, size)]
+                for row in _measure(pair.target, raced, batches[:rounds], temperature):
                     rows.append({"workload": name} | row)
                     _show(table, rows[-1])
     return Report(
@@ -132,29 +137,26 @@ class Dear(ModelDrafter):
 def _measure(
     target: TargetModel,
     drafters: dict[str, DraftModel],
-    prompts: list[list[int]],
+    batches: list[list[list[int]]],
     temperature: float,
-    size: int,
 ) -> list[dict[str, object]]:
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, ignore_eos=True)
     decoders = [
         SpeculativeDecoder(target),
         *(SpeculativeDecoder(target, drafter) for drafter in drafters.values()),
     ]
-    count = len(prompts)
-    batches = [[prompts[(first + i) % count] for i in range(size)] for first in range(count)]
-    if size > 1:
-        batches = batches[:2]
     race(decoders, batches[:1], replace(params, max_tokens=WARM_UP))
     plain, *others = race(decoders, batches, params)
     rows: list[dict[str, object]] = []
     for name, found in zip(drafters, others, strict=True):
-        ratio, low, high = speedup(plain.seconds, plain.tokens, found.seconds, found.tokens)
+        ratio, low, high = compared(
+            plain.seconds, plain.tokens, found.seconds, found.tokens, len(batches)
+        )
         metrics = found.metrics
         rows.append(
             {
                 "temperature": temperature,
-                "batch": size,
+                "batch": len(batches[0]),
                 "drafter": name,
                 "speedup": ratio,
                 "low": low,
@@ -181,7 +183,7 @@ def _show(table: Table, row: dict[str, object]) -> None:
         str(row["batch"]),
         str(row["drafter"]),
         shown("speedup"),
-        f"{shown('low')}-{shown('high')}",
+        "-" if row["low"] is None else f"{shown('low')}-{shown('high')}",
         shown("acceptance_length"),
         shown("ceiling"),
         shown("drafting"),
