@@ -300,6 +300,44 @@ def test_a_few_refusals_do_not_keep_drafts_short(random: int) -> None:
     assert np.mean(states[0].depths[-200:]) > 2
 
 
+@pytest.mark.parametrize("rounds", [2, 4, 16])
+def test_short_answers_buy_no_tries(rounds: int) -> None:
+    """A request that may take 512 rounds, and takes a few, pays for tries with those alone."""
+    policy, rng = adaptive(), np.random.default_rng(0)
+    world = World(steady(0.0), step=0.3, noise=0.0, prefill=0.5)
+    calibrate(policy, world, rng)
+    decode(policy, world, warm=False)
+    asked, total = SamplingParams(max_tokens=512), 0.0
+    for i in range(600 // rounds):
+        states = [SequenceState(Prefix(i, range(50)), 50, asked, frozenset(), i)]
+        for number in range(rounds):
+            states, record = played(policy, world, states, rng)
+            if number == rounds - 1:
+                states = [replace(states[0], finish_reason="stop")]
+            policy.observe(states, record)
+            total += record.total_s - world.prefill * (number == 0)
+    assert 600 * (1 + world.rest) / total >= 0.98
+
+
+def test_a_row_tries_again_beside_a_mate_that_drafts() -> None:
+    """The mate's steps are taken in any case, and its tokens are its own."""
+    policy, rng = adaptive(), np.random.default_rng(0)
+    world = World(lambda position, _: 0.95 * (position >= 150))
+    calibrate(policy, world, rng)
+    asked = SamplingParams(max_tokens=4000)
+    states = [
+        SequenceState(Prefix(0, range(50)), 50, asked, frozenset(), 0),
+        # Of a thousand tokens, all of whose drafts are kept.
+        SequenceState(
+            Prefix(1, range(1050)), 50, replace(asked, max_tokens=20000, seed=1), frozenset(), 1
+        ),
+    ]
+    while states[0].finish_reason is None and states[0].round < 1200:
+        states, record = played(policy, world, states, rng)
+        policy.observe(states, record)
+    assert np.mean(np.array(states[0].depths[-300:]) > 0) > 0.5
+
+
 def test_where_nothing_can_be_drafted_nothing_is_tried() -> None:
     _, states = decode(AdaptiveDepth(Levels(0)), World(steady(0.0)), tokens=1200)
     assert not any(states[0].depths)
@@ -395,7 +433,7 @@ def test_drafting_stops_when_it_stops_paying_and_starts_again() -> None:
 def test_a_long_prompt_is_not_read_by_the_drafter_for_a_few_tokens() -> None:
     policy = adaptive()
     world = World(steady(0.9), token=0.02)
-    decode(policy, world)
+    decode(policy, world, rows=2)
     short, long = (
         SequenceState(
             Prefix(9, range(length)), length, SamplingParams(max_tokens=9), frozenset(), 0
@@ -629,7 +667,7 @@ def test_rounds_of_looked_up_tokens_say_nothing_of_the_model() -> None:
     policy = looking()
     state = SequenceState(Prefix(0, [1]), 1, SamplingParams(max_tokens=90), frozenset(), 0)
     before = policy.plan([state])
-    for _ in range(20):
+    for _ in range(5):
         state = state.advanced([0], 8, None, state.acceptance, ())
         record = RoundRecord(
             sequence_ids=(0,),
@@ -689,6 +727,39 @@ def test_looking_tokens_up_is_counted_where_no_step_is_taken() -> None:
     assert costs.round(2, 0, 0) == pytest.approx(1.0 + 0.5 + 0.25)
     assert costs.round(2, 3, 0) == pytest.approx(4.0 + 0.5 + 0.25)
     assert costs.round(2, 3, 3) == pytest.approx(4.0 + 2.0 + 0.25)
+
+
+def test_drafts_that_take_as_long_however_deep_are_measured_as_such() -> None:
+    line = Line(0.5)
+    for _ in range(5):
+        for steps in (2, 4, 8):
+            line.add(steps, 1.0)
+    assert line.at(1) == pytest.approx(1)
+    assert line.at(16) == pytest.approx(1)
+    # While one depth alone is measured, half of each step's share is thought to grow with it.
+    for _ in range(300):
+        line.add(4, 1.0)
+    assert line.at(8) == pytest.approx(1.5, rel=0.001)
+
+
+def test_reading_is_what_it_took_the_drafter_most_often() -> None:
+    """Prompts that the target found in its cache say little, and a slow moment nothing."""
+
+    def seen(caught_up: int, draft_s: float, read: int, target_s: float) -> Round:
+        return Round(1, 1, 1, read > 0, read, bool(caught_up), caught_up, draft_s, target_s, 0.1)
+
+    costs = Costs()
+    costs.add(Round(1, 0, 0, False, 0, False, 0, 0.0, 1.0, 0.1))
+    costs.add(seen(0, 0.2, 0, 1.1))
+    for _ in range(3):
+        costs.add(seen(0, 0.2, 1000, 10.0))
+    assert costs.reading(1000) == pytest.approx(0.2 * 10, rel=0.2)
+    costs.add(seen(0, 0.2, 1000, 1.0))
+    assert costs.reading(1000) == pytest.approx(0.2 * 10, rel=0.2)
+    for reading_s in (4.0, 400.0, 4.0):
+        costs.add(seen(1000, 0.2 + reading_s, 0, 1.1))
+    assert costs.reading(1000) == pytest.approx(4.0, rel=0.1)
+    assert costs.reading(1) == pytest.approx(0.2, rel=0.1)
 
 
 @pytest.mark.parametrize("alone", [-0.35, 0.4])

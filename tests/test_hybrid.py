@@ -26,6 +26,7 @@ from outrider.certify import exact_law
 from outrider.certify.reference import distance, target_law
 from outrider.drafters import hybrid, merge
 from outrider.drafters.candidate import Candidate
+from outrider.drafters.together import Together, decide
 from outrider.errors import InvalidConfigError
 from outrider.models.tabular import TabularModel, mock_pair
 from outrider.records import DraftPlan, DraftProposal, Prefix, SequenceState, Worth
@@ -92,13 +93,15 @@ class Planned:
     levels: tuple[int, ...] | None
     shape: tuple[int, ...] | None
     learns: bool = False
+    together: bool = False
 
     def plan(self, states: Sequence[SequenceState]) -> DraftPlan:
         depth = np.array([max(0, min(self.depth, state.remaining - 1)) for state in states])
         told = [len(state.prefix) + int(state.prefix.tokens[-1]) for state in states]
         steps = np.minimum(depth, [number % (self.depth + 1) for number in told])
         plain = np.array([[1.0, 2.4, 9.0][number % 3] for number in told])
-        worth = Worth(plain, np.array([0.05 * (number % 2) for number in told]))
+        token = np.array([0.05 * (number % 2) for number in told])
+        worth = Worth(plain, token, plain + 0.5 if self.together else None)
         return DraftPlan(depth, self.levels, self.shape, steps, worth)
 
     def observe(self, states: Any, record: Any) -> None: ...
@@ -143,14 +146,16 @@ def mixed_rounds(monkeypatch: pytest.MonkeyPatch) -> list[DraftProposal]:
     return made
 
 
-@pytest.mark.parametrize("policy", ["fixed", "planned", "adaptive"])
+@pytest.mark.parametrize("policy", ["fixed", "planned", "together", "adaptive"])
 @pytest.mark.parametrize("verification", [*METHODS, "coupled"])
 def test_the_law_with_chains(verification: str, policy: str, mixed_rounds: list[Any]) -> None:
     """Branches of an enumeration share batches, so that sources are mixed in them."""
-    if verification == "coupled" and policy == "adaptive":
+    if verification == "coupled" and policy in ("together", "adaptive"):
         pytest.skip("rows share their depths, so that branches are not to be told apart")
     depth = "adaptive" if policy == "adaptive" else "fixed"
-    given = planned({}, 3) if policy == "planned" else None
+    given = planned({}, 3) if policy in ("planned", "together") else None
+    if given is not None:
+        given.together = policy == "together"
     # What others accept decides with them: a seed makes the depths the sequence's own.
     own = {"seed": 1} if policy == "adaptive" else {}
     for number in range(3):
@@ -397,6 +402,47 @@ def test_a_model_that_nobody_needs_is_not_asked() -> None:
     step = decoder.step(decoder.pack([state]))
     assert step.emitted == ([11, 12, 13, 14],), "the candidate of which more is expected"
     assert draft.plans == []
+
+
+class TestRowsTogether:
+    """Four rows, in the time of whose wide rounds 1.6 tokens are emitted without them."""
+
+    SURE, NONE = chain(4, 4, 4, chance=0.9), Candidate.nothing()
+
+    def decided(self, found: list[Candidate], steps: int, planned: float = 1.0) -> Together:
+        rows = np.ones(len(found))
+        worth = Worth(1.6 * rows, 0.05 * rows, planned * rows)
+        return decide(
+            found, DraftPlan(rows.astype(int) * 3, None, None, (rows * steps).astype(int), worth)
+        )
+
+    @pytest.mark.parametrize(("sure", "taken"), [(1, 0), (4, 4)])
+    def test_one_that_is_sure_does_not_widen_the_round_for_all(self, sure: int, taken: int) -> None:
+        """1 + .85 + .76 + .68 of one row and 1 of three are less than 4 x 1.6, of two more."""
+        found = [self.SURE] * sure + [self.NONE] * (4 - sure)
+        made = self.decided(found, 0)
+        assert sum(map(bool, map(len, made.taken.values()))) == taken
+        assert made.stepping == (not taken)
+
+    def test_where_the_model_drafts_a_row_takes_what_is_more(self) -> None:
+        """The round waits for the steps of the others: nothing is saved, and 3.29 is above 2.4."""
+        made = self.decided([self.SURE, self.NONE, self.NONE, self.NONE], 2, planned=2.4)
+        assert [len(made.taken[row]) for row in range(4)] == [3, 0, 0, 0]
+        assert made.stepping
+        made = self.decided([self.SURE, self.NONE, self.NONE, self.NONE], 2, planned=3.4)
+        assert not any(map(len, made.taken.values()))
+
+    def test_steps_are_saved_where_few_rows_would_take_them(self) -> None:
+        """Three times 3.29 and 1 in 1.6 are more than three times 3.29 and 2.4 in 2.4."""
+        made = self.decided([self.SURE] * 3 + [self.NONE], 2, planned=2.4)
+        assert [len(made.taken[row]) for row in range(4)] == [3, 3, 3, 0]
+        assert not made.stepping
+
+    def test_rows_for_themselves_are_left_alone(self) -> None:
+        worth = Worth(np.full(2, 1.6), np.full(2, 0.05), np.array([np.nan, 1.0]))
+        plan = DraftPlan(np.array([3, 3]), None, None, np.array([0, 0]), worth)
+        assert list(decide([self.SURE, self.SURE], plan).taken) == [1]
+        assert not decide([self.SURE], DraftPlan(np.array([3]))).taken
 
 
 @pytest.mark.parametrize(("plain", "steps", "asked"), [(1.3, 2, 0), (1.4, 2, 1), (1.4, 0, 0)])

@@ -60,6 +60,25 @@ def test_only_plain_layers_in_float32_are_changed() -> None:
     assert not products.installed(model)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_autocast_decides_the_dtype(rows: int) -> None:
+    layer = nn.Linear(64, 48)
+    given = torch.randn(rows, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = layer(given)
+        products.install(layer)
+        found = layer(given)
+    assert found.dtype == expected.dtype == torch.bfloat16
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_no_features_leave_the_bias() -> None:
+    layer = nn.Linear(0, 5)
+    products.install(layer)
+    assert torch.equal(layer(torch.zeros(2, 0)), layer.bias.expand(2, 5))
+
+
 class Wrapped(torch.Tensor):
     """Weights of somebody's own."""
 
@@ -89,12 +108,14 @@ def test_layers_that_were_there_before_stay() -> None:
 @pytest.mark.parametrize("length", [1, 65, 10**6])
 def test_a_model_that_is_refused_is_left_as_it_was(length: int) -> None:
     model = small().train()
+    model.lm_head.eval()
     model.set_attn_implementation("sdpa")
     with pytest.raises(InvalidConfigError):
         TransformersModel(model, max_length=length)
     assert not products.installed(model)
     assert model.config._attn_implementation == "sdpa"
     assert model.training
+    assert not model.lm_head.training
 
 
 def test_another_dtype_later_takes_the_usual_way() -> None:

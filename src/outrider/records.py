@@ -211,10 +211,14 @@ class Worth:
     Attributes:
         plain: in a round that drafts nothing, float64 [B].
         token: in the time that one more drafted token takes the target, float64 [B].
+        planned: in the time of the round as it is planned, float64 [B]; NaN for a row that decides
+            by itself. The others decide together, since a forward is as wide for all of them.
+            None where every row is for itself.
     """
 
     plain: NDArray[np.float64]
     token: NDArray[np.float64]
+    planned: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, inf
+from math import ceil, inf, nan
 
 import numpy as np
 
@@ -22,13 +22,10 @@ from ..records import DraftPlan, RoundRecord, SequenceState, Worth
 from .costs import COST_RATIO, Costs, Round
 from .levels import Levels, allowed
 from .purse import LONGEST, READING, SHARE, Purse
-from .sureness import Pool, WorthAStep
+from .sureness import Pool, Steps, WorthAStep
 
 _MARGIN = 1.02
 """How much better than plain decoding a depth has to look."""
-
-_LENGTH_MEMORY = 0.9
-"""What the length of a draft that ended early weighs beside the next one's: ten count in all."""
 
 _IDLE = 0.98
 """What is known of a sequence weighs beside the same a round later in which nothing was drafted: a
@@ -37,6 +34,9 @@ few refusals are no verdict on the rest of its text, if others kept more."""
 _RARELY = 64
 """After how many rounds, times what drafting gains, one is plain to know what that costs; and after
 half as many, one drafts a single token."""
+
+_SOON = 8
+"""The same where plain rounds of so many sequences were hardly measured: one may have been slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ class _Choice:
         likely: about how many are taken.
         pace: tokens in the time of a plain forward that a step has to bring where the row's draft
             ends by itself; 0 where it does not.
+        planned: `Worth` of such a round; NaN for a row that is planned by itself.
     """
 
     steps: int
@@ -56,26 +57,7 @@ class _Choice:
     token: float
     likely: int
     pace: float = 0.0
-
-
-class _Steps:
-    """How many steps drafts take that end early: a running mean."""
-
-    def __init__(self) -> None:
-        self._total = self._count = 0.0
-
-    def add(self, steps: int) -> None:
-        """Count a round."""
-        self._total = self._total * _LENGTH_MEMORY + steps
-        self._count = self._count * _LENGTH_MEMORY + 1
-
-    def mean(self, guess: float) -> float:
-        """The mean, in which a guess counts as one round."""
-        return (self._total + guess) / (self._count + 1)
-
-    def emitted(self, known: float, guess: float) -> float:
-        """What such drafts emit: what is known of them, in which a guess counts likewise."""
-        return (self._count * known + guess) / (self._count + 1)
+    planned: float = nan
 
 
 class AdaptiveDepth:
@@ -121,7 +103,7 @@ class AdaptiveDepth:
         self._looks_up = looks_up
         self._ends_early = ends_early and levels.chains
         self._sureness = Pool()
-        self._steps = _Steps()
+        self._steps = Steps()
         self._costs = Costs()
         self._pooled = Acceptance()
         self._since_draft = 0
@@ -195,6 +177,7 @@ class AdaptiveDepth:
         worth = Worth(
             np.array([choice.plain for choice in chosen]),
             np.array([choice.token for choice in chosen]),
+            np.array([choice.planned for choice in chosen]),
         )
         return self._levels.plan(depths, steps, worth, keep_going, own)
 
@@ -367,6 +350,7 @@ class AdaptiveDepth:
         rates = [made / took for made, took in zip(tokens, seconds, strict=True)]
         best = max(range(most + 1), key=rates.__getitem__)
         pace, ending = rates[best], self._ends_early and best > 0
+        usual = seconds[best]
         if ending:
             usual = self._seconds(rows, max(self._steps.mean(best), deepest))
             made = self._steps.emitted(tokens[most], tokens[best])
@@ -376,20 +360,26 @@ class AdaptiveDepth:
         gain = pace / rates[0]
         each = pace / len(states)
         bare, token = self._looked_up(rows, seconds[0])
-        choice = _Choice(best, each * bare, each * token, best)
+        choice = _Choice(best, each * bare, each * token, best, planned=each * usual)
         if gain < _MARGIN:
             each = rates[0] / len(states)
             trial = self._trial(tokens, seconds)
             self._trying = bool(trial)
-            choice = _Choice(trial, each * bare, each * token, trial)
+            choice = _Choice(trial, each * bare, each * token, trial, planned=1.0)
             gain, ending = 1.0, False
-        elif not deepest and (self._since_plain >= _RARELY * gain or self._costs.plain_missing):
+        elif not deepest and self._since_plain >= self._patience(rows, gain):
             return [replace(choice, steps=0)] * len(states), 0.0
         elif self._since_plain == _RARELY // 2:
             choice, ending = replace(choice, steps=1, likely=1), False
-        plain, idle = seconds[0] / rows, replace(choice, steps=0)
+        plain, idle = seconds[0] / rows, replace(choice, steps=0, planned=1.0)
         choices = [choice if self._worth_reading(state, plain, gain) else idle for state in states]
         return choices, pace if ending else 0.0
+
+    def _patience(self, rows: int, gain: float) -> float:
+        """After how many rounds a plain one is put in."""
+        if self._costs.plain_missing:
+            return 0
+        return _RARELY * gain if self._costs.plain_often(rows) else _SOON
 
     def _trial(self, tokens: list[float], seconds: list[float]) -> int:
         """One token where nothing was tried for long enough and something could pay, or none."""

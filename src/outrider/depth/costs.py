@@ -19,7 +19,7 @@ _SIZES = 12
 """How many sizes are remembered."""
 
 _FEW = 3
-"""From so many on, readings of the drafter stand for themselves."""
+"""From so many on, measurements stand for themselves: one of them may have been slow."""
 
 _FADING = 0.97
 """What a size weighs beside one measured a round later."""
@@ -73,9 +73,9 @@ class Line:
         """What one more of x costs."""
         return self._slope
 
-    def measured(self, x: float) -> bool:
-        """Whether anything is remembered of this x."""
-        return x in self._points
+    def count(self, x: float) -> int:
+        """How many measurements of this x are remembered."""
+        return len(self._points.get(x, ()))
 
     def add(self, x: float, y: float, now: int | None = None) -> None:
         """Count a measurement.
@@ -181,6 +181,10 @@ class Costs:
         """Whether rounds that drafted were measured, and no plain one."""
         return self._draft.known and not self.plain_known
 
+    def plain_often(self, rows: int) -> bool:
+        """Whether a few plain rounds of so many sequences are remembered."""
+        return self._plain.count(rows) >= _FEW
+
     @property
     def known(self) -> bool:
         """Whether a plain round and one that drafted were measured."""
@@ -222,7 +226,7 @@ class Costs:
     def _forward(self, rows: int, drafting: bool) -> Line:
         """What forwards of so many sequences are like."""
         plain, wide = self._plain, self._wide
-        if not plain.measured(rows) or not wide.known:
+        if not plain.count(rows) or not wide.known:
             return self._target
         beside = wide.at(rows)
         if abs(plain.at(rows) - beside) <= _APART * beside:

@@ -11,6 +11,29 @@ from numpy.typing import NDArray
 from ..acceptance import DRAWN, EDGES, LIKELIEST, Chances, Sureness
 from ..records import SequenceState
 
+_LENGTH_MEMORY = 0.9
+"""What the length of a draft that ended early weighs beside the next one's: ten count in all."""
+
+
+class Steps:
+    """How many steps drafts take that end early: a running mean."""
+
+    def __init__(self) -> None:
+        self._total = self._count = 0.0
+
+    def add(self, steps: int) -> None:
+        """Count a round."""
+        self._total = self._total * _LENGTH_MEMORY + steps
+        self._count = self._count * _LENGTH_MEMORY + 1
+
+    def mean(self, guess: float) -> float:
+        """The mean, in which a guess counts as one round."""
+        return (self._total + guess) / (self._count + 1)
+
+    def emitted(self, known: float, guess: float) -> float:
+        """What such drafts emit: what is known of them, in which a guess counts likewise."""
+        return (self._count * known + guess) / (self._count + 1)
+
 
 class Pool:
     """What rows were seen to keep of sure and unsure tokens, greedy ones and sampled ones apart."""

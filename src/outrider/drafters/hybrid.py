@@ -26,6 +26,7 @@ from .merge import merged
 from .model import ModelDrafter
 from .prediction import PredictionDrafter
 from .suffix import SuffixDrafter
+from .together import decide
 
 _KEPT = 0.6
 """How often a token of a model's is kept, where nothing is known of it."""
@@ -153,14 +154,17 @@ class HybridDrafter:
     ) -> tuple[NDArray[np.int64], list[Candidate]]:
         """How deep the model drafts for each row, [B], and what is proposed beside it."""
         steps = plan.model_steps.copy()
+        together = decide(found, plan)
         used = []
         for row, candidate in enumerate(found):
             worth = plan.worth
-            if worth is not None:
+            if row in together.taken:
+                alone = together.taken[row]
+            elif worth is not None:
                 plain, token = float(worth.plain[row]), float(worth.token[row])
                 alone = as_asked(candidate.worthwhile(plain, token), plan, row)
             else:
-                token, least = 0.0, self._least(int(plan.depth[row]))
+                least = self._least(int(plan.depth[row]))
                 alone = candidate if candidate.expected >= least else Candidate.nothing()
                 alone = as_asked(alone, plan, row)
             if len(alone) and (worth is not None or plan.levels is None):
@@ -170,8 +174,11 @@ class HybridDrafter:
             elif worth is not None and plan.levels is not None and steps[row]:
                 # A tree as deep as the model's, so that what is learnt of its depths stays true.
                 room = int(plan.lengths[row]) - sum(plan.levels[: steps[row]])
+                token = float(worth.token[row])
                 alone = candidate.worthwhile(0.0, token).within(room, int(steps[row]))
             used.append(alone)
+        if not together.stepping:
+            steps[list(together.taken)] = 0
         return steps, used
 
     def _least(self, depth: int) -> float:
