@@ -11,6 +11,10 @@ from ..records import DraftPlan
 from .candidate import Candidate
 
 
+_MARGIN = 1.1
+"""How much better looked-up tokens have to look: what looks best is mostly estimated too high."""
+
+
 @dataclass(frozen=True, slots=True)
 class Together:
     """What rows that decide together do.
@@ -45,9 +49,9 @@ def decide(found: Sequence[Candidate], plan: DraftPlan) -> Together:
     nothing = Candidate.nothing()
     taken, more = dict.fromkeys(rows, nothing), 0.0
     if any(plan.model_steps[row] for row in rows):
-        gains = {row: emits[row] - float(worth.planned[row]) for row in rows}
+        gains = {row: emits[row] - _MARGIN * float(worth.planned[row]) for row in rows}
         taken = {row: parts[row] if gain > 0 else nothing for row, gain in gains.items()}
         more = sum(max(gain, 0.0) for gain in gains.values()) / float(worth.planned[rows].sum())
-    if rows and sum(emits.values()) / float(worth.plain[rows].sum()) - 1 > more:
+    if rows and sum(emits.values()) / float(worth.plain[rows].sum()) - _MARGIN > more:
         return Together(parts, False)
     return Together(taken, True)
