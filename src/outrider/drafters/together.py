@@ -10,7 +10,6 @@ import numpy as np
 from ..records import DraftPlan
 from .candidate import Candidate
 
-
 _MARGIN = 1.1
 """How much better looked-up tokens have to look: what looks best is mostly estimated too high."""
 
