@@ -20,7 +20,7 @@ _MEMORY = 0.98
 _FIRST_GUESS, _FIRST_WEIGHT = 0.75, 4.0
 """What is thought of any token before the first round, and for how many tokens that counts."""
 
-_OVERALL_WEIGHT = 4.0
+_OVERALL_WEIGHT = 2.0
 """For how many tokens at one place the rate at all places counts, or what others were seen to keep:
 few, so that a text on which drafts fail is known by its first rounds, whatever came before it."""
 
