@@ -14,7 +14,8 @@ from outrider.acceptance import Acceptance, expected_tokens
 from outrider.calibration import DEPTHS
 from outrider.certify import exact_law
 from outrider.depth import AdaptiveDepth, FixedDepth, Levels
-from outrider.depth.costs import Costs, Line, Round
+from outrider.depth.costs import Costs, Round
+from outrider.depth.lines import Line
 from outrider.depth.sureness import WorthAStep
 from outrider.models.tabular import TabularModel
 from outrider.protocols import DepthPolicy
@@ -703,20 +704,20 @@ def test_a_failed_round_counts_against_the_rows_that_were_to_draft_alone() -> No
     none = (0,) * 2
     failed = replace(record, drafted=none, depth=none, accepted=none, draft_failed=True)
     policy.observe(after, failed)
-    assert policy._pooled == Acceptance().after(1, 0)
+    assert policy._pooled == Acceptance().after(1, 0, weight=2**-0.5)
     assert policy.plan([asked]).depth.tolist() == [0]
     alone = {
         name: getattr(failed, name)[:1] for name in ("sequence_ids", "depth", "accepted", "emitted")
     }
     policy.observe(after[:1], replace(failed, **alone))
-    assert policy._pooled == Acceptance().after(1, 0)
+    assert policy._pooled == Acceptance().after(1, 0, weight=2**-0.5)
 
 
 def test_looking_tokens_up_is_counted_where_no_step_is_taken() -> None:
     """In vain before a plain round, or for use; drafts of a model have it in their own time."""
 
     def seen(width: int, steps: int, draft_s: float, read: int = 0) -> Round:
-        return Round(2, width, steps, read > 0, read, False, 0, draft_s, 1.0 + width, 0.25)
+        return Round(2, width, steps, read > 0, read, 2, 0, draft_s, 1.0, 0.25)
 
     costs = Costs()
     costs.add(seen(0, 0, 9.0, read=20))
@@ -724,9 +725,9 @@ def test_looking_tokens_up_is_counted_where_no_step_is_taken() -> None:
         costs.add(seen(0, 0, 0.5))
         costs.add(seen(3, 0, 0.5))
         costs.add(seen(3, 3, 2.0))
-    assert costs.round(2, 0, 0) == pytest.approx(1.0 + 0.5 + 0.25)
-    assert costs.round(2, 3, 0) == pytest.approx(4.0 + 0.5 + 0.25)
-    assert costs.round(2, 3, 3) == pytest.approx(4.0 + 2.0 + 0.25)
+    assert costs.prices(2, [0]).rounds[0] == pytest.approx(1.0 + 0.5 + 0.25)
+    assert costs.prices(2, range(4)).looked_up[3] == pytest.approx(1.0 + 0.5 + 0.25)
+    assert costs.prices(2, range(4)).rounds[3] == pytest.approx(1.0 + 2.0 + 0.25)
 
 
 def test_drafts_that_take_as_long_however_deep_are_measured_as_such() -> None:
@@ -746,20 +747,21 @@ def test_reading_is_what_it_took_the_drafter_most_often() -> None:
     """Prompts that the target found in its cache say little, and a slow moment nothing."""
 
     def seen(caught_up: int, draft_s: float, read: int, target_s: float) -> Round:
-        return Round(1, 1, 1, read > 0, read, bool(caught_up), caught_up, draft_s, target_s, 0.1)
+        missing = max(caught_up, 1)
+        return Round(1, 1, 1, read > 0, read, missing, caught_up, draft_s, target_s, 0.1)
 
     costs = Costs()
-    costs.add(Round(1, 0, 0, False, 0, False, 0, 0.0, 1.0, 0.1))
+    costs.add(Round(1, 0, 0, False, 0, 0, 0, 0.0, 1.0, 0.1))
     costs.add(seen(0, 0.2, 0, 1.1))
     for _ in range(3):
         costs.add(seen(0, 0.2, 1000, 10.0))
-    assert costs.reading(1000) == pytest.approx(0.2 * 10, rel=0.2)
+    assert costs.prices(1, [0, 1]).reading(1000) == pytest.approx(0.2 * 10, rel=0.2)
     costs.add(seen(0, 0.2, 1000, 1.0))
-    assert costs.reading(1000) == pytest.approx(0.2 * 10, rel=0.2)
+    assert costs.prices(1, [0, 1]).reading(1000) == pytest.approx(0.2 * 10, rel=0.2)
     for reading_s in (4.0, 400.0, 4.0):
         costs.add(seen(1000, 0.2 + reading_s, 0, 1.1))
-    assert costs.reading(1000) == pytest.approx(4.0, rel=0.1)
-    assert costs.reading(1) == pytest.approx(0.2, rel=0.1)
+    assert costs.prices(1, [0, 1]).reading(1000) == pytest.approx(4.0, rel=0.1)
+    assert costs.prices(1, [0, 1]).reading(1) == pytest.approx(0.2, rel=0.1)
 
 
 @pytest.mark.parametrize("alone", [-0.35, 0.4])

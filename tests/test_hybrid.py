@@ -29,7 +29,7 @@ from outrider.drafters.candidate import Candidate
 from outrider.drafters.together import Together, decide
 from outrider.errors import InvalidConfigError
 from outrider.models.tabular import TabularModel, mock_pair
-from outrider.records import DraftPlan, DraftProposal, Prefix, SequenceState, Worth
+from outrider.records import DraftPlan, DraftProposal, Prefix, SequenceState, SharedWorth, Worth
 from outrider.verification import METHODS
 
 from .families import greedy_reference, random_model, resembling
@@ -101,7 +101,10 @@ class Planned:
         steps = np.minimum(depth, [number % (self.depth + 1) for number in told])
         plain = np.array([[1.0, 2.4, 9.0][number % 3] for number in told])
         token = np.array([0.05 * (number % 2) for number in told])
-        worth = Worth(plain, token, plain + 0.5 if self.together else None)
+        # Rounds as wide as 0, 1, ... tokens, of all rows: what the mean row has to bring.
+        widths = plain.sum() + token.sum() * np.arange(self.depth + 1)
+        together = SharedWorth(plain + 0.5, widths, widths[1], 0.1) if self.together else None
+        worth = Worth(plain, token, together)
         return DraftPlan(depth, self.levels, self.shape, steps, worth)
 
     def observe(self, states: Any, record: Any) -> None: ...
@@ -411,7 +414,8 @@ class TestRowsTogether:
 
     def decided(self, found: list[Candidate], steps: int, planned: float = 1.0) -> Together:
         rows = np.ones(len(found))
-        worth = Worth(1.6 * rows, 0.05 * rows, planned * rows)
+        widths = len(found) * (1.6 + 0.05 * np.arange(5))
+        worth = Worth(1.6 * rows, 0.05 * rows, SharedWorth(planned * rows, widths, widths[steps]))
         return decide(
             found, DraftPlan(rows.astype(int) * 3, None, None, (rows * steps).astype(int), worth)
         )
@@ -439,7 +443,8 @@ class TestRowsTogether:
         assert not made.stepping
 
     def test_rows_for_themselves_are_left_alone(self) -> None:
-        worth = Worth(np.full(2, 1.6), np.full(2, 0.05), np.array([np.nan, 1.0]))
+        together = SharedWorth(np.array([np.nan, 1.0]), np.arange(1.6, 1.9, 0.05), 1.6)
+        worth = Worth(np.full(2, 1.6), np.full(2, 0.05), together)
         plan = DraftPlan(np.array([3, 3]), None, None, np.array([0, 0]), worth)
         assert list(decide([self.SURE, self.SURE], plan).taken) == [1]
         assert not decide([self.SURE], DraftPlan(np.array([3]))).taken

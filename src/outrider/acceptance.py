@@ -113,13 +113,16 @@ class Acceptance:
     kept: tuple[float, ...] = ()
     sureness: Sureness = Sureness()
 
-    def after(self, depth: int, accepted: int, entropies: Sequence[float] = ()) -> Acceptance:
+    def after(
+        self, depth: int, accepted: int, entropies: Sequence[float] = (), weight: float = 1.0
+    ) -> Acceptance:
         """With one more round.
 
         Args:
             depth: how many tokens in a row it drafted.
             accepted: how many of them it kept.
             entropies: of the laws that they were drawn from, in nats; none are not counted.
+            weight: for how many rounds it counts.
         """
         seen = min(depth, accepted + 1)
         if seen == 0:
@@ -127,9 +130,10 @@ class Acceptance:
         length = max(seen, len(self.reached))
         reached = [*self.reached, *[0.0] * (length - len(self.reached))]
         kept = [*self.kept, *[0.0] * (length - len(self.kept))]
+        memory = _MEMORY**weight
         for place in range(length):
-            reached[place] = reached[place] * _MEMORY + (place < seen)
-            kept[place] = kept[place] * _MEMORY + (place < accepted)
+            reached[place] = reached[place] * memory + weight * (place < seen)
+            kept[place] = kept[place] * memory + weight * (place < accepted)
         sureness = self.sureness.after(entropies, accepted) if entropies else self.sureness
         return Acceptance(tuple(reached), tuple(kept), sureness)
 

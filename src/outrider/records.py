@@ -202,6 +202,29 @@ class SequenceState:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedWorth:
+    """What looked-up tokens have to bring in rows that decide together about them.
+
+    A forward is as wide for all of them, and waits for the slowest draft. Counted as in `Worth`,
+    but in tokens of all rows that decide together.
+
+    Attributes:
+        planned: what each row emits in the round as it is planned, float64 [B]; NaN for a row that
+            decides by itself.
+        widths: in the time of a round with no step of a model, as wide as 0, 1, ..., N drafted
+            tokens, float64 [N + 1].
+        covered: in the time of such a round as wide as the planned one usually is.
+        backlog: in the time that the drafter takes to read on in a row which took none of its
+            tokens.
+    """
+
+    planned: NDArray[np.float64]
+    widths: NDArray[np.float64]
+    covered: float
+    backlog: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Worth:
     """What tokens that cost nothing to propose have to bring, to be worth their verification.
 
@@ -211,14 +234,13 @@ class Worth:
     Attributes:
         plain: in a round that drafts nothing, float64 [B].
         token: in the time that one more drafted token takes the target, float64 [B].
-        planned: in the time of the round as it is planned, float64 [B]; NaN for a row that decides
-            by itself. The others decide together, since a forward is as wide for all of them.
-            None where every row is for itself.
+        together: of rows that share forwards, and so decide together; None where every row is for
+            itself.
     """
 
     plain: NDArray[np.float64]
     token: NDArray[np.float64]
-    planned: NDArray[np.float64] | None = None
+    together: SharedWorth | None = None
 
 
 @dataclass(frozen=True, slots=True)

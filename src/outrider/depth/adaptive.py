@@ -16,12 +16,14 @@ from dataclasses import dataclass, replace
 from math import ceil, inf, nan
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..acceptance import Acceptance, expected_tokens
-from ..records import DraftPlan, RoundRecord, SequenceState, Worth
-from .costs import COST_RATIO, Costs, Round
+from ..records import DraftPlan, RoundRecord, SequenceState, SharedWorth, Worth
+from .costs import COST_RATIO, Costs, Prices
 from .levels import Levels, allowed
 from .purse import LONGEST, READING, SHARE, Purse
+from .seen import Seen, stepped_of
 from .sureness import Pool, Steps, WorthAStep
 
 _MARGIN = 1.02
@@ -49,7 +51,7 @@ class _Choice:
         likely: about how many are taken.
         pace: tokens in the time of a plain forward that a step has to bring where the row's draft
             ends by itself; 0 where it does not.
-        planned: `Worth` of such a round; NaN for a row that is planned by itself.
+        planned: what it emits in such a round; NaN for a row that is planned by itself.
     """
 
     steps: int
@@ -58,6 +60,24 @@ class _Choice:
     likely: int
     pace: float = 0.0
     planned: float = nan
+
+
+@dataclass(frozen=True, slots=True)
+class _Choices:
+    """What is planned for rows that decide together.
+
+    Attributes:
+        rows: for each of them.
+        widths, covered, backlog: see `SharedWorth`.
+        pace: tokens a second of all of them that a step has to bring if drafts end early; 0 for
+            drafts that do not.
+    """
+
+    rows: list[_Choice]
+    widths: NDArray[np.float64]
+    covered: float
+    backlog: float
+    pace: float
 
 
 class AdaptiveDepth:
@@ -110,7 +130,7 @@ class AdaptiveDepth:
         self._since_plain = 0
         self._trying = False
         self._purse = Purse()
-        self._stepped: frozenset[int] = frozenset()
+        self._seen = Seen()
         self._planned: dict[int, int] = {}
 
     @property
@@ -147,11 +167,12 @@ class AdaptiveDepth:
             allowed(choice.likely, state) if choice else 0
             for choice, state in zip(choices, states, strict=True)
         )
-        pace = 0.0
+        together = None
+        # Depths that are asked for may be greater than what is planned otherwise.
+        prices = self._prices(len(states), max(self._levels.deepest, others, *steps))
         if shared:
-            together = [states[row] for row in shared]
-            found, pace = self._shared_choices(together, len(states), others)
-            for row, choice in zip(shared, found, strict=True):
+            together = self._shared_choices([states[row] for row in shared], prices, others)
+            for row, choice in zip(shared, together.rows, strict=True):
                 choices[row] = choice
                 steps[row] = allowed(choice.steps, states[row])
         chosen = [choice for choice in choices if choice is not None]
@@ -161,7 +182,8 @@ class AdaptiveDepth:
                 chosen[row].pace if steps[row] and self._is_local(state) else None
                 for row, state in enumerate(states)
             ]
-            keep_going = self._rule(states, paces, shared if pace else [], others, pace, max(steps))
+            pace = together.pace if together else 0.0
+            keep_going = self._rule(states, paces, shared if pace else [], others, pace, prices)
         self._planned = {
             state.prefix.sequence_id: step for state, step in zip(states, steps, strict=True)
         }
@@ -174,10 +196,16 @@ class AdaptiveDepth:
             else max(steps[row], allowed(self._levels.deepest, state))
             for row, state in enumerate(states)
         ]
+        shared_worth = None
+        if together:
+            planned = np.array([choice.planned for choice in chosen])
+            shared_worth = SharedWorth(
+                planned, together.widths, together.covered, together.backlog
+            )
         worth = Worth(
             np.array([choice.plain for choice in chosen]),
             np.array([choice.token for choice in chosen]),
-            np.array([choice.planned for choice in chosen]),
+            shared_worth,
         )
         return self._levels.plan(depths, steps, worth, keep_going, own)
 
@@ -188,7 +216,7 @@ class AdaptiveDepth:
         shared: list[int],
         others: int,
         pace: float,
-        most: int,
+        prices: Prices,
     ) -> WorthAStep | None:
         """What ends drafts; None if nothing does.
 
@@ -199,20 +227,20 @@ class AdaptiveDepth:
             shared: the rows that end together.
             others: about how many steps the other rows take.
             pace: tokens a second that they have to bring.
-            most: the most steps of any row, which `depths` may ask for.
+            prices: of rounds up to the most steps of any row.
         """
-        depths = range(max(most, self._levels.deepest) + 1)
+        depths = np.arange(len(prices.widths), dtype=np.int64)
         groups = np.full(len(states), -1, dtype=np.int64)
-        paces, times = list[float](), list[list[float]]()
+        paces, times = list[float](), list[NDArray[np.float64]]()
         if shared:
             groups[shared] = 0
             paces.append(pace)
-            times.append([self._seconds(len(states), max(k, others)) for k in depths])
+            times.append(prices.rounds[depths.clip(others)])
         for row, own in enumerate(own_paces):
             if own is not None:
                 groups[row] = len(paces)
                 paces.append(own)
-                times.append([1 + k * self._cost_ratio for k in depths])
+                times.append(np.asarray(1 + self._cost_ratio * depths))
         if not paces:
             return None
         known = [self._sureness.chances(state, self._is_local(state)) for state in states]
@@ -235,7 +263,7 @@ class AdaptiveDepth:
             self._observe_failure(states, record)
             return
         self.measure(states, record)
-        rows, width, stepped = len(states), max(record.drafted), _stepped(record)
+        rows, width, stepped = len(states), max(record.drafted), stepped_of(record)
         free = [row for row, state in enumerate(states) if self._is_free(state)]
         for row, (state, depth) in enumerate(zip(states, stepped, strict=True)):
             # The last round of a sequence may keep more than it emits.
@@ -243,7 +271,7 @@ class AdaptiveDepth:
                 self._purse.ended(state.round)
             elif not self._is_local(state):
                 accepted, ended = record.accepted[row], record.ended[row]
-                self._pooled = self._pooled.after(depth + ended, accepted)
+                self._pooled = self._pooled.after(depth + ended, accepted, weight=rows**-0.5)
                 self._sureness.add(state.params.greedy, record.entropies[row], accepted)
         steps = max((stepped[row] for row in free), default=0)
         new = [state.remaining for state in states if state.round == 1]
@@ -258,9 +286,9 @@ class AdaptiveDepth:
             self._steps.add(max(together))
         if self._trying and self._costs.known:
             others = max((step for row, step in enumerate(stepped) if row not in free), default=0)
-            took = record.draft_s + self._costs.verifying(rows, width)
+            took = record.draft_s + self._costs.prices(rows, [0, width]).verifying[1]
             emitted = sum(record.emitted[row] for row in free) / len(free)
-            self._purse.spend(took / self._seconds(rows, others) - emitted)
+            self._purse.spend(took / self._prices(rows, others).rounds[others] - emitted)
 
     def measure(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
         """Learn what a round costs, and nothing from what it kept: for rounds on made-up tokens.
@@ -269,35 +297,20 @@ class AdaptiveDepth:
             states: the sequences after it.
             record: what it did; its drafter has not failed.
         """
-        stepped = _stepped(record)
-        ids = frozenset(i for i, step in zip(record.sequence_ids, stepped, strict=True) if step)
-        self._costs.add(
-            Round(
-                rows=len(states),
-                width=max(record.drafted),
-                steps=max(stepped),
-                fresh=any(state.round == 1 for state in states),
-                read=_read(states),
-                behind=not ids <= self._stepped,
-                caught_up=_caught_up(states, stepped),
-                draft_s=record.draft_s,
-                target_s=record.target_s,
-                other_s=record.total_s - record.draft_s - record.target_s,
-            )
-        )
-        self._stepped = ids
+        self._costs.add(self._seen.round(states, record))
 
     def _observe_failure(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
         """Learn from a round whose drafter failed: what it took, and that it is not worth it."""
-        self._stepped = frozenset()
+        self._seen = Seen()
         self._since_plain += 1
         self._since_draft = 0
         for state, depth, accepted in zip(states, record.depth, record.accepted, strict=True):
             if not self._is_local(state):
                 failed = depth < self._planned.get(state.prefix.sequence_id, 0)
-                self._pooled = self._pooled.after(depth + failed, accepted)
+                weight = len(states) ** -0.5
+                self._pooled = self._pooled.after(depth + failed, accepted, weight=weight)
         if self._trying and self._costs.plain_known:
-            plain = self._costs.round(len(states), 0, 0)
+            plain = self._costs.prices(len(states), [0]).rounds[0]
             self._purse.spend(record.total_s / plain - sum(record.emitted) / len(states))
 
     def _is_free(self, state: SequenceState) -> bool:
@@ -327,16 +340,13 @@ class AdaptiveDepth:
         return replace(choice, steps=trial, likely=trial)
 
     def _shared_choices(
-        self, states: list[SequenceState], rows: int, deepest: int
-    ) -> tuple[list[_Choice], float]:
+        self, states: list[SequenceState], prices: Prices, deepest: int
+    ) -> _Choices:
         """By measured costs, and what all sequences were seen to accept.
-
-        Also the tokens a second of all of them that a step has to bring if drafts end early; 0 for
-        drafts that do not.
 
         Args:
             states: those that share a depth.
-            rows: how many sequences take part in the round.
+            prices: of rounds of all sequences that take part in them.
             deepest: how many steps are taken for the others in any case.
         """
         most = self._levels.deepest
@@ -346,34 +356,39 @@ class AdaptiveDepth:
         for state in states:
             own = expected_tokens(state.acceptance.chances(most, prior, recent))
             tokens = [total + mine for total, mine in zip(tokens, own, strict=True)]
-        seconds = [self._seconds(rows, max(k, deepest)) for k in range(most + 1)]
+        whole = prices.rounds
+        seconds = [float(whole[max(k, deepest)]) for k in range(most + 1)]
         rates = [made / took for made, took in zip(tokens, seconds, strict=True)]
         best = max(range(most + 1), key=rates.__getitem__)
         pace, ending = rates[best], self._ends_early and best > 0
-        usual = seconds[best]
+        likely, usual = float(best), seconds[best]
         if ending:
-            usual = self._seconds(rows, max(self._steps.mean(best), deepest))
+            likely = self._steps.mean(best)
+            usual = float(np.interp(likely, range(most + 1), seconds))
             made = self._steps.emitted(tokens[most], tokens[best])
             # Not much deeper than drafts have been, however sure the next one is.
-            known = max(best, ceil(self._steps.mean(best)))
+            known = max(best, ceil(likely))
             pace, best = max(rates[1], made / usual), min(most, 2 * known + 1)
         gain = pace / rates[0]
-        each = pace / len(states)
-        bare, token = self._looked_up(rows, seconds[0])
-        choice = _Choice(best, each * bare, each * token, best, planned=each * usual)
+        rate, trial = pace, 0
         if gain < _MARGIN:
-            each = rates[0] / len(states)
-            trial = self._trial(tokens, seconds)
+            rate, trial = rates[0], self._trial(tokens, seconds)
             self._trying = bool(trial)
-            choice = _Choice(trial, each * bare, each * token, trial, planned=1.0)
-            gain, ending = 1.0, False
-        elif not deepest and self._since_plain >= self._patience(rows, gain):
-            return [replace(choice, steps=0)] * len(states), 0.0
+        widths = rate * prices.looked_up[: most + 1]
+        each = rate / len(states)
+        bare, token = widths[0] / len(states), (widths[-1] - widths[0]) / max(most, 1) / len(states)
+        choice = _Choice(best, bare, token, best, planned=each * usual)
+        if gain < _MARGIN:
+            choice = replace(choice, steps=trial, likely=trial, planned=1.0)
+            likely, gain, ending = trial, 1.0, False
+        elif not deepest and self._since_plain >= self._patience(prices.rows, gain):
+            choice, ending = replace(choice, steps=0, likely=0), False
         elif self._since_plain == _RARELY // 2:
             choice, ending = replace(choice, steps=1, likely=1), False
-        plain, idle = seconds[0] / rows, replace(choice, steps=0, planned=1.0)
-        choices = [choice if self._worth_reading(state, plain, gain) else idle for state in states]
-        return choices, pace if ending else 0.0
+        idle = replace(choice, steps=0, planned=1.0)
+        choices = [choice if self._worth_reading(state, prices, gain) else idle for state in states]
+        covered = float(np.interp(max(likely, deepest), range(most + 1), widths))
+        return _Choices(choices, widths, covered, rate * prices.backlog, pace if ending else 0.0)
 
     def _patience(self, rows: int, gain: float) -> float:
         """After how many rounds a plain one is put in."""
@@ -388,7 +403,7 @@ class AdaptiveDepth:
             return 0
         return int(self._purse.affords(seconds[1] / seconds[0] - tokens[1] / tokens[0]))
 
-    def _worth_reading(self, state: SequenceState, plain: float, gain: float) -> bool:
+    def _worth_reading(self, state: SequenceState, prices: Prices, gain: float) -> bool:
         """Whether a sequence may be read by the drafter, if it is not known to it.
 
         Where drafts were kept before, it is if that takes less than half of what drafting is
@@ -397,51 +412,33 @@ class AdaptiveDepth:
 
         Args:
             state: the sequence.
-            plain: seconds that a token takes without drafts.
+            prices: of rounds.
             gain: how many times as fast drafting is expected to be.
         """
         if state.acceptance.reached or not self._costs.known:
             return True
+        plain = float(prices.rounds[0]) / prices.rows
         most = plain * max(READING, SHARE * (self._since_draft + state.remaining))
         if any(self._pooled.kept):
             most = max(most, 0.5 * plain * (1 - 1 / gain) * state.remaining)
-        return self._costs.reading(state.prefix.length) < most
+        return prices.reading(state.prefix.length) < most
 
     def _could_pay(self, seconds: list[float]) -> bool:
         """Whether drafts that are always kept would be worth their time."""
         return any((k + 1) * seconds[0] > _MARGIN * took for k, took in enumerate(seconds) if k)
 
-    def _looked_up(self, rows: int, plain: float) -> tuple[float, float]:
-        """Of a round but for its looked-up tokens, and of one more of them in each row."""
-        token = self._costs.token(rows)
+    def _prices(self, rows: int, depth: int) -> Prices:
+        """Of rounds up to a depth: measured, or where none was, in plain ones."""
+        depths = range(depth + 1)
+        widths = [self._levels.width(k) for k in depths]
+        measured = self._costs.prices(rows, widths)
         if self._costs.known:
-            return self._costs.bare(rows), token
+            return measured
         # No step of a model is ever measured where tokens are only looked up.
-        return plain, token / max(self._costs.target(rows, 0), 1e-9)
-
-    def _seconds(self, rows: int, depth: float) -> float:
-        """Of a round, or where none was measured, in plain forwards."""
-        if not self._costs.known:
-            return 1 + depth * self._cost_ratio
-        width = depth if self._levels.chains else self._levels.width(int(depth))
-        return self._costs.round(rows, width, depth)
-
-
-def _read(states: Sequence[SequenceState]) -> int:
-    """Tokens of prompts that the target has just read: the choices of a request share one."""
-    return sum(state.prompt_length for state in states if state.round == 1 and state.choice == 0)
-
-
-def _caught_up(states: Sequence[SequenceState], stepped: Sequence[int]) -> int:
-    """Tokens of the sequences of which a model has drafted for the first time."""
-    return sum(
-        state.prefix.length
-        for state, steps in zip(states, stepped, strict=True)
-        if steps and not any(state.depths[:-1])
-    )
-
-
-def _stepped(record: RoundRecord) -> list[int]:
-    """How many steps of a model each row's draft took."""
-    pairs = zip(record.depth, record.looked_up, strict=True)
-    return [0 if looked_up else depth for depth, looked_up in pairs]
+        first = max(float(measured.verifying[0]), 1e-9)
+        return Prices(
+            rows=rows,
+            widths=measured.widths,
+            verifying=np.asarray(1 + (measured.verifying - measured.verifying[0]) / first),
+            drafting=self._cost_ratio * np.arange(depth + 1.0),
+        )

@@ -1,125 +1,39 @@
-"""What a round costs, measured: lines through recent times, robust against slow moments."""
+"""What a round costs, measured."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log
 from statistics import median_low
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .lines import Curve, Line
 
 COST_RATIO = 0.125
 """A draft step beside a plain forward of the target, where nothing is configured or measured."""
 
-_WINDOW = 15
-"""How many times of rounds of one size are looked at."""
-
-_QUANTILE = 0.4
-"""Which of them stands for all: below the middle, since slow moments make some too long."""
-
-_SIZES = 12
-"""How many sizes are remembered."""
-
 _FEW = 3
 """From so many on, measurements stand for themselves: one of them may have been slow."""
 
-_FADING = 0.97
-"""What a size weighs beside one measured a round later."""
-
-_GAP = 48
-"""A size that was not measured in so many rounds keeps its latest time alone: what the machine was
-like may be over. The lesser of it and the next one then stands for all, so that it is tried."""
-
-_RELAXING = 0.99
-"""What is left of a slope after each measurement while x does not vary. More x is then thought to
-cost less and less, so that it is tried, and not shunned for what it once cost."""
+_RECENT = 12
+"""How many readings are looked at."""
 
 _STEPS_ALIKE = 0.5
 """What each step of a draft is thought to take at least, beside the mean: they are mostly forwards
 of one model."""
 
-_APART = 0.2
-"""By how much forwards of one token a row have to differ from a line through the wider ones, to
-count as a kind of their own: noise of 10% in each time hardly ever makes as much of it."""
+_READ = 2
+"""Tokens that a drafter reads in a row before it drafts, at most: where all of a draft was kept."""
+
+_LOOKED_UP = 8
+"""About how many looked-up tokens are kept in a round that has some, and read by the drafter."""
 
 _LEAST = 1e-9
 """Seconds of a round at least: a clock may stand still."""
-
-
-class Line:
-    """A running fit of y = level + slope x, by least squares through what each x usually gives.
-
-    A quantile of its latest points stands for each x, so that half of them may be slow moments,
-    and fades while others are measured. The slope is learnt while x varies, and relaxes while it
-    does not. Both parts are kept from going below 0.
-
-    Args:
-        least: what a slope that is not measured is at least, beside the mean of y over that of x.
-    """
-
-    def __init__(self, least: float = 0.0) -> None:
-        self._least = least
-        self._slope = 0.0
-        self._level = 0.0
-        self._now = 0
-        self._points: dict[float, deque[float]] = {}
-        self._last: dict[float, int] = {}
-
-    @property
-    def known(self) -> bool:
-        """Whether anything was measured."""
-        return bool(self._points)
-
-    @property
-    def slope(self) -> float:
-        """What one more of x costs."""
-        return self._slope
-
-    def count(self, x: float) -> int:
-        """How many measurements of this x are remembered."""
-        return len(self._points.get(x, ()))
-
-    def add(self, x: float, y: float, now: int | None = None) -> None:
-        """Count a measurement.
-
-        Args:
-            x, y: what was measured.
-            now: the number of the round, to tell what is old; None for the next one.
-        """
-        self._now = self._now + 1 if now is None else now
-        found = self._points.setdefault(x, deque(maxlen=_WINDOW))
-        if self._now - self._last.get(x, self._now) > _GAP:
-            for _ in range(len(found) - 1):
-                found.popleft()
-        found.append(max(y, 0.0))
-        self._last[x] = self._now
-        if len(self._points) > _SIZES:
-            oldest = min(self._last, key=self._last.__getitem__)
-            del self._points[oldest], self._last[oldest]
-        self._fit()
-
-    def _fit(self) -> None:
-        total = mean_x = mean_y = 0.0
-        usual = []
-        for x, found in self._points.items():
-            y = sorted(found)[int(_QUANTILE * (len(found) - 1))]
-            weight = len(found) * _FADING ** (self._now - self._last[x])
-            usual.append((x, y, weight))
-            total += weight
-            mean_x += weight * x
-            mean_y += weight * y
-        mean_x, mean_y = mean_x / total, mean_y / total
-        spread = sum(weight * (x - mean_x) ** 2 for x, _, weight in usual) / total
-        if spread > 0.05 * max(1.0, mean_x):
-            shared = sum(weight * (x - mean_x) * (y - mean_y) for x, y, weight in usual) / total
-            self._slope = max(shared / spread, 0.0)
-        elif mean_x > 0:
-            self._slope = max(self._slope * _RELAXING, self._least * mean_y / mean_x)
-        if mean_x > 0:
-            self._slope = min(self._slope, mean_y / mean_x)
-        self._level = mean_y - self._slope * mean_x
-
-    def at(self, x: float) -> float:
-        """The expected y."""
-        return self._level + self._slope * x
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +46,7 @@ class Round:
         steps: how many steps of a model the deepest draft took.
         fresh: whether the target read a prompt in it.
         read: tokens of these prompts, each that several sequences share once.
-        behind: whether the drafter had to read more than the last round's tokens.
+        missing: how many tokens the drafter had to read before its first step, of all rows.
         caught_up: tokens of the sequences that it read for the first time.
         draft_s, target_s, other_s: seconds of its parts.
     """
@@ -142,53 +56,133 @@ class Round:
     steps: int
     fresh: bool
     read: int
-    behind: bool
+    missing: int
     caught_up: int
     draft_s: float
     target_s: float
     other_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Seconds of the rounds that may be planned, for so many rows; or multiples of a plain one.
+
+    Attributes:
+        rows: sequences in them.
+        widths: tokens drafted for the row with the most at depths 0, 1, ..., N, int64 [N + 1].
+        verifying: of rounds of each depth but for their drafting, float64 [N + 1].
+        drafting: of drafts of each depth, float64 [N + 1]; at 0 of looking tokens up.
+        backlog: of the drafter's reading on in a row that took looked-up tokens.
+        step: of a step of the drafter for one row, the least that a reading takes.
+        token: of its reading of one token of a prompt.
+    """
+
+    rows: int
+    widths: NDArray[np.int64]
+    verifying: NDArray[np.float64]
+    drafting: NDArray[np.float64]
+    backlog: float = 0.0
+    step: float = 0.0
+    token: float = 0.0
+
+    @property
+    def rounds(self) -> NDArray[np.float64]:
+        """Of whole rounds of each depth, float64 [N + 1]."""
+        return np.asarray((self.verifying + self.drafting).clip(_LEAST))
+
+    @property
+    def looked_up(self) -> NDArray[np.float64]:
+        """Of rounds as wide, of tokens that are looked up, float64 [N + 1]."""
+        return np.asarray((self.verifying + self.drafting[0]).clip(_LEAST))
+
+    def reading(self, tokens: int) -> float:
+        """Of the drafter's reading of a prompt."""
+        return max(self.step, tokens * self.token)
+
+
+class Drafting:
+    """Seconds of a draft: for each number of rows a line in its steps.
+
+    Where hardly any was made for so many, what those for the nearest number took counts too. What
+    a drafter reads beyond its last drafts, in rows that took looked-up tokens, is counted apart.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[int, Line] = {}
+        self._counts: dict[int, int] = {}
+        self._backlog = Curve()
+
+    @property
+    def known(self) -> bool:
+        """Whether a draft was measured."""
+        return bool(self._lines)
+
+    def add(self, rows: int, steps: int, missing: int, seconds: float, now: int) -> None:
+        """Count a draft before which so many tokens had to be read, of all rows."""
+        backlog = missing - _READ * rows
+        count = self._counts.get(rows, 0)
+        usual = float(self.at(rows, np.array([float(steps)]))[0])
+        if backlog > 0 and count >= _FEW:
+            self._backlog.add(True, backlog, seconds - usual, now)
+        elif backlog > 0:
+            seconds -= self.backlog(backlog)
+        # With a backlog it takes longer, unless what is remembered is over.
+        if backlog <= 0 or count < _FEW or seconds < usual:
+            self._lines.setdefault(rows, Line(_STEPS_ALIKE)).add(steps, seconds, now)
+            self._counts[rows] = count + 1
+
+    def at(self, rows: int, steps: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Seconds of drafts of so many steps in a row, float64 [n]; 0 where none was measured."""
+        others = [other for other in self._lines if other != rows]
+        count = self._counts.get(rows, 0)
+        total = np.zeros(len(steps))
+        if count:
+            total += count * self._lines[rows].at(steps)
+        if others:
+            total += self._lines[min(others, key=lambda other: abs(log(other / rows)))].at(steps)
+        return np.asarray(total / max(count + bool(others), 1))
+
+    def backlog(self, tokens: int) -> float:
+        """Seconds that reading so many tokens takes besides."""
+        return float(self._backlog.at(np.array([True]), np.array([float(tokens)]))[0])
+
+
 class Costs:
     """Seconds of a round, from the rounds so far.
 
-    The target's forward is a line in the tokens it is given, all rows together. Where forwards of
-    one token a row are clearly off that line, since products with a vector are made otherwise than
-    those with a matrix, they have a line of their own. Drafting is a line in its steps, and where
-    it takes none, since tokens are looked up in vain or for use, one in the rows. The rest of a
-    round is alike for all plain rounds, and for all that draft.
+    Verification is the target's forward and what comes after it, by the tokens the target is given,
+    all rows together; in rounds without drafts it is of its own kind, since products with a vector
+    are made otherwise than those with a matrix. Drafting is told by its rows and steps, and where
+    it takes none, since tokens are looked up in vain or for use, by its rows.
     """
 
     def __init__(self) -> None:
         self._rounds = 0
-        self._target = Line()
-        self._plain = Line()
-        self._wide = Line()
-        self._draft = Line(_STEPS_ALIKE)
+        self._verifying = Curve()
+        self._drafting = Drafting()
         self._looking = Line()
-        self._prompts = deque[float](maxlen=_SIZES)
-        self._readings = deque[float](maxlen=_SIZES)
-        self._plain_rest = Line()
-        self._draft_rest = Line()
+        self._prompts = deque[float](maxlen=_RECENT)
+        self._readings = deque[float](maxlen=_RECENT)
+        self._plain = 0
 
     @property
     def plain_known(self) -> bool:
         """Whether a plain round was measured."""
-        return self._target.known and self._plain_rest.known
+        return self._plain > 0
 
     @property
     def plain_missing(self) -> bool:
         """Whether rounds that drafted were measured, and no plain one."""
-        return self._draft.known and not self.plain_known
+        return self._drafting.known and not self.plain_known
 
     def plain_often(self, rows: int) -> bool:
         """Whether a few plain rounds of so many sequences are remembered."""
-        return self._plain.count(rows) >= _FEW
+        return self._verifying.count(False, rows) >= _FEW
 
     @property
     def known(self) -> bool:
         """Whether a plain round and one that drafted were measured."""
-        return self.plain_known and self._draft.known
+        return self.plain_known and self._drafting.known
 
     def add(self, seen: Round) -> None:
         """Count a round: what a prompt or a backlog took by itself, since it is no usual cost."""
@@ -196,67 +190,49 @@ class Costs:
         now = self._rounds
         if seen.read:
             self._prompts.append(seen.target_s / seen.read)
-        if seen.caught_up and self._draft.known:
-            reading_s = max(seen.draft_s - self._draft.at(seen.steps), 0.0)
-            self._readings.append(reading_s / seen.caught_up)
+        if seen.caught_up and self._drafting.known:
+            usual = float(self._drafting.at(seen.rows, np.array([float(seen.steps)]))[0])
+            self._readings.append(max(seen.draft_s - usual, 0.0) / seen.caught_up)
         if not seen.fresh:
             tokens = seen.rows * (seen.width + 1)
-            self._target.add(tokens, seen.target_s, now)
-            (self._wide if seen.width else self._plain).add(tokens, seen.target_s, now)
-            rest = self._draft_rest if seen.width else self._plain_rest
-            rest.add(0.0, seen.other_s, now)
+            self._verifying.add(seen.width > 0, tokens, seen.target_s + seen.other_s, now)
+            self._plain += not seen.width
             if not seen.steps:
                 self._looking.add(seen.rows, seen.draft_s, now)
-        # With a backlog it takes longer, unless what is remembered is over.
-        if seen.steps and (not seen.behind or seen.draft_s < self._draft.at(seen.steps)):
-            self._draft.add(seen.steps, seen.draft_s, now)
+        if seen.steps and not seen.caught_up:
+            self._drafting.add(seen.rows, seen.steps, seen.missing, seen.draft_s, now)
 
-    def target(self, rows: int, width: float) -> float:
-        """Seconds of a forward over `rows` prefixes with `width` drafted tokens each."""
-        return self._forward(rows, width > 0).at(rows * (width + 1))
+    def prices(self, rows: int, widths: Sequence[int]) -> Prices:
+        """What rounds of so many rows take.
 
-    def token(self, rows: int) -> float:
-        """Seconds that one more drafted token in each of `rows` rows takes the target."""
-        return rows * self._forward(rows, True).slope
+        What a token of a prompt takes the drafter is told by its latest readings. Until there are a
+        few, it is no more than what one took the target, scaled as their steps are. The median
+        stands for all, since prompts, or parts of them, may be found in a cache, and moments are
+        slow.
 
-    def bare(self, rows: int) -> float:
-        """Seconds of a round with looked-up tokens, but for those tokens."""
-        return max(self.round(rows, 1, 0) - self.token(rows), _LEAST)
-
-    def _forward(self, rows: int, drafting: bool) -> Line:
-        """What forwards of so many sequences are like."""
-        plain, wide = self._plain, self._wide
-        if not plain.count(rows) or not wide.known:
-            return self._target
-        beside = wide.at(rows)
-        if abs(plain.at(rows) - beside) <= _APART * beside:
-            return self._target
-        return wide if drafting else plain
-
-    def draft(self, rows: int, steps: float) -> float:
-        """Seconds of drafting `steps` tokens in a row, or of looking tokens up for `rows`."""
-        return self._draft.at(steps) if steps else self._looking.at(rows)
-
-    def round(self, rows: int, width: float, steps: float) -> float:
-        """Seconds of a whole round; plain if `width` is 0."""
-        return max(self.verifying(rows, width) + self.draft(rows, steps), _LEAST)
-
-    def verifying(self, rows: int, width: float) -> float:
-        """Seconds of a round but for its drafting."""
-        rest = self._draft_rest if width and self._draft_rest.known else self._plain_rest
-        return self.target(rows, width) + rest.at(0.0)
-
-    def reading(self, tokens: int) -> float:
-        """Seconds the drafter needs to read a prompt: at least a step.
-
-        By what a token took it in its latest readings. Until there are a few, no more than what
-        one took the target, scaled as their steps are. The median stands for all, since prompts,
-        or parts of them, may be found in a cache, and moments are slow.
+        Args:
+            rows: sequences in them.
+            widths: see `Prices`.
         """
-        step = self._draft.at(1)
-        share = step / max(self.target(1, 0), _LEAST)
-        each = share * median_low(self._prompts or [self._forward(1, True).slope])
+        depths = np.arange(len(widths), dtype=float)
+        drafting = self._drafting.at(rows, depths)
+        drafting[0] = self._looking.at(np.array(float(rows)))
+        wide = np.array(widths)
+        tokens = np.append(rows * (1.0 + wide), 1.0)
+        *verifying, single = self._verifying.at(np.append(wide > 0, False), tokens).tolist()
+        step = float(self._drafting.at(1, np.ones(1))[0])
+        share = step / max(single, _LEAST)
+        more = (verifying[-1] - verifying[0]) / max(rows * widths[-1], 1)
+        each = share * (median_low(self._prompts) if self._prompts else more)
         if self._readings:
             own = median_low(self._readings)
             each = own if len(self._readings) >= _FEW else min(own, each)
-        return max(step, tokens * each)
+        return Prices(
+            rows=rows,
+            widths=wide,
+            verifying=np.array(verifying),
+            drafting=drafting,
+            backlog=self._drafting.backlog(_LOOKED_UP),
+            step=step,
+            token=each,
+        )

@@ -30,27 +30,41 @@ class Together:
 def decide(found: Sequence[Candidate], plan: DraftPlan) -> Together:
     """What the rows that decide together do; without any where each is for itself, as in trees.
 
-    A forward is as wide as its widest row and waits for its slowest draft. So tokens of one row
-    cost all of them, and steps are saved where no row takes any. Of three ways the one with the
-    most tokens in its time is taken: the round as planned; the model for the rows of which it
-    promises more than what was looked up, in the time of the planned round; or no step at all.
+    A forward is as wide as its widest row and waits for its slowest draft. So a token of one row
+    beyond what the others draft is paid for by all of them, tokens up to there are free, and steps
+    are saved where no row takes any. Of three ways the one with the most tokens beyond what is
+    emitted in its time anyway is taken, at the width where that is most: the round as planned; the
+    model for the rows of which it promises more than what was looked up; or no step at all.
 
     Args:
         found: the candidate of each row, a chain.
         plan: the plan, with what looked-up tokens have to bring.
     """
-    worth = plan.worth
-    if worth is None or worth.planned is None or plan.levels is not None:
+    worth = None if plan.worth is None else plan.worth.together
+    if worth is None or plan.levels is not None:
         return Together({}, True)
-    rows = np.flatnonzero(~np.isnan(worth.planned)).tolist()
-    parts = {row: found[row].worthwhile(1.0, float(worth.token[row])) for row in rows}
-    emits = {row: 1 + float((part.chances - worth.token[row]).sum()) for row, part in parts.items()}
-    nothing = Candidate.nothing()
-    taken, more = dict.fromkeys(rows, nothing), 0.0
-    if any(plan.model_steps[row] for row in rows):
-        gains = {row: emits[row] - _MARGIN * float(worth.planned[row]) for row in rows}
-        taken = {row: parts[row] if gain > 0 else nothing for row, gain in gains.items()}
-        more = sum(max(gain, 0.0) for gain in gains.values()) / float(worth.planned[rows].sum())
-    if rows and sum(emits.values()) / float(worth.plain[rows].sum()) - _MARGIN > more:
-        return Together(parts, False)
+    rows = np.flatnonzero(~np.isnan(worth.planned))
+    taken = dict.fromkeys(rows.tolist(), Candidate.nothing())
+    widest = max((len(found[row]) for row in taken), default=0)
+    if not widest:
+        return Together(taken, True)
+    chances = np.zeros((len(rows), widest))
+    for place, row in enumerate(taken):
+        chances[place, : len(found[row])] = found[row].chances
+    # What each row emits if the forward has room for 1, 2, ... of its tokens, [rows, widest].
+    emits = 1 + chances.cumsum(1)
+    widths = worth.widths[1 : widest + 1]
+    reading = worth.backlog * (plan.model_steps[rows] > 0)
+    gains = emits - _MARGIN * worth.planned[rows, None] - reading[:, None]
+    wider = (widths - worth.covered).clip(0)
+    beside = gains.clip(0).sum(0) - wider
+    best = int(beside.argmax())
+    stepping = float(beside[best]) if plan.model_steps[rows].any() else 0.0
+    alone = emits.sum(0) - widths - (_MARGIN - 1) * worth.widths[0] - reading.sum()
+    if alone.max() > max(stepping, 0.0):
+        most = int(alone.argmax()) + 1
+        return Together({row: found[row].within(most, most) for row in taken}, False)
+    if stepping > 0:
+        gaining = [row for row, gain in zip(taken, gains[:, best], strict=True) if gain > 0]
+        taken |= {row: found[row].within(best + 1, best + 1) for row in gaining}
     return Together(taken, True)

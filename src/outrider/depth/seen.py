@@ -1,0 +1,67 @@
+"""What a round did, as far as its cost depends on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..records import RoundRecord, SequenceState
+from .costs import Round
+
+
+class Seen:
+    """Tells rounds, and remembers how far the drafter's model has read each sequence."""
+
+    def __init__(self) -> None:
+        self._read: dict[int, int] = {}
+
+    def round(self, states: Sequence[SequenceState], record: RoundRecord) -> Round:
+        """What the round did that came after those told before.
+
+        Args:
+            states: the sequences after it.
+            record: what it did; its drafter has not failed.
+        """
+        stepped = stepped_of(record)
+        # Only what sequences of this round have read is kept.
+        read = {i: self._read.get(i, 0) for i in record.sequence_ids}
+        missing = 0
+        rows = zip(states, stepped, record.accepted, record.emitted, strict=True)
+        for state, steps, accepted, emitted in rows:
+            if steps:
+                before = len(state.prefix) - emitted
+                missing += max(before - read[state.prefix.sequence_id], 1)
+                # The last token of a draft is not fed to the model that drew it.
+                read[state.prefix.sequence_id] = before + min(accepted, steps - 1)
+        self._read = read
+        return Round(
+            rows=len(states),
+            width=max(record.drafted),
+            steps=max(stepped),
+            fresh=any(state.round == 1 for state in states),
+            read=_prompts(states),
+            missing=missing,
+            caught_up=_caught_up(states, stepped),
+            draft_s=record.draft_s,
+            target_s=record.target_s,
+            other_s=record.total_s - record.draft_s - record.target_s,
+        )
+
+
+def stepped_of(record: RoundRecord) -> list[int]:
+    """How many steps of a model each row's draft took."""
+    pairs = zip(record.depth, record.looked_up, strict=True)
+    return [0 if looked_up else depth for depth, looked_up in pairs]
+
+
+def _prompts(states: Sequence[SequenceState]) -> int:
+    """Tokens of prompts that the target has just read: the choices of a request share one."""
+    return sum(state.prompt_length for state in states if state.round == 1 and state.choice == 0)
+
+
+def _caught_up(states: Sequence[SequenceState], stepped: Sequence[int]) -> int:
+    """Tokens of the sequences of which a model has drafted for the first time."""
+    return sum(
+        state.prefix.length
+        for state, steps in zip(states, stepped, strict=True)
+        if steps and not any(state.depths[:-1])
+    )
