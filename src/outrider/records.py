@@ -264,6 +264,7 @@ class DraftPlan:
             for without them, int64 [B], -1 for the others; None if there is none. No source
             proposes more in a row than `steps` for it. What it drafts less than this counts as
             refused, as in the run that it repeats, whose draft ended or failed there.
+        looks: whether tokens are looked up; not where that takes longer than it gains.
     """
 
     depth: NDArray[np.int64]
@@ -273,6 +274,7 @@ class DraftPlan:
     worth: Worth | None = None
     keep_going: KeepGoing | None = None
     repeats: NDArray[np.int64] | None = None
+    looks: bool = True
 
     @property
     def model_steps(self) -> NDArray[np.int64]:

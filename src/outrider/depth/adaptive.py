@@ -12,16 +12,18 @@ draft has been so far: `WorthAStep`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import ceil, inf, nan
+from dataclasses import replace
+from math import ceil, inf
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..acceptance import Acceptance, expected_tokens
 from ..records import DraftPlan, RoundRecord, SequenceState, SharedWorth, Worth
+from .choices import Choice, Choices
 from .costs import COST_RATIO, Costs, Prices
 from .levels import Levels, allowed
+from .looking import Looking
 from .purse import LONGEST, READING, SHARE, Purse
 from .seen import Seen, stepped_of
 from .sureness import Pool, Steps, WorthAStep
@@ -39,45 +41,6 @@ half as many, one drafts a single token."""
 
 _SOON = 8
 """The same where plain rounds of so many sequences were hardly measured: one may have been slow."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """What is planned for one row.
-
-    Attributes:
-        steps: the most to take.
-        plain, token: `Worth` of tokens that take none.
-        likely: about how many are taken.
-        pace: tokens in the time of a plain forward that a step has to bring where the row's draft
-            ends by itself; 0 where it does not.
-        planned: what it emits in such a round; NaN for a row that is planned by itself.
-    """
-
-    steps: int
-    plain: float
-    token: float
-    likely: int
-    pace: float = 0.0
-    planned: float = nan
-
-
-@dataclass(frozen=True, slots=True)
-class _Choices:
-    """What is planned for rows that decide together.
-
-    Attributes:
-        rows: for each of them.
-        widths, covered, backlog: see `SharedWorth`.
-        pace: tokens a second of all of them that a step has to bring if drafts end early; 0 for
-            drafts that do not.
-    """
-
-    rows: list[_Choice]
-    widths: NDArray[np.float64]
-    covered: float
-    backlog: float
-    pace: float
 
 
 class AdaptiveDepth:
@@ -132,6 +95,9 @@ class AdaptiveDepth:
         self._purse = Purse()
         self._seen = Seen()
         self._planned: dict[int, int] = {}
+        self._looking = Looking()
+        self._looks = looks_up
+        self._together: Choices | None = None
 
     @property
     def calibrated(self) -> bool:
@@ -141,7 +107,7 @@ class AdaptiveDepth:
     def plan(self, states: Sequence[SequenceState]) -> DraftPlan:
         """The depth of each sequence's next round."""
         self._trying = False
-        choices: list[_Choice | None] = [None] * len(states)
+        choices: list[Choice | None] = [None] * len(states)
         shared = []
         # Until a step of a model has been measured, depths that are asked for are to show one.
         replays = 0.0 if self._costs.known else inf
@@ -156,7 +122,7 @@ class AdaptiveDepth:
                     choice = replace(choice, steps=wanted, likely=wanted, pace=0.0)
                 choices[row] = choice
             elif wanted is not None:
-                choices[row] = _Choice(wanted, replays, 0.0, wanted)
+                choices[row] = Choice(wanted, replays, 0.0, wanted)
             else:
                 shared.append(row)
         steps = [
@@ -199,15 +165,17 @@ class AdaptiveDepth:
         shared_worth = None
         if together:
             planned = np.array([choice.planned for choice in chosen])
-            shared_worth = SharedWorth(
-                planned, together.widths, together.covered, together.backlog
-            )
+            shared_worth = SharedWorth(planned, together.widths, together.covered, together.backlog)
         worth = Worth(
             np.array([choice.plain for choice in chosen]),
             np.array([choice.token for choice in chosen]),
             shared_worth,
         )
-        return self._levels.plan(depths, steps, worth, keep_going, own)
+        # A row that is by itself, or new, finds what there is for it.
+        alike = self._levels.chains and len(shared) == len(states) and all(s.round for s in states)
+        self._looks = not alike or self._looking.wanted()
+        self._together = together if alike else None
+        return self._levels.plan(depths, steps, worth, keep_going, own, self._looks)
 
     def _rule(
         self,
@@ -263,6 +231,7 @@ class AdaptiveDepth:
             self._observe_failure(states, record)
             return
         self.measure(states, record)
+        self._count_looking(record)
         rows, width, stepped = len(states), max(record.drafted), stepped_of(record)
         free = [row for row, state in enumerate(states) if self._is_free(state)]
         for row, (state, depth) in enumerate(zip(states, stepped, strict=True)):
@@ -297,7 +266,19 @@ class AdaptiveDepth:
             states: the sequences after it.
             record: what it did; its drafter has not failed.
         """
-        self._costs.add(self._seen.round(states, record))
+        self._costs.add(self._seen.round(states, record, self._looks))
+
+    def _count_looking(self, record: RoundRecord) -> None:
+        """Whether looking tokens up gained anything in a round: at what rounds usually take."""
+        planned = self._together
+        if planned is None:
+            return
+        took, gained = planned.prices.drafting[0], 0
+        if any(record.looked_up):
+            drafting = planned.prices.drafting[max(stepped_of(record))]
+            took = planned.prices.verifying[max(record.drafted)] + drafting
+            gained = sum(record.emitted)
+        self._looking.count(self._looks, gained - planned.rate * float(took))
 
     def _observe_failure(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
         """Learn from a round whose drafter failed: what it took, and that it is not worth it."""
@@ -321,13 +302,13 @@ class AdaptiveDepth:
     def _is_local(self, state: SequenceState) -> bool:
         return state.params.seed is not None and not state.params.greedy and not self._coupled
 
-    def _local_choice(self, state: SequenceState) -> _Choice:
+    def _local_choice(self, state: SequenceState) -> Choice:
         """By the sequence's own history and the cost ratio."""
         expected = expected_tokens(state.acceptance.chances(self._levels.deepest))
         rates = [tokens / (1 + k * self._cost_ratio) for k, tokens in enumerate(expected)]
         best = max(range(len(rates)), key=rates.__getitem__)
         # Forwards cost the same here, however wide.
-        choice = _Choice(best, rates[best], 0.0, best)
+        choice = Choice(best, rates[best], 0.0, best)
         if best and self._ends_early:
             # Beyond what pays on average; where the draft is unsure it ends before.
             most = min(self._levels.deepest, 2 * best + 1)
@@ -339,9 +320,7 @@ class AdaptiveDepth:
         trial = int(state.round % (pause + 1) == pause)
         return replace(choice, steps=trial, likely=trial)
 
-    def _shared_choices(
-        self, states: list[SequenceState], prices: Prices, deepest: int
-    ) -> _Choices:
+    def _shared_choices(self, states: list[SequenceState], prices: Prices, deepest: int) -> Choices:
         """By measured costs, and what all sequences were seen to accept.
 
         Args:
@@ -377,7 +356,7 @@ class AdaptiveDepth:
         widths = rate * prices.looked_up[: most + 1]
         each = rate / len(states)
         bare, token = widths[0] / len(states), (widths[-1] - widths[0]) / max(most, 1) / len(states)
-        choice = _Choice(best, bare, token, best, planned=each * usual)
+        choice = Choice(best, bare, token, best, planned=each * usual)
         if gain < _MARGIN:
             choice = replace(choice, steps=trial, likely=trial, planned=1.0)
             likely, gain, ending = trial, 1.0, False
@@ -388,7 +367,8 @@ class AdaptiveDepth:
         idle = replace(choice, steps=0, planned=1.0)
         choices = [choice if self._worth_reading(state, prices, gain) else idle for state in states]
         covered = float(np.interp(max(likely, deepest), range(most + 1), widths))
-        return _Choices(choices, widths, covered, rate * prices.backlog, pace if ending else 0.0)
+        step_pace = pace if ending else 0.0
+        return Choices(choices, prices, widths, covered, rate * prices.backlog, rate, step_pace)
 
     def _patience(self, rows: int, gain: float) -> float:
         """After how many rounds a plain one is put in."""

@@ -47,6 +47,7 @@ class Round:
         fresh: whether the target read a prompt in it.
         read: tokens of these prompts, each that several sequences share once.
         missing: how many tokens the drafter had to read before its first step, of all rows.
+        looked: whether tokens were looked up.
         caught_up: tokens of the sequences that it read for the first time.
         draft_s, target_s, other_s: seconds of its parts.
     """
@@ -57,6 +58,7 @@ class Round:
     fresh: bool
     read: int
     missing: int
+    looked: bool
     caught_up: int
     draft_s: float
     target_s: float
@@ -125,7 +127,8 @@ class Drafting:
         if backlog > 0 and count >= _FEW:
             self._backlog.add(True, backlog, seconds - usual, now)
         elif backlog > 0:
-            seconds -= self.backlog(backlog)
+            # As if all of it took as long a token, until there is something to compare with.
+            seconds *= _READ * rows / missing
         # With a backlog it takes longer, unless what is remembered is over.
         if backlog <= 0 or count < _FEW or seconds < usual:
             self._lines.setdefault(rows, Line(_STEPS_ALIKE)).add(steps, seconds, now)
@@ -197,7 +200,7 @@ class Costs:
             tokens = seen.rows * (seen.width + 1)
             self._verifying.add(seen.width > 0, tokens, seen.target_s + seen.other_s, now)
             self._plain += not seen.width
-            if not seen.steps:
+            if seen.looked and not seen.steps:
                 self._looking.add(seen.rows, seen.draft_s, now)
         if seen.steps and not seen.caught_up:
             self._drafting.add(seen.rows, seen.steps, seen.missing, seen.draft_s, now)

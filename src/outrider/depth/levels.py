@@ -58,12 +58,13 @@ class Levels:
         worth: Worth | None = None,
         keep_going: KeepGoing | None = None,
         repeats: list[int] | None = None,
+        looks: bool = True,
     ) -> DraftPlan:
         """A plan for these depths; see `DraftPlan`."""
         taken = None if steps is None else np.array(steps, dtype=np.int64)
         depth = np.array(depths, dtype=np.int64)
         own = None if repeats is None else np.array(repeats, dtype=np.int64)
-        return DraftPlan(depth, self._levels, self._shape, taken, worth, keep_going, own)
+        return DraftPlan(depth, self._levels, self._shape, taken, worth, keep_going, own, looks)
 
     def replay(
         self, own: list[int], asked: list[int | None], keep_going: KeepGoing | None = None

@@ -123,14 +123,14 @@ class Line:
     def add(self, x: float, y: float, now: int | None = None) -> None:
         """Count a measurement; see `Times.add`."""
         self._times.add(x, y, now)
-        sizes, y, weights = self._times.usual()
+        sizes, usual, weights = self._times.usual()
         found = np.array(sizes)
         weights /= weights.sum()
-        mean_x, mean_y = float(weights @ found), float(weights @ y)
+        mean_x, mean_y = float(weights @ found), float(weights @ usual)
         off = found - mean_x
         spread = float(weights @ off**2)
         if spread > 0.05 * max(1.0, mean_x):
-            self._slope = max(float(weights @ (off * (y - mean_y))) / spread, 0.0)
+            self._slope = max(float(weights @ (off * (usual - mean_y))) / spread, 0.0)
         elif mean_x > 0:
             self._slope = max(self._slope * _RELAXING, self._least * mean_y / mean_x)
         if mean_x > 0:

@@ -14,12 +14,13 @@ class Seen:
     def __init__(self) -> None:
         self._read: dict[int, int] = {}
 
-    def round(self, states: Sequence[SequenceState], record: RoundRecord) -> Round:
+    def round(self, states: Sequence[SequenceState], record: RoundRecord, looked: bool) -> Round:
         """What the round did that came after those told before.
 
         Args:
             states: the sequences after it.
             record: what it did; its drafter has not failed.
+            looked: whether it looked tokens up.
         """
         stepped = stepped_of(record)
         # Only what sequences of this round have read is kept.
@@ -40,6 +41,7 @@ class Seen:
             fresh=any(state.round == 1 for state in states),
             read=_prompts(states),
             missing=missing,
+            looked=looked,
             caught_up=_caught_up(states, stepped),
             draft_s=record.draft_s,
             target_s=record.target_s,

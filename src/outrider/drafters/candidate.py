@@ -125,7 +125,9 @@ class LookupDrafter(ABC):
 
         Without the tokens that are not worth their verification, where the plan says what it is.
         """
-        found = worth_verifying(self.candidates(prefixes, plan, ctx), plan)
+        found = [Candidate.nothing()] * len(prefixes)
+        if plan.looks:
+            found = worth_verifying(self.candidates(prefixes, plan, ctx), plan)
         return as_proposal(found, ctx.device, branches=plan.levels is not None)
 
 

@@ -135,7 +135,9 @@ class HybridDrafter:
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
     ) -> DraftProposal:
         """Looked-up tokens for the rows where they are worth it, the model's for the others."""
-        found = self.candidates(prefixes, plan, ctx)
+        found = [Candidate.nothing()] * len(prefixes)
+        if plan.looks:
+            found = self.candidates(prefixes, plan, ctx)
         steps, used = self._split(found, plan)
         if not steps.any():
             return as_proposal(used, ctx.device, branches=plan.levels is not None)

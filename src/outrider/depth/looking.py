@@ -1,0 +1,32 @@
+"""Whether looking tokens up pays for the time it takes."""
+
+from __future__ import annotations
+
+_MEMORY = 0.9
+"""What is known of earlier rounds weighs beside the next one: ten count in all."""
+
+_PAUSE = 8
+"""Where it does not pay, one round in so many looks all the same."""
+
+
+class Looking:
+    """A running mean of what rounds gained by looking tokens up, in tokens of all rows.
+
+    It begins with one token: as many rounds look before anything is found as that pays for.
+    """
+
+    def __init__(self) -> None:
+        self._gained = 1.0
+        self._since = 0
+
+    def wanted(self) -> bool:
+        """Whether the next round is to look."""
+        return self._gained >= 0 or self._since >= _PAUSE - 1
+
+    def count(self, looked: bool, gained: float = 0.0) -> None:
+        """Count a round, and if it looked, what that gained: less than nothing, if in vain."""
+        if not looked:
+            self._since += 1
+            return
+        self._since = 0
+        self._gained = _MEMORY * self._gained + (1 - _MEMORY) * gained
