@@ -30,7 +30,7 @@ def run(rounds: int) -> Report:
     pair = outrider.load("demo", device="cpu", dtype="float32", max_sequences=len(DEPTHS) + 2)
     prompts = max(rounds, 2)
     kinds = built_in(KINDS, pair.tokenizer, pair.target.vocab_size, prompts)
-    reserve(pair, kinds)
+    room = reserve(pair, kinds)
     fixed = {
         f"k={depth}": SpeculativeConfig(depth="fixed", num_speculative_tokens=depth)
         for depth in DEPTHS
@@ -56,7 +56,7 @@ def run(rounds: int) -> Report:
             decoders = [
                 SpeculativeDecoder(pair.target),
                 *(
-                    SpeculativeDecoder(pair.target, own_drafter(pair, 1), config=config)
+                    SpeculativeDecoder(pair.target, own_drafter(pair, 1, room), config=config)
                     for config in configs.values()
                 ),
             ]

@@ -19,7 +19,7 @@ from outrider import (
     SpeculativeDecoder,
     SuffixDrafter,
 )
-from outrider.bench.race import compared, race
+from outrider.bench.race import Timed, compared, race
 from outrider.bench.records import Workload
 from outrider.bench.workload import built_in
 from outrider.loading import Pair
@@ -44,20 +44,20 @@ def run(rounds: int) -> Report:
     pair = outrider.load(
         "demo", device="cpu", dtype="float32", max_sequences=max(6, 3 * max(BATCHES))
     )
-    contenders: dict[str, DraftModel] = {
-        "model": own_drafter(pair, max(BATCHES)),
-        "hybrid": HybridDrafter.usual(
-            own_drafter(pair, max(BATCHES)), SuffixDrafter(max_pool_tokens=0)
-        ),
-    }
-    bad: dict[str, DraftModel] = {"wrong": Wrong(), "dear": Dear(pair.target)}
     kinds = built_in(
         ("code", "editing", "json", "random"),
         pair.tokenizer,
         pair.target.vocab_size,
         max(rounds, *BATCHES),
     )
-    reserve(pair, kinds)
+    room = reserve(pair, kinds)
+    contenders: dict[str, DraftModel] = {
+        "model": own_drafter(pair, max(BATCHES), room),
+        "hybrid": HybridDrafter.usual(
+            own_drafter(pair, max(BATCHES), room), SuffixDrafter(max_pool_tokens=0)
+        ),
+    }
+    bad: dict[str, DraftModel] = {"wrong": Wrong(), "dear": Dear(pair.target)}
     table = columns(
         f"tokens/s over plain decoding's, {TOKENS} tokens a prompt, {rounds} prompts",
         "workload",
@@ -66,6 +66,7 @@ def run(rounds: int) -> Report:
         "drafter",
         "speedup",
         "95%",
+        "full",
         "length",
         "ceiling",
         "drafted",
@@ -84,7 +85,9 @@ def run(rounds: int) -> Report:
         "speedup",
         "default settings; one round of each decoder in turn; the target's reading "
         "of the prompt is not timed, the drafter's is; 95%: bootstrap and Student's t over "
-        "prompts, or over batches of them, wide where they are few; length: tokens emitted in a "
+        "prompts, or over batches of them, wide where they are few; full: speedup until the first "
+        "text of a batch is over, as where others take its place, since without them a batch waits "
+        "for its slowest text; length: tokens emitted in a "
         "round that drafts, beside the most that any lossless verification would emit; drafted: "
         "share of rounds that drafted; wrong: drafts that are never kept; dear: a draft, "
         "each step of which takes two target forwards",
@@ -93,18 +96,26 @@ def run(rounds: int) -> Report:
     )
 
 
-def reserve(pair: Pair, kinds: Sequence[Workload]) -> None:
-    """Make room for whole texts, which else whoever is ahead would wait for."""
+def reserve(pair: Pair, kinds: Sequence[Workload]) -> int:
+    """Make room for whole texts, which else whoever is ahead would wait for: so many tokens."""
     longest = max(len(prompt.token_ids) for kind in kinds for prompt in kind.prompts)
     pair.target.reserve(longest + TOKENS)
+    return longest + TOKENS
 
 
-def own_drafter(pair: Pair, max_sequences: int) -> ModelDrafter:
-    """The draft model in slots of its own: it finds no prompt that another contender has read."""
+def own_drafter(pair: Pair, max_sequences: int, room: int) -> ModelDrafter:
+    """The draft model in slots of its own: it finds no prompt that another contender has read.
+
+    Args:
+        pair: of the model.
+        max_sequences: how many slots.
+        room: for how many tokens in each.
+    """
     assert isinstance(pair.model_drafter, ModelDrafter)
     model = pair.model_drafter.model
     assert isinstance(model, TransformersModel)
     alone = TransformersModel(model.hf_model, max_sequences=max_sequences)
+    alone.reserve(room)
     return ModelDrafter(alone, pair.model_drafter.vocab_size)
 
 
@@ -159,6 +170,7 @@ def _measure(
                 "batch": len(batches[0]),
                 "drafter": name,
                 "speedup": ratio,
+                "full": _rate(found) / _rate(plain),
                 "low": low,
                 "high": high,
                 "acceptance_length": metrics.acceptance_length,
@@ -170,6 +182,11 @@ def _measure(
             }
         )
     return rows
+
+
+def _rate(timed: Timed) -> float:
+    """Tokens a second while batches are full."""
+    return sum(tokens for _, tokens in timed.full) / sum(seconds for seconds, _ in timed.full)
 
 
 def _show(table: Table, row: dict[str, object]) -> None:
@@ -184,6 +201,7 @@ def _show(table: Table, row: dict[str, object]) -> None:
         str(row["drafter"]),
         shown("speedup"),
         "-" if row["low"] is None else f"{shown('low')}-{shown('high')}",
+        shown("full"),
         shown("acceptance_length"),
         shown("ceiling"),
         shown("drafting"),

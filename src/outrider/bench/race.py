@@ -29,11 +29,14 @@ class Timed:
         seconds: for each batch of prompts, as its `Lane` counts them.
         token_ids: for each batch, the tokens emitted for each prompt.
         metrics: of its rounds.
+        full: for each batch, seconds and tokens of the rounds in which no prompt's text was over
+            yet, but for the target's reading of the prompts.
     """
 
     seconds: tuple[float, ...]
     token_ids: tuple[tuple[tuple[int, ...], ...], ...]
     metrics: SpeculationMetrics
+    full: tuple[tuple[float, int], ...] = ()
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -51,7 +54,15 @@ class Timed:
             tuple(lane.seconds for lane in lanes),
             tuple(lane.token_ids for lane in lanes),
             tally.metrics(),
+            tuple(_full(lane.records) for lane in lanes),
         )
+
+
+def _full(records: Sequence[RoundRecord]) -> tuple[float, int]:
+    """Seconds and tokens of the rounds of as many sequences as the first one."""
+    rounds = [one for one in records if len(one.emitted) == len(records[0].emitted)]
+    seconds = sum(one.total_s for one in rounds) - sum(one.target_s for one in rounds[:1])
+    return seconds, sum(sum(one.emitted) for one in rounds)
 
 
 def speedup(
