@@ -42,6 +42,10 @@ half as many, one drafts a single token."""
 _SOON = 8
 """The same where plain rounds of so many sequences were hardly measured: one may have been slow."""
 
+_LOOKS = 0.002
+"""What plain rounds may lose of the time where drafting gains so little that they come sooner: it
+may have been a slow moment that made them look worse."""
+
 
 class AdaptiveDepth:
     """Draft as far as is expected to pay, or not at all.
@@ -374,7 +378,8 @@ class AdaptiveDepth:
         """After how many rounds a plain one is put in."""
         if self._costs.plain_missing:
             return 0
-        return _RARELY * gain if self._costs.plain_often(rows) else _SOON
+        rarely = _RARELY * gain if self._costs.plain_often(rows) else _SOON
+        return min(rarely, max((gain - 1) / _LOOKS, _SOON))
 
     def _trial(self, tokens: list[float], seconds: list[float]) -> int:
         """One token where nothing was tried for long enough and something could pay, or none."""

@@ -112,7 +112,7 @@ class Drafting:
     def __init__(self) -> None:
         self._lines: dict[int, Line] = {}
         self._counts: dict[int, int] = {}
-        self._backlog = Curve()
+        self._backlogs = deque[float](maxlen=_RECENT)
 
     @property
     def known(self) -> bool:
@@ -125,7 +125,7 @@ class Drafting:
         count = self._counts.get(rows, 0)
         usual = float(self.at(rows, np.array([float(steps)]))[0])
         if backlog > 0 and count >= _FEW:
-            self._backlog.add(True, backlog, seconds - usual, now)
+            self._backlogs.append(max(seconds - usual, 0.0) / backlog)
         elif backlog > 0:
             # As if all of it took as long a token, until there is something to compare with.
             seconds *= _READ * rows / missing
@@ -145,9 +145,10 @@ class Drafting:
             total += self._lines[min(others, key=lambda other: abs(log(other / rows)))].at(steps)
         return np.asarray(total / max(count + bool(others), 1))
 
-    def backlog(self, tokens: int) -> float:
-        """Seconds that reading so many tokens takes besides."""
-        return float(self._backlog.at(np.array([True]), np.array([float(tokens)]))[0])
+    @property
+    def backlog(self) -> float:
+        """Seconds that reading one token besides takes."""
+        return median_low(self._backlogs) if self._backlogs else 0.0
 
 
 class Costs:
@@ -235,7 +236,7 @@ class Costs:
             widths=wide,
             verifying=np.array(verifying),
             drafting=drafting,
-            backlog=self._drafting.backlog(_LOOKED_UP),
+            backlog=_LOOKED_UP * self._drafting.backlog,
             step=step,
             token=each,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
+from math import log2
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -32,7 +33,8 @@ _RELAXING = 0.99
 cost less and less, so that it is tried, and not shunned for what it once cost."""
 
 _OTHERS = 0.25
-"""What a measurement of another kind weighs: it says something where there is none of the own."""
+"""What all measurements of another kind at one size weigh, at most: they say something where there
+are none of the own."""
 
 _OCTAVES = 0.7
 """How far measurements reach: at half or twice the size they weigh .36, at four times .02."""
@@ -51,46 +53,72 @@ _LEAST = 1e-9
 
 
 class Times(Generic[Size]):
-    """The recent times of each size, each with a weight: how many there are, fading with age."""
+    """The recent times of each size, each with a weight: how many there are, fading with age.
+
+    The first n rows of the arrays are of the n sizes that are remembered, in any order.
+    """
 
     def __init__(self) -> None:
         self._now = 0
-        self._found: dict[Size, deque[float]] = {}
-        self._last: dict[Size, int] = {}
-        self._usual: dict[Size, float] = {}
+        self._rows: dict[Size, int] = {}
+        self._found: list[deque[float]] = []
+        self._usual = np.zeros(_SIZES)
+        self._counts = np.zeros(_SIZES)
+        self._last = np.zeros(_SIZES)
 
-    def __bool__(self) -> bool:
-        return bool(self._found)
+    def __len__(self) -> int:
+        return len(self._rows)
 
     def count(self, size: Size) -> int:
         """How many times of a size are remembered."""
-        return len(self._found.get(size, ()))
+        row = self._rows.get(size)
+        return 0 if row is None else len(self._found[row])
 
-    def add(self, size: Size, y: float, now: int | None = None) -> None:
+    def add(self, size: Size, y: float, now: int | None = None) -> tuple[int, float]:
         """Count a measurement.
 
         Args:
             size: what was measured.
             y: what it took.
             now: the number of the round, to tell what is old; None for the next one.
+
+        Returns:
+            The row of the size, and what it usually takes now.
         """
         self._now = self._now + 1 if now is None else now
-        found = self._found.setdefault(size, deque(maxlen=_WINDOW))
-        if self._now - self._last.get(size, self._now) > _GAP:
+        row = self._row(size)
+        found = self._found[row]
+        if self._now - self._last[row] > _GAP:
             for _ in range(len(found) - 1):
                 found.popleft()
         found.append(max(y, 0.0))
-        self._last[size] = self._now
-        self._usual[size] = sorted(found)[int(_QUANTILE * (len(found) - 1))]
-        if len(self._found) > _SIZES:
-            oldest = min(self._last, key=self._last.__getitem__)
-            del self._found[oldest], self._last[oldest], self._usual[oldest]
+        usual = sorted(found)[int(_QUANTILE * (len(found) - 1))]
+        self._usual[row], self._counts[row], self._last[row] = usual, len(found), self._now
+        return row, usual
 
-    def usual(self) -> tuple[list[Size], NDArray[np.float64], NDArray[np.float64]]:
-        """The sizes, what each usually takes, and its weight, float64 [n]."""
-        ages = self._now - np.array(list(self._last.values()))
-        counts = np.array([len(found) for found in self._found.values()])
-        return list(self._usual), np.array(list(self._usual.values())), counts * _FADING**ages
+    def _row(self, size: Size) -> int:
+        """That of a size; of a new one the next, or that of the size measured longest ago."""
+        row = self._rows.get(size)
+        if row is None and len(self._rows) < _SIZES:
+            row = self._rows[size] = len(self._rows)
+            self._found.append(deque(maxlen=_WINDOW))
+        elif row is None:
+            row = int(self._last.argmin())
+            del self._rows[next(old for old, taken in self._rows.items() if taken == row)]
+            self._rows[size] = row
+            self._found[row].clear()
+        return row
+
+    @property
+    def usual(self) -> NDArray[np.float64]:
+        """What each row usually takes, float64 [n]."""
+        return self._usual[: len(self._rows)]
+
+    @property
+    def weights(self) -> NDArray[np.float64]:
+        """Of each row, float64 [n]."""
+        count = len(self._rows)
+        return np.asarray(self._counts[:count] * _FADING ** (self._now - self._last[:count]))
 
 
 class Line:
@@ -109,6 +137,7 @@ class Line:
         self._slope = 0.0
         self._level = 0.0
         self._times = Times[float]()
+        self._sizes = np.zeros(_SIZES)
 
     @property
     def known(self) -> bool:
@@ -122,9 +151,10 @@ class Line:
 
     def add(self, x: float, y: float, now: int | None = None) -> None:
         """Count a measurement; see `Times.add`."""
-        self._times.add(x, y, now)
-        sizes, usual, weights = self._times.usual()
-        found = np.array(sizes)
+        row, _ = self._times.add(x, y, now)
+        self._sizes[row] = x
+        found, usual = self._sizes[: len(self._times)], self._times.usual
+        weights = self._times.weights
         weights /= weights.sum()
         mean_x, mean_y = float(weights @ found), float(weights @ usual)
         off = found - mean_x
@@ -157,11 +187,9 @@ class Curve:
 
     def __init__(self) -> None:
         self._times = Times[tuple[bool, float]]()
-
-    @property
-    def known(self) -> bool:
-        """Whether anything was measured."""
-        return bool(self._times)
+        self._kinds = np.zeros(_SIZES, dtype=np.bool_)
+        # Of each row 1, x, y, xx and xy, for x and y the logarithms of its size and usual time.
+        self._moments = np.ones((_SIZES, 5))
 
     def count(self, kind: bool, size: float) -> int:
         """How many times of a kind at a size are remembered."""
@@ -169,36 +197,33 @@ class Curve:
 
     def add(self, kind: bool, size: float, y: float, now: int) -> None:
         """Count a measurement at a size > 0; see `Times.add`."""
-        self._times.add((kind, size), y, now)
+        row, usual = self._times.add((kind, size), y, now)
+        x, v = log2(size), log2(max(usual, _LEAST))
+        self._kinds[row] = kind
+        self._moments[row, 1:] = x, v, x * x, x * v
 
     def at(self, kinds: NDArray[np.bool_], sizes: NDArray[np.float64]) -> NDArray[np.float64]:
         """The expected y of each kind and size > 0, float64 [n]; 0 where nothing was measured."""
-        if not self._times:
+        count = len(self._times)
+        if not count:
             return np.zeros(len(sizes))
-        known, y, weights = self._times.usual()
-        own = np.array([kind for kind, _ in known])
-        x = np.log2([size for _, size in known])
-        y = np.log2(np.maximum(y, _LEAST))
-        counts = np.where(kinds[:, None] == own, weights, _OTHERS * weights)
-        wanted = np.log2(sizes)
-        near = np.exp(-0.5 * ((wanted[:, None] - x) / _OCTAVES) ** 2).clip(_NOWHERE)
-        everywhere, _, _ = _fit(x, y, counts, 0.0)
-        exponent, mean_x, mean_y = _fit(x, y, counts * near, everywhere)
-        beyond = (wanted - x.max()).clip(0)
-        inside = mean_y + exponent * (wanted - beyond - mean_x)
-        return np.asarray(2.0 ** (inside + exponent.clip(_BEYOND) * beyond))
+        own, moments, weights = self._kinds[:count], self._moments[:count], self._times.weights
+        others = _OTHERS * np.minimum(weights, 1.0)
+        counts = np.where(own, [others, weights], [weights, others])
+        everywhere = _slope(counts @ moments, 0.0)
+        x, picked, wanted = moments[:, 1], kinds.astype(np.int64), np.log2(sizes)
+        away = wanted[:, None] - x
+        near = np.maximum(np.exp(away * away * (-0.5 / _OCTAVES**2)), _NOWHERE)
+        sums = (counts[picked] * near) @ moments
+        exponent = _slope(sums, everywhere[picked])
+        reached = np.minimum(wanted, x.max())
+        beyond = np.maximum(exponent, _BEYOND) * (wanted - reached)
+        inside = (sums[:, 2] + exponent * (reached * sums[:, 0] - sums[:, 1])) / sums[:, 0]
+        return np.asarray(2.0 ** (inside + beyond))
 
 
-_Array = NDArray[np.float64]
-
-
-def _fit(
-    x: _Array, y: _Array, weights: _Array, slope: _Array | float
-) -> tuple[_Array, _Array, _Array]:
-    """Slopes and means of lines through points [m] with weights [n, m], near a slope thought of."""
-    total = weights.sum(1)
-    mean_x, mean_y = weights @ x / total, weights @ y / total
-    off = x - mean_x[:, None]
-    shared = (weights * off * (y - mean_y[:, None])).sum(1)
-    found = (shared + _BELIEVED * slope) / ((weights * off**2).sum(1) + _BELIEVED)
-    return found.clip(0, 1), mean_x, mean_y
+def _slope(sums: NDArray[np.float64], guess: NDArray[np.float64] | float) -> NDArray[np.float64]:
+    """Slopes [n] of lines, near a guess, from weighted sums [n, 5] of 1, x, y, xx and xy."""
+    total, x, y, xx, xy = sums.T
+    found = (xy - x * y / total + _BELIEVED * guess) / (xx - x * x / total + _BELIEVED)
+    return np.asarray(np.minimum(np.maximum(found, 0.0), 1.0))

@@ -16,6 +16,9 @@ READING = 3.0
 _GRANT = 0.001
 """How much of a new sequence's plain rounds may go into trying at once."""
 
+_APART = 8
+"""How many plain rounds come between two tries at least: they may seem to cost nothing."""
+
 _MEMORY = 0.9
 """What the rounds of a sequence weigh beside those of the next one, to tell how many are usual."""
 
@@ -25,6 +28,7 @@ class Purse:
 
     def __init__(self) -> None:
         self._filled = 0.0
+        self._since = _APART
         self._price = 0.0
         self._rounds = self._count = 0.0
 
@@ -41,6 +45,7 @@ class Purse:
             new: how many rounds each sequence that began in it will take at most.
             rows: how many sequences took part.
         """
+        self._since += plain
         usual = self._rounds / self._count if self._count else LONGEST
         self._filled += _GRANT * sum(min(LONGEST, usual, most) for most in new) / rows
         self._filled = min(self._filled + SHARE * plain, max(_GRANT * LONGEST, self._price))
@@ -48,8 +53,9 @@ class Purse:
     def affords(self, price: float) -> bool:
         """Whether there is enough for a try, which is expected to lose so much."""
         self._price = price
-        return self._filled >= price
+        return self._since >= _APART and self._filled >= price
 
     def spend(self, lost: float) -> None:
         """Take what a try lost, but for most of a hiccup: the next try is not to be years off."""
+        self._since = 0
         self._filled = max(self._filled - max(0.0, lost), -2 * max(self._price, READING))
