@@ -717,7 +717,7 @@ def test_looking_tokens_up_is_counted_where_no_step_is_taken() -> None:
     """In vain before a plain round, or for use; drafts of a model have it in their own time."""
 
     def seen(width: int, steps: int, draft_s: float, read: int = 0) -> Round:
-        return Round(2, width, steps, read > 0, read, 2, True, 0, draft_s, 1.0, 0.25)
+        return Round(2, width, steps, read > 0, read, 2, 0, True, 0, draft_s, 1.0, 0.25)
 
     costs = Costs()
     costs.add(seen(0, 0, 9.0, read=20))
@@ -748,10 +748,10 @@ def test_reading_is_what_it_took_the_drafter_most_often() -> None:
 
     def seen(caught_up: int, draft_s: float, read: int, target_s: float) -> Round:
         missing = max(caught_up, 1)
-        return Round(1, 1, 1, read > 0, read, missing, True, caught_up, draft_s, target_s, 0.1)
+        return Round(1, 1, 1, read > 0, read, missing, 0, True, caught_up, draft_s, target_s, 0.1)
 
     costs = Costs()
-    costs.add(Round(1, 0, 0, False, 0, 0, True, 0, 0.0, 1.0, 0.1))
+    costs.add(Round(1, 0, 0, False, 0, 0, 0, True, 0, 0.0, 1.0, 0.1))
     costs.add(seen(0, 0.2, 0, 1.1))
     for _ in range(3):
         costs.add(seen(0, 0.2, 1000, 10.0))

@@ -31,6 +31,9 @@ from .sureness import Pool, Steps, WorthAStep
 _MARGIN = 1.02
 """How much better than plain decoding a depth has to look."""
 
+_STAY = 32
+"""In how many rounds what the drafter has to read before has to be made up for."""
+
 _IDLE = 0.98
 """What is known of a sequence weighs beside the same a round later in which nothing was drafted: a
 few refusals are no verdict on the rest of its text, if others kept more."""
@@ -354,14 +357,16 @@ class AdaptiveDepth:
             pace, best = max(rates[1], made / usual), min(most, 2 * known + 1)
         gain = pace / rates[0]
         rate, trial = pace, 0
-        if gain < _MARGIN:
-            rate, trial = rates[0], self._trial(tokens, seconds)
+        behind = prices.backlog * self._seen.behind(states) / seconds[0]
+        pays = gain >= _MARGIN + behind / _STAY
+        if not pays:
+            rate, trial = rates[0], self._trial(tokens, seconds, behind)
             self._trying = bool(trial)
         widths = rate * prices.looked_up[: most + 1]
         each = rate / len(states)
         bare, token = widths[0] / len(states), (widths[-1] - widths[0]) / max(most, 1) / len(states)
         choice = Choice(best, bare, token, best, planned=each * usual)
-        if gain < _MARGIN:
+        if not pays:
             choice = replace(choice, steps=trial, likely=trial, planned=1.0)
             likely, gain, ending = trial, 1.0, False
         elif not deepest and self._since_plain >= self._patience(prices.rows, gain):
@@ -381,12 +386,13 @@ class AdaptiveDepth:
         rarely = _RARELY * gain if self._costs.plain_often(rows) else _SOON
         return min(rarely, max((gain - 1) / _LOOKS, _SOON))
 
-    def _trial(self, tokens: list[float], seconds: list[float]) -> int:
+    def _trial(self, tokens: list[float], seconds: list[float], behind: float) -> int:
         """One token where nothing was tried for long enough and something could pay, or none."""
         forgotten = self._since_draft >= LONGEST and self._levels.deepest
         if not (forgotten or self._could_pay(seconds)):
             return 0
-        return int(self._purse.affords(seconds[1] / seconds[0] - tokens[1] / tokens[0]))
+        price = behind + seconds[1] / seconds[0] - tokens[1] / tokens[0]
+        return int(self._purse.affords(price))
 
     def _worth_reading(self, state: SequenceState, prices: Prices, gain: float) -> bool:
         """Whether a sequence may be read by the drafter, if it is not known to it.

@@ -26,11 +26,8 @@ _STEPS_ALIKE = 0.5
 """What each step of a draft is thought to take at least, beside the mean: they are mostly forwards
 of one model."""
 
-_READ = 2
+READ = 2
 """Tokens that a drafter reads in a row before it drafts, at most: where all of a draft was kept."""
-
-_LOOKED_UP = 8
-"""About how many looked-up tokens are kept in a round that has some, and read by the drafter."""
 
 _LEAST = 1e-9
 """Seconds of a round at least: a clock may stand still."""
@@ -47,6 +44,7 @@ class Round:
         fresh: whether the target read a prompt in it.
         read: tokens of these prompts, each that several sequences share once.
         missing: how many tokens the drafter had to read before its first step, of all rows.
+        behind: how many rows missed more than a draft leaves.
         looked: whether tokens were looked up.
         caught_up: tokens of the sequences that it read for the first time.
         draft_s, target_s, other_s: seconds of its parts.
@@ -58,6 +56,7 @@ class Round:
     fresh: bool
     read: int
     missing: int
+    behind: int
     looked: bool
     caught_up: int
     draft_s: float
@@ -74,7 +73,7 @@ class Prices:
         widths: tokens drafted for the row with the most at depths 0, 1, ..., N, int64 [N + 1].
         verifying: of rounds of each depth but for their drafting, float64 [N + 1].
         drafting: of drafts of each depth, float64 [N + 1]; at 0 of looking tokens up.
-        backlog: of the drafter's reading on in a row that took looked-up tokens.
+        backlog: of the drafter's reading on in a row for which it has not drafted for a while.
         step: of a step of the drafter for one row, the least that a reading takes.
         token: of its reading of one token of a prompt.
     """
@@ -119,19 +118,19 @@ class Drafting:
         """Whether a draft was measured."""
         return bool(self._lines)
 
-    def add(self, rows: int, steps: int, missing: int, seconds: float, now: int) -> None:
-        """Count a draft before which so many tokens had to be read, of all rows."""
-        backlog = missing - _READ * rows
+    def add(self, seen: Round, now: int) -> None:
+        """Count the draft of a round."""
+        rows, seconds = seen.rows, seen.draft_s
         count = self._counts.get(rows, 0)
-        usual = float(self.at(rows, np.array([float(steps)]))[0])
-        if backlog > 0 and count >= _FEW:
-            self._backlogs.append(max(seconds - usual, 0.0) / backlog)
-        elif backlog > 0:
+        usual = float(self.at(rows, np.array([float(seen.steps)]))[0])
+        if seen.behind and count >= _FEW:
+            self._backlogs.append(max(seconds - usual, 0.0) / seen.behind)
+        elif seen.behind:
             # As if all of it took as long a token, until there is something to compare with.
-            seconds *= _READ * rows / missing
+            seconds *= min(READ * rows / seen.missing, 1.0)
         # With a backlog it takes longer, unless what is remembered is over.
-        if backlog <= 0 or count < _FEW or seconds < usual:
-            self._lines.setdefault(rows, Line(_STEPS_ALIKE)).add(steps, seconds, now)
+        if not seen.behind or count < _FEW or seconds < usual:
+            self._lines.setdefault(rows, Line(_STEPS_ALIKE)).add(seen.steps, seconds, now)
             self._counts[rows] = count + 1
 
     def at(self, rows: int, steps: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -147,7 +146,7 @@ class Drafting:
 
     @property
     def backlog(self) -> float:
-        """Seconds that reading one token besides takes."""
+        """Seconds that reading on takes in a row, when little was read so far."""
         return median_low(self._backlogs) if self._backlogs else 0.0
 
 
@@ -204,7 +203,7 @@ class Costs:
             if seen.looked and not seen.steps:
                 self._looking.add(seen.rows, seen.draft_s, now)
         if seen.steps and not seen.caught_up:
-            self._drafting.add(seen.rows, seen.steps, seen.missing, seen.draft_s, now)
+            self._drafting.add(seen, now)
 
     def prices(self, rows: int, widths: Sequence[int]) -> Prices:
         """What rounds of so many rows take.
@@ -236,7 +235,7 @@ class Costs:
             widths=wide,
             verifying=np.array(verifying),
             drafting=drafting,
-            backlog=_LOOKED_UP * self._drafting.backlog,
+            backlog=self._drafting.backlog,
             step=step,
             token=each,
         )

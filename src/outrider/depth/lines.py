@@ -25,8 +25,8 @@ _FADING = 0.97
 """What a size weighs beside one measured a round later."""
 
 _GAP = 48
-"""A size that was not measured in so many rounds keeps its latest time alone: what the machine was
-like may be over. The lesser of it and the next one then stands for all, so that it is tried."""
+"""A time counts for so many rounds, or until there is another: what the machine was like may be
+over. The lesser of an old one and the next one then stands for all, so that it is tried."""
 
 _RELAXING = 0.99
 """What is left of a slope after each measurement while x does not vary. More x is then thought to
@@ -61,7 +61,7 @@ class Times(Generic[Size]):
     def __init__(self) -> None:
         self._now = 0
         self._rows: dict[Size, int] = {}
-        self._found: list[deque[float]] = []
+        self._found: list[deque[tuple[int, float]]] = []
         self._usual = np.zeros(_SIZES)
         self._counts = np.zeros(_SIZES)
         self._last = np.zeros(_SIZES)
@@ -88,11 +88,10 @@ class Times(Generic[Size]):
         self._now = self._now + 1 if now is None else now
         row = self._row(size)
         found = self._found[row]
-        if self._now - self._last[row] > _GAP:
-            for _ in range(len(found) - 1):
-                found.popleft()
-        found.append(max(y, 0.0))
-        usual = sorted(found)[int(_QUANTILE * (len(found) - 1))]
+        while len(found) > 1 and self._now - found[0][0] > _GAP:
+            found.popleft()
+        found.append((self._now, max(y, 0.0)))
+        usual = sorted(y for _, y in found)[int(_QUANTILE * (len(found) - 1))]
         self._usual[row], self._counts[row], self._last[row] = usual, len(found), self._now
         return row, usual
 

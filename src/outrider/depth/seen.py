@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..records import RoundRecord, SequenceState
-from .costs import Round
+from .costs import READ, Round
 
 
 class Seen:
@@ -13,6 +13,11 @@ class Seen:
 
     def __init__(self) -> None:
         self._read: dict[int, int] = {}
+
+    def behind(self, states: Sequence[SequenceState]) -> int:
+        """For how many sequences that its model knows the drafter has not drafted for a while."""
+        known = [(len(state.prefix), self._read.get(state.prefix.sequence_id)) for state in states]
+        return sum(length - read > READ for length, read in known if read)
 
     def round(self, states: Sequence[SequenceState], record: RoundRecord, looked: bool) -> Round:
         """What the round did that came after those told before.
@@ -25,12 +30,14 @@ class Seen:
         stepped = stepped_of(record)
         # Only what sequences of this round have read is kept.
         read = {i: self._read.get(i, 0) for i in record.sequence_ids}
-        missing = 0
+        missing = behind = 0
         rows = zip(states, stepped, record.accepted, record.emitted, strict=True)
         for state, steps, accepted, emitted in rows:
             if steps:
                 before = len(state.prefix) - emitted
-                missing += max(before - read[state.prefix.sequence_id], 1)
+                unread = max(before - read[state.prefix.sequence_id], 1)
+                missing += unread
+                behind += unread > READ
                 # The last token of a draft is not fed to the model that drew it.
                 read[state.prefix.sequence_id] = before + min(accepted, steps - 1)
         self._read = read
@@ -41,6 +48,7 @@ class Seen:
             fresh=any(state.round == 1 for state in states),
             read=_prompts(states),
             missing=missing,
+            behind=behind,
             looked=looked,
             caught_up=_caught_up(states, stepped),
             draft_s=record.draft_s,

@@ -32,8 +32,12 @@ from .views import View, Views, hung_on_chains
 
 _LOG = logging.getLogger(__name__)
 
-_ALONE_BEYOND = 4
-"""In a batch, rows that miss more tokens than this are prefilled by themselves first."""
+_TOGETHER = 16
+"""In a batch, rows that miss more tokens than this are prefilled by themselves first, and those
+that miss fewer where that is less to compute."""
+
+_FORWARD = 8
+"""What a forward takes besides its tokens, in tokens: about that where a draft model is small."""
 
 _PROBE = -1
 """The sequence id of the check made at construction."""
@@ -238,8 +242,8 @@ class TransformersModel:
         Args:
             prefixes: of the rows.
             extra: how many drafts follow each in a row.
-            alone_beyond: rows that miss more tokens than this are prefilled; None for what costs
-                least.
+            alone_beyond: rows that miss more tokens than this are prefilled, and no other; None
+                for what costs least.
 
         Raises:
             EmptyPrefixError, ContextLengthError, ModelError: as `verify` and `open`.
@@ -254,18 +258,22 @@ class TransformersModel:
                     f"sequence {prefix.sequence_id} has {len(prefix)} tokens and {more} drafts "
                     f"in a row; the model's context is {self._max_length}"
                 )
-        if alone_beyond is None:
-            alone_beyond = self._chunk if len(prefixes) == 1 else _ALONE_BEYOND
-        alone_beyond = min(alone_beyond, *(len(prefix) for prefix in prefixes))
-        slots, missing = [], 1
+        most = alone_beyond or (self._chunk if len(prefixes) == 1 else _TOGETHER)
+        most = min(most, *(len(prefix) for prefix in prefixes))
+        slots, behind = [], []
         for prefix in prefixes:
             placement = self._table.place(prefix)
             self._cache.collect(placement)
             slots.append(placement.slot)
-            if len(prefix) - placement.shared > alone_beyond:
+            behind.append(len(prefix) - placement.shared)
+            if behind[-1] > most:
+                # At once, so that the next rows may share it.
                 self._prefill(prefix, placement.slot, placement.shared)
-            else:
-                missing = max(missing, len(prefix) - placement.shared)
+                behind[-1] = 1
+        missing = max(behind) if alone_beyond else _cheapest(behind)
+        for prefix, slot, count in zip(prefixes, slots, behind, strict=True):
+            if count > missing:
+                self._prefill(prefix, slot, len(prefix) - count)
         order = None
         if any(a > b for a, b in pairwise(slots)):
             order = sorted(range(len(slots)), key=slots.__getitem__)
@@ -398,6 +406,20 @@ class TransformersModel:
                 f"a full forward (relative error {error:.2g}, allowed {tolerance:.2g}); its state "
                 "cannot be cut back to an earlier token, so it cannot be decoded speculatively"
             )
+
+
+def _cheapest(behind: Sequence[int]) -> int:
+    """How many of their last tokens rows compute together, so that least is computed in all.
+
+    Args:
+        behind: how many tokens each row misses, at least one. Those that miss more are prefilled.
+    """
+
+    def computed(together: int) -> int:
+        alone = sum(count + _FORWARD for count in behind if count > together)
+        return together * len(behind) + alone
+
+    return min({1, *behind}, key=computed)
 
 
 def _longest_paths(ancestors: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
