@@ -159,7 +159,9 @@ class SlotTable:
         shared = [slot.shared(known) for slot in self.slots]
         longest = max(shared)
         donor: int | None = None
-        oldest = min(idle, key=lambda i: self.slots[i].last_used)
+        # Empty ones in their order, so that the rows of a batch lie side by side and need no copy.
+        empty = [i for i in idle if not self.slots[i].length]
+        oldest = empty[0] if empty else min(idle, key=lambda i: self.slots[i].last_used)
         # An idle slot is taken over for what it shares, unless that would lose more than it keeps:
         # a long text that shares its first word is copied from, and stays for its own kind.
         kept = [i for i in idle if shared[i] == longest and 2 * longest >= self.slots[i].length]
