@@ -105,7 +105,8 @@ class Planned:
         widths = plain.sum() + token.sum() * np.arange(self.depth + 1)
         together = SharedWorth(plain + 0.5, widths, widths[1], 0.1) if self.together else None
         worth = Worth(plain, token, together)
-        return DraftPlan(depth, self.levels, self.shape, steps, worth)
+        looks = not self.together or states[0].round != 1
+        return DraftPlan(depth, self.levels, self.shape, steps, worth, looks=looks)
 
     def observe(self, states: Any, record: Any) -> None: ...
 
@@ -442,6 +443,26 @@ class TestRowsTogether:
         assert [len(made.taken[row]) for row in range(4)] == [3, 3, 3, 0]
         assert not made.stepping
 
+    @pytest.mark.parametrize(("tokens", "covered", "taken"), [(9, 1, 1), (9, 9, 9), (2, 1, 1)])
+    def test_what_one_row_widens_is_paid_for_by_all(
+        self, tokens: int, covered: int, taken: int
+    ) -> None:
+        """Sixteen rows draft a token with the model; one has found some more, all but certain.
+
+        A column beyond theirs takes the time of 3.2 tokens, and brings .95 at most.
+        """
+        found = [chain(*[4] * tokens, chance=0.95)] + [self.NONE] * 15
+        worth = SharedWorth(np.full(16, 1.5), 16 + 3.2 * np.arange(10), 16 + 3.2 * covered)
+        alone = np.full(16, 1.0)
+        plan = DraftPlan(np.full(16, 9), steps=np.full(16, 1), worth=Worth(alone, alone, worth))
+        assert len(decide(found, plan).taken[0]) == taken
+        narrow = replace(worth, widths=16 + 0.1 * np.arange(10), covered=16.1)
+        plan = replace(plan, worth=Worth(alone, alone, narrow))
+        assert len(decide(found, plan).taken[0]) == tokens
+        # The drafter has to read them later.
+        plan = replace(plan, worth=Worth(alone, alone, replace(narrow, backlog=9.0)))
+        assert len(decide(found, plan).taken[0]) == 0
+
     def test_rows_for_themselves_are_left_alone(self) -> None:
         together = SharedWorth(np.array([np.nan, 1.0]), np.arange(1.6, 1.9, 0.05), 1.6)
         worth = Worth(np.full(2, 1.6), np.full(2, 0.05), together)
@@ -472,6 +493,27 @@ def test_worth_decides_where_it_is_known(plain: float, steps: int, asked: int) -
     # .8 and .64 are more than .55, .51 is not: 1 + .25 + .09.
     assert record.drafted == ((2,) if plain < 1.35 else (steps,))
     assert record.looked_up == (plain < 1.35,)
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_nothing_is_looked_up_where_the_plan_says_so(looks: bool) -> None:
+    target = TabularModel(counting, 50)
+    for drafter in (
+        HybridDrafter(
+            Counting(TabularModel(counting, 50)), Fixed(chain(11, 12, 13)), min_expected=0
+        ),
+        SuffixDrafter(max_pool_tokens=0),
+    ):
+
+        class Policy(Planned):
+            def plan(self, states: Any) -> DraftPlan:
+                return DraftPlan(np.array([3]), looks=looks)
+
+        decoder = SpeculativeDecoder(
+            target, drafter, config=configured("block"), policy=Policy(3, None, None)
+        )
+        (state,) = decoder.start([10, 11, 10, 11, 10], SamplingParams(max_tokens=9))
+        assert decoder.step(decoder.pack([state])).record.looked_up == (looks,)
 
 
 def test_what_both_sources_say_stands_in_a_tree_once() -> None:

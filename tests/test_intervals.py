@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from outrider import SamplingParams, SpeculativeDecoder
 from outrider.bench import race
 from outrider.bench.race import compared, speedup
 from outrider.bench.student import quantile
+from outrider.models.tabular import TabularModel
 
 RUNS = 1500
 
@@ -19,6 +21,22 @@ RUNS = 1500
 def test_quantiles_of_student(freedom: int, known: float) -> None:
     """As tables have them."""
     assert quantile(freedom) == pytest.approx(known, rel=1e-3)
+
+
+def test_rounds_of_a_full_batch_are_told_apart() -> None:
+    """Those until the first text is over, but for the target's reading of the prompts."""
+    target = TabularModel(lambda tokens: np.full(5, 0.2), 5)
+    params = SamplingParams(max_tokens=12, temperature=1.0, ignore_eos=True)
+    found = race.race(
+        [SpeculativeDecoder(target, TabularModel(lambda tokens: np.full(5, 0.2), 5))],
+        [[[0]] * 3],
+        params,
+    )
+    (lane,) = found
+    assert lane.tokens == (36,)
+    ((seconds, tokens),) = lane.full
+    assert 24 <= tokens <= 36
+    assert 0 < seconds < lane.seconds[0]
 
 
 @pytest.mark.parametrize("prompts", [2, 3, 4, 8])

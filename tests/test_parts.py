@@ -128,6 +128,17 @@ def test_slots_reuse_the_longest_prefix_and_the_oldest_room() -> None:
     assert table.place(Prefix(1, [1, 2, 3])).shared == 2
 
 
+def test_rows_of_a_new_batch_lie_side_by_side_in_empty_slots() -> None:
+    """However the slots were used before."""
+    table = SlotTable(4)
+    for name in (7, 8, 9):
+        table.slots[table.place(Prefix(name, [name])).slot].record(0, np.array([name]))
+    for name in (8, 7):
+        for index in table.release([name]):
+            table.slots[index].record(0, np.empty(0, dtype=np.int64))
+    assert [table.place(Prefix(name, [name])).slot for name in (1, 2, 3)] == [0, 1, 3]
+
+
 def test_a_long_text_is_not_lost_for_its_first_word() -> None:
     table = SlotTable(2)
     long = list(range(50))

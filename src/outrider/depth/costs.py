@@ -135,8 +135,8 @@ class Drafting:
 
     def at(self, rows: int, steps: NDArray[np.float64]) -> NDArray[np.float64]:
         """Seconds of drafts of so many steps in a row, float64 [n]; 0 where none was measured."""
-        others = [other for other in self._lines if other != rows]
         count = self._counts.get(rows, 0)
+        others = [other for other in self._lines if other != rows and count < _FEW]
         total = np.zeros(len(steps))
         if count:
             total += count * self._lines[rows].at(steps)

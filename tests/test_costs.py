@@ -1,0 +1,251 @@
+"""What rounds cost, as the adaptive depth believes: times are made up, no clock is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from outrider import SamplingParams
+from outrider.depth import AdaptiveDepth, Levels
+from outrider.depth.costs import Costs, Round
+from outrider.depth.lines import Curve, Line
+from outrider.depth.looking import Looking
+from outrider.depth.purse import Purse
+from outrider.models.transformers import _cheapest
+from outrider.records import Prefix, SequenceState
+
+from .test_depth import World, calibrate, decode, played, steady
+
+
+def concave(tokens: float) -> float:
+    """Seconds of a forward as a CPU takes them: a token more costs less, the more there are."""
+    return float(tokens**0.5)
+
+
+def linear(tokens: float) -> float:
+    """As where the weights are read once, and then each token counts."""
+    return 4 + 0.2 * tokens
+
+
+@pytest.mark.parametrize("takes", [concave, linear])
+def test_sizes_that_lie_far_off_say_little(takes: Callable[[float], float]) -> None:
+    """Wide rounds of sixteen rows, then plain ones of one: a line through all says 5 and more."""
+    curve, whole = Curve(), Line()
+    for now in range(20):
+        for tokens in (32, 48, 64, 144):
+            curve.add(True, tokens, takes(tokens), now)
+            whole.add(tokens, takes(tokens), now)
+    for now in range(20, 30):
+        curve.add(False, 1, takes(1), now)
+        whole.add(1, takes(1), now)
+    (found,) = curve.at(np.array([True]), np.array([2.0]))
+    assert takes(1) <= found <= 1.6 * takes(2)
+    known = np.array([32.0, 48.0, 64.0, 144.0])
+    assert curve.at(np.ones(4, dtype=bool), known) == pytest.approx(
+        [takes(tokens) for tokens in known], rel=0.1
+    )
+    if takes is concave:
+        assert whole.at(np.array(2.0)) > 1.6 * takes(2)
+
+
+def test_each_kind_is_told_by_its_own_times() -> None:
+    curve = Curve()
+    for now in range(20):
+        curve.add(False, 1, 1.0, now)
+        curve.add(True, 2, 2.0, now)
+    plain, wide = curve.at(np.array([False, True]), np.array([1.0, 2.0]))
+    assert plain == pytest.approx(1.0, rel=0.03)
+    assert wide == pytest.approx(2.0, rel=0.03)
+
+
+def test_what_is_larger_than_all_that_was_measured_is_not_thought_to_be_free() -> None:
+    curve = Curve()
+    for now in range(10):
+        for tokens in (1, 2, 4):
+            curve.add(True, tokens, 1.0, now)
+    same, more = curve.at(np.array([True, True]), np.array([4.0, 16.0]))
+    assert same == pytest.approx(1.0, rel=0.01)
+    assert more == pytest.approx(2.0, rel=0.01)
+    assert Curve().at(np.array([True]), np.array([3.0])).tolist() == [0.0]
+
+
+def test_old_times_do_not_outvote_a_new_one() -> None:
+    """A machine was slow, and one round in forty measures what it is like now."""
+    curve = Curve()
+    for now in range(15):
+        curve.add(False, 4, 3.0, now)
+    for now in (55, 95):
+        curve.add(False, 4, 1.0, now)
+    assert curve.at(np.array([False]), np.array([4.0])) == pytest.approx(1.0, rel=0.01)
+
+
+def test_more_sizes_than_are_remembered_replace_the_oldest() -> None:
+    curve = Curve()
+    for size in range(1, 60):
+        curve.add(True, size, float(size), size)
+    assert curve.count(True, 1) == 0
+    assert curve.count(True, 59) == 1
+    assert curve.at(np.array([True]), np.array([50.0])) == pytest.approx(50, rel=0.05)
+
+
+def seen(rows: int, steps: int, draft_s: float, behind: int = 0, missing: int = 0) -> Round:
+    return Round(
+        rows=rows,
+        width=steps,
+        steps=steps,
+        fresh=False,
+        read=0,
+        missing=missing or rows,
+        behind=behind,
+        looked=False,
+        caught_up=0,
+        draft_s=draft_s,
+        target_s=1.0,
+        other_s=0.1,
+    )
+
+
+def test_a_step_for_sixteen_rows_is_no_step_for_one() -> None:
+    costs = Costs()
+    for _ in range(9):
+        for steps in (1, 2, 3):
+            costs.add(seen(1, steps, 1.0 * steps))
+            costs.add(seen(16, steps, 6.0 * steps))
+    assert costs.prices(1, range(4)).drafting[1:] == pytest.approx([1, 2, 3], rel=0.12)
+    assert costs.prices(16, range(4)).drafting[1:] == pytest.approx([6, 12, 18], rel=0.12)
+    # None was made for fifteen.
+    assert costs.prices(15, range(4)).drafting[2] == pytest.approx(12, rel=0.12)
+
+
+def test_what_is_read_on_is_counted_apart() -> None:
+    """The first drafts of all have a backlog, and are scaled; later ones tell what it takes."""
+    costs = Costs()
+    costs.add(seen(4, 1, 9.0, behind=4, missing=24))
+    assert costs.prices(4, range(2)).drafting[1] == pytest.approx(3.0)
+    for _ in range(9):
+        costs.add(seen(4, 1, 3.0))
+    costs.add(seen(4, 1, 9.0, behind=3, missing=24))
+    prices = costs.prices(4, range(2))
+    assert prices.drafting[1] == pytest.approx(3.0, rel=0.01)
+    assert prices.backlog == pytest.approx(2.0, rel=0.01)
+
+
+def test_tries_that_seem_to_cost_nothing_are_apart() -> None:
+    purse = Purse()
+    assert purse.affords(-0.5)
+    purse.spend(-0.5)
+    made = []
+    for _ in range(30):
+        purse.fill(True, (), 1)
+        made.append(purse.affords(-0.5))
+        if made[-1]:
+            purse.spend(0.0)
+    assert [place for place, afforded in enumerate(made) if afforded] == [7, 15, 23]
+
+
+@pytest.mark.parametrize("gains", [True, False])
+def test_a_slow_moment_of_plain_rounds_does_not_start_drafting_for_long(gains: bool) -> None:
+    """Plain rounds were slow when they were last measured; drafts are never kept, or always."""
+    policy, world, rng = (
+        AdaptiveDepth(Levels(4)),
+        World(steady(0.0), step=0.0),
+        np.random.default_rng(0),
+    )
+    world = replace(world, token=0.05, noise=0.0, prefill=0.0)
+    calibrate(policy, world, rng)
+    decode(policy, world, tokens=100, warm=False)
+    decode(policy, replace(world, slow=1.3), tokens=20, warm=False)
+    decode(policy, world, tokens=3, warm=False)
+    after = replace(world, chance=steady(1.0 if gains else 0.0))
+    _, states = decode(policy, after, tokens=200, warm=False)
+    share = np.mean(np.array(states[0].depths) > 0)
+    assert share > 0.8 if gains else share < 0.25
+
+
+def test_a_batch_that_shrinks_is_drafted_for_to_its_end() -> None:
+    """Costs of sixteen rows say little of one: its forwards are a quarter as long."""
+    policy, rng = AdaptiveDepth(Levels(8)), np.random.default_rng(0)
+    world = World(steady(0.8), step=0.1, noise=0.02)
+    calibrate(policy, world, rng)
+
+    def shrunk(rows: int) -> World:
+        """As many tokens take the power of .6 of their time."""
+        return replace(world, token=(16.0**0.6 - 1) / 15 if rows > 8 else 0.1)
+
+    depths: dict[int, list[int]] = {}
+    for batch, rows in enumerate((16, 1)):
+        params = SamplingParams(max_tokens=200)
+        states = [
+            SequenceState(Prefix(100 * batch + i, range(50)), 50, params, frozenset(), i)
+            for i in range(rows)
+        ]
+        while all(state.finish_reason is None for state in states):
+            states, record = played(policy, shrunk(rows), states, rng)
+            policy.observe(states, record)
+            depths.setdefault(rows, []).append(max(record.depth))
+    assert np.mean(depths[1]) > 2
+
+
+def test_looking_pauses_where_it_gains_nothing_and_comes_back() -> None:
+    looking = Looking()
+    looked = []
+    for _ in range(200):
+        looked.append(looking.wanted())
+        looking.count(looked[-1], -0.05)
+    assert all(looked[:20])
+    assert sum(looked[100:]) == pytest.approx(100 / 8, abs=1)
+    while not looking.wanted():
+        looking.count(False)
+    looking.count(True, 3.0)
+    assert all(looking.wanted() or looking.count(True, -0.05) for _ in range(5))
+
+
+def test_a_policy_looks_less_where_nothing_is_found() -> None:
+    """But for rows that are planned by themselves, whose texts would depend on it."""
+    world, rng = World(steady(0.3), step=0.3), np.random.default_rng(0)
+    for seed, least, most in ((None, 0.1, 0.5), (1, 1.0, 1.0)):
+        policy = AdaptiveDepth(Levels(8), looks_up=True)
+        calibrate(policy, world, rng)
+        params = SamplingParams(max_tokens=300, seed=seed)
+        states = [SequenceState(Prefix(0, range(50)), 50, params, frozenset(), 0)]
+        looked = []
+        while states[0].finish_reason is None:
+            plan = policy.plan(states)
+            looked.append(plan.looks)
+            states, record = planned_round(plan.model_steps.tolist(), world, states, rng)
+            policy.observe(states, record)
+        assert looked[0]
+        assert least <= np.mean(looked) <= most
+
+
+def planned_round(depths, world, states, rng):
+    """A round of the depths that were planned, and of what looking tokens up takes."""
+
+    class Plan:
+        learns = True
+
+        def plan(self, states):
+            return type("Depths", (), {"depth": np.array(depths)})
+
+    after, record = played(Plan(), world, states, rng)
+    more = 0.05 if not max(depths) else 0.0
+    return after, replace(record, draft_s=record.draft_s + more, total_s=record.total_s + more)
+
+
+@pytest.mark.parametrize(
+    ("behind", "together"),
+    [
+        ([1, 1, 1, 1], 1),
+        ([2, 1, 2, 1], 2),
+        ([6, 6, 6, 6], 6),
+        ([1] * 15 + [10], 1),
+        ([1] * 3 + [5], 1),
+        ([1, 1, 3], 3),
+        ([9], 9),
+    ],
+)
+def test_rows_read_on_together_where_that_is_less(behind: list[int], together: int) -> None:
+    assert _cheapest(behind) == together
