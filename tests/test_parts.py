@@ -139,6 +139,20 @@ def test_rows_of_a_new_batch_lie_side_by_side_in_empty_slots() -> None:
     assert [table.place(Prefix(name, [name])).slot for name in (1, 2, 3)] == [0, 1, 3]
 
 
+def test_rows_are_moved_together_where_that_takes_few_swaps() -> None:
+    table = SlotTable(8)
+    for name in range(6):
+        table.place(Prefix(name, [name]))
+    table.release([1])
+    assert table.side_by_side([0, 2, 3, 4, 5]) == [(5, 1)]
+    assert table.owner == {0: 0, 2: 2, 3: 3, 4: 4, 5: 1}
+    table.check_integrity()
+    assert table.side_by_side([0, 1, 2, 3, 4]) == []
+    # What lies between is live, and all three would have to be moved to where there is room.
+    assert table.side_by_side([0, 2, 4]) == []
+    assert table.side_by_side([2, 1]) == []
+
+
 def test_a_long_text_is_not_lost_for_its_first_word() -> None:
     table = SlotTable(2)
     long = list(range(50))

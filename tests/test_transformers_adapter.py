@@ -95,6 +95,33 @@ def test_early_logits_equal_the_full_forward(family: Wrapped) -> None:
     assert worst < family.tolerance
 
 
+@pytest.mark.parametrize("gone", range(5))
+def test_rows_whose_mate_is_gone_are_moved_together_and_see_the_same(
+    family: Wrapped, gone: int
+) -> None:
+    """Drafts that were not read back yet, and what an idle slot keeps for others, move too."""
+    names = list(range(2000, 2005))
+    prefixes = [
+        Prefix(name, path)
+        for name, path in zip(names, random_prompts(8, (5, 9, 4, 12, 7)), strict=True)
+    ]
+    drafts = [[3, 1], [2], [5, 5], [7], [1, 4]]
+    family.target.verify(prefixes, drafted(*drafts))
+    family.target.release([names[gone]])
+    rows = [row for row in range(5) if row != gone]
+    longer = [prefixes[row].extended([*drafts[row], 6]) for row in rows]
+    logits = family.target.verify(longer, drafted(*[[9]] * 4)).logits
+    assert family.target._cache._gather is None
+    family.check_integrity()
+    again = family.target.verify([Prefix(3000, [*prefixes[gone].tokens, 8])], drafted([9])).logits
+    tested = [*zip(longer, logits, strict=True), (Prefix(0, [*prefixes[gone].tokens, 8]), again[0])]
+    for prefix, found in tested:
+        with torch.no_grad():
+            full = family.reference(torch.tensor([[*prefix.tokens.tolist(), 9]])).logits[0]
+        assert float((found - full[-2:]).abs().max()) < family.tolerance
+    family.target.release([*names, 3000], discard=True)
+
+
 def test_what_a_row_alone_sees_is_what_it_sees_in_a_batch(family: Wrapped) -> None:
     views = family.target.views
     for start in (0, 1, 5, 63, 64, 100, CONTEXT - 1):

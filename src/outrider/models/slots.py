@@ -179,6 +179,38 @@ class SlotTable:
         self.owner[prefix.sequence_id] = index
         return Placement(index, longest, donor, strays)
 
+    def side_by_side(self, rows: Sequence[int]) -> list[tuple[int, int]]:
+        """Swap slots of a batch with idle ones so that they lie in a run, where that takes few.
+
+        Rows that are no run are copied whole before each forward. A swap copies two rows, once, so
+        that it is worth it even if other rows take part in the next forward.
+
+        Args:
+            rows: the slots of the batch, live.
+
+        Returns:
+            The swaps that were made, each of a live slot and an idle one.
+        """
+        count, ours = len(rows), set(rows)
+        if max(rows) - min(rows) == count - 1:
+            return []
+        fewest: tuple[list[int], list[int]] | None = None
+        for low in range(len(self.slots) - count + 1):
+            window = range(low, low + count)
+            others = [slot for slot in window if slot not in ours]
+            live = any(self.slots[slot].sequence_id is not None for slot in others)
+            if not live and (fewest is None or len(others) < len(fewest[1])):
+                fewest = [slot for slot in rows if slot not in window], others
+        if fewest is None or 2 * len(fewest[1]) >= count:
+            return []
+        swaps = list(zip(*fewest, strict=True))
+        for slot, other in swaps:
+            self.slots[slot], self.slots[other] = self.slots[other], self.slots[slot]
+            moved = self.slots[other].sequence_id
+            assert moved is not None, "a slot of the batch is live"
+            self.owner[moved] = other
+        return swaps
+
     def settle(self, sequence_id: int, tokens: NDArray[np.int64], after: DeviceTokens) -> None:
         """A sequence's columns now hold its prefix, then tokens that are still on the device."""
         slot = self.slots[self.owner[sequence_id]]
@@ -299,6 +331,14 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         for group in self._groups:
             for stored in (group.keys, group.values):
                 stored[:, slot, :, :columns] = stored[:, donor, :, :columns]
+
+    def swap(self, slot: int, other: int) -> None:
+        """Exchange the columns of two slots, in every layer."""
+        for group in self._groups:
+            for stored in (group.keys, group.values):
+                kept = stored[:, other].clone()
+                stored[:, other] = stored[:, slot]
+                stored[:, slot] = kept
 
     def collect(self, placement: Placement) -> None:
         """Bring the columns that a placement counts as shared to where they belong."""
