@@ -29,17 +29,18 @@ class Seen:
         """
         stepped = stepped_of(record)
         # Only what sequences of this round have read is kept.
-        read = {i: self._read.get(i, 0) for i in record.sequence_ids}
+        ids = [state.prefix.sequence_id for state in states]
+        read = {i: self._read.get(i, 0) for i in ids}
         missing = behind = 0
-        rows = zip(states, stepped, record.accepted, record.emitted, strict=True)
-        for state, steps, accepted, emitted in rows:
+        rows = zip(states, ids, stepped, record.accepted, record.emitted, strict=True)
+        for state, i, steps, accepted, emitted in rows:
             if steps:
                 before = len(state.prefix) - emitted
-                unread = max(before - read[state.prefix.sequence_id], 1)
+                unread = max(before - read[i], 1)
                 missing += unread
                 behind += unread > READ
                 # The last token of a draft is not fed to the model that drew it.
-                read[state.prefix.sequence_id] = before + min(accepted, steps - 1)
+                read[i] = before + min(accepted, steps - 1)
         self._read = read
         return Round(
             rows=len(states),
