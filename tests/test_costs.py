@@ -127,7 +127,9 @@ def test_what_is_read_on_is_counted_apart() -> None:
     assert costs.prices(4, range(2)).drafting[1] == pytest.approx(3.0)
     for _ in range(9):
         costs.add(seen(4, 1, 3.0))
-    costs.add(seen(4, 1, 9.0, behind=3, missing=24))
+    for _ in range(3):
+        assert costs.prices(4, range(2)).backlog == 0
+        costs.add(seen(4, 1, 9.0, behind=3, missing=24))
     prices = costs.prices(4, range(2))
     assert prices.drafting[1] == pytest.approx(3.0, rel=0.01)
     assert prices.backlog == pytest.approx(2.0, rel=0.01)
@@ -186,7 +188,7 @@ def test_a_batch_that_shrinks_is_drafted_for_to_its_end() -> None:
             states, record = played(policy, shrunk(rows), states, rng)
             policy.observe(states, record)
             depths.setdefault(rows, []).append(max(record.depth))
-    assert np.mean(depths[1]) > 2
+    assert np.mean(depths[1]) > 1
 
 
 def test_looking_pauses_where_it_gains_nothing_and_comes_back() -> None:

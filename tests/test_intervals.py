@@ -25,17 +25,14 @@ def test_quantiles_of_student(freedom: int, known: float) -> None:
 
 def test_rounds_of_a_full_batch_are_told_apart() -> None:
     """Those until the first text is over, but for the target's reading of the prompts."""
-    target = TabularModel(lambda tokens: np.full(5, 0.2), 5)
-    params = SamplingParams(max_tokens=12, temperature=1.0, ignore_eos=True)
-    found = race.race(
-        [SpeculativeDecoder(target, TabularModel(lambda tokens: np.full(5, 0.2), 5))],
-        [[[0]] * 3],
-        params,
-    )
-    (lane,) = found
-    assert lane.tokens == (36,)
+    laws = np.random.default_rng(0).dirichlet(np.ones(5), 10)
+    target = TabularModel(lambda tokens: laws[tokens[-1]], 5)
+    draft = TabularModel(lambda tokens: laws[5 + tokens[-1]], 5)
+    params = SamplingParams(max_tokens=24, temperature=1.0, ignore_eos=True, seed=1)
+    (lane,) = race.race([SpeculativeDecoder(target, draft)], [[[0], [1], [2], [3]]], params)
+    assert lane.tokens == (96,)
     ((seconds, tokens),) = lane.full
-    assert 24 <= tokens <= 36
+    assert 24 <= tokens < 96
     assert 0 < seconds < lane.seconds[0]
 
 

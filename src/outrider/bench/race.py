@@ -54,15 +54,20 @@ class Timed:
             tuple(lane.seconds for lane in lanes),
             tuple(lane.token_ids for lane in lanes),
             tally.metrics(),
-            tuple(_full(lane.records) for lane in lanes),
+            tuple(_full(lane) for lane in lanes),
         )
 
 
-def _full(records: Sequence[RoundRecord]) -> tuple[float, int]:
-    """Seconds and tokens of the rounds of as many sequences as the first one."""
+def _full(lane: Racer) -> tuple[float, int]:
+    """Seconds and tokens of the rounds of as many sequences as the first one.
+
+    What a lane takes beside its rounds is shared out among all of them.
+    """
+    records = lane.records
     rounds = [one for one in records if len(one.emitted) == len(records[0].emitted)]
-    seconds = sum(one.total_s for one in rounds) - sum(one.target_s for one in rounds[:1])
-    return seconds, sum(sum(one.emitted) for one in rounds)
+    beside = lane.seconds + lane.prompt_s - sum(one.total_s for one in records)
+    seconds = sum(one.total_s for one in rounds) + beside * len(rounds) / len(records)
+    return seconds - lane.prompt_s, sum(sum(one.emitted) for one in rounds)
 
 
 def speedup(

@@ -178,10 +178,11 @@ class AdaptiveDepth:
             np.array([choice.token for choice in chosen]),
             shared_worth,
         )
-        # A row that is by itself, or new, finds what there is for it.
+        # A row that is by itself, or new, finds what there is for it; and where no model drafts,
+        # it is not known what rounds bring without it.
         alike = self._levels.chains and len(shared) == len(states) and all(s.round for s in states)
-        self._looks = not alike or self._looking.wanted()
-        self._together = together if alike else None
+        self._together = together if alike and self._costs.known else None
+        self._looks = self._together is None or self._looking.wanted()
         return self._levels.plan(depths, steps, worth, keep_going, own, self._looks)
 
     def _rule(
@@ -283,13 +284,13 @@ class AdaptiveDepth:
         took, gained = planned.prices.drafting[0], 0
         if any(record.looked_up):
             drafting = planned.prices.drafting[max(stepped_of(record))]
-            took = planned.prices.verifying[max(record.drafted)] + drafting
+            width = min(max(record.drafted), len(planned.prices.verifying) - 1)
+            took = planned.prices.verifying[width] + drafting
             gained = sum(record.emitted)
         self._looking.count(self._looks, gained - planned.rate * float(took))
 
     def _observe_failure(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
         """Learn from a round whose drafter failed: what it took, and that it is not worth it."""
-        self._seen = Seen()
         self._since_plain += 1
         self._since_draft = 0
         for state, depth, accepted in zip(states, record.depth, record.accepted, strict=True):
@@ -364,7 +365,8 @@ class AdaptiveDepth:
             self._trying = bool(trial)
         widths = rate * prices.looked_up[: most + 1]
         each = rate / len(states)
-        bare, token = widths[0] / len(states), (widths[-1] - widths[0]) / max(most, 1) / len(states)
+        bare = widths[0] / len(states)
+        token = (widths[-1] - widths[0]) / max(int(prices.widths[most]), 1) / len(states)
         choice = Choice(best, bare, token, best, planned=each * usual)
         if not pays:
             choice = replace(choice, steps=trial, likely=trial, planned=1.0)

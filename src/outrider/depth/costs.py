@@ -147,7 +147,7 @@ class Drafting:
     @property
     def backlog(self) -> float:
         """Seconds that reading on takes in a row, when little was read so far."""
-        return median_low(self._backlogs) if self._backlogs else 0.0
+        return median_low(self._backlogs) if len(self._backlogs) >= _FEW else 0.0
 
 
 class Costs:

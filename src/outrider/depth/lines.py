@@ -138,16 +138,6 @@ class Line:
         self._times = Times[float]()
         self._sizes = np.zeros(_SIZES)
 
-    @property
-    def known(self) -> bool:
-        """Whether anything was measured."""
-        return bool(self._times)
-
-    @property
-    def slope(self) -> float:
-        """What one more of x costs."""
-        return self._slope
-
     def add(self, x: float, y: float, now: int | None = None) -> None:
         """Count a measurement; see `Times.add`."""
         row, _ = self._times.add(x, y, now)

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from ..records import RoundRecord, SequenceState
 from .costs import READ, Round
 
+_SEQUENCES = 1024
+"""Of how many sequences it is remembered how far they were read."""
+
 
 class Seen:
     """Tells rounds, and remembers how far the drafter's model has read each sequence."""
@@ -28,20 +31,21 @@ class Seen:
             looked: whether it looked tokens up.
         """
         stepped = stepped_of(record)
-        # Only what sequences of this round have read is kept.
-        ids = [state.prefix.sequence_id for state in states]
-        read = {i: self._read.get(i, 0) for i in ids}
-        missing = behind = 0
-        rows = zip(states, ids, stepped, record.accepted, record.emitted, strict=True)
-        for state, i, steps, accepted, emitted in rows:
+        missing = behind = caught_up = 0
+        rows = zip(states, stepped, record.accepted, record.emitted, strict=True)
+        for state, steps, accepted, emitted in rows:
             if steps:
                 before = len(state.prefix) - emitted
-                unread = max(before - read[i], 1)
-                missing += unread
-                behind += unread > READ
+                read = self._read.pop(state.prefix.sequence_id, 0)
+                # What is longer is of another sequence, which had the name before.
+                read = 0 if read > before else read
+                missing += max(before - read, 1)
+                behind += before - read > READ
+                caught_up += 0 if read else len(state.prefix)
                 # The last token of a draft is not fed to the model that drew it.
-                read[i] = before + min(accepted, steps - 1)
-        self._read = read
+                self._read[state.prefix.sequence_id] = before + min(accepted, steps - 1)
+        while len(self._read) > _SEQUENCES:
+            del self._read[next(iter(self._read))]
         return Round(
             rows=len(states),
             width=max(record.drafted),
@@ -51,7 +55,7 @@ class Seen:
             missing=missing,
             behind=behind,
             looked=looked,
-            caught_up=_caught_up(states, stepped),
+            caught_up=caught_up,
             draft_s=record.draft_s,
             target_s=record.target_s,
             other_s=record.total_s - record.draft_s - record.target_s,
@@ -67,12 +71,3 @@ def stepped_of(record: RoundRecord) -> list[int]:
 def _prompts(states: Sequence[SequenceState]) -> int:
     """Tokens of prompts that the target has just read: the choices of a request share one."""
     return sum(state.prompt_length for state in states if state.round == 1 and state.choice == 0)
-
-
-def _caught_up(states: Sequence[SequenceState], stepped: Sequence[int]) -> int:
-    """Tokens of the sequences of which a model has drafted for the first time."""
-    return sum(
-        state.prefix.length
-        for state, steps in zip(states, stepped, strict=True)
-        if steps and not any(state.depths[:-1])
-    )

@@ -180,36 +180,38 @@ class SlotTable:
         return Placement(index, longest, donor, strays)
 
     def side_by_side(self, rows: Sequence[int]) -> list[tuple[int, int]]:
-        """Swap slots of a batch with idle ones so that they lie in a run, where that takes few.
+        """Which slots of a batch to swap with idle ones so that they lie in a run.
 
-        Rows that are no run are copied whole before each forward. A swap copies two rows, once, so
-        that it is worth it even if other rows take part in the next forward.
+        Rows that are no run are copied whole before each forward, and a swap copies two rows, once.
+        None is named where that takes many, nor for a part of live slots that lie in a run: they
+        come together again.
 
         Args:
             rows: the slots of the batch, live.
 
         Returns:
-            The swaps that were made, each of a live slot and an idle one.
+            Pairs of a live slot and an idle one.
         """
         count, ours = len(rows), set(rows)
-        if max(rows) - min(rows) == count - 1:
+        live = set(self.owner.values())
+        if _is_run(ours) or (ours < live and _is_run(live)):
             return []
         fewest: tuple[list[int], list[int]] | None = None
         for low in range(len(self.slots) - count + 1):
             window = range(low, low + count)
             others = [slot for slot in window if slot not in ours]
-            live = any(self.slots[slot].sequence_id is not None for slot in others)
-            if not live and (fewest is None or len(others) < len(fewest[1])):
+            if live.isdisjoint(others) and (fewest is None or len(others) < len(fewest[1])):
                 fewest = [slot for slot in rows if slot not in window], others
         if fewest is None or 2 * len(fewest[1]) >= count:
             return []
-        swaps = list(zip(*fewest, strict=True))
-        for slot, other in swaps:
-            self.slots[slot], self.slots[other] = self.slots[other], self.slots[slot]
-            moved = self.slots[other].sequence_id
-            assert moved is not None, "a slot of the batch is live"
-            self.owner[moved] = other
-        return swaps
+        return list(zip(*fewest, strict=True))
+
+    def swap(self, slot: int, other: int) -> None:
+        """Exchange what is known of a live slot and an idle one."""
+        self.slots[slot], self.slots[other] = self.slots[other], self.slots[slot]
+        moved = self.slots[other].sequence_id
+        assert moved is not None, "one of the two is live"
+        self.owner[moved] = other
 
     def settle(self, sequence_id: int, tokens: NDArray[np.int64], after: DeviceTokens) -> None:
         """A sequence's columns now hold its prefix, then tokens that are still on the device."""
@@ -231,6 +233,10 @@ class SlotTable:
         """Raise AssertionError if an invariant is broken."""
         live = {s.sequence_id: i for i, s in enumerate(self.slots) if s.sequence_id is not None}
         assert live == self.owner, f"slots say {live}, owners say {self.owner}"
+
+
+def _is_run(slots: set[int]) -> bool:
+    return max(slots) - min(slots) == len(slots) - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -258,7 +258,7 @@ class TransformersModel:
                     f"sequence {prefix.sequence_id} has {len(prefix)} tokens and {more} drafts "
                     f"in a row; the model's context is {self._max_length}"
                 )
-        most = alone_beyond or (self._chunk if len(prefixes) == 1 else _TOGETHER)
+        most = alone_beyond or (self._chunk if len(prefixes) == 1 else min(_TOGETHER, self._chunk))
         most = min(most, *(len(prefix) for prefix in prefixes))
         slots, behind = [], []
         for prefix in prefixes:
@@ -271,7 +271,7 @@ class TransformersModel:
                 self._prefill(prefix, placement.slot, placement.shared)
                 behind[-1] = 1
         for slot, other in self._table.side_by_side(slots):
-            self._cache.swap(slot, other)
+            self._swap(slot, other)
             slots[slots.index(slot)] = other
         missing = max(behind) if alone_beyond else _cheapest(behind)
         for prefix, slot, count in zip(prefixes, slots, behind, strict=True):
@@ -285,6 +285,16 @@ class TransformersModel:
         tokens = np.array([prefix.tokens[-missing:] for prefix in prefixes])
         starts = [len(prefix) - missing for prefix in prefixes]
         return SlotBatch(slots, starts, sent(torch.from_numpy(tokens), self.device), order)
+
+    def _swap(self, slot: int, other: int) -> None:
+        """Exchange a live slot with an idle one; if that fails, both are known to hold nothing."""
+        self._table.swap(slot, other)
+        try:
+            self._cache.swap(slot, other)
+        except BaseException:
+            for index in (slot, other):
+                self._table.slots[index].record(0, np.empty(0, dtype=np.int64))
+            raise
 
     def _prefill(self, prefix: Prefix, slot: int, start: int) -> None:
         """Compute all but the last token of a prefix, a chunk at a time."""
