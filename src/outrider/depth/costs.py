@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from statistics import median_low
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .lines import Curve, Line
+from .pace import Pace
 
 COST_RATIO = 0.125
 """A draft step beside a plain forward of the target, where nothing is configured or measured."""
@@ -62,6 +63,15 @@ class Round:
     draft_s: float
     target_s: float
     other_s: float
+
+    def at(self, scale: float) -> Round:
+        """The same if everything had taken one part in `scale` of its time."""
+        return replace(
+            self,
+            draft_s=self.draft_s / scale,
+            target_s=self.target_s / scale,
+            other_s=self.other_s / scale,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +171,7 @@ class Costs:
 
     def __init__(self) -> None:
         self._rounds = 0
+        self._pace = Pace()
         self._verifying = Curve()
         self._drafting = Drafting()
         self._looking = Line()
@@ -190,14 +201,17 @@ class Costs:
     def add(self, seen: Round) -> None:
         """Count a round: what a prompt or a backlog took by itself, since it is no usual cost."""
         self._rounds += 1
-        now = self._rounds
+        now, tokens = self._rounds, seen.rows * (seen.width + 1)
+        usual = self._verifying.usual(seen.width > 0, tokens)
+        if usual and not seen.fresh:
+            self._pace.add((seen.target_s + seen.other_s) / usual)
+        seen = seen.at(self._pace.scale)
         if seen.read:
             self._prompts.append(seen.target_s / seen.read)
         if seen.caught_up and self._drafting.known:
             usual = float(self._drafting.at(seen.rows, np.array([float(seen.steps)]))[0])
             self._readings.append(max(seen.draft_s - usual, 0.0) / seen.caught_up)
         if not seen.fresh:
-            tokens = seen.rows * (seen.width + 1)
             self._verifying.add(seen.width > 0, tokens, seen.target_s + seen.other_s, now)
             self._plain += not seen.width
             if seen.looked and not seen.steps:
@@ -217,6 +231,7 @@ class Costs:
             rows: sequences in them.
             widths: see `Prices`.
         """
+        scale = self._pace.scale
         depths = np.arange(len(widths), dtype=float)
         drafting = self._drafting.at(rows, depths)
         drafting[0] = self._looking.at(np.array(float(rows)))
@@ -233,9 +248,9 @@ class Costs:
         return Prices(
             rows=rows,
             widths=wide,
-            verifying=np.array(verifying),
-            drafting=drafting,
-            backlog=self._drafting.backlog,
-            step=step,
-            token=each,
+            verifying=scale * np.array(verifying),
+            drafting=scale * drafting,
+            backlog=scale * self._drafting.backlog,
+            step=scale * step,
+            token=scale * each,
         )

@@ -15,7 +15,7 @@ Size = TypeVar("Size", bound=Hashable)
 _WINDOW = 15
 """How many times of one size are looked at."""
 
-_QUANTILE = 0.4
+_QUANTILE = 0.5
 """Which of them stands for all: below the middle, since slow moments make some too long."""
 
 _SIZES = 24
@@ -24,7 +24,7 @@ _SIZES = 24
 _FADING = 0.97
 """What a size weighs beside one measured a round later."""
 
-_GAP = 48
+_GAP = 128
 """A time counts for so many rounds, or until there is another: what the machine was like may be
 over. The lesser of an old one and the next one then stands for all, so that it is tried."""
 
@@ -73,6 +73,11 @@ class Times(Generic[Size]):
         """How many times of a size are remembered."""
         row = self._rows.get(size)
         return 0 if row is None else len(self._found[row])
+
+    def usually(self, size: Size) -> float:
+        """What a size usually takes; 0 where it was not measured."""
+        row = self._rows.get(size)
+        return 0.0 if row is None else float(self._usual[row])
 
     def add(self, size: Size, y: float, now: int | None = None) -> tuple[int, float]:
         """Count a measurement.
@@ -183,6 +188,10 @@ class Curve:
     def count(self, kind: bool, size: float) -> int:
         """How many times of a kind at a size are remembered."""
         return self._times.count((kind, size))
+
+    def usual(self, kind: bool, size: float) -> float:
+        """What a kind at a size usually takes; 0 where that was not measured."""
+        return self._times.usually((kind, size))
 
     def add(self, kind: bool, size: float, y: float, now: int) -> None:
         """Count a measurement at a size > 0; see `Times.add`."""
