@@ -73,13 +73,42 @@ def test_what_is_larger_than_all_that_was_measured_is_not_thought_to_be_free() -
 
 
 def test_old_times_do_not_outvote_a_new_one() -> None:
-    """A machine was slow, and one round in forty measures what it is like now."""
     curve = Curve()
     for now in range(15):
         curve.add(False, 4, 3.0, now)
-    for now in (55, 95):
+    for now in (150, 290):
         curve.add(False, 4, 1.0, now)
     assert curve.at(np.array([False]), np.array([4.0])) == pytest.approx(1.0, rel=0.01)
+
+
+def test_what_is_measured_in_a_slow_stretch_is_compared_at_one_speed() -> None:
+    """Plain rounds are measured once in forty, the last time while all took three times as long."""
+    costs = Costs()
+    for now in range(400):
+        slow = 3.0 if 340 <= now < 370 else 1.0
+        steps = 0 if now % 40 == 20 else 4
+        costs.add(seen(1, steps, slow * 0.25 * steps, target_s=slow * (1.0 + 0.1 * steps)))
+        if now in (359, 399):
+            prices = costs.prices(1, range(5))
+            now_slow = 3.0 if now == 359 else 1.0
+            assert prices.verifying[0] == pytest.approx(1.1 * now_slow, rel=0.1)
+            assert prices.verifying[4] == pytest.approx(1.5 * now_slow, rel=0.1)
+            assert prices.drafting[4] == pytest.approx(1.0 * now_slow, rel=0.1)
+
+
+def test_times_do_not_drift_where_rounds_differ_by_chance() -> None:
+    """A kind that is hardly measured is compared with what the others took at the same time."""
+    costs, rng = Costs(), np.random.default_rng(0)
+    found = []
+    for now in range(4000):
+        steps = 0 if now % 40 == 20 else 4
+        noise = float(rng.lognormal(0.0, 0.15))
+        costs.add(seen(1, steps, 1.0, target_s=noise * (1.9 if steps else 0.9), other_s=0.0))
+        if now >= 400 and now % 40 == 30:
+            prices = costs.prices(1, range(5))
+            found.append(prices.verifying[4] / prices.verifying[0])
+    assert np.median(found) == pytest.approx(1.9 / 0.9, rel=0.05)
+    assert np.std(np.log(found)) < 0.12
 
 
 def test_more_sizes_than_are_remembered_replace_the_oldest() -> None:
@@ -91,7 +120,15 @@ def test_more_sizes_than_are_remembered_replace_the_oldest() -> None:
     assert curve.at(np.array([True]), np.array([50.0])) == pytest.approx(50, rel=0.05)
 
 
-def seen(rows: int, steps: int, draft_s: float, behind: int = 0, missing: int = 0) -> Round:
+def seen(
+    rows: int,
+    steps: int,
+    draft_s: float,
+    behind: int = 0,
+    missing: int = 0,
+    target_s: float = 1.0,
+    other_s: float = 0.1,
+) -> Round:
     return Round(
         rows=rows,
         width=steps,
@@ -103,8 +140,8 @@ def seen(rows: int, steps: int, draft_s: float, behind: int = 0, missing: int = 
         looked=False,
         caught_up=0,
         draft_s=draft_s,
-        target_s=1.0,
-        other_s=0.1,
+        target_s=target_s,
+        other_s=other_s,
     )
 
 

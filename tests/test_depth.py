@@ -544,8 +544,8 @@ def test_a_seeded_request_that_stopped_drafting_tries_again_now_and_then() -> No
 
 def test_what_reached_a_token_is_counted_and_not_what_was_cut_short() -> None:
     known = Acceptance().after(3, 3).after(3, 1).after(0, 0).after(1, 1)
-    assert known.reached == pytest.approx((1 + 0.98 * (1 + 0.98), 0.98 * (1 + 0.98), 0.98**2))
-    assert known.kept == pytest.approx((1 + 0.98 * (1 + 0.98), 0.98**2, 0.98**2))
+    assert known.reached == pytest.approx((1 + 0.99 * (1 + 0.99), 0.99 * (1 + 0.99), 0.99**2))
+    assert known.kept == pytest.approx((1 + 0.99 * (1 + 0.99), 0.99**2, 0.99**2))
     assert expected_tokens([0.5, 0.5]) == [1.0, 1.5, 1.75]
 
 

@@ -31,6 +31,9 @@ from .sureness import Pool, Steps, WorthAStep
 _MARGIN = 1.02
 """How much better than plain decoding a depth has to look."""
 
+_TOGETHER = 1.05
+"""The same for a batch: the rows that keep less by chance end last, in rounds of a few rows."""
+
 _STAY = 32
 """In how many rounds what the drafter has to read before has to be made up for."""
 
@@ -359,7 +362,7 @@ class AdaptiveDepth:
         gain = pace / rates[0]
         rate, trial = pace, 0
         behind = prices.backlog * self._seen.behind(states) / seconds[0]
-        pays = gain >= _MARGIN + behind / _STAY
+        pays = gain >= (_MARGIN if prices.rows == 1 else _TOGETHER) + behind / _STAY
         if not pays:
             rate, trial = rates[0], self._trial(tokens, seconds, behind)
             self._trying = bool(trial)

@@ -20,6 +20,9 @@ COST_RATIO = 0.125
 _FEW = 3
 """From so many on, measurements stand for themselves: one of them may have been slow."""
 
+_KNOWN = 3
+"""From so many on."""
+
 _RECENT = 12
 """How many readings are looked at."""
 
@@ -202,9 +205,11 @@ class Costs:
         """Count a round: what a prompt or a backlog took by itself, since it is no usual cost."""
         self._rounds += 1
         now, tokens = self._rounds, seen.rows * (seen.width + 1)
-        usual = self._verifying.usual(seen.width > 0, tokens)
-        if usual and not seen.fresh:
-            self._pace.add((seen.target_s + seen.other_s) / usual)
+        known = self._verifying.count(seen.width > 0, tokens)
+        took = seen.target_s + seen.other_s
+        if known >= _KNOWN and not seen.fresh and took > 0:
+            usual = self._verifying.usual(seen.width > 0, tokens)
+            self._pace.add(took / max(usual, _LEAST))
         seen = seen.at(self._pace.scale)
         if seen.read:
             self._prompts.append(seen.target_s / seen.read)

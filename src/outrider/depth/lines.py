@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable
 from math import log2
+from statistics import median
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -12,11 +13,8 @@ from numpy.typing import NDArray
 
 Size = TypeVar("Size", bound=Hashable)
 
-_WINDOW = 15
+_WINDOW = 31
 """How many times of one size are looked at."""
-
-_QUANTILE = 0.5
-"""Which of them stands for all: below the middle, since slow moments make some too long."""
 
 _SIZES = 24
 """How many sizes are remembered."""
@@ -26,7 +24,7 @@ _FADING = 0.97
 
 _GAP = 128
 """A time counts for so many rounds, or until there is another: what the machine was like may be
-over. The lesser of an old one and the next one then stands for all, so that it is tried."""
+over. Of two of a size the lesser stands for all, so that what was slow once is tried."""
 
 _RELAXING = 0.99
 """What is left of a slope after each measurement while x does not vary. More x is then thought to
@@ -96,7 +94,8 @@ class Times(Generic[Size]):
         while len(found) > 1 and self._now - found[0][0] > _GAP:
             found.popleft()
         found.append((self._now, max(y, 0.0)))
-        usual = sorted(y for _, y in found)[int(_QUANTILE * (len(found) - 1))]
+        times = [y for _, y in found]
+        usual = median(times) if len(times) > 2 else min(times)
         self._usual[row], self._counts[row], self._last[row] = usual, len(found), self._now
         return row, usual
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-_RECENT = 9
+_RECENT = 5
 """How many rounds tell it: one that was slow by itself does not."""
 
 

@@ -24,7 +24,7 @@ _MEMORY = 0.9
 
 
 class Purse:
-    """Filled by plain rounds, and emptied by tries that lose. In plain rounds."""
+    """Filled by plain rounds and tries that gain, emptied by those that lose. In plain rounds."""
 
     def __init__(self) -> None:
         self._filled = 0.0
@@ -48,7 +48,7 @@ class Purse:
         self._since += plain
         usual = self._rounds / self._count if self._count else LONGEST
         self._filled += _GRANT * sum(min(LONGEST, usual, most) for most in new) / rows
-        self._filled = min(self._filled + SHARE * plain, max(_GRANT * LONGEST, self._price))
+        self._filled = min(self._filled + SHARE * plain, self._most)
 
     def affords(self, price: float) -> bool:
         """Whether there is enough for a try, which is expected to lose so much."""
@@ -56,6 +56,15 @@ class Purse:
         return self._since >= _APART and self._filled >= price
 
     def spend(self, lost: float) -> None:
-        """Take what a try lost, but for most of a hiccup: the next try is not to be years off."""
+        """Take what a try lost, but for most of a hiccup: the next try is not to be years off.
+
+        What it gained is put in: where drafting might just pay, that is soon known.
+        """
         self._since = 0
-        self._filled = max(self._filled - max(0.0, lost), -2 * max(self._price, READING))
+        self._filled = max(self._filled - lost, -2 * max(self._price, READING))
+        self._filled = min(self._filled, self._most)
+
+    @property
+    def _most(self) -> float:
+        """What it holds."""
+        return max(_GRANT * LONGEST, self._price)
