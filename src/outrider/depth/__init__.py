@@ -22,7 +22,7 @@ def policy_of(config: SpeculativeConfig, drafter: DraftModel | None) -> DepthPol
     most = 0 if drafter is None else config.deepest
     levels = Levels(most, config.tree_shape, config.tree_budget)
     looks_up = isinstance(drafter, LooksUp)
-    if config.depth == "fixed":
+    if config.depth == "fixed" or not most:
         return FixedDepth(levels, looks_up=looks_up)
     if config.depth == "confidence":
         return ConfidenceDepth(levels, config.cost_ratio, looks_up=looks_up)

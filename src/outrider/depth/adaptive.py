@@ -20,12 +20,14 @@ from numpy.typing import NDArray
 
 from ..acceptance import Acceptance, expected_tokens
 from ..records import DraftPlan, RoundRecord, SequenceState, SharedWorth, Worth
+from .alone import own_choice
 from .choices import Choice, Choices
 from .costs import COST_RATIO, Costs, Prices
 from .levels import Levels, allowed
 from .looking import Looking
 from .purse import LONGEST, READING, SHARE, Purse
 from .seen import Seen, stepped_of
+from .standing import Standing
 from .sureness import Pool, Steps, WorthAStep
 
 _MARGIN = 1.02
@@ -33,6 +35,9 @@ _MARGIN = 1.02
 
 _TOGETHER = 1.05
 """The same for a batch: the rows that keep less by chance end last, in rounds of a few rows."""
+
+_LENIENT = 0.02
+"""How much less is enough where a depth is drafted: tokens refused by chance are no verdict."""
 
 _STAY = 32
 """In how many rounds what the drafter has to read before has to be made up for."""
@@ -108,6 +113,8 @@ class AdaptiveDepth:
         self._looking = Looking()
         self._looks = looks_up
         self._together: Choices | None = None
+        self._standing = Standing()
+        self._pays = False
 
     @property
     def calibrated(self) -> bool:
@@ -125,7 +132,7 @@ class AdaptiveDepth:
         for row, state in enumerate(states):
             wanted = self._levels.replayed(state)
             if self._is_local(state):
-                choice = self._local_choice(state)
+                choice = own_choice(state, self._levels.deepest, self._cost_ratio, self._ends_early)
                 if wanted is not None:
                     # A replay looks tokens up, and learns, as the run that it repeats did.
                     repeats[row] = allowed(choice.steps if self._ends_early else wanted, state)
@@ -144,10 +151,19 @@ class AdaptiveDepth:
             for choice, state in zip(choices, states, strict=True)
         )
         together = None
-        # Depths that are asked for may be greater than what is planned otherwise.
-        prices = self._prices(len(states), max(self._levels.deepest, others, *steps))
+        all_shared = len(shared) == len(states)
+        unusual = not all_shared or self._since_plain == _RARELY // 2
+        standing = None if unusual else self._standing.choices(states)
+        if standing:
+            prices = standing.prices
+        else:
+            # Depths that are asked for may be greater than what is planned otherwise.
+            prices = self._prices(len(states), max(self._levels.deepest, others, *steps))
         if shared:
-            together = self._shared_choices([states[row] for row in shared], prices, others)
+            sharing = [states[row] for row in shared]
+            together = standing or self._shared_choices(sharing, prices, others)
+            if all_shared and not standing:
+                self._standing.decide(states, together)
             for row, choice in zip(shared, together.rows, strict=True):
                 choices[row] = choice
                 steps[row] = allowed(choice.steps, states[row])
@@ -294,6 +310,7 @@ class AdaptiveDepth:
 
     def _observe_failure(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
         """Learn from a round whose drafter failed: what it took, and that it is not worth it."""
+        self._standing.end()
         self._since_plain += 1
         self._since_draft = 0
         for state, depth, accepted in zip(states, record.depth, record.accepted, strict=True):
@@ -312,24 +329,6 @@ class AdaptiveDepth:
 
     def _is_local(self, state: SequenceState) -> bool:
         return state.params.seed is not None and not state.params.greedy and not self._coupled
-
-    def _local_choice(self, state: SequenceState) -> Choice:
-        """By the sequence's own history and the cost ratio."""
-        expected = expected_tokens(state.acceptance.chances(self._levels.deepest))
-        rates = [tokens / (1 + k * self._cost_ratio) for k, tokens in enumerate(expected)]
-        best = max(range(len(rates)), key=rates.__getitem__)
-        # Forwards cost the same here, however wide.
-        choice = Choice(best, rates[best], 0.0, best)
-        if best and self._ends_early:
-            # Beyond what pays on average; where the draft is unsure it ends before.
-            most = min(self._levels.deepest, 2 * best + 1)
-            return replace(choice, steps=most, pace=rates[best])
-        if best or not self._levels.deepest or self._cost_ratio >= 1:
-            return choice
-        pause = ceil(self._cost_ratio / SHARE)
-        # By the round, since those in which the drafter failed have no depth to be known by.
-        trial = int(state.round % (pause + 1) == pause)
-        return replace(choice, steps=trial, likely=trial)
 
     def _shared_choices(self, states: list[SequenceState], prices: Prices, deepest: int) -> Choices:
         """By measured costs, and what all sequences were seen to accept.
@@ -362,7 +361,8 @@ class AdaptiveDepth:
         gain = pace / rates[0]
         rate, trial = pace, 0
         behind = prices.backlog * self._seen.behind(states) / seconds[0]
-        pays = gain >= (_MARGIN if prices.rows == 1 else _TOGETHER) + behind / _STAY
+        enough = (_MARGIN if prices.rows == 1 else _TOGETHER) - _LENIENT * self._pays
+        self._pays = pays = best > 0 and gain >= enough + behind / _STAY
         if not pays:
             rate, trial = rates[0], self._trial(tokens, seconds, behind)
             self._trying = bool(trial)
@@ -371,18 +371,20 @@ class AdaptiveDepth:
         bare = widths[0] / len(states)
         token = (widths[-1] - widths[0]) / max(int(prices.widths[most]), 1) / len(states)
         choice = Choice(best, bare, token, best, planned=each * usual)
+        stands = pays or not trial
         if not pays:
             choice = replace(choice, steps=trial, likely=trial, planned=1.0)
             likely, gain, ending = trial, 1.0, False
         elif not deepest and self._since_plain >= self._patience(prices.rows, gain):
-            choice, ending = replace(choice, steps=0, likely=0), False
+            choice, ending, stands = replace(choice, steps=0, likely=0), False, False
         elif self._since_plain == _RARELY // 2:
-            choice, ending = replace(choice, steps=1, likely=1), False
+            choice, ending, stands = replace(choice, steps=1, likely=1), False, False
         idle = replace(choice, steps=0, planned=1.0)
         choices = [choice if self._worth_reading(state, prices, gain) else idle for state in states]
         covered = float(np.interp(max(likely, deepest), range(most + 1), widths))
         step_pace = pace if ending else 0.0
-        return Choices(choices, prices, widths, covered, rate * prices.backlog, rate, step_pace)
+        backlog = rate * prices.backlog
+        return Choices(choices, prices, widths, covered, backlog, rate, step_pace, stands)
 
     def _patience(self, rows: int, gain: float) -> float:
         """After how many rounds a plain one is put in."""

@@ -43,6 +43,7 @@ class Choices:
         rate: tokens a second of all of them, decoded as is best without looking any up.
         pace: tokens a second of all of them that a step has to bring if drafts end early; 0 for
             drafts that do not.
+        stands: whether it is no exception, but as good for the next few rounds.
     """
 
     rows: list[Choice]
@@ -52,3 +53,4 @@ class Choices:
     backlog: float
     rate: float
     pace: float
+    stands: bool
