@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import ceil, inf
+from math import ceil, inf, log2
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,8 @@ from .sureness import Pool, Steps, WorthAStep
 _MARGIN = 1.02
 """How much better than plain decoding a depth has to look."""
 
-_TOGETHER = 1.05
-"""The same for a batch: the rows that keep less by chance end last, in rounds of a few rows."""
+_TOGETHER = 0.02
+"""How much more for each doubling of the rows: those that keep less by chance end last, alone."""
 
 _LENIENT = 0.02
 """How much less is enough where a depth is drafted: tokens refused by chance are no verdict."""
@@ -361,7 +361,7 @@ class AdaptiveDepth:
         gain = pace / rates[0]
         rate, trial = pace, 0
         behind = prices.backlog * self._seen.behind(states) / seconds[0]
-        enough = (_MARGIN if prices.rows == 1 else _TOGETHER) - _LENIENT * self._pays
+        enough = _MARGIN + _TOGETHER * log2(prices.rows) - _LENIENT * self._pays
         self._pays = pays = best > 0 and gain >= enough + behind / _STAY
         if not pays:
             rate, trial = rates[0], self._trial(tokens, seconds, behind)

@@ -13,6 +13,9 @@ from .candidate import Candidate
 _MARGIN = 1.1
 """How much better looked-up tokens have to look: what looks best is mostly estimated too high."""
 
+_OF_MANY = 1.2
+"""The same for several rows: they end apart, and what looks best is chosen from more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Together:
@@ -55,12 +58,13 @@ def decide(found: Sequence[Candidate], plan: DraftPlan) -> Together:
     emits = 1 + chances.cumsum(1)
     widths = worth.widths[1 : widest + 1]
     reading = worth.backlog * (plan.model_steps[rows] > 0)
-    gains = emits - _MARGIN * worth.planned[rows, None] - reading[:, None]
+    margin = _MARGIN if len(rows) == 1 else _OF_MANY
+    gains = emits - margin * worth.planned[rows, None] - reading[:, None]
     wider = (widths - worth.covered).clip(0)
     beside = gains.clip(0).sum(0) - wider
     best = int(beside.argmax())
     stepping = float(beside[best]) if plan.model_steps[rows].any() else 0.0
-    alone = emits.sum(0) - widths - (_MARGIN - 1) * worth.widths[0] - reading.sum()
+    alone = emits.sum(0) - widths - (margin - 1) * worth.widths[0] - reading.sum()
     if alone.max() > max(stepping, 0.0):
         most = int(alone.argmax()) + 1
         return Together({row: found[row].within(most, most) for row in taken}, False)
