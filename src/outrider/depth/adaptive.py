@@ -257,6 +257,7 @@ class AdaptiveDepth:
         if record.draft_failed:
             self._observe_failure(states, record)
             return
+        self._standing.happened(states)
         self.measure(states, record)
         self._count_looking(record)
         rows, width, stepped = len(states), max(record.drafted), stepped_of(record)
@@ -361,10 +362,12 @@ class AdaptiveDepth:
         gain = pace / rates[0]
         rate, trial = pace, 0
         behind = prices.backlog * self._seen.behind(states) / seconds[0]
-        enough = _MARGIN + _TOGETHER * log2(prices.rows) - _LENIENT * self._pays
+        # Rows that join others in steps that are taken anyway do not end apart for that.
+        enough = _MARGIN + (0 if deepest else _TOGETHER * log2(len(states)))
+        enough -= _LENIENT * self._pays
         self._pays = pays = best > 0 and gain >= enough + behind / _STAY
         if not pays:
-            rate, trial = rates[0], self._trial(tokens, seconds, behind)
+            rate, trial = rates[0], self._trial(tokens, seconds, behind, enough)
             self._trying = bool(trial)
         widths = rate * prices.looked_up[: most + 1]
         each = rate / len(states)
@@ -393,10 +396,12 @@ class AdaptiveDepth:
         rarely = _RARELY * gain if self._costs.plain_often(rows) else _SOON
         return min(rarely, max((gain - 1) / _LOOKS, _SOON))
 
-    def _trial(self, tokens: list[float], seconds: list[float], behind: float) -> int:
+    def _trial(
+        self, tokens: list[float], seconds: list[float], behind: float, enough: float
+    ) -> int:
         """One token where nothing was tried for long enough and something could pay, or none."""
         forgotten = self._since_draft >= LONGEST and self._levels.deepest
-        if not (forgotten or self._could_pay(seconds)):
+        if not (forgotten or self._could_pay(seconds, enough)):
             return 0
         price = behind + seconds[1] / seconds[0] - tokens[1] / tokens[0]
         return int(self._purse.affords(price))
@@ -421,9 +426,9 @@ class AdaptiveDepth:
             most = max(most, 0.5 * plain * (1 - 1 / gain) * state.remaining)
         return prices.reading(state.prefix.length) < most
 
-    def _could_pay(self, seconds: list[float]) -> bool:
+    def _could_pay(self, seconds: list[float], enough: float) -> bool:
         """Whether drafts that are always kept would be worth their time."""
-        return any((k + 1) * seconds[0] > _MARGIN * took for k, took in enumerate(seconds) if k)
+        return any((k + 1) * seconds[0] > enough * took for k, took in enumerate(seconds) if k)
 
     def _prices(self, rows: int, depth: int) -> Prices:
         """Of rounds up to a depth: measured, or where none was, in plain ones."""

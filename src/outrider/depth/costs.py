@@ -20,8 +20,9 @@ COST_RATIO = 0.125
 _FEW = 3
 """From so many on, measurements stand for themselves: one of them may have been slow."""
 
-_KNOWN = 3
-"""From so many on."""
+_KNOWN = 5
+"""Of how many rounds of a size is known what they usually take: enough for the first two, which may
+have been compared with what went before, not to count."""
 
 _RECENT = 12
 """How many readings are looked at."""
@@ -209,8 +210,8 @@ class Costs:
         took = seen.target_s + seen.other_s
         if known >= _KNOWN and not seen.fresh and took > 0:
             usual = self._verifying.usual(seen.width > 0, tokens)
-            self._pace.add(took / max(usual, _LEAST))
-        seen = seen.at(self._pace.scale)
+            self._pace.add(took / max(usual, _LEAST), now)
+        seen = seen.at(self._pace.at(now))
         if seen.read:
             self._prompts.append(seen.target_s / seen.read)
         if seen.caught_up and self._drafting.known:
@@ -236,7 +237,7 @@ class Costs:
             rows: sequences in them.
             widths: see `Prices`.
         """
-        scale = self._pace.scale
+        scale = self._pace.at(self._rounds)
         depths = np.arange(len(widths), dtype=float)
         drafting = self._drafting.at(rows, depths)
         drafting[0] = self._looking.at(np.array(float(rows)))

@@ -17,7 +17,7 @@ _GRANT = 0.001
 """How much of a new sequence's plain rounds may go into trying at once."""
 
 _APART = 8
-"""How many plain rounds come between two tries at least: they may seem to cost nothing."""
+"""How many plain rounds come after a try that gained nothing: it may have seemed to be free."""
 
 _MEMORY = 0.9
 """What the rounds of a sequence weigh beside those of the next one, to tell how many are usual."""
@@ -60,11 +60,11 @@ class Purse:
 
         What it gained is put in: where drafting might just pay, that is soon known.
         """
-        self._since = 0
+        self._since = _APART if lost < 0 else 0
         self._filled = max(self._filled - lost, -2 * max(self._price, READING))
         self._filled = min(self._filled, self._most)
 
     @property
     def _most(self) -> float:
-        """What it holds."""
-        return max(_GRANT * LONGEST, self._price)
+        """The most that it may hold: more than the latest price, since that may rise each round."""
+        return max(_GRANT * LONGEST, 1.1 * self._price)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..records import SequenceState
 from .choices import Choices
@@ -14,31 +15,48 @@ _SETTLED = 8
 """... once each of the sequences has been through so many."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    sequences: list[int]
+    rounds: list[int]
+    choices: Choices
+
+    def since(self, states: Sequence[SequenceState]) -> int:
+        """How many rounds the same sequences have been through together; -1 for others."""
+        if self.sequences != [state.prefix.sequence_id for state in states]:
+            return -1
+        passed = {state.round - then for state, then in zip(states, self.rounds, strict=True)}
+        return passed.pop() if len(passed) == 1 else -1
+
+
 class Standing:
-    """The latest decision, and for which sequences it was made: for these and no others."""
+    """The latest decision that a round was done by, for the next rounds of the same sequences.
+
+    What is planned and not done leaves no trace: plans are functions of the states and of what was
+    observed.
+    """
 
     def __init__(self) -> None:
-        self._decided: Choices | None = None
-        self._sequences: list[int] = []
-        self._rounds = 0
+        self._planned: _Decision | None = None
+        self._done: _Decision | None = None
 
     def choices(self, states: Sequence[SequenceState]) -> Choices | None:
-        """What was decided for these sequences, if that stands for another round."""
-        if not self._rounds or self._sequences != _ids(states):
-            return None
-        self._rounds -= 1
-        return self._decided
+        """What was decided for these sequences, if that stands for their next round."""
+        done = self._done
+        return done.choices if done and 1 <= done.since(states) <= _ROUNDS else None
 
     def decide(self, states: Sequence[SequenceState], choices: Choices) -> None:
-        """Go by a decision, unless it is an exception or too early."""
+        """Note a decision, unless it is an exception, or too early to go by it again."""
         settled = choices.stands and min(state.round for state in states) >= _SETTLED
-        self._decided, self._sequences = choices, _ids(states)
-        self._rounds = _ROUNDS if settled else 0
+        ids, rounds = [state.prefix.sequence_id for state in states], [s.round for s in states]
+        self._planned = _Decision(ids, rounds, choices) if settled else None
+
+    def happened(self, states: Sequence[SequenceState]) -> None:
+        """Go by the latest decision if a round was done by it, which ended in these states."""
+        planned = self._planned
+        if planned and planned.since(states) == 1:
+            self._done = planned
 
     def end(self) -> None:
         """Something happened that a new decision has to take into account."""
-        self._rounds = 0
-
-
-def _ids(states: Sequence[SequenceState]) -> list[int]:
-    return [state.prefix.sequence_id for state in states]
+        self._planned = self._done = None

@@ -1,0 +1,137 @@
+"""Decisions that stand for a few rounds, and what drafting has to gain: no clock is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
+from outrider.certify import exact_law
+from outrider.depth import AdaptiveDepth, Levels
+from outrider.depth.choices import Choices
+from outrider.depth.costs import Prices
+from outrider.depth.standing import Standing
+from outrider.models.tabular import TabularModel
+from outrider.records import Prefix, SequenceState
+
+from .test_depth import World, calibrate, decode, mean_time, played, steady
+
+NOWHERE = np.zeros(1)
+PRICES = Prices(1, np.zeros(1, dtype=np.int64), NOWHERE, NOWHERE)
+DECIDED = Choices([], PRICES, NOWHERE, 0.0, 0.0, 1.0, 0.0, stands=True)
+
+
+def at(rounds: int, *names: int) -> list[SequenceState]:
+    """Sequences that have been through so many rounds, of one token each."""
+    params = SamplingParams(max_tokens=100)
+    start = SequenceState(Prefix(0, [1]), 1, params, frozenset(), 0)
+    grown = []
+    for name in names:
+        state = replace(start, prefix=Prefix(name, [1]))
+        for _ in range(rounds):
+            state = state.advanced([0], 0, None, state.acceptance, ())
+        grown.append(state)
+    return grown
+
+
+def test_a_decision_stands_for_three_more_rounds_of_the_same_sequences() -> None:
+    standing = Standing()
+    standing.decide(at(8, 1, 2), DECIDED)
+    standing.happened(at(9, 1, 2))
+    assert standing.choices(at(9, 1, 2)) is DECIDED
+    assert standing.choices(at(11, 1, 2)) is DECIDED
+    assert standing.choices(at(12, 1, 2)) is None
+    assert standing.choices(at(9, 1)) is None
+    assert standing.choices(at(9, 1, 3)) is None
+    # One of them has waited while the other went on.
+    assert standing.choices([*at(9, 1), *at(10, 2)]) is None
+    # They were with others for a while.
+    assert standing.choices(at(500, 1, 2)) is None
+    standing.end()
+    assert standing.choices(at(9, 1, 2)) is None
+
+
+def test_what_is_planned_and_not_done_an_exception_or_early_does_not_stand() -> None:
+    standing = Standing()
+    standing.decide(at(8, 1), DECIDED)
+    assert standing.choices(at(9, 1)) is None
+    for rounds, choices in ((8, replace(DECIDED, stands=False)), (7, DECIDED)):
+        standing.decide(at(rounds, 1), choices)
+        standing.happened(at(rounds + 1, 1))
+        assert standing.choices(at(rounds + 1, 1)) is None
+
+
+def test_texts_that_outlast_their_first_decisions_keep_their_law() -> None:
+    """Enumeration plans each state many times, in between others, and has to find one plan."""
+
+    def law(first: list[float], later: list[float]) -> TabularModel:
+        def follow(tokens: tuple[int, ...]) -> list[float]:
+            return first if len(tokens) < 9 else later
+
+        return TabularModel(follow, 2)
+
+    target, draft = law([1.0, 0.0], [0.7, 0.3]), law([0.5, 0.5], [0.6, 0.4])
+    config = SpeculativeConfig(
+        num_speculative_tokens=2,
+        depth="adaptive",
+        cost_ratio=0.3,
+        verification="token",
+        strict=True,
+    )
+    decoder = SpeculativeDecoder(target, draft, config=config)
+    found = exact_law(decoder, [1], SamplingParams(max_tokens=12))
+    assert sum(found.values()) == pytest.approx(1.0, abs=1e-12)
+    for text, chance in found.items():
+        kept = [0.7 if token == 0 else 0.3 for token in text[8:]]
+        assert chance == pytest.approx(float(np.prod(kept)), abs=1e-12)
+
+
+def test_most_rounds_go_by_a_decision_that_stands() -> None:
+    """And a batch that changes does not."""
+    policy, world, rng = AdaptiveDepth(Levels(4)), World(steady(0.8)), np.random.default_rng(0)
+    calibrate(policy, world, rng)
+    stood = []
+    choices = policy._standing.choices
+
+    def counted(states: Sequence[SequenceState]) -> Choices | None:
+        stood.append(choices(states))
+        return stood[-1]
+
+    policy._standing.choices = counted  # type: ignore[method-assign]
+    states = [
+        SequenceState(Prefix(7, range(50)), 50, SamplingParams(max_tokens=300), frozenset(), 0)
+    ]
+    while all(state.finish_reason is None for state in states):
+        states, record = played(policy, world, states, rng)
+        policy.observe(states, record)
+    assert not any(stood[:8])
+    assert np.mean([one is not None for one in stood]) > 0.6
+
+
+@pytest.mark.parametrize("rate", [0.15, 0.2, 0.25])
+def test_near_where_it_pays_drafting_loses_next_to_nothing(rate: float) -> None:
+    """Leniency with a depth that is drafted keeps it a while where plain decoding is as good."""
+    world = World(steady(rate))
+    plain = mean_time(lambda: AdaptiveDepth(Levels(0)), world, runs=12)
+    policy = AdaptiveDepth(Levels(8))
+    times = [decode(policy, world, random=i, warm=i == 0)[0] for i in range(14)]
+    assert plain / np.mean(times[2:]) >= 0.97
+
+
+def test_many_rows_have_to_gain_more() -> None:
+    """Drafts gain 8% here, whatever the rows: enough for two, less than sixteen need together."""
+    shares = {}
+    world = World(steady(0.36), step=0.26, token=0.0, noise=0.0, rest=0.0)
+    for rows in (2, 16):
+        drafted = []
+        for seed in range(4):
+            policy = AdaptiveDepth(Levels(1))
+            decode(policy, world, rows=rows, random=2 * seed)
+            _, states = decode(policy, world, rows=rows, random=2 * seed + 1, warm=False)
+            drafted.append(np.mean(np.array(states[0].depths) > 0))
+        shares[rows] = np.mean(drafted)
+    assert shares[2] > 0.4
+    assert shares[16] < 0.1
