@@ -121,17 +121,14 @@ def test_near_where_it_pays_drafting_loses_next_to_nothing(rate: float) -> None:
     assert plain / np.mean(times[2:]) >= 0.97
 
 
-def test_many_rows_have_to_gain_more() -> None:
-    """Drafts gain 8% here, whatever the rows: enough for two, less than sixteen need together."""
-    shares = {}
-    world = World(steady(0.36), step=0.26, token=0.0, noise=0.0, rest=0.0)
-    for rows in (2, 16):
-        drafted = []
-        for seed in range(4):
-            policy = AdaptiveDepth(Levels(1))
-            decode(policy, world, rows=rows, random=2 * seed)
-            _, states = decode(policy, world, rows=rows, random=2 * seed + 1, warm=False)
-            drafted.append(np.mean(np.array(states[0].depths) > 0))
-        shares[rows] = np.mean(drafted)
-    assert shares[2] > 0.4
-    assert shares[16] < 0.1
+@pytest.mark.parametrize(("step", "drafts"), [(0.3, False), (0.15, True)])
+def test_eight_rows_have_to_gain_more_than_five_percent(step: float, drafts: bool) -> None:
+    """Drafts gain 5% or 18%; where 2% is enough for any batch, both are drafted for."""
+    world = World(steady(0.36), step=step, token=0.0, noise=0.0, rest=0.0, prefill=0.0)
+    drafted = []
+    for seed in range(4):
+        policy = AdaptiveDepth(Levels(1))
+        decode(policy, world, rows=8, random=2 * seed)
+        _, states = decode(policy, world, rows=8, random=2 * seed + 1, warm=False)
+        drafted.append(np.mean(np.array(states[0].depths) > 0))
+    assert np.mean(drafted) > 0.7 if drafts else np.mean(drafted) < 0.3
