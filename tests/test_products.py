@@ -15,7 +15,7 @@ from outrider import TransformersModel, generate_with
 from outrider.bench.peers import twin
 from outrider.errors import InvalidConfigError
 from outrider.models import products
-from outrider.models.products import MOST, FewRows
+from outrider.models.products import MOST, OTHERWISE, USUAL, FewRows, Ways
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -27,7 +27,7 @@ def test_products_are_those_of_a_linear_layer(outputs: int, rows: int, bias: boo
     layer = nn.Linear(64, outputs, bias=bias)
     given = torch.randn(1, rows, 128)[..., ::2]
     expected = linear(given, layer.weight, layer.bias)
-    products.install(layer)
+    products.install(layer, OTHERWISE)
     assert type(layer) is FewRows
     found = layer(given)
     assert found.shape == expected.shape
@@ -43,7 +43,7 @@ def test_a_few_rows_in_several_sequences() -> None:
     layer = nn.Linear(16, 8)
     given = torch.randn(3, 2, 16)
     expected = layer(given)
-    products.install(layer)
+    products.install(layer, OTHERWISE)
     torch.testing.assert_close(layer(given), expected)
 
 
@@ -53,7 +53,7 @@ class Own(nn.Linear):
 
 def test_only_plain_layers_in_float32_are_changed() -> None:
     model = nn.Sequential(nn.Linear(4, 4), Own(4, 4), nn.Linear(4, 4, dtype=torch.float64))
-    products.install(model)
+    products.install(model, OTHERWISE)
     assert [type(module) for module in model] == [FewRows, Own, nn.Linear]
     products.remove(model)
     assert [type(module) for module in model] == [nn.Linear, Own, nn.Linear]
@@ -66,7 +66,7 @@ def test_autocast_decides_the_dtype(rows: int) -> None:
     given = torch.randn(rows, 64)
     with torch.autocast("cpu", torch.bfloat16):
         expected = layer(given)
-        products.install(layer)
+        products.install(layer, OTHERWISE)
         found = layer(given)
     assert found.dtype == expected.dtype == torch.bfloat16
     assert torch.equal(found, expected)
@@ -75,7 +75,7 @@ def test_autocast_decides_the_dtype(rows: int) -> None:
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 def test_no_features_leave_the_bias() -> None:
     layer = nn.Linear(0, 5)
-    products.install(layer)
+    products.install(layer, OTHERWISE)
     assert torch.equal(layer(torch.zeros(2, 0)), layer.bias.expand(2, 5))
 
 
@@ -90,16 +90,16 @@ def test_weights_of_another_kind_are_left_alone() -> None:
     turned = nn.Linear(4, 4)
     turned.weight = nn.Parameter(torch.randn(4, 4).T)
     model = nn.Sequential(layer, turned)
-    products.install(model)
+    products.install(model, OTHERWISE)
     assert not products.installed(model)
 
 
 def test_layers_that_were_there_before_stay() -> None:
     shared = nn.Linear(4, 4)
-    products.install(shared)
+    products.install(shared, OTHERWISE)
     model = nn.Sequential(nn.Linear(4, 4), shared)
     before = products.installed(model)
-    products.install(model)
+    products.install(model, OTHERWISE)
     assert len(products.installed(model)) == 2
     products.remove(model, but=before)
     assert products.installed(model) == [shared]
@@ -120,7 +120,7 @@ def test_a_model_that_is_refused_is_left_as_it_was(length: int) -> None:
 
 def test_another_dtype_later_takes_the_usual_way() -> None:
     layer = nn.Linear(8, 8)
-    products.install(layer)
+    products.install(layer, OTHERWISE)
     layer.double()
     given = torch.randn(4, 8, dtype=torch.float64)
     assert torch.equal(layer(given), linear(given, layer.weight, layer.bias))
@@ -128,7 +128,7 @@ def test_another_dtype_later_takes_the_usual_way() -> None:
 
 def test_changed_layers_can_be_copied_and_saved() -> None:
     layer = nn.Linear(8, 8)
-    products.install(layer)
+    products.install(layer, OTHERWISE)
     given = torch.randn(3, 8)
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert torch.equal(other(given), layer(given))
@@ -149,16 +149,95 @@ def small() -> LlamaForCausalLM:
     ).eval()
 
 
-def test_models_get_them_and_are_given_back_without_them() -> None:
+def test_models_get_them_and_are_given_back_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are lent to `generate` and peers of a benchmark, but not an adapter's own."""
+    monkeypatch.setattr(products, "faster", lambda weights: OTHERWISE)
     model, draft = small(), small()
     prompt = torch.tensor([[1, 2, 3]])
     speculate = generate_with(draft)
     asked = {"max_new_tokens": 4, "do_sample": False, "custom_generate": speculate}
-    model.generate(prompt, **asked)
-    assert not products.installed(model)
+    for _ in range(2):
+        model.generate(prompt, **asked)
+        assert not products.installed(model)
     TransformersModel(model)
     assert products.installed(model)
     model.generate(prompt, **asked)
     assert products.installed(model)
     assert not products.installed(twin(model))
+
+
+def test_a_model_that_is_lent_again_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = []
+    monkeypatch.setattr(products, "faster", lambda weights: timed.append(1) or OTHERWISE)
+    model, speculate = small(), generate_with(small())
+    for _ in range(3):
+        model.generate(torch.tensor([[1, 2]]), max_new_tokens=2, custom_generate=speculate)
+    assert len(timed) == 2  # the target and the draft
+
+
+@pytest.mark.parametrize("ways", [Ways(True, False), Ways(False, True), USUAL])
+@pytest.mark.parametrize("rows", [1, 2, MOST, MOST + 1])
+def test_what_is_not_faster_is_left_alone(
+    ways: Ways, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The usual way is taken to the last bit, and the other one where it was found faster."""
+    asked = []
+    other_way = products.other_way
+    monkeypatch.setattr(
+        products, "other_way", lambda given, weight: asked.append(1) or other_way(given, weight)
+    )
+    layer = nn.Linear(64, 48)
+    given = torch.randn(rows, 64)
+    expected = layer(given)
+    assert products.install(layer, ways) == ways
+    assert products.ways_of(layer) == ways
+    torch.testing.assert_close(layer(given), expected)
+    assert bool(asked) == ways.covers(rows)
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("few", [False, True])
+def test_ways_are_those_that_a_clock_finds_faster(
+    single: bool, few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that is wound by hand: 10 ticks the usual way, 6 or 9 the other."""
+    clock = Clock()
+    faster = {1: single, products._FEW: few}
+    monkeypatch.setattr(products, "perf_counter", clock)
+    monkeypatch.setattr(products, "_usual_way", lambda given, weight: clock.wind(10))
+    monkeypatch.setattr(
+        products, "other_way", lambda given, weight: clock.wind(6 if faster[len(given)] else 9)
+    )
+    layers = nn.Sequential(*(nn.Linear(512, 512) for _ in range(2)))
+    assert products.install(layers) == Ways(single, few)
+    assert bool(products.installed(layers)) == (single or few)
+
+
+def test_small_models_take_the_usual_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a clock says: it is not asked."""
+    monkeypatch.setattr(products, "perf_counter", None)
+    layer = nn.Linear(64, 64)
+    assert products.install(layer) == USUAL
+    assert type(layer) is nn.Linear
+
+
+def test_layers_of_one_model_take_the_same_ways() -> None:
+    """Another adapter over a model does not time it again."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    products.install(model[0], Ways(False, True))
+    assert products.install(model) == Ways(False, True)
+    assert len(products.installed(model)) == 2
+
+
+class Clock:
+    """Ticks when it is told to."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        return self._now
+
+    def wind(self, ticks: float) -> None:
+        """Let time pass."""
+        self._now += ticks

@@ -129,6 +129,7 @@ class _Loan:
         self._adapter: TransformersModel | None = None
         self._made_for: tuple[object, ...] = ()
         self._attention = ""
+        self._ways = products.USUAL
 
     @contextmanager
     def of(self, hf_model: PreTrainedModel) -> Iterator[TransformersModel]:
@@ -140,10 +141,11 @@ class _Loan:
                 self._adapter = TransformersModel(hf_model, max_sequences=self._max_sequences)
                 self._made_for = wanted
                 self._attention = hf_model.config._attn_implementation
+                self._ways = products.ways_of(hf_model)
             else:
                 hf_model.eval()
                 hf_model.set_attn_implementation(self._attention)
-                products.install(hf_model)
+                products.install(hf_model, self._ways)
             yield self._adapter
         finally:
             before.restore()

@@ -1,36 +1,85 @@
 """Products of one row, and of a few, with a weight matrix.
 
 A forward multiplies 1 row with every weight matrix where nothing is drafted, and 2 to 9 where
-something is. BLAS libraries are made for many. For a few, `x W^T` takes a CPU twice as long as
-`(W x^T)^T`, the same products in another order. For one, what they have for a matrix and a vector
-takes two to three times as long as what they have for several matrices at once, given slices of
-the one (`python -m benchmarks products` times both on the machine it runs on).
+something is. BLAS libraries are made for many. Some take twice as long for a few in `x W^T` as in
+`(W x^T)^T`, the same products in another order, and for one, in what they have for a matrix and a
+vector, two to three times as long as in what they have for several matrices at once, given slices
+of the one. Others are the faster in their usual way, by as much: it depends on the processor. So a
+model's own weights are timed both ways when it is taken into use (`python -m benchmarks products`
+shows both on the machine it runs on).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from time import perf_counter
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 MOST = 9
-"""For up to how many rows another way than the usual one is taken."""
+"""For up to how many rows another way than the usual one may be taken."""
 
 _SLICES = 16
 """Into how many a matrix is cut at most: threads have one or more each."""
 
+_FEW = 5
+"""How many rows stand for 2 to 9."""
+
+_FASTER = 1.25
+"""How many times as fast another way has to be: its rounding differs, so that no slow moment is to
+decide between ways that are about as fast."""
+
+_REPEATS = 5
+"""How often each way is timed. The least time counts, which other work on the machine met least."""
+
+_BYTES = 2**25
+"""Of weights that are timed: more than caches hold, and soon done."""
+
+_LEAST_BYTES = 2**20
+"""Models with less are left alone: what they take is not in their products."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """For how many rows another way than the usual one is taken.
+
+    Attributes:
+        single: whether for one, slice by slice.
+        few: whether for 2 to `MOST`, the other way round.
+    """
+
+    single: bool
+    few: bool
+
+    def covers(self, rows: int) -> bool:
+        """Whether so many rows are not multiplied in the usual way."""
+        return self.single if rows == 1 else self.few and 1 < rows <= MOST
+
+
+OTHERWISE = Ways(single=True, few=True)
+"""Never the usual way, up to `MOST` rows."""
+
+USUAL = Ways(single=False, few=False)
+"""Always the usual way."""
+
 
 class FewRows(nn.Linear):
-    """A linear layer that multiplies one row slice by slice, and a few the other way round.
+    """A linear layer that multiplies one row slice by slice, or a few the other way round, or both.
 
     Its state is `nn.Linear`'s. On a CPU in float32; anything else takes the usual way.
 
     What replaces layers by their exact type, as `torch.ao.quantization.quantize_dynamic` does, does
     not take it for an `nn.Linear`: it has to be applied before a model is wrapped. A model that is
     pickled whole, and not as its `state_dict`, names this class: it takes Outrider to load it.
+
+    Attributes:
+        ways: which of them.
     """
+
+    ways: Ways
 
     def forward(self, input: Tensor) -> Tensor:
         """`input W^T + b`, for an input [..., K] and weights [N, K].
@@ -41,7 +90,7 @@ class FewRows(nn.Linear):
         rows = shape[:-1].numel()
         usual = torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
         usual = usual or not input.is_cpu or input.dtype != torch.float32
-        if usual or not 1 <= rows <= MOST or not shape[-1]:
+        if usual or not self.ways.covers(rows) or not shape[-1]:
             return linear(input, weight, self.bias)
         product = other_way(input if rows == 1 else input.reshape(rows, -1), weight)
         bias: Tensor | None = self.bias
@@ -70,14 +119,70 @@ def other_way(given: Tensor, weight: Tensor) -> Tensor:
     return torch.cat([torch.bmm(slices, column).view(-1, 1), rest])
 
 
-def install(model: nn.Module) -> None:
-    """Make a model's linear layers `FewRows`, those in float32 on a CPU.
+def faster(weights: Iterable[Tensor]) -> Ways:
+    """Which ways are faster on this machine, by a clock: for matrices like these.
 
-    Layers of a class of their own, and weights that are, are left as they are.
+    Args:
+        weights: of a model's layers, float32 [N, K] on the CPU, of which the first are timed.
     """
-    for module in model.modules():
-        if type(module) is nn.Linear and _plain(module.weight):
-            _become(module, FewRows)
+    timed, size = list[Tensor](), 0
+    for weight in weights:
+        if size < _BYTES:
+            timed.append(weight)
+            size += weight.nbytes
+    if size < _LEAST_BYTES:
+        return USUAL
+    gains = [_seconds(_usual_way, timed, r) / _seconds(other_way, timed, r) for r in (1, _FEW)]
+    return Ways(*(gain >= _FASTER for gain in gains))
+
+
+@torch.inference_mode()
+def _seconds(way: Callable[[Tensor, Tensor], Tensor], weights: list[Tensor], rows: int) -> float:
+    """The least that one way takes for all weights."""
+    given = {width: torch.ones(rows, width) for width in {weight.shape[1] for weight in weights}}
+    times = []
+    for _ in range(_REPEATS):
+        start = perf_counter()
+        for weight in weights:
+            way(given[weight.shape[1]], weight)
+        times.append(perf_counter() - start)
+    return min(times)
+
+
+def _usual_way(given: Tensor, weight: Tensor) -> Tensor:
+    return linear(given, weight)
+
+
+def install(model: nn.Module, ways: Ways | None = None) -> Ways:
+    """Make a model's linear layers `FewRows`, those in float32 on a CPU, where that is faster.
+
+    Layers of a class of their own, and weights that are, are left as they are, and so are layers
+    that have been made `FewRows` before.
+
+    Args:
+        model: the model.
+        ways: which ways to take; None for those that are faster: as timed, or as they were for
+            layers of the model that have been made `FewRows` before.
+
+    Returns:
+        The ways.
+    """
+    layers = [each for each in model.modules() if type(each) is nn.Linear and _plain(each.weight)]
+    if ways is None:
+        before = installed(model)
+        ways = before[0].ways if before else faster(layer.weight for layer in layers)
+    if ways != USUAL:
+        for layer in layers:
+            _become(layer, FewRows)
+            assert type(layer) is FewRows
+            layer.ways = ways
+    return ways
+
+
+def ways_of(model: nn.Module) -> Ways:
+    """Which ways the layers of a model take."""
+    found = installed(model)
+    return found[0].ways if found else USUAL
 
 
 def installed(model: nn.Module) -> list[FewRows]:
@@ -90,6 +195,7 @@ def remove(model: nn.Module, but: Collection[FewRows] = ()) -> None:
     for layer in installed(model):
         if layer not in but:
             _become(layer, nn.Linear)
+            del layer.ways
 
 
 def _plain(weight: Tensor) -> bool:

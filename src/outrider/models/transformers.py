@@ -50,7 +50,7 @@ class TransformersModel:
 
     The model is put in evaluation mode, and its attention implementation is set to one that gives
     the same results as "sdpa" and does not copy grouped key heads. Its linear layers multiply a few
-    rows in the order that is faster on a CPU (`products`), for which they are made a subclass of
+    rows in the way that is found faster on a CPU (`products`), which may make them a subclass of
     `nn.Linear`: what looks for that exact type, such as
     `torch.ao.quantization.quantize_dynamic`, has to be applied before, and a model that is pickled
     whole afterwards, and not as its `state_dict`, takes Outrider to load it. At construction a few
