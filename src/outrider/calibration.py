@@ -19,8 +19,9 @@ from .rounds import Stopwatch
 if TYPE_CHECKING:
     from .engine import SpeculativeDecoder
 
-DEPTHS = (0, 0, 4, 4, 1, 1, 8, 8, 4, 0, 0, 1)
-"""How many tokens the rounds draft: each depth twice or more, so that one may be a slow moment."""
+DEPTHS = (0, 0, 0, 0, 4, 4, 1, 1, 0, 8, 8, 4, 0, 0, 0, 1)
+"""How many tokens the rounds draft: each depth twice or more, since one may be a slow moment, and
+plain ones, which all others are compared with, throughout."""
 
 _PROMPT = 16
 

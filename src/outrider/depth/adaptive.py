@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import ceil, inf, log2
+from math import ceil, inf, log, log2
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from .choices import Choice, Choices
 from .costs import COST_RATIO, Costs, Prices
 from .levels import Levels, allowed
 from .looking import Looking
-from .purse import LONGEST, READING, SHARE, Purse
+from .purse import LONGEST, Purse, most_reading
 from .seen import Seen, stepped_of
 from .standing import Standing
 from .sureness import Pool, Steps, WorthAStep
@@ -51,7 +51,14 @@ _RARELY = 64
 half as many, one drafts a single token."""
 
 _SOON = 8
-"""The same where plain rounds of so many sequences were hardly measured: one may have been slow."""
+"""The same where too few plain rounds of so many sequences were measured, some of which were slow,
+to be sure of the gain."""
+
+_SURE = 2.5
+"""How many standard errors of what a plain round takes a gain has to be."""
+
+_CAUTION = 0.5
+"""By how many standard errors of what rounds take a depth has to look better yet, and tries worse."""
 
 _LOOKS = 0.002
 """What plain rounds may lose of the time where drafting gains so little that they come sooner: it
@@ -285,7 +292,8 @@ class AdaptiveDepth:
             others = max((step for row, step in enumerate(stepped) if row not in free), default=0)
             took = record.draft_s + self._costs.prices(rows, [0, width]).verifying[1]
             emitted = sum(record.emitted[row] for row in free) / len(free)
-            self._purse.spend(took / self._prices(rows, others).rounds[others] - emitted)
+            plain = self._prices(rows, others).rounds[others]
+            self._purse.spend(took / plain + _CAUTION * self._costs.doubt(rows, 1) - emitted)
 
     def measure(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
         """Learn what a round costs, and nothing from what it kept: for rounds on made-up tokens.
@@ -364,10 +372,11 @@ class AdaptiveDepth:
         behind = prices.backlog * self._seen.behind(states) / seconds[0]
         # Rows that join others in steps that are taken anyway do not end apart for that.
         enough = _MARGIN + (0 if deepest else _TOGETHER * log2(len(states)))
-        enough -= _LENIENT * self._pays
+        doubt = _CAUTION * self._costs.doubt(prices.rows, int(prices.widths[best]))
+        enough += doubt - _LENIENT * self._pays
         self._pays = pays = best > 0 and gain >= enough + behind / _STAY
         if not pays:
-            rate, trial = rates[0], self._trial(tokens, seconds, behind, enough)
+            rate, trial = rates[0], self._trial(tokens, seconds, behind + doubt, enough)
             self._trying = bool(trial)
         widths = rate * prices.looked_up[: most + 1]
         each = rate / len(states)
@@ -393,7 +402,7 @@ class AdaptiveDepth:
         """After how many rounds a plain one is put in."""
         if self._costs.plain_missing:
             return 0
-        rarely = _RARELY * gain if self._costs.plain_often(rows) else _SOON
+        rarely = _RARELY * gain if log(gain) > _SURE * self._costs.doubt(rows) else _SOON
         return min(rarely, max((gain - 1) / _LOOKS, _SOON))
 
     def _trial(
@@ -409,10 +418,6 @@ class AdaptiveDepth:
     def _worth_reading(self, state: SequenceState, prices: Prices, gain: float) -> bool:
         """Whether a sequence may be read by the drafter, if it is not known to it.
 
-        Where drafts were kept before, it is if that takes less than half of what drafting is
-        expected to save. Otherwise, and for a trial, that is a guess: it may take three plain
-        rounds, or a share of the time since anything was drafted and of what remains.
-
         Args:
             state: the sequence.
             prices: of rounds.
@@ -420,11 +425,9 @@ class AdaptiveDepth:
         """
         if state.acceptance.reached or not self._costs.known:
             return True
-        plain = float(prices.rounds[0]) / prices.rows
-        most = plain * max(READING, SHARE * (self._since_draft + state.remaining))
-        if any(self._pooled.kept):
-            most = max(most, 0.5 * plain * (1 - 1 / gain) * state.remaining)
-        return prices.reading(state.prefix.length) < most
+        believed = gain if any(self._pooled.kept) else 1.0
+        most = most_reading(self._since_draft, state.remaining, believed)
+        return prices.reading(state.prefix.length) < most * float(prices.rounds[0]) / prices.rows
 
     def _could_pay(self, seconds: list[float], enough: float) -> bool:
         """Whether drafts that are always kept would be worth their time."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import log
+from math import log, sqrt
 from statistics import median_low
 
 import numpy as np
@@ -24,6 +24,9 @@ _KNOWN = 5
 """Of how many rounds of a size is known what they usually take: enough for the first two, which may
 have been compared with what went before, not to count."""
 
+_OFTEN = 8
+"""From so many on, they are believed even where rounds of more tokens took less."""
+
 _RECENT = 12
 """How many readings are looked at."""
 
@@ -33,6 +36,18 @@ of one model."""
 
 READ = 2
 """Tokens that a drafter reads in a row before it drafts, at most: where all of a draft was kept."""
+
+_NOISY = 31
+"""From how many rounds it is told how much their times vary."""
+
+_DEVIATION = 1.4826
+"""The standard deviation of what is normal beside the median of what it is off by."""
+
+_OF_MEDIANS = 1.25
+"""The standard error of the median of what is normal beside that of its mean."""
+
+_GUESS = 0.2
+"""By how much the logarithm of a round's time is off, where nothing is known."""
 
 _LEAST = 1e-9
 """Seconds of a round at least: a clock may stand still."""
@@ -176,6 +191,7 @@ class Costs:
     def __init__(self) -> None:
         self._rounds = 0
         self._pace = Pace()
+        self._off = deque[float](maxlen=_NOISY)
         self._verifying = Curve()
         self._drafting = Drafting()
         self._looking = Line()
@@ -193,9 +209,25 @@ class Costs:
         """Whether rounds that drafted were measured, and no plain one."""
         return self._drafting.known and not self.plain_known
 
-    def plain_often(self, rows: int) -> bool:
-        """Whether a few plain rounds of so many sequences are remembered."""
-        return self._verifying.count(False, rows) >= _FEW
+    def doubt(self, rows: int, width: int | None = None) -> float:
+        """A standard error, of the logarithm of what a plain round of so many sequences takes.
+
+        By how many rounds of about the size are remembered, and how much times vary at one speed of
+        the machine. 0 until there is something to compare.
+
+        Args:
+            rows: sequences in it.
+            width: tokens drafted for the row with the most, in a round that it is compared with:
+                the error is then that of the ratio.
+        """
+        if not self.known:
+            return 0.0
+        few = len(self._off) < _FEW
+        spread = _OF_MEDIANS * (_GUESS if few else _DEVIATION * median_low(self._off))
+        counts = [self._verifying.near(False, rows)]
+        if width:
+            counts.append(self._verifying.near(True, rows * (1 + width)))
+        return spread * sqrt(sum(1 / max(count, 1.0) for count in counts))
 
     @property
     def known(self) -> bool:
@@ -210,7 +242,9 @@ class Costs:
         took = seen.target_s + seen.other_s
         if known >= _KNOWN and not seen.fresh and took > 0:
             usual = self._verifying.usual(seen.width > 0, tokens)
-            self._pace.add(took / max(usual, _LEAST), now)
+            ratio = took / max(usual, _LEAST)
+            self._off.append(abs(log(ratio / self._pace.at(now - 1))))
+            self._pace.add(ratio, now)
         seen = seen.at(self._pace.at(now))
         if seen.read:
             self._prompts.append(seen.target_s / seen.read)
@@ -244,6 +278,9 @@ class Costs:
         wide = np.array(widths)
         tokens = np.append(rows * (1.0 + wide), 1.0)
         *verifying, single = self._verifying.at(np.append(wide > 0, False), tokens).tolist()
+        if self._verifying.near(False, rows) < _OFTEN:
+            # That fewer tokens take longer would have to be seen more often.
+            verifying[0] = min(verifying)
         step = float(self._drafting.at(1, np.ones(1))[0])
         share = step / max(single, _LEAST)
         more = (verifying[-1] - verifying[0]) / max(rows * widths[-1], 1)

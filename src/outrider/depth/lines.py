@@ -118,6 +118,11 @@ class Times(Generic[Size]):
         return self._usual[: len(self._rows)]
 
     @property
+    def counts(self) -> NDArray[np.float64]:
+        """How many times of each row are remembered, float64 [n]."""
+        return self._counts[: len(self._rows)]
+
+    @property
     def weights(self) -> NDArray[np.float64]:
         """Of each row, float64 [n]."""
         count = len(self._rows)
@@ -191,6 +196,13 @@ class Curve:
     def usual(self, kind: bool, size: float) -> float:
         """What a kind at a size usually takes; 0 where that was not measured."""
         return self._times.usually((kind, size))
+
+    def near(self, kind: bool, size: float) -> float:
+        """How many times of a kind are remembered at about a size: less, the farther off."""
+        count = len(self._times)
+        away = log2(size) - self._moments[:count, 1]
+        near = np.exp(away * away * (-0.5 / _OCTAVES**2))
+        return float((self._times.counts * near) @ (self._kinds[:count] == kind))
 
     def add(self, kind: bool, size: float, y: float, now: int) -> None:
         """Count a measurement at a size > 0; see `Times.add`."""

@@ -23,6 +23,21 @@ _MEMORY = 0.9
 """What the rounds of a sequence weigh beside those of the next one, to tell how many are usual."""
 
 
+def most_reading(since: int, remaining: int, gain: float) -> float:
+    """How many plain rounds a drafter's reading of a sequence that is new to it may take.
+
+    Where drafts were kept before, less than half of what drafting is expected to save. Otherwise,
+    and for a try, that is a guess: it may take three, or a share of those since anything was
+    drafted and of what remains.
+
+    Args:
+        since: how many rounds drafted nothing.
+        remaining: the most tokens that may come.
+        gain: how many times as fast drafting is expected to be; 1 where that is not known.
+    """
+    return max(READING, SHARE * (since + remaining), 0.5 * (1 - 1 / gain) * remaining)
+
+
 class Purse:
     """Filled by plain rounds and tries that gain, emptied by those that lose. In plain rounds."""
 
