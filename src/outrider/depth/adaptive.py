@@ -58,7 +58,7 @@ _SURE = 2.5
 """How many standard errors of what a plain round takes a gain has to be."""
 
 _CAUTION = 0.5
-"""By how many standard errors of what rounds take a depth has to look better yet, and tries worse."""
+"""By how many standard errors of what rounds take a depth has to look better, and tries worse."""
 
 _LOOKS = 0.002
 """What plain rounds may lose of the time where drafting gains so little that they come sooner: it
