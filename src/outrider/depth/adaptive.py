@@ -57,7 +57,7 @@ to be sure of the gain."""
 _SURE = 2.5
 """How many standard errors of what a plain round takes a gain has to be."""
 
-_CAUTION = 0.5
+_CAUTION = 0.75
 """By how many standard errors of what rounds take a depth has to look better, and tries worse."""
 
 _LOOKS = 0.002
@@ -370,10 +370,10 @@ class AdaptiveDepth:
         gain = pace / rates[0]
         rate, trial = pace, 0
         behind = prices.backlog * self._seen.behind(states) / seconds[0]
-        # Rows that join others in steps that are taken anyway do not end apart for that.
-        enough = _MARGIN + (0 if deepest else _TOGETHER * log2(len(states)))
         doubt = _CAUTION * self._costs.doubt(prices.rows, int(prices.widths[best]))
-        enough += doubt - _LENIENT * self._pays
+        # Rows that join others in steps that are taken anyway do not end apart for that.
+        enough = max(_MARGIN, 1 + doubt) + (0 if deepest else _TOGETHER * log2(len(states)))
+        enough -= _LENIENT * self._pays
         self._pays = pays = best > 0 and gain >= enough + behind / _STAY
         if not pays:
             rate, trial = rates[0], self._trial(tokens, seconds, behind + doubt, enough)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import log, sqrt
 from statistics import median_low
 
@@ -83,15 +83,6 @@ class Round:
     target_s: float
     other_s: float
 
-    def at(self, scale: float) -> Round:
-        """The same if everything had taken one part in `scale` of its time."""
-        return replace(
-            self,
-            draft_s=self.draft_s / scale,
-            target_s=self.target_s / scale,
-            other_s=self.other_s / scale,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Prices:
@@ -147,9 +138,9 @@ class Drafting:
         """Whether a draft was measured."""
         return bool(self._lines)
 
-    def add(self, seen: Round, now: int) -> None:
-        """Count the draft of a round."""
-        rows, seconds = seen.rows, seen.draft_s
+    def add(self, seen: Round, seconds: float, now: int) -> None:
+        """Count the draft of a round, which took so many seconds at the usual pace."""
+        rows = seen.rows
         count = self._counts.get(rows, 0)
         usual = float(self.at(rows, np.array([float(seen.steps)]))[0])
         if seen.behind and count >= _FEW:
@@ -245,19 +236,20 @@ class Costs:
             ratio = took / max(usual, _LEAST)
             self._off.append(abs(log(ratio / self._pace.at(now - 1))))
             self._pace.add(ratio, now)
-        seen = seen.at(self._pace.at(now))
+        scale = self._pace.at(now)
+        draft_s = seen.draft_s / scale
         if seen.read:
-            self._prompts.append(seen.target_s / seen.read)
+            self._prompts.append(seen.target_s / scale / seen.read)
         if seen.caught_up and self._drafting.known:
             usual = float(self._drafting.at(seen.rows, np.array([float(seen.steps)]))[0])
-            self._readings.append(max(seen.draft_s - usual, 0.0) / seen.caught_up)
+            self._readings.append(max(draft_s - usual, 0.0) / seen.caught_up)
         if not seen.fresh:
-            self._verifying.add(seen.width > 0, tokens, seen.target_s + seen.other_s, now)
+            self._verifying.add(seen.width > 0, tokens, took / scale, now)
             self._plain += not seen.width
             if seen.looked and not seen.steps:
-                self._looking.add(seen.rows, seen.draft_s, now)
+                self._looking.add(seen.rows, draft_s, now)
         if seen.steps and not seen.caught_up:
-            self._drafting.add(seen, now)
+            self._drafting.add(seen, draft_s, now)
 
     def prices(self, rows: int, widths: Sequence[int]) -> Prices:
         """What rounds of so many rows take.
