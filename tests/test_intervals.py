@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -10,6 +13,7 @@ from outrider.bench import race
 from outrider.bench.race import compared, speedup
 from outrider.bench.student import quantile
 from outrider.models.tabular import TabularModel
+from outrider.records import RoundRecord
 
 RUNS = 1500
 
@@ -34,6 +38,49 @@ def test_rounds_of_a_full_batch_are_told_apart() -> None:
     ((seconds, tokens),) = lane.full
     assert 24 <= tokens < 96
     assert 0 < seconds < lane.seconds[0]
+
+
+def test_slow_moments_count_for_nothing_in_what_rounds_usually_take() -> None:
+    """Two kinds of rounds, one of each ten times as slow as it usually is."""
+    plain = record(depth=0, total_s=1.0)
+    drafted = record(depth=2, total_s=3.0)
+    slow = [replace(one, total_s=10 * one.total_s) for one in (plain, drafted)]
+    first = record(depth=0, total_s=7.0)
+    quiet = raced([first, *3 * [plain], *3 * [drafted]], beside=0.5)
+    noisy = raced([first, *2 * [plain], slow[0], drafted, slow[1], drafted], beside=0.5)
+    found = race.Timed.of([quiet, noisy])
+    assert found.seconds == (19.5, 55.5)
+    assert found.usual == (19.5, 19.5)
+
+
+def record(depth: int, total_s: float) -> RoundRecord:
+    return RoundRecord(
+        sequence_ids=(1,),
+        drafted=(depth,),
+        depth=(depth,),
+        accepted=(0,),
+        emitted=(1,),
+        bonus=(False,),
+        ceiling=(None,),
+        first_ceiling=(None,),
+        draft_failed=False,
+        looked_up=(False,),
+        ended=(False,),
+        entropies=((),),
+        draft_s=0.0,
+        target_s=0.0,
+        total_s=total_s,
+    )
+
+
+def raced(records: list[RoundRecord], beside: float) -> SimpleNamespace:
+    """A lane that is over."""
+    return SimpleNamespace(
+        records=records,
+        seconds=sum(one.total_s for one in records) + beside,
+        prompt_s=0.0,
+        token_ids=((0,) * len(records),),
+    )
 
 
 @pytest.mark.parametrize("prompts", [2, 3, 4, 8])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, sqrt
+from statistics import median
 from time import perf_counter
 from typing import Protocol
 
@@ -31,12 +33,14 @@ class Timed:
         metrics: of its rounds.
         full: for each batch, seconds and tokens of the rounds in which no prompt's text was over
             yet, but for the target's reading of the prompts.
+        usual: for each batch, its seconds had each round taken what its kind usually took.
     """
 
     seconds: tuple[float, ...]
     token_ids: tuple[tuple[tuple[int, ...], ...], ...]
     metrics: SpeculationMetrics
     full: tuple[tuple[float, int], ...] = ()
+    usual: tuple[float, ...] = ()
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -55,6 +59,7 @@ class Timed:
             tuple(lane.token_ids for lane in lanes),
             tally.metrics(),
             tuple(_full(lane) for lane in lanes),
+            _usual(lanes),
         )
 
 
@@ -68,6 +73,33 @@ def _full(lane: Racer) -> tuple[float, int]:
     beside = lane.seconds + lane.prompt_s - sum(one.total_s for one in records)
     seconds = sum(one.total_s for one in rounds) + beside * len(rounds) / len(records)
     return seconds - lane.prompt_s, sum(sum(one.emitted) for one in rounds)
+
+
+def _usual(lanes: Sequence[Racer]) -> tuple[float, ...]:
+    """Seconds of each lane with every round's time replaced by the median of its kind's.
+
+    Rounds are of a kind that have as many sequences, are as wide, take as many steps of a drafter's
+    model, and look tokens up or do not. So a moment in which the machine was slow, or a stretch
+    after another lane had ended, makes no lane look slower than another. The first round of each
+    lane, and what it takes beside its rounds, count as they are.
+    """
+    kinds: dict[tuple[int, ...], list[float]] = defaultdict(list)
+    for lane in lanes:
+        for one in lane.records[1:]:
+            kinds[_kind(one)].append(one.total_s)
+    took = {kind: median(times) for kind, times in kinds.items()}
+    return tuple(
+        lane.seconds + sum(took[_kind(one)] - one.total_s for one in lane.records[1:])
+        for lane in lanes
+    )
+
+
+def _kind(record: RoundRecord) -> tuple[int, ...]:
+    own = (
+        0 if looked else deep for deep, looked in zip(record.depth, record.looked_up, strict=True)
+    )
+    width = max(record.drafted)
+    return (len(record.emitted), width, max(own), any(record.looked_up) and width > 0)
 
 
 def speedup(
