@@ -15,7 +15,7 @@ from outrider.depth.lines import Curve, Line
 from outrider.depth.looking import Looking
 from outrider.depth.purse import Purse
 from outrider.models.transformers import _cheapest
-from outrider.records import Prefix, SequenceState
+from outrider.records import DraftPlan, Prefix, SequenceState
 
 from .test_depth import World, adaptive, calibrate, decode, played, steady
 
@@ -362,6 +362,38 @@ def test_doubt_is_the_standard_error_of_a_ratio() -> None:
         took = float(np.exp(0.1 * rng.standard_normal()))
         costs.add(replace(done, width=3, steps=3, draft_s=0.1, target_s=2 * took))
     medians = 1.25 * 0.1
-    assert costs.doubt(1) == pytest.approx(medians / 5, rel=0.4)
-    assert costs.doubt(1, 3) == pytest.approx(medians * (1 / 25 + 1 / 16) ** 0.5, rel=0.4)
-    assert costs.doubt(64) > 2 * costs.doubt(1)
+    doubts = costs.prices(1, [0, 3]).doubts
+    assert doubts == pytest.approx([medians / 5, medians * (1 / 25 + 1 / 16) ** 0.5], rel=0.4)
+    far = costs.prices(64, [0, 3]).doubts
+    assert far is not None
+    assert far[0] > 2 * doubts[0]
+
+
+def test_a_plain_round_in_the_place_of_which_tokens_were_looked_up_is_due_a_little_later() -> None:
+    """Not in each of the next rounds, in which the model would not be asked either."""
+    policy, world = AdaptiveDepth(Levels(8), looks_up=True), World(steady(0.6))
+    rng = np.random.default_rng(0)
+    calibrate(policy, world, rng)
+    params, asked = SamplingParams(max_tokens=1000), []
+    states = [SequenceState(Prefix(1, range(50)), 50, params, frozenset(), 0)]
+    while states[0].finish_reason is None:
+        plan = policy.plan(states)
+        asked.append(int(plan.model_steps[0]))
+        # Rounds are as wide as planned, as where something is found in each.
+        states, record = played(Planned(plan), world, states, rng)
+        policy.observe(states, record)
+    assert 0 in asked
+    assert np.mean(np.array(asked) > 0) > 0.8
+
+
+class Planned:
+    """Plans what it is told to."""
+
+    learns = True
+
+    def __init__(self, plan: DraftPlan) -> None:
+        self._plan = plan
+
+    def plan(self, states: list[SequenceState]) -> DraftPlan:
+        """The plan."""
+        return self._plan

@@ -113,7 +113,7 @@ class AdaptiveDepth:
         self._pooled = Acceptance()
         self._since_draft = 0
         self._since_plain = 0
-        self._trying = False
+        self._trying = self._due = False
         self._purse = Purse()
         self._seen = Seen()
         self._planned: dict[int, int] = {}
@@ -130,7 +130,7 @@ class AdaptiveDepth:
 
     def plan(self, states: Sequence[SequenceState]) -> DraftPlan:
         """The depth of each sequence's next round."""
-        self._trying = False
+        self._trying = self._due = False
         choices: list[Choice | None] = [None] * len(states)
         shared = []
         # Until a step of a model has been measured, depths that are asked for are to show one.
@@ -280,7 +280,8 @@ class AdaptiveDepth:
         steps = max((stepped[row] for row in free), default=0)
         new = [state.remaining for state in states if state.round == 1]
         self._purse.fill(not steps, new, rows)
-        self._since_plain = 0 if width == 0 else self._since_plain + 1
+        # A plain round in the place of which tokens were looked up is due again a little later.
+        self._since_plain = self._since_plain + 1 - _SOON * self._due if width else 0
         if not steps:
             self._since_draft += 1
             return
@@ -290,10 +291,11 @@ class AdaptiveDepth:
             self._steps.add(max(together))
         if self._trying and self._costs.known:
             others = max((step for row, step in enumerate(stepped) if row not in free), default=0)
-            took = record.draft_s + self._costs.prices(rows, [0, width]).verifying[1]
+            prices = self._costs.prices(rows, [0, width])
+            took = record.draft_s + prices.verifying[1]
             emitted = sum(record.emitted[row] for row in free) / len(free)
             plain = self._prices(rows, others).rounds[others]
-            self._purse.spend(took / plain + _CAUTION * self._costs.doubt(rows, 1) - emitted)
+            self._purse.spend(took / plain + _CAUTION * prices.doubt(1) - emitted)
 
     def measure(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
         """Learn what a round costs, and nothing from what it kept: for rounds on made-up tokens.
@@ -370,7 +372,7 @@ class AdaptiveDepth:
         gain = pace / rates[0]
         rate, trial = pace, 0
         behind = prices.backlog * self._seen.behind(states) / seconds[0]
-        doubt = _CAUTION * self._costs.doubt(prices.rows, int(prices.widths[best]))
+        doubt = _CAUTION * prices.doubt(best)
         # Rows that join others in steps that are taken anyway do not end apart for that.
         enough = max(_MARGIN, 1 + doubt) + (0 if deepest else _TOGETHER * log2(len(states)))
         enough -= _LENIENT * self._pays
@@ -387,8 +389,9 @@ class AdaptiveDepth:
         if not pays:
             choice = replace(choice, steps=trial, likely=trial, planned=1.0)
             likely, gain, ending = trial, 1.0, False
-        elif not deepest and self._since_plain >= self._patience(prices.rows, gain):
+        elif not deepest and self._since_plain >= self._patience(prices, gain):
             choice, ending, stands = replace(choice, steps=0, likely=0), False, False
+            self._due = True
         elif self._since_plain == _RARELY // 2:
             choice, ending, stands = replace(choice, steps=1, likely=1), False, False
         idle = replace(choice, steps=0, planned=1.0)
@@ -398,11 +401,11 @@ class AdaptiveDepth:
         backlog = rate * prices.backlog
         return Choices(choices, prices, widths, covered, backlog, rate, step_pace, stands)
 
-    def _patience(self, rows: int, gain: float) -> float:
+    def _patience(self, prices: Prices, gain: float) -> float:
         """After how many rounds a plain one is put in."""
         if self._costs.plain_missing:
             return 0
-        rarely = _RARELY * gain if log(gain) > _SURE * self._costs.doubt(rows) else _SOON
+        rarely = _RARELY * gain if log(gain) > _SURE * prices.doubt() else _SOON
         return min(rarely, max((gain - 1) / _LOOKS, _SOON))
 
     def _trial(
@@ -410,7 +413,8 @@ class AdaptiveDepth:
     ) -> int:
         """One token where nothing was tried for long enough and something could pay, or none."""
         forgotten = self._since_draft >= LONGEST and self._levels.deepest
-        if not (forgotten or self._could_pay(seconds, enough)):
+        kept = ((k + 1) * seconds[0] / took for k, took in enumerate(seconds) if k)
+        if not (forgotten or any(gain > enough for gain in kept)):
             return 0
         price = behind + seconds[1] / seconds[0] - tokens[1] / tokens[0]
         return int(self._purse.affords(price))
@@ -428,10 +432,6 @@ class AdaptiveDepth:
         believed = gain if any(self._pooled.kept) else 1.0
         most = most_reading(self._since_draft, state.remaining, believed)
         return prices.reading(state.prefix.length) < most * float(prices.rounds[0]) / prices.rows
-
-    def _could_pay(self, seconds: list[float], enough: float) -> bool:
-        """Whether drafts that are always kept would be worth their time."""
-        return any((k + 1) * seconds[0] > enough * took for k, took in enumerate(seconds) if k)
 
     def _prices(self, rows: int, depth: int) -> Prices:
         """Of rounds up to a depth: measured, or where none was, in plain ones."""

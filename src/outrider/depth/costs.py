@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log, sqrt
+from math import log
 from statistics import median_low
 
 import numpy as np
@@ -96,6 +96,8 @@ class Prices:
         backlog: of the drafter's reading on in a row for which it has not drafted for a while.
         step: of a step of the drafter for one row, the least that a reading takes.
         token: of its reading of one token of a prompt.
+        doubts: standard errors of the logarithms of what rounds of each depth take beside a plain
+            one, float64 [N + 1], and at 0 of what that takes; None where nothing was measured.
     """
 
     rows: int
@@ -105,6 +107,11 @@ class Prices:
     backlog: float = 0.0
     step: float = 0.0
     token: float = 0.0
+    doubts: NDArray[np.float64] | None = None
+
+    def doubt(self, depth: int = 0) -> float:
+        """How much what rounds of a depth take may be off, beside a plain one: see `doubts`."""
+        return 0.0 if self.doubts is None else float(self.doubts[depth])
 
     @property
     def rounds(self) -> NDArray[np.float64]:
@@ -200,26 +207,6 @@ class Costs:
         """Whether rounds that drafted were measured, and no plain one."""
         return self._drafting.known and not self.plain_known
 
-    def doubt(self, rows: int, width: int | None = None) -> float:
-        """A standard error, of the logarithm of what a plain round of so many sequences takes.
-
-        By how many rounds of about the size are remembered, and how much times vary at one speed of
-        the machine. 0 until there is something to compare.
-
-        Args:
-            rows: sequences in it.
-            width: tokens drafted for the row with the most, in a round that it is compared with:
-                the error is then that of the ratio.
-        """
-        if not self.known:
-            return 0.0
-        few = len(self._off) < _FEW
-        spread = _OF_MEDIANS * (_GUESS if few else _DEVIATION * median_low(self._off))
-        counts = [self._verifying.near(False, rows)]
-        if width:
-            counts.append(self._verifying.near(True, rows * (1 + width)))
-        return spread * sqrt(sum(1 / max(count, 1.0) for count in counts))
-
     @property
     def known(self) -> bool:
         """Whether a plain round and one that drafted were measured."""
@@ -269,8 +256,9 @@ class Costs:
         drafting[0] = self._looking.at(np.array(float(rows)))
         wide = np.array(widths)
         tokens = np.append(rows * (1.0 + wide), 1.0)
-        *verifying, single = self._verifying.at(np.append(wide > 0, False), tokens).tolist()
-        if self._verifying.near(False, rows) < _OFTEN:
+        times, counts = self._verifying.told(np.append(wide > 0, False), tokens)
+        *verifying, single = times.tolist()
+        if counts[0] < _OFTEN:
             # That fewer tokens take longer would have to be seen more often.
             verifying[0] = min(verifying)
         step = float(self._drafting.at(1, np.ones(1))[0])
@@ -288,4 +276,13 @@ class Costs:
             backlog=scale * self._drafting.backlog,
             step=scale * step,
             token=scale * each,
+            doubts=self._doubts(counts[:-1]) if self.known else None,
         )
+
+    def _doubts(self, counts: NDArray[np.float64]) -> NDArray[np.float64]:
+        """By how many rounds of about each size are remembered, and how much rounds differ."""
+        few = len(self._off) < _FEW
+        spread = _OF_MEDIANS * (_GUESS if few else _DEVIATION * median_low(self._off))
+        each = 1 / counts.clip(1)
+        each[1:] += each[0]
+        return np.asarray(spread * np.sqrt(each))

@@ -197,13 +197,6 @@ class Curve:
         """What a kind at a size usually takes; 0 where that was not measured."""
         return self._times.usually((kind, size))
 
-    def near(self, kind: bool, size: float) -> float:
-        """How many times of a kind are remembered at about a size: less, the farther off."""
-        count = len(self._times)
-        away = log2(size) - self._moments[:count, 1]
-        near = np.exp(away * away * (-0.5 / _OCTAVES**2))
-        return float((self._times.counts * near) @ (self._kinds[:count] == kind))
-
     def add(self, kind: bool, size: float, y: float, now: int) -> None:
         """Count a measurement at a size > 0; see `Times.add`."""
         row, usual = self._times.add((kind, size), y, now)
@@ -213,9 +206,15 @@ class Curve:
 
     def at(self, kinds: NDArray[np.bool_], sizes: NDArray[np.float64]) -> NDArray[np.float64]:
         """The expected y of each kind and size > 0, float64 [n]; 0 where nothing was measured."""
+        return self.told(kinds, sizes)[0]
+
+    def told(
+        self, kinds: NDArray[np.bool_], sizes: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The same, and how many times of the kind are remembered near that size, float64 [n]."""
         count = len(self._times)
         if not count:
-            return np.zeros(len(sizes))
+            return np.zeros(len(sizes)), np.zeros(len(sizes))
         own, moments, weights = self._kinds[:count], self._moments[:count], self._times.weights
         others = _OTHERS * np.minimum(weights, 1.0)
         counts = np.where(own, [others, weights], [weights, others])
@@ -223,12 +222,13 @@ class Curve:
         x, picked, wanted = moments[:, 1], kinds.astype(np.int64), np.log2(sizes)
         away = wanted[:, None] - x
         near = np.maximum(np.exp(away * away * (-0.5 / _OCTAVES**2)), _NOWHERE)
+        known = ((kinds[:, None] == own) * near) @ self._times.counts
         sums = (counts[picked] * near) @ moments
         exponent = _slope(sums, everywhere[picked])
         reached = np.minimum(wanted, x.max())
         beyond = np.maximum(exponent, _BEYOND) * (wanted - reached)
         inside = (sums[:, 2] + exponent * (reached * sums[:, 0] - sums[:, 1])) / sums[:, 0]
-        return np.asarray(2.0 ** (inside + beyond))
+        return np.asarray(2.0 ** (inside + beyond)), known
 
 
 def _slope(sums: NDArray[np.float64], guess: NDArray[np.float64] | float) -> NDArray[np.float64]:
