@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 
 import pytest
 import torch
@@ -11,7 +12,13 @@ from torch import nn
 from torch.nn.functional import linear
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider import TransformersModel, generate_with
+from outrider import (
+    SamplingParams,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    TransformersModel,
+    generate_with,
+)
 from outrider.bench.peers import twin
 from outrider.errors import InvalidConfigError
 from outrider.models import products
@@ -191,8 +198,10 @@ def test_what_is_not_faster_is_left_alone(
     expected = layer(given)
     assert products.install(layer, ways) == ways
     assert products.ways_of(layer) == ways
-    torch.testing.assert_close(layer(given), expected)
+    found = layer(given)
     assert bool(asked) == ways.covers(rows)
+    torch.testing.assert_close(found, expected)
+    assert asked or torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("single", [False, True])
@@ -202,7 +211,7 @@ def test_ways_are_those_that_a_clock_finds_faster(
 ) -> None:
     """By a clock that is wound by hand: 10 ticks the usual way, 6 or 9 the other."""
     clock = Clock()
-    faster = {1: single, products._FEW: few}
+    faster = {1: single} | dict.fromkeys(products._FEW, few)
     monkeypatch.setattr(products, "perf_counter", clock)
     monkeypatch.setattr(products, "_usual_way", lambda given, weight: clock.wind(10))
     monkeypatch.setattr(
@@ -211,6 +220,72 @@ def test_ways_are_those_that_a_clock_finds_faster(
     layers = nn.Sequential(*(nn.Linear(512, 512) for _ in range(2)))
     assert products.install(layers) == Ways(single, few)
     assert bool(products.installed(layers)) == (single or few)
+
+
+@pytest.mark.parametrize("slower", [2, MOST])
+def test_a_way_that_is_slower_for_some_of_a_few_rows_is_not_taken(
+    slower: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(products, "perf_counter", clock)
+    monkeypatch.setattr(products, "_usual_way", lambda given, weight: clock.wind(10))
+    monkeypatch.setattr(
+        products, "other_way", lambda given, weight: clock.wind(11 if len(given) == slower else 5)
+    )
+    assert products.install(nn.Linear(1024, 512)) == Ways(True, False)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_models_of_any_shape_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty layers, another default dtype, a clock that stands still."""
+    model = nn.Sequential(nn.Linear(1024, 512), nn.Linear(512, 0), nn.Linear(0, 16))
+    monkeypatch.setattr(products, "perf_counter", lambda: 1.0)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert products.install(model) == USUAL
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_forward_in_another_thread_finds_its_ways() -> None:
+    """While layers are lent and given back."""
+    layer = nn.Linear(64, 48)
+    given, failures, over = torch.randn(3, 64), [], threading.Event()
+
+    def decode() -> None:
+        while not over.is_set():
+            try:
+                layer(given)
+            except Exception as error:
+                failures.append(error)
+
+    thread = threading.Thread(target=decode)
+    thread.start()
+    for _ in range(2000):
+        products.install(layer, OTHERWISE)
+        products.remove(layer)
+    over.set()
+    thread.join()
+    assert not failures
+
+
+def test_texts_are_the_same_whichever_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of transformers' own `generate`, and of a batch with drafts through changed layers."""
+    monkeypatch.setattr(products, "faster", lambda weights: OTHERWISE)
+    model, draft = small(), small()
+    prompts = [[1, 2, 3], [9, 8]]
+    expected = [
+        model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=0)[
+            0, len(prompt) :
+        ].tolist()
+        for prompt in prompts
+    ]
+    target, drafter = TransformersModel(model), TransformersModel(draft)
+    assert products.installed(model)
+    decoder = SpeculativeDecoder(target, drafter, config=SpeculativeConfig(depth="fixed"))
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    found = decoder.generate(prompts, params)
+    assert [list(output.token_ids) for output in found] == expected
 
 
 def test_small_models_take_the_usual_way(monkeypatch: pytest.MonkeyPatch) -> None:

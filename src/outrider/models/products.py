@@ -25,8 +25,8 @@ MOST = 9
 _SLICES = 16
 """Into how many a matrix is cut at most: threads have one or more each."""
 
-_FEW = 5
-"""How many rows stand for 2 to 9."""
+_FEW = (5, 2, MOST)
+"""How many rows are timed for 2 to 9: the first have to be faster, the others no slower."""
 
 _FASTER = 1.25
 """How many times as fast another way has to be: its rounding differs, so that no slow moment is to
@@ -36,10 +36,13 @@ _REPEATS = 5
 """How often each way is timed. The least time counts, which other work on the machine met least."""
 
 _BYTES = 2**25
-"""Of weights that are timed: more than caches hold, and soon done."""
+"""Of weights that are timed: more than a core's own cache holds, and soon done."""
 
 _LEAST_BYTES = 2**20
 """Models with less are left alone: what they take is not in their products."""
+
+_TICK = 1e-9
+"""What takes no time by a clock that stands still, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +79,10 @@ class FewRows(nn.Linear):
     pickled whole, and not as its `state_dict`, names this class: it takes Outrider to load it.
 
     Attributes:
-        ways: which of them.
+        ways: which of them; both for a layer that was pickled without.
     """
 
-    ways: Ways
+    ways: Ways = OTHERWISE
 
     def forward(self, input: Tensor) -> Tensor:
         """`input W^T + b`, for an input [..., K] and weights [N, K].
@@ -127,25 +130,31 @@ def faster(weights: Iterable[Tensor]) -> Ways:
     """
     timed, size = list[Tensor](), 0
     for weight in weights:
-        if size < _BYTES:
+        if size < _BYTES and weight.numel():
             timed.append(weight)
             size += weight.nbytes
     if size < _LEAST_BYTES:
         return USUAL
-    gains = [_seconds(_usual_way, timed, r) / _seconds(other_way, timed, r) for r in (1, _FEW)]
-    return Ways(*(gain >= _FASTER for gain in gains))
+
+    def gain(rows: int) -> float:
+        return _seconds(_usual_way, timed, rows) / max(_seconds(other_way, timed, rows), _TICK)
+
+    most, *others = _FEW
+    few = gain(most) >= _FASTER and all(gain(rows) >= 1 for rows in others)
+    return Ways(gain(1) >= _FASTER, few)
 
 
 @torch.inference_mode()
 def _seconds(way: Callable[[Tensor, Tensor], Tensor], weights: list[Tensor], rows: int) -> float:
     """The least that one way takes for all weights."""
-    given = {width: torch.ones(rows, width) for width in {weight.shape[1] for weight in weights}}
+    given = {weight.shape[1]: weight.new_ones(rows, weight.shape[1]) for weight in weights}
     times = []
-    for _ in range(_REPEATS):
-        start = perf_counter()
-        for weight in weights:
-            way(given[weight.shape[1]], weight)
-        times.append(perf_counter() - start)
+    with torch.autocast("cpu", enabled=False):
+        for _ in range(_REPEATS):
+            start = perf_counter()
+            for weight in weights:
+                way(given[weight.shape[1]], weight)
+            times.append(perf_counter() - start)
     return min(times)
 
 
@@ -173,9 +182,9 @@ def install(model: nn.Module, ways: Ways | None = None) -> Ways:
         ways = before[0].ways if before else faster(layer.weight for layer in layers)
     if ways != USUAL:
         for layer in layers:
-            _become(layer, FewRows)
-            assert type(layer) is FewRows
-            layer.ways = ways
+            # First what it needs, since a forward in another thread may be under way.
+            layer.__dict__["ways"] = ways
+            layer.__class__ = FewRows
     return ways
 
 
@@ -192,10 +201,10 @@ def installed(model: nn.Module) -> list[FewRows]:
 
 def remove(model: nn.Module, but: Collection[FewRows] = ()) -> None:
     """Make them `nn.Linear` again, all but some."""
-    for layer in installed(model):
-        if layer not in but:
-            _become(layer, nn.Linear)
-            del layer.ways
+    layers: list[nn.Linear] = [layer for layer in installed(model) if layer not in but]
+    for layer in layers:
+        # Its ways stay: a forward in another thread may be under way.
+        layer.__class__ = nn.Linear
 
 
 def _plain(weight: Tensor) -> bool:
@@ -205,7 +214,3 @@ def _plain(weight: Tensor) -> bool:
         and weight.dtype == torch.float32
         and weight.is_contiguous()
     )
-
-
-def _become(layer: nn.Linear, kind: type[nn.Linear]) -> None:
-    layer.__class__ = kind
