@@ -289,8 +289,9 @@ class TestSlowStretches:
             if any(states[0].depths):
                 break
         policy._purse.spend(300.0)
-        found = decode(policy, failing, tokens=1600, warm=False)[1]
-        assert any(found[0].depths)
+        # In one text of 1600 tokens the drafter would have most of them to read for a try.
+        texts = [decode(policy, failing, tokens=400, warm=False)[1][0] for _ in range(4)]
+        assert any(any(state.depths) for state in texts)
 
 
 @pytest.mark.parametrize("random", range(12))

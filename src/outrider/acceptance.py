@@ -24,6 +24,10 @@ _OVERALL_WEIGHT = 2.0
 """For how many tokens at one place the rate at all places counts, or what others were seen to keep:
 few, so that a text on which drafts fail is known by its first rounds, whatever came before it."""
 
+_ALIKE_WEIGHT = 3.0
+"""For how many kept tokens counts that a text is like others, where it keeps less than they did:
+what is refused at one place says something of the places after it."""
+
 EDGES = (0.05, 0.2, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0)
 """Nats: where one class of entropies ends and the next begins. What is no number is of the last."""
 
@@ -149,9 +153,13 @@ class Acceptance:
         """
         reached, kept = sum(self.reached), sum(self.kept)
         overall = (kept + _FIRST_WEIGHT * _FIRST_GUESS) / (reached + _FIRST_WEIGHT)
-        guesses = [overall] * most if prior is None else prior
         known = list(zip(self.reached, self.kept, strict=True))[:most]
         known += [(0.0, 0.0)] * (most - len(known))
+        guesses = [overall] * most
+        if prior is not None:
+            thought = sum(count * guess for (count, _), guess in zip(known, prior, strict=True))
+            share = (weight * kept + _ALIKE_WEIGHT) / (weight * thought + _ALIKE_WEIGHT)
+            guesses = [guess * min(share, 1.0) for guess in prior]
         return [
             (weight * kept + _OVERALL_WEIGHT * guess) / (weight * reached + _OVERALL_WEIGHT)
             for (reached, kept), guess in zip(known, guesses, strict=True)

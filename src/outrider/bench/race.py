@@ -79,9 +79,11 @@ def _usual(lanes: Sequence[Racer]) -> tuple[float, ...]:
     """Seconds of each lane with every round's time replaced by the median of its kind's.
 
     Rounds are of a kind that have as many sequences, are as wide, take as many steps of a drafter's
-    model, and look tokens up or do not. So a moment in which the machine was slow, or a stretch
-    after another lane had ended, makes no lane look slower than another. The first round of each
-    lane, and what it takes beside its rounds, count as they are.
+    model, and look tokens up or do not. So slow moments of the machine count for little: for
+    nothing in kinds of which most rounds met none, and in full in those that came once. What single
+    rounds took more for a reason, such as a drafter's reading of a prompt when it is first used, is
+    left out with them. The first round of each lane, and what it takes beside its rounds, count as
+    they are.
     """
     kinds: dict[tuple[int, ...], list[float]] = defaultdict(list)
     for lane in lanes:

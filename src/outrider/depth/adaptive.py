@@ -54,7 +54,7 @@ _SOON = 8
 """The same where too few plain rounds of so many sequences were measured, some of which were slow,
 to be sure of the gain."""
 
-_SURE = 2.5
+_SURE = 1.0
 """How many standard errors of what a plain round takes a gain has to be."""
 
 _CAUTION = 0.75
@@ -372,13 +372,14 @@ class AdaptiveDepth:
         gain = pace / rates[0]
         rate, trial = pace, 0
         behind = prices.backlog * self._seen.behind(states) / seconds[0]
-        doubt = _CAUTION * prices.doubt(best)
+        doubt = _CAUTION * prices.doubt(min(best, ceil(likely)))
         # Rows that join others in steps that are taken anyway do not end apart for that.
         enough = max(_MARGIN, 1 + doubt) + (0 if deepest else _TOGETHER * log2(len(states)))
         enough -= _LENIENT * self._pays
         self._pays = pays = best > 0 and gain >= enough + behind / _STAY
         if not pays:
-            rate, trial = rates[0], self._trial(tokens, seconds, behind + doubt, enough)
+            dearer = behind + _CAUTION * prices.doubt(min(1, most))
+            rate, trial = rates[0], self._trial(tokens, seconds, dearer, enough)
             self._trying = bool(trial)
         widths = rate * prices.looked_up[: most + 1]
         each = rate / len(states)
@@ -409,15 +410,14 @@ class AdaptiveDepth:
         return min(rarely, max((gain - 1) / _LOOKS, _SOON))
 
     def _trial(
-        self, tokens: list[float], seconds: list[float], behind: float, enough: float
+        self, tokens: list[float], seconds: list[float], dearer: float, enough: float
     ) -> int:
         """One token where nothing was tried for long enough and something could pay, or none."""
         forgotten = self._since_draft >= LONGEST and self._levels.deepest
         kept = ((k + 1) * seconds[0] / took for k, took in enumerate(seconds) if k)
         if not (forgotten or any(gain > enough for gain in kept)):
             return 0
-        price = behind + seconds[1] / seconds[0] - tokens[1] / tokens[0]
-        return int(self._purse.affords(price))
+        return int(self._purse.affords(dearer + seconds[1] / seconds[0] - tokens[1] / tokens[0]))
 
     def _worth_reading(self, state: SequenceState, prices: Prices, gain: float) -> bool:
         """Whether a sequence may be read by the drafter, if it is not known to it.

@@ -24,9 +24,6 @@ _KNOWN = 5
 """Of how many rounds of a size is known what they usually take: enough for the first two, which may
 have been compared with what went before, not to count."""
 
-_OFTEN = 8
-"""From so many on, they are believed even where rounds of more tokens took less."""
-
 _RECENT = 12
 """How many readings are looked at."""
 
@@ -96,8 +93,9 @@ class Prices:
         backlog: of the drafter's reading on in a row for which it has not drafted for a while.
         step: of a step of the drafter for one row, the least that a reading takes.
         token: of its reading of one token of a prompt.
-        doubts: standard errors of the logarithms of what rounds of each depth take beside a plain
-            one, float64 [N + 1], and at 0 of what that takes; None where nothing was measured.
+        doubts: standard errors of the logarithms of what rounds of each depth take but for their
+            drafting, beside a plain one, float64 [N + 1], and at 0 of what that takes; None where
+            nothing was measured.
     """
 
     rows: int
@@ -258,9 +256,6 @@ class Costs:
         tokens = np.append(rows * (1.0 + wide), 1.0)
         times, counts = self._verifying.told(np.append(wide > 0, False), tokens)
         *verifying, single = times.tolist()
-        if counts[0] < _OFTEN:
-            # That fewer tokens take longer would have to be seen more often.
-            verifying[0] = min(verifying)
         step = float(self._drafting.at(1, np.ones(1))[0])
         share = step / max(single, _LEAST)
         more = (verifying[-1] - verifying[0]) / max(rows * widths[-1], 1)
