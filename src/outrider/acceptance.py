@@ -148,7 +148,8 @@ class Acceptance:
 
         Args:
             most: how many.
-            prior: what is thought of each beforehand; None takes the rate over all places.
+            prior: what is thought of each beforehand, as much less as was kept less than that on
+                the whole; None takes the rate over all places.
             weight: of what was counted.
         """
         reached, kept = sum(self.reached), sum(self.kept)
@@ -158,7 +159,8 @@ class Acceptance:
         guesses = [overall] * most
         if prior is not None:
             thought = sum(count * guess for (count, _), guess in zip(known, prior, strict=True))
-            share = (weight * kept + _ALIKE_WEIGHT) / (weight * thought + _ALIKE_WEIGHT)
+            came = sum(count for _, count in known)
+            share = (weight * came + _ALIKE_WEIGHT) / (weight * thought + _ALIKE_WEIGHT)
             guesses = [guess * min(share, 1.0) for guess in prior]
         return [
             (weight * kept + _OVERALL_WEIGHT * guess) / (weight * reached + _OVERALL_WEIGHT)
