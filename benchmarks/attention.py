@@ -182,7 +182,7 @@ def _caches() -> tuple[Any, SlotCache]:
     shape = LayerShape(KV_HEADS, WIDTH, WIDTH)
     slots = SlotCache((shape,), 1, torch.float32, torch.device("cpu"))
     slots.reserve(SPAN)
-    slots.aim([0], [0], past, SPAN)
+    slots.aim([0], [0], past, SPAN, torch.arange(past)[None])
     slots.update(keys, values, 0)
-    slots.aim([0], [past], QUERIES, SPAN)
+    slots.aim([0], [past], QUERIES, SPAN, torch.arange(past, SPAN)[None])
     return dynamic, slots

@@ -14,7 +14,7 @@ from outrider.models.tabular import TabularModel
 from outrider.models.transformers import TransformersModel
 
 
-def tiny(context: int = 128) -> TransformersModel:
+def tiny(context: int = 128, sequences: int = 2) -> TransformersModel:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=40,
@@ -24,7 +24,8 @@ def tiny(context: int = 128) -> TransformersModel:
         num_attention_heads=2,
         max_position_embeddings=context,
     )
-    return TransformersModel(AutoModelForCausalLM.from_config(config).eval(), max_sequences=2)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    return TransformersModel(model, max_sequences=sequences)
 
 
 def decoder(context: int = 128, depth: str = "adaptive") -> SpeculativeDecoder:
@@ -177,3 +178,36 @@ def test_a_target_that_fails_on_made_up_tokens_is_not_refused(how: str, late: bo
     assert made.policy.calibrated
     with pytest.raises((DegenerateDistributionError, IndexError)):
         made.generate([1, made_up], LONG_PLAIN)
+
+
+@pytest.mark.parametrize(("room", "expected"), [(3, [1]), (4, [1, 4]), (16, [1, 4, 16])])
+def test_batches_are_measured_as_far_as_there_is_room(
+    room: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = []
+    measure = AdaptiveDepth.measure
+
+    def seen(self, states, record) -> None:
+        measured.append((len(states), max(record.drafted)))
+        measure(self, states, record)
+
+    monkeypatch.setattr(AdaptiveDepth, "measure", seen)
+    made = SpeculativeDecoder(tiny(sequences=room), ModelDrafter(tiny(sequences=room)))
+    assert sorted({rows for rows, _ in measured}) == expected
+    assert all((rows, width) in measured for rows in expected for width in (0, 1))
+    assert not made.target.live_sequences
+
+
+def test_a_batch_that_fails_leaves_what_one_sequence_took() -> None:
+    target = tiny(sequences=4)
+    verify = target.verify
+
+    def failing(prefixes, proposal):
+        if len(prefixes) > 1:
+            raise IndexError("too many")
+        return verify(prefixes, proposal)
+
+    target.verify = failing
+    made = SpeculativeDecoder(target, ModelDrafter(tiny(sequences=4)))
+    assert made.policy.calibrated
+    assert not target.live_sequences

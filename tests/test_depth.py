@@ -145,8 +145,8 @@ def mean_time(make, world, runs=20, **kw) -> float:
 @pytest.mark.parametrize("rows", [1, 4, 16])
 def test_drafts_that_fail_cost_less_than_two_percent(rate, rows) -> None:
     world = World(steady(rate))
-    plain = mean_time(lambda: fixed(0), world, runs=5, rows=rows)
-    assert plain / mean_time(adaptive, world, runs=20, rows=rows) >= 0.98
+    plain = mean_time(lambda: fixed(0), world, runs=10, rows=rows)
+    assert plain / mean_time(adaptive, world, runs=40, rows=rows) >= 0.98
 
 
 @pytest.mark.parametrize(("step", "rows"), [(0.7, 1), (0.125, 8), (0.3, 4)])
@@ -289,9 +289,8 @@ class TestSlowStretches:
             if any(states[0].depths):
                 break
         policy._purse.spend(300.0)
-        # In one text of 1600 tokens the drafter would have most of them to read for a try.
-        texts = [decode(policy, failing, tokens=400, warm=False)[1][0] for _ in range(4)]
-        assert any(any(state.depths) for state in texts)
+        found = decode(policy, failing, tokens=1600, warm=False)[1]
+        assert any(found[0].depths)
 
 
 @pytest.mark.parametrize("random", range(12))

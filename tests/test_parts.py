@@ -185,14 +185,14 @@ def test_the_cache_keeps_columns_when_it_grows_and_when_it_copies() -> None:
     written = [
         (torch.randn(1, s.heads, 10, 4), torch.randn(1, s.heads, 10, s.value_width)) for s in shapes
     ]
-    cache.aim([1], [0], 10, 10)
+    cache.aim([1], [0], 10, 10, torch.arange(10)[None])
     for layer, (keys, values) in enumerate(written):
         cache.update(keys, values, layer)
     cache.copy(1, 2, 7)
     cache.reserve(65)
     assert cache.capacity == 128
     for slots in ([2], [2, 1], [0, 2]):
-        cache.aim(slots, [20] * len(slots), 1, 7)
+        cache.aim(slots, [20] * len(slots), 1, 7, torch.full((len(slots), 1), 20))
         for layer, (keys, values) in enumerate(written):
             shape = shapes[layer]
             new = torch.zeros(len(slots), shape.heads, 1, 4)

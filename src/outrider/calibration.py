@@ -20,8 +20,14 @@ if TYPE_CHECKING:
     from .engine import SpeculativeDecoder
 
 DEPTHS = (0, 0, 0, 0, 4, 4, 1, 1, 0, 8, 8, 4, 0, 0, 0, 1)
-"""How many tokens the rounds draft: each depth twice or more, since one may be a slow moment, and
-plain ones, which all others are compared with, throughout."""
+"""How many tokens the rounds of one sequence draft: each depth twice or more, since one may be a
+slow moment, and plain ones, which all others are compared with, throughout."""
+
+ABREAST = (0, 1, 1, 0, 1, 3, 3, 0, 0, 1, 3, 0)
+"""The same of several sequences."""
+
+BATCHES = (4, 16)
+"""Of how many, where there is room for them: what so many take is not told by what one takes."""
 
 _PROMPT = 16
 
@@ -47,22 +53,41 @@ def calibrate(
         run: a round of its, which raises where the drafter fails.
     """
     policy = decoder.policy
-    if not isinstance(policy, AdaptiveDepth):
+    most = decoder.max_length
+    longest = max(sum(depth + 1 for depth in depths) for depths in (DEPTHS, ABREAST))
+    if not isinstance(policy, AdaptiveDepth) or (most is not None and most < _PROMPT + longest):
         return
+    if not _measured(decoder, run, policy, 1, DEPTHS):
+        decoder.policy = policy_of(decoder.config, decoder.drafter)
+        return
+    room = decoder.max_sequences
+    for rows in BATCHES:
+        if room is None or rows > room or not _measured(decoder, run, policy, rows, ABREAST):
+            return
+
+
+def _measured(
+    decoder: SpeculativeDecoder,
+    run: Callable[[Batch, DraftPlan, Chance | None, Stopwatch], Step],
+    policy: AdaptiveDepth,
+    rows: int,
+    depths: tuple[int, ...],
+) -> bool:
+    """Whether rounds of so many sequences, of which no two in a row are as long, were measured."""
     tokens = [place % decoder.target.vocab_size for place in range(_PROMPT)]
-    length = sum(depth + 1 for depth in DEPTHS)
-    if decoder.max_length is not None and decoder.max_length < _PROMPT + length:
-        return
-    params = SamplingParams(max_tokens=length, temperature=0, ignore_eos=True, depths=DEPTHS)
-    batch = decoder.pack(decoder.start(tokens, params))
+    length = sum(depth + 1 for depth in depths)
+    params = SamplingParams(max_tokens=length, temperature=0, ignore_eos=True, depths=depths)
+    prompts = [tokens[: _PROMPT - row % 3] for row in range(rows)]
+    batch = decoder.pack(decoder.start(prompt, params)[0] for prompt in prompts)
     try:
-        for _ in DEPTHS:
+        for _ in depths:
             watch = Stopwatch(batch.device)
             step = run(batch, policy.plan(batch.states), decoder.chance, watch)
             policy.measure(step.batch.states, step.record)
             batch = replace(step.batch, noise=None)
     except Exception:
-        _LOG.debug("costs were not measured ahead", exc_info=True)
-        decoder.policy = policy_of(decoder.config, decoder.drafter)
+        _LOG.debug("costs of %d sequences were not measured ahead", rows, exc_info=True)
+        return False
     finally:
         decoder.release(batch.states, discard=True)
+    return True

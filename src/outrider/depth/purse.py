@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-SHARE = 0.006
+SHARE = 0.007
 """How much of the time may go into trying whether drafting pays; as much into reading for it."""
 
 LONGEST = 512
@@ -13,7 +13,7 @@ LONGEST = 512
 READING = 3.0
 """How many plain rounds reading a prompt may take a drafter of which nothing is known."""
 
-_GRANT = 0.001
+_GRANT = 0.003
 """How much of a new sequence's plain rounds may go into trying at once."""
 
 _APART = 8

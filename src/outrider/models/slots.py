@@ -298,9 +298,10 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         self._write: _Views = (nothing, nothing)
         self._read: _Views = (nothing, nothing)
         self._read_window: tuple[int, int, int] | None = None
-        self._scatter: tuple[Tensor, Tensor] | None = None
+        self._scatter: dict[int, Tensor] | None = None
         self._gather: tuple[Tensor, int] | None = None
         self._index: tuple[tuple[int, ...], Tensor] | None = None
+        self._heads = {s.heads: torch.arange(s.heads, device=device)[:, None] for s in shapes}
 
     @property
     def slots(self) -> int:
@@ -372,7 +373,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         starts: Sequence[int],
         length: int,
         span: int,
-        columns: Tensor | None = None,
+        columns: Tensor,
     ) -> None:
         """Say what the next forward computes and sees.
 
@@ -381,18 +382,19 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
             starts: the first column each computes.
             length: how many columns each computes.
             span: how many columns are read, the computed ones included.
-            columns: those computed, int64 [B, length], if they are at hand on the device.
+            columns: those computed, int64 [B, length], on the device.
         """
-        low, high = slots[0], slots[0] + len(slots)
-        start = starts[0]
-        run = len(slots) == 1 or slots == list(range(low, high))
+        low, high, start = slots[0], slots[0] + len(slots), starts[0]
+        run = slots == list(range(low, high))
         self._scatter = self._gather = None
         if run and (len(starts) == 1 or all(other == start for other in starts)):
             self._write = self._views(low, high, start, start + length)
         else:
-            if columns is None:
-                columns = torch.tensor(starts)[:, None] + torch.arange(length)
-            self._scatter = self._row_index(slots)[:, None], columns.to(self._device)
+            rows, below = self._row_index(slots)[:, None, None], columns[:, None]
+            self._scatter = {
+                heads: ((rows * heads + each) * self.capacity + below).flatten()
+                for heads, each in self._heads.items()
+            }
         if not run:
             self._gather = self._row_index(slots), span
         elif self._read_window != (low, high, span):
@@ -430,16 +432,15 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
             self._write[0][layer_idx].copy_(key_states)
             self._write[1][layer_idx].copy_(value_states)
         else:
-            rows, columns = self._scatter
-            self._all[0][layer_idx][rows, :, columns] = key_states.transpose(1, 2)
-            self._all[1][layer_idx][rows, :, columns] = value_states.transpose(1, 2)
+            places = self._scatter[key_states.shape[1]]
+            for stored, states in zip(self._all, (key_states, value_states), strict=True):
+                flat = stored[layer_idx].view(-1, states.shape[3])
+                flat.index_copy_(0, places, states.reshape(-1, states.shape[3]))
         if self._gather is None:
             return self._read[0][layer_idx], self._read[1][layer_idx]
         slots, span = self._gather
-        return (
-            self._all[0][layer_idx][:, :, :span].index_select(0, slots),
-            self._all[1][layer_idx][:, :, :span].index_select(0, slots),
-        )
+        keys, values = (each[layer_idx][:, :, :span].index_select(0, slots) for each in self._all)
+        return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         """Zero: positions are always given explicitly."""
