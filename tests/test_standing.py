@@ -13,7 +13,7 @@ from outrider.certify import exact_law
 from outrider.depth import AdaptiveDepth, Levels
 from outrider.depth.choices import Choices
 from outrider.depth.costs import Prices
-from outrider.depth.standing import Standing
+from outrider.depth.standing import DRAFTING, PLAIN, Standing
 from outrider.models.tabular import TabularModel
 from outrider.records import Prefix, SequenceState
 
@@ -21,7 +21,7 @@ from .test_depth import World, calibrate, decode, mean_time, played, steady
 
 NOWHERE = np.zeros(1)
 PRICES = Prices(1, np.zeros(1, dtype=np.int64), NOWHERE, NOWHERE)
-DECIDED = Choices([], PRICES, NOWHERE, 0.0, 0.0, 1.0, 0.0, stands=True)
+DECIDED = Choices([], PRICES, NOWHERE, 0.0, 0.0, 1.0, 0.0, stands=DRAFTING)
 
 
 def at(rounds: int, *names: int) -> list[SequenceState]:
@@ -37,13 +37,14 @@ def at(rounds: int, *names: int) -> list[SequenceState]:
     return grown
 
 
-def test_a_decision_stands_for_three_more_rounds_of_the_same_sequences() -> None:
-    standing = Standing()
-    standing.decide(at(8, 1, 2), DECIDED)
+@pytest.mark.parametrize("rounds", [DRAFTING, PLAIN])
+def test_a_decision_stands_for_some_more_rounds_of_the_same_sequences(rounds: int) -> None:
+    standing, decided = Standing(), replace(DECIDED, stands=rounds)
+    standing.decide(at(8, 1, 2), decided)
     standing.happened(at(9, 1, 2))
-    assert standing.choices(at(9, 1, 2)) is DECIDED
-    assert standing.choices(at(11, 1, 2)) is DECIDED
-    assert standing.choices(at(12, 1, 2)) is None
+    assert standing.choices(at(9, 1, 2)) is decided
+    assert standing.choices(at(8 + rounds, 1, 2)) is decided
+    assert standing.choices(at(9 + rounds, 1, 2)) is None
     assert standing.choices(at(9, 1)) is None
     assert standing.choices(at(9, 1, 3)) is None
     # One of them has waited while the other went on.
@@ -58,7 +59,7 @@ def test_what_is_planned_and_not_done_an_exception_or_early_does_not_stand() -> 
     standing = Standing()
     standing.decide(at(8, 1), DECIDED)
     assert standing.choices(at(9, 1)) is None
-    for rounds, choices in ((8, replace(DECIDED, stands=False)), (7, DECIDED)):
+    for rounds, choices in ((8, replace(DECIDED, stands=0)), (7, DECIDED)):
         standing.decide(at(rounds, 1), choices)
         standing.happened(at(rounds + 1, 1))
         assert standing.choices(at(rounds + 1, 1)) is None

@@ -27,7 +27,7 @@ from .levels import Levels, allowed
 from .looking import Looking
 from .purse import LONGEST, Purse, most_reading
 from .seen import Seen, stepped_of
-from .standing import Standing
+from .standing import DRAFTING, PLAIN, Standing
 from .sureness import Pool, Steps, WorthAStep
 
 _MARGIN = 1.02
@@ -169,20 +169,20 @@ class AdaptiveDepth:
         if shared:
             sharing = [states[row] for row in shared]
             together = standing or self._shared_choices(sharing, prices, others)
-            if all_shared and not standing:
-                self._standing.decide(states, together)
             for row, choice in zip(shared, together.rows, strict=True):
                 choices[row] = choice
                 steps[row] = allowed(choice.steps, states[row])
         chosen = [choice for choice in choices if choice is not None]
-        keep_going = None
-        if self._ends_early:
+        keep_going = standing.rule if standing else None
+        if self._ends_early and not standing:
             paces = [
                 chosen[row].pace if steps[row] and self._is_local(state) else None
                 for row, state in enumerate(states)
             ]
             pace = together.pace if together else 0.0
             keep_going = self._rule(states, paces, shared if pace else [], others, pace, prices)
+        if together and all_shared and not standing:
+            self._standing.decide(states, replace(together, rule=keep_going))
         self._planned = {
             state.prefix.sequence_id: step for state, step in zip(states, steps, strict=True)
         }
@@ -386,15 +386,15 @@ class AdaptiveDepth:
         bare = widths[0] / len(states)
         token = (widths[-1] - widths[0]) / max(int(prices.widths[most]), 1) / len(states)
         choice = Choice(best, bare, token, best, planned=each * usual)
-        stands = pays or not trial
+        stands = DRAFTING if pays else 0 if trial else PLAIN
         if not pays:
             choice = replace(choice, steps=trial, likely=trial, planned=1.0)
             likely, gain, ending = trial, 1.0, False
         elif not deepest and self._since_plain >= self._patience(prices, gain):
-            choice, ending, stands = replace(choice, steps=0, likely=0), False, False
+            choice, ending, stands = replace(choice, steps=0, likely=0), False, 0
             self._due = True
         elif self._since_plain == _RARELY // 2:
-            choice, ending, stands = replace(choice, steps=1, likely=1), False, False
+            choice, ending, stands = replace(choice, steps=1, likely=1), False, 0
         idle = replace(choice, steps=0, planned=1.0)
         choices = [choice if self._worth_reading(state, prices, gain) else idle for state in states]
         covered = float(np.interp(max(likely, deepest), range(most + 1), widths))

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .costs import Prices
+from .sureness import WorthAStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class Choices:
         rate: tokens a second of all of them, decoded as is best without looking any up.
         pace: tokens a second of all of them that a step has to bring if drafts end early; 0 for
             drafts that do not.
-        stands: whether it is no exception, but as good for the next few rounds.
+        stands: for how many more rounds it is as good; 0 for an exception.
+        rule: what ends drafts of these rows alone, if anything does.
     """
 
     rows: list[Choice]
@@ -53,4 +55,5 @@ class Choices:
     backlog: float
     rate: float
     pace: float
-    stands: bool
+    stands: int
+    rule: WorthAStep | None = None

@@ -147,16 +147,17 @@ class Drafting:
         """Count the draft of a round, which took so many seconds at the usual pace."""
         rows = seen.rows
         count = self._counts.get(rows, 0)
-        usual = float(self.at(rows, np.array([float(seen.steps)]))[0])
         if seen.behind and count >= _FEW:
+            usual = float(self.at(rows, np.array([float(seen.steps)]))[0])
             self._backlogs.append(max(seconds - usual, 0.0) / seen.behind)
+            # With a backlog it takes longer, unless what is remembered is over.
+            if seconds >= usual:
+                return
         elif seen.behind:
             # As if all of it took as long a token, until there is something to compare with.
             seconds *= min(READ * rows / seen.missing, 1.0)
-        # With a backlog it takes longer, unless what is remembered is over.
-        if not seen.behind or count < _FEW or seconds < usual:
-            self._lines.setdefault(rows, Line(_STEPS_ALIKE)).add(seen.steps, seconds, now)
-            self._counts[rows] = count + 1
+        self._lines.setdefault(rows, Line(_STEPS_ALIKE)).add(seen.steps, seconds, now)
+        self._counts[rows] = count + 1
 
     def at(self, rows: int, steps: NDArray[np.float64]) -> NDArray[np.float64]:
         """Seconds of drafts of so many steps in a row, float64 [n]; 0 where none was measured."""

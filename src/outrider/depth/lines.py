@@ -146,11 +146,22 @@ class Line:
         self._level = 0.0
         self._times = Times[float]()
         self._sizes = np.zeros(_SIZES)
+        self._new = 0
 
     def add(self, x: float, y: float, now: int | None = None) -> None:
         """Count a measurement; see `Times.add`."""
         row, _ = self._times.add(x, y, now)
         self._sizes[row] = x
+        self._new += 1
+
+    def at(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The expected y of each x."""
+        if self._new:
+            self._fit()
+        return self._level + self._slope * x
+
+    def _fit(self) -> None:
+        """Take what was measured since into account: asked for less often than something is."""
         found, usual = self._sizes[: len(self._times)], self._times.usual
         weights = self._times.weights
         weights /= weights.sum()
@@ -160,14 +171,12 @@ class Line:
         if spread > 0.05 * max(1.0, mean_x):
             self._slope = max(float(weights @ (off * (usual - mean_y))) / spread, 0.0)
         elif mean_x > 0:
-            self._slope = max(self._slope * _RELAXING, self._least * mean_y / mean_x)
+            relaxed = self._slope * _RELAXING**self._new
+            self._slope = max(relaxed, self._least * mean_y / mean_x)
         if mean_x > 0:
             self._slope = min(self._slope, mean_y / mean_x)
         self._level = mean_y - self._slope * mean_x
-
-    def at(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The expected y of each x."""
-        return self._level + self._slope * x
+        self._new = 0
 
 
 class Curve:

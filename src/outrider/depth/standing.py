@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from ..records import SequenceState
 from .choices import Choices
 
-_ROUNDS = 3
-"""For how many more rounds..."""
+DRAFTING = 3
+"""For how many more rounds it stands that drafts pay..."""
+
+PLAIN = 11
+"""... or that they do not, ..."""
 
 _SETTLED = 8
 """... once each of the sequences has been through so many."""
@@ -43,7 +46,7 @@ class Standing:
     def choices(self, states: Sequence[SequenceState]) -> Choices | None:
         """What was decided for these sequences, if that stands for their next round."""
         done = self._done
-        return done.choices if done and 1 <= done.since(states) <= _ROUNDS else None
+        return done.choices if done and 1 <= done.since(states) <= done.choices.stands else None
 
     def decide(self, states: Sequence[SequenceState], choices: Choices) -> None:
         """Note a decision, unless it is an exception, or too early to go by it again."""
