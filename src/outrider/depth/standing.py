@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..records import SequenceState
 from .choices import Choices
 
-DRAFTING = 3
+DRAFTING = 5
 """For how many more rounds it stands that drafts pay..."""
 
 PLAIN = 11
