@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from outrider import SamplingParams
-from outrider.acceptance import NOTHING_KNOWN
+from outrider.acceptance import NOTHING_KNOWN, Acceptance
 from outrider.depth import AdaptiveDepth, Levels
-from outrider.depth.costs import Costs, Round
+from outrider.depth.costs import Costs, Prices, Round
 from outrider.depth.lines import Curve, Line
 from outrider.depth.looking import Looking
-from outrider.depth.purse import Purse
+from outrider.depth.purse import Purse, worth_reading
 from outrider.models.transformers import _cheapest
 from outrider.records import DraftPlan, Prefix, SequenceState
 
@@ -440,3 +440,25 @@ def test_refusals_at_one_place_say_something_of_the_next_ones() -> None:
     # What keeps as much as others is thought of as they are, and more is not thought of more.
     kept = NOTHING_KNOWN.after(4, 4).after(4, 4).chances(8, others)
     assert kept[4:] == pytest.approx(others[4:])
+
+
+def reading(rows: int, tokens: int, known: int = 0, remaining: int = 100) -> list[SequenceState]:
+    """Sequences, of which the drafter has read the first few."""
+    params = SamplingParams(max_tokens=remaining)
+    new = [
+        SequenceState(Prefix(i, range(tokens)), tokens, params, frozenset(), i) for i in range(rows)
+    ]
+    seen = Acceptance().after(1, 0)
+    return [replace(state, acceptance=seen) if i < known else state for i, state in enumerate(new)]
+
+
+def test_as_many_are_read_as_take_three_plain_rounds_until_a_draft_is_kept() -> None:
+    none = np.zeros(1, dtype=np.int64)
+    prices = Prices(16, none, np.ones(1), np.zeros(1), token=0.001)
+    assert worth_reading(reading(16, 200), prices, None, 0) == [True] * 14 + [False] * 2
+    assert worth_reading(reading(16, 200, known=14), prices, None, 0) == [True] * 14 + [False] * 2
+    assert worth_reading(reading(16, 200, remaining=1000), prices, None, 0) == [True] * 16
+    assert not any(worth_reading(reading(16, 4000), prices, None, 0))
+    # Twice as fast, a quarter of what remains may go into it.
+    assert all(worth_reading(reading(16, 200), prices, 2.0, 0))
+    assert not any(worth_reading(reading(16, 1600), prices, 2.0, 0))

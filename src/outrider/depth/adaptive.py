@@ -25,7 +25,7 @@ from .choices import Choice, Choices
 from .costs import COST_RATIO, Costs, Prices
 from .levels import Levels, allowed
 from .looking import Looking
-from .purse import LONGEST, Purse, most_reading
+from .purse import LONGEST, Purse, worth_reading
 from .seen import Seen, stepped_of
 from .standing import DRAFTING, PLAIN, Standing
 from .sureness import Pool, Steps, WorthAStep
@@ -396,7 +396,11 @@ class AdaptiveDepth:
         elif self._since_plain == _RARELY // 2:
             choice, ending, stands = replace(choice, steps=1, likely=1), False, 0
         idle = replace(choice, steps=0, planned=1.0)
-        choices = [choice if self._worth_reading(state, prices, gain) else idle for state in states]
+        read = [True] * len(states)
+        if self._costs.known:
+            found = any(self._pooled.kept)
+            read = worth_reading(states, prices, gain if found else None, self._since_draft)
+        choices = [choice if each else idle for each in read]
         covered = float(np.interp(max(likely, deepest), range(most + 1), widths))
         step_pace = pace if ending else 0.0
         backlog = rate * prices.backlog
@@ -418,20 +422,6 @@ class AdaptiveDepth:
         if not (forgotten or any(gain > enough for gain in kept)):
             return 0
         return int(self._purse.affords(dearer + seconds[1] / seconds[0] - tokens[1] / tokens[0]))
-
-    def _worth_reading(self, state: SequenceState, prices: Prices, gain: float) -> bool:
-        """Whether a sequence may be read by the drafter, if it is not known to it.
-
-        Args:
-            state: the sequence.
-            prices: of rounds.
-            gain: how many times as fast drafting is expected to be.
-        """
-        if state.acceptance.reached or not self._costs.known:
-            return True
-        believed = gain if any(self._pooled.kept) else 1.0
-        most = most_reading(self._since_draft, state.remaining, believed)
-        return prices.reading(state.prefix.length) < most * float(prices.rounds[0]) / prices.rows
 
     def _prices(self, rows: int, depth: int) -> Prices:
         """Of rounds up to a depth: measured, or where none was, in plain ones."""

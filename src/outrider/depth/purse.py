@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..records import SequenceState
+from .costs import Prices
+
 SHARE = 0.007
 """How much of the time may go into trying whether drafting pays; as much into reading for it."""
 
@@ -23,19 +26,35 @@ _MEMORY = 0.9
 """What the rounds of a sequence weigh beside those of the next one, to tell how many are usual."""
 
 
-def most_reading(since: int, remaining: int, gain: float) -> float:
-    """How many plain rounds a drafter's reading of a sequence that is new to it may take.
+def worth_reading(
+    states: Sequence[SequenceState], prices: Prices, gain: float | None, since: int
+) -> list[bool]:
+    """Whether each sequence may be drafted for, which a drafter that does not know it has to read.
 
-    Where drafts were kept before, less than half of what drafting is expected to save. Otherwise,
-    and for a try, that is a guess: it may take three, or a share of those since anything was
-    drafted and of what remains.
+    Where drafts were kept before, reading may take less than half of what drafting is expected to
+    save. Otherwise, and for a try, that is a guess: it may take three plain rounds, or a share of
+    those since anything was drafted and of what remains. Of several sequences as many are read as
+    take no longer, and show whether drafts are kept at all.
 
     Args:
+        states: the sequences.
+        prices: of their rounds.
+        gain: how many times as fast drafting is expected to be; None where nothing was kept so far.
         since: how many rounds drafted nothing.
-        remaining: the most tokens that may come.
-        gain: how many times as fast drafting is expected to be; 1 where that is not known.
     """
-    return max(READING, SHARE * (since + remaining), 0.5 * (1 - 1 / gain) * remaining)
+    plain = float(prices.rounds[0])
+    saved = 0.5 * (1 - 1 / (gain or 1.0))
+    known = [bool(state.acceptance.reached) for state in states]
+    takes = [prices.reading(state.prefix.length) / plain for state in states]
+    spent = sum(took for took, read in zip(takes, known, strict=True) if read)
+    worth = []
+    for state, took, read in zip(states, takes, known, strict=True):
+        guess = max(READING, SHARE * (since + state.remaining))
+        most = guess - spent if gain is None else max(guess, saved * state.remaining) / len(states)
+        new = not read and took < most
+        spent += took * new
+        worth.append(read or new)
+    return worth
 
 
 class Purse:
