@@ -198,6 +198,31 @@ def test_batches_are_measured_as_far_as_there_is_room(
     assert not made.target.live_sequences
 
 
+def test_what_slots_hold_is_not_given_up_for_a_batch() -> None:
+    target, draft = tiny(sequences=4), tiny(sequences=4)
+    first = SpeculativeDecoder(target, ModelDrafter(draft))
+    first.generate([5, 6, 7, 8], SamplingParams(max_tokens=8, ignore_eos=True))
+    held = [slot.length for slot in target._table.slots]
+    assert target.empty_slots == 3
+    SpeculativeDecoder(target, ModelDrafter(draft))
+    assert [slot.length for slot in target._table.slots] == held
+
+
+def test_all_that_is_counted_as_read_is_read() -> None:
+    """Prompts that begin alike are copied from one another, in next to no time."""
+    target = tiny(sequences=4)
+    copied: list[int] = []
+    copy = target._cache.copy
+
+    def seen(donor: int, slot: int, columns: int) -> None:
+        copied.append(columns)
+        copy(donor, slot, columns)
+
+    target._cache.copy = seen
+    SpeculativeDecoder(target, ModelDrafter(tiny(sequences=4)))
+    assert copied == []
+
+
 def test_a_batch_that_fails_leaves_what_one_sequence_took() -> None:
     target = tiny(sequences=4)
     verify = target.verify

@@ -452,13 +452,25 @@ def reading(rows: int, tokens: int, known: int = 0, remaining: int = 100) -> lis
     return [replace(state, acceptance=seen) if i < known else state for i, state in enumerate(new)]
 
 
-def test_as_many_are_read_as_take_three_plain_rounds_until_a_draft_is_kept() -> None:
+def test_as_many_are_read_as_the_guess_allows_until_drafts_are_worth_more() -> None:
     none = np.zeros(1, dtype=np.int64)
     prices = Prices(16, none, np.ones(1), np.zeros(1), token=0.001)
-    assert worth_reading(reading(16, 200), prices, None, 0) == [True] * 14 + [False] * 2
-    assert worth_reading(reading(16, 200, known=14), prices, None, 0) == [True] * 14 + [False] * 2
-    assert worth_reading(reading(16, 200, remaining=1000), prices, None, 0) == [True] * 16
-    assert not any(worth_reading(reading(16, 4000), prices, None, 0))
+    assert worth_reading(reading(16, 200), prices, 1.0, 0) == [True] * 12 + [False] * 4
+    assert worth_reading(reading(16, 200, known=12), prices, 1.0, 0) == [True] * 12 + [False] * 4
+    assert worth_reading(reading(16, 200, remaining=1000), prices, 1.0, 0) == [True] * 16
+    assert not any(worth_reading(reading(16, 4000), prices, 1.0, 0))
     # Twice as fast, a quarter of what remains may go into it.
     assert all(worth_reading(reading(16, 200), prices, 2.0, 0))
-    assert not any(worth_reading(reading(16, 1600), prices, 2.0, 0))
+    assert not any(worth_reading(reading(16, 2600), prices, 2.0, 0))
+
+
+def test_what_reading_takes_counts_for_all_rows_of_a_round_and_once() -> None:
+    prices = Prices(16, np.zeros(1, dtype=np.int64), np.ones(1), np.zeros(1), token=0.001)
+    # One beside fifteen that are planned by themselves: all of them wait for its reading.
+    assert not any(worth_reading(reading(1, 200, remaining=25), prices, 1.3, 0))
+    assert all(worth_reading(reading(1, 100, remaining=25), prices, 1.3, 0))
+    # What a text has grown by since was read as it came.
+    alone = replace(prices, rows=2)
+    old, new = reading(2, 100, known=1, remaining=5000)
+    grown = replace(old, prefix=Prefix(0, range(3100)))
+    assert worth_reading([grown, new], alone, 1.0, 0) == [True, True]

@@ -17,6 +17,7 @@ from outrider.depth.standing import DRAFTING, PLAIN, Standing
 from outrider.models.tabular import TabularModel
 from outrider.records import Prefix, SequenceState
 
+from .test_costs import Planned
 from .test_depth import World, calibrate, decode, mean_time, played, steady
 
 NOWHERE = np.zeros(1)
@@ -133,3 +134,22 @@ def test_eight_rows_have_to_gain_more_than_five_percent(step: float, drafts: boo
         _, states = decode(policy, world, rows=8, random=2 * seed + 1, warm=False)
         drafted.append(np.mean(np.array(states[0].depths) > 0))
     assert np.mean(drafted) > 0.7 if drafts else np.mean(drafted) < 0.3
+
+
+def test_what_ends_drafts_stands_with_the_decision() -> None:
+    """A draft is planned deeper than pays on average, and is never to go on without it."""
+    policy, rng = AdaptiveDepth(Levels(8), ends_early=True), np.random.default_rng(0)
+    world = World(steady(0.7))
+    calibrate(policy, world, rng)
+    params = SamplingParams(max_tokens=200)
+    states = [SequenceState(Prefix(1, range(50)), 50, params, frozenset(), 0)]
+    stood, rule = 0, None
+    while states[0].round < 60:
+        plan = policy.plan(states)
+        stands = policy._standing.choices(states) is not None
+        assert (plan.keep_going is not None) == (plan.deepest > 1)
+        stood += stands and plan.keep_going is rule
+        rule = plan.keep_going
+        states, record = played(Planned(plan), world, states, rng)
+        policy.observe(states, record)
+    assert stood > 30

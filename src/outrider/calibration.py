@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ import torch
 from .batch import Batch, Step
 from .config import SamplingParams
 from .depth import AdaptiveDepth, policy_of
-from .protocols import Chance
+from .protocols import CachedModel, Chance, HasSlots
 from .records import DraftPlan
 from .rounds import Stopwatch
 
@@ -27,7 +27,7 @@ ABREAST = (0, 1, 1, 0, 1, 3, 3, 0, 0, 1, 3, 0)
 """The same of several sequences."""
 
 BATCHES = (4, 16)
-"""Of how many, where there is room for them: what so many take is not told by what one takes."""
+"""Of how many, where slots are empty: what so many take is not told by what one takes."""
 
 _PROMPT = 16
 
@@ -38,19 +38,23 @@ _LOG = logging.getLogger(__name__)
 def calibrate(
     decoder: SpeculativeDecoder,
     run: Callable[[Batch, DraftPlan, Chance | None, Stopwatch], Step],
+    models: Sequence[CachedModel],
 ) -> None:
     """Let a decoder's policy measure a few rounds, plain ones and some that draft.
 
     It learns what they cost, and not what of their made-up tokens is kept. Nothing else of the
     decoder changes: metrics do not count them, drafters do not learn from them. Models whose
     context is too short for that are not calibrated, nor those that have no room or fail at such
-    tokens, and a decoder whose drafter fails: its policy is then as it was. Nothing is raised and
-    nobody is warned, which is left to the rounds of requests: they may never meet such tokens.
+    tokens, and a decoder whose drafter fails: its policy is then as it was. If only a batch fails,
+    what was measured before stays. Nothing is raised and nobody is warned, which is left to the
+    rounds of requests: they may never meet such tokens. No text that a slot holds is lost to a
+    batch.
 
     Args:
         decoder: with no sequence live; its models may have those of other decoders. A policy that
             is not an `AdaptiveDepth` measures nothing.
         run: a round of its, which raises where the drafter fails.
+        models: those of its that have slots.
     """
     policy = decoder.policy
     most = decoder.max_length
@@ -60,9 +64,9 @@ def calibrate(
     if not _measured(decoder, run, policy, 1, DEPTHS):
         decoder.policy = policy_of(decoder.config, decoder.drafter)
         return
-    room = decoder.max_sequences
     for rows in BATCHES:
-        if room is None or rows > room or not _measured(decoder, run, policy, rows, ABREAST):
+        empty = [model.empty_slots if isinstance(model, HasSlots) else 0 for model in models]
+        if rows > min(empty) or not _measured(decoder, run, policy, rows, ABREAST):
             return
 
 
@@ -74,10 +78,13 @@ def _measured(
     depths: tuple[int, ...],
 ) -> bool:
     """Whether rounds of so many sequences, of which no two in a row are as long, were measured."""
-    tokens = [place % decoder.target.vocab_size for place in range(_PROMPT)]
     length = sum(depth + 1 for depth in depths)
     params = SamplingParams(max_tokens=length, temperature=0, ignore_eos=True, depths=depths)
-    prompts = [tokens[: _PROMPT - row % 3] for row in range(rows)]
+    # None begins as another does: what they share is read once, and would look cheap.
+    prompts = [
+        [(place + row) % decoder.target.vocab_size for place in range(_PROMPT - row % 3)]
+        for row in range(rows)
+    ]
     batch = decoder.pack(decoder.start(prompt, params)[0] for prompt in prompts)
     try:
         for _ in depths:

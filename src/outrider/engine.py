@@ -129,7 +129,7 @@ class SpeculativeDecoder:
         self._on_round = on_round
         self._warned = False
         if policy is None and self.policy.learns and self.drafter is not None and self._cached:
-            calibrate(self, self._round)
+            calibrate(self, self._round, self._cached)
 
     @property
     def metrics(self) -> SpeculationMetrics:

@@ -285,6 +285,16 @@ class CachedModel(Protocol):
         ...
 
 
+@runtime_checkable
+class HasSlots(Protocol):
+    """A model that tells how many sequences it takes in without losing what it holds."""
+
+    @property
+    def empty_slots(self) -> int:
+        """How many slots are no sequence's and hold nothing."""
+        ...
+
+
 class DepthPolicy(Protocol):
     """Decides how many tokens to draft for each sequence."""
 

@@ -85,3 +85,10 @@ def path_table(parents: Parents) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def level_sizes(shape: Sequence[int]) -> list[int]:
     """How many nodes each level has if every node of the level above has shape[level] children."""
     return list(accumulate(shape, mul))
+
+
+def longest_paths(ancestors: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many tokens in a row are drafted for each row at most, int64 [B]."""
+    drafted = np.arange(ancestors.shape[1]) < lengths[:, None]
+    longest: NDArray[np.int64] = (ancestors.sum(2) * drafted).max(1, initial=0)
+    return longest

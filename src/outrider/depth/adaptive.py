@@ -74,7 +74,7 @@ class AdaptiveDepth:
     learnt from each other, and where they end.
 
     Where nothing is expected to pay, drafts of one token are tried now and then, the more rarely
-    the more they cost, and sooner in a text that is new: for about .7% of the time. As much may go
+    the more they cost, and sooner in a text that is new: for about .9% of the time. As much may go
     into the drafter's reading of prompts while nothing that it drafted was kept. Where not even a
     draft that is always kept would pay, one is after 512
     plain rounds, since the machine may have changed.
@@ -386,11 +386,14 @@ class AdaptiveDepth:
         bare = widths[0] / len(states)
         token = (widths[-1] - widths[0]) / max(int(prices.widths[most]), 1) / len(states)
         choice = Choice(best, bare, token, best, planned=each * usual)
-        stands = DRAFTING if pays else 0 if trial else PLAIN
+        patience = ceil(self._patience(prices, gain)) if pays else 0
+        stands = max(min(DRAFTING, patience - self._since_plain - 1), 0)
+        if not pays:
+            stands = 0 if trial else PLAIN
         if not pays:
             choice = replace(choice, steps=trial, likely=trial, planned=1.0)
             likely, gain, ending = trial, 1.0, False
-        elif not deepest and self._since_plain >= self._patience(prices, gain):
+        elif not deepest and self._since_plain >= patience:
             choice, ending, stands = replace(choice, steps=0, likely=0), False, 0
             self._due = True
         elif self._since_plain == _RARELY // 2:
@@ -398,8 +401,8 @@ class AdaptiveDepth:
         idle = replace(choice, steps=0, planned=1.0)
         read = [True] * len(states)
         if self._costs.known:
-            found = any(self._pooled.kept)
-            read = worth_reading(states, prices, gain if found else None, self._since_draft)
+            believed = gain if any(self._pooled.kept) else 1.0
+            read = worth_reading(states, prices, believed, self._since_draft)
         choices = [choice if each else idle for each in read]
         covered = float(np.interp(max(likely, deepest), range(most + 1), widths))
         step_pace = pace if ending else 0.0

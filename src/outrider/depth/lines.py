@@ -162,8 +162,10 @@ class Line:
 
     def _fit(self) -> None:
         """Take what was measured since into account: asked for less often than something is."""
-        found, usual = self._sizes[: len(self._times)], self._times.usual
-        weights = self._times.weights
+        # Once: another thread may be adding.
+        new, count = self._new, len(self._times)
+        found, usual = self._sizes[:count], self._times.usual[:count]
+        weights = self._times.weights[:count]
         weights /= weights.sum()
         mean_x, mean_y = float(weights @ found), float(weights @ usual)
         off = found - mean_x
@@ -171,12 +173,12 @@ class Line:
         if spread > 0.05 * max(1.0, mean_x):
             self._slope = max(float(weights @ (off * (usual - mean_y))) / spread, 0.0)
         elif mean_x > 0:
-            relaxed = self._slope * _RELAXING**self._new
+            relaxed = self._slope * _RELAXING**new
             self._slope = max(relaxed, self._least * mean_y / mean_x)
         if mean_x > 0:
             self._slope = min(self._slope, mean_y / mean_x)
         self._level = mean_y - self._slope * mean_x
-        self._new = 0
+        self._new -= new
 
 
 class Curve:

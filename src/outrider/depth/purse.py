@@ -8,15 +8,16 @@ from ..records import SequenceState
 from .costs import Prices
 
 SHARE = 0.007
-"""How much of the time may go into trying whether drafting pays; as much into reading for it."""
+"""How much of the time may go into trying whether drafting pays, beside what new sequences put in
+for that at once; as much into reading for it."""
 
 LONGEST = 512
 """The most rounds that a purse is filled for ahead."""
 
-READING = 3.0
-"""How many plain rounds reading a prompt may take a drafter of which nothing is known."""
+READING = 2.5
+"""How many plain rounds reading prompts may take a drafter of which nothing is known."""
 
-_GRANT = 0.003
+_GRANT = 0.002
 """How much of a new sequence's plain rounds may go into trying at once."""
 
 _APART = 8
@@ -27,31 +28,34 @@ _MEMORY = 0.9
 
 
 def worth_reading(
-    states: Sequence[SequenceState], prices: Prices, gain: float | None, since: int
+    states: Sequence[SequenceState], prices: Prices, gain: float, since: int
 ) -> list[bool]:
     """Whether each sequence may be drafted for, which a drafter that does not know it has to read.
 
     Where drafts were kept before, reading may take less than half of what drafting is expected to
-    save. Otherwise, and for a try, that is a guess: it may take three plain rounds, or a share of
-    those since anything was drafted and of what remains. Of several sequences as many are read as
-    take no longer, and show whether drafts are kept at all.
+    save. Otherwise, and for a try, that is a guess: it may take two and a half plain rounds, or a
+    share of those since anything was drafted and of what remains. Of several sequences as many are
+    read as take no longer together, and show whether drafts are kept at all.
 
     Args:
         states: the sequences.
-        prices: of their rounds.
-        gain: how many times as fast drafting is expected to be; None where nothing was kept so far.
+        prices: of rounds of all sequences that take part in them, these or more.
+        gain: how many times as fast drafting is expected to be; 1 where that is not known.
         since: how many rounds drafted nothing.
     """
     plain = float(prices.rounds[0])
-    saved = 0.5 * (1 - 1 / (gain or 1.0))
+    saved = 0.5 * (1 - 1 / gain)
     known = [bool(state.acceptance.reached) for state in states]
-    takes = [prices.reading(state.prefix.length) / plain for state in states]
-    spent = sum(took for took, read in zip(takes, known, strict=True) if read)
+    spent = sum(
+        prices.reading(state.prompt_length) / plain
+        for state, read in zip(states, known, strict=True)
+        if read
+    )
     worth = []
-    for state, took, read in zip(states, takes, known, strict=True):
-        guess = max(READING, SHARE * (since + state.remaining))
-        most = guess - spent if gain is None else max(guess, saved * state.remaining) / len(states)
-        new = not read and took < most
+    for state, read in zip(states, known, strict=True):
+        took = prices.reading(state.prefix.length) / plain
+        guess = max(READING, SHARE * (since + state.remaining)) * len(states) / prices.rows
+        new = not read and took < max(guess - spent, saved * state.remaining / prices.rows)
         spent += took * new
         worth.append(read or new)
     return worth

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -170,6 +169,12 @@ class TransformersModel:
         """The sequences that hold a slot."""
         return frozenset(self._table.owner)
 
+    @property
+    def empty_slots(self) -> int:
+        """How many slots are no sequence's and hold nothing for one to share."""
+        slots = self._table.slots
+        return sum(slot.sequence_id is None and not slot.length for slot in slots)
+
     def check_integrity(self) -> None:
         """Raise AssertionError if the books about slots contradict each other."""
         self._table.check_integrity()
@@ -199,7 +204,7 @@ class TransformersModel:
         """
         parents, lengths = proposal.parents, proposal.lengths
         ancestors = None if parents is None else trees.ancestor_mask(parents)
-        longest = lengths if ancestors is None else _longest_paths(ancestors, lengths)
+        longest = lengths if ancestors is None else trees.longest_paths(ancestors, lengths)
         with self.lock:
             batch = self.enter(prefixes, longest.tolist())
             drafts = proposal.tokens if batch.order is None else proposal.tokens[batch.order]
@@ -433,13 +438,6 @@ def _cheapest(behind: Sequence[int]) -> int:
         return together * len(behind) + alone
 
     return min({1, *behind}, key=computed)
-
-
-def _longest_paths(ancestors: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many tokens in a row are drafted for each row at most, int64 [B]."""
-    drafted = np.arange(ancestors.shape[1]) < lengths[:, None]
-    longest: NDArray[np.int64] = (ancestors.sum(2) * drafted).max(1, initial=0)
-    return longest
 
 
 def _outright(tokens: list[int], parents: list[int], device: torch.device) -> DraftProposal:
