@@ -187,9 +187,9 @@ def test_batches_are_measured_as_far_as_there_is_room(
     measured = []
     measure = AdaptiveDepth.measure
 
-    def seen(self, states, record) -> None:
+    def seen(self, states, record, reading) -> None:
         measured.append((len(states), max(record.drafted)))
-        measure(self, states, record)
+        measure(self, states, record, reading)
 
     monkeypatch.setattr(AdaptiveDepth, "measure", seen)
     made = SpeculativeDecoder(tiny(sequences=room), ModelDrafter(tiny(sequences=room)))
@@ -208,19 +208,14 @@ def test_what_slots_hold_is_not_given_up_for_a_batch() -> None:
     assert [slot.length for slot in target._table.slots] == held
 
 
-def test_all_that_is_counted_as_read_is_read() -> None:
-    """Prompts that begin alike are copied from one another, in next to no time."""
-    target = tiny(sequences=4)
-    copied: list[int] = []
-    copy = target._cache.copy
-
-    def seen(donor: int, slot: int, columns: int) -> None:
-        copied.append(columns)
-        copy(donor, slot, columns)
-
-    target._cache.copy = seen
-    SpeculativeDecoder(target, ModelDrafter(tiny(sequences=4)))
-    assert copied == []
+def test_what_prompts_take_is_not_learnt_from_batches() -> None:
+    """Theirs begin alike, so that they are copied from one another, in next to no time."""
+    alone, several = tiny(sequences=3), tiny(sequences=4)
+    for target in (alone, several):
+        made = SpeculativeDecoder(target, ModelDrafter(tiny(sequences=4)))
+        assert isinstance(made.policy, AdaptiveDepth)
+        assert len(made.policy._costs._prompts) == 1
+        assert len(made.policy._costs._readings) == 0
 
 
 def test_a_batch_that_fails_leaves_what_one_sequence_took() -> None:

@@ -80,17 +80,15 @@ def _measured(
     """Whether rounds of so many sequences, of which no two in a row are as long, were measured."""
     length = sum(depth + 1 for depth in depths)
     params = SamplingParams(max_tokens=length, temperature=0, ignore_eos=True, depths=depths)
-    # None begins as another does: what they share is read once, and would look cheap.
-    prompts = [
-        [(place + row) % decoder.target.vocab_size for place in range(_PROMPT - row % 3)]
-        for row in range(rows)
-    ]
+    tokens = [place % decoder.target.vocab_size for place in range(_PROMPT)]
+    prompts = [tokens[: _PROMPT - row % 3] for row in range(rows)]
     batch = decoder.pack(decoder.start(prompt, params)[0] for prompt in prompts)
     try:
         for _ in depths:
             watch = Stopwatch(batch.device)
             step = run(batch, policy.plan(batch.states), decoder.chance, watch)
-            policy.measure(step.batch.states, step.record)
+            # What several prompts share is read once, and would make reading look cheap.
+            policy.measure(step.batch.states, step.record, reading=rows == 1)
             batch = replace(step.batch, noise=None)
     except Exception:
         _LOG.debug("costs of %d sequences were not measured ahead", rows, exc_info=True)

@@ -297,14 +297,17 @@ class AdaptiveDepth:
             plain = self._prices(rows, others).rounds[others]
             self._purse.spend(took / plain + _CAUTION * prices.doubt(1) - emitted)
 
-    def measure(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
+    def measure(
+        self, states: Sequence[SequenceState], record: RoundRecord, reading: bool = True
+    ) -> None:
         """Learn what a round costs, and nothing from what it kept: for rounds on made-up tokens.
 
         Args:
             states: the sequences after it.
             record: what it did; its drafter has not failed.
+            reading: whether to learn what reading prompts takes.
         """
-        self._costs.add(self._seen.round(states, record, self._looks))
+        self._costs.add(self._seen.round(states, record, self._looks), reading)
 
     def _count_looking(self, record: RoundRecord) -> None:
         """Whether looking tokens up gained anything in a round: at what rounds usually take."""

@@ -211,8 +211,13 @@ class Costs:
         """Whether a plain round and one that drafted were measured."""
         return self.plain_known and self._drafting.known
 
-    def add(self, seen: Round) -> None:
-        """Count a round: what a prompt or a backlog took by itself, since it is no usual cost."""
+    def add(self, seen: Round, reading: bool = True) -> None:
+        """Count a round: what a prompt or a backlog took by itself, since it is no usual cost.
+
+        Args:
+            seen: the round.
+            reading: whether to learn what prompts take, too.
+        """
         self._rounds += 1
         now, tokens = self._rounds, seen.rows * (seen.width + 1)
         known = self._verifying.count(seen.width > 0, tokens)
@@ -224,9 +229,9 @@ class Costs:
             self._pace.add(ratio, now)
         scale = self._pace.at(now)
         draft_s = seen.draft_s / scale
-        if seen.read:
+        if seen.read and reading:
             self._prompts.append(seen.target_s / scale / seen.read)
-        if seen.caught_up and self._drafting.known:
+        if seen.caught_up and reading and self._drafting.known:
             usual = float(self._drafting.at(seen.rows, np.array([float(seen.steps)]))[0])
             self._readings.append(max(draft_s - usual, 0.0) / seen.caught_up)
         if not seen.fresh:
