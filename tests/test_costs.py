@@ -474,3 +474,13 @@ def test_what_reading_takes_counts_for_all_rows_of_a_round_and_once() -> None:
     old, new = reading(2, 100, known=1, remaining=5000)
     grown = replace(old, prefix=Prefix(0, range(3100)))
     assert worth_reading([grown, new], alone, 1.0, 0) == [True, True]
+
+
+def test_a_machine_that_stands_still_for_a_while_is_not_thought_to_be_that_noisy() -> None:
+    plain = Round(1, 0, 0, False, 0, 0, 0, False, 0, 0.0, 1.0, 0.0)
+    costs = Costs()
+    costs.add(replace(plain, width=1, steps=1, missing=1, draft_s=0.1))
+    for target_s in [1.0] * 5 + [60.0, 40.0, 50.0]:
+        costs.add(replace(plain, target_s=target_s))
+    # Eight rounds, each off by a guess of .2.
+    assert costs.prices(1, [0, 1]).doubt() == pytest.approx(0.25 / 8**0.5, rel=0.1)

@@ -44,7 +44,8 @@ _OF_MEDIANS = 1.25
 """The standard error of the median of what is normal beside that of its mean."""
 
 _GUESS = 0.2
-"""By how much the logarithm of a round's time is off, where nothing is known."""
+"""By how much the logarithm of a round's time is off, as a first guess, which counts for as many
+rounds: a machine that stands still once while a model is loaded is not that noisy."""
 
 _LEAST = 1e-9
 """Seconds of a round at least: a clock may stand still."""
@@ -188,7 +189,7 @@ class Costs:
     def __init__(self) -> None:
         self._rounds = 0
         self._pace = Pace()
-        self._off = deque[float](maxlen=_NOISY)
+        self._off = deque([_GUESS / _DEVIATION] * _KNOWN, maxlen=_NOISY)
         self._verifying = Curve()
         self._drafting = Drafting()
         self._looking = Line()
@@ -282,8 +283,7 @@ class Costs:
 
     def _doubts(self, counts: NDArray[np.float64]) -> NDArray[np.float64]:
         """By how many rounds of about each size are remembered, and how much rounds differ."""
-        few = len(self._off) < _FEW
-        spread = _OF_MEDIANS * (_GUESS if few else _DEVIATION * median_low(self._off))
+        spread = _OF_MEDIANS * _DEVIATION * median_low(self._off)
         each = 1 / counts.clip(1)
         each[1:] += each[0]
         return np.asarray(spread * np.sqrt(each))
