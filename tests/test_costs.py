@@ -484,3 +484,18 @@ def test_a_machine_that_stands_still_for_a_while_is_not_thought_to_be_that_noisy
         costs.add(replace(plain, target_s=target_s))
     # Eight rounds, each off by a guess of .2.
     assert costs.prices(1, [0, 1]).doubt() == pytest.approx(0.25 / 8**0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("length", [100, 512])
+def test_tries_that_all_fail_take_the_share_that_they_are_said_to(length: int) -> None:
+    """.9% of the time, of which .2% comes with each new text."""
+    purse, lost = Purse(), 0.0
+    for _ in range(60_000 // length):
+        for place in range(length):
+            tries = purse.affords(0.5)
+            if tries:
+                purse.spend(0.5)
+                lost += 0.5
+            purse.fill(not tries, [length] if place == 0 else (), 1)
+        purse.ended(length)
+    assert lost / 60_000 == pytest.approx(0.009, rel=0.05)

@@ -31,7 +31,7 @@ class World:
     token: float = 0.04
     rest: float = 0.08
     noise: float = 0.1
-    prefill: float = 3.0  # of all prompts together
+    prefill: float = 3.0
     alone: float = 0.0  # what a forward of one token a row takes beyond the line
     slow: float = 1.0  # by how much the machine is slower than usual
 
@@ -87,8 +87,8 @@ def played(policy, world, states, rng):
         return world.slow * seconds * float(np.exp(world.noise * rng.standard_normal()))
 
     draft = about(world.step * (width + 0.5 * behind)) if width else 0.0
-    new = sum(d > 0 and not any(s.depths) for s, d in zip(states, depths, strict=True))
-    draft += world.slow * world.prefill * world.step * new / len(states)
+    if any(d and not any(s.depths) for s, d in zip(states, depths, strict=True)):
+        draft += world.slow * world.prefill * world.step
     forward = 1 + world.token * (len(states) * (width + 1) - 1) + world.alone * (width == 0)
     target = about(forward) + fresh * world.prefill
     rest = about(world.rest)
