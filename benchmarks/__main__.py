@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
+from rich.logging import RichHandler
 from transformers.utils import logging as transformers_logging
 
-from .report import Report, environment
+from .report import Report, environment, log
 
 _PARTS = {
     "overhead": ("overhead", 150),
@@ -45,7 +47,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     console = Console(width=120, highlight=False)
-    progress = Console(stderr=True)
+    progress = Console(stderr=True, highlight=False)
+    handler = RichHandler(console=progress, show_level=False, show_path=False)
+    logging.basicConfig(format="%(message)s", handlers=[handler])
+    log.setLevel(logging.INFO)
     figures: dict[str, object] = {"environment": environment()}
     for name in asked.names or _PARTS:
         module, rounds = _PARTS[name]

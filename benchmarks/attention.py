@@ -23,7 +23,7 @@ from outrider.models import attention
 from outrider.models.slots import LayerShape, SlotCache
 
 from .assisted import snapshot
-from .report import Report, Spread, columns
+from .report import Report, Spread, add_row, columns
 
 QUERY_HEADS, KV_HEADS, WIDTH, HIDDEN = 32, 8, 128, 4096
 SPAN, QUERIES = 4096, 5
@@ -71,7 +71,7 @@ def run(rounds: int) -> Report:
         theirs, ours, error = _compete(contest, rounds)
         ratio = theirs.median / ours.median
         goal = f">= {GOAL:.0f}x" if not rows else ""
-        table.add_row(contest.name, str(theirs), str(ours), f"{ratio:.1f}x", goal, f"{error:.1e}")
+        add_row(table, contest.name, str(theirs), str(ours), f"{ratio:.1f}x", goal, f"{error:.1e}")
         rows.append(
             {
                 "measured": contest.name,

@@ -15,7 +15,7 @@ from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
 from outrider.bench.race import Timed, race, speedup
 from outrider.bench.workload import built_in
 
-from .report import Report, columns
+from .report import Report, add_row, columns
 from .speedup import own_drafter, reserve
 
 TOKENS = 256
@@ -113,7 +113,8 @@ def _show(table: Table, row: dict[str, object]) -> None:
         f"[bold]{gain:.2f}[/bold]" if name == row["best"] else f"{gain:.2f}"
         for name, gain in gains.items()
     ]
-    table.add_row(
+    add_row(
+        table,
         str(row["workload"]),
         f"{row['temperature']:g}",
         *shown,

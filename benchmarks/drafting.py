@@ -22,7 +22,7 @@ from outrider import (
 )
 from outrider.models import demo
 
-from .report import Report, Spread, columns
+from .report import Report, Spread, add_row, columns
 
 DEPTH, PROMPT_TOKENS, _SKIPPED, _PASS_ROUNDS = 4, 150, 3, 50
 _TEMPERATURES = (0.0, 0.8)
@@ -59,7 +59,7 @@ def run(rounds: int) -> Report:
     rows = []
     for (name, temperature), seconds_each in samples.items():
         spread = Spread.of(seconds_each)
-        table.add_row(f"{name}, T {temperature:g}", str(spread), str(len(seconds_each)))
+        add_row(table, f"{name}, T {temperature:g}", str(spread), str(len(seconds_each)))
         rows.append({"what": name, "temperature": temperature, **spread.figures()})
     regime = (
         f"demo draft (1 layer, hidden 384, vocabulary 4096), batch 1, float32, CPU, eager, "

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from .report import Report, Spread, columns
+from .report import Report, Spread, add_row, columns
 
 GOAL_S = 0.2
 
@@ -32,7 +32,8 @@ def run(rounds: int) -> Report:
         loaded.update(frameworks)
     spread = Spread.of(seconds)
     table = columns("import outrider", "", "best ms", "median ms", "goal ms", "torch loaded")
-    table.add_row(
+    add_row(
+        table,
         "import outrider",
         f"{min(seconds) * 1e3:.1f}",
         f"{spread.median:.1f}",

@@ -13,7 +13,7 @@ from outrider.bench.workload import built_in
 from outrider.loading import Pair
 from outrider.models.transformers import TransformersModel
 
-from .report import Report, columns
+from .report import Report, add_row, columns
 from .speedup import reserve
 
 TOKENS = 256
@@ -104,7 +104,8 @@ def _over(one: Timed, other: Timed) -> tuple[float, float, float]:
 def _show(table: Table, row: dict[str, object]) -> None:
     gains = row["speedup"]
     assert isinstance(gains, dict)
-    table.add_row(
+    add_row(
+        table,
         str(row["workload"]),
         f"{row['temperature']:g}",
         *(f"{gain:.2f}" for name, gain in gains.items() if name != "plain eager"),

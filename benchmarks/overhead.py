@@ -13,7 +13,7 @@ from outrider.models import demo
 
 from .assisted import assisted_samples
 from .replay import SKIPPED, Replay, Sample
-from .report import Report, Spread, columns
+from .report import Report, Spread, add_row, columns
 
 DEPTH, PROMPT_TOKENS = 4, 150
 _PASS_ROUNDS = 50
@@ -99,7 +99,8 @@ def _report(samples: dict[tuple[str, str], list[Sample]]) -> Report:
         goal = _GOALS.get(sampling) if ours else None
         reference = None if ours else _REFERENCES.get(sampling)
         beside = "" if goal is None else f"goal <= {goal}"
-        table.add_row(
+        add_row(
+            table,
             f"{system}, {sampling}",
             f"{whole.median:.2f}",
             f"{forwards.median:.2f}",

@@ -25,7 +25,7 @@ from outrider.batch import Batch
 from outrider.models import demo
 from outrider.records import DraftProposal, Prefix, TargetScores
 
-from .report import Report, Spread, columns
+from .report import Report, Spread, add_row, columns
 
 DEPTH, PROMPT_TOKENS = 4, 1000
 VOCABULARIES, BATCHES = (32_000, 128_256), (1, 8)
@@ -235,9 +235,9 @@ def _report(
         *(f"V {vocab_size:,}, batch {rows}" for vocab_size, rows in cells),
     )
     names = list(dict.fromkeys(name for name, size, _ in added if size != of_forms))
-    table.add_row("a round without", *(f"{whole[names[0], *cell].median:.2f}" for cell in cells))
+    add_row(table, "a round without", *(f"{whole[names[0], *cell].median:.2f}" for cell in cells))
     for name in names:
-        table.add_row(name, *(str(added[name, *cell]) for cell in cells))
+        add_row(table, name, *(str(added[name, *cell]) for cell in cells))
     table.caption_justify = "left"
     table.caption = "\n".join(
         f"{name}, V {size:,}, batch {rows}: {spread} to {whole[name, size, rows].median:.2f}"

@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 import outrider
 from outrider.models import products
 
-from .report import Report, Spread, columns
+from .report import Report, Spread, add_row, columns
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16)
 
@@ -37,7 +37,7 @@ def run(rounds: int) -> Report:
                 found.append(_seconds(way, weights, given))
         before, after = (Spread.of(found[1:]) for found in times)
         ratio = before.median / after.median
-        table.add_row(str(rows), str(before), str(after), f"{ratio:.2f}x")
+        add_row(table, str(rows), str(before), str(after), f"{ratio:.2f}x")
         figures.append(
             {"rows": rows, "linear": before.figures(), "other": after.figures(), "ratio": ratio}
         )

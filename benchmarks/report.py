@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ from typing import Any
 
 import numpy as np
 from rich.table import Table
+
+log = logging.getLogger("benchmarks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,12 @@ def columns(title: str, *names: str) -> Table:
     for index, name in enumerate(names):
         table.add_column(name, justify="right" if index else "left", no_wrap=True)
     return table
+
+
+def add_row(table: Table, *cells: str) -> None:
+    """Add a row to a table, and log it: of a long benchmark one sees what is known so far."""
+    table.add_row(*cells)
+    log.info("%s", "  ".join(cells))
 
 
 def environment() -> dict[str, Any]:

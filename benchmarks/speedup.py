@@ -27,7 +27,7 @@ from outrider.models.transformers import TransformersModel
 from outrider.protocols import DraftContext, DraftModel, TargetModel
 from outrider.records import DraftPlan, DraftProposal, Laws, Prefix
 
-from .report import Report, columns
+from .report import Report, add_row, columns
 
 TOKENS = 256
 TEMPERATURES = (0.0, 0.8, 1.0)
@@ -200,7 +200,8 @@ def _show(table: Table, row: dict[str, object]) -> None:
         value = row[name]
         return "-" if value is None else f"{value:.2f}"
 
-    table.add_row(
+    add_row(
+        table,
         str(row["workload"]),
         f"{row['temperature']:g}",
         str(row["batch"]),

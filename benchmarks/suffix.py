@@ -21,7 +21,7 @@ from outrider.drafters.suffix_automaton import SuffixAutomaton
 from outrider.models import demo
 from outrider.records import DraftPlan, Prefix
 
-from .report import Report, Spread, columns
+from .report import Report, Spread, add_row, columns
 
 TOKENS, ORDER, DEPTH = 1_000_000, 32, 16
 _GOAL_US = 2.0
@@ -154,7 +154,7 @@ def _report(timings: dict[str, list[float]], facts: dict[str, str]) -> Report:
         # Given thousandfold, milliseconds are microseconds.
         spread = Spread.of([seconds * 1e3 for seconds in found])
         goal = None if name == _DOOR or "tree" in name else _GOAL_US
-        table.add_row(name, str(spread), "" if goal is None else f"< {goal}", facts.get(name, ""))
+        add_row(table, name, str(spread), "" if goal is None else f"< {goal}", facts.get(name, ""))
         rows.append({"what": name, "median_us": round(spread.median, 4), "goal_us": goal})
     regime = (
         f"{TOKENS:,} tokens each, contexts of at most {ORDER}, drafts of at most {DEPTH} tokens, "

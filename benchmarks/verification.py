@@ -17,7 +17,7 @@ from outrider.records import DraftProposal, Laws
 from outrider.verification import METHODS, verify
 from outrider.verification.fused import verify_logits
 
-from .report import Report, Spread, columns
+from .report import Report, Spread, add_row, columns
 
 DEPTH = 5
 BATCHES, VOCABULARIES = (1, 8, 32), (32_000, 128_256)
@@ -88,7 +88,8 @@ def run(rounds: int) -> Report:
             for name, found in timed.items():
                 faster = theirs / found.spread.median
                 goal = _GOALS.get((batch, vocabulary)) if name == "fast, token" else None
-                table.add_row(
+                add_row(
+                    table,
                     f"{batch}, {vocabulary:,}" if name == FLOOR else "",
                     name,
                     str(found.spread),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,16 @@ def test_a_prediction_is_held_against_the_pace_of_the_run() -> None:
     assert slow.error == pytest.approx(0.0)
     steady = Check(timed(PLAIN, (10.0,)), timed(K2, (8.0,)), prediction(K2, 8.0), 1)
     assert steady.error == pytest.approx(1.0)
+
+
+def test_a_hiccup_is_no_error_of_a_prediction() -> None:
+    """Of ten seconds one round took eight: the configuration is as fast as was predicted."""
+    plain = replace(timed(PLAIN, (12.0,)), usual_s=(10.0,))
+    slow = Check(plain, replace(timed(K2, (10.0,)), usual_s=(2.0,)), prediction(K2, 4.0), 1)
+    assert slow.error == pytest.approx(0.0)
+    assert slow.raw_error == pytest.approx((25 * 10 / 12) / 5 - 1)
+    counted = agreement([slow], rehearsed=False)
+    assert (counted.close, counted.raw) == (1, 0)
 
 
 def test_repeats_and_temperatures_of_a_prompt_are_resampled_together() -> None:
@@ -149,9 +161,10 @@ def test_agreement_is_counted_apart_for_short_runs() -> None:
     rehearsed = agreement(checks, rehearsed=True)
     assert (rehearsed.of, rehearsed.close, rehearsed.bounded) == (1, 1, 0)
     assert told(checks) == (
-        "predictions by formula or replay: 2 of 4 within 10%, 2 of 3 within the 95% interval of "
-        "the run",
-        "predictions from short runs of the same: 1 of 1 within 10%",
+        "predictions by formula or replay: 2 of 4 within 10% at the usual times of rounds (2 in "
+        "seconds), 2 of 3 within the 95% interval of the run",
+        "predictions from short runs of the same: 1 of 1 within 10% at the usual times of rounds "
+        "(1 in seconds)",
     )
     assert told([adaptive]) == ()
 

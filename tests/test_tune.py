@@ -21,7 +21,14 @@ import outrider.rounds
 from outrider.bench.checks import Check
 from outrider.bench.contending import PLAIN
 from outrider.bench.forecast import Prediction, predict
-from outrider.bench.measure import RoundTime, Watched, cycled, forward_times, means, sound_means
+from outrider.bench.measure import (
+    RoundTime,
+    Watched,
+    at_one_pace,
+    cycled,
+    forward_times,
+    usual_times,
+)
 from outrider.bench.records import Contender, Measurement, Prompt, Workload
 from outrider.bench.regime import Regime
 from outrider.bench.search import Models, Search
@@ -230,16 +237,53 @@ def test_depths_come_equally_often() -> None:
     assert depths == cycled((1, 2, 4), 9)
 
 
-def test_times_are_means_by_size() -> None:
-    def seen(width: int, seconds: float, rows: int = 1) -> RoundTime:
-        return RoundTime(width, rows, width, False, 1, False, 0.0, seconds, 2 * seconds)
+def seen(width: int, seconds: float, rows: int = 1, *, first: bool = False) -> RoundTime:
+    return RoundTime(width, rows, width, False, 1, first, seconds / 2, seconds, 2 * seconds)
 
-    rounds = [seen(2, 1.0), seen(2, 1.5), seen(2, 2.0), seen(0, 4.0), seen(0, 1.0, rows=3)]
-    rounds += [seen(7, 1.0), seen(7, 9.0)]
-    found = means(rounds, lambda each: each.total_s, {1})
-    assert found == pytest.approx({(1, 2): 3.0, (1, 0): 8.0, (1, 7): 2.0 * (1 + 4 / 3) / 2})
+
+def test_times_are_medians_by_size() -> None:
+    rounds = [seen(2, 1.0), seen(2, 1.5), seen(2, 60.0), seen(0, 4.0), seen(0, 1.0, rows=3)]
+    found = usual_times(rounds, lambda each: each.total_s, {1})
+    assert found == pytest.approx({(1, 2): 3.0, (1, 0): 8.0})
     first, *_ = forward_times(rounds)
     assert (first.rows, first.width, first.seconds) == (1, 1, 4.0)
+
+
+class TestOnePace:
+    """Plain rounds of 20 turns that take 2 seconds, or 6 from the 8th to the 13th."""
+
+    SLOW = [1.0] * 8 + [3.0] * 6 + [1.0] * 6
+
+    def paced(self, of: list[float], plain: list[float] | None = None) -> list[float]:
+        """What rounds come to that take so many seconds where the machine is as usual."""
+        lanes = [
+            Watched((tuple(seen(0, took, first=not i) for i, took in enumerate(times)),), ((),))
+            for times in (plain or self.SLOW, of)
+        ]
+        (rounds,) = at_one_pace(lanes, {1: 2.0})[1].rounds
+        for each in rounds:
+            assert (each.draft_s, each.target_s) == (each.total_s / 4, each.total_s / 2)
+        return [each.total_s / 2 for each in rounds]
+
+    def test_a_slow_while_is_taken_out(self) -> None:
+        found = self.paced([1.5 * slow for slow in self.SLOW])
+        assert found == pytest.approx([1.5] * 20)
+
+    def test_a_slow_round_of_plain_decoding_alone_says_nothing(self) -> None:
+        plain = [1.0] * 20
+        plain[4] = 9.0
+        assert self.paced([1.5] * 20, plain) == pytest.approx([1.5] * 20)
+
+    def test_the_first_round_reads_the_prompt_and_says_nothing(self) -> None:
+        assert self.paced([1.5] * 3, [50.0, 1.0, 1.0]) == pytest.approx([1.5] * 3)
+
+    def test_after_plain_decoding_the_machine_is_as_it_was_at_its_end(self) -> None:
+        found = self.paced([4.0] * 6, [1.0, 2.0, 2.0, 2.0])
+        assert found == pytest.approx([2.0] * 6)
+
+    @pytest.mark.parametrize("plain", [[3.0], [0.0] * 6])
+    def test_where_nothing_tells_times_are_as_measured(self, plain: list[float]) -> None:
+        assert self.paced([1.0, 2.0], plain) == pytest.approx([1.0, 2.0])
 
 
 def rows_of(rounds: list[tuple[int, float]]) -> tuple[RoundTime, ...]:
@@ -268,41 +312,6 @@ def test_rounds_of_single_sequences_are_no_rounds_of_a_batch() -> None:
         )
         assert found.seconds == pytest.approx(4.0 - 0.5)
         assert found.rounds == pytest.approx(4 * 4)
-
-
-class TestSoundMeans:
-    """On made-up round times, seeded: skewed as those of a busy machine, of sizes seen 10 times."""
-
-    def times(self, spread: float = 0.2) -> dict[int, list[float]]:
-        rng = np.random.default_rng(5)
-        return {
-            size: (0.010 * size * (1 + rng.exponential(spread, 10))).tolist()
-            for size in range(1, 31)
-        }
-
-    def test_they_are_means_of_skewed_times(self) -> None:
-        times = self.times()
-        found = sound_means(times)
-        total = sum(found[size] for size in times)
-        assert total == pytest.approx(sum(np.mean(each) for each in times.values()), rel=0.005)
-        assert total == pytest.approx(sum(0.010 * size * 1.2 for size in times), rel=0.02)
-        medians = sum(float(np.median(each)) for each in times.values())
-        assert medians < 0.97 * total
-
-    @pytest.mark.parametrize("hiccup", [0.2, 60.0])
-    def test_a_hiccup_does_not_pass_for_the_cost_of_a_size(self, hiccup: float) -> None:
-        times = self.times()
-        before = sound_means(times)
-        times[1][0] = hiccup
-        after = sound_means(times)
-        assert np.mean(times[1]) > 2 * before[1]
-        # No more than an n-th of the 99% quantile of all ratios, below 2 here.
-        assert abs(after[1] - before[1]) < 2 / 10 * 0.012
-        assert after[30] == pytest.approx(before[30], rel=0.02)
-
-    def test_a_size_seen_twice_and_one_that_takes_no_time(self) -> None:
-        assert sound_means({1: [1.0, 100.0], 2: [2.0, 2.0, 2.0]}) == {1: 1.0, 2: 2.0}
-        assert sound_means({1: [0.0, 0.0]}) == {1: 0.0}
 
 
 def prediction(

@@ -4,6 +4,10 @@ A prediction and the run that checks it share their prompts, so that prompts of 
 reason for them to differ. What does differ, the texts drawn at a temperature above 0 and the noise
 of the clock, is seen in repeats of a prompt. The standard error of a run is made of those alone.
 
+Both are of rounds that take what rounds of their kind usually do, by the median: single rounds of a
+shared machine take many times that, which no prediction can know. How far a prediction is off the
+seconds that went by is told beside it.
+
 A prediction is scaled to the pace of plain decoding in the same run, which has noise of its own. So
 what it is held against is the configuration over plain decoding, whose stretches are paired: what
 slowed both down is no difference.
@@ -34,7 +38,7 @@ class Check:
         predicted: what was predicted of it; None for an adaptive depth.
         distinct: how many batches of prompts there are before they come again.
         pace: how fast the machine was in this race, beside when predictions were measured: plain
-            decoding's tokens a second here over those predicted of it.
+            decoding's usual tokens a second here over those predicted of it.
     """
 
     plain: Measurement
@@ -50,8 +54,19 @@ class Check:
 
     @property
     def error(self) -> float | None:
-        """Expected over measured tokens a second, less 1."""
-        return None if self.expected is None else self.expected / self.measured.tokens_per_s - 1
+        """Expected over measured tokens a second at the usual times of rounds, less 1."""
+        if self.expected is None:
+            return None
+        return self.expected / self.measured.usual_tokens_per_s - 1
+
+    @property
+    def raw_error(self) -> float | None:
+        """Expected over measured speedup, less 1, in the seconds that went by in this race."""
+        if self.error is None:
+            return None
+        slower = self.measured.usual_tokens_per_s / self.measured.tokens_per_s
+        plain = self.plain.usual_tokens_per_s / self.plain.tokens_per_s
+        return (1 + self.error) * slower / plain - 1
 
     @property
     def rehearsed(self) -> bool:
@@ -63,7 +78,7 @@ class Check:
 
     @property
     def standard_error(self) -> float | None:
-        """Of the measured tokens a second at the pace of plain decoding; None where not known.
+        """Of the usual tokens a second at the pace of plain decoding; None where not known.
 
         It is that of the measured over plain decoding's, prompts given, times plain decoding's: it
         takes two prompts or more that came again.
@@ -71,11 +86,11 @@ class Check:
         squares, freedom = self._scatter()
         if freedom < 2:
             return None
-        return self.measured.tokens_per_s * sqrt(len(self.plain.seconds) * squares / freedom)
+        return self.measured.usual_tokens_per_s * sqrt(len(self.plain.seconds) * squares / freedom)
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """A 95% interval, by Student's t, about the measured tokens a second: for `expected`.
+        """A 95% interval, by Student's t, about the usual tokens a second: for `expected`.
 
         Divided by `pace` it is the interval of measured over plain tokens a second, prompts given,
         times the plain rate that was predicted: for what was predicted, unscaled.
@@ -83,7 +98,7 @@ class Check:
         error = self.standard_error
         if error is None:
             return None
-        rate, margin = self.measured.tokens_per_s, quantile(self._scatter()[1]) * error
+        rate, margin = self.measured.usual_tokens_per_s, quantile(self._scatter()[1]) * error
         return rate - margin, rate + margin
 
     def _scatter(self) -> tuple[float, int]:
@@ -93,8 +108,10 @@ class Check:
         changes the logarithm of measured over plain by its share of plain decoding's seconds less
         its share of the configuration's, which is what is compared.
         """
-        plain_s, measured_s = sum(self.plain.seconds), sum(self.measured.seconds)
-        pairs = zip(self.plain.seconds, self.measured.seconds, strict=True)
+        all_plain = self.plain.usual_s or self.plain.seconds
+        all_measured = self.measured.usual_s or self.measured.seconds
+        plain_s, measured_s = sum(all_plain), sum(all_measured)
+        pairs = zip(all_plain, all_measured, strict=True)
         shares = [plain / plain_s - measured / measured_s for plain, measured in pairs]
         each = [shares[first :: self.distinct] for first in range(self.distinct)]
         known = [found for found in each if found]
@@ -108,13 +125,15 @@ class Agreement:
 
     Attributes:
         of: how many were checked.
-        close: of these, within 10%.
+        close: of these, within 10% at the usual times of rounds.
+        raw: of these, within 10% in the seconds that went by.
         bounded: how many runs have an interval, see `Check.interval`.
         inside: of these, how many hold what was predicted, at the pace of the run.
     """
 
     of: int
     close: int
+    raw: int
     bounded: int
     inside: int
 
@@ -122,7 +141,8 @@ class Agreement:
     def told(self) -> str:
         """In words."""
         inside = f", {self.inside} of {self.bounded} within the 95% interval of the run"
-        return f"{self.close} of {self.of} within {WITHIN:.0%}" + inside * (self.bounded > 0)
+        close = f"{self.close} of {self.of} within {WITHIN:.0%} at the usual times of rounds"
+        return f"{close} ({self.raw} in seconds){inside * (self.bounded > 0)}"
 
 
 def agreement(checks: Iterable[Check], *, rehearsed: bool) -> Agreement:
@@ -141,6 +161,7 @@ def agreement(checks: Iterable[Check], *, rehearsed: bool) -> Agreement:
     return Agreement(
         of=len(counted),
         close=sum(abs(check.error or 0.0) <= WITHIN for check, _, _ in counted),
+        raw=sum(abs(check.raw_error or 0.0) <= WITHIN for check, _, _ in counted),
         bounded=sum(interval is not None for _, _, interval in counted),
         inside=sum(
             interval is not None and interval[0] <= rate <= interval[1]

@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from statistics import fmean, median
+from statistics import median
 
 import numpy as np
 
 from .contending import LOOKUPS, PLAIN, WITH_MODEL, drafter_of
-from .measure import Filler, RoundTime, means, sound_means
+from .measure import Filler, RoundTime, usual_times
 from .predict import EXACT, Cost, Costs, chain_rounds, expected_rounds, expected_seconds
 from .progress import Report, Steps
 from .records import Contender
@@ -33,7 +33,7 @@ class Prediction:
         tokens: of all texts.
         rounds: that sequences take part in, on average.
         seconds: that the texts take one after the other, batch by batch, without what the target
-            needs to read prompts.
+            needs to read prompts, where each round takes the median of its size.
         exact: whether `rounds` follow from the target's texts; otherwise they are those of a short
             run of the configuration itself.
     """
@@ -84,8 +84,8 @@ class _Forecast:
     def __init__(self, models: Models, regime: Regime) -> None:
         self._models = models
         self._regime = regime
-        self._plain = self._means(regime.watched[PLAIN].usual, lambda seen: seen.total_s)
-        self._forwards = Costs(self._means(regime.rounds, lambda seen: seen.target_s))
+        self._plain = self._usual(regime.watched[PLAIN].usual, lambda seen: seen.total_s)
+        self._forwards = Costs(self._usual(regime.rounds, lambda seen: seen.target_s))
         # Rounds of what follows from the text alone are the same for every method.
         self._rounds: dict[tuple[str, int], list[list[list[Drafted]]]] = {}
 
@@ -159,7 +159,7 @@ class _Forecast:
         times = defaultdict(list)
         for seen in rounds:
             times[seen.rows, seen.width, seen.stepped].append(seen.total_s)
-        usual = sound_means(times)
+        usual = {size: median(found) for size, found in times.items()}
         longer = self._regime.tokens / sum(seen.emitted for seen in rounds)
         seconds = longer * sum(usual[size] * len(found) for size, found in times.items())
         width = max(seen.width for seen in rounds)
@@ -178,16 +178,15 @@ class _Forecast:
         if contender.plain:
             return Costs(self._plain), Costs(self._plain)
         own = self._regime.watched[kind_of(contender)].usual
-        steps = self._means([seen for seen in own if seen.stepped], lambda seen: seen.total_s)
+        steps = self._usual([seen for seen in own if seen.stepped], lambda seen: seen.total_s)
         stepped = Costs(steps | self._plain)
         if contender.drafter == "draft_model":
             return stepped, Costs(self._plain)
-        filled = self._means(
+        filled = self._usual(
             self._regime.filler[str(contender.verification)].usual,
             lambda seen: seen.total_s - seen.draft_s,
         )
-        # Looking up takes about as long whatever it finds, and so little that a hiccup within it is
-        # many times that: the means of whole rounds, which are what they would be, know of those.
+        # Looking up takes about as long whatever it finds.
         looked = [seen.draft_s for seen in own if seen.planned and not seen.stepped]
         looking = median(looked) if looked else 0.0
         return stepped, Costs(filled | self._plain).shifted(looking)
@@ -195,10 +194,10 @@ class _Forecast:
     def _first(self, contender: Contender, width: int) -> float:
         """Seconds by which a batch's first round differs: the target's forward does not count
         there, and a draft model reads the prompts."""
-        reading = fmean(self._regime.reading_s) if contender.drafter in WITH_MODEL else 0.0
+        reading = median(self._regime.reading_s) if contender.drafter in WITH_MODEL else 0.0
         return reading - self._forwards(self._regime.batch, width)
 
-    def _means(
+    def _usual(
         self, rounds: Iterable[RoundTime], seconds: Callable[[RoundTime], float]
     ) -> dict[tuple[int, int], float]:
-        return means(rounds, seconds, {1, self._regime.batch})
+        return usual_times(rounds, seconds, {1, self._regime.batch})

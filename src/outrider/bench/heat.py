@@ -85,4 +85,5 @@ def measurement(
         speedup=gain,
         low=low,
         high=high,
+        usual_s=timed.usual,
     )

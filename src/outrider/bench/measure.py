@@ -7,11 +7,10 @@ loop.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean, median_low
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
 from time import perf_counter
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,10 +24,8 @@ from .records import ForwardTime
 
 Tokens = tuple[int, ...]
 
-Size = TypeVar("Size", bound=Hashable)
-
-_USUAL = 0.99
-"""The share of round times that count as they are; see `sound_means`."""
+_NEAR = 2
+"""How many turns before a round, and after it, show how fast the machine was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +52,15 @@ class RoundTime:
     draft_s: float
     target_s: float
     total_s: float
+
+    def slower(self, times: float) -> RoundTime:
+        """The same round on a machine that takes so many times as long."""
+        return replace(
+            self,
+            draft_s=self.draft_s * times,
+            target_s=self.target_s * times,
+            total_s=self.total_s * times,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,38 +171,56 @@ def cycled(depths: Sequence[int], rounds: int) -> tuple[int, ...]:
     return tuple(np.concatenate(cycles)[:rounds].tolist())
 
 
-def means(
+def usual_times(
     rounds: Iterable[RoundTime], seconds: Callable[[RoundTime], float], rows: Collection[int]
 ) -> dict[tuple[int, int], float]:
-    """The `sound_means` of rounds of each size (rows, width), of these numbers of rows only."""
+    """The median time of rounds of each size (rows, width), of these numbers of rows only.
+
+    On a machine that others use as well a mean is mostly what a few rounds happened to meet, and
+    says nothing of the next run.
+    """
     found: dict[tuple[int, int], list[float]] = defaultdict(list)
     for seen in rounds:
         if seen.rows in rows:
             found[seen.rows, seen.width].append(seconds(seen))
-    return sound_means(found)
+    return {size: median(times) for size, times in found.items()}
 
 
-def sound_means(times: Mapping[Size, Sequence[float]]) -> dict[Size, float]:
-    """The mean time of each size, hiccups aside.
+def at_one_pace(watched: Sequence[Watched], usual: Mapping[int, float]) -> list[Watched]:
+    """The same rounds, timed as if the machine had been as fast all the time.
 
-    A race adds up all its rounds, slow ones too, so that the mean is what a round costs; a median
-    leaves out that times are skewed. But one hiccup must not pass for the cost of a size: no time
-    counts more than the 99% quantile of all times, each divided by the median of its size, of which
-    the greatest is never one. So an outlier, however large, moves the mean of a size that was seen
-    n times by less than an n-th of that quantile times its median.
+    Other work slows it down for a while, and all that it does then: sizes that happened to be
+    measured in such a while would look dear beside the others. How slow it was shows in the rounds
+    of plain decoding about the same turn.
 
     Args:
-        times: of each size, at least one.
+        watched: decoders that took turns; plain decoding is the first.
+        usual: what its rounds take at one pace, by the number of sequences.
     """
-    middles = {size: median_low(found) for size, found in times.items()}
-    ratios = sorted(
-        time / middles[size] for size, found in times.items() for time in found if middles[size]
-    )
-    most = ratios[int(_USUAL * (len(ratios) - 1))] if ratios else 1.0
-    return {
-        size: fmean(min(time, most * middles[size]) for time in found)
-        for size, found in times.items()
-    }
+    slowness = [_slowness(rounds, usual) for rounds in watched[0].rounds]
+    return [
+        replace(
+            one,
+            rounds=tuple(
+                tuple(
+                    seen.slower(1 / slow[min(turn, len(slow) - 1)])
+                    for turn, seen in enumerate(rounds)
+                )
+                for rounds, slow in zip(one.rounds, slowness, strict=True)
+            ),
+        )
+        for one in watched
+    ]
+
+
+def _slowness(rounds: Sequence[RoundTime], usual: Mapping[int, float]) -> list[float]:
+    """How many times as long as usual rounds took about each turn."""
+    # The first round, which read prompts, tells nothing.
+    ratios = [
+        seen.total_s / usual[seen.rows] for seen in rounds[1:] if usual.get(seen.rows, 0.0) > 0
+    ]
+    near = [ratios[max(0, turn - _NEAR - 1) : turn + _NEAR] for turn in range(len(rounds))]
+    return [(median(found) if found else 1.0) or 1.0 for found in near]
 
 
 def forward_times(rounds: Sequence[RoundTime]) -> tuple[ForwardTime, ...]:

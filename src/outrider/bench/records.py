@@ -98,6 +98,8 @@ class Measurement:
             None where one of the two is missing tokens that were asked for.
         low, high: its 95% interval over stretches, see `race.speedup`; None with fewer than two.
         prompt_s: for each stretch, the target's first forward, which reads the prompts.
+        usual_s: for each stretch, `seconds` had each round taken the median of its kind, see
+            `race.Timed.usual`; empty where that is not known.
         partial: whether the run was interrupted before all stretches were measured.
     """
 
@@ -114,7 +116,13 @@ class Measurement:
     low: float | None
     high: float | None
     prompt_s: tuple[float, ...] = ()
+    usual_s: tuple[float, ...] = ()
     partial: bool = False
+
+    @property
+    def usual_tokens_per_s(self) -> float:
+        """Tokens emitted a second, over all stretches, but for slow moments of the machine."""
+        return sum(self.tokens) / sum(self.usual_s or self.seconds)
 
     @property
     def tokens_per_s(self) -> float:

@@ -8,7 +8,17 @@ from dataclasses import dataclass, replace
 from ..config import SamplingParams
 from ..engine import SpeculativeDecoder
 from .contending import PLAIN, WITH_MODEL, config_of, drafter_of
-from .measure import Filler, RoundTime, Tokens, Watched, cycled, reading_s, watch
+from .measure import (
+    Filler,
+    RoundTime,
+    Tokens,
+    Watched,
+    at_one_pace,
+    cycled,
+    reading_s,
+    usual_times,
+    watch,
+)
 from .progress import Report, Steps
 from .records import Contender
 from .replay import Ratios, Texts, draft_ratios
@@ -94,10 +104,15 @@ def measure(
         reading = [reading_s(*pair, batch, params, keep=False) for batch in batches]
     plain: list[Watched] = []
     found: dict[Contender, Watched] = {}
+    usual: dict[int, float] = {}
     for group in groups:
         racers = [(models.decoder(PLAIN), params)]
         racers += [(_decoder(models, kind), _scheduled(params, search, kind)) for kind in group]
         watched = watch(racers, [*batches, *singles], steps.done)
+        if not usual:
+            sizes = usual_times(watched[0].usual, lambda seen: seen.total_s, {1, search.batch})
+            usual = {rows: seconds for (rows, _), seconds in sizes.items()}
+        watched = at_one_pace(watched, usual)
         plain.append(watched[0])
         found |= dict(zip(group, watched[1:], strict=True))
     # Greedy texts are the same each time; drawn ones are more evidence.

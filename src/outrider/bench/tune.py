@@ -297,7 +297,7 @@ def _check_all(
                 distinct = len(batches)
                 regime = (workload.name, temperature, search.batch, models.dtype, distinct)
                 baseline = measurement(PLAIN, plain, plain, *regime)
-                pace = baseline.tokens_per_s / known[PLAIN, temperature].tokens_per_s
+                pace = baseline.usual_tokens_per_s / known[PLAIN, temperature].tokens_per_s
                 checks += [
                     Check(
                         baseline,

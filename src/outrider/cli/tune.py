@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import SamplingParams, SpeculativeConfig
 from ..errors import InvalidConfigError
-from . import config_file, figures, options
+from . import config_file, options, tune_document
 from .ending import Ending, terminable
 from .paint import wants_color
 from .parser import HelpFormatter
 
 if TYPE_CHECKING:
-    from ..bench.checks import Check
     from ..bench.exports import Export
-    from ..bench.records import Contender, Measurement, Workload
+    from ..bench.records import Contender, Workload
     from ..bench.search import Models, Search
     from ..bench.tune import TuneResult
     from .models import Loaded
@@ -216,7 +215,7 @@ def _run(args: Namespace, drafters: tuple[str, ...], ending: Ending) -> int:
     settings = None
     if result.recommendation is not None:
         settings = _settings(args, result.recommendation.contender)
-    document = _document(result, exports, settings)
+    document = tune_document.document(result, exports, settings)
     _write(args, result, document, settings)
     if args.json:
         print(json.dumps(document))
@@ -361,80 +360,6 @@ def _draw(args: Namespace, result: TuneResult) -> None:
         config_file.write(Path(args.out) / PICTURE, picture(result.checks))
     except InvalidConfigError as error:
         print(f"outrider: no {PICTURE}: {error}", file=sys.stderr)
-
-
-def _document(
-    result: TuneResult, exports: list[Export], settings: dict[str, Any] | None
-) -> dict[str, Any]:
-    """The object that `--json` prints."""
-    from ..bench.checks import agreement
-
-    counted = agreement(result.checks, rehearsed=False)
-    rehearsed = agreement(result.checks, rehearsed=True)
-    found = result.recommendation
-    return {
-        "provenance": result.provenance,
-        "workload": result.workload,
-        "prompts": result.prompts,
-        "skipped": result.skipped,
-        "partial": result.partial,
-        "curve": [asdict(point) for point in result.curve],
-        "predictions": [
-            asdict(prediction)
-            | {
-                "label": prediction.contender.label,
-                "tokens_per_s": prediction.tokens_per_s,
-                "tokens_per_round": prediction.tokens_per_round,
-                "speedup": result.predicted_speedup(prediction),
-            }
-            for prediction in result.predictions
-        ],
-        "checks": [_check(check) for check in result.checks],
-        "predictions_within_10_percent": {"count": counted.close, "of": counted.of},
-        "predictions_within_interval": {"count": counted.inside, "of": counted.bounded},
-        "short_runs_within_10_percent": {"count": rehearsed.close, "of": rehearsed.of},
-        "short_runs_within_interval": {"count": rehearsed.inside, "of": rehearsed.bounded},
-        "recommendation": None
-        if found is None
-        else asdict(found) | {"speculate": found.speculate, "verdict": found.verdict},
-        "config": settings,
-        "exports": [asdict(each) for each in exports],
-    }
-
-
-def _check(check: Check) -> dict[str, Any]:
-    predicted = check.predicted
-    return {
-        "label": check.measured.contender.label,
-        "temperature": check.measured.temperature,
-        "predicted_tokens_per_s": None if predicted is None else predicted.tokens_per_s,
-        "predicted_from": _source(check),
-        "pace": check.pace,
-        "expected_tokens_per_s": check.expected,
-        "error": check.error,
-        "measured_standard_error": check.standard_error,
-        "measured_interval": check.interval,
-        "plain": _measurement(check.plain),
-        "measured": _measurement(check.measured),
-    }
-
-
-def _source(check: Check) -> str | None:
-    if check.predicted is None:
-        return None
-    return "a short run" if check.rehearsed else "formula or replay"
-
-
-def _measurement(measured: Measurement) -> dict[str, Any]:
-    plain = {
-        name: getattr(measured, name)
-        for name in ("batch", "dtype", "seconds", "tokens", "identical", "speedup", "low", "high")
-    }
-    metrics = measured.metrics
-    told = {} if metrics is None else {"speculation": figures.speculation(metrics)}
-    timed = {} if metrics is None else {"timing": figures.timing(metrics)}
-    contender = {"contender": asdict(measured.contender), "tokens_per_s": measured.tokens_per_s}
-    return contender | plain | told | timed
 
 
 def _drafter(name: str) -> str:

@@ -91,9 +91,10 @@ class Screen:
             right=(
                 "temp",
                 "predicted",
-                "measured\ntokens/s",
+                "usual\ntokens/s",
                 "standard\nerror",
                 "off by",
+                "measured\ntokens/s",
                 "speedup",
                 "95% interval",
             ),
@@ -105,16 +106,19 @@ class Screen:
                 measured.contender.label.removeprefix("outrider "),
                 f"{measured.temperature:g}",
                 "-" if expected is None else f"{expected:.1f}{mark}",
-                f"{measured.tokens_per_s:.1f}",
+                f"{measured.usual_tokens_per_s:.1f}",
                 "-" if check.standard_error is None else f"{check.standard_error:.1f}",
                 "-" if check.error is None else f"{check.error:+.1%}",
+                f"{measured.tokens_per_s:.1f}",
                 f"{measured.speedup:.2f}x",
                 "-" if measured.low is None else f"{measured.low:.2f}–{measured.high:.2f}",
             )
         self.console.print(shown)
         self._say(
-            "predicted: for the pace that the machine had in the run, as plain decoding shows it; "
-            "standard error: of the measured at that pace, by repeats of a prompt",
+            "usual: measured, with each round at the median of its kind, without slow moments of "
+            "the machine; predicted: the same, for the pace that the machine had in the run, as "
+            "plain decoding shows it; standard error: of the usual at that pace, by repeats of a "
+            "prompt",
             "dim",
         )
         if any(check.rehearsed for check in checks):
