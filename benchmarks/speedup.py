@@ -67,6 +67,7 @@ def run(rounds: int) -> Report:
         "speedup",
         "95%",
         "usual",
+        "95%",
         "full",
         "length",
         "ceiling",
@@ -167,6 +168,9 @@ def _measure(
         ratio, low, high = compared(
             plain.seconds, plain.tokens, found.seconds, found.tokens, len(batches)
         )
+        usual, usual_low, usual_high = compared(
+            plain.usual, plain.tokens, found.usual, found.tokens, len(batches)
+        )
         metrics = found.metrics
         rows.append(
             {
@@ -174,8 +178,9 @@ def _measure(
                 "batch": len(batches[0]),
                 "drafter": name,
                 "speedup": ratio,
-                "usual": (sum(found.tokens) / sum(found.usual))
-                / (sum(plain.tokens) / sum(plain.usual)),
+                "usual": usual,
+                "usual_low": usual_low,
+                "usual_high": usual_high,
                 "full": _rate(found) / _rate(plain),
                 "low": low,
                 "high": high,
@@ -209,6 +214,7 @@ def _show(table: Table, row: dict[str, object]) -> None:
         shown("speedup"),
         "-" if row["low"] is None else f"{shown('low')}-{shown('high')}",
         shown("usual"),
+        "-" if row["usual_low"] is None else f"{shown('usual_low')}-{shown('usual_high')}",
         shown("full"),
         shown("acceptance_length"),
         shown("ceiling"),
