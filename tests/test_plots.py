@@ -100,6 +100,24 @@ class TestPictures:
                 assert image.width == 1600
                 assert image.info["dpi"] == pytest.approx((200, 200), abs=1)
 
+    def test_a_wide_interval_does_not_squeeze_the_others(self, monkeypatch):
+        """The axis of speedups ends near the fastest, where an arrow says that it goes on."""
+        axes = []
+        dress = canvas.dress
+
+        def watched(one, **how):
+            axes.append(one)
+            dress(one, **how)
+
+        monkeypatch.setattr(canvas, "dress", watched)
+        wide = measured(DRAFT, 1.6, low=0.2, high=17.0)
+        assert plots.pictures(result(measured(PLAIN, 1.0), wide))[0][0] == "speedup"
+        assert 1.4 * 1.6 < axes[0].get_xlim()[1] < 3
+        assert sum(line.get_marker() == ">" for line in axes[0].lines) == 1
+        axes.clear()
+        plots.pictures(WHOLE)
+        assert not any(line.get_marker() == ">" for line in axes[0].lines)
+
     def test_a_plot_without_data_is_left_out(self):
         assert names(result()) == []
         assert names(result(curve=CURVE)) == ["forward-times"]

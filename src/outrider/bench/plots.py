@@ -24,6 +24,9 @@ MOST_SERIES = len(canvas.SERIES)
 _ROW = 0.235
 """Inches."""
 
+_REACH = 1.4
+"""How many times as far as the fastest an axis of speedups reaches, where intervals are wider."""
+
 _OUTCOMES = {
     "faster": (canvas.BLUE, "o", canvas.BLUE),
     "no difference": (canvas.QUIET, "s", "white"),
@@ -136,9 +139,11 @@ def _speedup(table: _Table) -> bytes | None:
     notes = (
         "Tokens a second over those of Outrider's plain decoding (dashed line, 1.0), with 95% "
         "intervals (bootstrap and Student's t). Blue circles are faster, red triangles slower, "
-        "hollow squares not told apart; bold is the best speculation.",
+        "hollow squares not told apart; bold is the best speculation; an interval that ends in an "
+        "arrow goes on.",
         table.where,
     )
+    reach = _REACH * max(1.0, *(f.speedup for f in shown.measurements if f.speedup))
     figure, axes_rows = canvas.canvas(
         _speedup_finding(table.best),
         notes,
@@ -154,8 +159,10 @@ def _speedup(table: _Table) -> bytes | None:
             assert found.speedup is not None
             color, marker, filling = _OUTCOMES[outcome(found)]
             low = found.speedup if found.low is None else found.low
-            high = found.speedup if found.high is None else found.high
+            high = min(found.speedup if found.high is None else found.high, reach)
             axes.plot([low, high], [row, row], color=color, linewidth=2, solid_capstyle="butt")
+            if high == reach:
+                axes.plot(reach, row, ">", color=color, markersize=5)
             axes.plot(found.speedup, row, marker, color=color, mfc=filling, markersize=6.5)
             told = f"{found.speedup:.2f}" + " (partial)" * found.partial
             canvas.write_beside(axes, high, row, told, color, bold=found in table.best)
@@ -163,7 +170,7 @@ def _speedup(table: _Table) -> bytes | None:
     speeds = [
         f for found in shown.measurements for f in (found.low, found.high, found.speedup) if f
     ]
-    least, most = min(1.0, *speeds), max(1.0, *speeds)
+    least, most = min(1.0, *speeds), min(max(1.0, *speeds), reach)
     span = most - least
     axes_rows[0][0].set_xlim(least - 0.06 * span, most + 0.22 * span)
     return canvas.png(figure)
