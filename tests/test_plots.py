@@ -118,6 +118,27 @@ class TestPictures:
         plots.pictures(WHOLE)
         assert not any(line.get_marker() == ">" for line in axes[0].lines)
 
+    @pytest.mark.parametrize(
+        ("low", "high", "told"),
+        [
+            (1.5, 1.7, "wins 1 of 1 comparisons with plain decoding, by up to 1.60 times"),
+            (0.5, 3.0, "Nowhere is the fastest speculation told apart from plain decoding"),
+            (0.5, 0.9, "No contender that speculates is as fast as plain decoding here"),
+        ],
+    )
+    def test_the_title_says_what_intervals_do(self, monkeypatch, low, high, told):
+        titles = []
+        drawn = canvas.canvas
+
+        def watched(title, *rest, **how):
+            titles.append(title)
+            return drawn(title, *rest, **how)
+
+        monkeypatch.setattr(canvas, "canvas", watched)
+        speedup = 0.7 if high < 1 else 1.6
+        plots.pictures(result(measured(PLAIN, 1.0), measured(DRAFT, speedup, low=low, high=high)))
+        assert told in titles[0]
+
     def test_a_plot_without_data_is_left_out(self):
         assert names(result()) == []
         assert names(result(curve=CURVE)) == ["forward-times"]

@@ -359,12 +359,14 @@ def _speedup_finding(best: Sequence[Measurement]) -> str:
     """How often the best speculation beats plain decoding, and by how much at most."""
     if not best:
         return "Speedup over plain decoding"
-    won = sum(outcome(found) == "faster" for found in best)
-    if won == 0:
-        return "No contender that speculates is faster than plain decoding here"
-    most = max(best, key=lambda found: found.speedup or 0.0)
+    won = [found for found in best if outcome(found) == "faster"]
+    if not won and all(outcome(found) == "slower" for found in best):
+        return "No contender that speculates is as fast as plain decoding here"
+    if not won:
+        return "Nowhere is the fastest speculation told apart from plain decoding"
+    most = max(won, key=lambda found: found.speedup or 0.0)
     return (
-        f"Speculation wins {won} of {len(best)} comparisons with plain decoding, by up to "
+        f"Speculation wins {len(won)} of {len(best)} comparisons with plain decoding, by up to "
         f"{most.speedup:.2f} times ({canvas.shortened(most.workload)}, "
         f"{_temperature(most.temperature)})"
     )
