@@ -98,7 +98,7 @@ def test_prompts_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main([*args, "--drafters", "ngram", "--peers", "none", "--md"]) == 0
     out = capsys.readouterr().out
     assert "## mine, temperature 0" in out
-    assert "1 prompts left out: mine, line 2: prompt is neither" in out
+    assert "left out: mine, line 2: prompt is neither" in out
 
 
 @pytest.mark.parametrize("content", ["", "\n"])

@@ -176,7 +176,9 @@ def test_a_signal_waits_until_a_tuner_has_told(
 ) -> None:
     from outrider.cli import tune
 
-    monkeypatch.setattr(tune, "_document", interrupting(number, tune._document))
+    monkeypatch.setattr(
+        tune.tune_document, "document", interrupting(number, tune.tune_document.document)
+    )
     saved = tmp_path / "saved.toml"
     assert main([*SHORT_TUNE, "--out", str(tmp_path), "--save", str(saved)]) == status
     document = json.loads(capsys.readouterr().out)

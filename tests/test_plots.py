@@ -122,7 +122,11 @@ class TestPictures:
         ("low", "high", "told"),
         [
             (1.5, 1.7, "wins 1 of 1 comparisons with plain decoding, by up to 1.60 times"),
-            (0.5, 3.0, "Nowhere is the fastest speculation told apart from plain decoding"),
+            (
+                0.5,
+                3.0,
+                "Speculation was not told apart from plain decoding: more prompts or repeats may",
+            ),
             (0.5, 0.9, "No contender that speculates is as fast as plain decoding here"),
         ],
     )
@@ -205,7 +209,7 @@ class TestVerdicts:
     def test_an_interval_on_one_side_of_one_decides(self):
         assert outcome(measured(DRAFT, 1.2)) == "faster"
         assert outcome(measured(DRAFT, 0.8)) == "slower"
-        assert outcome(measured(DRAFT, 1.05)) == "no difference"
+        assert outcome(measured(DRAFT, 1.05)) == "not told apart"
         assert outcome(measured(DRAFT, 1.05, low=None, high=None)) == "faster"
 
     def test_the_best_that_speculates_for_each_workload_and_regime(self):
@@ -222,10 +226,17 @@ class TestVerdicts:
             )
         )
         assert [verdict.best.contender for verdict in found] == [ASSISTED, DRAFT, DRAFT]
-        assert [verdict.outcome for verdict in found] == ["faster", "slower", "no difference"]
+        assert [verdict.outcome for verdict in found] == ["faster", "slower", "not told apart"]
         assert found[0].plain is None
         assert found[1].plain is not None
         assert found[2].regime == Regime(4, "float32")
+
+    def test_one_that_is_surely_faster_stands_before_one_that_may_be(self):
+        """The second of them has the higher speedup, and an interval that says nothing."""
+        may = measured(ASSISTED, 2.4, low=0.96, high=5.9)
+        (verdict,) = verdicts(result(measured(PLAIN, 1.0), measured(DRAFT, 1.9), may))
+        assert verdict.best.contender == DRAFT
+        assert verdict.outcome == "faster"
 
     def test_none_without_speedups(self):
         assert verdicts(result(measured(PLAIN, 1.0), measured(DRAFT, None))) == []
@@ -260,8 +271,14 @@ class TestPage:
 
     def test_plain_wins(self):
         html = page(result(measured(PLAIN, 1.0), measured(DRAFT, 0.6)))
-        assert "<h1>Do not speculate here: plain decoding is as fast on every workload</h1>" in html
+        assert "<h1>Do not speculate here: plain decoding is faster on every workload</h1>" in html
         assert "do not speculate here (best: outrider draft_model k=2)" in html
+
+    def test_what_is_not_told_apart_is_not_advised_against(self):
+        html = page(result(measured(PLAIN, 1.0), measured(DRAFT, 2.1, low=0.7, high=6.3)))
+        assert "not speculate" not in html
+        assert "<h1>Speculation was not told apart from plain decoding: more prompts" in html
+        assert "not told apart from plain decoding (best: outrider draft_model k=2)" in html
 
     def test_a_peer_that_is_plainly_faster_still_is_named(self):
         html = page(result(measured(DRAFT, 1.2), measured(PEER_PLAIN, 2.0)))

@@ -12,7 +12,7 @@ from .records import BenchResult, Measurement
 from .summary import UNKNOWN, depths, number, percent, positions, time_split
 from .verdicts import Verdict, is_baseline, outcome, regime, setting, verdicts
 
-_KINDS = {"faster": "good", "slower": "bad", "no difference": ""}
+_KINDS = {"faster": "good", "slower": "bad", "not told apart": ""}
 
 
 def page(result: BenchResult, pictures: Sequence[Picture] | None = None) -> str:
@@ -72,8 +72,10 @@ def _headline(found: Sequence[Verdict]) -> str:
     if not found:
         return "Benchmark of speculative decoding"
     won = [verdict for verdict in found if verdict.outcome == "faster"]
+    if not won and all(verdict.outcome == "slower" for verdict in found):
+        return "Do not speculate here: plain decoding is faster on every workload"
     if not won:
-        return "Do not speculate here: plain decoding is as fast on every workload"
+        return "Speculation was not told apart from plain decoding: more prompts or repeats may"
     best = max(won, key=lambda verdict: verdict.best.speedup or 0.0)
     where = f"{best.workload}, temperature {best.temperature:g}"
     everywhere = "every comparison" if len(won) == len(found) else f"{len(won)} of {len(found)}"
@@ -98,8 +100,10 @@ def _verdict_row(verdict: Verdict, several: bool) -> Row:
     where = f"temperature {verdict.temperature:g}"
     where += f", {verdict.regime.label}" if several else ""
     best, told = verdict.best, verdict.best.contender.label
-    if verdict.outcome != "faster":
+    if verdict.outcome == "slower":
         told = f"do not speculate here (best: {told})"
+    elif verdict.outcome == "not told apart":
+        told = f"not told apart from plain decoding (best: {told})"
     if verdict.plain is not None:
         told += (
             f"; {verdict.plain.contender.label} is faster still, "

@@ -29,7 +29,7 @@ _REACH = 1.4
 
 _OUTCOMES = {
     "faster": (canvas.BLUE, "o", canvas.BLUE),
-    "no difference": (canvas.QUIET, "s", "white"),
+    "not told apart": (canvas.QUIET, "s", "white"),
     "slower": (canvas.RED, "v", canvas.RED),
 }
 """Colour, marker and filling."""
@@ -81,7 +81,7 @@ class _Table:
     Attributes:
         where: models, machine, batch and dtype, for a note.
         measurements: of the regime.
-        best: the fastest contender that speculates, for each workload and temperature.
+        best: the best contender that speculates, for each workload and temperature, see `Verdict`.
     """
 
     where: str
@@ -138,7 +138,7 @@ def _speedup(table: _Table) -> bytes | None:
         return None
     notes = (
         "Tokens a second over those of Outrider's plain decoding (dashed line, 1.0), with 95% "
-        "intervals (bootstrap and Student's t). Blue circles are faster, red triangles slower, "
+        "intervals (bootstrap and Student's t). Circles are faster, triangles slower, "
         "hollow squares not told apart; bold is the best speculation; an interval that ends in an "
         "arrow goes on.",
         table.where,
@@ -363,7 +363,7 @@ def _speedup_finding(best: Sequence[Measurement]) -> str:
     if not won and all(outcome(found) == "slower" for found in best):
         return "No contender that speculates is as fast as plain decoding here"
     if not won:
-        return "Nowhere is the fastest speculation told apart from plain decoding"
+        return "Speculation was not told apart from plain decoding: more prompts or repeats may"
     most = max(won, key=lambda found: found.speedup or 0.0)
     return (
         f"Speculation wins {len(won)} of {len(best)} comparisons with plain decoding, by up to "

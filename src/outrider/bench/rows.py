@@ -79,6 +79,8 @@ def _parsed(line: bytes) -> Mapping[str, Any]:
         row = json.loads(line.decode())
     except UnicodeDecodeError as error:
         raise BadRowError("it is not UTF-8 text") from error
+    except json.JSONDecodeError as error:
+        raise BadRowError(f"it is not JSON ({error.msg}: character {error.pos + 1})") from error
     except (ValueError, RecursionError) as error:
         raise BadRowError(f"it is not JSON ({error})") from error
     return _mapping("the row", row)

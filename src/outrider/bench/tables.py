@@ -26,7 +26,7 @@ NOTE = (
     "where they have to"
 )
 
-_STYLES = {"faster": "green", "slower": "red", "no difference": ""}
+_STYLES = {"faster": "green", "slower": "red", "not told apart": ""}
 
 
 def rendered(result: BenchResult) -> RenderableType:
@@ -94,8 +94,8 @@ def closing(result: BenchResult) -> Iterator[str]:
         told = f"{best.contender.label} is {best.speedup:.2f}x as fast as plain decoding"
         if verdict.outcome == "slower":
             yield f"{where}: slower than plain: do not speculate (at best {best.speedup:.2f}x)"
-        elif verdict.outcome == "no difference":
-            yield f"{where}: no difference from plain within the interval (at best {told})"
+        elif verdict.outcome == "not told apart":
+            yield f"{where}: not told apart from plain, as more prompts may (at best {told})"
         else:
             yield f"{where}: {told}"
 
@@ -118,8 +118,8 @@ def remarks(result: BenchResult) -> Iterator[str]:
             yield f"{where}: the drafter failed in {metrics.draft_failures} rounds"
     for each in result.missing:
         yield f"missing: {each}"
-    if result.skipped:
-        yield f"{len(result.skipped)} prompts left out: {'; '.join(result.skipped)}"
+    for each in result.skipped:
+        yield f"left out: {each}"
 
 
 def _less(found: Measurement) -> int:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from .records import BenchResult, Measurement
 
-Outcome = Literal["faster", "slower", "no difference"]
+Outcome = Literal["faster", "slower", "not told apart"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class Verdict:
 
     Attributes:
         workload, temperature, regime: where.
-        best: the fastest of the contenders that speculate.
+        best: the fastest of the contenders that speculate and are surely faster than plain
+            decoding, or of all that speculate where none is.
         plain: a peer's plain decoding that is faster still; None if none is.
     """
 
@@ -80,7 +81,7 @@ def outcome(measurement: Measurement) -> Outcome:
     high = measurement.speedup if measurement.high is None else measurement.high
     if low > 1:
         return "faster"
-    return "slower" if high < 1 else "no difference"
+    return "slower" if high < 1 else "not told apart"
 
 
 def verdicts(result: BenchResult) -> list[Verdict]:
@@ -92,7 +93,9 @@ def verdicts(result: BenchResult) -> list[Verdict]:
             groups.setdefault(place, []).append(found)
     made = []
     for (where, workload, temperature), members in groups.items():
-        best = _fastest(found for found in members if not found.contender.plain)
+        speculating = [found for found in members if not found.contender.plain]
+        sure = [found for found in speculating if outcome(found) == "faster"]
+        best = _fastest(sure or speculating)
         plain = _fastest(found for found in members if found.contender.plain)
         if best is None:
             continue

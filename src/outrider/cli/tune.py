@@ -228,6 +228,8 @@ def _run(args: Namespace, drafters: tuple[str, ...], ending: Ending) -> int:
     ending.release()
     with console.status("drawing"):
         _draw(args, result)
+    if args.out is not None:
+        print(f"written to {args.out}", file=sys.stderr)
     if result.partial:
         print("outrider: interrupted; what was measured until then is shown", file=sys.stderr)
         return ending.status

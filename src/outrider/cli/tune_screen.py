@@ -53,7 +53,8 @@ class Screen:
         if found is None:
             self._say("\nno recommendation: nothing was checked at every temperature", "yellow")
             return
-        self._say(f"\n{found.verdict}", "bold green" if found.speculate else "bold yellow")
+        self._say("\nrecommended, over all temperatures together", "bold")
+        self._say(found.verdict, "bold green" if found.speculate else "bold yellow")
         if saved is not None:
             self._say(f"saved: outrider generate --config {saved}")
         for each in exports if found.speculate else ():
