@@ -201,6 +201,20 @@ def test_it_is_said_what_turns_were(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lone.provenance["turns"] == "rounds"
 
 
+def test_peers_that_share_a_draft_draft_as_deep_as_each_of_them_is_set() -> None:
+    """Whichever is asked last: all requests of a stretch are made before the first is answered."""
+    depths = (1, 4, 2)
+    asked: dict[str, Any] = {"peers": ("transformers",), "temperatures": (0.0,)}
+    found = bench(small(MODEL, **asked, peer_depths=depths, max_tokens=20))
+    of = {each.contender.label: each.metrics for each in found.measurements}
+    for depth in depths:
+        metrics = of[f"transformers draft_model k={depth}"]
+        assert metrics is not None
+        # The last rounds of a text have room for fewer.
+        assert len(metrics.depths) == depth + 1
+        assert metrics.depths[depth] > sum(metrics.depths) / 2
+
+
 def test_a_peer_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("no such\nthing")

@@ -157,7 +157,6 @@ class TransformersEntrant:
         (prompt,), (asked,) = batch, params
         more: dict[str, Any] = {}
         if self._contender.drafter == "draft_model":
-            self._draft.generation_config = self._settings
             more["assistant_model"] = self._draft
         elif self._contender.drafter == "ngram":
             more["prompt_lookup_num_tokens"] = self._contender.num_speculative_tokens
@@ -166,16 +165,32 @@ class TransformersEntrant:
         else:
             more["do_sample"] = False
         more |= {"max_new_tokens": asked.max_tokens, "pad_token_id": 0}
-        answer = partial(_generate, self._target, self._draft, prompt, more, seed)
+        assisted = (self._draft, self._settings) if self._draft is not None else None
+        answer = partial(_generate, self._target, assisted, prompt, more, seed)
         return Turn(len(prompt), answer)
 
 
 def _generate(
-    target: Any, draft: Any, prompt: Sequence[int], settings: dict[str, Any], seed: int
+    target: Any,
+    assisted: tuple[Any, GenerationConfig] | None,
+    prompt: Sequence[int],
+    settings: dict[str, Any],
+    seed: int,
 ) -> Answer:
-    """One call of `generate`."""
+    """One call of `generate`.
+
+    Args:
+        target: the target.
+        assisted: the draft, which several contenders share, with the config that counts now.
+        prompt: token ids.
+        settings: of the call.
+        seed: of what is drawn.
+    """
     torch.manual_seed(seed)
-    models = [target] if draft is None else [target, draft]
+    models = [target]
+    if assisted is not None:
+        draft, draft.generation_config = assisted[0], assisted[1]
+        models.append(draft)
     with ExitStack() as stack:
         forwards = [stack.enter_context(_timed_forwards(model)) for model in models]
         start = perf_counter()
