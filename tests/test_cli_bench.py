@@ -102,10 +102,18 @@ def test_prompts_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("content", ["", "\n"])
-def test_an_empty_file(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_file(
+    content: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is refused before models are loaded, as is one that is not there."""
+    monkeypatch.setattr("outrider.cli.models.load", None)
     path = tmp_path / "empty.jsonl"
     path.write_text(content)
     assert "empty.jsonl has no prompt: line 1" in refused(["--prompts", str(path)], capsys)
+    assert "No such file" in refused(["--prompts", str(tmp_path / "none.jsonl")], capsys)
 
 
 def test_a_malformed_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,7 +152,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_run(
         (["--prompts", "x", "--prompts-per-workload", "2"], "none beside --prompts"),
         (["--prompts", "/nowhere/x.jsonl"], "a readable JSONL file (No such file"),
         (["--workloads", "poems"], "workloads='poems'"),
-        (["--drafters", "oracle"], "drafters='oracle'"),
+        (["--drafters", "oracle"], "--drafters: 'oracle' is not allowed: expected some of"),
         (["--peers", "vllm"], "peers='vllm'"),
         (["--drafters", "hybrid", "--verification", "typical"], "verification='typical'"),
     ],

@@ -98,27 +98,40 @@ def read(path: str | Path, tokenizer: Any) -> Workload:
         InvalidConfigError: the file cannot be read, is empty, or no row of it can be used.
     """
     shown = str(path)
-    try:
-        lines = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise InvalidConfigError("prompts", shown, f"a readable JSONL file ({reason})") from error
     prompts, skipped = [], []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        name = f"line {number}"
+    for name, line in lines_of(path):
         try:
             prompts.append(prompt_of(line, name, tokenizer))
         except BadRowError as error:
             skipped.append(f"{name}: {error}")
     if not prompts:
-        found = skipped[0] if skipped else "line 1: there is nothing"
         more = f" (and {len(skipped) - 1} more rows are of no use)" if len(skipped) > 1 else ""
         raise InvalidConfigError(
-            "prompts", shown, FORMATS, given=f"{shown} has no prompt: {found}{more}"
+            "prompts", shown, FORMATS, given=f"{shown} has no prompt: {skipped[0]}{more}"
         )
     return Workload(Path(path).stem, tuple(prompts), tuple(skipped))
+
+
+def lines_of(path: str | Path) -> list[tuple[str, bytes]]:
+    """The lines of a file that are not empty, each with its place: what no tokenizer is needed for.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        InvalidConfigError: the file cannot be read, or has no such line.
+    """
+    shown = str(path)
+    try:
+        lines = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise InvalidConfigError("prompts", shown, f"a readable JSONL file ({reason})") from error
+    found = [(f"line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        given = f"{shown} has no prompt: line 1 and what follows is empty"
+        raise InvalidConfigError("prompts", shown, FORMATS, given=given)
+    return found
 
 
 def _held_out() -> dict[str, str]:

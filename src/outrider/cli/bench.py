@@ -84,7 +84,7 @@ def configure(parser: ArgumentParser) -> None:
         matrix,
         "--drafters",
         "drafters",
-        str,
+        options.drafter,
         "NAME,...",
         f"of {', '.join(options.DRAFTERS)} (default: draft_model and hybrid; without a draft the "
         "others)",
@@ -172,6 +172,7 @@ def _measure(args: Namespace, settings: Namespace, console: Console, ending: End
     """Measure; signals wait from there on."""
     from ..bench.provenance import provenance
     from ..bench.run import run as run_matrix
+    from ..bench.workload import lines_of
     from .models import load
     from .screen import progress
 
@@ -179,6 +180,9 @@ def _measure(args: Namespace, settings: Namespace, console: Console, ending: End
         asked = Namespace(**vars(args) | {"dtype": dtype})
         return load(asked, console, max_sequences=max(settings.batches))
 
+    if args.prompts is not None:
+        # What is wrong with a file is known before a model is loaded.
+        lines_of(args.prompts)
     first, *others = settings.dtypes
     loaded = load_in(first)
     pair = _pair(loaded)

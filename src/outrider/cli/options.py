@@ -301,6 +301,13 @@ def listed(
     return convert
 
 
+def drafter(name: str) -> str:
+    """One of `DRAFTERS`."""
+    if name not in DRAFTERS:
+        raise InvalidConfigError("--drafters", name, f"some of {', '.join(DRAFTERS)}")
+    return name
+
+
 def temperature(text: str) -> float:
     """A temperature, for `listed`."""
     return SamplingParams(temperature=float(text)).temperature

@@ -108,7 +108,7 @@ def _add_search_flags(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "--drafters",
-        type=options.listed(_drafter),
+        type=options.listed(options.drafter),
         metavar="NAME,...",
         help=f"of {', '.join(options.DRAFTERS)} (default: all that the models allow)",
     )
@@ -199,10 +199,14 @@ def _run(args: Namespace, drafters: tuple[str, ...], ending: Ending) -> int:
 
     from ..bench.provenance import provenance
     from ..bench.tune import tune
+    from ..bench.workload import lines_of
     from .models import load
     from .screen import progress
 
     search = _search(args, drafters)
+    if args.prompts is not None:
+        # What is wrong with a file is known before a model is loaded.
+        lines_of(args.prompts)
     console = Console(stderr=True)
     loaded = load(args, console, max_sequences=max(8, 2 * args.batch))
     models = _models(loaded)
@@ -362,12 +366,6 @@ def _draw(args: Namespace, result: TuneResult) -> None:
         config_file.write(Path(args.out) / PICTURE, picture(result.checks))
     except InvalidConfigError as error:
         print(f"outrider: no {PICTURE}: {error}", file=sys.stderr)
-
-
-def _drafter(name: str) -> str:
-    if name not in options.DRAFTERS:
-        raise InvalidConfigError("drafters", name, f"some of {', '.join(options.DRAFTERS)}")
-    return name
 
 
 def _verification(name: str) -> str:
