@@ -5,13 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from time import monotonic
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 WIDTH = 100
+
+_EVERY_S = 30
+"""How often a job says how far it is where there is no terminal."""
 
 Advance = Callable[[int, int, str], None]
 """Is told how many steps are done, of how many, and what to say beside them."""
@@ -46,7 +51,10 @@ def table(*headings: str, right: Sequence[str] = ()) -> Table:
 
 @contextmanager
 def progress(console: Console, name: str) -> Iterator[Advance]:
-    """A progress bar on `console` if it is a terminal, gone at the end."""
+    """A progress bar on `console` if it is a terminal, gone at the end; else lines now and then."""
+    if not console.is_terminal:
+        yield _logged(console, name)
+        return
     columns = (
         TextColumn(name),
         BarColumn(bar_width=24),
@@ -54,12 +62,23 @@ def progress(console: Console, name: str) -> Iterator[Advance]:
         TimeElapsedColumn(),
         TextColumn("{task.description}"),
     )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=None)
 
         def advance(done: int, total: int, what: str) -> None:
             bar.update(task, completed=done, total=total, description=what)
 
         yield advance
+
+
+def _logged(console: Console, name: str) -> Advance:
+    """For a file that somebody follows: how far things are, once in half a minute."""
+    told = monotonic()
+
+    def advance(done: int, total: int, what: str) -> None:
+        nonlocal told
+        if monotonic() - told >= _EVERY_S:
+            told = monotonic()
+            console.print(Text(f"{name}, {done} of {total}: {what}"), soft_wrap=True)
+
+    return advance
