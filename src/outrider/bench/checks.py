@@ -4,9 +4,9 @@ A prediction and the run that checks it share their prompts, so that prompts of 
 reason for them to differ. What does differ, the texts drawn at a temperature above 0 and the noise
 of the clock, is seen in repeats of a prompt. The standard error of a run is made of those alone.
 
-Both are of rounds that take what rounds of their kind usually do, by the median: single rounds of a
-shared machine take many times that, which no prediction can know. How far a prediction is off the
-seconds that went by is told beside it.
+A prediction counts as right by the seconds that went by. Beside that it is told how it does with
+each round of the run at the median of its kind, which a prediction is made of: single rounds of a
+shared machine take many times that, and no prediction can know of them. Intervals are of those too.
 
 A prediction is scaled to the pace of plain decoding in the same run, which has noise of its own. So
 what it is held against is the configuration over plain decoding, whose stretches are paired: what
@@ -53,20 +53,23 @@ class Check:
         return None if self.predicted is None else self.predicted.tokens_per_s * self.pace
 
     @property
-    def error(self) -> float | None:
+    def usual_error(self) -> float | None:
         """Expected over measured tokens a second at the usual times of rounds, less 1."""
         if self.expected is None:
             return None
         return self.expected / self.measured.usual_tokens_per_s - 1
 
     @property
-    def raw_error(self) -> float | None:
-        """Expected over measured speedup, less 1, in the seconds that went by in this race."""
-        if self.error is None:
+    def error(self) -> float | None:
+        """Predicted over measured tokens a second, less 1, by the seconds that went by.
+
+        Predicted for the pace that plain decoding had in them.
+        """
+        if self.usual_error is None:
             return None
         slower = self.measured.usual_tokens_per_s / self.measured.tokens_per_s
         plain = self.plain.usual_tokens_per_s / self.plain.tokens_per_s
-        return (1 + self.error) * slower / plain - 1
+        return (1 + self.usual_error) * slower / plain - 1
 
     @property
     def rehearsed(self) -> bool:
@@ -125,15 +128,15 @@ class Agreement:
 
     Attributes:
         of: how many were checked.
-        close: of these, within 10% at the usual times of rounds.
-        raw: of these, within 10% in the seconds that went by.
+        close: of these, within 10% by the seconds that went by.
+        usual: of these, within 10% at the usual times of rounds.
         bounded: how many runs have an interval, see `Check.interval`.
         inside: of these, how many hold what was predicted, at the pace of the run.
     """
 
     of: int
     close: int
-    raw: int
+    usual: int
     bounded: int
     inside: int
 
@@ -141,8 +144,8 @@ class Agreement:
     def told(self) -> str:
         """In words."""
         inside = f", {self.inside} of {self.bounded} within the 95% interval of the run"
-        close = f"{self.close} of {self.of} within {WITHIN:.0%} at the usual times of rounds"
-        return f"{close} ({self.raw} in seconds){inside * (self.bounded > 0)}"
+        close = f"{self.close} of {self.of} within {WITHIN:.0%}"
+        return f"{close} ({self.usual} at the usual times of rounds){inside * (self.bounded > 0)}"
 
 
 def agreement(checks: Iterable[Check], *, rehearsed: bool) -> Agreement:
@@ -161,7 +164,7 @@ def agreement(checks: Iterable[Check], *, rehearsed: bool) -> Agreement:
     return Agreement(
         of=len(counted),
         close=sum(abs(check.error or 0.0) <= WITHIN for check, _, _ in counted),
-        raw=sum(abs(check.raw_error or 0.0) <= WITHIN for check, _, _ in counted),
+        usual=sum(abs(check.usual_error or 0.0) <= WITHIN for check, _, _ in counted),
         bounded=sum(interval is not None for _, _, interval in counted),
         inside=sum(
             interval is not None and interval[0] <= rate <= interval[1]

@@ -121,7 +121,10 @@ class Measurement:
 
     @property
     def usual_tokens_per_s(self) -> float:
-        """Tokens emitted a second, over all stretches, but for slow moments of the machine."""
+        """Tokens emitted a second, over all stretches, but for slow moments of the machine.
+
+        Where `usual_s` is not known it is `tokens_per_s`.
+        """
         return sum(self.tokens) / sum(self.usual_s or self.seconds)
 
     @property

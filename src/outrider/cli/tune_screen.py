@@ -96,6 +96,7 @@ class Screen:
                 "standard\nerror",
                 "off by",
                 "measured\ntokens/s",
+                "off by",
                 "speedup",
                 "95% interval",
             ),
@@ -109,8 +110,9 @@ class Screen:
                 "-" if expected is None else f"{expected:.1f}{mark}",
                 f"{measured.usual_tokens_per_s:.1f}",
                 "-" if check.standard_error is None else f"{check.standard_error:.1f}",
-                "-" if check.error is None else f"{check.error:+.1%}",
+                "-" if check.usual_error is None else f"{check.usual_error:+.1%}",
                 f"{measured.tokens_per_s:.1f}",
+                "-" if check.error is None else f"{check.error:+.1%}",
                 f"{measured.speedup:.2f}x",
                 "-" if measured.low is None else f"{measured.low:.2f}–{measured.high:.2f}",
             )
