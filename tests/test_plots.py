@@ -14,9 +14,10 @@ from PIL import Image
 from outrider.bench import canvas, plots, trace_plots
 from outrider.bench.page import page
 from outrider.bench.records import BenchResult, Contender, ForwardTime, Measurement
+from outrider.bench.tables import closing, remarks
 from outrider.bench.trace_page import CUT_SHORT, trace_page
 from outrider.bench.trace_plots import wilson
-from outrider.bench.verdicts import Regime, outcome, verdicts
+from outrider.bench.verdicts import Regime, caution, outcome, verdicts
 from outrider.errors import InvalidConfigError
 from outrider.metrics import SpeculationMetrics, Tally
 from outrider.records import RoundRecord
@@ -236,7 +237,32 @@ class TestVerdicts:
         may = measured(ASSISTED, 2.4, low=0.96, high=5.9)
         (verdict,) = verdicts(result(measured(PLAIN, 1.0), measured(DRAFT, 1.9), may))
         assert verdict.best.contender == DRAFT
+        assert verdict.ahead == may
         assert verdict.outcome == "faster"
+
+    def test_what_is_fastest_of_all_is_not_ahead_of_itself(self):
+        (verdict,) = verdicts(result(measured(DRAFT, 1.9), measured(ASSISTED, 1.2)))
+        assert verdict.ahead is None
+
+    def test_what_is_ahead_and_not_sure_is_named_by_table_and_page(self):
+        may = measured(ASSISTED, 2.4, low=0.96, high=5.9)
+        found = result(measured(PLAIN, 1.0), measured(DRAFT, 1.9), may)
+        told = f"{ASSISTED.label}, at 2.40x, was not told apart from plain"
+        assert told in next(closing(found))
+        assert f"{ASSISTED.label}, at 2.40 times, was not told apart" in page(found)
+
+    def test_caution_grows_with_the_contenders_of_a_comparison(self):
+        """Two and a half in a hundred for each; peers' plain decoding does not count."""
+        alone = result(measured(PLAIN, 1.0), measured(DRAFT, 1.9), measured(PEER_PLAIN, 1.1))
+        assert caution(alone) is None
+        two = result(*alone.measurements, measured(ASSISTED, 1.2))
+        told = caution(two)
+        assert told is not None
+        assert "none of 2 faster" in told
+        assert "up to 5% of" in told
+        assert told in list(remarks(two))
+        elsewhere = result(*alone.measurements, measured(ASSISTED, 1.2, workload="chat"))
+        assert caution(elsewhere) is None
 
     def test_none_without_speedups(self):
         assert verdicts(result(measured(PLAIN, 1.0), measured(DRAFT, None))) == []

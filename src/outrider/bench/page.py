@@ -10,7 +10,7 @@ from .canvas import Picture
 from .markup import Row, cell
 from .records import BenchResult, Measurement
 from .summary import UNKNOWN, depths, number, percent, positions, time_split
-from .verdicts import Verdict, is_baseline, outcome, regime, setting, verdicts
+from .verdicts import Verdict, caution, is_baseline, outcome, regime, setting, verdicts
 
 _KINDS = {"faster": "good", "slower": "bad", "not told apart": ""}
 
@@ -32,7 +32,9 @@ def page(result: BenchResult, pictures: Sequence[Picture] | None = None) -> str:
         )
     found = verdicts(result)
     if found:
-        parts.append(markup.section("Verdict", _verdicts(found)))
+        chance = caution(result)
+        note = "" if chance is None else markup.paragraph(f"{chance.capitalize()}.", "quiet")
+        parts.append(markup.section("Verdict", _verdicts(found), note))
     if pictures:
         parts.append(markup.section("Plots", markup.plots(pictures)))
     if result.measurements:
@@ -104,6 +106,12 @@ def _verdict_row(verdict: Verdict, several: bool) -> Row:
         told = f"do not speculate here (best: {told})"
     elif verdict.outcome == "not told apart":
         told = f"not told apart from plain decoding (best: {told})"
+    if verdict.ahead is not None:
+        ahead = verdict.ahead
+        told += (
+            f"; {ahead.contender.label}, at {number(ahead.speedup)} times, was not told apart "
+            "from plain decoding"
+        )
     if verdict.plain is not None:
         told += (
             f"; {verdict.plain.contender.label} is faster still, "

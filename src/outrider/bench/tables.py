@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .records import BenchResult, Measurement
-from .verdicts import is_baseline, outcome, verdicts
+from .verdicts import caution, is_baseline, outcome, verdicts
 
 HEADINGS = (
     *("contender", "tokens/s", "speedup", "95% interval"),
@@ -21,9 +21,10 @@ HEADINGS = (
 NOTE = (
     "tokens/s: from the request to the last token, the target's reading of the prompt aside; "
     "speedup: over Outrider's plain decoding on the same prompts; length: tokens emitted by a "
-    "round that drafts; ceiling: the most that any lossless verification emits from such drafts; "
-    "rate: drafted tokens that were kept; same: stretches whose tokens agree with plain decoding, "
-    "where they have to"
+    "round that drafts; ceiling: the most that any lossless verification emits on average from such "
+    "drafts, estimated from them; "
+    "rate: drafted tokens that were kept; "
+    "same: stretches whose tokens agree with plain decoding, where they have to"
 )
 
 _STYLES = {"faster": "green", "slower": "red", "not told apart": ""}
@@ -96,12 +97,18 @@ def closing(result: BenchResult) -> Iterator[str]:
             yield f"{where}: slower than plain: do not speculate (at best {best.speedup:.2f}x)"
         elif verdict.outcome == "not told apart":
             yield f"{where}: not told apart from plain, as more prompts may (at best {told})"
+        elif verdict.ahead is not None:
+            label, times = verdict.ahead.contender.label, verdict.ahead.speedup
+            yield f"{where}: {told}; {label}, at {times:.2f}x, was not told apart from plain"
         else:
             yield f"{where}: {told}"
 
 
 def remarks(result: BenchResult) -> Iterator[str]:
     """What readers have to know beside the figures."""
+    chance = caution(result)
+    if chance is not None:
+        yield chance
     if result.partial:
         yield "partial: the run was interrupted, and this is what had been measured"
     for found in result.measurements:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -41,13 +42,16 @@ class Verdict:
         workload, temperature, regime: where.
         best: the fastest of the contenders that speculate and are surely faster than plain
             decoding, or of all that speculate where none is.
-        plain: a peer's plain decoding that is faster still; None if none is.
+        ahead: the fastest of all that speculate where it is not `best`: more prompts may show it
+            faster than plain decoding.
+        plain: a peer's plain decoding that is faster than `best`; None if none is.
     """
 
     workload: str
     temperature: float
     regime: Regime
     best: Measurement
+    ahead: Measurement | None
     plain: Measurement | None
 
     @property
@@ -96,13 +100,36 @@ def verdicts(result: BenchResult) -> list[Verdict]:
         speculating = [found for found in members if not found.contender.plain]
         sure = [found for found in speculating if outcome(found) == "faster"]
         best = _fastest(sure or speculating)
+        ahead = _fastest(speculating)
         plain = _fastest(found for found in members if found.contender.plain)
         if best is None:
             continue
         if plain is not None and _speed(plain) <= max(1, _speed(best)):
             plain = None
-        made.append(Verdict(workload, temperature, where, best, plain))
+        made.append(
+            Verdict(workload, temperature, where, best, None if ahead is best else ahead, plain)
+        )
     return made
+
+
+def caution(result: BenchResult) -> str | None:
+    """How often one of several contenders that are no faster is called so; None with fewer.
+
+    Each is called faster if its own interval of 95% is above 1, which is so by chance in 2.5 runs
+    of a hundred. What several do by chance is at most the sum (Boole's inequality).
+    """
+    rivals = Counter(
+        (regime(found), found.workload, found.temperature)
+        for found in result.measurements
+        if found.low is not None and not found.contender.plain
+    )
+    most = max(rivals.values(), default=0)
+    if most < 2:
+        return None
+    return (
+        f"each interval is for its contender alone: were none of {most} faster than plain "
+        f"decoding, one would still be called so in up to {2.5 * most:g}% of such comparisons"
+    )
 
 
 def setting(provenance: dict[str, Any]) -> str:

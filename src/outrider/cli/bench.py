@@ -40,8 +40,8 @@ USUAL: dict[str, Any] = {
 QUICK = USUAL | {
     "workloads": ("code", "json", "random"),
     "depths": (None,),
-    "max_tokens": 64,
-    "count": 3,
+    "max_tokens": 40,
+    "count": 4,
 }
 """What is measured unless flags say otherwise, and with --quick."""
 
