@@ -21,10 +21,9 @@ HEADINGS = (
 NOTE = (
     "tokens/s: from the request to the last token, the target's reading of the prompt aside; "
     "speedup: over Outrider's plain decoding on the same prompts; length: tokens emitted by a "
-    "round that drafts; ceiling: the most that any lossless verification emits on average from such "
-    "drafts, estimated from them; "
-    "rate: drafted tokens that were kept; "
-    "same: stretches whose tokens agree with plain decoding, where they have to"
+    "round that drafts; ceiling: the most that any lossless verification emits on average from "
+    "such drafts, estimated from them; rate: drafted tokens that were kept; same: stretches whose "
+    "tokens agree with plain decoding, where they have to"
 )
 
 _STYLES = {"faster": "green", "slower": "red", "not told apart": ""}
