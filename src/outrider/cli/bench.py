@@ -252,7 +252,7 @@ def _settings(args: Namespace) -> Namespace:
     if found.peers == ("none",):
         found.peers = ()
     found.dtypes = (None,) if args.dtype is None else tuple(args.dtype.split(","))
-    depths = given.get("depths", USUAL["depths"])
+    depths = given.get("depths", usual["depths"])
     found.peer_depths = getattr(args, "peer_depths", tuple(dict.fromkeys((*depths, None))))
     if args.compile:
         raise InvalidConfigError(
