@@ -40,7 +40,7 @@ USUAL: dict[str, Any] = {
 QUICK = USUAL | {
     "workloads": ("code", "json", "random"),
     "depths": (None,),
-    "max_tokens": 32,
+    "max_tokens": 40,
     "count": 4,
 }
 """What is measured unless flags say otherwise, and with --quick."""
