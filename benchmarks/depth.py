@@ -85,7 +85,7 @@ def run(rounds: int) -> Report:
         "that turned out fastest on this workload (the luckiest of several noisy figures), with a "
         "95% interval over prompts (bootstrap and Student's t), wide where they are few; by usual: "
         "had each round taken what rounds of its kind took, by the median, without slow moments of "
-        "the machine",
+        "the machine, and an interval of other prompts with these medians",
         table,
         {"tokens": TOKENS, "prompts": prompts, "rows": rows},
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from rich.table import Table
+from rich.text import Text
 
 log = logging.getLogger("benchmarks")
 
@@ -70,7 +71,7 @@ def columns(title: str, *names: str) -> Table:
 def add_row(table: Table, *cells: str) -> None:
     """Add a row to a table, and log it: of a long benchmark one sees what is known so far."""
     table.add_row(*cells)
-    log.info("%s", "  ".join(cells))
+    log.info("%s", "  ".join(Text.from_markup(cell).plain for cell in cells))
 
 
 def environment() -> dict[str, Any]:

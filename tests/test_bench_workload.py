@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outrider.bench.records import Workload
-from outrider.bench.workload import NAMES, built_in, read
+from outrider.bench.workload import NAMES, built_in, lines_of, read
 from outrider.errors import InvalidConfigError
 from outrider.models import demo
 
@@ -29,6 +29,15 @@ def read_rows(tmp_path: Path, *rows: Any) -> Workload:
 
 def text_of(workload: Workload) -> list[str]:
     return [TOKENIZER.decode(list(prompt.token_ids)) for prompt in workload.prompts]
+
+
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+    """What was read of a file before there was a tokenizer is all that there is to read."""
+    path = write(tmp_path / "mine.jsonl", {"prompt": [1, 2]})
+    lines = lines_of(path)
+    path.write_bytes(b"")
+    (prompt,) = read(path, TOKENIZER, lines).prompts
+    assert prompt.token_ids == (1, 2)
 
 
 def test_every_kind_is_made_and_does_not_depend_on_the_others() -> None:

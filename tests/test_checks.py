@@ -51,7 +51,8 @@ def test_a_prediction_is_held_against_the_pace_of_the_run() -> None:
 def test_a_hiccup_counts_and_is_told_apart() -> None:
     """Of ten seconds one round took eight: the prediction is off by that, and right without it."""
     plain = replace(timed(PLAIN, (12.0,)), usual_s=(10.0,))
-    slow = Check(plain, replace(timed(K2, (10.0,)), usual_s=(2.0,)), prediction(K2, 4.0), 1)
+    measured = replace(timed(K2, (10.0,)), usual_s=(2.0,))
+    slow = Check(plain, measured, prediction(K2, 4.0), 1, pace=10 / 12)
     assert slow.usual_error == pytest.approx(0.0)
     assert slow.error == pytest.approx((25 * 10 / 12) / 5 - 1)
     counted = agreement([slow], rehearsed=False)

@@ -25,7 +25,8 @@ HYBRID = Contender("outrider", "hybrid", "block", 5)
 
 
 def exported(system: str, contender: Contender) -> Export:
-    return export(system, contender, target="org/big", draft="org/small", depth=6)
+    depth = contender.num_speculative_tokens or 6
+    return export(system, contender, target="org/big", draft="org/small", depth=depth)
 
 
 def flags(found: Export) -> dict[str, str]:
@@ -111,6 +112,10 @@ def test_what_does_not_carry_over_is_said(system: str) -> None:
     assert "adaptive depth does not carry over: k = 6" in told(adaptive)
     assert "6" in adaptive.text
     assert "hybrid drafter does not carry over" in told(exported(system, HYBRID))
+    alone = export(system, HYBRID, target="org/big", draft="org/small", depth=2)
+    assert "k = 2 is the best fixed depth predicted for the draft model, where 5" in told(alone)
+    assert "is the best fixed depth" not in told(exported(system, HYBRID))
+    assert "2" in alone.text
     assert "does not carry over" in told(exported(system, TREE))
     assert "block verification" in told(exported(system, K4))
     assert "measured with Outrider" in told(exported(system, K4))

@@ -61,11 +61,38 @@ class Clock:
         return self.now
 
 
+class Fitful(Clock):
+    """On a machine that takes `slow` times as long for everything."""
+
+    def __init__(self) -> None:
+        self.slow = 1.0
+        self._passed = 0.0
+
+    @property
+    def now(self) -> float:
+        return self._passed
+
+    @now.setter
+    def now(self, later: float) -> None:
+        self._passed += self.slow * (later - self._passed)
+
+
+class OneByOne(Models):
+    """Contenders are measured one after the other, each beside plain decoding."""
+
+    def groups(self, contenders: Any, batch: int) -> Any:
+        return [[each] for each in contenders]
+
+
+def keep_time(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    for module in (outrider.rounds, outrider.bench.measure, outrider.bench.race):
+        monkeypatch.setattr(module, "perf_counter", clock)
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (outrider.rounds, outrider.bench.measure, outrider.bench.race):
-        monkeypatch.setattr(module, "perf_counter", made)
+    keep_time(monkeypatch, made)
     return made
 
 
@@ -144,6 +171,26 @@ def test_predictions_are_what_is_measured_where_no_noise_is(clock: Clock, batch:
     reading = 2 * (1 + 0.1 * batch)
     assert plain.seconds == pytest.approx(tokens / batch * (1 + 0.1 * batch) - reading)
     assert {found.contender for found in result.predictions} == set(wanted.contenders())
+
+
+def test_a_slow_while_of_the_machine_is_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rounds of one method are measured in it, and none of the other.
+
+    With times as they are one of them is predicted twice as fast as it is.
+    """
+    clock = Fitful()
+    keep_time(monkeypatch, clock)
+
+    def report(done: int, total: int, what: str) -> None:
+        clock.slow = 3.0 if what.startswith("measuring") and done < 3 else 1.0
+
+    models = OneByOne(SlowTarget(clock), SlowDrafter(clock))
+    wanted = search(drafters=("draft_model",), shapes=(), verify=99)
+    result = tune(models, workload(3), wanted, report)
+    known = [check for check in result.checks if check.predicted]
+    assert len(known) == 4
+    for check in known:
+        assert abs(check.error or 0.0) < 0.02, (check.measured.contender.label, check.error)
 
 
 def test_trees_are_predicted_by_their_own_rounds(clock: Clock) -> None:
@@ -314,6 +361,20 @@ def test_rounds_of_single_sequences_are_no_rounds_of_a_batch() -> None:
         assert found.rounds == pytest.approx(4 * 4)
 
 
+def test_each_batch_has_its_own_reading() -> None:
+    """A second and nine: what was read once for each is charged once for each."""
+    tree = Contender("outrider", "draft_model", "block", 2, (2, 1))
+    seen = Watched((rows_of([(1, 9.0), (1, 1.0), (1, 1.0)]),) * 2, ((),) * 2)
+    texts = [[((1,), (1,) * 6)]] * 4
+    model = Models(TabularModel(law, SIZE))
+    predicted = []
+    for readings in ((0.0, 0.0), (1.0, 9.0)):
+        regime = Regime(0.0, 1, 2, {PLAIN: seen, tree: seen}, {}, readings, texts, None)
+        predicted += predict(model, regime, [tree], lambda _done, _total, _what: None)
+    none, some = predicted
+    assert some.seconds - none.seconds == pytest.approx(2 * (1.0 + 9.0))
+
+
 def prediction(
     contender: Contender, seconds: float, temperature: float = 0.0, *, exact: bool = True
 ) -> Prediction:
@@ -400,7 +461,22 @@ def test_the_best_measured_is_recommended() -> None:
     assert found.speculate
     assert "2.50x" in found.verdict
     assert "1.67x was expected" in found.verdict
+    assert "expected of its best fixed depth" in found.verdict
     assert best_depth(found.contender, PREDICTIONS) == 2
+
+
+def test_a_hybrid_leaves_its_draft_model_the_depth_that_is_best_for_that() -> None:
+    hybrid = replace(K4, drafter="hybrid")
+    predictions = [*PREDICTIONS, *[prediction(hybrid, 1.0, at) for at in (0.0, 1.0)]]
+    assert (
+        best_depth(hybrid, predictions)
+        == best_depth(replace(hybrid, num_speculative_tokens=None), predictions)
+        == 2
+    )
+    assert best_depth(K4, predictions) == 4
+    lonely = [each for each in predictions if each.contender.drafter != "draft_model"]
+    assert best_depth(hybrid, lonely) == 4
+    assert best_depth(replace(hybrid, num_speculative_tokens=None), lonely) == 1
 
 
 def test_no_recommendation_before_every_temperature_was_checked() -> None:

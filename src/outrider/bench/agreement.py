@@ -21,17 +21,15 @@ def picture(checks: Sequence[Check]) -> bytes:
     counted, rehearsed = (agreement(checks, rehearsed=each) for each in (False, True))
     lines = [
         "Each point is a configuration at a temperature; the band is 10% to either side.",
-        "Predicted for the pace that the machine had in the run, which plain decoding shows. Both",
-        "with each round at the median of its kind, without slow moments of a shared machine.",
+        "Predicted for the pace that the machine had in the run, which plain decoding shows; at",
+        "the usual times of rounds: had each taken the median of its kind, without slow moments.",
     ]
     if rehearsed.of:
         lines.append(f"Apart, from short runs of the same configuration: {rehearsed.told}.")
     figure, [[axes]] = canvas(
         f"Predictions by formula or replay: {counted.told}", lines, height=6.2
     )
-    rates = [
-        rate for check, expected in known for rate in (check.measured.usual_tokens_per_s, expected)
-    ]
+    rates = [rate for check, expected in known for rate in (check.measured.tokens_per_s, expected)]
     ends = [0.9 * min(rates), 1.1 * max(rates)]
     low, high = ([(1 + side) * end for end in ends] for side in (-WITHIN, WITHIN))
     axes.fill_between(ends, low, high, color=FAINT, linewidth=0)
@@ -44,7 +42,7 @@ def picture(checks: Sequence[Check]) -> bytes:
     for row, (drafter, short) in enumerate(kinds):
         for column, temperature in enumerate(temperatures):
             points = [
-                (check.measured.usual_tokens_per_s, expected)
+                (check.measured.tokens_per_s, expected)
                 for check, expected in known
                 if (check.measured.contender.drafter, check.rehearsed) == (drafter, short)
                 and check.measured.temperature == temperature
@@ -63,11 +61,6 @@ def picture(checks: Sequence[Check]) -> bytes:
             labels.append(f"{name}, temperature {temperature:g}")
     axes.set_xlim(*ends)
     axes.set_ylim(*ends)
-    dress(
-        axes,
-        grid="y",
-        x="measured tokens a second, at the usual times of rounds",
-        y="predicted tokens a second",
-    )
+    dress(axes, grid="y", x="measured tokens a second", y="predicted tokens a second")
     legend(figure, marks, labels, 3)
     return png(figure)

@@ -4,9 +4,10 @@ A prediction and the run that checks it share their prompts, so that prompts of 
 reason for them to differ. What does differ, the texts drawn at a temperature above 0 and the noise
 of the clock, is seen in repeats of a prompt. The standard error of a run is made of those alone.
 
-A prediction counts as right by the seconds that went by. Beside that it is told how it does with
-each round of the run at the median of its kind, which a prediction is made of: single rounds of a
-shared machine take many times that, and no prediction can know of them. Intervals are of those too.
+A prediction counts as right by the seconds that went by, and so do standard error and interval.
+Beside that it is told how it does with each round of the run at the median of its kind, which a
+prediction is made of: single rounds of a shared machine take many times that, and no prediction can
+know of them.
 
 A prediction is scaled to the pace of plain decoding in the same run, which has noise of its own. So
 what it is held against is the configuration over plain decoding, whose stretches are paired: what
@@ -38,7 +39,7 @@ class Check:
         predicted: what was predicted of it; None for an adaptive depth.
         distinct: how many batches of prompts there are before they come again.
         pace: how fast the machine was in this race, beside when predictions were measured: plain
-            decoding's usual tokens a second here over those predicted of it.
+            decoding's tokens a second here over those predicted of it.
     """
 
     plain: Measurement
@@ -53,23 +54,18 @@ class Check:
         return None if self.predicted is None else self.predicted.tokens_per_s * self.pace
 
     @property
-    def usual_error(self) -> float | None:
-        """Expected over measured tokens a second at the usual times of rounds, less 1."""
-        if self.expected is None:
-            return None
-        return self.expected / self.measured.usual_tokens_per_s - 1
+    def error(self) -> float | None:
+        """Expected over measured tokens a second, less 1; None without a prediction."""
+        return None if self.expected is None else self.expected / self.measured.tokens_per_s - 1
 
     @property
-    def error(self) -> float | None:
-        """Predicted over measured tokens a second, less 1, by the seconds that went by.
-
-        Predicted for the pace that plain decoding had in them.
-        """
-        if self.usual_error is None:
+    def usual_error(self) -> float | None:
+        """The same with all rounds of this race, plain decoding's too, at medians of the kind."""
+        if self.error is None:
             return None
-        slower = self.measured.usual_tokens_per_s / self.measured.tokens_per_s
-        plain = self.plain.usual_tokens_per_s / self.plain.tokens_per_s
-        return (1 + self.usual_error) * slower / plain - 1
+        hiccups = self.measured.tokens_per_s / self.measured.usual_tokens_per_s
+        plain = self.plain.tokens_per_s / self.plain.usual_tokens_per_s
+        return (1 + self.error) * hiccups / plain - 1
 
     @property
     def rehearsed(self) -> bool:
@@ -81,7 +77,7 @@ class Check:
 
     @property
     def standard_error(self) -> float | None:
-        """Of the usual tokens a second at the pace of plain decoding; None where not known.
+        """Of the measured tokens a second at the pace of plain decoding; None where not known.
 
         It is that of the measured over plain decoding's, prompts given, times plain decoding's: it
         takes two prompts or more that came again.
@@ -89,11 +85,11 @@ class Check:
         squares, freedom = self._scatter()
         if freedom < 2:
             return None
-        return self.measured.usual_tokens_per_s * sqrt(len(self.plain.seconds) * squares / freedom)
+        return self.measured.tokens_per_s * sqrt(len(self.plain.seconds) * squares / freedom)
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """A 95% interval, by Student's t, about the usual tokens a second: for `expected`.
+        """A 95% interval, by Student's t, about the measured tokens a second: for `expected`.
 
         Divided by `pace` it is the interval of measured over plain tokens a second, prompts given,
         times the plain rate that was predicted: for what was predicted, unscaled.
@@ -101,7 +97,7 @@ class Check:
         error = self.standard_error
         if error is None:
             return None
-        rate, margin = self.measured.usual_tokens_per_s, quantile(self._scatter()[1]) * error
+        rate, margin = self.measured.tokens_per_s, quantile(self._scatter()[1]) * error
         return rate - margin, rate + margin
 
     def _scatter(self) -> tuple[float, int]:
@@ -111,10 +107,8 @@ class Check:
         changes the logarithm of measured over plain by its share of plain decoding's seconds less
         its share of the configuration's, which is what is compared.
         """
-        all_plain = self.plain.usual_s or self.plain.seconds
-        all_measured = self.measured.usual_s or self.measured.seconds
-        plain_s, measured_s = sum(all_plain), sum(all_measured)
-        pairs = zip(all_plain, all_measured, strict=True)
+        plain_s, measured_s = sum(self.plain.seconds), sum(self.measured.seconds)
+        pairs = zip(self.plain.seconds, self.measured.seconds, strict=True)
         shares = [plain / plain_s - measured / measured_s for plain, measured in pairs]
         each = [shares[first :: self.distinct] for first in range(self.distinct)]
         known = [found for found in each if found]

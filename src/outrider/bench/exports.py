@@ -55,7 +55,7 @@ def export(
         contender: the configuration; plain decoding sets nothing.
         target: the target's path or hub id.
         draft: the draft's, None where there is none.
-        depth: tokens to draft where the configuration's depth is adaptive.
+        depth: tokens to draft, see `tune.best_depth`.
 
     Raises:
         InvalidConfigError: the system is not known.
@@ -70,9 +70,8 @@ def export(
         "llama.cpp": _llama_cpp,
         "transformers": _transformers,
     }
-    k = contender.num_speculative_tokens or depth
-    made = making[system](contender, target, draft or "DRAFT", k)
-    return Export(made.system, made.text, made.settings, (*_common(contender, k), *made.notes))
+    made = making[system](contender, target, draft or "DRAFT", depth)
+    return Export(made.system, made.text, made.settings, (*_common(contender, depth), *made.notes))
 
 
 def _common(contender: Contender, depth: int) -> tuple[str, ...]:
@@ -84,6 +83,11 @@ def _common(contender: Contender, depth: int) -> tuple[str, ...]:
         )
     if contender.drafter == "hybrid":
         notes.append("the hybrid drafter does not carry over: its draft model drafts alone")
+        if contender.num_speculative_tokens not in (None, depth):
+            notes.append(
+                f"k = {depth} is the best fixed depth predicted for the draft model, where "
+                f"{contender.num_speculative_tokens} is best with what is looked up"
+            )
     notes.append(
         "speeds were measured with Outrider: another engine's costs are its own, so that another k "
         "may be best there; acceptance carries over where its laws and drafts are the same"

@@ -123,10 +123,10 @@ class _Forecast:
         """By the law of rounds given the texts."""
         cost, _ = self._costs(contender)
         seconds = rounds = 0.0
-        for batch in ratios:
+        for index, batch in enumerate(ratios):
             rows = [chain_rounds(each, depth, method) for each in batch]
             width = max(int(row[0].argmax()) - 1 for row in rows)
-            seconds += expected_seconds(rows, cost) + self._first(contender, width)
+            seconds += expected_seconds(rows, cost) + self._first(contender, index, width)
             rounds += sum(map(expected_rounds, rows))
         return self._prediction(contender, rounds, seconds)
 
@@ -136,12 +136,12 @@ class _Forecast:
         """By rounds that are known: of each text of each batch."""
         stepped, stepless = self._costs(contender)
         seconds = 0.0
-        for texts in batches:
+        for index, texts in enumerate(batches):
             for together in zip_longest(*texts):
                 rows = [row for row in together if row is not None]
                 cost = stepped if any(row.stepped for row in rows) else stepless
                 seconds += cost(len(rows), max(row.width for row in rows))
-            seconds += self._first(contender, max(rounds[0].width for rounds in texts))
+            seconds += self._first(contender, index, max(rounds[0].width for rounds in texts))
         rounds = sum(len(rounds) for texts in batches for rounds in texts)
         return self._prediction(contender, rounds, seconds)
 
@@ -163,7 +163,8 @@ class _Forecast:
         longer = self._regime.tokens / sum(seen.emitted for seen in rounds)
         seconds = longer * sum(usual[size] * len(found) for size, found in times.items())
         width = max(seen.width for seen in rounds)
-        seconds += len(self._regime.texts) * self._first(contender, width)
+        texts = range(len(self._regime.texts))
+        seconds += sum(self._first(contender, index, width) for index in texts)
         taking_part = longer * sum(seen.rows for seen in rounds)
         return self._prediction(contender, taking_part, seconds, exact=False)
 
@@ -191,10 +192,12 @@ class _Forecast:
         looking = median(looked) if looked else 0.0
         return stepped, Costs(filled | self._plain).shifted(looking)
 
-    def _first(self, contender: Contender, width: int) -> float:
-        """Seconds by which a batch's first round differs: the target's forward does not count
-        there, and a draft model reads the prompts."""
-        reading = median(self._regime.reading_s) if contender.drafter in WITH_MODEL else 0.0
+    def _first(self, contender: Contender, index: int, width: int) -> float:
+        """Seconds by which the first round of a batch's texts differs: the target's forward does
+        not count there, and a draft model reads the prompts."""
+        taken = self._regime.reading_s
+        # The texts of one source follow those of another, batch by batch.
+        reading = taken[index % len(taken)] if contender.drafter in WITH_MODEL else 0.0
         return reading - self._forwards(self._regime.batch, width)
 
     def _usual(

@@ -193,6 +193,10 @@ def at_one_pace(watched: Sequence[Watched], usual: Mapping[int, float]) -> list[
     measured in such a while would look dear beside the others. How slow it was shows in the rounds
     of plain decoding about the same turn.
 
+    What a longer text costs a round is taken for such a while, too: a prompt of other length than
+    most counts as one of theirs, and where a text makes rounds much dearer, those that speculate,
+    further on in it than plain decoding at that turn, look dearer than they are.
+
     Args:
         watched: decoders that took turns; plain decoding is the first.
         usual: what its rounds take at one pace, by the number of sequences.
@@ -217,10 +221,15 @@ def _slowness(rounds: Sequence[RoundTime], usual: Mapping[int, float]) -> list[f
     """How many times as long as usual rounds took about each turn."""
     # The first round, which read prompts, tells nothing.
     ratios = [
-        seen.total_s / usual[seen.rows] for seen in rounds[1:] if usual.get(seen.rows, 0.0) > 0
+        seen.total_s / usual[seen.rows] if usual.get(seen.rows, 0.0) > 0 else None
+        for seen in rounds[1:]
     ]
-    near = [ratios[max(0, turn - _NEAR - 1) : turn + _NEAR] for turn in range(len(rounds))]
-    return [(median(found) if found else 1.0) or 1.0 for found in near]
+    slowness = []
+    for turn in range(len(rounds)):
+        about = ratios[max(0, turn - _NEAR - 1) : turn + _NEAR]
+        near = [ratio for ratio in about if ratio is not None]
+        slowness.append((median(near) if near else 1.0) or 1.0)
+    return slowness
 
 
 def forward_times(rounds: Sequence[RoundTime]) -> tuple[ForwardTime, ...]:

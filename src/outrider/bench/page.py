@@ -10,7 +10,16 @@ from .canvas import Picture
 from .markup import Row, cell
 from .records import BenchResult, Measurement
 from .summary import UNKNOWN, depths, number, percent, positions, time_split
-from .verdicts import Verdict, caution, is_baseline, outcome, regime, setting, verdicts
+from .verdicts import (
+    Verdict,
+    caution,
+    is_baseline,
+    none_faster,
+    outcome,
+    regime,
+    setting,
+    verdicts,
+)
 
 _KINDS = {"faster": "good", "slower": "bad", "not told apart": ""}
 
@@ -74,10 +83,8 @@ def _headline(found: Sequence[Verdict]) -> str:
     if not found:
         return "Benchmark of speculative decoding"
     won = [verdict for verdict in found if verdict.outcome == "faster"]
-    if not won and all(verdict.outcome == "slower" for verdict in found):
-        return "Do not speculate here: plain decoding is faster on every workload"
     if not won:
-        return "Speculation was not told apart from plain decoding: more prompts or repeats may"
+        return none_faster([verdict.outcome for verdict in found])
     best = max(won, key=lambda verdict: verdict.best.speedup or 0.0)
     where = f"{best.workload}, temperature {best.temperature:g}"
     everywhere = "every comparison" if len(won) == len(found) else f"{len(won)} of {len(found)}"
@@ -114,7 +121,7 @@ def _verdict_row(verdict: Verdict, several: bool) -> Row:
         )
     if verdict.plain is not None:
         told += (
-            f"; {verdict.plain.contender.label} is faster still, "
+            f"; {verdict.plain.contender.label} is faster than {best.contender.label}: "
             f"{number(verdict.plain.speedup)} times"
         )
     return (

@@ -11,7 +11,7 @@ from ..metrics import SpeculationMetrics
 from . import canvas
 from .canvas import Picture
 from .records import BenchResult, ForwardTime, Measurement
-from .verdicts import Regime, is_baseline, outcome, regimes, setting, verdicts
+from .verdicts import Regime, is_baseline, none_faster, outcome, regimes, setting, verdicts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -360,10 +360,8 @@ def _speedup_finding(best: Sequence[Measurement]) -> str:
     if not best:
         return "Speedup over plain decoding"
     won = [found for found in best if outcome(found) == "faster"]
-    if not won and all(outcome(found) == "slower" for found in best):
-        return "No contender that speculates is as fast as plain decoding here"
     if not won:
-        return "Speculation was not told apart from plain decoding: more prompts or repeats may"
+        return none_faster([outcome(found) for found in best])
     most = max(won, key=lambda found: found.speedup or 0.0)
     return (
         f"Speculation wins {len(won)} of {len(best)} comparisons with plain decoding, by up to "

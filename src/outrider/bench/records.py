@@ -140,7 +140,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class ForwardTime:
-    """A point of the curve t(n).
+    """A point of the curve t(n), of rounds as they were or, in `tune`, at one pace.
 
     Attributes:
         rows: sequences in the forward.

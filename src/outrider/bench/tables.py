@@ -95,7 +95,7 @@ def closing(result: BenchResult) -> Iterator[str]:
         if verdict.outcome == "slower":
             yield f"{where}: slower than plain: do not speculate (at best {best.speedup:.2f}x)"
         elif verdict.outcome == "not told apart":
-            yield f"{where}: not told apart from plain, as more prompts may (at best {told})"
+            yield f"{where}: not told apart from plain, more prompts may tell (at best {told})"
         elif verdict.ahead is not None:
             label, times = verdict.ahead.contender.label, verdict.ahead.speedup
             yield f"{where}: {told}; {label}, at {times:.2f}x, was not told apart from plain"

@@ -45,6 +45,8 @@ def pictures(trace: Trace) -> list[Picture]:
     made: list[Picture] = []
     if trace.records:
         metrics, where = trace.metrics, regime(trace)
+        if trace.truncated:
+            where += ", the last line was cut short and is left out"
         if metrics.draft_rounds:
             made.append(("depth-by-round", _depths(trace.records, metrics, where)))
         made.append(("time-by-round", _times(trace.records, metrics, where)))
@@ -63,8 +65,6 @@ def regime(trace: Trace) -> str:
         parts.append(f"temperature {' then '.join(map(str, several))}")
     if trace.lossy:
         parts.append("lossy verification")
-    if trace.truncated:
-        parts.append("the last line was cut short and is left out")
     return ", ".join(part for part in parts if part)
 
 
@@ -75,7 +75,7 @@ def _depths(records: Sequence[RoundRecord], metrics: SpeculationMetrics, where: 
     )
     figure, ((axes,),) = canvas.canvas(
         f"{metrics.accepted:,} of {metrics.drafted:,} drafted tokens were accepted, "
-        f"{metrics.emitted / metrics.rounds:.2f} tokens emitted a round",
+        f"{metrics.acceptance_length:.2f} tokens emitted a round that drafted",
         ("Depth drafted to, and tokens accepted, by round." + _stretches(per_bar), where),
         height=3.0,
     )

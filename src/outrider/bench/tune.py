@@ -63,6 +63,8 @@ class Recommendation:
             figures += "no interval: it takes two prompts, or batches of them, at each temperature"
         if self.expected is not None:
             figures += f", {self.expected:.2f}x was expected"
+            if self.best.num_speculative_tokens is None:
+                figures += " of its best fixed depth"
         if self.speculate:
             return f"{self.best.label}: {figures})"
         best = f"the best checked, {self.best.label}, is {figures})"
@@ -80,7 +82,7 @@ class TuneResult:
         workload: the name of the prompts.
         prompts: how many were used.
         skipped: rows of the file that were left out, and why.
-        curve: what forwards of the target cost.
+        curve: what forwards of the target cost, at the pace that each temperature was measured at.
         predictions: of every configuration at every temperature that was measured.
         checks: configurations that were run, at each temperature.
         recommendation: None if nothing was checked at every temperature.
@@ -229,16 +231,22 @@ def recommend(
 
 
 def best_depth(contender: Contender, predictions: Sequence[Prediction]) -> int:
-    """Its depth; where that is adaptive the best one predicted of its drafter, at least 1."""
-    if contender.num_speculative_tokens is not None:
-        return contender.num_speculative_tokens
-    alike = (contender.drafter, contender.verification)
+    """How far an engine is to draft that has neither adaptive depths nor hybrid drafters.
+
+    A fixed depth is as it is, but for a hybrid's: its draft model drafts alone there. Else it is
+    the best one predicted of the drafter that is left, at least 1.
+    """
+    own = contender.num_speculative_tokens
+    hybrid = contender.drafter == "hybrid" and contender.tree_shape is None
+    if own is not None and not hybrid:
+        return own
+    alike = ("draft_model" if hybrid else contender.drafter, contender.verification)
     depths = (
         other.num_speculative_tokens
         for other, _ in ranked(predictions)
         if (other.drafter, other.verification) == alike and other.tree_shape is None
     )
-    return next(depths, None) or 1
+    return next(depths, None) or own or 1
 
 
 def _expected(contender: Contender, predictions: Sequence[Prediction]) -> float | None:
@@ -297,7 +305,7 @@ def _check_all(
                 distinct = len(batches)
                 regime = (workload.name, temperature, search.batch, models.dtype, distinct)
                 baseline = measurement(PLAIN, plain, plain, *regime)
-                pace = baseline.usual_tokens_per_s / known[PLAIN, temperature].tokens_per_s
+                pace = baseline.tokens_per_s / known[PLAIN, temperature].tokens_per_s
                 checks += [
                     Check(
                         baseline,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -41,10 +41,11 @@ class Verdict:
     Attributes:
         workload, temperature, regime: where.
         best: the fastest of the contenders that speculate and are surely faster than plain
-            decoding, or of all that speculate where none is.
-        ahead: the fastest of all that speculate where it is not `best`: more prompts may show it
-            faster than plain decoding.
-        plain: a peer's plain decoding that is faster than `best`; None if none is.
+            decoding; where none is, of those not surely slower, and else of all that speculate.
+        ahead: a faster one that is not told apart from plain decoding, which more prompts may; None
+            if there is none.
+        plain: a peer's plain decoding that is faster than `best` and than Outrider's own; None if
+            none is.
     """
 
     workload: str
@@ -78,14 +79,13 @@ def is_baseline(measurement: Measurement) -> bool:
 def outcome(measurement: Measurement) -> Outcome:
     """Faster or slower than plain decoding if the whole 95% interval is on that side of 1.
 
-    A measurement must have a speedup; one without an interval stands by the speedup itself.
+    One without an interval, of a single stretch, tells nothing of others.
     """
-    assert measurement.speedup is not None
-    low = measurement.speedup if measurement.low is None else measurement.low
-    high = measurement.speedup if measurement.high is None else measurement.high
-    if low > 1:
+    if measurement.low is None or measurement.high is None:
+        return "not told apart"
+    if measurement.low > 1:
         return "faster"
-    return "slower" if high < 1 else "not told apart"
+    return "slower" if measurement.high < 1 else "not told apart"
 
 
 def verdicts(result: BenchResult) -> list[Verdict]:
@@ -99,8 +99,9 @@ def verdicts(result: BenchResult) -> list[Verdict]:
     for (where, workload, temperature), members in groups.items():
         speculating = [found for found in members if not found.contender.plain]
         sure = [found for found in speculating if outcome(found) == "faster"]
-        best = _fastest(sure or speculating)
-        ahead = _fastest(speculating)
+        hopeful = [found for found in speculating if outcome(found) != "slower"]
+        ahead = _fastest(hopeful)
+        best = _fastest(sure or hopeful or speculating)
         plain = _fastest(found for found in members if found.contender.plain)
         if best is None:
             continue
@@ -128,8 +129,22 @@ def caution(result: BenchResult) -> str | None:
         return None
     return (
         f"each interval is for its contender alone: were none of {most} faster than plain "
-        f"decoding, one would still be called so in up to {2.5 * most:g}% of such comparisons"
+        f"decoding, one would still be called so in about {min(2.5 * most, 100):g}% of such "
+        "comparisons at most"
     )
+
+
+def none_faster(outcomes: Collection[Outcome]) -> str:
+    """A title for comparisons in which nothing is surely faster than plain decoding."""
+    slower = sum(outcome == "slower" for outcome in outcomes)
+    if slower == len(outcomes):
+        return "Do not speculate here: plain decoding is faster on every workload"
+    if slower:
+        return (
+            f"Speculation is slower than plain decoding in {slower} of {len(outcomes)} "
+            "comparisons, and not told apart in the others"
+        )
+    return "Speculation was not told apart from plain decoding: more prompts or repeats may"
 
 
 def setting(provenance: dict[str, Any]) -> str:

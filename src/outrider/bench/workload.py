@@ -22,6 +22,9 @@ from .rows import FORMATS, BadRowError, chat_ids, prompt_of
 NAMES = ("code", "editing", "json", "quote", "chat", "random")
 """The kinds that `built_in` makes."""
 
+Lines = Sequence[tuple[str, bytes]]
+"""Lines of a file, each with its place in words."""
+
 _BEGINNING = 2000
 """Characters of a file that a prompt is cut from; files are at least that long."""
 
@@ -81,7 +84,7 @@ def built_in(
     return tuple(made)
 
 
-def read(path: str | Path, tokenizer: Any) -> Workload:
+def read(path: str | Path, tokenizer: Any, lines: Lines | None = None) -> Workload:
     """The prompts of a JSONL file, one a line; empty lines mean nothing.
 
     Three formats are read, even mixed: {"prompt": text or token ids}, with "max_tokens" if wanted;
@@ -93,13 +96,14 @@ def read(path: str | Path, tokenizer: Any) -> Workload:
     Args:
         path: of the file, UTF-8.
         tokenizer: of the pair, as transformers has them.
+        lines: what `lines_of` has read of it; a pipe can be read but once.
 
     Raises:
         InvalidConfigError: the file cannot be read, is empty, or no row of it can be used.
     """
     shown = str(path)
     prompts, skipped = [], []
-    for name, line in lines_of(path):
+    for name, line in lines_of(path) if lines is None else lines:
         try:
             prompts.append(prompt_of(line, name, tokenizer))
         except BadRowError as error:
@@ -112,7 +116,7 @@ def read(path: str | Path, tokenizer: Any) -> Workload:
     return Workload(Path(path).stem, tuple(prompts), tuple(skipped))
 
 
-def lines_of(path: str | Path) -> list[tuple[str, bytes]]:
+def lines_of(path: str | Path) -> Lines:
     """The lines of a file that are not empty, each with its place: what no tokenizer is needed for.
 
     Args:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ..bench.matrix import Matrix
     from ..bench.records import BenchResult, Contender, Workload
+    from ..bench.workload import Lines
     from ..loading import Pair
     from .models import Loaded
 
@@ -41,7 +42,6 @@ QUICK = USUAL | {
     "workloads": ("code", "json", "random"),
     "depths": (None,),
     "max_tokens": 40,
-    "count": 4,
 }
 """What is measured unless flags say otherwise, and with --quick."""
 
@@ -180,9 +180,8 @@ def _measure(args: Namespace, settings: Namespace, console: Console, ending: End
         asked = Namespace(**vars(args) | {"dtype": dtype})
         return load(asked, console, max_sequences=max(settings.batches))
 
-    if args.prompts is not None:
-        # What is wrong with a file is known before a model is loaded.
-        lines_of(args.prompts)
+    # What is wrong with a file is known before a model is loaded.
+    lines = None if args.prompts is None else lines_of(args.prompts)
     first, *others = settings.dtypes
     loaded = load_in(first)
     pair = _pair(loaded)
@@ -190,7 +189,7 @@ def _measure(args: Namespace, settings: Namespace, console: Console, ending: End
         settings.drafters = (
             ("suffix", "ngram") if pair.model_drafter is None else ("draft_model", "hybrid")
         )
-    workloads = _workloads(args, settings, pair)
+    workloads = _workloads(args, lines, settings, pair)
     dtype = str(loaded.facts["dtype"])
     matrix = _matrix(settings, (dtype, *others))
     models = {name: loaded.facts[name] for name in ("target", "draft", "device")}
@@ -301,11 +300,13 @@ def _contenders(settings: Namespace) -> tuple[Contender, ...]:
     return (*chains, *trees)
 
 
-def _workloads(args: Namespace, settings: Namespace, pair: Pair) -> tuple[Workload, ...]:
+def _workloads(
+    args: Namespace, lines: Lines | None, settings: Namespace, pair: Pair
+) -> tuple[Workload, ...]:
     from ..bench.workload import built_in, read
 
     if args.prompts is not None:
-        return (read(args.prompts, pair.tokenizer),)
+        return (read(args.prompts, pair.tokenizer, lines),)
     return built_in(settings.workloads, pair.tokenizer, pair.target.vocab_size, settings.count)
 
 

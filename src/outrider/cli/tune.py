@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..bench.records import Contender, Workload
     from ..bench.search import Models, Search
     from ..bench.tune import TuneResult
+    from ..bench.workload import Lines
     from .models import Loaded
 
 SYSTEMS = ("vllm", "sglang", "llama.cpp", "transformers")
@@ -204,13 +205,12 @@ def _run(args: Namespace, drafters: tuple[str, ...], ending: Ending) -> int:
     from .screen import progress
 
     search = _search(args, drafters)
-    if args.prompts is not None:
-        # What is wrong with a file is known before a model is loaded.
-        lines_of(args.prompts)
+    # What is wrong with a file is known before a model is loaded.
+    lines = None if args.prompts is None else lines_of(args.prompts)
     console = Console(stderr=True)
     loaded = load(args, console, max_sequences=max(8, 2 * args.batch))
     models = _models(loaded)
-    workload = _workload(args, loaded)
+    workload = _workload(args, lines, loaded)
     facts = {name: loaded.facts[name] for name in ("target", "draft", "device", "dtype")}
     with progress(console, "tuning") as advance:
         result = tune(models, workload, search, advance, provenance(facts, asdict(search)))
@@ -292,14 +292,14 @@ def _models(loaded: Loaded) -> Models:
     return Models(loaded.target, drafter, loaded.tokenizer, loaded.facts["dtype"])
 
 
-def _workload(args: Namespace, loaded: Loaded) -> Workload:
+def _workload(args: Namespace, lines: Lines | None, loaded: Loaded) -> Workload:
     from ..bench import workload
 
     if args.prompts is None:
         vocab_size = loaded.target.vocab_size
         (found,) = workload.built_in(["code"], loaded.tokenizer, vocab_size, args.max_prompts)
         return found
-    found = workload.read(args.prompts, loaded.tokenizer)
+    found = workload.read(args.prompts, loaded.tokenizer, lines)
     return replace(found, prompts=found.prompts[: args.max_prompts])
 
 
@@ -348,8 +348,10 @@ def _write(
     args: Namespace, result: TuneResult, document: dict[str, Any], settings: dict[str, Any] | None
 ) -> None:
     if args.save is not None and settings is not None and result.recommendation is not None:
+        temperatures = " and ".join(f"{each:g}" for each in args.temperatures)
         comments = (
-            f"found by outrider tune, on prompts of {result.workload}",
+            f"found by outrider tune, on prompts of {result.workload} at temperature "
+            f"{temperatures}",
             result.recommendation.verdict,
         )
         config_file.write(args.save, config_file.written(settings, comments).encode())

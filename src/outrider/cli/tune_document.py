@@ -45,6 +45,7 @@ def document(
         "predictions_within_10_percent_usual": {"count": counted.usual, "of": counted.of},
         "predictions_within_interval": {"count": counted.inside, "of": counted.bounded},
         "short_runs_within_10_percent": {"count": rehearsed.close, "of": rehearsed.of},
+        "short_runs_within_10_percent_usual": {"count": rehearsed.usual, "of": rehearsed.of},
         "short_runs_within_interval": {"count": rehearsed.inside, "of": rehearsed.bounded},
         "recommendation": None
         if found is None
@@ -63,7 +64,6 @@ def _check(check: Check) -> dict[str, Any]:
         "predicted_from": _source(check),
         "pace": check.pace,
         "expected_tokens_per_s": check.expected,
-        "usual_tokens_per_s": check.measured.usual_tokens_per_s,
         "error": check.error,
         "usual_error": check.usual_error,
         "measured_standard_error": check.standard_error,
@@ -82,10 +82,17 @@ def _source(check: Check) -> str | None:
 def _measurement(measured: Measurement) -> dict[str, Any]:
     plain = {
         name: getattr(measured, name)
-        for name in ("batch", "dtype", "seconds", "tokens", "identical", "speedup", "low", "high")
+        for name in (
+            *("batch", "dtype", "seconds", "usual_s", "tokens", "identical"),
+            *("speedup", "low", "high"),
+        )
     }
     metrics = measured.metrics
     told = {} if metrics is None else {"speculation": figures.speculation(metrics)}
     timed = {} if metrics is None else {"timing": figures.timing(metrics)}
-    contender = {"contender": asdict(measured.contender), "tokens_per_s": measured.tokens_per_s}
+    contender = {
+        "contender": asdict(measured.contender),
+        "tokens_per_s": measured.tokens_per_s,
+        "usual_tokens_per_s": measured.usual_tokens_per_s,
+    }
     return contender | plain | told | timed

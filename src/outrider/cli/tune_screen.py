@@ -53,7 +53,13 @@ class Screen:
         if found is None:
             self._say("\nno recommendation: nothing was checked at every temperature", "yellow")
             return
-        self._say("\nrecommended, over all temperatures together", "bold")
+        self._say("\nrecommended", "bold")
+        if len({check.measured.temperature for check in result.checks}) > 1:
+            self._say(
+                "over all temperatures together: all tokens by all seconds, so that slow texts "
+                "weigh more",
+                "dim",
+            )
         self._say(found.verdict, "bold green" if found.speculate else "bold yellow")
         if saved is not None:
             self._say(f"saved: outrider generate --config {saved}")
@@ -84,6 +90,7 @@ class Screen:
                 cells.append(f"{gain:.2f}x")
             shown.add_row(contender.label.removeprefix("outrider "), *cells)
         self.console.print(shown)
+        self._say("verification is by block where none is named", "dim")
 
     def _checks(self, checks: Sequence[Check]) -> None:
         self._say("\nrun beside plain decoding", "bold")
@@ -91,12 +98,11 @@ class Screen:
             "configuration",
             right=(
                 "temp",
-                "predicted",
-                "usual\ntokens/s",
+                "predicted\ntokens/s",
+                "measured\ntokens/s",
                 "standard\nerror",
                 "off by",
-                "measured\ntokens/s",
-                "off by",
+                "usually\noff by",
                 "speedup",
                 "95% interval",
             ),
@@ -108,20 +114,18 @@ class Screen:
                 measured.contender.label.removeprefix("outrider "),
                 f"{measured.temperature:g}",
                 "-" if expected is None else f"{expected:.1f}{mark}",
-                f"{measured.usual_tokens_per_s:.1f}",
-                "-" if check.standard_error is None else f"{check.standard_error:.1f}",
-                "-" if check.usual_error is None else f"{check.usual_error:+.1%}",
                 f"{measured.tokens_per_s:.1f}",
+                "-" if check.standard_error is None else f"{check.standard_error:.1f}",
                 "-" if check.error is None else f"{check.error:+.1%}",
+                "-" if check.usual_error is None else f"{check.usual_error:+.1%}",
                 f"{measured.speedup:.2f}x",
                 "-" if measured.low is None else f"{measured.low:.2f}–{measured.high:.2f}",
             )
         self.console.print(shown)
         self._say(
-            "usual: measured, with each round at the median of its kind, without slow moments of "
-            "the machine; predicted: the same, for the pace that the machine had in the run, as "
-            "plain decoding shows it; standard error: of the usual at that pace, by repeats of a "
-            "prompt",
+            "predicted: for the pace that the machine had in the run, as plain decoding shows it; "
+            "standard error: of the measured at that pace, by repeats of a prompt; usually: had "
+            "each round of the run taken the median of its kind, without slow moments",
             "dim",
         )
         if any(check.rehearsed for check in checks):
