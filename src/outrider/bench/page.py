@@ -74,7 +74,8 @@ _SPEED_NOTE = markup.paragraph(
 
 _CEILING_NOTE = markup.paragraph(
     "Length: tokens emitted by a round that drafts, correction or bonus included. Ceiling: the "
-    "most that any lossless verification emits on average from such drafts, estimated from them.",
+    "most that any lossless verification emits on average from such drafts, estimated from them: "
+    "a share of it can be above 100% by chance.",
     "quiet",
 )
 

@@ -49,7 +49,9 @@ def ceiling(metrics: SpeculationMetrics) -> str:
         return UNKNOWN
     error = metrics.ceiling_error
     told = f"{metrics.ceiling:.2f}" + ("" if error is None else f" ± {1.96 * error:.2f}")
-    return f"{told} tokens a round, {percent(metrics.ceiling_share)} of it reached"
+    reached, error = percent(metrics.ceiling_share), metrics.ceiling_share_error
+    reached += "" if error is None else f" ± {196 * error:.0f}%"
+    return f"{told} tokens a round, estimated, and {reached} of it reached"
 
 
 def positions(metrics: SpeculationMetrics) -> str:
