@@ -492,6 +492,17 @@ def test_do_not_speculate() -> None:
     assert found.verdict.startswith("do not speculate: the best checked, outrider draft_model k=2")
 
 
+def test_what_may_be_faster_is_not_advised_against() -> None:
+    """One prompt twice as fast, one a little slower: the interval holds 1."""
+    uneven = check(K2, 10.0, 8.0)
+    uneven = replace(uneven, measured=replace(uneven.measured, seconds=(4.5, 11.5)))
+    found = recommend((0.0,), PREDICTIONS, [uneven])
+    assert found is not None
+    assert found.low < 1 < found.measured < found.high
+    assert found.contender == PLAIN
+    assert found.verdict.startswith("not told apart from plain decoding, more prompts may tell: ")
+
+
 def test_one_prompt_has_no_interval(clock: Clock) -> None:
     models = Models(SlowTarget(clock), SlowDrafter(clock))
     result = tune(models, workload(1), search(drafters=("draft_model",), repeats=3))

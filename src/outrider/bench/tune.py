@@ -68,8 +68,10 @@ class Recommendation:
         if self.speculate:
             return f"{self.best.label}: {figures})"
         best = f"the best checked, {self.best.label}, is {figures})"
-        if self.low is None:
+        if self.low is None or self.high is None:
             return f"too few prompts to recommend speculation: {best}"
+        if self.high > 1:
+            return f"not told apart from plain decoding, more prompts may tell: {best}"
         return f"do not speculate: {best}"
 
 
