@@ -362,17 +362,17 @@ def test_rounds_of_single_sequences_are_no_rounds_of_a_batch() -> None:
 
 
 def test_each_batch_has_its_own_reading() -> None:
-    """A second and nine: what was read once for each is charged once for each."""
+    """A second, another and ten: what was read once for each is charged once for each."""
     tree = Contender("outrider", "draft_model", "block", 2, (2, 1))
-    seen = Watched((rows_of([(1, 9.0), (1, 1.0), (1, 1.0)]),) * 2, ((),) * 2)
-    texts = [[((1,), (1,) * 6)]] * 4
+    seen = Watched((rows_of([(1, 9.0), (1, 1.0), (1, 1.0)]),) * 3, ((),) * 3)
+    texts = [[((1,), (1,) * 6)]] * 6
     model = Models(TabularModel(law, SIZE))
     predicted = []
-    for readings in ((0.0, 0.0), (1.0, 9.0)):
-        regime = Regime(0.0, 1, 2, {PLAIN: seen, tree: seen}, {}, readings, texts, None)
+    for readings in ((0.0, 0.0, 0.0), (1.0, 1.0, 10.0)):
+        regime = Regime(0.0, 1, 3, {PLAIN: seen, tree: seen}, {}, readings, texts, None)
         predicted += predict(model, regime, [tree], lambda _done, _total, _what: None)
     none, some = predicted
-    assert some.seconds - none.seconds == pytest.approx(2 * (1.0 + 9.0))
+    assert some.seconds - none.seconds == pytest.approx(2 * (1.0 + 1.0 + 10.0))
 
 
 def prediction(
