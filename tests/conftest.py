@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,3 +18,20 @@ def _one_thread() -> None:
     """
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@pytest.fixture
+def piped() -> Iterator[Callable[[bytes], Path]]:
+    """Makes a path that can be read once, as a shell's `<(command)`, of bytes that a pipe holds."""
+    ends: list[int] = []
+
+    def pipe(content: bytes) -> Path:
+        end, other = os.pipe()
+        ends.append(end)
+        os.write(other, content)
+        os.close(other)
+        return Path(f"/dev/fd/{end}")
+
+    yield pipe
+    for end in ends:
+        os.close(end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +92,29 @@ def test_quick_names_a_folder_of_its_own(
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
-def test_prompts_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "mine.jsonl"
-    path.write_text('{"prompt": "def f(x):"}\n{"prompt": 5}\n{"prompt": "x =", "max_tokens": 3}\n')
+ROWS = b'{"prompt": "def f(x):"}\n{"prompt": 5}\n{"prompt": "x =", "max_tokens": 3}\n'
+
+
+def measured_on(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     args = ["bench", "--prompts", str(path), "-m", "5", "--temps", "0", "-k", "2"]
     assert main([*args, "--drafters", "ngram", "--peers", "none", "--md"]) == 0
-    out = capsys.readouterr().out
+    return capsys.readouterr().out
+
+
+def test_prompts_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes(ROWS)
+    out = measured_on(path, capsys)
     assert "## mine, temperature 0" in out
     assert "left out: mine, line 2: prompt is neither" in out
+
+
+def test_prompts_of_a_pipe(
+    piped: Callable[[bytes], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which has nothing left to read the second time."""
+    out = measured_on(piped(ROWS), capsys)
+    assert "line 2: prompt is neither" in out
 
 
 @pytest.mark.parametrize("content", ["", "\n"])

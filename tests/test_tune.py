@@ -6,7 +6,7 @@ import json
 import tomllib
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -574,10 +574,9 @@ class TestCommandLine:
         path.write_text("{\n")
         assert "line 1" in self.refused(capsys, "--prompts", str(path))
 
-    def test_a_whole_run(self, capsys: Any, tmp_path: Path) -> None:
-        """A bad row, everything written, and the file read back by `generate`."""
-        prompts = tmp_path / "prompts.jsonl"
-        prompts.write_text('{"prompt": "import os"}\nnonsense\n')
+    def test_a_whole_run(self, capsys: Any, tmp_path: Path, piped: Callable[[bytes], Path]) -> None:
+        """A bad row in a pipe, everything written, and the file read back by `generate`."""
+        prompts = piped(b'{"prompt": "import os"}\nnonsense\n')
         saved, out = tmp_path / "tuned.toml", tmp_path / "out"
         args = ["tune", "--prompts", str(prompts), "-m", "6", "--depths", "2", "--no-trees"]
         args += ["--drafters", "draft_model", "--verifications", "block", "--temp", "0"]
