@@ -202,10 +202,14 @@ def test_what_slots_hold_is_not_given_up_for_a_batch() -> None:
     target, draft = tiny(sequences=4), tiny(sequences=4)
     first = SpeculativeDecoder(target, ModelDrafter(draft))
     first.generate([5, 6, 7, 8], SamplingParams(max_tokens=8, ignore_eos=True))
-    held = [slot.length for slot in target._table.slots]
+    slot = target._table.slots[0]
+    held = slot.tokens[: slot.length].tolist()
     assert target.empty_slots == 3
     SpeculativeDecoder(target, ModelDrafter(draft))
-    assert [slot.length for slot in target._table.slots] == held
+    # What the last round kept may have been put in order since.
+    assert slot.length >= len(held) > 4
+    assert slot.tokens[: len(held)].tolist() == held
+    assert target.empty_slots == 3
 
 
 def test_what_prompts_take_is_not_learnt_from_batches() -> None:
