@@ -228,8 +228,8 @@ def test_what_tries_gain_pays_for_more_of_them_up_to_a_bound() -> None:
     purse.spend(-50.0)
     for _ in range(8):
         purse.fill(True, (), 1)
-    assert purse.affords(5.9)
-    assert not purse.affords(7.0)
+    assert purse.affords(0.5)
+    assert not purse.affords(2.0)
 
 
 @pytest.mark.parametrize("gains", [True, False])
@@ -488,7 +488,7 @@ def test_a_machine_that_stands_still_for_a_while_is_not_thought_to_be_that_noisy
 
 @pytest.mark.parametrize("length", [100, 512])
 def test_tries_that_all_fail_take_the_share_that_they_are_said_to(length: int) -> None:
-    """.8% of the time, of which .2% comes with each new text."""
+    """.9% of the time, of which .2% comes with each new text."""
     purse, lost = Purse(), 0.0
     for _ in range(60_000 // length):
         for place in range(length):
@@ -498,4 +498,4 @@ def test_tries_that_all_fail_take_the_share_that_they_are_said_to(length: int) -
                 lost += 0.5
             purse.fill(not tries, [length] if place == 0 else (), 1)
         purse.ended(length)
-    assert lost / 60_000 == pytest.approx(0.008, rel=0.05)
+    assert lost / 60_000 == pytest.approx(0.009, rel=0.05)

@@ -497,7 +497,7 @@ def test_a_trial_is_not_made_where_reading_for_it_takes_too_long() -> None:
         state = replace(after[0], acceptance=Acceptance())
     assert not any(tried)
     short = replace(state, prefix=Prefix(9, [0] * 60), prompt_length=50)
-    assert policy.plan([short]).depth.tolist() == [2]
+    assert policy.plan([short]).depth.tolist() == [1]
 
 
 def test_the_last_token_is_never_drafted_and_replays_are_followed() -> None:

@@ -73,10 +73,9 @@ class AdaptiveDepth:
     alone, so that it repeats: where drafts end, too. All others share measured costs, what was
     learnt from each other, and where they end.
 
-    Where nothing is expected to pay, short drafts are tried now and then, the more rarely the more
-    they cost, and sooner in a text that is new, or after drafts that gained: for about .8% of the
-    time, and what was gained. As much as that share may go into the drafter's reading of prompts
-    while nothing that it drafted was kept. Where not even a
+    Where nothing is expected to pay, drafts of one token are tried now and then, the more rarely
+    the more they cost, and sooner in a text that is new: for about .9% of the time. As much may go
+    into the drafter's reading of prompts while nothing that it drafted was kept. Where not even a
     draft that is always kept would pay, one is after 512
     plain rounds, since the machine may have changed.
 
@@ -290,13 +289,13 @@ class AdaptiveDepth:
         together = [stepped[row] for row in free if record.entropies[row]]
         if together:
             self._steps.add(max(together))
-        if self._costs.known:
+        if self._trying and self._costs.known:
             others = max((step for row, step in enumerate(stepped) if row not in free), default=0)
             prices = self._costs.prices(rows, [0, width])
             took = record.draft_s + prices.verifying[1]
             emitted = sum(record.emitted[row] for row in free) / len(free)
             plain = self._prices(rows, others).rounds[others]
-            self._purse.spend(took / plain + _CAUTION * prices.doubt(1) - emitted, self._trying)
+            self._purse.spend(took / plain + _CAUTION * prices.doubt(1) - emitted)
 
     def measure(
         self, states: Sequence[SequenceState], record: RoundRecord, reading: bool = True
@@ -383,7 +382,7 @@ class AdaptiveDepth:
         self._pays = pays = best > 0 and gain >= enough + behind / _STAY
         if not pays:
             dearer = behind + _CAUTION * prices.doubt(min(1, most))
-            rate, trial = rates[0], self._trial(rates, seconds, dearer, enough)
+            rate, trial = rates[0], self._trial(tokens, seconds, dearer, enough)
             self._trying = bool(trial)
         widths = rate * prices.looked_up[: most + 1]
         each = rate / len(states)
@@ -420,18 +419,15 @@ class AdaptiveDepth:
         rarely = _RARELY * gain if log(gain) > _SURE * prices.doubt() else _SOON
         return min(rarely, max((gain - 1) / _LOOKS, _SOON))
 
-    def _trial(self, rates: list[float], seconds: list[float], dearer: float, enough: float) -> int:
-        """How far to draft where it is not expected to pay, but could, and there is enough for it.
-
-        One token more than what loses least, since little is known of those that come after it.
-        """
-        took = [each / seconds[0] for each in seconds]
+    def _trial(
+        self, tokens: list[float], seconds: list[float], dearer: float, enough: float
+    ) -> int:
+        """One token where nothing was tried for long enough and something could pay, or none."""
         forgotten = self._since_draft >= LONGEST and self._levels.deepest
-        if not (forgotten or any((k + 1) / took[k] > enough for k in range(1, len(took)))):
+        kept = ((k + 1) * seconds[0] / took for k, took in enumerate(seconds) if k)
+        if not (forgotten or any(gain > enough for gain in kept)):
             return 0
-        depth = min(max(range(1, len(rates)), key=rates.__getitem__) + 1, len(rates) - 1)
-        lost = took[depth] * (1 - rates[depth] / rates[0])
-        return depth * self._purse.affords(dearer + lost)
+        return int(self._purse.affords(dearer + seconds[1] / seconds[0] - tokens[1] / tokens[0]))
 
     def _prices(self, rows: int, depth: int) -> Prices:
         """Of rounds up to a depth: measured, or where none was, in plain ones."""

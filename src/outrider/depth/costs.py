@@ -261,9 +261,7 @@ class Costs:
         drafting[0] = self._looking.at(np.array(float(rows)))
         wide = np.array(widths)
         tokens = np.append(rows * (1.0 + wide), 1.0)
-        times, counts = self._verifying.told(
-            np.append(wide > 0, False), tokens, self._spread / log(2)
-        )
+        times, counts = self._verifying.told(np.append(wide > 0, False), tokens)
         *verifying, single = times.tolist()
         step = float(self._drafting.at(1, np.ones(1))[0])
         share = step / max(single, _LEAST)
@@ -285,11 +283,7 @@ class Costs:
 
     def _doubts(self, counts: NDArray[np.float64]) -> NDArray[np.float64]:
         """By how many rounds of about each size are remembered, and how much rounds differ."""
+        spread = _OF_MEDIANS * _DEVIATION * median_low(self._off)
         each = 1 / counts.clip(1)
         each[1:] += each[0]
-        return np.asarray(self._spread * np.sqrt(each))
-
-    @property
-    def _spread(self) -> float:
-        """By how much the logarithm of what a round takes is off; for one of few, its median."""
-        return _OF_MEDIANS * _DEVIATION * median_low(self._off)
+        return np.asarray(spread * np.sqrt(each))

@@ -43,10 +43,6 @@ _NOWHERE = 1e-6
 _BELIEVED = 0.5
 """For how many measurements an octave off an exponent counts that is thought of beforehand."""
 
-_STEPS = 0.05
-"""By how much the binary logarithm of what a size takes is thought to be off a smooth curve:
-products of matrices are made in blocks, and three rows may take no longer than two."""
-
 _BEYOND = 0.5
 """The least exponent beyond the largest size that was measured: not to try it at any price."""
 
@@ -194,10 +190,6 @@ class Curve:
     thought to cost no more, so that it is tried. Exponents are kept between 0 and 1: more takes
     longer, but no longer than by itself. Beyond all that was measured they are at least .5.
 
-    What a size was measured to take counts beside the curve, the more the surer it is: as the mean
-    of what is normal with a known variance, about which something is thought beforehand (Efron and
-    Morris 1973, "Stein's estimation rule and its competitors").
-
     There are two kinds of times, such as those of rounds with drafts and without: each is told by
     its own where there are any.
     """
@@ -228,15 +220,9 @@ class Curve:
         return self.told(kinds, sizes)[0]
 
     def told(
-        self, kinds: NDArray[np.bool_], sizes: NDArray[np.float64], noise: float = 0.0
+        self, kinds: NDArray[np.bool_], sizes: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The same, and how many times of the kind are remembered near that size, float64 [n].
-
-        Args:
-            kinds: of each.
-            sizes: of each.
-            noise: by how much the binary logarithm of one time is off.
-        """
+        """The same, and how many times of the kind are remembered near that size, float64 [n]."""
         count = len(self._times)
         if not count:
             return np.zeros(len(sizes)), np.zeros(len(sizes))
@@ -247,18 +233,13 @@ class Curve:
         x, picked, wanted = moments[:, 1], kinds.astype(np.int64), np.log2(sizes)
         away = wanted[:, None] - x
         near = np.maximum(np.exp(away * away * (-0.5 / _OCTAVES**2)), _NOWHERE)
-        alike = kinds[:, None] == own
-        known = (alike * near) @ self._times.counts
+        known = ((kinds[:, None] == own) * near) @ self._times.counts
         sums = (counts[picked] * near) @ moments
         exponent = _slope(sums, everywhere[picked])
         reached = np.minimum(wanted, x.max())
         beyond = np.maximum(exponent, _BEYOND) * (wanted - reached)
         inside = (sums[:, 2] + exponent * (reached * sums[:, 0] - sums[:, 1])) / sums[:, 0]
-        smooth = inside + beyond
-        here = alike & (away == 0)
-        measured = here @ weights
-        share = measured / (measured + max(noise / _STEPS, _LEAST) ** 2)
-        return np.asarray(2.0 ** (smooth + share * (here @ moments[:, 2] - smooth))), known
+        return np.asarray(2.0 ** (inside + beyond)), known
 
 
 def _slope(sums: NDArray[np.float64], guess: NDArray[np.float64] | float) -> NDArray[np.float64]:

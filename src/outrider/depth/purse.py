@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..records import SequenceState
 from .costs import Prices
 
-SHARE = 0.006
+SHARE = 0.007
 """How much of the time may go into trying whether drafting pays, beside what new sequences put in
 for that at once; as much into reading for it."""
 
@@ -19,12 +19,6 @@ READING = 2.5
 
 _GRANT = 0.002
 """How much of a new sequence's plain rounds may go into trying at once."""
-
-_START = 0.5
-"""How many plain rounds may be lost at first, while nothing is known of the models."""
-
-_MOST = 6.0
-"""How many of those that drafting gained are kept for tries in texts where it just pays, or not."""
 
 _APART = 8
 """How many plain rounds come after a try that gained nothing: it may have seemed to be free."""
@@ -68,14 +62,10 @@ def worth_reading(
 
 
 class Purse:
-    """Filled by plain rounds and drafts that gain, emptied by those that lose. In plain rounds.
-
-    So that all drafting together loses a share of the time at most, whatever is tried: as a bandit
-    that is never far behind what is known to be safe (Wu et al. 2016, "Conservative bandits").
-    """
+    """Filled by plain rounds and tries that gain, emptied by those that lose. In plain rounds."""
 
     def __init__(self) -> None:
-        self._filled = _START
+        self._filled = 0.0
         self._since = _APART
         self._price = 0.0
         self._rounds = self._count = 0.0
@@ -103,19 +93,11 @@ class Purse:
         self._price = price
         return self._since >= _APART and self._filled >= price
 
-    def spend(self, lost: float, trying: bool = True) -> None:
-        """Take what a round lost, but for most of a hiccup: the next try is not to be years off.
+    def spend(self, lost: float) -> None:
+        """Take what a try lost, but for most of a hiccup: the next try is not to be years off.
 
         What it gained is put in: where drafting might just pay, that is soon known.
-
-        Args:
-            lost: plain rounds beyond those that its tokens would have taken.
-            trying: whether it was a try. Rounds that were expected to pay take no more than there
-                is, since tries do not make up for them.
         """
-        if not trying:
-            self._filled = min(max(self._filled - lost, min(self._filled, 0.0)), self._most)
-            return
         self._since = _APART if lost < 0 else 0
         self._filled = max(self._filled - lost, -2 * max(self._price, READING))
         self._filled = min(self._filled, self._most)
@@ -123,4 +105,4 @@ class Purse:
     @property
     def _most(self) -> float:
         """The most that it may hold: more than the latest price, since that may rise each round."""
-        return max(_MOST, 1.1 * self._price)
+        return max(_GRANT * LONGEST, 1.1 * self._price)
