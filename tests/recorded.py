@@ -48,7 +48,9 @@ class Text:
 
 @dataclass(frozen=True)
 class Machine:
-    """Seconds of what rounds do, as measured on two cores of a Xeon (Cascade Lake).
+    """Milliseconds of what rounds do: forwards and steps about as on two cores of a Xeon.
+
+    What reading takes, and how times vary, is made up.
 
     Attributes:
         forward: of a round but for its drafting, with so many tokens drafted.
