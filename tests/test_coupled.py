@@ -7,6 +7,8 @@ every proposal.
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from outrider import (
     SpeculativeConfig,
     SpeculativeDecoder,
     TransformersModel,
+    noise,
 )
 from outrider.chance import POSITION, Philox4x32, Race
 from outrider.models.tabular import TabularModel, mock_pair
@@ -156,6 +159,44 @@ def test_noise_is_exponential_and_the_same_however_it_is_asked_for() -> None:
     assert len(np.unique(noise)) == 27
     # The mean of 40,000 exponentials is 1 within 5 / 200 but for one in 1.7 million.
     assert abs(chance.race(keys[:1], 40_000).mean() - 1) < 5 / 200
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 500])
+def test_compiled_noise_is_that_of_the_generator(size: int) -> None:
+    keys = np.array(
+        [[2**64 - 1, 2**32 - 1, 2**32 - 1, 2**32 - 1, 5], [2**63 + 3, 1, 900, POSITION, 0]],
+        dtype=np.uint64,
+    )
+    given, chance = keys.copy(), Philox4x32()
+    rows, tokens = np.divmod(np.arange(2 * size), size)
+    expected = chance.race_at(keys[rows], tokens).reshape(2, size)
+    assert (chance.race(keys, size) == expected).all()
+    assert (keys == given).all()
+
+
+def test_noise_without_a_compiler_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = np.arange(15, dtype=np.uint64).reshape(3, 5)
+    compiled = Philox4x32().race(keys, 301)
+    monkeypatch.setattr(noise, "COMPILES", False)
+    assert (Philox4x32().race(keys, 301) == compiled).all()
+
+
+_PROGRAM = """
+import sys
+from outrider import SpeculativeConfig, SpeculativeDecoder
+from outrider.models.tabular import mock_pair
+
+SpeculativeDecoder(*mock_pair(3, 1), config=SpeculativeConfig(verification=sys.argv[1]))
+noise = sys.modules.get("outrider.noise")
+sys.exit(0 if noise and noise._fill.signatures else 1)
+"""
+
+
+def test_no_round_waits_for_a_compiler() -> None:
+    pytest.importorskip("numba")
+    for verification, code in (("coupled", 0), ("block", 1)):
+        done = subprocess.run([sys.executable, "-c", _PROGRAM, verification], timeout=120)
+        assert done.returncode == code
 
 
 def test_filtered_tokens_get_no_noise_and_none_is_made_twice() -> None:

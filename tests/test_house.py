@@ -12,9 +12,10 @@ import outrider
 SOURCE = Path(outrider.__file__).parent
 
 FLOORS = (
-    {"errors"},
+    {"errors", "jit"},
     {"config", "trees", "acceptance", "processors", "structured"},
     {"records", "protocols", "grammar"},
+    {"noise"},
     {"chance", "sampling", "shaping", "paths", "masks"},
     {"verification", "depth"},
     {"models"},

@@ -508,8 +508,8 @@ def test_a_token_without_mass_never_wins_a_race() -> None:
 
     race = Race(Zero(), np.zeros((1, 5), dtype=np.uint64))
     assert int(race.times(torch.tensor([[0.0, 1.0, 0.0]]), 0).argmin()) == 1
-    words = np.array([2**32 - 1])
-    assert (_exponential(words, words) > 0).all()
+    # The largest of 53 bits and a half round to one.
+    assert (_exponential(np.array([(2.0**53 - 1 + 0.5) * 2.0**-53])) > 0).all()
 
 
 @pytest.mark.parametrize(

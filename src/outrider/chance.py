@@ -159,22 +159,25 @@ class Philox4x32:
 
         The token with the least noise over probability is a draw from the law, and laws that
         resemble each other often have the same one (the Gumbel-max trick in its exponential form).
-        One block gives the noise of two tokens.
         """
-        blocks = -(-size // 2)
-        asked = np.repeat(keys[:, None, :], blocks, axis=1)
-        asked[..., 4] = np.arange(blocks)
-        words = philox4x32(*_counter_and_key(asked.reshape(-1, 5)))
-        noise = np.stack([_exponential(words[0], words[1]), _exponential(words[2], words[3])], -1)
-        return noise.reshape(len(keys), -1)[:, :size]
+        from . import noise
+
+        if noise.COMPILES:
+            return _exponential(noise.unit_intervals(keys, size))
+        rows, tokens = np.divmod(np.arange(len(keys) * size), size)
+        return self.race_at(keys[rows], tokens).reshape(len(keys), size)
 
     def race_at(self, keys: NDArray[np.uint64], tokens: NDArray[np.int64]) -> NDArray[np.float64]:
         """What `race` gives under keys [n, 5] to one token [n] each."""
         asked = keys.copy()
         asked[:, 4] = tokens >> 1
         words = philox4x32(*_counter_and_key(asked))
-        odd = (tokens & 1).astype(bool)
-        return _exponential(np.where(odd, words[2], words[0]), np.where(odd, words[3], words[1]))
+        high, low = np.where(tokens & 1, words[2:], words[:2])
+        return _exponential(np.multiply(_mantissa(high, low) + 0.5, 2.0**-53, dtype=np.float64))
+
+    def prepare(self) -> None:
+        """Load what `race` needs, so that no round waits for a compiler."""
+        self.race(np.zeros((1, 5), dtype=np.uint64), 1)
 
 
 def _counter_and_key(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -189,11 +192,9 @@ def _mantissa(high: NDArray[np.int64], low: NDArray[np.int64]) -> NDArray[np.int
     return (high >> 5) * (1 << 26) + (low >> 6)
 
 
-def _exponential(high: NDArray[np.int64], low: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Exponential noise, positive and finite, of two 32-bit words."""
-    # The largest mantissa and a half round to one.
-    noise: NDArray[np.float64] = -np.log((_mantissa(high, low) + 0.5) * 2.0**-53)
-    return noise.clip(min=2.0**-54)
+def _exponential(uniforms: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Exponential noise, positive and finite, of numbers inside (0, 1]."""
+    return np.asarray(-np.log(uniforms)).clip(min=2.0**-54)
 
 
 class Race:

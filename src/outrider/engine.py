@@ -103,6 +103,8 @@ class SpeculativeDecoder:
         if self.config.draft_params is not None:
             check_tokens(target.vocab_size, self.config.draft_params, "draft_params.")
         self.verifier = verifier or Verifier.of(self.config)
+        if self.config.verification == "coupled" and isinstance(self.chance, Philox4x32):
+            self.chance.prepare()
         # Plain decoding is exact, whatever would check drafts.
         self._lossy = self.verifier.lossy and self.drafter is not None
         self._uniforms = self.chance.uniforms if type(self.chance) is Philox4x32 else None

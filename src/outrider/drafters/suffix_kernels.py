@@ -15,16 +15,10 @@ token that leads to it. A token below 0 ends a text: no match reaches across it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
 import numpy as np
 from numpy.typing import NDArray
 
-try:
-    from numba import njit
-except ImportError:
-    njit = None
+from ..jit import compiled
 
 Nodes = NDArray[np.int32]
 Table = NDArray[np.int32]
@@ -47,19 +41,8 @@ ROOT = 1
 _SIBLINGS = 256
 """Transitions of one state that are looked at when a tree branches; the commonest always is."""
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 
-
-def _compiled(function: _F) -> _F:
-    if njit is None:
-        return function
-    try:
-        return cast(_F, njit(cache=True, nogil=True)(function))
-    except RuntimeError:  # There is no folder to keep compiled code in.
-        return cast(_F, njit(nogil=True)(function))
-
-
-@_compiled
+@compiled
 def _slot(table: Table, state: int, token: int) -> int:
     """Where the transition of `state` by `token` stands in the table, or belongs."""
     mask = len(table) - 1
@@ -71,7 +54,7 @@ def _slot(table: Table, state: int, token: int) -> int:
     return slot
 
 
-@_compiled
+@compiled
 def target(nodes: Nodes, table: Table, state: int, token: int) -> int:
     """The state that `token` leads to, or 0."""
     first = nodes[state, FIRST]
@@ -82,7 +65,7 @@ def target(nodes: Nodes, table: Table, state: int, token: int) -> int:
     return int(table[_slot(table, state, token), 2])
 
 
-@_compiled
+@compiled
 def _connect(nodes: Nodes, table: Table, meta: Meta, state: int, token: int, reached: int) -> None:
     """Add a transition that does not exist yet."""
     if nodes[state, FIRST] == 0:
@@ -97,7 +80,7 @@ def _connect(nodes: Nodes, table: Table, meta: Meta, state: int, token: int, rea
     meta[EDGES] += 1
 
 
-@_compiled
+@compiled
 def rehash(nodes: Nodes, old: Table, table: Table) -> None:
     """Move all transitions to a larger, empty table."""
     for index in range(len(old)):
@@ -112,7 +95,7 @@ def rehash(nodes: Nodes, old: Table, table: Table) -> None:
             nodes[state, CHAIN] = slot + 1
 
 
-@_compiled
+@compiled
 def _split(nodes: Nodes, table: Table, meta: Meta, state: int, token: int, whole: int) -> int:
     """Part the strings of `whole` that are no longer than those of `state` and one token more.
 
@@ -140,7 +123,7 @@ def _split(nodes: Nodes, table: Table, meta: Meta, state: int, token: int, whole
     return part
 
 
-@_compiled
+@compiled
 def _append(nodes: Nodes, table: Table, meta: Meta, token: int) -> None:
     """One token more: the online construction of Blumer et al. 1985."""
     last = int(meta[LAST])
@@ -167,7 +150,7 @@ def _append(nodes: Nodes, table: Table, meta: Meta, token: int) -> None:
     meta[POSITION] += 1
 
 
-@_compiled
+@compiled
 def _shortened(nodes: Nodes, state: int, length: int) -> int:
     """The state of the last `length` tokens of a string of `state`."""
     while nodes[nodes[state, LINK], LENGTH] >= length:
@@ -175,7 +158,7 @@ def _shortened(nodes: Nodes, state: int, length: int) -> int:
     return state
 
 
-@_compiled
+@compiled
 def _count(nodes: Nodes, table: Table, meta: Meta, token: int, order: int) -> None:
     """Count the strings of at most `order + 1` tokens that end in the token just appended."""
     before = min(int(meta[CONTEXT_LENGTH]), order)
@@ -201,7 +184,7 @@ def _count(nodes: Nodes, table: Table, meta: Meta, token: int, order: int) -> No
         meta[VISITS] += 1
 
 
-@_compiled
+@compiled
 def extend(nodes: Nodes, table: Table, meta: Meta, tokens: NDArray[np.int64], order: int) -> None:
     """Append tokens; there must be room for two states and two slots for each."""
     for index in range(len(tokens)):
@@ -214,7 +197,7 @@ def extend(nodes: Nodes, table: Table, meta: Meta, tokens: NDArray[np.int64], or
             _count(nodes, table, meta, token, order)
 
 
-@_compiled
+@compiled
 def own_match(nodes: Nodes, meta: Meta, order: int) -> tuple[int, int]:
     """The longest suffix, of at most `order` tokens, that has been followed: state and length."""
     length = min(int(meta[CONTEXT_LENGTH]), order)
@@ -225,7 +208,7 @@ def own_match(nodes: Nodes, meta: Meta, order: int) -> tuple[int, int]:
     return state, length
 
 
-@_compiled
+@compiled
 def follow(
     nodes: Nodes, table: Table, state: int, length: int, tokens: NDArray[np.int64], order: int
 ) -> tuple[int, int]:
@@ -246,14 +229,14 @@ def follow(
     return state, length
 
 
-@_compiled
+@compiled
 def _followed(nodes: Nodes, meta: Meta, state: int) -> int:
     """How many occurrences of a state's strings have something after them."""
     open_end = 1 if nodes[state, END] == meta[POSITION] else 0
     return int(nodes[state, COUNT]) - open_end
 
 
-@_compiled
+@compiled
 def _context(nodes: Nodes, meta: Meta, state: int, length: int, order: int) -> tuple[int, int]:
     """The longest suffix of a string, of at most `order` tokens, that has been followed."""
     length = min(length, order)
@@ -264,7 +247,7 @@ def _context(nodes: Nodes, meta: Meta, state: int, length: int, order: int) -> t
     return state, length
 
 
-@_compiled
+@compiled
 def _grow_chain(
     automaton: Arrays, state: int, length: int, order: int, most: int, least: float, out: Draft
 ) -> tuple[int, float]:
@@ -290,7 +273,7 @@ def _grow_chain(
     return most, score
 
 
-@_compiled
+@compiled
 def _offer(
     automaton: Arrays,
     state: int,
@@ -336,7 +319,7 @@ def _offer(
     return count
 
 
-@_compiled
+@compiled
 def _grow_tree(
     automaton: Arrays,
     state: int,
@@ -379,7 +362,7 @@ def _grow_tree(
     return most, score
 
 
-@_compiled
+@compiled
 def _expected(
     parents: NDArray[np.int64], probabilities: NDArray[np.float64], count: int, matched: int
 ) -> float:
@@ -395,7 +378,7 @@ def _expected(
     return expected
 
 
-@_compiled
+@compiled
 def draft(
     automaton: Arrays,
     state: int,
