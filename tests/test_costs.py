@@ -73,24 +73,6 @@ def test_what_is_larger_than_all_that_was_measured_is_not_thought_to_be_free() -
     assert Curve().at(np.array([True]), np.array([3.0])).tolist() == [0.0]
 
 
-def test_what_is_scaled_is_told_as_if_measured_so() -> None:
-    curves, lines = (Curve(), Curve()), (Line(), Line())
-    for now, size in enumerate((1, 2, 4, 8, 2, 4, 2), 1):
-        for factor, curve, line in zip((1.0, 0.25), curves, lines, strict=True):
-            curve.add(size > 1, size, factor * (3 + size), now)
-            line.add(size, factor * (3 + size), now)
-    for part in (curves[0], lines[0]):
-        part.scale(0.25)
-    kinds, sizes = np.array([False, True, True, True]), np.array([1.0, 2.0, 3.0, 16.0])
-    for again in (False, True):
-        assert curves[0].at(kinds, sizes) == pytest.approx(curves[1].at(kinds, sizes))
-        assert lines[0].at(sizes) == pytest.approx(lines[1].at(sizes))
-        for curve, line in zip(curves, lines, strict=True):
-            if not again:
-                curve.add(True, 4, 2.0, 8)
-                line.add(4, 2.0, 8)
-
-
 def test_old_times_do_not_outvote_a_new_one() -> None:
     curve = Curve()
     for now in range(15):

@@ -281,22 +281,6 @@ class TestSlowStretches:
         best = min(decode(fixed(k), self.PAYING, tokens=1000)[0] for k in (3, 4, 5))
         assert best / decode(policy, self.PAYING, tokens=1000, warm=False)[0] >= 0.93
 
-    @pytest.mark.parametrize("slow", [3, 15])
-    @pytest.mark.parametrize("tokens", [1, 10, 40])
-    def test_from_the_start_on(self, slow: float, tokens: int) -> None:
-        """Drafts of depths that are new then must not look cheap beside plain rounds before."""
-        close = replace(self.PAYING, chance=steady(0.4), token=0.1)
-        for world, least in ((self.LOSING, 0.97), (close, 1.03)):
-            times = []
-            for random in range(8):
-                policy, busy = AdaptiveDepth(Levels(16)), replace(world, slow=slow)
-                calibrate(policy, busy, np.random.default_rng(random))
-                decode(policy, busy, tokens=tokens, warm=False, random=random)
-                times.append(decode(policy, world, tokens=256, warm=False, random=random)[0])
-            plain = mean_time(lambda: fixed(0), world, tokens=256, runs=8)
-            assert plain / np.mean(times) >= least
-            assert plain / max(times) >= 0.95
-
     def test_a_try_that_met_one_is_not_the_last(self) -> None:
         policy, failing = adaptive(), World(steady(0.0))
         decode(policy, failing, tokens=500)

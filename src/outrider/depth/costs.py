@@ -47,11 +47,6 @@ _GUESS = 0.2
 """By how much the logarithm of a round's time is off, as a first guess, which counts for as many
 rounds: a machine that stands still once while a model is loaded is not that noisy."""
 
-_MUCH_FASTER, _TWICE = 0.4, 2
-"""A round that takes so much less than such rounds did tells, the second time in a row, of a
-machine that was busy when all that is known was measured. All is then taken to be as much less:
-sizes that are measured from now on would else look cheap beside those that are not."""
-
 _LEAST = 1e-9
 """Seconds of a round at least: a clock may stand still."""
 
@@ -176,12 +171,6 @@ class Drafting:
             total += self._lines[min(others, key=lambda other: abs(log(other / rows)))].at(steps)
         return np.asarray(total / max(count + bool(others), 1))
 
-    def scale(self, factor: float) -> None:
-        """Go on as if all had taken so many times as long."""
-        for line in self._lines.values():
-            line.scale(factor)
-        self._backlogs = deque([each * factor for each in self._backlogs], maxlen=_RECENT)
-
     @property
     def backlog(self) -> float:
         """Seconds that reading on takes in a row, when little was read so far."""
@@ -198,7 +187,7 @@ class Costs:
     """
 
     def __init__(self) -> None:
-        self._rounds = self._faster = 0
+        self._rounds = 0
         self._pace = Pace()
         self._off = deque([_GUESS / _DEVIATION] * _KNOWN, maxlen=_NOISY)
         self._verifying = Curve()
@@ -232,15 +221,11 @@ class Costs:
         """
         self._rounds += 1
         now, tokens = self._rounds, seen.rows * (seen.width + 1)
-        took = seen.target_s + seen.other_s
         known = self._verifying.count(seen.width > 0, tokens)
-        ratio = took / max(self._verifying.usual(seen.width > 0, tokens), _LEAST)
-        if known >= _FEW and not seen.fresh and took > 0:
-            self._faster = self._faster + 1 if ratio < _MUCH_FASTER else 0
-            if self._faster == _TWICE:
-                self._scale(ratio)
-                self._faster, ratio = 0, 1.0
+        took = seen.target_s + seen.other_s
         if known >= _KNOWN and not seen.fresh and took > 0:
+            usual = self._verifying.usual(seen.width > 0, tokens)
+            ratio = took / max(usual, _LEAST)
             self._off.append(abs(log(ratio / self._pace.at(now - 1))))
             self._pace.add(ratio, now)
         scale = self._pace.at(now)
@@ -257,14 +242,6 @@ class Costs:
                 self._looking.add(seen.rows, draft_s, now)
         if seen.steps and not seen.caught_up:
             self._drafting.add(seen, draft_s, now)
-
-    def _scale(self, factor: float) -> None:
-        """Go on as if all had taken so many times as long."""
-        self._pace = Pace()
-        for part in (self._verifying, self._drafting, self._looking):
-            part.scale(factor)
-        self._prompts = deque([each * factor for each in self._prompts], maxlen=_RECENT)
-        self._readings = deque([each * factor for each in self._readings], maxlen=_RECENT)
 
     def prices(self, rows: int, widths: Sequence[int]) -> Prices:
         """What rounds of so many rows take.
