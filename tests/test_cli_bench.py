@@ -159,6 +159,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_run(
         (["-k", "0"], "'0' is not allowed: expected an integer >= 1, or adaptive"),
         (["-k", "2,2"], "each only once"),
         (["--trees", "2x0"], "such as 2x2x1"),
+        (["--trees", "2,2,1"], "each only once, and x between the numbers of a shape"),
         (["--trees", "99999"], "at most 1024 nodes"),
         (["--temps", "cold"], "'cold' is not allowed"),
         (["--temps", "-1"], "'-1' is not allowed: expected 0 for greedy"),

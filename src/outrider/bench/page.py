@@ -121,9 +121,10 @@ def _verdict_row(verdict: Verdict, several: bool) -> Row:
             "from plain decoding"
         )
     if verdict.plain is not None:
+        sure = "" if outcome(verdict.plain) == "faster" else ", if not surely"
         told += (
-            f"; {verdict.plain.contender.label} is faster than {best.contender.label}: "
-            f"{number(verdict.plain.speedup)} times"
+            f"; {verdict.plain.contender.label}, at {number(verdict.plain.speedup)} times "
+            f"Outrider's plain decoding, is ahead of that{sure}"
         )
     return (
         cell(where),

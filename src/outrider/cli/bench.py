@@ -91,7 +91,15 @@ def configure(parser: ArgumentParser) -> None:
     )
     _add_list(matrix, "--verification", "verifications", _verification, "NAME,...", "how checked")
     _add_list(matrix, "-k, --k", "depths", _depth, "K,...", "tokens drafted in a row, or adaptive")
-    _add_list(matrix, "--trees", "trees", _tree, "SHAPE,...", "such as 2x2x1, children by depth")
+    _add_list(
+        matrix,
+        "--trees",
+        "trees",
+        _tree,
+        "SHAPE,...",
+        "such as 2x2x1, children by depth",
+        hint=", and x between the numbers of a shape, such as 2x2x1",
+    )
     _add_list(matrix, "--temps", "temperatures", options.temperature, "T,...", "a regime each")
     _add_list(
         matrix,
@@ -332,14 +340,20 @@ def _add_number(group: Any, flags: str, name: str, text: str) -> None:
 
 
 def _add_list(
-    group: Any, flags: str, name: str, parse: Callable[[str], object], metavar: str, text: str
+    group: Any,
+    flags: str,
+    name: str,
+    parse: Callable[[str], object],
+    metavar: str,
+    text: str,
+    hint: str = "",
 ) -> None:
     """A flag with several values, commas between; one that is not given is not in the result."""
     known = f" (default: {_default(name)})" if USUAL.get(name) else ""
     group.add_argument(
         *flags.split(", "),
         dest=name,
-        type=options.listed(parse),
+        type=options.listed(parse, hint=hint),
         default=SUPPRESS,
         metavar=metavar,
         help=text + known,

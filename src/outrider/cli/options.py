@@ -276,7 +276,7 @@ def integer_from(least: int) -> Callable[[str], int]:
 
 
 def listed(
-    parse: Callable[[str], object], *, once: bool = True
+    parse: Callable[[str], object], *, once: bool = True, hint: str = ""
 ) -> Callable[[str], tuple[Any, ...]]:
     """A converter of flags to items that have commas between them.
 
@@ -284,6 +284,7 @@ def listed(
         parse: makes an item of its text; an InvalidConfigError says what it has to be, another
             ValueError that it has to be a number.
         once: whether an item may come only once.
+        hint: what is said where one comes twice.
     """
 
     def convert(text: str) -> tuple[Any, ...]:
@@ -295,7 +296,7 @@ def listed(
                 reason = error.expected if isinstance(error, InvalidConfigError) else "a number"
                 raise ArgumentTypeError(f"{part!r} is not allowed: expected {reason}") from error
         if once and len(set(values)) < len(values):
-            raise ArgumentTypeError(f"{text!r} is not allowed: expected each only once")
+            raise ArgumentTypeError(f"{text!r} is not allowed: expected each only once{hint}")
         return tuple(values)
 
     return convert
