@@ -73,6 +73,24 @@ def test_what_is_larger_than_all_that_was_measured_is_not_thought_to_be_free() -
     assert Curve().at(np.array([True]), np.array([3.0])).tolist() == [0.0]
 
 
+def test_what_is_scaled_is_told_as_if_measured_so() -> None:
+    curves, lines = (Curve(), Curve()), (Line(), Line())
+    for now, size in enumerate((1, 2, 4, 8, 2, 4, 2), 1):
+        for factor, curve, line in zip((1.0, 0.25), curves, lines, strict=True):
+            curve.add(size > 1, size, factor * (3 + size), now)
+            line.add(size, factor * (3 + size), now)
+    for part in (curves[0], lines[0]):
+        part.scale(0.25)
+    kinds, sizes = np.array([False, True, True, True]), np.array([1.0, 2.0, 3.0, 16.0])
+    for again in (False, True):
+        assert curves[0].at(kinds, sizes) == pytest.approx(curves[1].at(kinds, sizes))
+        assert lines[0].at(sizes) == pytest.approx(lines[1].at(sizes))
+        for curve, line in zip(curves, lines, strict=True):
+            if not again:
+                curve.add(True, 4, 2.0, 8)
+                line.add(4, 2.0, 8)
+
+
 def test_old_times_do_not_outvote_a_new_one() -> None:
     curve = Curve()
     for now in range(15):
@@ -110,6 +128,37 @@ def test_what_is_new_after_a_slow_stretch_is_not_thought_fast_for_good() -> None
     prices = costs.prices(16, range(5))
     assert prices.verifying[0] == pytest.approx(4.0, rel=0.02)
     assert prices.drafting[4] == pytest.approx(1.0, rel=0.02)
+
+
+@pytest.mark.parametrize("steps", [(4, 4), (5, 7), (0, 0), (2, 8)])
+def test_two_fast_rounds_tell_that_the_machine_was_busy_before(steps: tuple[int, int]) -> None:
+    """Be they of depths that were measured or of new ones."""
+    costs = Costs()
+    for _ in range(6):
+        costs.add(seen(1, 0, 0.0, target_s=9.0, other_s=1.0))
+        costs.add(seen(1, 4, 10.0, target_s=13.0, other_s=1.0))
+
+    def fast(taken: int) -> Round:
+        return seen(1, taken, 0.25 * taken, target_s=0.9 + 0.1 * taken)
+
+    costs.add(fast(steps[0]))
+    costs.add(fast(steps[1]))
+    prices = costs.prices(1, range(5))
+    assert prices.rounds[0] == pytest.approx(1.0, rel=0.35)
+    assert prices.rounds[4] == pytest.approx(2.4, rel=0.35)
+    assert prices.rounds[4] / prices.rounds[0] == pytest.approx(2.4, rel=0.15)
+
+
+def test_a_fast_round_alone_says_what_its_size_takes() -> None:
+    """It is counted with the next, and scales nothing."""
+    costs = Costs()
+    for _ in range(6):
+        costs.add(seen(1, 0, 0.0, target_s=10.0))
+    for _ in range(4):
+        costs.add(seen(1, 4, 1.0, target_s=1.0))
+        costs.add(seen(1, 0, 0.0, target_s=10.0))
+    verifying = costs.prices(1, range(5)).verifying
+    assert (verifying[0], verifying[4]) == pytest.approx((10.1, 1.1), rel=0.1)
 
 
 def test_one_slow_round_is_not_a_slow_machine() -> None:

@@ -112,16 +112,20 @@ def played(policy, world, states, rng):
     return after, record
 
 
-def calibrate(policy, world, rng) -> None:
-    """As `outrider.calibration`: what rounds cost is measured, what they keep is not looked at."""
+def calibrate(policy, world, rng, slow=None) -> None:
+    """As `outrider.calibration`: what rounds cost is measured, what they keep is not looked at.
+
+    `slow` says how slow the machine is in each round, in place of the world's.
+    """
     if not isinstance(policy, AdaptiveDepth):
         return
     depths = DEPTHS
     params = SamplingParams(max_tokens=100, depths=depths)
     states = [SequenceState(Prefix(-1, range(16)), 16, params, frozenset(), 0)]
     made_up = replace(world, chance=steady(0.0))
-    while states[0].round < len(depths):
-        states, record = played(policy, made_up, states, rng)
+    for number in range(len(depths)):
+        now = made_up if slow is None else replace(made_up, slow=slow[number])
+        states, record = played(policy, now, states, rng)
         policy.measure(states, record)
 
 
@@ -280,6 +284,34 @@ class TestSlowStretches:
         decode(policy, self.PAYING, tokens=600, warm=False, random=random)
         best = min(decode(fixed(k), self.PAYING, tokens=1000)[0] for k in (3, 4, 5))
         assert best / decode(policy, self.PAYING, tokens=1000, warm=False)[0] >= 0.93
+
+    @pytest.mark.parametrize("slow", [3, 15])
+    @pytest.mark.parametrize("tokens", [1, 10, 40])
+    def test_from_the_start_on(self, slow: float, tokens: int) -> None:
+        """Drafts of depths that are new then must not look cheap beside plain rounds before."""
+        close = replace(self.PAYING, chance=steady(0.4), token=0.1)
+        for world, least in ((self.LOSING, 0.97), (close, 1.03)):
+            times = []
+            for random in range(8):
+                policy, busy = AdaptiveDepth(Levels(16)), replace(world, slow=slow)
+                calibrate(policy, busy, np.random.default_rng(random))
+                decode(policy, busy, tokens=tokens, warm=False, random=random)
+                times.append(decode(policy, world, tokens=256, warm=False, random=random)[0])
+            plain = mean_time(lambda: fixed(0), world, tokens=256, runs=8)
+            assert plain / np.mean(times) >= least
+            assert plain / max(times) >= 0.95
+
+    @pytest.mark.parametrize("rate", [0.4, 0.8])
+    def test_in_bursts_while_costs_are_first_measured(self, rate: float) -> None:
+        """Rounds of the calibration take several to thirty times as long, each its own."""
+        world, times = World(steady(rate), step=0.15, token=0.03), []
+        for random in range(16):
+            policy, rng = AdaptiveDepth(Levels(16)), np.random.default_rng(random)
+            met = np.convolve(np.abs(rng.standard_normal(99)), 0.8 ** np.arange(20), "valid")
+            calibrate(policy, world, rng, np.exp(0.7 * met))
+            times.append(decode(policy, world, tokens=512, warm=False, random=random)[0])
+        best = min(mean_time(lambda k=k: fixed(k), world, tokens=512, runs=4) for k in (1, 2, 4, 5))
+        assert best / np.mean(times) >= 0.95
 
     def test_a_try_that_met_one_is_not_the_last(self) -> None:
         policy, failing = adaptive(), World(steady(0.0))

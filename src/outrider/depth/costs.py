@@ -47,6 +47,14 @@ _GUESS = 0.2
 """By how much the logarithm of a round's time is off, as a first guess, which counts for as many
 rounds: a machine that stands still once while a model is loaded is not that noisy."""
 
+_MUCH_FASTER = 0.4
+"""A round that takes so much less than those of its size did, or of sizes near it, tells, the
+second time in a row, of a machine that was busy when all that is known was measured. All is then
+taken to be as much less: what is measured from now on would else look cheap beside what is not."""
+
+_NEAR = 1.0
+"""As many times at a size, or more of them further off, tell what it takes well enough for that."""
+
 _LEAST = 1e-9
 """Seconds of a round at least: a clock may stand still."""
 
@@ -80,6 +88,16 @@ class Round:
     draft_s: float
     target_s: float
     other_s: float
+
+    @property
+    def tokens(self) -> int:
+        """What the target is given, of all rows."""
+        return self.rows * (self.width + 1)
+
+    @property
+    def verifying_s(self) -> float:
+        """All but its drafting."""
+        return self.target_s + self.other_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +189,12 @@ class Drafting:
             total += self._lines[min(others, key=lambda other: abs(log(other / rows)))].at(steps)
         return np.asarray(total / max(count + bool(others), 1))
 
+    def scale(self, factor: float) -> None:
+        """Go on as if all had taken so many times as long."""
+        for line in self._lines.values():
+            line.scale(factor)
+        self._backlogs = deque([each * factor for each in self._backlogs], maxlen=_RECENT)
+
     @property
     def backlog(self) -> float:
         """Seconds that reading on takes in a row, when little was read so far."""
@@ -188,6 +212,7 @@ class Costs:
 
     def __init__(self) -> None:
         self._rounds = 0
+        self._held = list[tuple[Round, bool]]()
         self._pace = Pace()
         self._off = deque([_GUESS / _DEVIATION] * _KNOWN, maxlen=_NOISY)
         self._verifying = Curve()
@@ -220,12 +245,36 @@ class Costs:
             reading: whether to learn what prompts take, too.
         """
         self._rounds += 1
-        now, tokens = self._rounds, seen.rows * (seen.width + 1)
+        if self._is_much_faster(seen):
+            if not self._held:
+                self._held.append((seen, reading))
+                return
+            ratios = [self._beside_usual(one) for one in (self._held[0][0], seen)]
+            self._scale(max(ratios))
+        for held, as_well in self._held:
+            self._count(held, as_well)
+        self._held.clear()
+        self._count(seen, reading)
+
+    def _is_much_faster(self, seen: Round) -> bool:
+        """Whether a round took much less than all that is known of its size lets expect."""
+        return not seen.fresh and seen.verifying_s > 0 and self._beside_usual(seen) < _MUCH_FASTER
+
+    def _beside_usual(self, seen: Round) -> float:
+        """How many times as long a round took as is known; 1 where too little is."""
+        drafted = seen.width > 0
+        usual = self._verifying.usual(drafted, seen.tokens)
+        if self._verifying.count(drafted, seen.tokens) < _FEW:
+            told, near = self._verifying.told(np.array([drafted]), np.array([float(seen.tokens)]))
+            usual = float(told[0]) if near[0] >= _NEAR else seen.verifying_s
+        return seen.verifying_s / max(usual, _LEAST)
+
+    def _count(self, seen: Round, reading: bool) -> None:
+        """Count a round; see `add`."""
+        now, tokens, took = self._rounds, seen.tokens, seen.verifying_s
         known = self._verifying.count(seen.width > 0, tokens)
-        took = seen.target_s + seen.other_s
         if known >= _KNOWN and not seen.fresh and took > 0:
-            usual = self._verifying.usual(seen.width > 0, tokens)
-            ratio = took / max(usual, _LEAST)
+            ratio = took / max(self._verifying.usual(seen.width > 0, tokens), _LEAST)
             self._off.append(abs(log(ratio / self._pace.at(now - 1))))
             self._pace.add(ratio, now)
         scale = self._pace.at(now)
@@ -242,6 +291,14 @@ class Costs:
                 self._looking.add(seen.rows, draft_s, now)
         if seen.steps and not seen.caught_up:
             self._drafting.add(seen, draft_s, now)
+
+    def _scale(self, factor: float) -> None:
+        """Go on as if all had taken so many times as long."""
+        self._pace = Pace()
+        for part in (self._verifying, self._drafting, self._looking):
+            part.scale(factor)
+        self._prompts = deque([each * factor for each in self._prompts], maxlen=_RECENT)
+        self._readings = deque([each * factor for each in self._readings], maxlen=_RECENT)
 
     def prices(self, rows: int, widths: Sequence[int]) -> Prices:
         """What rounds of so many rows take.

@@ -99,6 +99,14 @@ class Times(Generic[Size]):
         self._usual[row], self._counts[row], self._last[row] = usual, len(found), self._now
         return row, usual
 
+    def scale(self, factor: float) -> None:
+        """Go on as if all had taken so many times as long."""
+        for found in self._found:
+            times = [(then, y * factor) for then, y in found]
+            found.clear()
+            found.extend(times)
+        self._usual *= factor
+
     def _row(self, size: Size) -> int:
         """That of a size; of a new one the next, or that of the size measured longest ago."""
         row = self._rows.get(size)
@@ -153,6 +161,12 @@ class Line:
         row, _ = self._times.add(x, y, now)
         self._sizes[row] = x
         self._new += 1
+
+    def scale(self, factor: float) -> None:
+        """See `Times.scale`."""
+        self._times.scale(factor)
+        self._slope *= factor
+        self._level *= factor
 
     def at(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """The expected y of each x."""
@@ -214,6 +228,12 @@ class Curve:
         x, v = log2(size), log2(max(usual, _LEAST))
         self._kinds[row] = kind
         self._moments[row, 1:] = x, v, x * x, x * v
+
+    def scale(self, factor: float) -> None:
+        """See `Times.scale`."""
+        self._times.scale(factor)
+        self._moments[:, 2] += log2(factor)
+        self._moments[:, 4] = self._moments[:, 1] * self._moments[:, 2]
 
     def at(self, kinds: NDArray[np.bool_], sizes: NDArray[np.float64]) -> NDArray[np.float64]:
         """The expected y of each kind and size > 0, float64 [n]; 0 where nothing was measured."""
