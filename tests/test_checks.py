@@ -97,7 +97,9 @@ def test_one_prompt_recommends_nothing(distinct: int) -> None:
     assert found is not None
     assert (found.contender, found.best) == (PLAIN, K2)
     assert not found.speculate
-    assert found.verdict.startswith("too few prompts to recommend speculation: the best checked")
+    assert found.verdict.startswith(
+        "plain decoding, since too few prompts can recommend no other: the best checked"
+    )
     assert "2.00x plain decoding (no interval: it takes two prompts" in found.verdict
 
 

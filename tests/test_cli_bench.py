@@ -168,10 +168,10 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_run(
         (["--prompts", "x", "--workloads", "code"], "not allowed with argument"),
         (["--prompts", "x", "--prompts-per-workload", "2"], "none beside --prompts"),
         (["--prompts", "/nowhere/x.jsonl"], "a readable JSONL file (No such file"),
-        (["--workloads", "poems"], "workloads='poems'"),
+        (["--workloads", "poems"], "'poems' is not allowed: expected one of code, editing"),
         (["--drafters", "oracle"], "--drafters: 'oracle' is not allowed: expected some of"),
-        (["--peers", "vllm"], "peers='vllm'"),
-        (["--drafters", "hybrid", "--verification", "typical"], "verification='typical'"),
+        (["--peers", "vllm"], "'vllm' is not allowed: expected one of transformers, llama.cpp"),
+        (["--drafters", "hybrid", "--verification", "typical"], "expected draft_model beside"),
     ],
 )
 def test_bad_flags(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,5 +210,5 @@ def test_an_interrupt_before_anything_was_measured_leaves_nothing(
 
     monkeypatch.setattr(TransformersModel, "verify", interrupted)
     assert main([*SMALL, "--out", str(tmp_path / "new")]) == 130
-    assert "outrider: error: interrupted" in capsys.readouterr().err
+    assert "outrider: error: interrupted before anything was measured" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
@@ -10,11 +11,12 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from rich.console import Console
 
 from outrider.bench import canvas, plots, trace_plots
 from outrider.bench.page import page
 from outrider.bench.records import BenchResult, Contender, ForwardTime, Measurement
-from outrider.bench.tables import closing, remarks
+from outrider.bench.tables import as_markdown, closing, remarks, rendered
 from outrider.bench.trace_page import CUT_SHORT, trace_page
 from outrider.bench.trace_plots import wilson
 from outrider.bench.verdicts import Regime, caution, none_faster, outcome, verdicts
@@ -144,6 +146,25 @@ class TestPictures:
         plots.pictures(result(measured(PLAIN, 1.0), measured(DRAFT, speedup, low=low, high=high)))
         assert told in titles[0]
 
+    def test_times_leave_out_the_reading_of_prompts(self, monkeypatch):
+        """40 rounds take .4 s, the target half of it, of which .05 s are its first forwards."""
+        told = []
+        monkeypatch.setattr(canvas, "write_beside", lambda *given, **_: told.append(given[3]))
+        read = measured(DRAFT, None, prompt_s=(0.02, 0.03))
+        assert names(result(read))[-1] == "time-per-round"
+        assert told == ["8.8 ms, 2.0 tok."]
+        assert read.decoding.target_s == pytest.approx(0.15)
+        assert "8.75 ms: draft 29%, target 43%, rest 29%" in page(result(read))
+
+    def test_a_single_position_has_no_axis_of_fractions(self, monkeypatch):
+        axes = []
+        dress = canvas.dress
+        monkeypatch.setattr(
+            canvas, "dress", lambda one, **how: (axes.append(one), dress(one, **how))
+        )
+        plots.pictures(result(measured(DRAFT, None, metrics=figures(1))))
+        assert axes[0].get_xlim() == (0.5, 1.5)
+
     def test_a_plot_without_data_is_left_out(self):
         assert names(result()) == []
         assert names(result(curve=CURVE)) == ["forward-times"]
@@ -204,6 +225,40 @@ class TestPictures:
             "assert 'matplotlib.pyplot' not in sys.modules"
         )
         subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+class TestTables:
+    def text(self, found: BenchResult, width: int = 100) -> str:
+        console = Console(width=width, file=io.StringIO())
+        with console.capture() as capture:
+            console.print(rendered(found, width))
+        return capture.get()
+
+    def test_who_never_drafted_is_said_to(self):
+        idle = measured(DRAFT, 0.98, metrics=figures(0))
+        assert idle.idle
+        assert "no draft" in self.text(result(measured(PLAIN, 1.0), idle))
+        assert "drafted nothing" in page(result(measured(PLAIN, 1.0), idle))
+        assert "no draft" not in self.text(WHOLE)
+        assert "drafted nothing" not in page(WHOLE)
+
+    def test_two_prompts_that_say_nothing_have_no_interval(self):
+        vague = result(measured(PLAIN, 1.0), measured(DRAFT, 1.6, low=0.0, high=268225.4))
+        for told in (self.text(vague), as_markdown(vague), page(vague)):
+            assert "too few" in told
+            assert "268225" not in told
+        assert "1.50–1.70" in self.text(WHOLE)
+
+    def test_a_narrow_terminal_has_fewer_columns(self):
+        label = replace(DRAFT, system="transformers", num_speculative_tokens=None)
+        found = result(measured(PLAIN, 1.0), measured(label, 1.6))
+        for width, columns in ((80, 6), (100, 8)):
+            lines = self.text(found, width).splitlines()
+            assert len(re.split(r"  +", lines[0].strip())) == columns
+            assert any(
+                "transformers draft_model adaptive" in line and "1.60x" in line for line in lines
+            )
+        assert "ceiling and rate: in a terminal of 100 columns" in self.text(found, 80)
 
 
 class TestVerdicts:
@@ -274,8 +329,8 @@ class TestVerdicts:
         two = result(*alone.measurements, measured(ASSISTED, 1.2))
         told = caution(two)
         assert told is not None
-        assert "none of 2 faster" in told
-        assert "in about 5% of" in told
+        assert "with 2 contenders" in told
+        assert "in up to 5% of" in told
         assert told in list(remarks(two))
         elsewhere = result(*alone.measurements, measured(ASSISTED, 1.2, workload="chat"))
         assert caution(elsewhere) is None

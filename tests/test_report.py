@@ -80,14 +80,14 @@ class TestTraceFlag:
         assert not read_trace(path).lossy
 
     @pytest.mark.parametrize("command", ["generate", "demo"])
-    @pytest.mark.parametrize("place", ["", "missing/run.jsonl", "file/run.jsonl"])
+    @pytest.mark.parametrize("place", ["", "missing/run.jsonl", "file/run.jsonl", "/proc/run"])
     def test_a_bad_path_is_refused_before_models_are_loaded(self, capsys, tmp_path, command, place):
         (tmp_path / "file").write_text("")
-        path = str(tmp_path / place)
+        path = place if place.startswith("/") else str(tmp_path / place)
         flags = ("-p", PROMPT, "--target", "no/such/model", "--trace", path)
         method = ("--method", "ngram")
         assert error_of(capsys, command, *flags, *method).startswith(
-            f"outrider: error: --trace={path!r} is not allowed: expected a file that can be written"
+            f"outrider: error: --trace={path!r} is not allowed: expected a "
         )
 
 
@@ -111,6 +111,11 @@ class TestReport:
         text = printed(capsys, "report", str(trace))
         assert "7, of which 7 drafted" in text
         assert "The last line was cut short" in text
+
+    def test_of_a_run_without_rounds(self, capsys, trace):
+        assert "no rounds" not in printed(capsys, "report", str(trace))
+        trace.write_bytes(trace.read_bytes().split(b"\n")[0] + b"\n")
+        assert "no rounds are in it" in printed(capsys, "report", str(trace))
 
     def test_of_a_result(self, capsys, tmp_path):
         path = tmp_path / "result.json"
@@ -151,4 +156,7 @@ class TestReport:
     def test_a_file_that_cannot_be_read_and_a_folder_that_cannot_be_made(self, capsys, trace):
         assert "No such file" in error_of(capsys, "report", "missing.jsonl")
         assert "Is a directory" in error_of(capsys, "report", str(trace.parent))
+        result = trace.with_name("result.json")
+        result.write_text(as_json(PLAIN_ONLY))
+        assert f": name {result}" in error_of(capsys, "report", str(trace.parent))
         assert "--out=" in error_of(capsys, "report", str(trace), "--out", str(trace / "out"))

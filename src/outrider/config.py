@@ -285,7 +285,7 @@ class SpeculativeConfig:
                 raise InvalidConfigError("tree_budget", self.tree_budget, expected)
             if self.tree_shape is not None:
                 raise InvalidConfigError(
-                    "tree_budget", self.tree_budget, "None beside a tree_shape; give one of them"
+                    "tree_budget", self.tree_budget, "none beside a tree_shape; give one of the two"
                 )
             if self.tree_children != "greedy":
                 raise InvalidConfigError(

@@ -79,7 +79,9 @@ class Grammars:
             error = str(refused)
         if error:
             said = brief(error)
-            raise InvalidConfigError(field, asked.value, f"another one; the library says {said}")
+            raise InvalidConfigError(
+                field, asked.value, f"one that llguidance can compile; the library says {said}"
+            )
         special = frozenset(t for t in stop_ids if vocabulary.is_special_token(t))
         texts = (stop_ids & self._eos) - special
         grammar = Grammar(asked, matcher, self._vocab_size, end, special | texts, texts)

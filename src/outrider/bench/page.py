@@ -10,6 +10,7 @@ from .canvas import Picture
 from .markup import Row, cell
 from .records import BenchResult, Measurement
 from .summary import UNKNOWN, depths, number, percent, positions, time_split
+from .tables import told_interval
 from .verdicts import (
     Verdict,
     caution,
@@ -75,7 +76,8 @@ _SPEED_NOTE = markup.paragraph(
 _CEILING_NOTE = markup.paragraph(
     "Length: tokens emitted by a round that drafts, correction or bonus included. Ceiling: the "
     "most that any lossless verification emits on average from such drafts, estimated from them: "
-    "a share of it can be above 100% by chance.",
+    "a share of it can be above 100% by chance. Times of rounds leave out the target's reading of "
+    "the prompt.",
     "quiet",
 )
 
@@ -155,13 +157,11 @@ def _speed_row(found: Measurement) -> Row:
         times = UNKNOWN
     elif not is_baseline(found):
         kind = _KINDS[outcome(found)]
-    interval = UNKNOWN
-    if found.low is not None and found.high is not None and not is_baseline(found):
-        interval = f"{found.low:.2f}–{found.high:.2f}"
+    interval = UNKNOWN if is_baseline(found) else told_interval(found, UNKNOWN)
     stretches = len(found.seconds)
     same = UNKNOWN if found.identical is None else f"{found.identical} of {stretches}"
     return (
-        cell(_label(found)),
+        cell(found.label + ", drafted nothing" * found.idle),
         cell(f"{found.tokens_per_s:.1f}" if any(found.seconds) else UNKNOWN, "figure"),
         cell(times, f"figure {kind}"),
         cell(interval, "figure"),
@@ -185,18 +185,19 @@ def _acceptance(measurements: Sequence[Measurement]) -> str:
     for place, members in _grouped(measurements):
         rows.append(markup.group(place, len(headings)))
         for found in members:
-            metrics = found.metrics
+            metrics, decoding = found.metrics, found.decoding
             assert metrics is not None
+            assert decoding is not None
             rows.append(
                 (
-                    cell(_label(found)),
+                    cell(found.label),
                     cell(number(metrics.acceptance_length), "figure"),
                     cell(number(metrics.ceiling), "figure"),
                     cell(percent(metrics.ceiling_share), "figure"),
                     cell(percent(metrics.acceptance_rate), "figure"),
                     cell(positions(metrics)),
                     cell(depths(metrics)),
-                    cell(time_split(metrics)),
+                    cell(time_split(decoding)),
                 )
             )
     return markup.table(headings, rows)
@@ -211,8 +212,3 @@ def _grouped(measurements: Sequence[Measurement]) -> list[tuple[str, list[Measur
     places = list(dict.fromkeys(map(place, measurements)))
     ordered = sorted(measurements, key=lambda found: places.index(place(found)))
     return [(name, list(members)) for name, members in groupby(ordered, place)]
-
-
-def _label(found: Measurement) -> str:
-    lossy = found.metrics is not None and found.metrics.lossy
-    return found.contender.label + " (lossy)" * lossy

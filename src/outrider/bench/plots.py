@@ -117,7 +117,7 @@ class _Table:
         for workload in self.workloads:
             listed.append((workload, None))
             of_it = (found for found in self.measurements if found.workload == workload)
-            labels = dict.fromkeys(found.contender.label for found in of_it)
+            labels = dict.fromkeys(found.label for found in of_it)
             listed += [(workload, label) for label in labels]
         return listed
 
@@ -126,7 +126,7 @@ class _Table:
         number = {row: place for place, row in enumerate(self.rows())}
         for found in self.measurements:
             if found.temperature == temperature:
-                yield number[found.workload, found.contender.label], found
+                yield number[found.workload, found.label], found
 
 
 def _speedup(table: _Table) -> bytes | None:
@@ -179,15 +179,15 @@ def _speedup(table: _Table) -> bytes | None:
 def _time(table: _Table) -> bytes | None:
     """Stacked bars of milliseconds."""
     shown = table.only(
-        [f for f in table.measurements if f.metrics is not None and f.metrics.total_s > 0]
+        [f for f in table.measurements if f.decoding is not None and f.decoding.total_s > 0]
     )
     if not shown.measurements:
         return None
     several = any(found.batch > 1 for found in shown.measurements)
     unit = "ms a round" + " and sequence" * several
     notes = (
-        "Mean time of a round, split into drafting, the target's forward pass and the rest; beside "
-        "it the tokens that a round emits.",
+        "Mean time of a round, split into drafting, the target's forward pass and the rest, the "
+        "target's reading of the prompt aside; beside it the tokens that a round emits.",
         table.where,
     )
     figure, axes_rows = canvas.canvas(
@@ -202,7 +202,7 @@ def _time(table: _Table) -> bytes | None:
     for temperature, axes in zip(shown.temperatures, axes_rows[0], strict=True):
         canvas.dress(axes, grid="x", title=_temperature(temperature), x=unit)
         for row, found in shown.at(temperature):
-            metrics = found.metrics
+            metrics = found.decoding
             assert metrics is not None
             longest = max(longest, stack(axes, row, metrics))
             tokens = metrics.emitted / metrics.rounds
@@ -233,7 +233,7 @@ def _acceptance(table: _Table) -> bytes | None:
     labels = _fastest_labels(drawn.measurements)
     if not labels:
         return None
-    left_out = len({f.contender.label for f in drawn.measurements}) - len(labels)
+    left_out = len({f.label for f in drawn.measurements}) - len(labels)
     some = f" The {len(labels)} fastest contenders; {left_out} are left out." if left_out else ""
     notes = (
         "Share of the rounds that drafted a token at a position in which it was accepted; "
@@ -263,12 +263,12 @@ def _acceptance(table: _Table) -> bytes | None:
             )
             for found in drawn.measurements:
                 place = found.workload, found.temperature
-                if place != (workload, temperature) or found.contender.label not in labels:
+                if place != (workload, temperature) or found.label not in labels:
                     continue
                 assert found.metrics is not None
-                number = labels.index(found.contender.label)
+                number = labels.index(found.label)
                 shares = _positions(found.metrics)
-                (marks[found.contender.label],) = axes.plot(
+                (marks[found.label],) = axes.plot(
                     range(1, len(shares) + 1),
                     [100 * share for share in shares],
                     marker=canvas.MARKERS[number],
@@ -277,6 +277,8 @@ def _acceptance(table: _Table) -> bytes | None:
                     linewidth=1.6,
                 )
     panels[0][0].set_ylim(0, 104)
+    deepest = max(len(_positions(f.metrics)) for f in drawn.measurements if f.metrics)
+    panels[0][0].set_xlim(0.5, deepest + 0.5)
     panels[0][0].locator_params(axis="x", integer=True)
     canvas.legend(figure, [marks[label] for label in labels], labels, 2)
     return canvas.png(figure)
@@ -350,7 +352,7 @@ def _fastest_labels(measurements: Sequence[Measurement]) -> list[str]:
     """The contenders that a plot has room for, in order, the fastest on average if not all."""
     speeds: dict[str, list[float]] = {}
     for found in measurements:
-        speeds.setdefault(found.contender.label, []).append(found.speedup or 0.0)
+        speeds.setdefault(found.label, []).append(found.speedup or 0.0)
     kept = sorted(speeds, key=lambda label: -sum(speeds[label]) / len(speeds[label]))[:MOST_SERIES]
     return [label for label in speeds if label in kept]
 
@@ -374,15 +376,16 @@ def _split_finding(measurements: Sequence[Measurement]) -> str:
     """Which part of a round takes the most, among contenders that draft."""
     totals = [0.0, 0.0, 0.0]
     for found in measurements:
-        if found.metrics is not None and found.metrics.draft_rounds:
-            parts = found.metrics.draft_s, found.metrics.target_s, found.metrics.other_s
+        metrics = found.decoding
+        if metrics is not None and metrics.draft_rounds:
+            parts = metrics.draft_s, metrics.target_s, metrics.other_s
             totals = [total + part for total, part in zip(totals, parts, strict=True)]
     if not any(totals):
         return "Where the time of a round goes"
     draft, target, rest = (100 * total / sum(totals) for total in totals)
     return (
-        f"Of a speculating round {draft:.0f}% is drafting, {target:.0f}% the target, "
-        f"{rest:.0f}% the rest"
+        f"Where drafts are made, {draft:.0f}% of the time goes into them, {target:.0f}% into the "
+        f"target, {rest:.0f}% into the rest"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..metrics import SpeculationMetrics
@@ -118,6 +118,31 @@ class Measurement:
     prompt_s: tuple[float, ...] = ()
     usual_s: tuple[float, ...] = ()
     partial: bool = False
+
+    @property
+    def label(self) -> str:
+        """The contender's, and whether its verification is lossy."""
+        lossy = self.metrics is not None and self.metrics.lossy
+        return self.contender.label + " (lossy)" * lossy
+
+    @property
+    def idle(self) -> bool:
+        """Whether it might have drafted, and never did."""
+        if self.metrics is None or self.contender.plain:
+            return False
+        return self.metrics.rounds > 0 == self.metrics.draft_rounds
+
+    @property
+    def decoding(self) -> SpeculationMetrics | None:
+        """`metrics`, their seconds without the target's first forwards, which read the prompts."""
+        if self.metrics is None:
+            return None
+        read = min(sum(self.prompt_s), self.metrics.target_s)
+        return replace(
+            self.metrics,
+            target_s=self.metrics.target_s - read,
+            total_s=self.metrics.total_s - read,
+        )
 
     @property
     def usual_tokens_per_s(self) -> float:

@@ -51,7 +51,11 @@ def ceiling(metrics: SpeculationMetrics) -> str:
     told = f"{metrics.ceiling:.2f}" + ("" if error is None else f" ± {1.96 * error:.2f}")
     reached, error = percent(metrics.ceiling_share), metrics.ceiling_share_error
     reached += "" if error is None else f" ± {196 * error:.0f}%"
-    return f"{told} tokens a round, estimated, and {reached} of it reached"
+    lucky = metrics.ceiling_share is not None and metrics.ceiling_share > 1 and not metrics.lossy
+    return (
+        f"{told} tokens a round, estimated, and {reached} of it reached"
+        + " (above 100% by chance)" * lucky
+    )
 
 
 def positions(metrics: SpeculationMetrics) -> str:

@@ -26,24 +26,40 @@ NOTE = (
     "tokens agree with plain decoding, where they have to"
 )
 
+_WIDE = 100
+"""Columns of a terminal that has room for all."""
+
+_LEFT_OUT = ("ceiling", "rate")
+"""What a narrower one has no room for."""
+
+_VAGUE = 100
+"""An interval with ends this many times apart says that there are too few stretches to tell."""
+
 _STYLES = {"faster": "green", "slower": "red", "not told apart": ""}
 
 
-def rendered(result: BenchResult) -> RenderableType:
-    """For a terminal: a table, what it means, and what is missing from it."""
+def rendered(result: BenchResult, width: int = _WIDE) -> RenderableType:
+    """For a terminal of so many columns: a table, what it means, and what is missing from it."""
+    left_out = () if width >= _WIDE else _LEFT_OUT
+    places = [place for place, heading in enumerate(HEADINGS) if heading not in left_out]
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    for place, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="right" if place else "left", no_wrap=place > 0)
+    for place in places:
+        table.add_column(HEADINGS[place], justify="right" if place else "left", no_wrap=place > 0)
     for where, members in _groups(result):
         table.add_row(Text(where, style="bold"))
         for found in members:
             style = _STYLES[outcome(found)] if found.speedup and not is_baseline(found) else ""
-            table.add_row(*(["  " + cells(found)[0], *cells(found)[1:]]), style=style)
+            told = cells(found)
+            told[0] = f"  {told[0]}"
+            table.add_row(*(told[place] for place in places), style=style)
         table.add_row()
     parts: list[RenderableType] = [table] if result.measurements else []
     parts += [Text(line, style="bold") for line in closing(result)]
     parts += [Text(line) for line in remarks(result)]
     parts.append(Text(f"\n{NOTE}", style="dim"))
+    if left_out:
+        wider = f"{' and '.join(left_out)}: in a terminal of {_WIDE} columns, and in files"
+        parts.append(Text(wider, style="dim"))
     return Group(*parts)
 
 
@@ -67,20 +83,24 @@ def cells(found: Measurement) -> list[str]:
     length = rate = ceiling = None
     if metrics is not None:
         length, rate, ceiling = metrics.acceptance_length, metrics.acceptance_rate, metrics.ceiling
-    interval = "" if is_baseline(found) else "–"
-    if found.speedup is not None and not is_baseline(found) and found.low is not None:
-        interval = f"{found.low:.2f}–{found.high:.2f}"
-    lossy = " (lossy)" if metrics is not None and metrics.lossy else ""
+    interval = "" if is_baseline(found) or found.speedup is None else told_interval(found, "–")
     return [
-        found.contender.label + lossy,
+        found.label,
         f"{found.tokens_per_s:.1f}",
         "–" if found.speedup is None else f"{found.speedup:.2f}x",
         interval,
-        "" if length is None else f"{length:.2f}",
+        ("no draft" if found.idle else "") if length is None else f"{length:.2f}",
         "" if ceiling is None else f"{ceiling:.2f}",
         "" if rate is None else f"{rate:.0%}",
         "" if found.identical is None else f"{found.identical}/{len(found.tokens)}",
     ]
+
+
+def told_interval(found: Measurement, unknown: str) -> str:
+    """The interval of its speedup, if there are enough stretches for one."""
+    if found.low is None or found.high is None:
+        return unknown
+    return f"{found.low:.2f}–{found.high:.2f}" if found.high <= _VAGUE * found.low else "too few"
 
 
 def closing(result: BenchResult) -> Iterator[str]:

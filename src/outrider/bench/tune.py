@@ -69,7 +69,7 @@ class Recommendation:
             return f"{self.best.label}: {figures})"
         best = f"the best checked, {self.best.label}, is {figures})"
         if self.low is None or self.high is None:
-            return f"too few prompts to recommend speculation: {best}"
+            return f"plain decoding, since too few prompts can recommend no other: {best}"
         if self.high > 1:
             return f"not told apart from plain decoding, more prompts may tell: {best}"
         return f"do not speculate: {best}"

@@ -128,9 +128,8 @@ def caution(result: BenchResult) -> str | None:
     if most < 2:
         return None
     return (
-        f"each interval is for its contender alone: were none of {most} faster than plain "
-        f"decoding, one would still be called so in about {min(2.5 * most, 100):g}% of such "
-        "comparisons at most"
+        f"with {most} contenders one may look faster by luck: in up to {min(2.5 * most, 100):g}% "
+        "of such runs one would be called so if none was"
     )
 
 

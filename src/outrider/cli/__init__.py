@@ -13,7 +13,7 @@ from importlib import import_module
 
 from .. import __version__
 from ..errors import OutriderError
-from .ending import Ending, Terminated
+from .ending import Ending
 from .parser import Parser, one_line
 
 COMMANDS = {
@@ -51,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OutriderError, OSError) as error:
         return _fail(one_line(str(error)), 2, options.debug)
     except KeyboardInterrupt as interrupt:
-        what = "terminated" if isinstance(interrupt, Terminated) else "interrupted"
-        return _fail(what, Ending(type(interrupt)).status, options.debug)
+        ending = Ending(type(interrupt))
+        return _fail(str(interrupt) or ending.told, ending.status, options.debug)
     return status
 
 

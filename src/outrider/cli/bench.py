@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -68,7 +68,7 @@ def configure(parser: ArgumentParser) -> None:
     options.add_model_flags(parser)
     prompts = parser.add_argument_group("prompts")
     which = prompts.add_mutually_exclusive_group()
-    _add_list(which, "--workloads", "workloads", str, "KIND,...", "built-in kinds of prompts")
+    _add_list(which, "--workloads", "workloads", _workload, "KIND,...", "built-in kinds of prompts")
     which.add_argument(
         "--prompts",
         metavar="FILE",
@@ -114,7 +114,7 @@ def configure(parser: ArgumentParser) -> None:
         matrix,
         "--peers",
         "peers",
-        str,
+        _peer,
         "NAME,...",
         "of transformers, llama.cpp; or none. With peers contenders take turns by whole requests, "
         "without them by rounds, which a noisy machine disturbs less",
@@ -158,9 +158,12 @@ def _run(args: Namespace, form: str | None, settings: Namespace, ending: Ending)
 
     console = Console(stderr=True)
     with Folder.prepared(args.out, quick=args.quick) as folder:
-        result = _measure(args, settings, console, ending)
-        if not result.measurements:
-            raise ending.kind
+        try:
+            result = _measure(args, settings, console, ending)
+            if not result.measurements:
+                raise ending.kind
+        except KeyboardInterrupt as interrupt:
+            raise type(interrupt)(f"{ending.told} before anything was measured") from None
         if folder is not None:
             folder.write(result)
         _show(result, form, args)
@@ -194,9 +197,8 @@ def _measure(args: Namespace, settings: Namespace, console: Console, ending: End
     loaded = load_in(first)
     pair = _pair(loaded)
     if settings.drafters is None:
-        settings.drafters = (
-            ("suffix", "ngram") if pair.model_drafter is None else ("draft_model", "hybrid")
-        )
+        with_model = ("draft_model",) if settings.lossy else ("draft_model", "hybrid")
+        settings.drafters = ("suffix", "ngram") if pair.model_drafter is None else with_model
     workloads = _workloads(args, lines, settings, pair)
     dtype = str(loaded.facts["dtype"])
     matrix = _matrix(settings, (dtype, *others))
@@ -228,7 +230,8 @@ def _show(result: BenchResult, form: str | None, args: Namespace) -> None:
     if form is None:
         from .screen import standard_output
 
-        standard_output(wants_color(args.color)).print(tables.rendered(result))
+        console = standard_output(wants_color(args.color))
+        console.print(tables.rendered(result, console.width))
         return
     writers: dict[str, Callable[[BenchResult], str]] = {
         "json": documents.as_json,
@@ -267,6 +270,16 @@ def _settings(args: Namespace) -> Namespace:
             True,
             "no flag: every contender has a cache of its own to compile for; "
             "outrider tune --compile measures compiled models",
+        )
+    found.lossy = [
+        name for name in found.verifications if SpeculativeConfig(verification=name).lossy
+    ]
+    if found.lossy and "hybrid" in (found.drafters or ()):
+        raise InvalidConfigError(
+            "--drafters",
+            "hybrid",
+            f"draft_model beside --verification {found.lossy[0]}, which takes a model's drafts "
+            "alone",
         )
     if args.prompts is not None and "count" in given:
         raise InvalidConfigError(
@@ -386,7 +399,18 @@ def _tree(text: str) -> tuple[int, ...]:
 
 
 def _verification(text: str) -> str:
-    names = get_args(Verification)
+    return _one_of("verification", text, get_args(Verification))
+
+
+def _workload(text: str) -> str:
+    return _one_of("workloads", text, USUAL["workloads"])
+
+
+def _peer(text: str) -> str:
+    return _one_of("peers", text, (*USUAL["peers"], "none"))
+
+
+def _one_of(name: str, text: str, names: Sequence[str]) -> str:
     if text not in names:
-        raise InvalidConfigError("verification", text, f"one of {', '.join(names)}")
+        raise InvalidConfigError(name, text, f"one of {', '.join(names)}")
     return text

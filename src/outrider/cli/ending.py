@@ -31,6 +31,11 @@ class Ending:
         """The exit status: 128 and the signal's number."""
         return 128 + (SIGTERM if issubclass(self.kind, Terminated) else SIGINT)
 
+    @property
+    def told(self) -> str:
+        """The same in a word."""
+        return "terminated" if issubclass(self.kind, Terminated) else "interrupted"
+
     def hold(self) -> None:
         """From now on a signal waits for `release`, and only a second one does not.
 

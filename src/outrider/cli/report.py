@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidConfigError
 from . import figures, options
+from .bench_files import RESULT
 from .paint import wants_color
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ def _read(path: Path) -> Trace | BenchResult:
     from ..trace import is_trace, read_trace
 
     expected = "a trace that --trace wrote, or outrider bench's result.json"
+    if (path / RESULT).is_file():
+        raise InvalidConfigError("FILE", str(path), f"{expected}: name {path / RESULT}")
     try:
         if is_trace(path):
             return read_trace(path)
@@ -141,7 +144,7 @@ def _show(found: Trace | BenchResult, color: bool) -> None:
 
     console = standard_output(color)
     if isinstance(found, BenchResult):
-        console.print(rendered(found))
+        console.print(rendered(found, console.width))
         for lines in _rounds(found):
             console.print(lines)
         return
@@ -151,6 +154,8 @@ def _show(found: Trace | BenchResult, color: bool) -> None:
     for name, told in summary(found.metrics):
         listed.add_row(Text(name), Text(told))
     console.print(listed)
+    if not found.records:
+        console.print(Text("no rounds are in it", style="bold"))
     if found.truncated:
         console.print(Text(CUT_SHORT, style="bold"))
 
@@ -164,8 +169,8 @@ def _rounds(result: BenchResult) -> Iterator[Text]:
 
     where = None
     for found in result.measurements:
-        metrics = found.metrics
-        if metrics is None or not metrics.draft_rounds:
+        metrics, decoding = found.metrics, found.decoding
+        if metrics is None or decoding is None or not metrics.draft_rounds:
             continue
         place = f"{found.workload}, temperature {found.temperature:g}, {regime(found).label}"
         if place != where:
@@ -176,7 +181,7 @@ def _rounds(result: BenchResult) -> Iterator[Text]:
             f"      {metrics.rounds:,} rounds, {metrics.drafted:,} tokens drafted, "
             f"{metrics.accepted:,} accepted ({percent(metrics.acceptance_rate, 1)}), "
             f"{number(metrics.acceptance_length)} emitted a round that drafted\n"
-            f"      accepted by position {positions(metrics)}; {time_split(metrics)}\n"
+            f"      accepted by position {positions(metrics)}; {time_split(decoding)}\n"
             f"      rounds by depth {depths(metrics)}",
             style="dim",
         )

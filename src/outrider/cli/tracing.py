@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidConfigError
+from .config_file import check_folder
 
 if TYPE_CHECKING:
     from ..config import SpeculativeConfig
@@ -40,6 +41,8 @@ def check_trace_flag(args: Namespace) -> None:
     from ..trace import is_trace
 
     path = Path(args.trace)
+    if path.parent.is_dir() and not path.exists():
+        check_folder("--trace", args.trace, path.parent)
     problem = None
     if path.is_dir():
         problem = "it is a folder"

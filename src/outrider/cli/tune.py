@@ -211,6 +211,12 @@ def _run(args: Namespace, drafters: tuple[str, ...], ending: Ending) -> int:
     loaded = load(args, console, max_sequences=max(8, 2 * args.batch))
     models = _models(loaded)
     workload = _workload(args, lines, loaded)
+    if len(workload.prompts) < 2 * args.batch:
+        print(
+            f"outrider: {len(workload.prompts)} prompts cannot tell whether speculation pays on "
+            f"others: give at least {2 * args.batch} for a recommendation",
+            file=sys.stderr,
+        )
     facts = {name: loaded.facts[name] for name in ("target", "draft", "device", "dtype")}
     with progress(console, "tuning") as advance:
         result = tune(models, workload, search, advance, provenance(facts, asdict(search)))
@@ -234,6 +240,8 @@ def _run(args: Namespace, drafters: tuple[str, ...], ending: Ending) -> int:
         _draw(args, result)
     if args.out is not None:
         print(f"written to {args.out}", file=sys.stderr)
+    if args.save is not None and settings is None:
+        print(f"outrider: nothing was recommended, and {args.save} not written", file=sys.stderr)
     if result.partial:
         print("outrider: interrupted; what was measured until then is shown", file=sys.stderr)
         return ending.status

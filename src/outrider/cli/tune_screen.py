@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from ..bench.checks import Check, told
+from ..bench.checks import Check, agreement, told
 from ..bench.contending import PLAIN
 from ..bench.exports import Export
 from ..bench.tune import TuneResult, ranked
@@ -132,6 +132,12 @@ class Screen:
             self._say("* the times of a short run of the same configuration", "dim")
         for line in told(checks):
             self._say(line, "bold")
+        found = agreement(checks, rehearsed=False)
+        if 2 * found.close < found.of:
+            self._say(
+                "most are further off: the machine was busy with other work, or prompts are few; "
+                "--max-prompts and --repeats steady a run"
+            )
 
     def _say(self, line: str, style: str = "") -> None:
         self.console.print(Text(line, style), soft_wrap=True)
