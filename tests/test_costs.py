@@ -149,6 +149,27 @@ def test_two_fast_rounds_tell_that_the_machine_was_busy_before(steps: tuple[int,
     assert prices.rounds[4] / prices.rounds[0] == pytest.approx(2.4, rel=0.15)
 
 
+@pytest.mark.parametrize("steps", [4, 5])
+def test_a_plain_round_tells_why_another_was_so_fast(steps: int) -> None:
+    """The machine was busy when all was measured, or when that depth alone was."""
+    for slow_plain in (1.0, 10.0):
+        costs = Costs()
+        for _ in range(3):
+            costs.add(seen(1, 0, 0.0, target_s=slow_plain * 0.9, other_s=slow_plain * 0.1))
+            costs.add(seen(1, 4, 10.0, target_s=14.0, other_s=0.0))
+        assert not costs.puzzled
+        costs.add(seen(1, steps, 0.25 * steps, target_s=1.4, other_s=0.0))
+        assert costs.puzzled
+        costs.add(seen(1, 0, 0.0, target_s=0.9))
+        assert not costs.puzzled
+        prices = costs.prices(1, range(steps + 1))
+        assert prices.verifying[0] == pytest.approx(1.0, rel=0.1)
+        if steps == 4 or slow_plain > 1:
+            # Of a depth that is new it is known what it takes, and of the one beside it not.
+            assert prices.verifying[steps] == pytest.approx(1.4, rel=0.1)
+        assert prices.drafting[steps] == pytest.approx(0.25 * steps, rel=0.4)
+
+
 def test_a_fast_round_alone_says_what_its_size_takes() -> None:
     """It is counted with the next, and scales nothing."""
     costs = Costs()

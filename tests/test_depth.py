@@ -301,17 +301,23 @@ class TestSlowStretches:
             assert plain / np.mean(times) >= least
             assert plain / max(times) >= 0.95
 
-    @pytest.mark.parametrize("rate", [0.4, 0.8])
-    def test_in_bursts_while_costs_are_first_measured(self, rate: float) -> None:
-        """Rounds of the calibration take several to thirty times as long, each its own."""
+    @pytest.mark.parametrize(
+        ("rate", "all_met", "least"),
+        [(0.4, True, 0.95), (0.8, True, 0.95), (0.4, False, 0.96), (0.8, False, 0.93)],
+    )
+    def test_in_bursts_while_costs_are_first_measured(
+        self, rate: float, all_met: bool, least: float
+    ) -> None:
+        """Rounds of the calibration take up to tens of times as long, all of them or some."""
         world, times = World(steady(rate), step=0.15, token=0.03), []
         for random in range(16):
             policy, rng = AdaptiveDepth(Levels(16)), np.random.default_rng(random)
-            met = np.convolve(np.abs(rng.standard_normal(99)), 0.8 ** np.arange(20), "valid")
-            calibrate(policy, world, rng, np.exp(0.7 * met))
+            noise = rng.standard_normal(99)
+            met = np.convolve(np.abs(noise) if all_met else noise, 0.8 ** np.arange(9), "valid")
+            calibrate(policy, world, rng, np.exp(0.7 * met if all_met else np.abs(met)))
             times.append(decode(policy, world, tokens=512, warm=False, random=random)[0])
         best = min(mean_time(lambda k=k: fixed(k), world, tokens=512, runs=4) for k in (1, 2, 4, 5))
-        assert best / np.mean(times) >= 0.95
+        assert best / np.mean(times) >= least
 
     def test_a_try_that_met_one_is_not_the_last(self) -> None:
         policy, failing = adaptive(), World(steady(0.0))

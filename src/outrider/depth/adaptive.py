@@ -159,7 +159,7 @@ class AdaptiveDepth:
         )
         together = None
         all_shared = len(shared) == len(states)
-        unusual = not all_shared or self._since_plain == _RARELY // 2
+        unusual = not all_shared or self._since_plain == _RARELY // 2 or self._costs.puzzled
         standing = None if unusual else self._standing.choices(states)
         if standing:
             prices = standing.prices
@@ -414,7 +414,7 @@ class AdaptiveDepth:
 
     def _patience(self, prices: Prices, gain: float) -> float:
         """After how many rounds a plain one is put in."""
-        if self._costs.plain_missing:
+        if self._costs.plain_missing or self._costs.puzzled:
             return 0
         rarely = _RARELY * gain if log(gain) > _SURE * prices.doubt() else _SOON
         return min(rarely, max((gain - 1) / _LOOKS, _SOON))

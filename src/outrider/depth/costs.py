@@ -47,10 +47,9 @@ _GUESS = 0.2
 """By how much the logarithm of a round's time is off, as a first guess, which counts for as many
 rounds: a machine that stands still once while a model is loaded is not that noisy."""
 
-_MUCH_FASTER = 0.4
-"""A round that takes so much less than those of its size did, or of sizes near it, tells, the
-second time in a row, of a machine that was busy when all that is known was measured. All is then
-taken to be as much less: what is measured from now on would else look cheap beside what is not."""
+_MUCH_FASTER, _FASTER = 0.4, 0.6
+"""What a round takes at most of what those of its size did, or of sizes near it, to tell of other
+work that the machine had when they were measured; and the next round, if it had when all were."""
 
 _NEAR = 1.0
 """As many times at a size, or more of them further off, tell what it takes well enough for that."""
@@ -189,6 +188,15 @@ class Drafting:
             total += self._lines[min(others, key=lambda other: abs(log(other / rows)))].at(steps)
         return np.asarray(total / max(count + bool(others), 1))
 
+    def cap(self, seen: Round, seconds: float) -> None:
+        """The draft of a round took so many: others of as many rows no longer, beside their steps.
+
+        Unless it is about what was known.
+        """
+        line = self._lines.get(seen.rows)
+        if line and seconds < _MUCH_FASTER * float(line.at(np.array([float(seen.steps)]))[0]):
+            line.cap(seen.steps, seconds)
+
     def scale(self, factor: float) -> None:
         """Go on as if all had taken so many times as long."""
         for line in self._lines.values():
@@ -240,29 +248,46 @@ class Costs:
     def add(self, seen: Round, reading: bool = True) -> None:
         """Count a round: what a prompt or a backlog took by itself, since it is no usual cost.
 
+        One that was much faster than is known is held back for the next one to tell why. If that is
+        faster, too, the machine was busy when all was measured, and all that is known is scaled
+        before either is counted. If not, it was busy when rounds of the first one's size were
+        measured, and what they took is forgotten. A plain round tells best: see `puzzled`.
+
         Args:
             seen: the round.
             reading: whether to learn what prompts take, too.
         """
         self._rounds += 1
-        if self._is_much_faster(seen):
-            if not self._held:
-                self._held.append((seen, reading))
-                return
-            ratios = [self._beside_usual(one) for one in (self._held[0][0], seen)]
-            self._scale(max(ratios))
+        ratio = self._beside_usual(seen)
+        if not self._held and ratio < _MUCH_FASTER:
+            self._held.append((seen, reading))
+            return
         for held, as_well in self._held:
+            if ratio < _FASTER:
+                self._scale(max(ratio, self._beside_usual(held)))
+            elif held.width:
+                self._disprove(held)
             self._count(held, as_well)
         self._held.clear()
         self._count(seen, reading)
 
-    def _is_much_faster(self, seen: Round) -> bool:
-        """Whether a round took much less than all that is known of its size lets expect."""
-        return not seen.fresh and seen.verifying_s > 0 and self._beside_usual(seen) < _MUCH_FASTER
+    @property
+    def puzzled(self) -> bool:
+        """Whether a plain round would tell why one that drafted was so fast: see `add`."""
+        return self.plain_known and any(held.width for held, _ in self._held)
+
+    def _disprove(self, seen: Round) -> None:
+        """Forget what was known of a round that takes much less; see `add`."""
+        scale = self._pace.at(self._rounds)
+        self._verifying.forget(seen.width > 0, seen.tokens)
+        if seen.steps and not seen.caught_up:
+            self._drafting.cap(seen, seen.draft_s / scale)
 
     def _beside_usual(self, seen: Round) -> float:
         """How many times as long a round took as is known; 1 where too little is."""
         drafted = seen.width > 0
+        if seen.fresh or seen.verifying_s <= 0:
+            return 1.0
         usual = self._verifying.usual(drafted, seen.tokens)
         if self._verifying.count(drafted, seen.tokens) < _FEW:
             told, near = self._verifying.told(np.array([drafted]), np.array([float(seen.tokens)]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from math import log2
 from statistics import median
 from typing import Generic, TypeVar
@@ -99,13 +99,18 @@ class Times(Generic[Size]):
         self._usual[row], self._counts[row], self._last[row] = usual, len(found), self._now
         return row, usual
 
-    def scale(self, factor: float) -> None:
-        """Go on as if all had taken so many times as long."""
-        for found in self._found:
-            times = [(then, y * factor) for then, y in found]
+    def forget(self, size: Size) -> None:
+        """What a size took, once there is another time of it."""
+        if size in self._rows:
+            self._found[self._rows[size]].clear()
+
+    def change(self, becomes: Callable[[int, float], float]) -> None:
+        """Go on as if all had taken something else, by their rows and what they took."""
+        for row, found in enumerate(self._found):
+            times = [(then, becomes(row, y)) for then, y in found]
             found.clear()
             found.extend(times)
-        self._usual *= factor
+            self._usual[row] = becomes(row, self._usual[row])
 
     def _row(self, size: Size) -> int:
         """That of a size; of a new one the next, or that of the size measured longest ago."""
@@ -163,10 +168,15 @@ class Line:
         self._new += 1
 
     def scale(self, factor: float) -> None:
-        """See `Times.scale`."""
-        self._times.scale(factor)
+        """Go on as if all had taken so many times as long."""
+        self._times.change(lambda _, y: y * factor)
         self._slope *= factor
         self._level *= factor
+
+    def cap(self, x: float, y: float) -> None:
+        """An x took y: less of it no longer, and more no longer than in proportion."""
+        self._times.change(lambda row, old: min(old, y * max(1.0, self._sizes[row] / x)))
+        self._new += 1
 
     def at(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """The expected y of each x."""
@@ -230,10 +240,14 @@ class Curve:
         self._moments[row, 1:] = x, v, x * x, x * v
 
     def scale(self, factor: float) -> None:
-        """See `Times.scale`."""
-        self._times.scale(factor)
+        """Go on as if all had taken so many times as long."""
+        self._times.change(lambda _, y: y * factor)
         self._moments[:, 2] += log2(factor)
         self._moments[:, 4] = self._moments[:, 1] * self._moments[:, 2]
+
+    def forget(self, kind: bool, size: float) -> None:
+        """See `Times.forget`."""
+        self._times.forget((kind, size))
 
     def at(self, kinds: NDArray[np.bool_], sizes: NDArray[np.float64]) -> NDArray[np.float64]:
         """The expected y of each kind and size > 0, float64 [n]; 0 where nothing was measured."""
