@@ -27,6 +27,7 @@ from outrider.trace import Trace
 
 PLAIN = Contender("outrider", "none")
 DRAFT = Contender("outrider", "draft_model", "block", 2)
+HYBRID = Contender("outrider", "hybrid")
 ASSISTED = Contender("transformers", "draft_model")
 PEER_PLAIN = Contender("llama.cpp", "none")
 NASTY = '<script>alert("$x_{1$")</script> & \n名'
@@ -281,15 +282,15 @@ class TestVerdicts:
                 measured(DRAFT, 1.1, batch=4),
             )
         )
-        assert [verdict.best.contender for verdict in found] == [ASSISTED, DRAFT, DRAFT]
+        assert [verdict.best.contender for verdict in found] == [DRAFT, DRAFT, DRAFT]
         assert [verdict.outcome for verdict in found] == ["faster", "slower", "not told apart"]
-        assert found[0].plain is None
-        assert found[1].plain is not None
+        peers = [verdict.peer.contender if verdict.peer else None for verdict in found]
+        assert peers == [ASSISTED, PEER_PLAIN, None]
         assert found[2].regime == Regime(4, "float32")
 
     def test_one_that_is_surely_faster_stands_before_one_that_may_be(self):
         """The second of them has the higher speedup, and an interval that says nothing."""
-        may = measured(ASSISTED, 2.4, low=0.96, high=5.9)
+        may = measured(HYBRID, 2.4, low=0.96, high=5.9)
         (verdict,) = verdicts(result(measured(PLAIN, 1.0), measured(DRAFT, 1.9), may))
         assert verdict.best.contender == DRAFT
         assert verdict.ahead == may
@@ -297,7 +298,7 @@ class TestVerdicts:
 
     def test_slower_only_if_all_that_speculate_are(self):
         sure = measured(DRAFT, 0.95, low=0.92, high=0.98)
-        may = measured(ASSISTED, 0.93, low=0.6, high=1.44)
+        may = measured(HYBRID, 0.93, low=0.6, high=1.44)
         (verdict,) = verdicts(result(measured(PLAIN, 1.0), sure, may))
         assert verdict.best == may
         assert verdict.ahead is None
@@ -312,15 +313,33 @@ class TestVerdicts:
         assert mixed.startswith("Speculation is slower than plain decoding in 2 of 3 comp")
 
     def test_what_is_fastest_of_all_is_not_ahead_of_itself(self):
-        (verdict,) = verdicts(result(measured(DRAFT, 1.9), measured(ASSISTED, 1.2)))
+        (verdict,) = verdicts(result(measured(DRAFT, 1.9), measured(HYBRID, 1.2)))
         assert verdict.ahead is None
 
     def test_what_is_ahead_and_not_sure_is_named_by_table_and_page(self):
-        may = measured(ASSISTED, 2.4, low=0.96, high=5.9)
+        may = measured(HYBRID, 2.4, low=0.96, high=5.9)
         found = result(measured(PLAIN, 1.0), measured(DRAFT, 1.9), may)
-        told = f"{ASSISTED.label}, at 2.40x, was not told apart from plain"
+        told = f"{HYBRID.label}, at 2.40x, was not told apart from plain"
         assert told in next(closing(found))
-        assert f"{ASSISTED.label}, at 2.40 times, was not told apart" in page(found)
+        assert f"{HYBRID.label}, at 2.40 times, was not told apart" in page(found)
+
+    @pytest.mark.parametrize("peer", [ASSISTED, PEER_PLAIN])
+    def test_what_speculation_is_worth_is_not_told_by_a_faster_engine(self, peer):
+        found = result(measured(PLAIN, 1.0), measured(DRAFT, 1.3), measured(peer, 2.6))
+        (verdict,) = verdicts(found)
+        assert verdict.best.contender == DRAFT
+        assert verdict.peer is not None
+        assert "Speculate: up to 1.30 times as fast" in page(found)
+        (line,) = [line for line in closing(found) if "code" in line]
+        assert line.endswith(
+            f"{DRAFT.label} is 1.30x as fast as plain decoding; {peer.label}, at 2.60x, is ahead "
+            "of that"
+        )
+
+    def test_where_nothing_of_outriders_speculates_peers_are_told(self):
+        (verdict,) = verdicts(result(measured(PLAIN, 1.0), measured(ASSISTED, 1.3)))
+        assert verdict.best.contender == ASSISTED
+        assert verdict.peer is None
 
     def test_caution_grows_with_the_contenders_of_a_comparison(self):
         """Two and a half in a hundred for each; peers' plain decoding does not count."""

@@ -122,10 +122,10 @@ def _verdict_row(verdict: Verdict, several: bool) -> Row:
             f"; {ahead.contender.label}, at {number(ahead.speedup)} times, was not told apart "
             "from plain decoding"
         )
-    if verdict.plain is not None:
-        sure = "" if outcome(verdict.plain) == "faster" else ", if not surely"
+    if verdict.peer is not None:
+        sure = "" if outcome(verdict.peer) == "faster" else ", if not surely"
         told += (
-            f"; {verdict.plain.contender.label}, at {number(verdict.plain.speedup)} times "
+            f"; {verdict.peer.label}, at {number(verdict.peer.speedup)} times "
             f"Outrider's plain decoding, is ahead of that{sure}"
         )
     return (

@@ -107,20 +107,21 @@ def closing(result: BenchResult) -> Iterator[str]:
     """For each workload and regime, whether to speculate, and how."""
     several = len({(found.batch, found.dtype) for found in result.measurements}) > 1
     for verdict in verdicts(result):
-        best = verdict.best
+        best, peer = verdict.best, verdict.peer
         where = f"{verdict.workload}, temperature {verdict.temperature:g}"
         if several:
             where += f", {verdict.regime.label}"
         told = f"{best.contender.label} is {best.speedup:.2f}x as fast as plain decoding"
         if verdict.outcome == "slower":
-            yield f"{where}: slower than plain: do not speculate (at best {best.speedup:.2f}x)"
+            told = f"slower than plain: do not speculate (at best {best.speedup:.2f}x)"
         elif verdict.outcome == "not told apart":
-            yield f"{where}: not told apart from plain, more prompts may tell (at best {told})"
+            told = f"not told apart from plain, more prompts may tell (at best {told})"
         elif verdict.ahead is not None:
             label, times = verdict.ahead.contender.label, verdict.ahead.speedup
-            yield f"{where}: {told}; {label}, at {times:.2f}x, was not told apart from plain"
-        else:
-            yield f"{where}: {told}"
+            told += f"; {label}, at {times:.2f}x, was not told apart from plain"
+        if peer is not None:
+            told += f"; {peer.label}, at {peer.speedup:.2f}x, is ahead of that"
+        yield f"{where}: {told}"
 
 
 def remarks(result: BenchResult) -> Iterator[str]:

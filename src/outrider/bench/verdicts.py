@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 from .records import BenchResult, Measurement
 
+OUTRIDER = "outrider"
+"""The system that speedups are over the plain decoding of."""
+
 Outcome = Literal["faster", "slower", "not told apart"]
 
 
@@ -36,16 +39,20 @@ class Regime:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The best contender of one workload at one temperature.
+    """The best speculation of one workload at one temperature.
+
+    A peer whose forward is the faster one is ahead of plain decoding without speculating: what
+    speculation is worth is told by contenders that decode plainly alike, Outrider's own.
 
     Attributes:
         workload, temperature, regime: where.
-        best: the fastest of the contenders that speculate and are surely faster than plain
+        best: the fastest of Outrider's contenders that speculate and are surely faster than plain
             decoding; where none is, of those not surely slower, and else of all that speculate.
-        ahead: a faster one that is not told apart from plain decoding, which more prompts may; None
-            if there is none.
-        plain: a peer's plain decoding that is faster than `best` and than Outrider's own; None if
-            none is.
+            Where there are none of Outrider's, of all.
+        ahead: a faster one of these that is not told apart from plain decoding, which more prompts
+            may; None if there is none.
+        peer: the fastest of other systems' contenders that is faster than `best` and than
+            Outrider's plain decoding, speculating or not; None if none is.
     """
 
     workload: str
@@ -53,7 +60,7 @@ class Verdict:
     regime: Regime
     best: Measurement
     ahead: Measurement | None
-    plain: Measurement | None
+    peer: Measurement | None
 
     @property
     def outcome(self) -> Outcome:
@@ -73,7 +80,7 @@ def regimes(result: BenchResult) -> list[Regime]:
 
 def is_baseline(measurement: Measurement) -> bool:
     """Whether it is what speedups are over: Outrider's own plain decoding."""
-    return measurement.contender.plain and measurement.contender.system == "outrider"
+    return measurement.contender.plain and measurement.contender.system == OUTRIDER
 
 
 def outcome(measurement: Measurement) -> Outcome:
@@ -97,18 +104,20 @@ def verdicts(result: BenchResult) -> list[Verdict]:
             groups.setdefault(place, []).append(found)
     made = []
     for (where, workload, temperature), members in groups.items():
-        speculating = [found for found in members if not found.contender.plain]
+        all_that_do = [found for found in members if not found.contender.plain]
+        own = [found for found in all_that_do if found.contender.system == OUTRIDER]
+        speculating = own or all_that_do
         sure = [found for found in speculating if outcome(found) == "faster"]
         hopeful = [found for found in speculating if outcome(found) != "slower"]
         ahead = _fastest(hopeful)
         best = _fastest(sure or hopeful or speculating)
-        plain = _fastest(found for found in members if found.contender.plain)
+        peer = _fastest(found for found in members if found.contender.system != OUTRIDER)
         if best is None:
             continue
-        if plain is not None and _speed(plain) <= max(1, _speed(best)):
-            plain = None
+        if peer is not None and _speed(peer) <= max(1, _speed(best)):
+            peer = None
         made.append(
-            Verdict(workload, temperature, where, best, None if ahead is best else ahead, plain)
+            Verdict(workload, temperature, where, best, None if ahead is best else ahead, peer)
         )
     return made
 
