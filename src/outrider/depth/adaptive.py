@@ -425,7 +425,7 @@ class AdaptiveDepth:
         """One token where nothing was tried for long enough and something could pay, or none."""
         forgotten = self._since_draft >= LONGEST and self._levels.deepest
         kept = ((k + 1) * seconds[0] / took for k, took in enumerate(seconds) if k)
-        if not (forgotten or any(gain > enough for gain in kept)):
+        if self._costs.puzzled or not (forgotten or any(gain > enough for gain in kept)):
             return 0
         return int(self._purse.affords(dearer + seconds[1] / seconds[0] - tokens[1] / tokens[0]))
 
