@@ -364,7 +364,7 @@ def test_malformed_trees_are_refused(parents: Any, rows: Any, message: str) -> N
         ({"tree_budget": 1025}, r"tree_budget=1025.*1\.\.1024"),
         ({"tree_shape": (50, 50)}, "at most 1024 nodes"),
         ({"tree_shape": (1,) * 5000}, "at most 1024 nodes"),
-        ({"tree_budget": 4, "tree_shape": (2,)}, "tree_budget=4.*None beside a tree_shape"),
+        ({"tree_budget": 4, "tree_shape": (2,)}, "tree_budget=4.*none beside a tree_shape"),
         ({"tree_budget": 4, "tree_children": "with_replacement"}, "'greedy' with a tree_budget"),
         ({"tree_children": "best"}, "tree_children='best'"),
         ({"tree_shape": (2,), "verification": "typical"}, "a lossless method for trees"),
