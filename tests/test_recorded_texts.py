@@ -55,12 +55,12 @@ def test_it_is_no_loss_and_not_far_from_the_best(kind: str, temperature: float) 
     plain, *others = fixed(kind, temperature)
     took = adaptive(kind, temperature)
     assert plain / took >= 0.97
-    assert min(others) / took >= 0.88
+    assert min(others) / took >= 0.9
 
 
-@pytest.mark.parametrize(("temperature", "least"), [(0.0, 0.93), (0.8, 0.89)])
+@pytest.mark.parametrize(("temperature", "least"), [(0.0, 0.95), (0.8, 0.93)])
 def test_over_all_kinds_it_is_near_the_best(temperature: float, least: float) -> None:
-    """The best of eight for each kind, which is known afterwards only. The aim is .95."""
+    """The best of eight for each kind, which is known afterwards only."""
     shares = [min(fixed(k, temperature)[1:]) / adaptive(k, temperature) for k in KINDS]
     assert mean(shares) >= least
 

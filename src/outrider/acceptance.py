@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import exp, lgamma, log
 from operator import mul
 
 _MEMORY = 0.99
@@ -20,13 +21,29 @@ _MEMORY = 0.99
 _FIRST_GUESS, _FIRST_WEIGHT = 0.75, 4.0
 """What is thought of any token before the first round, and for how many tokens that counts."""
 
-_OVERALL_WEIGHT = 2.0
-"""For how many tokens at one place the rate at all places counts, or what others were seen to keep:
-few, so that a text on which drafts fail is known by its first rounds, whatever came before it."""
+_OVERALL_WEIGHT = 4.0
+"""For how many tokens at one place the rate at all places counts."""
 
-_ALIKE_WEIGHT = 3.0
-"""For how many kept tokens counts that a text is like others, where it keeps less than they did:
-what is refused at one place says something of the places after it."""
+_OTHERS_WEIGHT = 2.0
+"""The same of what other texts were seen to keep, where a text is not like them: few, so that one
+on which drafts fail is known by its first rounds, whatever came before it."""
+
+_ALIKE_WEIGHT = 12.0
+"""And where it is like them: a few refusals are chance where one token in three is kept, as one may
+be where drafts just pay."""
+
+_REFUSED_WEIGHT = 3.0
+"""For how many kept tokens counts that a text keeps as much as others, where it keeps less than
+they did: what is refused at one place says something of the places after it."""
+
+_LEAST = 1e-3
+"""How likely what others always kept is to be refused, at least."""
+
+_ODDS = 3.0
+"""How much likelier a text is beforehand to be like others than not."""
+
+_FAR = 700.0
+"""Where the exponential function ends."""
 
 EDGES = (0.05, 0.2, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0)
 """Nats: where one class of entropies ends and the next begins. What is no number is of the last."""
@@ -152,20 +169,44 @@ class Acceptance:
                 the whole; None takes the rate over all places.
             weight: of what was counted.
         """
-        reached, kept = sum(self.reached), sum(self.kept)
-        overall = (kept + _FIRST_WEIGHT * _FIRST_GUESS) / (reached + _FIRST_WEIGHT)
-        known = list(zip(self.reached, self.kept, strict=True))[:most]
-        known += [(0.0, 0.0)] * (most - len(known))
-        guesses = [overall] * most
-        if prior is not None:
-            thought = sum(count * guess for (count, _), guess in zip(known, prior, strict=True))
-            came = sum(count for _, count in known)
-            share = (weight * came + _ALIKE_WEIGHT) / (weight * thought + _ALIKE_WEIGHT)
-            guesses = [guess * min(share, 1.0) for guess in prior]
+        came, kept = weight * sum(self.reached), weight * sum(self.kept)
+        known = [(weight * n, weight * k) for n, k in zip(self.reached, self.kept, strict=True)]
+        known = known[:most] + [(0.0, 0.0)] * (most - len(known))
+        if prior is None:
+            overall = (kept + _FIRST_WEIGHT * _FIRST_GUESS) / (came + _FIRST_WEIGHT)
+            return _mixed(known, [overall] * most, _OVERALL_WEIGHT)
+        thought = sum(n * guess for (n, _), guess in zip(known, prior, strict=True))
+        share = min((kept + _REFUSED_WEIGHT) / (thought + _REFUSED_WEIGHT), 1.0)
+        apart = _mixed(known, [share * guess for guess in prior], _OTHERS_WEIGHT)
+        together = _mixed(known, prior, _ALIKE_WEIGHT)
+        alike = _alike(known, prior)
         return [
-            (weight * kept + _OVERALL_WEIGHT * guess) / (weight * reached + _OVERALL_WEIGHT)
-            for (reached, kept), guess in zip(known, guesses, strict=True)
+            alike * one + (1 - alike) * other for one, other in zip(together, apart, strict=True)
         ]
+
+
+def _mixed(
+    known: Sequence[tuple[float, float]], guesses: Sequence[float], weight: float
+) -> list[float]:
+    """Rates of what was counted at each place, and of a guess that counts for so many tokens."""
+    return [
+        (k + weight * guess) / (n + weight) for (n, k), guess in zip(known, guesses, strict=True)
+    ]
+
+
+def _alike(known: Sequence[tuple[float, float]], prior: Sequence[float]) -> float:
+    """The chance that tokens are kept as they were in other texts: one in two before any was seen.
+
+    Beside a text that has one rate of its own, of which nothing is known beforehand (Bayes factor
+    with a uniform prior; Kass and Raftery 1995, "Bayes factors", section 3.2).
+    """
+    came, kept, others = 0.0, 0.0, 0.0
+    for (n, k), guess in zip(known, prior, strict=True):
+        sure = min(max(guess, _LEAST), 1 - _LEAST)
+        others += k * log(sure) + (n - k) * log(1 - sure)
+        came, kept = came + n, kept + k
+    own = lgamma(kept + 1) + lgamma(came - kept + 1) - lgamma(came + 2)
+    return 1 / (1 + exp(min(own - others, _FAR)) / _ODDS)
 
 
 NOTHING_KNOWN = Acceptance()

@@ -74,7 +74,7 @@ class AdaptiveDepth:
     learnt from each other, and where they end.
 
     Where nothing is expected to pay, drafts of one token are tried now and then, the more rarely
-    the more they cost, and sooner in a text that is new: for about .9% of the time. As much may go
+    the more they cost, and sooner in a text that is new: for about .8% of the time. As much may go
     into the drafter's reading of prompts while nothing that it drafted was kept. Where not even a
     draft that is always kept would pay, one is after 512
     plain rounds, since the machine may have changed.

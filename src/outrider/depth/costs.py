@@ -290,7 +290,9 @@ class Costs:
             return 1.0
         usual = self._verifying.usual(drafted, seen.tokens)
         if self._verifying.count(drafted, seen.tokens) < _FEW:
-            told, near = self._verifying.told(np.array([drafted]), np.array([float(seen.tokens)]))
+            told, near = self._verifying.told(
+                np.array([drafted]), np.array([float(seen.tokens)]), self._spread
+            )
             usual = float(told[0]) if near[0] >= _NEAR else seen.verifying_s
         return seen.verifying_s / max(usual, _LEAST)
 
@@ -343,7 +345,7 @@ class Costs:
         drafting[0] = self._looking.at(np.array(float(rows)))
         wide = np.array(widths)
         tokens = np.append(rows * (1.0 + wide), 1.0)
-        times, counts = self._verifying.told(np.append(wide > 0, False), tokens)
+        times, counts = self._verifying.told(np.append(wide > 0, False), tokens, self._spread)
         *verifying, single = times.tolist()
         step = float(self._drafting.at(1, np.ones(1))[0])
         share = step / max(single, _LEAST)
@@ -365,7 +367,11 @@ class Costs:
 
     def _doubts(self, counts: NDArray[np.float64]) -> NDArray[np.float64]:
         """By how many rounds of about each size are remembered, and how much rounds differ."""
-        spread = _OF_MEDIANS * _DEVIATION * median_low(self._off)
         each = 1 / counts.clip(1)
         each[1:] += each[0]
-        return np.asarray(spread * np.sqrt(each))
+        return np.asarray(self._spread * np.sqrt(each))
+
+    @property
+    def _spread(self) -> float:
+        """By how much the logarithm of what a round takes is off; for one of few, its median."""
+        return _OF_MEDIANS * _DEVIATION * median_low(self._off)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable
-from math import log2
+from math import log, log2
 from statistics import median
 from typing import Generic, TypeVar
 
@@ -42,6 +42,13 @@ _NOWHERE = 1e-6
 
 _BELIEVED = 0.5
 """For how many measurements an octave off an exponent counts that is thought of beforehand."""
+
+_STEPS = 0.035
+"""By how much the logarithm of what a size takes is thought to be off a smooth curve: products of
+matrices are made in blocks, and three rows may take no longer than two."""
+
+_STEEPEST = 3.0
+"""How many times that it may be at most: more was other work of the machine."""
 
 _BEYOND = 0.5
 """The least exponent beyond the largest size that was measured: not to try it at any price."""
@@ -214,6 +221,11 @@ class Curve:
     thought to cost no more, so that it is tried. Exponents are kept between 0 and 1: more takes
     longer, but no longer than by itself. Beyond all that was measured they are at least .5.
 
+    What a size was measured to take counts beside the curve, the more the surer it is: as the mean
+    of what is normal with a known variance, about which something is thought beforehand (Efron and
+    Morris 1973, "Stein's estimation rule and its competitors"), and no farther off the curve than
+    steps are.
+
     There are two kinds of times, such as those of rounds with drafts and without: each is told by
     its own where there are any.
     """
@@ -249,14 +261,19 @@ class Curve:
         """See `Times.forget`."""
         self._times.forget((kind, size))
 
-    def at(self, kinds: NDArray[np.bool_], sizes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The expected y of each kind and size > 0, float64 [n]; 0 where nothing was measured."""
-        return self.told(kinds, sizes)[0]
-
     def told(
-        self, kinds: NDArray[np.bool_], sizes: NDArray[np.float64]
+        self, kinds: NDArray[np.bool_], sizes: NDArray[np.float64], noise: float
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The same, and how many times of the kind are remembered near that size, float64 [n]."""
+        """What is expected of each kind and size, and how many times of that kind are near it.
+
+        Args:
+            kinds: bool [n].
+            sizes: more than 0, float64 [n].
+            noise: by how much the logarithm of one time is off, about.
+
+        Returns:
+            The expected y, float64 [n], 0 where nothing was measured; and the counts, float64 [n].
+        """
         count = len(self._times)
         if not count:
             return np.zeros(len(sizes)), np.zeros(len(sizes))
@@ -267,13 +284,20 @@ class Curve:
         x, picked, wanted = moments[:, 1], kinds.astype(np.int64), np.log2(sizes)
         away = wanted[:, None] - x
         near = np.maximum(np.exp(away * away * (-0.5 / _OCTAVES**2)), _NOWHERE)
-        known = ((kinds[:, None] == own) * near) @ self._times.counts
+        alike = kinds[:, None] == own
+        known = (alike * near) @ self._times.counts
         sums = (counts[picked] * near) @ moments
         exponent = _slope(sums, everywhere[picked])
         reached = np.minimum(wanted, x.max())
         beyond = np.maximum(exponent, _BEYOND) * (wanted - reached)
         inside = (sums[:, 2] + exponent * (reached * sums[:, 0] - sums[:, 1])) / sums[:, 0]
-        return np.asarray(2.0 ** (inside + beyond)), known
+        smooth = inside + beyond
+        here = alike & (away == 0)
+        measured = here @ weights
+        share = measured / (measured + max(noise / _STEPS, _LEAST) ** 2)
+        most = _STEEPEST * _STEPS / log(2)
+        step = (here @ moments[:, 2] - smooth).clip(-most, most)
+        return np.asarray(2.0 ** (smooth + share * step)), known
 
 
 def _slope(sums: NDArray[np.float64], guess: NDArray[np.float64] | float) -> NDArray[np.float64]:

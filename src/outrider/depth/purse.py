@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..records import SequenceState
 from .costs import Prices
 
-SHARE = 0.007
+SHARE = 0.006
 """How much of the time may go into trying whether drafting pays, beside what new sequences put in
 for that at once; as much into reading for it."""
 
