@@ -114,7 +114,7 @@ def counted(target: TransformersModel, monkeypatch: pytest.MonkeyPatch) -> list[
     forward = TransformersModel.forward
 
     def noting(self: Any, slots: Any, starts: Any, tokens: Tensor, *rest: Any) -> Tensor:
-        depth = len(rest[2].model.layers) if len(rest) == 3 else 3
+        depth = len(rest[2].hf_model.model.layers) if len(rest) == 3 else 3
         calls.append((tokens.shape[1], depth))
         return forward(self, slots, starts, tokens, *rest)
 

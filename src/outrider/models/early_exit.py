@@ -19,6 +19,7 @@ from torch.nn import Module, ModuleList
 from ..errors import InvalidConfigError, ModelError
 from ..records import Prefix
 from .cursor import SlotCursor
+from .direct import forward_of
 from .pending import FedTokens
 from .transformers import TransformersModel
 from .views import View, Views
@@ -46,6 +47,7 @@ class EarlyExit:
             raise InvalidConfigError("target", type(target).__name__, "a TransformersModel")
         self._target = target
         self._hf_model = truncated(target.hf_model, layers)
+        self._forward = forward_of(self._hf_model)
         self._check()
 
     @property
@@ -88,7 +90,7 @@ class EarlyExit:
         self, slots: list[int], starts: list[int], tokens: Tensor, view: View, keep: int
     ) -> Tensor:
         """Compute columns [B, q] in the first layers, and the logits [B, keep, V] there."""
-        return self._target.forward(slots, starts, tokens, view, keep, self._hf_model)
+        return self._target.forward(slots, starts, tokens, view, keep, self._forward)
 
     @torch.inference_mode()
     def _check(self) -> None:

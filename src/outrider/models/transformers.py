@@ -23,6 +23,7 @@ from ..errors import ContextLengthError, EmptyPrefixError, InvalidConfigError, M
 from ..records import DraftProposal, Laws, Prefix, TargetScores
 from .compiled import WIDEST, CompiledForward, require_compiler
 from .cursor import SlotBatch, SlotCursor, unsorted
+from .direct import DirectForward, ModuleForward, forward_of
 from .pending import FedTokens, HostCopy, RowTokens
 from .slots import SlotCache, SlotTable
 from .support import Setting, inspect_architecture
@@ -117,6 +118,7 @@ class TransformersModel:
             raise InvalidConfigError(
                 "max_length", max_length, f"an integer in 2..{context}, the model's context"
             )
+        self._forward = forward_of(self.hf_model)
         self._max_length = int(max_length or context or 0)
         self._chunk = prefill_chunk
         self._table = SlotTable(max_sequences)
@@ -342,30 +344,28 @@ class TransformersModel:
         tokens: Tensor,
         view: View,
         keep: int,
-        hf_model: Any = None,
+        other: DirectForward | ModuleForward | None = None,
     ) -> Tensor:
         """Compute columns [B, q] of the cache, and the logits [B, keep, V] of the last of them.
 
-        `hf_model`, of the same first layers, takes the place of the model.
+        `other`, a forward through the same first layers, takes the place of the model's.
         """
         with self.lock:
             compiled = self._compiled
             if compiled is not None and view.span > compiled.capacity:
                 _LOG.warning("a tree beyond the context outgrows the compiled cache: running eager")
                 compiled = self._compiled = None
-            if compiled and hf_model is None and compiled.serves(slots, tokens.shape[1]):
+            if compiled and other is None and compiled.serves(slots, tokens.shape[1]):
                 return compiled(slots[0], tokens, view)[:, -keep:]
             self._cache.reserve(view.span)
             self._cache.aim(slots, starts, tokens.shape[1], view.span, view.columns)
-            logits: Tensor = (self.hf_model if hf_model is None else hf_model)(
+            return (other or self._forward)(
                 input_ids=tokens,
                 attention_mask=view.masks,
                 position_ids=view.positions,
                 past_key_values=self._cache,
-                use_cache=True,
                 logits_to_keep=keep,
-            ).logits
-        return logits
+            )
 
     @torch.inference_mode()
     def _compile(self) -> None:

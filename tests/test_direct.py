@@ -1,0 +1,204 @@
+"""Forwards of models shaped like Llama, run directly, beside the models' own: the same numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    DynamicCache,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+)
+
+from outrider import TransformersModel
+from outrider.models import attention, direct
+from outrider.models.direct import DirectForward, ModuleForward, forward_of
+
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+KINDS: dict[str, Any] = {
+    "plain": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=4)),
+    "grouped": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=2, head_dim=16)),
+    "biases": lambda: LlamaForCausalLM(
+        LlamaConfig(**SIZES, num_key_value_heads=1, attention_bias=True, mlp_bias=True)
+    ),
+    "tied": lambda: LlamaForCausalLM(
+        LlamaConfig(**SIZES, tie_word_embeddings=True, hidden_act="gelu")
+    ),
+    "scaled": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=LLAMA3)),
+    "windowed": lambda: MistralForCausalLM(
+        MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=4)
+    ),
+}
+
+
+def made(kind: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = KINDS[kind]()
+    for name, parameter in model.named_parameters():
+        if "norm" in name or "bias" in name:
+            torch.nn.init.normal_(parameter, 1.0, 0.2)
+    model = model.to(dtype).eval()
+    attention.register()
+    model.set_attn_implementation(attention.NAME)
+    return model
+
+
+def asked(batch: int, count: int, past: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+    """Inputs of a forward of `count` tokens after `past` ones, with Outrider's kind of mask."""
+    seen = torch.ones(count, past + count, dtype=torch.bool).tril(past)
+    mask = torch.zeros(1, 1, count, past + count, dtype=dtype).masked_fill(~seen, -torch.inf)
+    return {
+        "input_ids": torch.arange(batch * count).reshape(batch, count) * 7 % 61,
+        "attention_mask": mask,
+        "position_ids": torch.arange(past, past + count)[None],
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_logits_are_those_of_the_model_to_the_bit(kind: str) -> None:
+    model = made(kind)
+    ours, theirs = forward_of(model), ModuleForward(model)
+    assert isinstance(ours, DirectForward)
+    for batch in (1, 3):
+        caches = DynamicCache(), DynamicCache()
+        past = 0
+        for count, keep in ((9, 1), (1, 1), (4, 4), (5, 2)):
+            inputs = asked(batch, count, past)
+            found, expected = (
+                forward(past_key_values=cache, logits_to_keep=keep, **inputs)
+                for forward, cache in zip((ours, theirs), caches, strict=True)
+            )
+            assert found.shape == (batch, keep, 61)
+            assert torch.equal(found, expected)
+            past += count
+        for mine, other in zip(caches[0].layers, caches[1].layers, strict=True):
+            assert torch.equal(mine.keys, other.keys)
+            assert torch.equal(mine.values, other.values)
+
+
+@torch.inference_mode()
+def test_narrower_dtypes_are_rounded_as_the_model_does() -> None:
+    model = made("grouped", torch.bfloat16)
+    ours, theirs = forward_of(model), ModuleForward(model)
+    assert isinstance(ours, DirectForward)
+    inputs = asked(2, 6, dtype=torch.bfloat16)
+    found, expected = (
+        forward(past_key_values=DynamicCache(), logits_to_keep=6, **inputs)
+        for forward in (ours, theirs)
+    )
+    assert torch.equal(found, expected)
+
+
+class _Counted(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # as torch calls it
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@torch.inference_mode()
+def test_it_takes_fewer_operations() -> None:
+    model, counts = made("plain"), []
+    for forward in (forward_of(model), ModuleForward(model)):
+        with _Counted() as counted:
+            forward(past_key_values=DynamicCache(), logits_to_keep=1, **asked(1, 1))
+        counts.append(counted.count)
+    assert counts[0] < 0.85 * counts[1]
+
+
+@torch.inference_mode()
+def test_what_it_passes_over_is_left_to_the_model() -> None:
+    model = made("plain")
+    forward, seen = forward_of(model), list[str]()
+    inputs = asked(1, 3)
+
+    def run() -> torch.Tensor:
+        return forward(past_key_values=DynamicCache(), logits_to_keep=3, **inputs)
+
+    plain = run()
+    first = model.model.layers[1]
+    for module in (model, model.model, first, first.mlp, first.self_attn, first.input_layernorm):
+        hook = module.register_forward_hook(lambda module, *_: seen.append(type(module).__name__))
+        assert torch.equal(run(), plain)
+        hook.remove()
+    assert seen == [
+        "LlamaForCausalLM",
+        "LlamaModel",
+        "LlamaDecoderLayer",
+        "LlamaMLP",
+        "LlamaAttention",
+        "LlamaRMSNorm",
+    ]
+    first.mlp.forward = lambda hidden: 2 * hidden
+    assert not torch.equal(run(), plain)
+    del first.mlp.forward
+    # Those of modules that are called are seen without that, and may change what they give.
+    hook = first.mlp.down_proj.register_forward_hook(lambda _, __, output: 2 * output)
+    assert not torch.equal(run(), plain)
+    hook.remove()
+    model.set_attn_implementation("eager")
+    assert torch.allclose(run(), plain, atol=1e-5)
+    assert torch.equal(
+        run(), ModuleForward(model)(past_key_values=DynamicCache(), logits_to_keep=3, **inputs)
+    )
+
+
+@torch.inference_mode()
+def test_layers_that_are_exchanged_later_are_used() -> None:
+    """As adapters are put in the place of projections."""
+    model = made("plain")
+    forward, inputs = forward_of(model), asked(1, 3)
+    assert isinstance(forward, DirectForward)
+    model.model.layers[0].self_attn.q_proj = torch.nn.Linear(32, 32)
+    model.model.layers[2].mlp.up_proj.weight.data.mul_(3)
+    found, expected = (
+        each(past_key_values=DynamicCache(), logits_to_keep=3, **inputs)
+        for each in (forward, ModuleForward(model))
+    )
+    assert torch.equal(found, expected)
+
+
+def test_other_models_are_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(LlamaForCausalLM):
+        """Whose layers may be anything."""
+
+    sizes = {"vocab_size": 61, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    other = GPT2LMHeadModel(GPT2Config(**sizes)).eval()
+    own = Own(LlamaConfig(**SIZES)).eval()
+    patched = made("plain")
+    norm = patched.model.layers[0].input_layernorm
+    norm.forward = lambda hidden: hidden
+    for model in (other, own, patched):
+        assert isinstance(forward_of(model), ModuleForward)
+    # Where the numbers are others, whatever the reason, the model's count.
+    monkeypatch.setattr(direct, "_norm", lambda module, hidden: 1.001 * module(hidden))
+    assert isinstance(forward_of(made("plain")), ModuleForward)
+
+
+def test_a_slot_cache_takes_it() -> None:
+    assert isinstance(TransformersModel(made("grouped"), max_sequences=1)._forward, DirectForward)
