@@ -17,6 +17,7 @@ from transformers import (
     MistralForCausalLM,
     PreTrainedModel,
 )
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from outrider import TransformersModel
 from outrider.models import attention, direct
@@ -181,6 +182,34 @@ def test_layers_that_are_exchanged_later_are_used() -> None:
         for each in (forward, ModuleForward(model))
     )
     assert torch.equal(found, expected)
+
+
+@torch.inference_mode()
+def test_a_layer_that_is_exchanged_later_is_the_one_that_runs() -> None:
+    class Doubled(LlamaDecoderLayer):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return 2 * super().forward(*args, **kwargs)
+
+    class Scaled(LlamaRMSNorm):
+        def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+            return 3 * super().forward(hidden_states)
+
+    for exchange in ("layer", "norm", "fewer"):
+        model = made("plain")
+        forward, inputs = forward_of(model), asked(1, 3)
+        assert isinstance(forward, DirectForward)
+        base = model.model
+        if exchange == "layer":
+            base.layers[1] = Doubled(model.config, 1)
+        elif exchange == "norm":
+            base.layers[1].input_layernorm = Scaled(32)
+        else:
+            del base.layers[2]
+        found, expected = (
+            each(past_key_values=DynamicCache(), logits_to_keep=3, **inputs)
+            for each in (forward, ModuleForward(model))
+        )
+        assert torch.equal(found, expected)
 
 
 def test_other_models_are_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,9 @@
 """Forwards of models shaped like Llama with fewer calls, and the same numbers.
 
-A model of some ten million parameters spends half of a forward of one token in starting operations,
-and in the Python between them. Here its layers are run in one loop: the model's own embedding,
-projections, activation and head, called as modules, attention straight into the slot cache, a norm
-in one operation for six, and a rotation without halves being put together again.
+Of a forward of one token through a model of some ten million parameters most is not the products of
+matrices. Here its layers are run in one loop: the model's own embedding, projections, activation
+and head, called as modules, attention straight into the slot cache, a norm in one call, and a
+rotation without halves being put together again.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class ModuleForward:
 class DirectForward:
     """The forward of a model shaped like Llama, run here; what it cannot see is left to the model.
 
-    That is: a hook or a patch on a module that is not called here, an attention implementation
-    other than Outrider's, masks by kind of layer, and training.
+    That is: a hook or a patch on a module that is not called here, or another module in the place
+    of one, an attention implementation other than Outrider's, masks by kind of layer, and training.
 
     Args:
         hf_model: of a class in `_SHAPED`.
@@ -74,6 +74,8 @@ class DirectForward:
             for hooks in (module._forward_hooks, module._forward_pre_hooks)
         ]
         self._attributes = [vars(module) for module in passed_over]
+        stacks = [hf_model.model, hf_model.model.layers, *hf_model.model.layers]
+        self._parts = [(module._modules, list(module._modules.values())) for module in stacks]
 
     def __call__(self, *, attention_mask: Any, **inputs: Any) -> Tensor:
         """Logits [B, keep, V]; see `forward_of`."""
@@ -83,6 +85,7 @@ class DirectForward:
             or model.training
             or any(self._hooks)
             or any("forward" in own for own in self._attributes)
+            or any(list(parts.values()) != before for parts, before in self._parts)
             or model.config._attn_implementation != attention.NAME
         ):
             return self._own(attention_mask=attention_mask, **inputs)
