@@ -44,15 +44,11 @@ def run(rounds: int) -> Report:
     return Report(
         "products",
         "rows: tokens of a forward, all sequences together; medians with the quarters around them; "
-        f"the demo target takes the other way for one row: {_said(ways.single)}, for 2 to "
-        f"{products.MOST}: {_said(ways.few)}",
+        f"the demo target takes the other way for one row: {'yes' if ways.single else 'no'}, "
+        f"for 2 to {products.MOST}: {f'to {ways.few}' if ways.few else 'no'}",
         table,
         {"rows": figures, "single": ways.single, "few": ways.few},
     )
-
-
-def _said(otherwise: bool) -> str:
-    return "yes" if otherwise else "no"
 
 
 def _usual(given: Tensor, weight: Tensor) -> Tensor:

@@ -182,8 +182,8 @@ def test_a_model_that_is_lent_again_is_not_timed_again(monkeypatch: pytest.Monke
     assert len(timed) == 2  # the target and the draft
 
 
-@pytest.mark.parametrize("ways", [Ways(True, False), Ways(False, True), USUAL])
-@pytest.mark.parametrize("rows", [1, 2, MOST, MOST + 1])
+@pytest.mark.parametrize("ways", [Ways(True, 0), Ways(False, MOST), Ways(False, 4), USUAL])
+@pytest.mark.parametrize("rows", [1, 2, 4, 5, MOST, MOST + 1])
 def test_what_is_not_faster_is_left_alone(
     ways: Ways, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,29 +210,44 @@ def test_ways_are_those_that_a_clock_finds_faster(
     single: bool, few: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a clock that is wound by hand: 10 ticks the usual way, 6 or 9 the other."""
-    clock = Clock()
-    faster = {1: single} | dict.fromkeys(products._FEW, few)
-    monkeypatch.setattr(products, "perf_counter", clock)
-    monkeypatch.setattr(products, "_usual_way", lambda given, weight: clock.wind(10))
-    monkeypatch.setattr(
-        products, "other_way", lambda given, weight: clock.wind(6 if faster[len(given)] else 9)
-    )
+    wind(monkeypatch, {1: 6 if single else 9} | dict.fromkeys(products._FEW, 6 if few else 9))
     layers = nn.Sequential(*(nn.Linear(512, 512) for _ in range(2)))
-    assert products.install(layers) == Ways(single, few)
+    assert products.install(layers) == Ways(single, MOST if few else 0)
     assert bool(products.installed(layers)) == (single or few)
 
 
-@pytest.mark.parametrize("slower", [2, MOST])
-def test_a_way_that_is_slower_for_some_of_a_few_rows_is_not_taken(
-    slower: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("slower", "few"), [((2,), 0), ((4,), 2), ((6,), 4), ((MOST,), 6), ((4, MOST), 2)]
+)
+def test_the_other_way_is_taken_for_as_many_rows_as_it_is_not_slower_for(
+    slower: tuple[int, ...], few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock()
+    """One of them in which the machine was slow costs those below it nothing."""
+    wind(monkeypatch, {1: 5} | {rows: 11 if rows in slower else 5 for rows in products._FEW})
+    assert products.install(nn.Linear(1024, 512)) == Ways(True, few)
+
+
+@pytest.mark.parametrize("faster", products._FEW)
+def test_some_number_of_rows_has_to_gain_by_the_other_way(
+    faster: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others do not if it is one of them that decides."""
+    wind(monkeypatch, {1: 5} | {rows: 5 if rows == faster else 10 for rows in products._FEW})
+    assert products.install(nn.Linear(1024, 512)) == Ways(True, MOST)
+
+
+def test_both_ways_meet_a_slow_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which ends while the first number of rows is timed: the least times of both are after it."""
+    clock, calls = Clock(), []
+
+    def wind(ticks: int) -> None:
+        calls.append(1)
+        clock.wind(ticks * (10 if len(calls) <= 2 * products._REPEATS - 2 else 1))
+
     monkeypatch.setattr(products, "perf_counter", clock)
-    monkeypatch.setattr(products, "_usual_way", lambda given, weight: clock.wind(10))
-    monkeypatch.setattr(
-        products, "other_way", lambda given, weight: clock.wind(11 if len(given) == slower else 5)
-    )
-    assert products.install(nn.Linear(1024, 512)) == Ways(True, False)
+    monkeypatch.setattr(products, "_usual_way", lambda given, weight: wind(10))
+    monkeypatch.setattr(products, "other_way", lambda given, weight: wind(9))
+    assert products.install(nn.Linear(1024, 512)) == USUAL
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
@@ -299,9 +314,17 @@ def test_small_models_take_the_usual_way(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_layers_of_one_model_take_the_same_ways() -> None:
     """Another adapter over a model does not time it again."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    products.install(model[0], Ways(False, True))
-    assert products.install(model) == Ways(False, True)
+    products.install(model[0], Ways(False, MOST))
+    assert products.install(model) == Ways(False, MOST)
     assert len(products.installed(model)) == 2
+
+
+def wind(monkeypatch: pytest.MonkeyPatch, ticks: dict[int, int]) -> None:
+    """Let the usual way take 10 ticks, and the other so many for each number of rows."""
+    clock = Clock()
+    monkeypatch.setattr(products, "perf_counter", clock)
+    monkeypatch.setattr(products, "_usual_way", lambda given, weight: clock.wind(10))
+    monkeypatch.setattr(products, "other_way", lambda given, weight: clock.wind(ticks[len(given)]))
 
 
 class Clock:

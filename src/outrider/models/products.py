@@ -11,8 +11,9 @@ shows both on the machine it runs on).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from math import inf
 from time import perf_counter
 
 import torch
@@ -25,15 +26,16 @@ MOST = 9
 _SLICES = 16
 """Into how many a matrix is cut at most: threads have one or more each."""
 
-_FEW = (5, 2, MOST)
-"""How many rows are timed for 2 to 9: the first have to be faster, the others no slower."""
+_FEW = (2, 4, 6, MOST)
+"""How many rows are timed for 2 to 9: each for those since the one before."""
 
 _FASTER = 1.25
-"""How many times as fast another way has to be: its rounding differs, so that no slow moment is to
-decide between ways that are about as fast."""
+"""How many times as fast another way has to be, for some number of rows: its rounding differs, so
+that no slow moment is to decide between ways that are about as fast."""
 
 _REPEATS = 5
-"""How often each way is timed. The least time counts, which other work on the machine met least."""
+"""How often each way is timed, in turn with the other. The least time counts, which other work on
+the machine met least."""
 
 _BYTES = 2**25
 """Of weights that are timed: more than a core's own cache holds, and soon done."""
@@ -51,21 +53,21 @@ class Ways:
 
     Attributes:
         single: whether for one, slice by slice.
-        few: whether for 2 to `MOST`, the other way round.
+        few: for 2 to how many, the other way round; 0 for none.
     """
 
     single: bool
-    few: bool
+    few: int
 
     def covers(self, rows: int) -> bool:
         """Whether so many rows are not multiplied in the usual way."""
-        return self.single if rows == 1 else self.few and 1 < rows <= MOST
+        return self.single if rows == 1 else 1 < rows <= self.few
 
 
-OTHERWISE = Ways(single=True, few=True)
+OTHERWISE = Ways(single=True, few=MOST)
 """Never the usual way, up to `MOST` rows."""
 
-USUAL = Ways(single=False, few=False)
+USUAL = Ways(single=False, few=0)
 """Always the usual way."""
 
 
@@ -125,6 +127,9 @@ def other_way(given: Tensor, weight: Tensor) -> Tensor:
 def faster(weights: Iterable[Tensor]) -> Ways:
     """Which ways are faster on this machine, by a clock: for matrices like these.
 
+    Of a few rows as many take the other way as are no slower in it, from 2 on, so that a slow
+    moment at 9 does not cost 2 theirs.
+
     Args:
         weights: of a model's layers, float32 [N, K] on the CPU, of which the first are timed.
     """
@@ -136,26 +141,30 @@ def faster(weights: Iterable[Tensor]) -> Ways:
     if size < _LEAST_BYTES:
         return USUAL
 
-    def gain(rows: int) -> float:
-        return _seconds(_usual_way, timed, rows) / max(_seconds(other_way, timed, rows), _TICK)
-
-    most, *others = _FEW
-    few = gain(most) >= _FASTER and all(gain(rows) >= 1 for rows in others)
-    return Ways(gain(1) >= _FASTER, few)
+    few, best = 0, 0.0
+    for rows in _FEW:
+        gain = _gain(timed, rows)
+        if gain < 1:
+            break
+        best = max(best, gain)
+        few = rows if best >= _FASTER else 0
+    return Ways(_gain(timed, 1) >= _FASTER, few)
 
 
 @torch.inference_mode()
-def _seconds(way: Callable[[Tensor, Tensor], Tensor], weights: list[Tensor], rows: int) -> float:
-    """The least that one way takes for all weights."""
+def _gain(weights: list[Tensor], rows: int) -> float:
+    """How many times as fast the other way is for all weights, in the least times of both."""
     given = {weight.shape[1]: weight.new_ones(rows, weight.shape[1]) for weight in weights}
-    times = []
+    ways = (_usual_way, other_way)
+    least = [inf, inf]
     with torch.autocast("cpu", enabled=False):
         for _ in range(_REPEATS):
-            start = perf_counter()
-            for weight in weights:
-                way(given[weight.shape[1]], weight)
-            times.append(perf_counter() - start)
-    return min(times)
+            for place, way in enumerate(ways):
+                start = perf_counter()
+                for weight in weights:
+                    way(given[weight.shape[1]], weight)
+                least[place] = min(least[place], perf_counter() - start)
+    return least[0] / max(least[1], _TICK)
 
 
 def _usual_way(given: Tensor, weight: Tensor) -> Tensor:
