@@ -751,6 +751,17 @@ def test_a_failed_round_counts_against_the_rows_that_were_to_draft_alone() -> No
     assert policy._pooled == Acceptance().after(1, 0, weight=2**-0.5)
 
 
+@pytest.mark.parametrize(("reason", "counts"), [("length", True), ("stop", False), (None, True)])
+def test_the_last_round_tells_what_was_kept_unless_a_stop_cut_it(reason, counts) -> None:
+    """The shorter outputs are, the more rounds are their last, and those have kept the most."""
+    policy = adaptive()
+    start = SequenceState(Prefix(0, range(9)), 9, SamplingParams(max_tokens=4), frozenset(), 0)
+    (state,), record = played(policy, World(steady(1.0)), [start], np.random.default_rng(0))
+    assert record.accepted == (3,)
+    policy.observe([replace(state, finish_reason=reason)], record)
+    assert policy._pooled == (Acceptance().after(3, 3) if counts else Acceptance())
+
+
 def test_looking_tokens_up_is_counted_where_no_step_is_taken() -> None:
     """In vain before a plain round, or for use; drafts of a model have it in their own time."""
 

@@ -18,7 +18,7 @@ from operator import mul
 _MEMORY = 0.99
 """What a round weighs beside the next one that drafted as deep: 100 rounds count in all."""
 
-_FIRST_GUESS, _FIRST_WEIGHT = 0.75, 4.0
+_FIRST_GUESS, _FIRST_WEIGHT = 0.75, 6.0
 """What is thought of any token before the first round, and for how many tokens that counts."""
 
 _OVERALL_WEIGHT = 4.0

@@ -270,10 +270,10 @@ class AdaptiveDepth:
         rows, width, stepped = len(states), max(record.drafted), stepped_of(record)
         free = [row for row, state in enumerate(states) if self._is_free(state)]
         for row, (state, depth) in enumerate(zip(states, stepped, strict=True)):
-            # The last round of a sequence may keep more than it emits.
             if state.finish_reason is not None:
                 self._purse.ended(state.round)
-            elif not self._is_local(state):
+            # A round that a stop ended may have kept more than it emitted.
+            if state.finish_reason in (None, "length") and not self._is_local(state):
                 accepted, ended = record.accepted[row], record.ended[row]
                 self._pooled = self._pooled.after(depth + ended, accepted, weight=rows**-0.5)
                 self._sureness.add(state.params.greedy, record.entropies[row], accepted)
