@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     DynamicCache,
@@ -17,11 +22,17 @@ from transformers import (
     MistralForCausalLM,
     PreTrainedModel,
 )
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+from transformers.models.llama.modeling_llama import (
+    LlamaDecoderLayer,
+    LlamaMLP,
+    LlamaModel,
+    LlamaRMSNorm,
+)
 
 from outrider import TransformersModel
 from outrider.models import attention, direct
 from outrider.models.direct import DirectForward, ModuleForward, forward_of
+from outrider.models.early_exit import EarlyExit
 
 SIZES = {
     "vocab_size": 61,
@@ -184,32 +195,120 @@ def test_layers_that_are_exchanged_later_are_used() -> None:
     assert torch.equal(found, expected)
 
 
+class Doubled(LlamaDecoderLayer):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return 2 * super().forward(*args, **kwargs)
+
+
+class Scaled(LlamaRMSNorm):
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return 3 * super().forward(hidden_states)
+
+
+class Noted(LlamaModel):
+    """Whose forward is its own, and gives the same until it is told otherwise."""
+
+    shift = 0.0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        found = super().forward(*args, **kwargs)
+        found.last_hidden_state = found.last_hidden_state + self.shift
+        return found
+
+
+def another_base(model: Any) -> None:
+    model.model = Noted(model.config).eval()
+    model.model.shift = 1.0
+
+
+def hooks_of_its_own(model: Any) -> None:
+    mlp = model.model.layers[1].mlp
+    mlp._forward_hooks = OrderedDict()
+    mlp.register_forward_hook(lambda _, __, output: 2 * output)
+
+
+def compiled(model: Any) -> None:
+    mlp = model.model.layers[1].mlp
+    mlp._compiled_call_impl = lambda hidden: 2 * mlp.forward(hidden)
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "layer": lambda model: model.model.layers.__setitem__(1, Doubled(model.config, 1)),
+    "class": lambda model: setattr(model.model.layers[1], "__class__", Doubled),
+    "norm": lambda model: setattr(model.model.layers[1], "input_layernorm", Scaled(32)),
+    "last norm": lambda model: setattr(model.model, "norm", torch.nn.Identity()),
+    "pruned": lambda model: setattr(model.model.layers[1], "mlp", torch.nn.Identity()),
+    "fewer": lambda model: model.model.layers.__delitem__(2),
+    "fewer asked for": lambda model: setattr(model.config, "num_hidden_layers", 2),
+    "base": another_base,
+    "hooks": hooks_of_its_own,
+    "compiled": compiled,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
 @torch.inference_mode()
-def test_a_layer_that_is_exchanged_later_is_the_one_that_runs() -> None:
-    class Doubled(LlamaDecoderLayer):
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return 2 * super().forward(*args, **kwargs)
+def test_what_is_changed_is_what_runs(change: str) -> None:
+    """After the model was taken into use, and before."""
+    later, before = made("plain"), made("plain")
+    forward, inputs = forward_of(later), asked(1, 3)
+    assert isinstance(forward, DirectForward)
+    unchanged = forward(past_key_values=DynamicCache(), logits_to_keep=3, **inputs)
+    for model in (later, before):
+        torch.manual_seed(1)
+        CHANGES[change](model)
+    found, expected, first = (
+        each(past_key_values=DynamicCache(), logits_to_keep=3, **inputs)
+        for each in (forward, ModuleForward(later), forward_of(before))
+    )
+    assert torch.equal(found, expected)
+    assert torch.equal(first, expected)
+    assert not torch.equal(found, unchanged)
 
-    class Scaled(LlamaRMSNorm):
-        def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-            return 3 * super().forward(hidden_states)
 
-    for exchange in ("layer", "norm", "fewer"):
-        model = made("plain")
-        forward, inputs = forward_of(model), asked(1, 3)
-        assert isinstance(forward, DirectForward)
-        base = model.model
-        if exchange == "layer":
-            base.layers[1] = Doubled(model.config, 1)
-        elif exchange == "norm":
-            base.layers[1].input_layernorm = Scaled(32)
-        else:
-            del base.layers[2]
-        found, expected = (
-            each(past_key_values=DynamicCache(), logits_to_keep=3, **inputs)
-            for each in (forward, ModuleForward(model))
-        )
-        assert torch.equal(found, expected)
+@torch.inference_mode()
+def test_hooks_and_patches_of_all_modules_are_left_to_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, seen = made("plain"), set[str]()
+    forward, inputs = forward_of(model), asked(1, 3)
+    assert isinstance(forward, DirectForward)
+
+    def run() -> torch.Tensor:
+        return forward(past_key_values=DynamicCache(), logits_to_keep=3, **inputs)
+
+    plain = run()
+    registered = (register_module_forward_hook, register_module_forward_pre_hook)
+    for register in registered:
+        hook = register(lambda module, *_: seen.add(type(module).__name__))
+        assert torch.equal(run(), plain)
+        hook.remove()
+        assert "LlamaMLP" in seen
+        seen.clear()
+    before = LlamaMLP.forward
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, hidden: 2 * before(self, hidden))
+    assert not torch.equal(run(), plain)
+    assert isinstance(forward_of(made("plain")), ModuleForward)
+
+
+def test_a_model_is_left_to_itself_for_good_where_it_could_not_be_compared() -> None:
+    """What a hook hid, and classes that are told later to do something else."""
+    hidden, told = made("plain"), made("plain")
+    hook = hidden.model.layers[1].mlp.register_forward_hook(lambda _, __, output: output)
+    told.model.__class__ = Noted
+    for model in (hidden, told):
+        assert isinstance(forward_of(model), ModuleForward)
+    hook.remove()
+
+
+def test_what_is_exchanged_is_not_kept() -> None:
+    model = made("plain")
+    forward = forward_of(model)
+    layer = weakref.ref(model.model.layers[1])
+    model.model.layers[1] = LlamaDecoderLayer(model.config, 1).eval()
+    gc.collect()
+    assert isinstance(forward, DirectForward)
+    assert layer() is None
 
 
 def test_other_models_are_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,3 +330,11 @@ def test_other_models_are_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_slot_cache_takes_it() -> None:
     assert isinstance(TransformersModel(made("grouped"), max_sequences=1)._forward, DirectForward)
+
+
+def test_a_target_that_is_left_early_takes_it() -> None:
+    """A model of its first layers, whose config still counts all of them."""
+    target = TransformersModel(made("plain"), max_sequences=1)
+    forward = EarlyExit(target, layers=2)._forward
+    assert isinstance(forward, DirectForward)
+    assert forward._applies

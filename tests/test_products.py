@@ -227,12 +227,14 @@ def test_the_other_way_is_taken_for_as_many_rows_as_it_is_not_slower_for(
     assert products.install(nn.Linear(1024, 512)) == Ways(True, few)
 
 
+@pytest.mark.parametrize("others", [100, 103])
 @pytest.mark.parametrize("faster", products._FEW)
 def test_some_number_of_rows_has_to_gain_by_the_other_way(
-    faster: int, monkeypatch: pytest.MonkeyPatch
+    faster: int, others: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others do not if it is one of them that decides."""
-    wind(monkeypatch, {1: 5} | {rows: 5 if rows == faster else 10 for rows in products._FEW})
+    """The others do not if one of them does, and a clock's whims do not count."""
+    ticks = {1: 50} | {rows: 50 if rows == faster else others for rows in products._FEW}
+    wind(monkeypatch, ticks, usual=100)
     assert products.install(nn.Linear(1024, 512)) == Ways(True, MOST)
 
 
@@ -319,11 +321,11 @@ def test_layers_of_one_model_take_the_same_ways() -> None:
     assert len(products.installed(model)) == 2
 
 
-def wind(monkeypatch: pytest.MonkeyPatch, ticks: dict[int, int]) -> None:
-    """Let the usual way take 10 ticks, and the other so many for each number of rows."""
+def wind(monkeypatch: pytest.MonkeyPatch, ticks: dict[int, int], usual: int = 10) -> None:
+    """Let the usual way take some ticks, and the other so many for each number of rows."""
     clock = Clock()
     monkeypatch.setattr(products, "perf_counter", clock)
-    monkeypatch.setattr(products, "_usual_way", lambda given, weight: clock.wind(10))
+    monkeypatch.setattr(products, "_usual_way", lambda given, weight: clock.wind(usual))
     monkeypatch.setattr(products, "other_way", lambda given, weight: clock.wind(ticks[len(given)]))
 
 

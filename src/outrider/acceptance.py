@@ -165,17 +165,19 @@ class Acceptance:
 
         Args:
             most: how many.
-            prior: what is thought of each beforehand, as much less as was kept less than that on
-                the whole; None takes the rate over all places.
+            prior: what other texts kept at each. It counts for more where what was kept here is
+                like that, and as much less as less was kept where it is not. None takes the rate
+                over all places.
             weight: of what was counted.
         """
-        came, kept = weight * sum(self.reached), weight * sum(self.kept)
         known = [(weight * n, weight * k) for n, k in zip(self.reached, self.kept, strict=True)]
         known = known[:most] + [(0.0, 0.0)] * (most - len(known))
         if prior is None:
+            came, kept = weight * sum(self.reached), weight * sum(self.kept)
             overall = (kept + _FIRST_WEIGHT * _FIRST_GUESS) / (came + _FIRST_WEIGHT)
             return _mixed(known, [overall] * most, _OVERALL_WEIGHT)
         thought = sum(n * guess for (n, _), guess in zip(known, prior, strict=True))
+        kept = sum(k for _, k in known)
         share = min((kept + _REFUSED_WEIGHT) / (thought + _REFUSED_WEIGHT), 1.0)
         apart = _mixed(known, [share * guess for guess in prior], _OTHERS_WEIGHT)
         together = _mixed(known, prior, _ALIKE_WEIGHT)
@@ -195,7 +197,7 @@ def _mixed(
 
 
 def _alike(known: Sequence[tuple[float, float]], prior: Sequence[float]) -> float:
-    """The chance that tokens are kept as they were in other texts: one in two before any was seen.
+    """The chance that tokens are kept as they were in other texts: `_ODDS` before any was seen.
 
     Beside a text that has one rate of its own, of which nothing is known beforehand (Bayes factor
     with a uniform prior; Kass and Raftery 1995, "Bayes factors", section 3.2).

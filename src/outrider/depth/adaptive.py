@@ -387,7 +387,8 @@ class AdaptiveDepth:
         widths = rate * prices.looked_up[: most + 1]
         each = rate / len(states)
         bare = widths[0] / len(states)
-        token = (widths[-1] - widths[0]) / max(int(prices.widths[most]), 1) / len(states)
+        more = max(widths[-1] - widths[0], 0.0)
+        token = more / max(int(prices.widths[most]), 1) / len(states)
         choice = Choice(best, bare, token, best, planned=each * usual)
         patience = ceil(self._patience(prices, gain)) if pays else 0
         stands = max(min(DRAFTING, patience - self._since_plain - 1), 0)

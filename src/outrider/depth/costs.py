@@ -349,7 +349,7 @@ class Costs:
         *verifying, single = times.tolist()
         step = float(self._drafting.at(1, np.ones(1))[0])
         share = step / max(single, _LEAST)
-        more = (verifying[-1] - verifying[0]) / max(rows * widths[-1], 1)
+        more = max(verifying[-1] - verifying[0], 0.0) / max(rows * widths[-1], 1)
         each = share * (median_low(self._prompts) if self._prompts else more)
         if self._readings:
             own = median_low(self._readings)

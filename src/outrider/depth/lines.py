@@ -233,6 +233,7 @@ class Curve:
     def __init__(self) -> None:
         self._times = Times[tuple[bool, float]]()
         self._kinds = np.zeros(_SIZES, dtype=np.bool_)
+        self._sizes = np.zeros(_SIZES)
         # Of each row 1, x, y, xx and xy, for x and y the logarithms of its size and usual time.
         self._moments = np.ones((_SIZES, 5))
 
@@ -248,7 +249,7 @@ class Curve:
         """Count a measurement at a size > 0; see `Times.add`."""
         row, usual = self._times.add((kind, size), y, now)
         x, v = log2(size), log2(max(usual, _LEAST))
-        self._kinds[row] = kind
+        self._kinds[row], self._sizes[row] = kind, size
         self._moments[row, 1:] = x, v, x * x, x * v
 
     def scale(self, factor: float) -> None:
@@ -292,7 +293,7 @@ class Curve:
         beyond = np.maximum(exponent, _BEYOND) * (wanted - reached)
         inside = (sums[:, 2] + exponent * (reached * sums[:, 0] - sums[:, 1])) / sums[:, 0]
         smooth = inside + beyond
-        here = alike & (away == 0)
+        here = alike & (sizes[:, None] == self._sizes[:count])
         measured = here @ weights
         share = measured / (measured + max(noise / _STEPS, _LEAST) ** 2)
         most = _STEEPEST * _STEPS / log(2)

@@ -8,17 +8,26 @@ rotation without halves being put together again.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import rms_norm
+from torch.nn.modules import module as every_module
 from transformers import DynamicCache
 
 from . import attention
 
-_SHAPED = ("LlamaForCausalLM", "MistralForCausalLM")
-"""Classes of transformers whose layers are as `_run` has them."""
+_SHAPED = ("Llama", "Mistral")
+"""What transformers calls the models whose layers are as `_run` has them."""
+
+_PASSED_OVER = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm")
+"""And their modules that are not called here."""
+
+_ROUNDING = 8
+"""By how many units in the last place of the largest logit those in float32 may be off."""
 
 _PROBE = 5
 """How many tokens both ways are compared on."""
@@ -34,7 +43,8 @@ def forward_of(hf_model: Any) -> DirectForward | ModuleForward:
         A function of `input_ids` [B, q], `attention_mask`, `position_ids` [B or 1, q],
         `past_key_values` and `logits_to_keep`, all by name, for logits [B, keep, V].
     """
-    direct = DirectForward(hf_model) if _is_shaped(hf_model) else None
+    stock = _stock(hf_model)
+    direct = DirectForward(hf_model, stock) if stock else None
     return direct if direct is not None and direct.agrees() else ModuleForward(hf_model)
 
 
@@ -57,44 +67,67 @@ class ModuleForward:
 class DirectForward:
     """The forward of a model shaped like Llama, run here; what it cannot see is left to the model.
 
-    That is: a hook or a patch on a module that is not called here, or another module in the place
-    of one, an attention implementation other than Outrider's, masks by kind of layer, and training.
+    That is: a module which is passed over and has a hook, a patch or a class of its own, now or
+    later; hooks on all modules; attention other than Outrider's; masks by kind of layer; and
+    training. Hooks that transformers puts into a model once hidden states are asked of it stay
+    there, and so does the model's own forward.
 
     Args:
-        hf_model: of a class in `_SHAPED`.
+        hf_model: the model.
+        stock: the classes of modules that may be passed over, each with its forward.
     """
 
-    def __init__(self, hf_model: Any) -> None:
+    def __init__(self, hf_model: Any, stock: dict[type, Callable[..., Any]]) -> None:
         self.hf_model = hf_model
         self._own = ModuleForward(hf_model)
-        passed_over = _passed_over(hf_model)
-        self._hooks = [
-            hooks
-            for module in passed_over
-            for hooks in (module._forward_hooks, module._forward_pre_hooks)
-        ]
-        self._attributes = [vars(module) for module in passed_over]
-        stacks = [hf_model.model, hf_model.model.layers, *hf_model.model.layers]
-        self._parts = [(module._modules, list(module._modules.values())) for module in stacks]
+        self._stock = stock
 
     def __call__(self, *, attention_mask: Any, **inputs: Any) -> Tensor:
         """Logits [B, keep, V]; see `forward_of`."""
+        forward = self._own if isinstance(attention_mask, dict) or not self._applies else self._run
+        return forward(attention_mask=attention_mask, **inputs)
+
+    @property
+    def _applies(self) -> bool:
+        """Whether the model is as transformers made it, but for modules that are called here."""
         model = self.hf_model
-        if (
-            isinstance(attention_mask, dict)
-            or model.training
-            or any(self._hooks)
-            or any("forward" in own for own in self._attributes)
-            or any(list(parts.values()) != before for parts, before in self._parts)
-            or model.config._attn_implementation != attention.NAME
-        ):
-            return self._own(attention_mask=attention_mask, **inputs)
-        return self._run(attention_mask=attention_mask, **inputs)
+        base = model._modules["model"]
+        return (
+            not model.training
+            and model.config._attn_implementation == attention.NAME
+            and not every_module._global_forward_hooks
+            and not every_module._global_forward_pre_hooks
+            and self._as_made((model, base))
+            and self._as_made((base.norm,))
+            and len(base.layers) <= base.config.num_hidden_layers
+            and self._as_made(base.layers)
+            and all(self._as_made(layer._modules.values()) for layer in base.layers)
+        )
+
+    def _as_made(self, modules: Iterable[nn.Module]) -> bool:
+        """Whether none of them does anything but its class's forward, and that is transformers'."""
+        for module in modules:
+            own, kind = vars(module), type(module)
+            if (
+                kind not in self._stock
+                or kind.forward is not self._stock[kind]
+                or "forward" in own
+                or own["_forward_hooks"]
+                or own["_forward_pre_hooks"]
+                or own.get("_compiled_call_impl")
+            ):
+                return False
+        return True
 
     @torch.inference_mode()
     def agrees(self) -> bool:
-        """Whether a few tokens get the logits that the model gives them, but for rounding."""
+        """Whether a few tokens get the logits that the model gives them.
+
+        To the bit, but in float32, whose norms some devices round otherwise in one call.
+        """
         model = self.hf_model
+        if not self._applies:
+            return False
         ids = torch.arange(1, _PROBE + 1, device=model.device)[None] % model.vocab_size
         future = torch.ones(_PROBE, _PROBE, dtype=torch.bool, device=ids.device).triu(1)
         mask = torch.zeros(future.shape, dtype=model.dtype, device=ids.device)
@@ -104,11 +137,11 @@ class DirectForward:
             "position_ids": torch.arange(_PROBE, device=ids.device)[None],
             "logits_to_keep": _PROBE,
         }
-        found = self(past_key_values=DynamicCache(), **asked).double()
+        found = self._run(past_key_values=DynamicCache(), **asked).double()
         expected = self._own(past_key_values=DynamicCache(), **asked).double()
-        scale = expected.abs().max().clamp(min=1e-9)
-        eps = torch.finfo(model.dtype).eps
-        return bool((found - expected).abs().max() / scale <= 8 * eps)
+        eps = torch.finfo(torch.float32).eps if model.dtype == torch.float32 else 0.0
+        allowed = _ROUNDING * eps * expected.abs().max()
+        return bool((found - expected).abs().max() <= allowed)
 
     def _run(
         self,
@@ -156,20 +189,16 @@ def _norm(module: Any, hidden: Tensor) -> Tensor:
     return rms_norm(hidden, hidden.shape[-1:], module.weight, module.variance_epsilon)
 
 
-def _passed_over(hf_model: Any) -> list[Any]:
-    """The modules that are not called here: those of layers that hold others, and norms."""
-    base = hf_model.model
-    found = [hf_model, base, base.norm]
-    for layer in base.layers:
-        norms = layer.input_layernorm, layer.post_attention_layernorm
-        found += [layer, layer.self_attn, layer.mlp, *norms]
-    return found
+def _stock(hf_model: Any) -> dict[type, Callable[..., Any]]:
+    """The classes of transformers that a model's modules are of, and their forwards; or none.
 
-
-def _is_shaped(hf_model: Any) -> bool:
-    """Whether a model is one of those of transformers, as they are made."""
+    None for a model of another kind, and where a class has been given another forward.
+    """
     kind = type(hf_model)
-    if kind.__name__ not in _SHAPED or not kind.__module__.startswith("transformers.models."):
-        return False
-    # A forward of an instance's own is a patch, or moves its weights.
-    return not any("forward" in vars(module) for module in hf_model.modules())
+    name = kind.__name__.removesuffix(_PASSED_OVER[0])
+    home = f"transformers.models.{name.lower()}.modeling_{name.lower()}"
+    if name not in _SHAPED or kind.__module__ != home:
+        return {}
+    classes = [getattr(sys.modules[home], name + each) for each in _PASSED_OVER]
+    stock = {each: each.forward for each in classes}
+    return stock if all(each.__module__ == home for each in stock.values()) else {}

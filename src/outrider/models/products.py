@@ -33,6 +33,9 @@ _FASTER = 1.25
 """How many times as fast another way has to be, for some number of rows: its rounding differs, so
 that no slow moment is to decide between ways that are about as fast."""
 
+_SLOWER = 0.95
+"""As many times as fast it may be for fewer: about as fast, by a clock."""
+
 _REPEATS = 5
 """How often each way is timed, in turn with the other. The least time counts, which other work on
 the machine met least."""
@@ -144,7 +147,7 @@ def faster(weights: Iterable[Tensor]) -> Ways:
     few, best = 0, 0.0
     for rows in _FEW:
         gain = _gain(timed, rows)
-        if gain < 1:
+        if gain < _SLOWER:
             break
         best = max(best, gain)
         few = rows if best >= _FASTER else 0
