@@ -52,8 +52,9 @@ class Folder:
         except OSError as error:
             reason = error.strerror or type(error).__name__
             raise InvalidConfigError("--out", name, f"a folder to write to ({reason})") from error
-        if any(path.iterdir()):
-            raise InvalidConfigError("--out", name, "a new folder, or an empty one")
+        if held := sorted(each.name for each in path.iterdir()):
+            expected = f"a new folder, or an empty one; this has {held[0]} in it: give another name"
+            raise InvalidConfigError("--out", name, expected)
         try:
             yield Folder(path)
         finally:

@@ -37,7 +37,7 @@ def closing_statistics(metrics: SpeculationMetrics) -> str:
         drafts = (
             f"draft acceptance = {rate:.3f} ({metrics.accepted} accepted / {metrics.drafted} "
             f"drafted), mean acceptance length = {length:.2f}, per position = ({positions}), "
-            f"over {metrics.draft_rounds} rounds that drafted"
+            f"over {metrics.draft_rounds} round{'s' * (metrics.draft_rounds > 1)} that drafted"
         )
         if metrics.ceiling is not None and metrics.ceiling_error is not None:
             drafts += (
