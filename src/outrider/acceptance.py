@@ -197,7 +197,7 @@ def _mixed(
 
 
 def _alike(known: Sequence[tuple[float, float]], prior: Sequence[float]) -> float:
-    """The chance that tokens are kept as they were in other texts: `_ODDS` before any was seen.
+    """The chance that tokens are kept as they were in other texts: three in four to begin with.
 
     Beside a text that has one rate of its own, of which nothing is known beforehand (Bayes factor
     with a uniform prior; Kass and Raftery 1995, "Bayes factors", section 3.2).
