@@ -20,7 +20,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
 from outrider.models import attention
-from outrider.models.slots import LayerShape, SlotCache
+from outrider.models.slot_cache import LayerShape, SlotCache
 
 from .assisted import snapshot
 from .report import Report, Spread, add_row, columns

@@ -15,7 +15,8 @@ import torch
 from outrider import TransformersModel, trees
 from outrider.errors import ContextLengthError, ModelError
 from outrider.models.pending import HostCopy, RowTokens
-from outrider.models.slots import Placement, Slot, SlotCache, SlotTable
+from outrider.models.slot_cache import SlotCache
+from outrider.models.slots import Placement, Slot, SlotTable
 from outrider.models.tabular import mock_pair
 from outrider.models.views import View, Views
 from outrider.records import DraftProposal, Laws, Prefix

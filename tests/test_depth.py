@@ -742,13 +742,13 @@ def test_a_failed_round_counts_against_the_rows_that_were_to_draft_alone() -> No
     none = (0,) * 2
     failed = replace(record, drafted=none, depth=none, accepted=none, draft_failed=True)
     policy.observe(after, failed)
-    assert policy._pooled == Acceptance().after(1, 0, weight=2**-0.5)
+    assert policy._shown.acceptance == Acceptance().after(1, 0, weight=2**-0.5)
     assert policy.plan([asked]).depth.tolist() == [0]
     alone = {
         name: getattr(failed, name)[:1] for name in ("sequence_ids", "depth", "accepted", "emitted")
     }
     policy.observe(after[:1], replace(failed, **alone))
-    assert policy._pooled == Acceptance().after(1, 0, weight=2**-0.5)
+    assert policy._shown.acceptance == Acceptance().after(1, 0, weight=2**-0.5)
 
 
 @pytest.mark.parametrize(("reason", "counts"), [("length", True), ("stop", False), (None, True)])
@@ -759,7 +759,7 @@ def test_the_last_round_tells_what_was_kept_unless_a_stop_cut_it(reason, counts)
     (state,), record = played(policy, World(steady(1.0)), [start], np.random.default_rng(0))
     assert record.accepted == (3,)
     policy.observe([replace(state, finish_reason=reason)], record)
-    assert policy._pooled == (Acceptance().after(3, 3) if counts else Acceptance())
+    assert policy._shown.acceptance == (Acceptance().after(3, 3) if counts else Acceptance())
 
 
 def test_looking_tokens_up_is_counted_where_no_step_is_taken() -> None:

@@ -18,7 +18,7 @@ from math import ceil, inf, log, log2
 import numpy as np
 from numpy.typing import NDArray
 
-from ..acceptance import Acceptance, expected_tokens
+from ..acceptance import expected_tokens
 from ..records import DraftPlan, RoundRecord, SequenceState, SharedWorth, Worth
 from .alone import own_choice
 from .choices import Choice, Choices
@@ -27,8 +27,9 @@ from .levels import Levels, allowed
 from .looking import Looking
 from .purse import LONGEST, Purse, worth_reading
 from .seen import Seen, stepped_of
+from .shown import Shown
 from .standing import DRAFTING, PLAIN, Standing
-from .sureness import Pool, Steps, WorthAStep
+from .sureness import Steps, WorthAStep
 
 _MARGIN = 1.02
 """How much better than plain decoding a depth has to look."""
@@ -107,10 +108,9 @@ class AdaptiveDepth:
         self._coupled = coupled
         self._looks_up = looks_up
         self._ends_early = ends_early and levels.chains
-        self._sureness = Pool()
+        self._shown = Shown()
         self._steps = Steps()
         self._costs = Costs()
-        self._pooled = Acceptance()
         self._since_draft = 0
         self._since_plain = 0
         self._trying = self._due = False
@@ -189,6 +189,13 @@ class AdaptiveDepth:
         own = repeats if max(repeats) >= 0 else None
         if not self._looks_up:
             return self._levels.plan(steps, keep_going=keep_going, repeats=own)
+        # A row that is by itself, or new, finds what there is for it; and where no model drafts,
+        # it is not known what rounds bring without it.
+        alike = self._levels.chains and len(shared) == len(states) and all(s.round for s in states)
+        self._together = together if alike and self._costs.known else None
+        self._looks = self._together is None or self._looking.wanted()
+        if not self._looks:
+            return self._levels.plan(steps, keep_going=keep_going, looks=False)
         depths = [
             steps[row]
             if self._levels.replayed(state) is not None and not self._is_local(state)
@@ -204,12 +211,7 @@ class AdaptiveDepth:
             np.array([choice.token for choice in chosen]),
             shared_worth,
         )
-        # A row that is by itself, or new, finds what there is for it; and where no model drafts,
-        # it is not known what rounds bring without it.
-        alike = self._levels.chains and len(shared) == len(states) and all(s.round for s in states)
-        self._together = together if alike and self._costs.known else None
-        self._looks = self._together is None or self._looking.wanted()
-        return self._levels.plan(depths, steps, worth, keep_going, own, self._looks)
+        return self._levels.plan(depths, steps, worth, keep_going, own)
 
     def _rule(
         self,
@@ -245,7 +247,7 @@ class AdaptiveDepth:
                 times.append(np.asarray(1 + self._cost_ratio * depths))
         if not paces:
             return None
-        known = [self._sureness.chances(state, self._is_local(state)) for state in states]
+        known = [self._shown.sureness.chances(state, self._is_local(state)) for state in states]
         return WorthAStep(
             groups=groups,
             chances=np.array([one.classes for one in known]),
@@ -267,17 +269,15 @@ class AdaptiveDepth:
         self._standing.happened(states)
         self.measure(states, record)
         self._count_looking(record)
-        rows, width, stepped = len(states), max(record.drafted), stepped_of(record)
-        free = [row for row, state in enumerate(states) if self._is_free(state)]
-        for row, (state, depth) in enumerate(zip(states, stepped, strict=True)):
+        for state in states:
             if state.finish_reason is not None:
                 self._purse.ended(state.round)
-            # A round that a stop ended may have kept more than it emitted.
-            if state.finish_reason in (None, "length") and not self._is_local(state):
-                accepted, ended = record.accepted[row], record.ended[row]
-                self._pooled = self._pooled.after(depth + ended, accepted, weight=rows**-0.5)
-                self._sureness.add(state.params.greedy, record.entropies[row], accepted)
-        steps = max((stepped[row] for row in free), default=0)
+        rows, width, steps, free = len(states), max(record.drafted), 0, list[int]()
+        stepped = stepped_of(record)
+        if width or any(record.ended):
+            free = [row for row, state in enumerate(states) if self._is_free(state)]
+            steps = max((stepped[row] for row in free), default=0)
+            self._shown.add(states, record, stepped, [self._is_local(state) for state in states])
         new = [state.remaining for state in states if state.round == 1]
         self._purse.fill(not steps, new, rows)
         # A plain round in the place of which tokens were looked up is due again a little later.
@@ -327,11 +327,8 @@ class AdaptiveDepth:
         self._standing.end()
         self._since_plain += 1
         self._since_draft = 0
-        for state, depth, accepted in zip(states, record.depth, record.accepted, strict=True):
-            if not self._is_local(state):
-                failed = depth < self._planned.get(state.prefix.sequence_id, 0)
-                weight = len(states) ** -0.5
-                self._pooled = self._pooled.after(depth + failed, accepted, weight=weight)
+        local = [self._is_local(state) for state in states]
+        self._shown.add_failed(states, record, self._planned, local)
         if self._trying and self._costs.plain_known:
             plain = self._costs.prices(len(states), [0]).rounds[0]
             self._purse.spend(record.total_s / plain - sum(record.emitted) / len(states))
@@ -353,7 +350,7 @@ class AdaptiveDepth:
             deepest: how many steps are taken for the others in any case.
         """
         most = self._levels.deepest
-        prior = self._pooled.chances(most)
+        prior = self._shown.acceptance.chances(most)
         recent = _IDLE**self._since_draft
         tokens = [0.0] * (most + 1)
         for state in states:
@@ -405,7 +402,7 @@ class AdaptiveDepth:
         idle = replace(choice, steps=0, planned=1.0)
         read = [True] * len(states)
         if self._costs.known:
-            believed = gain if any(self._pooled.kept) else 1.0
+            believed = gain if any(self._shown.acceptance.kept) else 1.0
             read = worth_reading(states, prices, believed, self._since_draft)
         choices = [choice if each else idle for each in read]
         covered = float(np.interp(max(likely, deepest), range(most + 1), widths))

@@ -135,10 +135,10 @@ class HybridDrafter:
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
     ) -> DraftProposal:
         """Looked-up tokens for the rows where they are worth it, the model's for the others."""
-        found = [Candidate.nothing()] * len(prefixes)
-        if plan.looks:
-            found = self.candidates(prefixes, plan, ctx)
-        steps, used = self._split(found, plan)
+        found = self.candidates(prefixes, plan, ctx) if plan.looks else []
+        steps, used = plan.model_steps, [Candidate.nothing()] * len(prefixes)
+        if any(map(len, found)):
+            steps, used = self._split(found, plan)
         if not steps.any():
             return as_proposal(used, ctx.device, branches=plan.levels is not None)
         ctx.limit(steps)

@@ -22,7 +22,7 @@ from torch._dynamo import mark_dynamic
 from transformers import Cache
 
 from ..errors import ModelError
-from .slots import SlotCache
+from .slot_cache import SlotCache
 from .views import View, Views
 
 WIDEST = 64

@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from ..errors import ModelError
 from . import attention, products
-from .slots import LayerShape
+from .slot_cache import LayerShape
 
 _ATTENTION_KINDS = ("full_attention", "sliding_attention")
 

@@ -25,7 +25,8 @@ from .compiled import WIDEST, CompiledForward, require_compiler
 from .cursor import SlotBatch, SlotCursor, unsorted
 from .direct import DirectForward, ModuleForward, forward_of
 from .pending import FedTokens, HostCopy, RowTokens
-from .slots import SlotCache, SlotTable
+from .slot_cache import SlotCache
+from .slots import SlotTable
 from .support import Setting, inspect_architecture
 from .transfer import sent
 from .views import View, Views, hung_on_chains
@@ -295,12 +296,14 @@ class TransformersModel:
 
     def _swap(self, slot: int, other: int) -> None:
         """Exchange a live slot with an idle one; if that fails, both are known to hold nothing."""
+        slots = self._table.slots
+        columns, others = slots[slot].extent, slots[other].extent
         self._table.swap(slot, other)
         try:
-            self._cache.swap(slot, other)
+            self._cache.swap(slot, other, columns, others)
         except BaseException:
             for index in (slot, other):
-                self._table.slots[index].record(0, np.empty(0, dtype=np.int64))
+                slots[index].record(0, np.empty(0, dtype=np.int64))
             raise
 
     def _prefill(self, prefix: Prefix, slot: int, start: int) -> None:

@@ -1,0 +1,65 @@
+"""What sequences that learn from each other have shown of the drafts they kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..acceptance import Acceptance
+from ..records import RoundRecord, SequenceState
+from .sureness import Pool
+
+
+class Shown:
+    """Of all of them together.
+
+    Attributes:
+        acceptance: by place.
+        sureness: by how sure the drafts were.
+    """
+
+    def __init__(self) -> None:
+        self.acceptance = Acceptance()
+        self.sureness = Pool()
+
+    def add(
+        self,
+        states: Sequence[SequenceState],
+        record: RoundRecord,
+        stepped: Sequence[int],
+        local: Sequence[bool],
+    ) -> None:
+        """Count a round.
+
+        Args:
+            states: the sequences after it.
+            record: what it did; its drafter has not failed.
+            stepped: how many steps of a model each draft took.
+            local: which rows are nobody's business.
+        """
+        weight = len(states) ** -0.5
+        for row, (state, depth) in enumerate(zip(states, stepped, strict=True)):
+            # A round that a stop ended may have kept more than it emitted.
+            if state.finish_reason in (None, "length") and not local[row]:
+                accepted, ended = record.accepted[row], record.ended[row]
+                self.acceptance = self.acceptance.after(depth + ended, accepted, weight=weight)
+                self.sureness.add(state.params.greedy, record.entropies[row], accepted)
+
+    def add_failed(
+        self,
+        states: Sequence[SequenceState],
+        record: RoundRecord,
+        planned: Mapping[int, int],
+        local: Sequence[bool],
+    ) -> None:
+        """Count a round whose drafter failed: what it did not draft as refused.
+
+        Args:
+            states, record, local: as of `add`.
+            planned: how deep each sequence was to be drafted.
+        """
+        weight = len(states) ** -0.5
+        for row, (state, depth) in enumerate(zip(states, record.depth, strict=True)):
+            if not local[row]:
+                failed = depth < planned.get(state.prefix.sequence_id, 0)
+                accepted = record.accepted[row]
+                self.acceptance = self.acceptance.after(depth + failed, accepted, weight=weight)

@@ -1,0 +1,139 @@
+"""Writing to the slot cache where each row of a batch ends at a column of its own.
+
+A device takes the places as an index. On a CPU finding them takes torch longer than the copy, for
+every layer of every forward; a compiled loop finds them from where the rows begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..jit import COMPILES, compiled
+
+_BITS = {1: torch.uint8, 2: torch.int16}
+"""What numbers too narrow for NumPy are copied as, by their bytes."""
+
+
+class Scatter(Protocol):
+    """Writes the keys and values of a batch, layer by layer, where it is aimed."""
+
+    def aim(self, rows: Tensor, starts: Sequence[int], columns: Tensor) -> None:
+        """Say where: the slots [B] and the columns [B, q] in a row from `starts`, one for each."""
+        ...
+
+    def __call__(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Write a layer's keys and values [B, heads, q, width]."""
+        ...
+
+
+def scatter_for(keys: Sequence[Tensor], values: Sequence[Tensor]) -> Scatter:
+    """What writes to these keys and values [slots, heads, capacity, width] of each layer."""
+    kind = HostScatter if COMPILES and keys[0].device.type == "cpu" else IndexScatter
+    return kind(keys, values)
+
+
+class IndexScatter:
+    """By an index of the rows of heads.
+
+    Args:
+        keys, values: of each layer, [slots, heads, capacity, width].
+    """
+
+    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        self._keys = [stored.view(-1, stored.shape[3]) for stored in keys]
+        self._values = [stored.view(-1, stored.shape[3]) for stored in values]
+        self._capacity = keys[0].shape[2]
+        counts = {stored.shape[1] for stored in keys}
+        self._heads = {n: torch.arange(n, device=keys[0].device)[:, None] for n in counts}
+        self._places: dict[int, Tensor] = {}
+
+    def aim(self, rows: Tensor, starts: Sequence[int], columns: Tensor) -> None:  # noqa: ARG002
+        """Say where; see `Scatter`."""
+        slots, below = rows[:, None, None], columns[:, None]
+        self._places = {
+            heads: ((slots * heads + each) * self._capacity + below).flatten()
+            for heads, each in self._heads.items()
+        }
+
+    def __call__(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Write a layer's keys and values [B, heads, q, width]."""
+        places = self._places[keys.shape[1]]
+        for stored, states in ((self._keys[layer], keys), (self._values[layer], values)):
+            stored.index_copy_(0, places, states.to(stored.dtype).reshape(-1, states.shape[3]))
+
+
+class HostScatter:
+    """By a compiled loop, on the CPU.
+
+    Args:
+        keys, values: of each layer, [slots, heads, capacity, width].
+    """
+
+    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        self._dtype = keys[0].dtype
+        self._bits = _BITS.get(self._dtype.itemsize)
+        self._heads = [stored.shape[1] for stored in keys]
+        self._capacity = keys[0].shape[2]
+        self._keys = [self._rows(stored) for stored in keys]
+        self._values = [self._rows(stored) for stored in values]
+        self._slots = self._starts = np.empty(0, dtype=np.int64)
+        # Of no row: compiled code is made, or fetched, before a round needs it.
+        self(0, keys[0][:0, :, :1], values[0][:0, :, :1])
+
+    def aim(self, rows: Tensor, starts: Sequence[int], columns: Tensor) -> None:  # noqa: ARG002
+        """Say where; see `Scatter`."""
+        self._slots, self._starts = rows.numpy(), np.array(starts, dtype=np.int64)
+
+    def __call__(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Write a layer's keys and values [B, heads, q, width]."""
+        _write(
+            self._keys[layer],
+            self._values[layer],
+            self._rows(keys),
+            self._rows(values),
+            self._slots,
+            self._starts,
+            self._heads[layer],
+            self._capacity,
+            keys.shape[2],
+        )
+
+    def _rows(self, states: Tensor) -> NDArray[Any]:
+        """Numbers [..., width] as rows [n, width] for NumPy; the same memory if they lie so."""
+        if states.dtype != self._dtype:
+            states = states.to(self._dtype)
+        if self._bits is not None:
+            states = states.view(self._bits)
+        return states.contiguous().numpy().reshape(-1, states.shape[-1])
+
+
+@compiled
+def _write(
+    keys: NDArray[Any],
+    values: NDArray[Any],
+    new_keys: NDArray[Any],
+    new_values: NDArray[Any],
+    slots: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    heads: int,
+    capacity: int,
+    length: int,
+) -> None:
+    """Copy rows [B * heads * length, width] to that many columns of their slots from `starts`."""
+    row = 0
+    for i in range(len(slots)):
+        for head in range(heads):
+            place = (slots[i] * heads + head) * capacity + starts[i]
+            for _ in range(length):
+                for j in range(keys.shape[1]):
+                    keys[place, j] = new_keys[row, j]
+                for j in range(values.shape[1]):
+                    values[place, j] = new_values[row, j]
+                row += 1
+                place += 1
