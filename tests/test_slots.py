@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,10 @@ from outrider.models.pending import HostCopy, RowTokens
 from outrider.models.scatter import HostScatter, IndexScatter
 from outrider.models.slot_cache import LayerShape, SlotCache
 from outrider.models.slots import Slot, SlotTable
-from outrider.records import Prefix
+from outrider.models.transformers import TransformersModel
+from outrider.records import DraftProposal, Laws, Prefix
+
+from .families import random_model
 
 
 def test_slots_reuse_the_longest_prefix_and_the_oldest_room() -> None:
@@ -134,6 +139,66 @@ def test_rows_that_end_apart_are_written_where_each_ends(
         assert all(map(torch.equal, stored[part], expected[part]))
 
 
+def test_a_model_that_its_user_compiled_writes_rows_that_end_apart() -> None:
+    """What traces a forward cannot look into compiled loops."""
+    model = random_model("llama")
+    reference = copy.deepcopy(model)
+    model.compile(backend="eager")
+    target = TransformersModel(model)
+    drafts = torch.tensor([[3], [4]])
+    proposal = DraftProposal(drafts, np.array([1, 1]), Laws(atoms=drafts))
+    for more in range(3):
+        prefixes = [Prefix(1, [1, 2, *[5] * more]), Prefix(2, [1, 2, 3, 4, 5, *[6] * more])]
+        logits = target.verify(prefixes, proposal).logits
+        for prefix, draft, found in zip(prefixes, drafts, logits, strict=True):
+            with torch.no_grad():
+                full = reference(torch.tensor([[*prefix.tokens.tolist(), int(draft)]])).logits[0]
+            assert float((found - full[-2:]).abs().max()) < 1e-12
+
+
+def test_states_that_do_not_fit_are_refused_and_nothing_is_written() -> None:
+    """The compiled loop looks at no bounds."""
+    stored = [torch.zeros(3, 2, 8, 4)], [torch.zeros(3, 2, 8, 6)]
+    write = HostScatter(*stored)
+    columns = torch.tensor([[0, 1], [5, 6]])
+    write.aim(torch.tensor([0, 1]), [0, 5], columns)
+    keys, values = torch.ones(2, 2, 2, 4), torch.ones(2, 2, 2, 6)
+    for wrong in (keys[:1], keys[:, :1], keys[:, :, :1], keys[..., :3]):
+        with pytest.raises(
+            ModelError, match=r"layer 0 gave keys of shape .* expected \(2, 2, 2, 4"
+        ):
+            write(0, wrong, values)
+    for wrong in (values[:1], values[..., :3]):
+        with pytest.raises(ModelError, match="values of shape"):
+            write(0, keys, wrong)
+    for starts in ([0, 7], [-1, 5]):
+        with pytest.raises(ModelError, match=r"expected them in 0\.\.7"):
+            write.aim(torch.tensor([0, 1]), starts, columns)
+    assert not any(part[0].any() for part in stored)
+
+
+def test_room_is_made_in_full_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = SlotCache([LayerShape(2, 4, 4)], 3, torch.float32, torch.device("cpu"))
+    cache.reserve(10)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("outrider.models.slot_cache.scatter_for", fails)
+        with pytest.raises(RuntimeError, match="no memory"):
+            cache.reserve(100)
+    assert cache.capacity == 64
+    for columns in (10, 100):
+        cache.reserve(columns)
+        cache.aim([0, 1], [3, 5], 1, 7, torch.tensor([[3], [5]]))
+        new = torch.full((2, 2, 1, 4), float(columns))
+        keys, values = cache.update(new, new, 0)
+        for row, column in ((0, 3), (1, 5)):
+            assert (keys[row, :, column] == columns).all()
+            assert (values[row, :, column] == columns).all()
+
+
 def test_a_swap_moves_what_is_known_and_leaves_nothing_else() -> None:
     """A NaN in a column that nobody names would spread through its mask to the next sequence."""
     shapes = [LayerShape(2, 4, 4), LayerShape(1, 4, 6)]
@@ -145,9 +210,10 @@ def test_a_swap_moves_what_is_known_and_leaves_nothing_else() -> None:
             for layer in (0, 1):
                 cache.whole(slot)[part][layer].normal_()
         before[slot] = [[each.clone() for each in part] for part in cache.whole(slot)]
-    for part in cache.whole(1):
-        for each in part:
-            each[:, :, 7:] = torch.nan
+    for slot, beyond in ((1, 7), (3, 5)):
+        for part in cache.whole(slot):
+            for each in part:
+                each[:, :, beyond:] = torch.nan
     cache.swap(1, 3, 6, 4)
     for slot, other, kept in ((3, 1, 6), (1, 3, 4)):
         for found, known in zip(cache.whole(slot), before[other], strict=True):

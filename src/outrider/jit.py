@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 try:
-    from numba import njit
+    from numba import config, njit
 except ImportError:
-    njit = None
+    config = njit = None
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-COMPILES = njit is not None
-"""Whether `compiled` does what it says: not on a Python too new for numba."""
+COMPILES = njit is not None and not config.DISABLE_JIT
+"""Whether `compiled` does what it says: not on a Python too new for numba, or if told not to."""
 
 
 def compiled(function: _F) -> _F:

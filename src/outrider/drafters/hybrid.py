@@ -136,7 +136,7 @@ class HybridDrafter:
     ) -> DraftProposal:
         """Looked-up tokens for the rows where they are worth it, the model's for the others."""
         found = self.candidates(prefixes, plan, ctx) if plan.looks else []
-        steps, used = plan.model_steps, [Candidate.nothing()] * len(prefixes)
+        steps, used = plan.model_steps.copy(), [Candidate.nothing()] * len(prefixes)
         if any(map(len, found)):
             steps, used = self._split(found, plan)
         if not steps.any():

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..errors import ModelError
 from ..jit import COMPILES, compiled
 
 _BITS = {1: torch.uint8, 2: torch.int16}
@@ -46,8 +47,10 @@ class IndexScatter:
     """
 
     def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-        self._keys = [stored.view(-1, stored.shape[3]) for stored in keys]
-        self._values = [stored.view(-1, stored.shape[3]) for stored in values]
+        self._stored = [
+            (one.view(-1, one.shape[3]), other.view(-1, other.shape[3]))
+            for one, other in zip(keys, values, strict=True)
+        ]
         self._capacity = keys[0].shape[2]
         counts = {stored.shape[1] for stored in keys}
         self._heads = {n: torch.arange(n, device=keys[0].device)[:, None] for n in counts}
@@ -64,34 +67,63 @@ class IndexScatter:
     def __call__(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write a layer's keys and values [B, heads, q, width]."""
         places = self._places[keys.shape[1]]
-        for stored, states in ((self._keys[layer], keys), (self._values[layer], values)):
+        for stored, states in zip(self._stored[layer], (keys, values), strict=True):
             stored.index_copy_(0, places, states.to(stored.dtype).reshape(-1, states.shape[3]))
 
 
 class HostScatter:
-    """By a compiled loop, on the CPU.
+    """By a compiled loop, on the CPU; by an index where a forward is being traced.
 
     Args:
         keys, values: of each layer, [slots, heads, capacity, width].
+
+    Raises:
+        ModelError: columns lie outside the slots, or a model gives other states than those of the
+            rows and the length that were aimed at: the loop looks at no bounds.
     """
 
     def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         self._dtype = keys[0].dtype
         self._bits = _BITS.get(self._dtype.itemsize)
-        self._heads = [stored.shape[1] for stored in keys]
         self._capacity = keys[0].shape[2]
+        self._sizes = [
+            (one.shape[1], one.shape[3], other.shape[3])
+            for one, other in zip(keys, values, strict=True)
+        ]
+        self._index = IndexScatter(keys, values)
         self._keys = [self._rows(stored) for stored in keys]
         self._values = [self._rows(stored) for stored in values]
-        self._slots = self._starts = np.empty(0, dtype=np.int64)
+        self.aim(torch.empty(0, dtype=torch.int64), (), torch.empty(0, 1, dtype=torch.int64))
         # Of no row: compiled code is made, or fetched, before a round needs it.
         self(0, keys[0][:0, :, :1], values[0][:0, :, :1])
 
-    def aim(self, rows: Tensor, starts: Sequence[int], columns: Tensor) -> None:  # noqa: ARG002
+    def aim(self, rows: Tensor, starts: Sequence[int], columns: Tensor) -> None:
         """Say where; see `Scatter`."""
+        length = columns.shape[1]
+        if min(starts, default=0) < 0 or max(starts, default=0) + length > self._capacity:
+            raise ModelError(
+                f"columns {list(starts)} and the {length - 1} after each are to be written; "
+                f"expected them in 0..{self._capacity - 1}"
+            )
+        self._given = rows, starts, columns
+        self._aimed = len(starts), length
         self._slots, self._starts = rows.numpy(), np.array(starts, dtype=np.int64)
 
     def __call__(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write a layer's keys and values [B, heads, q, width]."""
+        if torch.compiler.is_compiling():
+            self._index.aim(*self._given)
+            self._index(layer, keys, values)
+            return
+        heads, key_width, value_width = self._sizes[layer]
+        rows, length = self._aimed
+        expected = (rows, heads, length, key_width), (rows, heads, length, value_width)
+        if keys.shape != expected[0] or values.shape != expected[1]:
+            raise ModelError(
+                f"layer {layer} gave keys of shape {tuple(keys.shape)} and values of shape "
+                f"{tuple(values.shape)}; expected {expected[0]} and {expected[1]}: the model is "
+                "another one than was wrapped"
+            )
         _write(
             self._keys[layer],
             self._values[layer],
@@ -99,9 +131,9 @@ class HostScatter:
             self._rows(values),
             self._slots,
             self._starts,
-            self._heads[layer],
+            heads,
             self._capacity,
-            keys.shape[2],
+            length,
         )
 
     def _rows(self, states: Tensor) -> NDArray[Any]:

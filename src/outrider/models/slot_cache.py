@@ -88,7 +88,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
 
     def whole(self, slot: int) -> _Views:
         """Each layer's keys and values [1, heads, capacity, width] of one row."""
-        return self._views(slot, slot + 1, 0, self.capacity)
+        return self._views(self._groups, slot, slot + 1, 0, self.capacity)
 
     def reserve(self, columns: int) -> None:
         """Make room for `columns` columns: the capacity doubles, rounded to 64."""
@@ -103,14 +103,15 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
                 new[..., :used, :] = old
             return new
 
-        self._groups = [
+        groups = [
             _Group(g.layers, grown(g.keys, len(g.layers)), grown(g.values, len(g.layers)))
             for g in self._groups
         ]
-        self.capacity = capacity
+        whole = self._views(groups, 0, self.slots, 0, capacity)
+        scatter = scatter_for(*whole)
+        # All of it or nothing: what is written must be what is read.
+        self._groups, self._all, self._scatter, self.capacity = groups, whole, scatter, capacity
         self._read_window = None
-        self._all = self._views(0, self.slots, 0, capacity)
-        self._scatter = scatter_for(*self._all)
 
     def copy(self, donor: int, slot: int, columns: int) -> None:
         """Copy the first `columns` columns of one slot to another, in every layer."""
@@ -121,7 +122,8 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
     def swap(self, slot: int, other: int, columns: int, others: int) -> None:
         """Exchange the first columns of two slots, so many of each, in every layer.
 
-        What else was in the first one is zeroed: a NaN there is not to meet its next sequence.
+        What else was in them is zeroed: a NaN left there would spread through a mask to whoever
+        reads that far.
         """
         for group in self._groups:
             for stored in (group.keys, group.values):
@@ -129,6 +131,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
                 stored[:, other, :, :columns] = stored[:, slot, :, :columns]
                 stored[:, slot, :, :others] = kept
                 stored[:, slot, :, others:] = 0
+                stored[:, other, :, columns:] = 0
 
     def collect(self, placement: Placement) -> None:
         """Bring the columns that a placement counts as shared to where they belong."""
@@ -175,11 +178,11 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
             assert self._scatter is not None, "room is made before a forward is aimed"
             self._scatter.aim(self._row_index(slots), starts, columns)
         else:
-            self._write = self._views(low, high, start, start + length)
+            self._write = self._views(self._groups, low, high, start, start + length)
         if not run:
             self._gather = self._row_index(slots), span
         elif self._read_window != (low, high, span):
-            self._read = self._views(low, high, 0, span)
+            self._read = self._views(self._groups, low, high, 0, span)
             self._read_window = low, high, span
 
     def _row_index(self, slots: Sequence[int]) -> Tensor:
@@ -188,17 +191,19 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
             self._index = tuple(slots), sent(torch.tensor(slots), self._device)
         return self._index[1]
 
-    def _views(self, low: int, high: int, start: int, end: int) -> _Views:
+    def _views(self, groups: Sequence[_Group], low: int, high: int, start: int, end: int) -> _Views:
         """Each layer's keys and values in rows low..high and columns start..end."""
-        keys, values = list(self._all[0]), list(self._all[1])
-        for group in self._groups:
+        if len(groups) == 1:
+            (group,) = groups
+            keys = group.keys[:, low:high, :, start:end].unbind(0)
+            return keys, group.values[:, low:high, :, start:end].unbind(0)
+        views: dict[int, tuple[Tensor, Tensor]] = {}
+        for group in groups:
             some_keys = group.keys[:, low:high, :, start:end].unbind(0)
             some_values = group.values[:, low:high, :, start:end].unbind(0)
-            if len(self._groups) == 1:
-                return some_keys, some_values
-            for layer, *views in zip(group.layers, some_keys, some_values, strict=True):
-                keys[layer], values[layer] = views
-        return keys, values
+            views |= zip(group.layers, zip(some_keys, some_values, strict=True), strict=True)
+        ordered = [views[layer] for layer in range(self._count)]
+        return [keys for keys, _ in ordered], [values for _, values in ordered]
 
     def update(
         self,
@@ -209,7 +214,8 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         **kwargs: object,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:
         """Write a layer's keys and values [B, heads, length, width], and return the span's."""
-        if self._apart and self._scatter is not None:
+        if self._apart:
+            assert self._scatter is not None, "a forward is aimed before it writes"
             self._scatter(layer_idx, key_states, value_states)
         else:
             self._write[0][layer_idx].copy_(key_states)
