@@ -121,8 +121,8 @@ class HostScatter:
         if keys.shape != expected[0] or values.shape != expected[1]:
             raise ModelError(
                 f"layer {layer} gave keys of shape {tuple(keys.shape)} and values of shape "
-                f"{tuple(values.shape)}; expected {expected[0]} and {expected[1]}: the model is "
-                "another one than was wrapped"
+                f"{tuple(values.shape)}; expected {expected[0]} and {expected[1]}: the model was "
+                "changed since it was wrapped; wrap it in a new TransformersModel"
             )
         _write(
             self._keys[layer],
