@@ -1,8 +1,9 @@
-"""The target's matrix products by the number of rows: `nn.Linear`'s way, and the other one."""
+"""The target's matrix products by the number of rows: `nn.Linear`'s way, and the other ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from time import perf_counter
 
 import torch
@@ -14,40 +15,57 @@ from outrider.models import products
 
 from .report import Report, Spread, add_row, columns
 
-ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 32, 64)
 
 Way = Callable[[Tensor, Tensor], Tensor]
 
 
 def run(rounds: int) -> Report:
-    """Time all linear layers of the demo target one after the other, both ways in turn."""
+    """Time all linear layers of the demo target one after the other, each way in turn."""
     model = outrider.load("demo", device="cpu", dtype="float32", max_sequences=1).target.hf_model
     ways = products.ways_of(model)
     weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    packed = {weight.data_ptr(): products.Packed(weight) for weight in weights}
+    taken: tuple[Way, ...] = (
+        _usual,
+        products.other_way,
+        lambda given, weight: packed[weight.data_ptr()].product(given),
+    )
     table = columns(
         "all matrix products of the demo target, milliseconds",
-        *("rows", "nn.Linear's way", "the other", "ratio"),
+        *("rows", "nn.Linear's way", "operands exchanged", "ratio", "packed weights", "ratio"),
     )
     figures = []
     for rows in ROWS:
         given = {width: torch.randn(rows, width) for width in {each.shape[1] for each in weights}}
-        times: list[list[float]] = [[], []]
+        times: list[list[float]] = [[] for _ in taken]
         for _ in range(rounds + 1):
-            for found, way in zip(times, (_usual, products.other_way), strict=True):
+            for found, way in zip(times, taken, strict=True):
                 found.append(_seconds(way, weights, given))
-        before, after = (Spread.of(found[1:]) for found in times)
-        ratio = before.median / after.median
-        add_row(table, str(rows), str(before), str(after), f"{ratio:.2f}x")
+        usual, other, packs = (Spread.of(found[1:]) for found in times)
+        ratio, packed_ratio = usual.median / other.median, usual.median / packs.median
+        shown = str(other), f"{ratio:.2f}x", str(packs), f"{packed_ratio:.2f}x"
+        add_row(table, str(rows), str(usual), *shown)
         figures.append(
-            {"rows": rows, "linear": before.figures(), "other": after.figures(), "ratio": ratio}
+            {
+                "rows": rows,
+                "linear": usual.figures(),
+                "other": other.figures(),
+                "ratio": ratio,
+                "packed": packs.figures(),
+                "packed_ratio": packed_ratio,
+            }
         )
     return Report(
         "products",
         "rows: tokens of a forward, all sequences together; medians with the quarters around them; "
-        f"the demo target takes the other way for one row: {'yes' if ways.single else 'no'}, "
-        f"for 2 to {products.MOST}: {f'to {ways.few}' if ways.few else 'no'}",
+        "ratios: to nn.Linear's way; the demo target is multiplied with operands exchanged for "
+        f"one row: {'yes' if ways.single else 'no'}, for 2 to {products.MOST}: "
+        f"{f'to {ways.few}' if ways.few else 'no'}; with packed weights, which come first: "
+        f"{f'from {ways.packed} rows' if ways.packed else 'no'}"
+        f"{f' to {ways.packed_to}' if ways.packed_to else ''}",
         table,
-        {"rows": figures, "single": ways.single, "few": ways.few},
+        {"rows": figures, **asdict(ways)},
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,7 +23,9 @@ from outrider import (
 from outrider.bench.peers import twin
 from outrider.errors import InvalidConfigError
 from outrider.models import products
-from outrider.models.products import MOST, OTHERWISE, USUAL, FewRows, Ways
+from outrider.models.products import MOST, OTHERWISE, USUAL, FewRows, Packed, Ways
+
+PACKED = Ways(single=True, few=4, packed=3)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -249,16 +252,22 @@ def test_both_ways_meet_a_slow_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "perf_counter", clock)
     monkeypatch.setattr(products, "_usual_way", lambda given, weight: wind(10))
     monkeypatch.setattr(products, "other_way", lambda given, weight: wind(9))
+    monkeypatch.setattr(products, "_packable", lambda weight: False)
     assert products.install(nn.Linear(1024, 512)) == USUAL
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 def test_models_of_any_shape_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Empty layers, another default dtype, a clock that stands still."""
+    """Empty layers, another default dtype, a clock that stands still, or goes only forwards."""
     model = nn.Sequential(nn.Linear(1024, 512), nn.Linear(512, 0), nn.Linear(0, 16))
-    monkeypatch.setattr(products, "perf_counter", lambda: 1.0)
     torch.set_default_dtype(torch.float64)
     try:
+        products.remove(model)
+        products.install(model, PACKED)
+        products.remove(model)
+        products.install(model)
+        products.remove(model)
+        monkeypatch.setattr(products, "perf_counter", lambda: 1.0)
         assert products.install(model) == USUAL
     finally:
         torch.set_default_dtype(torch.float32)
@@ -321,12 +330,151 @@ def test_layers_of_one_model_take_the_same_ways() -> None:
     assert len(products.installed(model)) == 2
 
 
-def wind(monkeypatch: pytest.MonkeyPatch, ticks: dict[int, int], usual: int = 10) -> None:
-    """Let the usual way take some ticks, and the other so many for each number of rows."""
+@pytest.mark.parametrize(
+    ("faster", "way"),
+    [
+        ((), Ways(True, MOST)),
+        ((16,), Ways(True, MOST, 16, 16)),
+        ((64,), Ways(True, MOST, 64)),
+        ((9, 16), Ways(True, MOST, 9, 16)),
+        ((6, 9, 16, 64), Ways(True, MOST, 6)),
+        ((2, 4, 6, 9, 16, 64), Ways(True, MOST, 2)),
+        ((2, 9, 16), Ways(True, MOST, 9, 16)),
+    ],
+)
+def test_packed_weights_are_used_around_where_they_gain_most(
+    faster: tuple[int, ...], way: Ways, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are compared with the way that is taken otherwise, which for a few is not the usual."""
+    ticks = dict.fromkeys((1, *products._FEW), 50)
+    packed = {rows: 50 if rows <= MOST else 100 for rows in (*products._FEW, *products._MORE)}
+    packed |= {rows: packed[rows] * (0.7 if rows == 16 else 0.8) for rows in faster}
+    wind(monkeypatch, ticks, usual=100, packed=packed)
+    layer = nn.Linear(1024, 512)
+    assert products.install(layer) == way
+    assert (layer.packed is not None) == bool(faster)
+
+
+def test_weights_of_which_memory_is_short_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = dict.fromkeys((1, *products._FEW), 50)
+    packed = dict.fromkeys((*products._FEW, *products._MORE), 1)
+    wind(monkeypatch, ticks, usual=100, packed=packed)
+    layers = nn.Sequential(nn.Linear(1024, 512), nn.Linear(1024, 512))
+    monkeypatch.setattr(products, "_MOST_BYTES", 2 * layers[0].weight.nbytes - 1)
+    assert products.install(layers) == Ways(True, MOST)
+    monkeypatch.setattr(products, "_MOST_BYTES", 2 * layers[0].weight.nbytes)
+    products.remove(layers)
+    assert products.install(layers) == Ways(True, MOST, 2)
+
+
+def test_a_torch_that_does_not_pack_is_not_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one that gets it wrong: these operators are private to it."""
+    weight = torch.randn(64, 48)
+    assert products._packable(weight)
+    product = Packed.product
+    with monkeypatch.context() as patch:
+        patch.setattr(Packed, "product", lambda self, given: 1.001 * product(self, given))
+        assert not products._packable(weight)
+    for error in (AttributeError, RuntimeError):
+        with monkeypatch.context() as patch:
+            patch.setattr(Packed, "__init__", Mock(side_effect=error))
+            assert not products._packable(weight)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert not products._packable(weight)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 16, 70])
+def test_products_with_packed_weights_are_those_of_a_linear_layer(rows: int, bias: bool) -> None:
+    with torch.inference_mode(False):
+        layer = nn.Linear(64, 50, bias=bias)
+    given = torch.randn(2, rows, 128)[..., ::2]
+    expected = linear(given, layer.weight, layer.bias)
+    products.install(layer, PACKED)
+    asked = Mock(wraps=layer.packed.product)
+    layer.packed.product = asked
+    found = layer(given)
+    assert asked.called == (2 * rows >= 3)
+    assert found.shape == expected.shape
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, expected)
+
+
+def test_who_changes_weights_meets_the_weights() -> None:
+    """In training, after a change in place or an exchange; and once they are packed again."""
+    layer, given = nn.Linear(64, 50), torch.randn(5, 64)
+    products.install(layer, PACKED)
+    layer(given).sum().backward()
+    assert layer.weight.grad is not None
+
+    def changed() -> bool:
+        """Whether the layer takes its packed weights; its products are right in any case."""
+        packed = layer.packed.stands_for(layer.weight)
+        with torch.inference_mode():
+            torch.testing.assert_close(layer(given), linear(given, layer.weight, layer.bias))
+        return not packed
+
+    assert not changed()
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    assert changed()
+    products.install(layer)
+    assert not changed()
+    layer.weight.data = layer.weight.data + 1
+    assert changed()
+    products.install(layer)
+    layer.load_state_dict(nn.Linear(64, 50).state_dict())
+    assert changed()
+    products.install(layer)
+    layer.weight = nn.Parameter(torch.randn(50, 64))
+    assert changed()
+
+
+def test_weights_whose_changes_cannot_be_told_are_not_packed() -> None:
+    with torch.inference_mode():
+        layer = nn.Linear(64, 50)
+        given = torch.randn(5, 64)
+        products.install(layer, PACKED)
+        assert layer.packed is None
+        torch.testing.assert_close(layer(given), linear(given, layer.weight, layer.bias))
+
+
+def test_packed_weights_are_neither_copied_nor_left_behind() -> None:
+    layer = nn.Linear(64, 50)
+    products.install(layer, PACKED)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert other.packed is None
+        assert other.ways == PACKED
+    assert list(layer.state_dict()) == ["weight", "bias"]
+    assert layer.packed
+    products.remove(layer)
+    assert "packed" not in vars(layer)
+
+
+def test_a_compiled_layer_takes_the_usual_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, given = nn.Linear(64, 50), torch.randn(5, 64)
+    products.install(layer, PACKED)
+    layer.packed.product = Mock()
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with torch.inference_mode():
+        assert torch.equal(layer(given), linear(given, layer.weight, layer.bias))
+
+
+def wind(
+    monkeypatch: pytest.MonkeyPatch,
+    ticks: dict[int, int],
+    usual: int = 10,
+    packed: dict[int, int] | None = None,
+) -> None:
+    """Let the usual way take some ticks, and the others so many for each number of rows."""
     clock = Clock()
     monkeypatch.setattr(products, "perf_counter", clock)
     monkeypatch.setattr(products, "_usual_way", lambda given, weight: clock.wind(usual))
     monkeypatch.setattr(products, "other_way", lambda given, weight: clock.wind(ticks[len(given)]))
+    monkeypatch.setattr(products, "_packable", lambda weight: bool(packed))
+    if packed:
+        monkeypatch.setattr(Packed, "product", lambda self, given: clock.wind(packed[len(given)]))
 
 
 class Clock:

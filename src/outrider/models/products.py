@@ -1,20 +1,23 @@
-"""Products of one row, and of a few, with a weight matrix.
+"""Products of one row, and of some, with a weight matrix.
 
-A forward multiplies 1 row with every weight matrix where nothing is drafted, and 2 to 9 where
-something is. BLAS libraries are made for many. Some take twice as long for a few in `x W^T` as in
-`(W x^T)^T`, the same products in another order, and for one, in what they have for a matrix and a
-vector, two to three times as long as in what they have for several matrices at once, given slices
-of the one. Others are the faster in their usual way, by as much: it depends on the processor. So a
-model's own weights are timed both ways when it is taken into use (`python -m benchmarks products`
-shows both on the machine it runs on).
+A forward multiplies 1 row with every weight matrix where nothing is drafted, 2 to 9 where something
+is, and a multiple of these for a batch. BLAS libraries are made for many. Some take twice as long
+for a few in `x W^T` as in `(W x^T)^T`, the same products in another order, and for one, in what
+they have for a matrix and a vector, two to three times as long as in what they have for several
+matrices at once, given slices of the one. For more rows oneDNN, on a copy of the weights that it
+has laid out for itself, takes as little as half of what BLAS does. Elsewhere the usual way is the
+faster by as much: it depends on the processor. So a model's own weights are timed in all of these
+ways when it is taken into use (`python -m benchmarks products` shows them on the machine it runs
+on).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,12 +32,19 @@ _SLICES = 16
 _FEW = (2, 4, 6, MOST)
 """How many rows are timed for 2 to 9: each for those since the one before."""
 
+_MORE = (16, 64)
+"""And for more, on packed weights: the last of them for all beyond."""
+
 _FASTER = 1.25
 """How many times as fast another way has to be, for some number of rows: its rounding differs, so
 that no slow moment is to decide between ways that are about as fast."""
 
 _SLOWER = 0.95
 """As many times as fast it may be for fewer: about as fast, by a clock."""
+
+_PACKED_FASTER = 1.1
+"""How many times as fast products with packed weights have to be, for each number of rows that
+takes them: they take as much memory again."""
 
 _REPEATS = 5
 """How often each way is timed, in turn with the other. The least time counts, which other work on
@@ -46,8 +56,17 @@ _BYTES = 2**25
 _LEAST_BYTES = 2**20
 """Models with less are left alone: what they take is not in their products."""
 
+_MOST_BYTES = 2**30
+"""Models with more are not packed, which would double that."""
+
+_WRONG = 1e-4
+"""By how much of the largest of them products with packed weights may be off."""
+
 _TICK = 1e-9
 """What takes no time by a clock that stands still, in seconds."""
+
+
+_Way = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +76,22 @@ class Ways:
     Attributes:
         single: whether for one, slice by slice.
         few: for 2 to how many, the other way round; 0 for none.
+        packed: from how many on, with packed weights, where there are any; 0 for none.
+        packed_to: up to how many; 0 for all.
     """
 
     single: bool
     few: int
+    packed: int = 0
+    packed_to: int = 0
 
     def covers(self, rows: int) -> bool:
-        """Whether so many rows are not multiplied in the usual way."""
+        """Whether so many rows are multiplied the other way round, if not with packed weights."""
         return self.single if rows == 1 else 1 < rows <= self.few
+
+    def packs(self, rows: int) -> bool:
+        """Whether so many rows are multiplied with packed weights, where there are any."""
+        return 0 < self.packed <= rows and (not self.packed_to or rows <= self.packed_to)
 
 
 OTHERWISE = Ways(single=True, few=MOST)
@@ -74,20 +101,54 @@ USUAL = Ways(single=False, few=0)
 """Always the usual way."""
 
 
-class FewRows(nn.Linear):
-    """A linear layer that multiplies one row slice by slice, or a few the other way round, or both.
+class Packed:
+    """A weight matrix laid out for oneDNN: a copy, which knows what it is a copy of.
 
-    Its state is `nn.Linear`'s. On a CPU in float32; anything else takes the usual way.
+    Args:
+        weight: float32 [N, K] on the CPU.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _MORE[0])
+        self._copied = weight.data_ptr(), weight._version
+
+    def stands_for(self, weight: Tensor) -> bool:
+        """Whether a weight is the one that was copied, and not changed since.
+
+        A change through `weight.data` in place is not seen.
+        """
+        return self._copied == (weight.data_ptr(), weight._version)
+
+    def product(self, given: Tensor, bias: Tensor | None = None) -> Tensor:
+        """`x W^T + b` for x [..., K]; no gradient comes back through it."""
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(
+            given, self._weight, bias, "none", [], ""
+        )
+        return found
+
+
+class FewRows(nn.Linear):
+    """A linear layer that multiplies one row slice by slice, a few the other way round, or more
+    with packed weights.
+
+    Its state is `nn.Linear`'s. On a CPU in float32; anything else takes the usual way. Packed
+    weights are for inference mode alone, which Outrider's forwards are in: whoever trains the model
+    or changes its weights meets the weights themselves.
 
     What replaces layers by their exact type, as `torch.ao.quantization.quantize_dynamic` does, does
     not take it for an `nn.Linear`: it has to be applied before a model is wrapped. A model that is
     pickled whole, and not as its `state_dict`, names this class: it takes Outrider to load it.
 
     Attributes:
-        ways: which of them; both for a layer that was pickled without.
+        ways: which of them; those without packed weights for a layer that was pickled without.
+        packed: the packed weights, if there are any; neither copied nor pickled.
     """
 
     ways: Ways = OTHERWISE
+    packed: Packed | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "packed"}
 
     def forward(self, input: Tensor) -> Tensor:
         """`input W^T + b`, for an input [..., K] and weights [N, K].
@@ -98,7 +159,12 @@ class FewRows(nn.Linear):
         rows = shape[:-1].numel()
         usual = torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
         usual = usual or not input.is_cpu or input.dtype != torch.float32
-        if usual or not self.ways.covers(rows) or not shape[-1]:
+        if usual or not shape[-1]:
+            return linear(input, weight, self.bias)
+        packed = self.packed if self.ways.packs(rows) else None
+        if packed and torch.is_inference_mode_enabled() and packed.stands_for(weight):
+            return packed.product(input, self.bias)
+        if not self.ways.covers(rows):
             return linear(input, weight, self.bias)
         product = other_way(input if rows == 1 else input.reshape(rows, -1), weight)
         bias: Tensor | None = self.bias
@@ -131,13 +197,15 @@ def faster(weights: Iterable[Tensor]) -> Ways:
     """Which ways are faster on this machine, by a clock: for matrices like these.
 
     Of a few rows as many take the other way as are no slower in it, from 2 on, so that a slow
-    moment at 9 does not cost 2 theirs.
+    moment at 9 does not cost 2 theirs. Packed weights take those around the number that gains most
+    by them.
 
     Args:
         weights: of a model's layers, float32 [N, K] on the CPU, of which the first are timed.
     """
-    timed, size = list[Tensor](), 0
+    timed, size, whole = list[Tensor](), 0, 0
     for weight in weights:
+        whole += weight.nbytes
         if size < _BYTES and weight.numel():
             timed.append(weight)
             size += weight.nbytes
@@ -146,26 +214,73 @@ def faster(weights: Iterable[Tensor]) -> Ways:
 
     few, best = 0, 0.0
     for rows in _FEW:
-        gain = _gain(timed, rows)
+        gain = _gain(timed, rows, other_way)
         if gain < _SLOWER:
             break
         best = max(best, gain)
         few = rows if best >= _FASTER else 0
-    return Ways(_gain(timed, 1) >= _FASTER, few)
+    ways = Ways(_gain(timed, 1, other_way) >= _FASTER, few)
+    return _with_packed(ways, timed) if whole <= _MOST_BYTES and _packable(timed[0]) else ways
+
+
+def _with_packed(ways: Ways, weights: list[Tensor]) -> Ways:
+    """These ways, and for which numbers of rows packed weights take their place."""
+    packed = {weight.data_ptr(): Packed(weight) for weight in weights}
+
+    def with_packed(given: Tensor, weight: Tensor) -> Tensor:
+        return packed[weight.data_ptr()].product(given)
+
+    sizes = (*_FEW, *_MORE)
+    gains = [
+        _gain(weights, rows, with_packed, other_way if ways.covers(rows) else _usual_way)
+        for rows in sizes
+    ]
+    low = high = max(range(len(sizes)), key=gains.__getitem__)
+    if gains[low] < _PACKED_FASTER:
+        return ways
+    while low > 0 and gains[low - 1] >= _PACKED_FASTER:
+        low -= 1
+    while high < len(sizes) - 1 and gains[high + 1] >= _PACKED_FASTER:
+        high += 1
+    last = high == len(sizes) - 1
+    return replace(ways, packed=sizes[low], packed_to=0 if last else sizes[high])
 
 
 @torch.inference_mode()
-def _gain(weights: list[Tensor], rows: int) -> float:
-    """How many times as fast the other way is for all weights, in the least times of both."""
+def _packable(weight: Tensor) -> bool:
+    """Whether this torch packs a weight, and gets the products with it right."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    given = torch.linspace(-1, 1, _MORE[0] * weight.shape[1], dtype=weight.dtype)
+    given = given.view(_MORE[0], -1)
+    expected = linear(given, weight)
+    try:
+        found = Packed(weight).product(given)
+    except (AttributeError, RuntimeError):
+        # These are operators that torch keeps for its own compiler.
+        return False
+    return bool((found - expected).abs().max() <= _WRONG * expected.abs().max())
+
+
+@torch.inference_mode()
+def _gain(weights: list[Tensor], rows: int, way: _Way, usual: _Way | None = None) -> float:
+    """How many times as fast a way is for all weights as the usual one, in the least times of both.
+
+    Args:
+        weights: [N, K] each.
+        rows: of what they are multiplied with.
+        way: a product of [R, K] and [N, K].
+        usual: what it is compared with; None for the usual way.
+    """
     given = {weight.shape[1]: weight.new_ones(rows, weight.shape[1]) for weight in weights}
-    ways = (_usual_way, other_way)
+    ways = (usual or _usual_way, way)
     least = [inf, inf]
     with torch.autocast("cpu", enabled=False):
         for _ in range(_REPEATS):
-            for place, way in enumerate(ways):
+            for place, taken in enumerate(ways):
                 start = perf_counter()
                 for weight in weights:
-                    way(given[weight.shape[1]], weight)
+                    taken(given[weight.shape[1]], weight)
                 least[place] = min(least[place], perf_counter() - start)
     return least[0] / max(least[1], _TICK)
 
@@ -177,8 +292,8 @@ def _usual_way(given: Tensor, weight: Tensor) -> Tensor:
 def install(model: nn.Module, ways: Ways | None = None) -> Ways:
     """Make a model's linear layers `FewRows`, those in float32 on a CPU, where that is faster.
 
-    Layers of a class of their own, and weights that are, are left as they are, and so are layers
-    that have been made `FewRows` before.
+    Layers of a class of their own, and weights that are, are left as they are. Of layers that have
+    been made `FewRows` before the weights are packed anew.
 
     Args:
         model: the model.
@@ -189,15 +304,22 @@ def install(model: nn.Module, ways: Ways | None = None) -> Ways:
         The ways.
     """
     layers = [each for each in model.modules() if type(each) is nn.Linear and _plain(each.weight)]
+    before = installed(model)
     if ways is None:
-        before = installed(model)
         ways = before[0].ways if before else faster(layer.weight for layer in layers)
-    if ways != USUAL:
-        for layer in layers:
-            # First what it needs, since a forward in another thread may be under way.
-            layer.__dict__["ways"] = ways
-            layer.__class__ = FewRows
+    for old in before:
+        old.packed = _packed(old.weight, old.ways)
+    for layer in layers if ways != USUAL else ():
+        # First what it needs, since a forward in another thread may be under way.
+        layer.__dict__.update(ways=ways, packed=_packed(layer.weight, ways))
+        layer.__class__ = FewRows
     return ways
+
+
+def _packed(weight: Tensor, ways: Ways) -> Packed | None:
+    """A weight packed, if that is a way it is multiplied in, and one can tell that it changes."""
+    packs = ways.packed and _plain(weight) and weight.numel() and not weight.is_inference()
+    return Packed(weight) if packs else None
 
 
 def ways_of(model: nn.Module) -> Ways:
@@ -217,6 +339,7 @@ def remove(model: nn.Module, but: Collection[FewRows] = ()) -> None:
     for layer in layers:
         # Its ways stay: a forward in another thread may be under way.
         layer.__class__ = nn.Linear
+        layer.__dict__.pop("packed", None)
 
 
 def _plain(weight: Tensor) -> bool:

@@ -50,13 +50,13 @@ class TransformersModel:
     Several decoders, in several threads, may share one: each call is made whole before the next.
 
     The model is put in evaluation mode, and its attention implementation is set to one that gives
-    the same results as "sdpa" and does not copy grouped key heads. Its linear layers multiply a few
+    the same results as "sdpa" and does not copy grouped key heads. Its linear layers multiply some
     rows in the way that is found faster on a CPU (`products`), which may make them a subclass of
-    `nn.Linear`: what looks for that exact type, such as
-    `torch.ao.quantization.quantize_dynamic`, has to be applied before, and a model that is pickled
-    whole afterwards, and not as its `state_dict`, takes Outrider to load it. At construction a few
-    tokens are run with and without the cache and compared, so that an architecture whose state
-    cannot be cut back is refused here and not found out later.
+    `nn.Linear`, with a second copy of up to a GiB of weights: what looks for that exact type, such
+    as `torch.ao.quantization.quantize_dynamic`, has to be applied before, and a model that is
+    pickled whole afterwards, and not as its `state_dict`, takes Outrider to load it. A model whose
+    weights change has to be wrapped anew. At construction a few tokens are run with and without the
+    cache and compared, so that an architecture whose state cannot be cut back is refused here.
 
     Args:
         hf_model: a decoder-only `PreTrainedModel`, on any device, in any floating dtype.
