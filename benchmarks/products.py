@@ -25,12 +25,10 @@ def run(rounds: int) -> Report:
     model = outrider.load("demo", device="cpu", dtype="float32", max_sequences=1).target.hf_model
     ways = products.ways_of(model)
     weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
-    packed = {weight.data_ptr(): products.Packed(weight) for weight in weights}
-    taken: tuple[Way, ...] = (
-        _usual,
-        products.other_way,
-        lambda given, weight: packed[weight.data_ptr()].product(given),
-    )
+    taken: list[Way] = [_usual, products.other_way]
+    if all(map(products.packable, weights)):
+        packed = {id(weight): products.Packed(weight) for weight in weights}
+        taken.append(lambda given, weight: packed[id(weight)].product(given))
     table = columns(
         "all matrix products of the demo target, milliseconds",
         *("rows", "nn.Linear's way", "operands exchanged", "ratio", "packed weights", "ratio"),
@@ -42,19 +40,18 @@ def run(rounds: int) -> Report:
         for _ in range(rounds + 1):
             for found, way in zip(times, taken, strict=True):
                 found.append(_seconds(way, weights, given))
-        usual, other, packs = (Spread.of(found[1:]) for found in times)
-        ratio, packed_ratio = usual.median / other.median, usual.median / packs.median
-        shown = str(other), f"{ratio:.2f}x", str(packs), f"{packed_ratio:.2f}x"
-        add_row(table, str(rows), str(usual), *shown)
+        usual, *others = (Spread.of(found[1:]) for found in times)
+        ratios = [usual.median / other.median for other in others]
+        shown = [
+            text
+            for other, ratio in zip(others, ratios, strict=True)
+            for text in (str(other), f"{ratio:.2f}x")
+        ]
+        add_row(table, str(rows), str(usual), *shown, *["-"] * (4 - len(shown)))
+        named = zip(("other", "packed"), others, strict=False)
         figures.append(
-            {
-                "rows": rows,
-                "linear": usual.figures(),
-                "other": other.figures(),
-                "ratio": ratio,
-                "packed": packs.figures(),
-                "packed_ratio": packed_ratio,
-            }
+            {"rows": rows, "linear": usual.figures(), "ratios": ratios}
+            | {name: other.figures() for name, other in named}
         )
     return Report(
         "products",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from outrider import SamplingParams
 from outrider.acceptance import NOTHING_KNOWN, Acceptance
-from outrider.depth import AdaptiveDepth, Levels
+from outrider.depth import AdaptiveDepth, Levels, lines
 from outrider.depth.costs import Costs, Prices, Round
 from outrider.depth.lines import Curve, Line
 from outrider.depth.looking import Looking
@@ -650,3 +650,19 @@ def test_tries_that_all_fail_take_the_share_that_they_are_said_to(length: int) -
             purse.fill(not tries, [length] if place == 0 else (), 1)
         purse.ended(length)
     assert lost / 60_000 == pytest.approx(0.008, rel=0.05)
+
+
+@pytest.mark.parametrize(("measured", "kept"), [(lines._ENOUGH, True), (3, False)])
+def test_drafts_that_are_not_made_do_not_look_cheaper_for_that(measured: int, kept: bool) -> None:
+    """But for those of which little is known: slow moments would keep drafts away for good."""
+
+    def after(plain: int) -> float:
+        """What is thought of drafts of twice as many tokens, which take twice as long."""
+        curve = Curve()
+        for now in range(measured + plain):
+            drafts = now < measured
+            curve.add(drafts, 8.0 if drafts else 4.0, 16.0 if drafts else 8.0, now)
+        return float(curve.told(np.array([True]), np.array([8.0]), 0.1)[0][0])
+
+    assert after(600) < after(150) < after(1)
+    assert (after(150) > 0.93 * 16) == kept

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import linear
+from torch.nn.utils import prune
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import (
@@ -161,7 +162,7 @@ def small() -> LlamaForCausalLM:
 
 def test_models_get_them_and_are_given_back_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are lent to `generate` and peers of a benchmark, but not an adapter's own."""
-    monkeypatch.setattr(products, "faster", lambda weights: OTHERWISE)
+    monkeypatch.setattr(products, "faster", lambda weights, packs: PACKED)
     model, draft = small(), small()
     prompt = torch.tensor([[1, 2, 3]])
     speculate = generate_with(draft)
@@ -178,7 +179,7 @@ def test_models_get_them_and_are_given_back_without_them(monkeypatch: pytest.Mon
 
 def test_a_model_that_is_lent_again_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = []
-    monkeypatch.setattr(products, "faster", lambda weights: timed.append(1) or OTHERWISE)
+    monkeypatch.setattr(products, "faster", lambda weights, packs: timed.append(1) or OTHERWISE)
     model, speculate = small(), generate_with(small())
     for _ in range(3):
         model.generate(torch.tensor([[1, 2]]), max_new_tokens=2, custom_generate=speculate)
@@ -252,7 +253,7 @@ def test_both_ways_meet_a_slow_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "perf_counter", clock)
     monkeypatch.setattr(products, "_usual_way", lambda given, weight: wind(10))
     monkeypatch.setattr(products, "other_way", lambda given, weight: wind(9))
-    monkeypatch.setattr(products, "_packable", lambda weight: False)
+    monkeypatch.setattr(products, "packable", lambda weight: False)
     assert products.install(nn.Linear(1024, 512)) == USUAL
 
 
@@ -273,7 +274,8 @@ def test_models_of_any_shape_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def test_a_forward_in_another_thread_finds_its_ways() -> None:
+@pytest.mark.parametrize("ways", [OTHERWISE, PACKED])
+def test_a_forward_in_another_thread_finds_its_ways(ways: Ways) -> None:
     """While layers are lent and given back."""
     layer = nn.Linear(64, 48)
     given, failures, over = torch.randn(3, 64), [], threading.Event()
@@ -281,14 +283,15 @@ def test_a_forward_in_another_thread_finds_its_ways() -> None:
     def decode() -> None:
         while not over.is_set():
             try:
-                layer(given)
+                with torch.inference_mode():
+                    layer(given)
             except Exception as error:
                 failures.append(error)
 
     thread = threading.Thread(target=decode)
     thread.start()
     for _ in range(2000):
-        products.install(layer, OTHERWISE)
+        products.install(layer, ways)
         products.remove(layer)
     over.set()
     thread.join()
@@ -297,7 +300,7 @@ def test_a_forward_in_another_thread_finds_its_ways() -> None:
 
 def test_texts_are_the_same_whichever_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of transformers' own `generate`, and of a batch with drafts through changed layers."""
-    monkeypatch.setattr(products, "faster", lambda weights: OTHERWISE)
+    monkeypatch.setattr(products, "faster", lambda weights, packs: OTHERWISE)
     model, draft = small(), small()
     prompts = [[1, 2, 3], [9, 8]]
     expected = [
@@ -335,10 +338,11 @@ def test_layers_of_one_model_take_the_same_ways() -> None:
     [
         ((), Ways(True, MOST)),
         ((16,), Ways(True, MOST, 16, 16)),
-        ((64,), Ways(True, MOST, 64)),
+        ((64,), Ways(True, MOST, 64, 64)),
+        ((64, 256), Ways(True, MOST, 64)),
         ((9, 16), Ways(True, MOST, 9, 16)),
-        ((6, 9, 16, 64), Ways(True, MOST, 6)),
-        ((2, 4, 6, 9, 16, 64), Ways(True, MOST, 2)),
+        ((6, 9, 16, 64, 256), Ways(True, MOST, 6)),
+        ((2, 4, 6, 9, 16, 64, 256), Ways(True, MOST, 2)),
         ((2, 9, 16), Ways(True, MOST, 9, 16)),
     ],
 )
@@ -362,25 +366,37 @@ def test_weights_of_which_memory_is_short_are_not_packed(monkeypatch: pytest.Mon
     layers = nn.Sequential(nn.Linear(1024, 512), nn.Linear(1024, 512))
     monkeypatch.setattr(products, "_MOST_BYTES", 2 * layers[0].weight.nbytes - 1)
     assert products.install(layers) == Ways(True, MOST)
+    for ways in (PACKED, None):
+        # As told, or as for the layers that there were.
+        products.remove(layers[1])
+        layers[0].ways = PACKED
+        products.install(layers, ways)
+        assert layers[0].packed is None
+        assert layers[1].packed is None
     monkeypatch.setattr(products, "_MOST_BYTES", 2 * layers[0].weight.nbytes)
     products.remove(layers)
     assert products.install(layers) == Ways(True, MOST, 2)
 
 
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")
 def test_a_torch_that_does_not_pack_is_not_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor one that gets it wrong: these operators are private to it."""
-    weight = torch.randn(64, 48)
-    assert products._packable(weight)
+    weight = nn.Parameter(torch.randn(64, 48))
+    assert products.packable(weight)
     product = Packed.product
     with monkeypatch.context() as patch:
         patch.setattr(Packed, "product", lambda self, given: 1.001 * product(self, given))
-        assert not products._packable(weight)
+        assert not products.packable(weight)
     for error in (AttributeError, RuntimeError):
         with monkeypatch.context() as patch:
             patch.setattr(Packed, "__init__", Mock(side_effect=error))
-            assert not products._packable(weight)
+            assert not products.packable(weight)
+    with torch.autocast("cpu"):
+        assert products.packable(weight)
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not products.packable(weight)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    assert not products._packable(weight)
+    assert not products.packable(weight)
 
 
 @torch.inference_mode()
@@ -429,10 +445,53 @@ def test_who_changes_weights_meets_the_weights() -> None:
     products.install(layer)
     layer.weight = nn.Parameter(torch.randn(50, 64))
     assert changed()
+    products.install(layer)
+    layer.bfloat16().float()
+    assert changed()
+    products.install(layer)
+    with torch.inference_mode():
+        # In the same memory.
+        layer.weight = nn.Parameter(torch.from_numpy(layer.weight.numpy()))
+    assert changed()
+
+
+def test_nothing_else_is_found_at_the_address_of_a_packed_weight() -> None:
+    layer = nn.Linear(64, 50)
+    products.install(layer, PACKED)
+    address = layer.weight.data_ptr()
+    for _ in range(100):
+        layer.weight.data = layer.weight.data.bfloat16()
+        layer.weight.data = layer.weight.data.float()
+        assert layer.weight.data_ptr() != address
+
+
+def test_any_bias_is_added() -> None:
+    """oneDNN is not asked to: it takes no notice of strides."""
+    layer, given = nn.Linear(64, 50), torch.randn(5, 64)
+    for bias in (torch.randn(100)[::2], torch.randn(1).expand(50)):
+        layer.bias = nn.Parameter(bias)
+        products.install(layer, PACKED)
+        with torch.inference_mode():
+            torch.testing.assert_close(layer(given), linear(given, layer.weight, layer.bias))
+        products.remove(layer)
+
+
+def test_a_weight_that_is_made_anew_each_time_is_not_packed() -> None:
+    """As by pruning: it is no parameter."""
+    model = small()
+    for layer in (model.model.layers[0].mlp.up_proj, model.lm_head):
+        prune.random_unstructured(layer, "weight", 0.5)
+    products.install(model, PACKED)
+    assert model.lm_head.packed is None
+    assert model.model.layers[0].mlp.down_proj.packed
+    TransformersModel(model)
 
 
 def test_weights_whose_changes_cannot_be_told_are_not_packed() -> None:
+    weights = [nn.Parameter(torch.randn(1024, 512))]
     with torch.inference_mode():
+        weights.append(nn.Parameter(torch.randn(1024, 512)))
+        assert not products.faster(weights).packed
         layer = nn.Linear(64, 50)
         given = torch.randn(5, 64)
         products.install(layer, PACKED)
@@ -449,7 +508,8 @@ def test_packed_weights_are_neither_copied_nor_left_behind() -> None:
     assert list(layer.state_dict()) == ["weight", "bias"]
     assert layer.packed
     products.remove(layer)
-    assert "packed" not in vars(layer)
+    # A forward may have come as far as to look for it.
+    assert layer.packed is None
 
 
 def test_a_compiled_layer_takes_the_usual_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -472,7 +532,7 @@ def wind(
     monkeypatch.setattr(products, "perf_counter", clock)
     monkeypatch.setattr(products, "_usual_way", lambda given, weight: clock.wind(usual))
     monkeypatch.setattr(products, "other_way", lambda given, weight: clock.wind(ticks[len(given)]))
-    monkeypatch.setattr(products, "_packable", lambda weight: bool(packed))
+    monkeypatch.setattr(products, "packable", lambda weight: bool(packed))
     if packed:
         monkeypatch.setattr(Packed, "product", lambda self, given: clock.wind(packed[len(given)]))
 

@@ -141,11 +141,12 @@ class _Loan:
                 self._adapter = TransformersModel(hf_model, max_sequences=self._max_sequences)
                 self._made_for = wanted
                 self._attention = hf_model.config._attn_implementation
-                self._ways = products.ways_of(hf_model)
-            else:
-                hf_model.eval()
-                hf_model.set_attn_implementation(self._attention)
-                products.install(hf_model, self._ways)
+                # Packing takes longer than it gains a call, and so do weights that were.
+                self._ways = replace(products.ways_of(hf_model), packed=0)
+                before.restore()
+            hf_model.eval()
+            hf_model.set_attn_implementation(self._attention)
+            products.install(hf_model, self._ways)
             yield self._adapter
         finally:
             before.restore()

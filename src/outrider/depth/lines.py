@@ -22,6 +22,10 @@ _SIZES = 24
 _FADING = 0.97
 """What a size weighs beside one measured a round later."""
 
+_IDLE, _ENOUGH = 0.993, 12
+"""What all of a kind weighs a round later, if so many times of it are remembered: drafts that did
+not pay are not to look cheaper for not being made. Fewer times may all have been slow moments."""
+
 _GAP = 128
 """A time counts for so many rounds, or until there is another: what the machine was like may be
 over. Of two of a size the lesser stands for all, so that what was slow once is tried."""
@@ -145,8 +149,18 @@ class Times(Generic[Size]):
     @property
     def weights(self) -> NDArray[np.float64]:
         """Of each row, float64 [n]."""
-        count = len(self._rows)
-        return np.asarray(self._counts[:count] * _FADING ** (self._now - self._last[:count]))
+        return np.asarray(self.counts * _FADING ** (self._now - self._last[: len(self._rows)]))
+
+    def weights_by(self, kinds: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """The same where rows are of two kinds, bool [n], each of them by its newest row."""
+        counts, last = self._counts[: len(kinds)], self._last[: len(kinds)]
+        weights = counts.copy()
+        for rows in (kinds, ~kinds):
+            if rows.any():
+                newest = last[rows].max()
+                idle = _IDLE if counts[rows].sum() >= _ENOUGH else _FADING
+                weights[rows] *= _FADING ** (newest - last[rows]) * idle ** (self._now - newest)
+        return weights
 
 
 class Line:
@@ -278,7 +292,8 @@ class Curve:
         count = len(self._times)
         if not count:
             return np.zeros(len(sizes)), np.zeros(len(sizes))
-        own, moments, weights = self._kinds[:count], self._moments[:count], self._times.weights
+        own, moments = self._kinds[:count], self._moments[:count]
+        weights = self._times.weights_by(own)
         others = _OTHERS * np.minimum(weights, 1.0)
         counts = np.where(own, [others, weights], [weights, others])
         everywhere = _slope(counts @ moments, 0.0)

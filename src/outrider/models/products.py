@@ -32,7 +32,7 @@ _SLICES = 16
 _FEW = (2, 4, 6, MOST)
 """How many rows are timed for 2 to 9: each for those since the one before."""
 
-_MORE = (16, 64)
+_MORE = (16, 64, 256)
 """And for more, on packed weights: the last of them for all beyond."""
 
 _FASTER = 1.25
@@ -105,24 +105,31 @@ class Packed:
     """A weight matrix laid out for oneDNN: a copy, which knows what it is a copy of.
 
     Args:
-        weight: float32 [N, K] on the CPU.
+        weight: float32 [N, K] on the CPU, whose changes are counted: no tensor of inference mode.
     """
 
     def __init__(self, weight: Tensor) -> None:
-        self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _MORE[0])
-        self._copied = weight.data_ptr(), weight._version
+        self._laid_out: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _MORE[0])
+        # While it is held, nothing else is found at its address.
+        self._weight = weight.detach()
+        self._version = weight._version
 
     def stands_for(self, weight: Tensor) -> bool:
         """Whether a weight is the one that was copied, and not changed since.
 
-        A change through `weight.data` in place is not seen.
+        A change through `weight.data` in place, or through memory that it shares, is not seen.
         """
-        return self._copied == (weight.data_ptr(), weight._version)
+        return (
+            weight.data_ptr() == self._weight.data_ptr()
+            and weight.shape == self._weight.shape
+            and not weight.is_inference()
+            and weight._version == self._version
+        )
 
-    def product(self, given: Tensor, bias: Tensor | None = None) -> Tensor:
-        """`x W^T + b` for x [..., K]; no gradient comes back through it."""
+    def product(self, given: Tensor) -> Tensor:
+        """`x W^T` for x [..., K]; no gradient comes back through it."""
         found: Tensor = torch.ops.mkldnn._linear_pointwise(
-            given, self._weight, bias, "none", [], ""
+            given, self._laid_out, None, "none", [], ""
         )
         return found
 
@@ -163,10 +170,11 @@ class FewRows(nn.Linear):
             return linear(input, weight, self.bias)
         packed = self.packed if self.ways.packs(rows) else None
         if packed and torch.is_inference_mode_enabled() and packed.stands_for(weight):
-            return packed.product(input, self.bias)
-        if not self.ways.covers(rows):
+            product = packed.product(input)
+        elif self.ways.covers(rows):
+            product = other_way(input if rows == 1 else input.reshape(rows, -1), weight)
+        else:
             return linear(input, weight, self.bias)
-        product = other_way(input if rows == 1 else input.reshape(rows, -1), weight)
         bias: Tensor | None = self.bias
         if bias is not None:
             product = product.view(rows, -1) + bias
@@ -193,7 +201,7 @@ def other_way(given: Tensor, weight: Tensor) -> Tensor:
     return torch.cat([torch.bmm(slices, column).view(-1, 1), rest])
 
 
-def faster(weights: Iterable[Tensor]) -> Ways:
+def faster(weights: Iterable[Tensor], packs: bool = True) -> Ways:
     """Which ways are faster on this machine, by a clock: for matrices like these.
 
     Of a few rows as many take the other way as are no slower in it, from 2 on, so that a slow
@@ -202,10 +210,10 @@ def faster(weights: Iterable[Tensor]) -> Ways:
 
     Args:
         weights: of a model's layers, float32 [N, K] on the CPU, of which the first are timed.
+        packs: whether they may be packed.
     """
-    timed, size, whole = list[Tensor](), 0, 0
+    timed, size = list[Tensor](), 0
     for weight in weights:
-        whole += weight.nbytes
         if size < _BYTES and weight.numel():
             timed.append(weight)
             size += weight.nbytes
@@ -220,15 +228,15 @@ def faster(weights: Iterable[Tensor]) -> Ways:
         best = max(best, gain)
         few = rows if best >= _FASTER else 0
     ways = Ways(_gain(timed, 1, other_way) >= _FASTER, few)
-    return _with_packed(ways, timed) if whole <= _MOST_BYTES and _packable(timed[0]) else ways
+    return _with_packed(ways, timed) if packs and all(map(packable, timed)) else ways
 
 
 def _with_packed(ways: Ways, weights: list[Tensor]) -> Ways:
     """These ways, and for which numbers of rows packed weights take their place."""
-    packed = {weight.data_ptr(): Packed(weight) for weight in weights}
+    packed = {id(weight): Packed(weight) for weight in weights}
 
     def with_packed(given: Tensor, weight: Tensor) -> Tensor:
-        return packed[weight.data_ptr()].product(given)
+        return packed[id(weight)].product(given)
 
     sizes = (*_FEW, *_MORE)
     gains = [
@@ -247,19 +255,27 @@ def _with_packed(ways: Ways, weights: list[Tensor]) -> Ways:
 
 
 @torch.inference_mode()
-def _packable(weight: Tensor) -> bool:
-    """Whether this torch packs a weight, and gets the products with it right."""
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+def packable(weight: Tensor) -> bool:
+    """Whether this torch packs a weight [N, K], and gets the products with it right."""
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):  # type: ignore[no-untyped-call]
         return False
-    given = torch.linspace(-1, 1, _MORE[0] * weight.shape[1], dtype=weight.dtype)
-    given = given.view(_MORE[0], -1)
-    expected = linear(given, weight)
-    try:
-        found = Packed(weight).product(given)
-    except (AttributeError, RuntimeError):
-        # These are operators that torch keeps for its own compiler.
+    if not _counted(weight):
         return False
+    size = _MORE[0], weight.shape[1]
+    given = torch.linspace(-1, 1, size[0] * size[1], dtype=weight.dtype, device=weight.device)
+    with torch.autocast("cpu", enabled=False):
+        try:
+            found = Packed(weight).product(given.view(size))
+        except (AttributeError, RuntimeError):
+            # These are operators that torch keeps for its own compiler.
+            return False
+        expected = linear(given.view(size), weight)
     return bool((found - expected).abs().max() <= _WRONG * expected.abs().max())
+
+
+def _counted(weight: Tensor) -> bool:
+    """Whether a weight stays the same tensor, whose changes torch counts."""
+    return type(weight) is nn.Parameter and not weight.is_inference() and weight.numel() > 0
 
 
 @torch.inference_mode()
@@ -293,7 +309,7 @@ def install(model: nn.Module, ways: Ways | None = None) -> Ways:
     """Make a model's linear layers `FewRows`, those in float32 on a CPU, where that is faster.
 
     Layers of a class of their own, and weights that are, are left as they are. Of layers that have
-    been made `FewRows` before the weights are packed anew.
+    been made `FewRows` before, weights are packed anew, unless `ways` are given.
 
     Args:
         model: the model.
@@ -305,21 +321,22 @@ def install(model: nn.Module, ways: Ways | None = None) -> Ways:
     """
     layers = [each for each in model.modules() if type(each) is nn.Linear and _plain(each.weight)]
     before = installed(model)
+    packs = sum(layer.weight.nbytes for layer in (*layers, *before)) <= _MOST_BYTES
     if ways is None:
-        ways = before[0].ways if before else faster(layer.weight for layer in layers)
-    for old in before:
-        old.packed = _packed(old.weight, old.ways)
+        for old in before:
+            old.packed = _packed(old.weight, old.ways) if packs else None
+        ways = before[0].ways if before else faster((layer.weight for layer in layers), packs=packs)
     for layer in layers if ways != USUAL else ():
         # First what it needs, since a forward in another thread may be under way.
-        layer.__dict__.update(ways=ways, packed=_packed(layer.weight, ways))
+        packed = _packed(layer.weight, ways) if packs else None
+        layer.__dict__.update(ways=ways, packed=packed)
         layer.__class__ = FewRows
     return ways
 
 
 def _packed(weight: Tensor, ways: Ways) -> Packed | None:
     """A weight packed, if that is a way it is multiplied in, and one can tell that it changes."""
-    packs = ways.packed and _plain(weight) and weight.numel() and not weight.is_inference()
-    return Packed(weight) if packs else None
+    return Packed(weight) if ways.packed and _plain(weight) and _counted(weight) else None
 
 
 def ways_of(model: nn.Module) -> Ways:
@@ -338,8 +355,8 @@ def remove(model: nn.Module, but: Collection[FewRows] = ()) -> None:
     layers: list[nn.Linear] = [layer for layer in installed(model) if layer not in but]
     for layer in layers:
         # Its ways stay: a forward in another thread may be under way.
+        layer.__dict__["packed"] = None
         layer.__class__ = nn.Linear
-        layer.__dict__.pop("packed", None)
 
 
 def _plain(weight: Tensor) -> bool:
