@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -184,6 +185,26 @@ def test_a_model_that_is_lent_again_is_not_timed_again(monkeypatch: pytest.Monke
     for _ in range(3):
         model.generate(torch.tensor([[1, 2]]), max_new_tokens=2, custom_generate=speculate)
     assert len(timed) == 2  # the target and the draft
+
+
+def test_a_model_that_is_lent_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take longer than a call gains. One that is wrapped, too, is packed anew."""
+    monkeypatch.setattr(
+        products, "faster", lambda weights, packs: PACKED if packs else replace(PACKED, packed=0)
+    )
+    monkeypatch.setattr(products, "Packed", Mock(wraps=Packed))
+    model, speculate = small(), generate_with(small())
+    for _ in range(2):
+        model.generate(torch.tensor([[1, 2]]), max_new_tokens=2, custom_generate=speculate)
+    assert not products.Packed.called
+    TransformersModel(model)
+    layers = products.installed(model)
+    for _ in range(2):
+        before = [layer.packed for layer in layers]
+        model.generate(torch.tensor([[1, 2]]), max_new_tokens=2, custom_generate=speculate)
+        for layer, old in zip(layers, before, strict=True):
+            assert layer.packed
+            assert layer.packed is not old
 
 
 @pytest.mark.parametrize("ways", [Ways(True, 0), Ways(False, MOST), Ways(False, 4), USUAL])
@@ -440,6 +461,10 @@ def test_who_changes_weights_meets_the_weights() -> None:
     layer.weight.data = layer.weight.data + 1
     assert changed()
     products.install(layer)
+    square = nn.Linear(64, 64)
+    products.install(square, PACKED)
+    square.weight.data = square.weight.data.T
+    assert not square.packed.stands_for(square.weight)
     layer.load_state_dict(nn.Linear(64, 50).state_dict())
     assert changed()
     products.install(layer)

@@ -138,15 +138,14 @@ class _Loan:
         wanted = (hf_model, hf_model.device, hf_model.dtype)
         try:
             if self._adapter is None or self._made_for != wanted:
+                self._ways = products.install(hf_model, packs=False)
                 self._adapter = TransformersModel(hf_model, max_sequences=self._max_sequences)
                 self._made_for = wanted
                 self._attention = hf_model.config._attn_implementation
-                # Packing takes longer than it gains a call, and so do weights that were.
-                self._ways = replace(products.ways_of(hf_model), packed=0)
-                before.restore()
-            hf_model.eval()
-            hf_model.set_attn_implementation(self._attention)
-            products.install(hf_model, self._ways)
+            else:
+                hf_model.eval()
+                hf_model.set_attn_implementation(self._attention)
+                products.install(hf_model, self._ways, packs=False)
             yield self._adapter
         finally:
             before.restore()

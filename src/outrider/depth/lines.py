@@ -149,16 +149,16 @@ class Times(Generic[Size]):
     @property
     def weights(self) -> NDArray[np.float64]:
         """Of each row, float64 [n]."""
-        return np.asarray(self.counts * _FADING ** (self._now - self._last[: len(self._rows)]))
+        count = len(self._rows)
+        return np.asarray(self._counts[:count] * _FADING ** (self._now - self._last[:count]))
 
     def weights_by(self, kinds: NDArray[np.bool_]) -> NDArray[np.float64]:
         """The same where rows are of two kinds, bool [n], each of them by its newest row."""
-        counts, last = self._counts[: len(kinds)], self._last[: len(kinds)]
-        weights = counts.copy()
+        last, weights = self._last[: len(kinds)], self._counts[: len(kinds)].copy()
         for rows in (kinds, ~kinds):
             if rows.any():
                 newest = last[rows].max()
-                idle = _IDLE if counts[rows].sum() >= _ENOUGH else _FADING
+                idle = _IDLE if weights[rows].sum() >= _ENOUGH else _FADING
                 weights[rows] *= _FADING ** (newest - last[rows]) * idle ** (self._now - newest)
         return weights
 
@@ -292,7 +292,8 @@ class Curve:
         count = len(self._times)
         if not count:
             return np.zeros(len(sizes)), np.zeros(len(sizes))
-        own, moments = self._kinds[:count], self._moments[:count]
+        # Another thread may be adding.
+        own, moments = self._kinds[:count].copy(), self._moments[:count]
         weights = self._times.weights_by(own)
         others = _OTHERS * np.minimum(weights, 1.0)
         counts = np.where(own, [others, weights], [weights, others])
@@ -301,7 +302,7 @@ class Curve:
         away = wanted[:, None] - x
         near = np.maximum(np.exp(away * away * (-0.5 / _OCTAVES**2)), _NOWHERE)
         alike = kinds[:, None] == own
-        known = (alike * near) @ self._times.counts
+        known = (alike * near) @ self._times.counts[:count]
         sums = (counts[picked] * near) @ moments
         exponent = _slope(sums, everywhere[picked])
         reached = np.minimum(wanted, x.max())

@@ -122,6 +122,7 @@ class Packed:
         return (
             weight.data_ptr() == self._weight.data_ptr()
             and weight.shape == self._weight.shape
+            and weight.stride() == self._weight.stride()
             and not weight.is_inference()
             and weight._version == self._version
         )
@@ -305,26 +306,29 @@ def _usual_way(given: Tensor, weight: Tensor) -> Tensor:
     return linear(given, weight)
 
 
-def install(model: nn.Module, ways: Ways | None = None) -> Ways:
+def install(model: nn.Module, ways: Ways | None = None, *, packs: bool = True) -> Ways:
     """Make a model's linear layers `FewRows`, those in float32 on a CPU, where that is faster.
 
     Layers of a class of their own, and weights that are, are left as they are. Of layers that have
-    been made `FewRows` before, weights are packed anew, unless `ways` are given.
+    been made `FewRows` before, weights that are packed are packed anew.
 
     Args:
         model: the model.
         ways: which ways to take; None for those that are faster: as timed, or as they were for
             layers of the model that have been made `FewRows` before.
+        packs: whether other weights may be packed: it takes as long as a few forwards.
 
     Returns:
         The ways.
     """
     layers = [each for each in model.modules() if type(each) is nn.Linear and _plain(each.weight)]
     before = installed(model)
-    packs = sum(layer.weight.nbytes for layer in (*layers, *before)) <= _MOST_BYTES
+    small = sum(layer.weight.nbytes for layer in (*layers, *before)) <= _MOST_BYTES
+    for old in before:
+        if packs or old.packed:
+            old.packed = _packed(old.weight, old.ways) if small else None
+    packs = packs and small
     if ways is None:
-        for old in before:
-            old.packed = _packed(old.weight, old.ways) if packs else None
         ways = before[0].ways if before else faster((layer.weight for layer in layers), packs=packs)
     for layer in layers if ways != USUAL else ():
         # First what it needs, since a forward in another thread may be under way.
