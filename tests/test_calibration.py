@@ -67,6 +67,25 @@ def test_models_with_a_short_context_are_not() -> None:
     assert made.policy.calibrated
 
 
+@pytest.mark.parametrize(("context", "prompt"), [(512, 128), (128, 81), (63, 16), (62, None)])
+def test_rounds_are_measured_in_the_middle_of_a_text(
+    context: int, prompt: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one sequence and of batches, as far in as the context allows."""
+    prompts = []
+    measure = AdaptiveDepth.measure
+
+    def measured(self, states, record, reading=True) -> None:
+        prompts.append((len(states), max(state.prompt_length for state in states)))
+        measure(self, states, record, reading)
+
+    monkeypatch.setattr(AdaptiveDepth, "measure", measured)
+    models = [tiny(context, sequences=4) for _ in range(2)]
+    made = SpeculativeDecoder(models[0], ModelDrafter(models[1]))
+    assert set(prompts) == ({(1, prompt), (4, prompt)} if prompt else set())
+    assert made.policy.calibrated == bool(prompt)
+
+
 @pytest.mark.parametrize("config", [{"depth": "fixed"}, {"depth": "adaptive"}])
 def test_models_without_caches_are_not(config) -> None:
     model = TabularModel(lambda prefix: np.full(3, 1 / 3), 3)

@@ -29,7 +29,9 @@ ABREAST = (0, 1, 1, 0, 1, 3, 3, 0, 0, 1, 3, 0)
 BATCHES = (4, 16)
 """Of how many, where slots are empty: what so many take is not told by what one takes."""
 
-_PROMPT = 16
+_PROMPT, _LEAST = 128, 16
+"""Tokens of their prompts, and at least where a model's context is short: attention to what came
+before is a good part of what a batch takes, and more of a wide round than of a plain one."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -59,14 +61,15 @@ def calibrate(
     policy = decoder.policy
     most = decoder.max_length
     longest = max(sum(depth + 1 for depth in depths) for depths in (DEPTHS, ABREAST))
-    if not isinstance(policy, AdaptiveDepth) or (most is not None and most < _PROMPT + longest):
+    prompt = _PROMPT if most is None else min(_PROMPT, most - longest)
+    if not isinstance(policy, AdaptiveDepth) or prompt < _LEAST:
         return
-    if not _measured(decoder, run, policy, 1, DEPTHS):
+    if not _measured(decoder, run, policy, prompt, 1, DEPTHS):
         decoder.policy = policy_of(decoder.config, decoder.drafter)
         return
     for rows in BATCHES:
         empty = [model.empty_slots if isinstance(model, HasSlots) else 0 for model in models]
-        if rows > min(empty) or not _measured(decoder, run, policy, rows, ABREAST):
+        if rows > min(empty) or not _measured(decoder, run, policy, prompt, rows, ABREAST):
             return
 
 
@@ -74,15 +77,19 @@ def _measured(
     decoder: SpeculativeDecoder,
     run: Callable[[Batch, DraftPlan, Chance | None, Stopwatch], Step],
     policy: AdaptiveDepth,
+    prompt: int,
     rows: int,
     depths: tuple[int, ...],
 ) -> bool:
-    """Whether rounds of so many sequences, of which no two in a row are as long, were measured."""
+    """Whether rounds of so many sequences, of which no two in a row are as long, were measured.
+
+    The longest prompts have `prompt` tokens.
+    """
     length = sum(depth + 1 for depth in depths)
     params = SamplingParams(max_tokens=length, temperature=0, ignore_eos=True, depths=depths)
-    tokens = [place % decoder.target.vocab_size for place in range(_PROMPT)]
-    prompts = [tokens[: _PROMPT - row % 3] for row in range(rows)]
-    batch = decoder.pack(decoder.start(prompt, params)[0] for prompt in prompts)
+    tokens = [place % decoder.target.vocab_size for place in range(prompt)]
+    prompts = [tokens[: prompt - row % 3] for row in range(rows)]
+    batch = decoder.pack(decoder.start(each, params)[0] for each in prompts)
     try:
         for _ in depths:
             watch = Stopwatch(batch.device)
