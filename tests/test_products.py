@@ -187,16 +187,20 @@ def test_a_model_that_is_lent_again_is_not_timed_again(monkeypatch: pytest.Monke
     assert len(timed) == 2  # the target and the draft
 
 
-def test_a_model_that_is_lent_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("otherwise", [USUAL, replace(PACKED, packed=0)])
+def test_a_model_that_is_lent_is_not_packed(
+    otherwise: Ways, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It would take longer than a call gains. One that is wrapped, too, is packed anew."""
-    monkeypatch.setattr(
-        products, "faster", lambda weights, packs: PACKED if packs else replace(PACKED, packed=0)
-    )
-    monkeypatch.setattr(products, "Packed", Mock(wraps=Packed))
-    model, speculate = small(), generate_with(small())
+    monkeypatch.setattr(products, "faster", lambda weights, packs: PACKED if packs else otherwise)
+    model, speculate, seen = small(), generate_with(small()), []
+    model.lm_head.register_forward_pre_hook(lambda layer, _: seen.append(vars(layer).get("packed")))
     for _ in range(2):
+        seen.clear()
         model.generate(torch.tensor([[1, 2]]), max_new_tokens=2, custom_generate=speculate)
-    assert not products.Packed.called
+        # At first its adapter is made.
+        assert seen[-1] is None
+    assert not any(seen)
     TransformersModel(model)
     layers = products.installed(model)
     for _ in range(2):

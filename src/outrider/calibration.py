@@ -50,7 +50,7 @@ def calibrate(
     tokens, and a decoder whose drafter fails: its policy is then as it was. If only a batch fails,
     what was measured before stays. Nothing is raised and nobody is warned, which is left to the
     rounds of requests: they may never meet such tokens. No text that a slot holds is lost to a
-    batch.
+    batch. All slots have room for more than 128 tokens afterwards.
 
     Args:
         decoder: with no sequence live; its models may have those of other decoders. A policy that

@@ -138,8 +138,13 @@ class _Loan:
         wanted = (hf_model, hf_model.device, hf_model.dtype)
         try:
             if self._adapter is None or self._made_for != wanted:
-                self._ways = products.install(hf_model, packs=False)
-                self._adapter = TransformersModel(hf_model, max_sequences=self._max_sequences)
+                adapter = TransformersModel(hf_model, max_sequences=self._max_sequences)
+                # Packing takes longer than it gains a call.
+                found = products.ways_of(hf_model)
+                self._ways = products.Ways(found.single, found.few)
+                products.remove(hf_model, but=before.few_rows)
+                products.install(hf_model, self._ways, packs=False)
+                self._adapter = adapter
                 self._made_for = wanted
                 self._attention = hf_model.config._attn_implementation
             else:

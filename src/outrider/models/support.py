@@ -47,17 +47,20 @@ class Setting:
 
     Args:
         hf_model: the model.
+
+    Attributes:
+        few_rows: the layers that were `products.FewRows`.
     """
 
     def __init__(self, hf_model: Any) -> None:
         self._model = hf_model
         self._attention = hf_model.config._attn_implementation
         self._training = [(module, module.training) for module in hf_model.modules()]
-        self._few_rows = products.installed(hf_model)
+        self.few_rows = products.installed(hf_model)
 
     def restore(self) -> None:
         """Set the model back."""
-        products.remove(self._model, but=self._few_rows)
+        products.remove(self._model, but=self.few_rows)
         for module, training in self._training:
             module.training = training
         self._model.set_attn_implementation(self._attention)
