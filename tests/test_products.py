@@ -368,7 +368,7 @@ def test_layers_of_one_model_take_the_same_ways() -> None:
         ((9, 16), Ways(True, MOST, 9, 16)),
         ((6, 9, 16, 64, 256), Ways(True, MOST, 6)),
         ((2, 4, 6, 9, 16, 64, 256), Ways(True, MOST, 2)),
-        ((2, 9, 16), Ways(True, MOST, 9, 16)),
+        ((2, 9, 16), Ways(True, MOST, 2, 16)),
     ],
 )
 def test_packed_weights_are_used_around_where_they_gain_most(
@@ -382,6 +382,19 @@ def test_packed_weights_are_used_around_where_they_gain_most(
     layer = nn.Linear(1024, 512)
     assert products.install(layer) == way
     assert (layer.packed is not None) == bool(faster)
+
+
+@pytest.mark.parametrize(
+    ("slow", "way"), [(6, Ways(True, MOST, 9, 64)), (16, Ways(True, MOST, 64, 64))]
+)
+def test_packed_weights_are_not_used_beyond_where_they_are_slower(
+    slow: int, way: Ways, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A number of rows at which they are about as fast is no such place: a clock has whims."""
+    ticks = dict.fromkeys((1, *products._FEW), 50)
+    packed = {2: 40, 4: 49, 6: 40, 9: 40, 16: 99, 64: 60, 256: 101}
+    wind(monkeypatch, ticks, usual=100, packed=packed | {slow: 2 * packed[slow]})
+    assert products.install(nn.Linear(1024, 512)) == way
 
 
 def test_weights_of_which_memory_is_short_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ on).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter
@@ -43,8 +43,8 @@ _SLOWER = 0.95
 """As many times as fast it may be for fewer: about as fast, by a clock."""
 
 _PACKED_FASTER = 1.1
-"""How many times as fast products with packed weights have to be, for each number of rows that
-takes them: they take as much memory again."""
+"""How many times as fast products with packed weights have to be for the fewest and the most rows
+that take them, and for none between slower: they take as much memory again."""
 
 _REPEATS = 5
 """How often each way is timed, in turn with the other. The least time counts, which other work on
@@ -120,9 +120,9 @@ class Packed:
         A change through `weight.data` in place, or through memory that it shares, is not seen.
         """
         return (
-            weight.data_ptr() == self._weight.data_ptr()
-            and weight.shape == self._weight.shape
-            and weight.stride() == self._weight.stride()
+            weight.is_cpu
+            and weight.dtype == torch.float32
+            and weight.is_set_to(self._weight)
             and not weight.is_inference()
             and weight._version == self._version
         )
@@ -229,7 +229,11 @@ def faster(weights: Iterable[Tensor], packs: bool = True) -> Ways:
         best = max(best, gain)
         few = rows if best >= _FASTER else 0
     ways = Ways(_gain(timed, 1, other_way) >= _FASTER, few)
-    return _with_packed(ways, timed) if packs and all(map(packable, timed)) else ways
+    return (
+        _with_packed(ways, timed)
+        if packs and all(map(_counted, timed)) and packable(timed[0])
+        else ways
+    )
 
 
 def _with_packed(ways: Ways, weights: list[Tensor]) -> Ways:
@@ -244,15 +248,23 @@ def _with_packed(ways: Ways, weights: list[Tensor]) -> Ways:
         _gain(weights, rows, with_packed, other_way if ways.covers(rows) else _usual_way)
         for rows in sizes
     ]
-    low = high = max(range(len(sizes)), key=gains.__getitem__)
-    if gains[low] < _PACKED_FASTER:
+    most = max(range(len(sizes)), key=gains.__getitem__)
+    if gains[most] < _PACKED_FASTER:
         return ways
-    while low > 0 and gains[low - 1] >= _PACKED_FASTER:
-        low -= 1
-    while high < len(sizes) - 1 and gains[high + 1] >= _PACKED_FASTER:
-        high += 1
+    low = _last_gaining(gains, range(most, -1, -1))
+    high = _last_gaining(gains, range(most, len(sizes)))
     last = high == len(sizes) - 1
     return replace(ways, packed=sizes[low], packed_to=0 if last else sizes[high])
+
+
+def _last_gaining(gains: Sequence[float], places: Iterable[int]) -> int:
+    """The last of the places that gains, before one that is slower: of those the first gains."""
+    last = -1
+    for place in places:
+        if gains[place] < _SLOWER:
+            break
+        last = place if gains[place] >= _PACKED_FASTER else last
+    return last
 
 
 @torch.inference_mode()
