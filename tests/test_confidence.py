@@ -253,7 +253,7 @@ class TestExactness:
         target, draft = wavering(3, number)
         config = configured(verification, depth="adaptive", cost_ratio=0.5)
         drafter = ModelDrafter(draft)
-        policy = policy_of(config, drafter)
+        policy = policy_of(config, drafter, target)
         decoder = SpeculativeDecoder(target, drafter, config=config, policy=policy)
         params = SamplingParams(max_tokens=4, stop_token_ids=(2,))
         assert error(target, draft, config, params) < TOLERANCE

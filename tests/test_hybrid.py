@@ -103,7 +103,7 @@ class Planned:
         token = np.array([0.05 * (number % 2) for number in told])
         # Rounds as wide as 0, 1, ... tokens, of all rows: what the mean row has to bring.
         widths = plain.sum() + token.sum() * np.arange(self.depth + 1)
-        together = SharedWorth(plain + 0.5, widths, widths[1], 0.1) if self.together else None
+        together = SharedWorth(plain + 0.4, widths, widths[1], 0.1) if self.together else None
         worth = Worth(plain, token, together)
         looks = not self.together or states[0].round != 1
         return DraftPlan(depth, self.levels, self.shape, steps, worth, looks=looks)

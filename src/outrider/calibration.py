@@ -65,7 +65,7 @@ def calibrate(
     if not isinstance(policy, AdaptiveDepth) or prompt < _LEAST:
         return
     if not _measured(decoder, run, policy, prompt, 1, DEPTHS):
-        decoder.policy = policy_of(decoder.config, decoder.drafter)
+        decoder.policy = policy_of(decoder.config, decoder.drafter, decoder.target)
         return
     for rows in BATCHES:
         empty = [model.empty_slots if isinstance(model, HasSlots) else 0 for model in models]

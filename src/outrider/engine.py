@@ -108,7 +108,7 @@ class SpeculativeDecoder:
         # Plain decoding is exact, whatever would check drafts.
         self._lossy = self.verifier.lossy and self.drafter is not None
         self._uniforms = self.chance.uniforms if type(self.chance) is Philox4x32 else None
-        self.policy = policy or policy_of(self.config, self.drafter)
+        self.policy = policy or policy_of(self.config, self.drafter, target)
         parts = parts_of(target, self.drafter)
         self._cached = [model for model in parts if isinstance(model, CachedModel)]
         self._keepers = [part for part in parts if isinstance(part, KeepsSequences)]

@@ -185,6 +185,16 @@ class EndsEarly(Protocol):
 
 
 @runtime_checkable
+class VerifiesRagged(Protocol):
+    """A target that may verify rows of different lengths without padding them."""
+
+    @property
+    def ragged(self) -> bool:
+        """Whether `verify` takes what its tokens take, and not what the longest row's would."""
+        ...
+
+
+@runtime_checkable
 class LooksUp(Protocol):
     """A drafter with tokens to propose that take no step of a model, and an estimate of each."""
 

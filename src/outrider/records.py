@@ -205,8 +205,8 @@ class SequenceState:
 class SharedWorth:
     """What looked-up tokens have to bring in rows that decide together about them.
 
-    A forward is as wide for all of them, and waits for the slowest draft. Counted as in `Worth`,
-    but in tokens of all rows that decide together.
+    A forward waits for the slowest draft, and is as wide for all of them, or `ragged`. Counted as
+    in `Worth`, but in tokens of all rows that decide together.
 
     Attributes:
         planned: what each row emits in the round as it is planned, float64 [B]; NaN for a row that
@@ -216,12 +216,16 @@ class SharedWorth:
         covered: in the time of such a round as wide as the planned one usually is.
         backlog: in the time that the drafter takes to read on in a row which took none of its
             tokens.
+        ragged: where forwards take what their tokens take, whichever rows have them, about how many
+            a row of the planned round drafts; None where a forward is as wide for all rows as for
+            the widest.
     """
 
     planned: NDArray[np.float64]
     widths: NDArray[np.float64]
     covered: float
     backlog: float = 0.0
+    ragged: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,8 +74,9 @@ def judge(
         The verdict, or where every law is an atom those atoms [B, N + 1], on which the host can
         decide; and a witness [B, N + 1], finite where a row of logits means something.
     """
-    chains = proposal.parents is None and proposal.law_rows is None
-    if chains and verifier.lazy is not None and params.unfiltered:
+    # On a device, drawn tokens beside point masses are a tree's.
+    kinds = proposal.law_rows is None or logits.device.type == "cpu"
+    if proposal.parents is None and kinds and verifier.lazy is not None and params.unfiltered:
         return verify_logits(proposal, logits, params.temperature, verifier.lazy, draws)
     laws, witness = sampling.laws(logits, params)
     if laws.probs is None:

@@ -281,7 +281,7 @@ class Case:
             config=config,
             verifier=verifier,
             # Without a round to measure costs by, so that no depth depends on a clock.
-            policy=policy_of(config, drafter),
+            policy=policy_of(config, drafter, target),
         )
 
 

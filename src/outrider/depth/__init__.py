@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from ..config import SpeculativeConfig
-from ..protocols import DepthPolicy, DraftModel, EndsEarly, LooksUp
+from ..protocols import (
+    DepthPolicy,
+    DraftModel,
+    EndsEarly,
+    LooksUp,
+    TargetModel,
+    VerifiesRagged,
+)
 from .adaptive import AdaptiveDepth
 from .confidence import ConfidenceDepth
 from .fixed import FixedDepth
@@ -12,12 +19,15 @@ from .levels import Levels
 __all__ = ["AdaptiveDepth", "ConfidenceDepth", "FixedDepth", "Levels", "policy_of"]
 
 
-def policy_of(config: SpeculativeConfig, drafter: DraftModel | None) -> DepthPolicy:
+def policy_of(
+    config: SpeculativeConfig, drafter: DraftModel | None, target: TargetModel
+) -> DepthPolicy:
     """The policy that a configuration asks for.
 
     Args:
         config: how speculation is done.
         drafter: what proposes tokens; None for nothing.
+        target: what verifies them.
     """
     most = 0 if drafter is None else config.deepest
     levels = Levels(most, config.tree_shape, config.tree_budget)
@@ -32,6 +42,7 @@ def policy_of(config: SpeculativeConfig, drafter: DraftModel | None) -> DepthPol
         coupled=config.verification == "coupled",
         looks_up=looks_up,
         ends_early=_ends_early(drafter),
+        ragged=isinstance(target, VerifiesRagged) and target.ragged,
     )
 
 

@@ -91,6 +91,7 @@ class AdaptiveDepth:
         ends_early: whether the drafter ends chains where the plan says so. A round is then planned
             as deep as allowed, and what is learnt of acceptance counts a token that was not drafted
             since it was not worth it as refused.
+        ragged: whether chains are verified without what would pad rows to the longest.
     """
 
     def __init__(
@@ -101,8 +102,10 @@ class AdaptiveDepth:
         coupled: bool = False,
         looks_up: bool = False,
         ends_early: bool = False,
+        ragged: bool = False,
     ) -> None:
         self.learns = True
+        self._ragged = ragged and levels.chains
         self._levels = levels
         self._cost_ratio = COST_RATIO if cost_ratio is None else cost_ratio
         self._coupled = coupled
@@ -115,7 +118,7 @@ class AdaptiveDepth:
         self._since_plain = 0
         self._trying = self._due = False
         self._purse = Purse()
-        self._seen = Seen()
+        self._seen = Seen(self._ragged)
         self._planned: dict[int, int] = {}
         self._looking = Looking()
         self._looks = looks_up
@@ -205,7 +208,13 @@ class AdaptiveDepth:
         shared_worth = None
         if together:
             planned = np.array([choice.planned for choice in chosen])
-            shared_worth = SharedWorth(planned, together.widths, together.covered, together.backlog)
+            shared_worth = SharedWorth(
+                planned,
+                together.widths,
+                together.covered,
+                together.backlog,
+                together.likely if self._ragged else None,
+            )
         worth = Worth(
             np.array([choice.plain for choice in chosen]),
             np.array([choice.token for choice in chosen]),
@@ -317,8 +326,9 @@ class AdaptiveDepth:
         took, gained = planned.prices.drafting[0], 0
         if any(record.looked_up):
             drafting = planned.prices.drafting[max(stepped_of(record))]
-            width = min(max(record.drafted), len(planned.prices.verifying) - 1)
-            took = planned.prices.verifying[width] + drafting
+            widths = np.arange(len(planned.prices.verifying))
+            width = np.mean(record.drafted) if self._ragged else max(record.drafted)
+            took = np.interp(width, widths, planned.prices.verifying) + drafting
             gained = sum(record.emitted)
         self._looking.count(self._looks, gained - planned.rate * float(took))
 
@@ -405,10 +415,11 @@ class AdaptiveDepth:
             believed = gain if any(self._shown.acceptance.kept) else 1.0
             read = worth_reading(states, prices, believed, self._since_draft)
         choices = [choice if each else idle for each in read]
-        covered = float(np.interp(max(likely, deepest), range(most + 1), widths))
+        deep = float(max(likely, deepest))
+        covered = float(np.interp(deep, range(most + 1), widths))
         step_pace = pace if ending else 0.0
         backlog = rate * prices.backlog
-        return Choices(choices, prices, widths, covered, backlog, rate, step_pace, stands)
+        return Choices(choices, prices, widths, covered, backlog, rate, step_pace, stands, deep)
 
     def _patience(self, prices: Prices, gain: float) -> float:
         """After how many rounds a plain one is put in."""

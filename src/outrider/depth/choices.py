@@ -45,6 +45,7 @@ class Choices:
         pace: tokens a second of all of them that a step has to bring if drafts end early; 0 for
             drafts that do not.
         stands: for how many more rounds it is as good; 0 for an exception.
+        likely: about how many tokens are drafted for a row.
         rule: what ends drafts of these rows alone, if anything does.
     """
 
@@ -56,4 +57,5 @@ class Choices:
     rate: float
     pace: float
     stands: int
+    likely: float = 0.0
     rule: WorthAStep | None = None

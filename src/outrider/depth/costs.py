@@ -73,6 +73,8 @@ class Round:
         looked: whether tokens were looked up.
         caught_up: tokens of the sequences that it read for the first time.
         draft_s, target_s, other_s: seconds of its parts.
+        spared: by how many tokens fewer than the widest row has the others have, in all, if the
+            target is not given what would pad them.
     """
 
     rows: int
@@ -87,11 +89,12 @@ class Round:
     draft_s: float
     target_s: float
     other_s: float
+    spared: int = 0
 
     @property
     def tokens(self) -> int:
         """What the target is given, of all rows."""
-        return self.rows * (self.width + 1)
+        return self.rows * (self.width + 1) - self.spared
 
     @property
     def verifying_s(self) -> float:

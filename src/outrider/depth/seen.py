@@ -12,9 +12,14 @@ _SEQUENCES = 1024
 
 
 class Seen:
-    """Tells rounds, and remembers how far the drafter's model has read each sequence."""
+    """Tells rounds, and remembers how far the drafter's model has read each sequence.
 
-    def __init__(self) -> None:
+    Args:
+        ragged: whether the target is not given what would pad rows to the widest.
+    """
+
+    def __init__(self, ragged: bool = False) -> None:
+        self._ragged = ragged
         self._read: dict[int, int] = {}
 
     def behind(self, states: Sequence[SequenceState]) -> int:
@@ -46,9 +51,10 @@ class Seen:
                 self._read[state.prefix.sequence_id] = before + min(accepted, steps - 1)
         while len(self._read) > _SEQUENCES:
             del self._read[next(iter(self._read))]
+        width = max(record.drafted)
         return Round(
             rows=len(states),
-            width=max(record.drafted),
+            width=width,
             steps=max(stepped),
             fresh=any(state.round == 1 for state in states),
             read=_prompts(states),
@@ -59,6 +65,7 @@ class Seen:
             draft_s=record.draft_s,
             target_s=record.target_s,
             other_s=record.total_s - record.draft_s - record.target_s,
+            spared=width * len(states) - sum(record.drafted) if self._ragged else 0,
         )
 
 

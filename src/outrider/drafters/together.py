@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..records import DraftPlan
+from ..records import DraftPlan, SharedWorth
 from .candidate import Candidate
 
 _MARGIN = 1.1
@@ -30,14 +31,21 @@ class Together:
     stepping: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How many looked-up tokens each row takes, int64 [rows], and what that gains, in tokens."""
+
+    lengths: NDArray[np.int64]
+    gain: float
+
+
 def decide(found: Sequence[Candidate], plan: DraftPlan) -> Together:
     """What the rows that decide together do; without any where each is for itself, as in trees.
 
-    A forward is as wide as its widest row and waits for its slowest draft. So a token of one row
-    beyond what the others draft is paid for by all of them, tokens up to there are free, and steps
-    are saved where no row takes any. Of three ways the one with the most tokens beyond what is
-    emitted in its time anyway is taken, at the width where that is most: the round as planned; the
-    model for the rows of which it promises more than what was looked up; or no step at all.
+    A forward waits for its slowest draft, so that steps are saved where no row takes any. Of three
+    ways the one with the most tokens beyond what is emitted in its time anyway is taken: the round
+    as planned; the model for the rows of which it promises more than what was looked up; or no step
+    at all.
 
     Args:
         found: the candidate of each row, a chain.
@@ -54,21 +62,84 @@ def decide(found: Sequence[Candidate], plan: DraftPlan) -> Together:
     chances = np.zeros((len(rows), widest))
     for place, row in enumerate(taken):
         chances[place, : len(found[row])] = found[row].chances
-    # What each row emits if the forward has room for 1, 2, ... of its tokens, [rows, widest].
-    emits = 1 + chances.cumsum(1)
-    widths = worth.widths[1 : widest + 1]
-    reading = worth.backlog * (plan.model_steps[rows] > 0)
     margin = _MARGIN if len(rows) == 1 else _OF_MANY
-    gains = emits - margin * worth.planned[rows, None] - reading[:, None]
-    wider = (widths - worth.covered).clip(0)
-    beside = gains.clip(0).sum(0) - wider
-    best = int(beside.argmax())
-    stepping = float(beside[best]) if plan.model_steps[rows].any() else 0.0
-    alone = emits.sum(0) - widths - (margin - 1) * worth.widths[0] - reading.sum()
-    if alone.max() > max(stepping, 0.0):
-        most = int(alone.argmax()) + 1
-        return Together({row: found[row].within(most, most) for row in taken}, False)
-    if stepping > 0:
-        gaining = [row for row, gain in zip(taken, gains[:, best], strict=True) if gain > 0]
-        taken |= {row: found[row].within(best + 1, best + 1) for row in gaining}
-    return Together(taken, True)
+    steps = plan.model_steps[rows] > 0
+    needed = margin * worth.planned[rows] + worth.backlog * steps
+    resting = len(rows) - (margin - 1) * worth.widths[0] - worth.backlog * steps.sum()
+    ways = (_wide_beside, _wide_alone) if worth.ragged is None else (_beside, _alone)
+    beside = ways[0](chances, needed, worth)
+    alone = ways[1](chances, float(resting), worth)
+    stepping = beside.gain if steps.any() else 0.0
+    stays = alone.gain <= max(stepping, 0.0)
+    chosen = beside if stays else alone
+    if not stays or stepping > 0:
+        for row, length in zip(rows.tolist(), chosen.lengths.tolist(), strict=True):
+            taken[row] = found[row].within(length, length)
+    return Together(taken, stays)
+
+
+def _wide_beside(
+    chances: NDArray[np.float64], needed: NDArray[np.float64], worth: SharedWorth
+) -> _Way:
+    """Beside the model's steps, where a forward is as wide as its widest row.
+
+    A token of one row beyond what the others draft is paid for by all of them, and tokens up to
+    there are free.
+
+    Args:
+        chances: how likely each row's tokens are to be kept, float64 [rows, widest].
+        needed: how many tokens each row has to emit, float64 [rows].
+        worth: what time is worth.
+    """
+    widest = chances.shape[1]
+    gains = 1 + chances.cumsum(1) - needed[:, None]
+    wider = (worth.widths[1 : widest + 1] - worth.covered).clip(0)
+    total = gains.clip(0).sum(0) - wider
+    best = int(total.argmax())
+    return _Way(np.where(gains[:, best] > 0, best + 1, 0), float(total[best]))
+
+
+def _wide_alone(chances: NDArray[np.float64], resting: float, worth: SharedWorth) -> _Way:
+    """Without a step of the model, where a forward is as wide as its widest row.
+
+    Args:
+        chances: see `_wide_beside`.
+        resting: what is emitted without any of them, less what is asked for beforehand.
+        worth: what time is worth.
+    """
+    rows, widest = chances.shape
+    total = resting + chances.sum(0).cumsum() - worth.widths[1 : widest + 1]
+    best = int(total.argmax())
+    return _Way(np.full(rows, best + 1), float(total[best]))
+
+
+def _beside(chances: NDArray[np.float64], needed: NDArray[np.float64], worth: SharedWorth) -> _Way:
+    """Beside the model's steps, where a forward takes what all its tokens take.
+
+    Each row takes the tokens that are likelier to be kept than what one's verification is worth,
+    which is told by what more tokens than planned cost, and is rid of what the model would draft.
+    """
+    assert worth.ragged is not None
+    planned, most = worth.ragged, len(worth.widths) - 1
+    rows = len(chances)
+    token = (worth.widths[-1] - worth.covered) / max(most - planned, 1.0) / rows
+    own = (chances - max(token, 0.0)).cumsum(1)
+    lengths = own.argmax(1) + 1
+    gains = 1 + own.max(1) + max(token, 0.0) * planned - needed
+    return _Way(np.where(gains > 0, lengths, 0), float(gains.clip(0).sum()))
+
+
+def _alone(chances: NDArray[np.float64], resting: float, worth: SharedWorth) -> _Way:
+    """Without a step of the model, where a forward takes what all its tokens take.
+
+    The likeliest tokens of all rows: a row's are no likelier than those before them.
+    """
+    rows, widest = chances.shape
+    order = np.argsort(-chances, axis=None, kind="stable")[: np.count_nonzero(chances)]
+    counts = np.arange(1, len(order) + 1)
+    costs = np.interp(counts / rows, np.arange(len(worth.widths)), worth.widths)
+    total = resting + chances.ravel()[order].cumsum() - costs
+    if not len(total):
+        return _Way(np.zeros(rows, dtype=np.int64), -np.inf)
+    best = int(total.argmax())
+    return _Way(np.bincount(order[: best + 1] // widest, minlength=rows), float(total[best]))

@@ -16,6 +16,8 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 
+from .ragged import Ragged
+
 NAME = "outrider"
 
 
@@ -72,6 +74,42 @@ def packed_attention(
     else:
         output = _explicit_attention(query, key, value, attention_mask, scaling, softcap, s_aux)
     return output.reshape(batch, heads, length, -1).transpose(1, 2).contiguous(), None
+
+
+def ragged_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    ragged: Ragged,
+    scaling: float,
+) -> Tensor:
+    """`packed_attention` of ragged rows: of the columns that all have at once, then of the others.
+
+    Args:
+        module, key, value, scaling: see there.
+        query: [B, g * H, W, D], of which what is not computed is left alone.
+        attention_mask: additive, [B, 1, W or g * W, span].
+        ragged: which columns are computed.
+
+    Returns:
+        Of these alone, [1, n, g * H * D'].
+    """
+    first, (batch, heads, length, _) = ragged.together, query.shape
+    mixed = query.new_empty(batch, length, heads, value.shape[3])
+    parts = [(slice(batch), slice(first))]
+    parts += [(slice(row, row + 1), slice(first, own)) for row, own in ragged.longer]
+    for rows, columns in parts:
+        mixed[rows, columns], _ = packed_attention(
+            module,
+            query[rows, :, columns],
+            key[rows],
+            value[rows],
+            attention_mask[rows, :, columns],
+            scaling,
+        )
+    return ragged.packed(mixed.flatten(2))
 
 
 def _explicit_attention(

@@ -19,6 +19,8 @@ from torch.nn.modules import module as every_module
 from transformers import DynamicCache
 
 from . import attention
+from .ragged import Ragged
+from .rotary import turning_for
 
 _SHAPED = ("Llama", "Mistral")
 """What transformers calls the models whose layers are as `_run` has them."""
@@ -41,7 +43,8 @@ def forward_of(hf_model: Any) -> DirectForward | ModuleForward:
 
     Returns:
         A function of `input_ids` [B, q], `attention_mask`, `position_ids` [B or 1, q],
-        `past_key_values` and `logits_to_keep`, all by name, for logits [B, keep, V].
+        `past_key_values` and `logits_to_keep`, all by name, for logits [B, keep, V]; and of
+        `ragged`, which columns have to be computed: logits of others mean nothing.
     """
     stock = _stock(hf_model)
     direct = DirectForward(hf_model, stock) if stock else None
@@ -58,8 +61,8 @@ class ModuleForward:
     def __init__(self, hf_model: Any) -> None:
         self.hf_model = hf_model
 
-    def __call__(self, **inputs: Any) -> Tensor:
-        """Logits [B, keep, V]; see `forward_of`."""
+    def __call__(self, *, ragged: Ragged | None = None, **inputs: Any) -> Tensor:  # noqa: ARG002
+        """Logits [B, keep, V] of all columns; see `forward_of`."""
         logits: Tensor = self.hf_model(use_cache=True, **inputs).logits
         return logits
 
@@ -151,30 +154,40 @@ class DirectForward:
         position_ids: Tensor,
         past_key_values: Any,
         logits_to_keep: int,
+        ragged: Ragged | None = None,
     ) -> Tensor:
+        if ragged is not None:
+            input_ids, position_ids = ragged.packed(input_ids), ragged.packed(position_ids)
         base = self.hf_model.model
         hidden = base.embed_tokens(input_ids)
         cos, sin = base.rotary_emb(hidden, position_ids=position_ids)
-        half = cos.shape[-1] // 2
-        cos, sin = cos[:, None], torch.cat([-sin[..., :half], sin[..., half:]], -1)[:, None]
+        turn = turning_for(cos, sin, past_key_values, ragged)
         rows = *input_ids.shape, -1
         for layer in base.layers:
             heads, mlp = layer.self_attn, layer.mlp
             shape = *input_ids.shape, -1, heads.head_dim
             inner = _norm(layer.input_layernorm, hidden)
-            query = heads.q_proj(inner).view(shape).transpose(1, 2)
-            key = heads.k_proj(inner).view(shape).transpose(1, 2)
-            value = heads.v_proj(inner).view(shape).transpose(1, 2)
-            query = query * cos + query.roll(half, -1) * sin
-            key = key * cos + key.roll(half, -1) * sin
-            key, value = past_key_values.update(key, value, heads.layer_idx)
-            mixed, _ = attention.packed_attention(
-                heads, query, key, value, attention_mask, scaling=heads.scaling
+            query, key, value = turn(
+                heads.layer_idx,
+                heads.q_proj(inner).view(shape),
+                heads.k_proj(inner).view(shape),
+                heads.v_proj(inner).view(shape),
             )
+            if ragged is None:
+                mixed, _ = attention.packed_attention(
+                    heads, query, key, value, attention_mask, scaling=heads.scaling
+                )
+            else:
+                mixed = attention.ragged_attention(
+                    heads, query, key, value, attention_mask, ragged, heads.scaling
+                )
             hidden = hidden + heads.o_proj(mixed.view(rows))
             inner = _norm(layer.post_attention_layernorm, hidden)
             hidden = hidden + mlp.down_proj(mlp.act_fn(mlp.gate_proj(inner)) * mlp.up_proj(inner))
-        logits: Tensor = self.hf_model.lm_head(_norm(base.norm, hidden)[:, -logits_to_keep:])
+        hidden = _norm(base.norm, hidden)
+        if ragged is not None:
+            return ragged.laid_out(self.hf_model.lm_head(hidden.index_select(1, ragged.kept)))
+        logits: Tensor = self.hf_model.lm_head(hidden[:, -logits_to_keep:])
         return logits
 
 

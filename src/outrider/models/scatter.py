@@ -77,16 +77,24 @@ class HostScatter:
     Args:
         keys, values: of each layer, [slots, heads, capacity, width].
 
+    Attributes:
+        dtype: of keys and values.
+        capacity: columns of a slot.
+        sizes: of each layer, its heads, and the widths of a key and a value.
+        slots: of each row that was aimed at, its slot, [B].
+        starts: and the first of its columns, [B].
+        aimed: how many rows, and how many columns each has.
+
     Raises:
         ModelError: columns lie outside the slots, or a model gives other states than those of the
             rows and the length that were aimed at: the loop looks at no bounds.
     """
 
     def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-        self._dtype = keys[0].dtype
-        self._bits = _BITS.get(self._dtype.itemsize)
-        self._capacity = keys[0].shape[2]
-        self._sizes = [
+        self.dtype = keys[0].dtype
+        self._bits = _BITS.get(self.dtype.itemsize)
+        self.capacity = keys[0].shape[2]
+        self.sizes = [
             (one.shape[1], one.shape[3], other.shape[3])
             for one, other in zip(keys, values, strict=True)
         ]
@@ -100,14 +108,14 @@ class HostScatter:
     def aim(self, rows: Tensor, starts: Sequence[int], columns: Tensor) -> None:
         """Say where; see `Scatter`."""
         length = columns.shape[1]
-        if min(starts, default=0) < 0 or max(starts, default=0) + length > self._capacity:
+        if min(starts, default=0) < 0 or max(starts, default=0) + length > self.capacity:
             raise ModelError(
                 f"columns {list(starts)} and the {length - 1} after each are to be written; "
-                f"expected them in 0..{self._capacity - 1}"
+                f"expected them in 0..{self.capacity - 1}"
             )
         self._given = rows, starts, columns
-        self._aimed = len(starts), length
-        self._slots, self._starts = rows.numpy(), np.array(starts, dtype=np.int64)
+        self.aimed = len(starts), length
+        self.slots, self.starts = rows.numpy(), np.array(starts, dtype=np.int64)
 
     def __call__(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write a layer's keys and values [B, heads, q, width]."""
@@ -115,8 +123,8 @@ class HostScatter:
             self._index.aim(*self._given)
             self._index(layer, keys, values)
             return
-        heads, key_width, value_width = self._sizes[layer]
-        rows, length = self._aimed
+        heads, key_width, value_width = self.sizes[layer]
+        rows, length = self.aimed
         expected = (rows, heads, length, key_width), (rows, heads, length, value_width)
         if keys.shape != expected[0] or values.shape != expected[1]:
             raise ModelError(
@@ -129,17 +137,21 @@ class HostScatter:
             self._values[layer],
             self._rows(keys),
             self._rows(values),
-            self._slots,
-            self._starts,
+            self.slots,
+            self.starts,
             heads,
-            self._capacity,
+            self.capacity,
             length,
         )
 
+    def stored(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """A layer's keys and values as rows [slots * heads * capacity, width], to be written to."""
+        return self._keys[layer], self._values[layer]
+
     def _rows(self, states: Tensor) -> NDArray[Any]:
         """Numbers [..., width] as rows [n, width] for NumPy; the same memory if they lie so."""
-        if states.dtype != self._dtype:
-            states = states.to(self._dtype)
+        if states.dtype != self.dtype:
+            states = states.to(self.dtype)
         if self._bits is not None:
             states = states.view(self._bits)
         return states.contiguous().numpy().reshape(-1, states.shape[-1])

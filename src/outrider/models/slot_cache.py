@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from .scatter import Scatter, scatter_for
+from .scatter import HostScatter, Scatter, scatter_for
 from .slots import Placement
 from .transfer import sent
 
@@ -73,7 +73,8 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         ]
         nothing = (torch.empty(0),) * self._count
         self._all: _Views = (nothing, nothing)
-        self._write: _Views = (nothing, nothing)
+        self._write: _Views | None = None
+        self._columns = (0, 0, 0, 0)
         self._read: _Views = (nothing, nothing)
         self._read_window: tuple[int, int, int] | None = None
         self._scatter: Scatter | None = None
@@ -174,11 +175,10 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         run = slots == list(range(low, high))
         self._gather = None
         self._apart = not run or any(other != start for other in starts)
-        if self._apart:
+        if self._apart or isinstance(self._scatter, HostScatter):
             assert self._scatter is not None, "room is made before a forward is aimed"
             self._scatter.aim(self._row_index(slots), starts, columns)
-        else:
-            self._write = self._views(self._groups, low, high, start, start + length)
+        self._write, self._columns = None, (low, high, start, start + length)
         if not run:
             self._gather = self._row_index(slots), span
         elif self._read_window != (low, high, span):
@@ -218,12 +218,23 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
             assert self._scatter is not None, "a forward is aimed before it writes"
             self._scatter(layer_idx, key_states, value_states)
         else:
+            if self._write is None:
+                self._write = self._views(self._groups, *self._columns)
             self._write[0][layer_idx].copy_(key_states)
             self._write[1][layer_idx].copy_(value_states)
+        return self.span(layer_idx)
+
+    @property
+    def host(self) -> HostScatter | None:
+        """What writes where the next forward computes by loops, aimed; None on other devices."""
+        return self._scatter if isinstance(self._scatter, HostScatter) else None
+
+    def span(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The keys and values [B, heads, span, width] of a layer that the forward reads."""
         if self._gather is None:
-            return self._read[0][layer_idx], self._read[1][layer_idx]
+            return self._read[0][layer], self._read[1][layer]
         slots, span = self._gather
-        keys, values = (each[layer_idx][:, :, :span].index_select(0, slots) for each in self._all)
+        keys, values = (each[layer][:, :, :span].index_select(0, slots) for each in self._all)
         return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002

@@ -25,6 +25,7 @@ from .compiled import WIDEST, CompiledForward, require_compiler
 from .cursor import SlotBatch, SlotCursor, unsorted
 from .direct import DirectForward, ModuleForward, forward_of
 from .pending import FedTokens, HostCopy, RowTokens
+from .ragged import Ragged
 from .slot_cache import SlotCache
 from .slots import SlotTable
 from .support import Setting, inspect_architecture
@@ -168,6 +169,11 @@ class TransformersModel:
         return self._architecture.dtype
 
     @property
+    def ragged(self) -> bool:
+        """Whether rows of a batch are verified without what would pad them to the longest draft."""
+        return self.device.type == "cpu" and isinstance(self._forward, DirectForward)
+
+    @property
     def live_sequences(self) -> frozenset[int]:
         """The sequences that hold a slot."""
         return frozenset(self._table.owner)
@@ -210,15 +216,22 @@ class TransformersModel:
         longest = lengths if ancestors is None else trees.longest_paths(ancestors, lengths)
         with self.lock:
             batch = self.enter(prefixes, longest.tolist())
-            drafts = proposal.tokens if batch.order is None else proposal.tokens[batch.order]
+            drafts, lengths = proposal.tokens, proposal.lengths
+            if batch.order is not None:
+                drafts, lengths = drafts[batch.order], lengths[batch.order]
             tokens = torch.cat([batch.tokens, drafts], 1)
+            ragged = None
+            if ancestors is None and self.ragged and (lengths < proposal.width).any():
+                own = (lengths + batch.tokens.shape[1]).tolist()
+                ragged = Ragged.of(own, tokens.shape[1], proposal.width + 1, self.device)
             if ancestors is None:
                 view = self.views.chain(batch.starts, tokens.shape[1])
             else:
                 rows = ancestors if batch.order is None else ancestors[batch.order]
                 hung = sent(hung_on_chains(rows, batch.tokens.shape[1]), self.device)
                 view = self.views.tree(batch.starts, hung, tokens.shape[1])
-            logits = self.forward(batch.slots, batch.starts, tokens, view, proposal.width + 1)
+            keep = proposal.width + 1
+            logits = self.forward(batch.slots, batch.starts, tokens, view, keep, ragged=ragged)
             self._settle(prefixes, HostCopy(proposal.tokens, parents))
         return TargetScores(unsorted(logits, batch.order))
 
@@ -348,10 +361,12 @@ class TransformersModel:
         view: View,
         keep: int,
         other: DirectForward | ModuleForward | None = None,
+        ragged: Ragged | None = None,
     ) -> Tensor:
         """Compute columns [B, q] of the cache, and the logits [B, keep, V] of the last of them.
 
-        `other`, a forward through the same first layers, takes the place of the model's.
+        `other`, a forward through the same first layers, takes the place of the model's. Columns
+        that are not among the `ragged` ones, and their logits, need not be computed.
         """
         with self.lock:
             compiled = self._compiled
@@ -368,6 +383,7 @@ class TransformersModel:
                 position_ids=view.positions,
                 past_key_values=self._cache,
                 logits_to_keep=keep,
+                ragged=ragged,
             )
 
     @torch.inference_mode()

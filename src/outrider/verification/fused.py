@@ -21,8 +21,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from array_api_compat import array_namespace
+from numpy.typing import NDArray
 from torch import Tensor
 
+from .. import trees
 from ..records import DraftProposal, Verdict
 from .chain import Chain, target_over_draft
 from .lazy import RowLaws, entries, on_host, row_laws, small
@@ -114,13 +116,15 @@ class HostDrafts:
     Attributes:
         tokens: int64 [B * N].
         target: laws of B * (N + 1) rows.
-        draft: [B * N, V], the laws the tokens were drawn from; None for point masses.
+        draft: [B * R, V], laws that tokens were drawn from; None if all are point masses.
+        law_rows: int64 [B * N], which of them each token was drawn from, -1 for a point mass.
         ratios: of each row its L numbers, target over draft probability of each token.
     """
 
     tokens: Any
     target: RowLaws
     draft: Tensor | None
+    law_rows: NDArray[np.int64]
     width: int
     ratios: list[list[float]]
 
@@ -135,23 +139,32 @@ class HostDrafts:
         ratio[~_sound(target, index)] = 0
         probs = None if proposal.laws is None else proposal.laws.probs
         draft = None if probs is None else probs.flatten(0, 1)
+        law_rows = np.full(batch * width, -1)
+        if probs is not None:
+            own = trees.chain(batch, width) if proposal.law_rows is None else proposal.law_rows
+            first = probs.shape[1] * np.arange(batch)[:, None]
+            law_rows = np.where(own < 0, -1, own + first).flatten()
         if draft is not None:
-            drawn = entries(draft, column, tokens)
+            drawn = np.where(law_rows < 0, 1.0, entries(draft, law_rows.clip(0), tokens))
             # None is zero but where nothing was drafted.
             ratio /= drawn + (drawn == 0)
         rows = zip(ratio.reshape(batch, width).tolist(), proposal.lengths.tolist(), strict=True)
-        return HostDrafts(tokens, target, draft, width, [row[:length] for row, length in rows])
+        ratios = [row[:length] for row, length in rows]
+        return HostDrafts(tokens, target, draft, law_rows, width, ratios)
 
     def excess(self, rows: list[int], node: int, weights: list[float]) -> list[float]:
         """sum_x (w P(x) - Q(x))+ at a node before the leaves of `rows`, for weights w."""
-        if self.draft is None:
-            # Q is a point mass on the next token and w P(x) <= 1: all but that token is left.
-            chances = (self.ratios[row][node] for row in rows)
-            return [w * (1 - chance) for w, chance in zip(weights, chances, strict=True)]
+        # Where Q is a point mass on the next token, w P(x) <= 1: all but that token is left.
+        pairs = zip(rows, weights, strict=True)
+        found = np.array([weight * (1 - self.ratios[row][node]) for row, weight in pairs])
         column = np.array(rows) * self.width + node
-        index, weight = column + rows, np.array(weights)
-        found = self.target.excess(index, weight, self.draft, column)
-        kept: list[float] = np.where(_sound(self.target, index), found, weight).tolist()
+        law_row = self.law_rows[column]
+        drawn = law_row >= 0
+        if self.draft is not None and drawn.any():
+            index, weight = (column + rows)[drawn], np.array(weights)[drawn]
+            sums = self.target.excess(index, weight, self.draft, law_row[drawn])
+            found[drawn] = np.where(_sound(self.target, index), sums, weight)
+        kept: list[float] = found.tolist()
         return kept
 
     def residual(self, nodes: list[int], weights: list[float]) -> Any:
@@ -163,15 +176,18 @@ class HostDrafts:
         row = np.arange(len(nodes))
         index = row * (self.width + 1) + nodes
         drafts = np.array([at < len(row) for at, row in zip(nodes, self.ratios, strict=True)])
-        if self.draft is None or not drafts.any():
+        column = np.where(drafts, index - row, 0)
+        law_row = np.where(drafts, self.law_rows[column], -1)
+        drawn = law_row >= 0
+        if self.draft is None or not drawn.any():
             law = self.target.weighed(index, 1.0)
         else:
-            weight = np.where(drafts, weights, 1.0)
-            counts = None if drafts.all() else drafts
-            column = np.where(drafts, index - row, 0)
-            law = self.target.above(index, weight, self.draft, column, counts)
-        if self.draft is None:
-            small(law)[row[drafts], self.tokens[(index - row)[drafts]]] = 0
+            weight = np.where(drawn, weights, 1.0)
+            counts = None if drawn.all() else drawn
+            law = self.target.above(index, weight, self.draft, law_row.clip(0), counts)
+        sure = drafts & ~drawn
+        if sure.any():
+            small(law)[row[sure], self.tokens[column[sure]]] = 0
         total = law.sum(-1, keepdims=True)
         if all(mass > 0 for (mass,) in total.tolist()):
             law /= total
