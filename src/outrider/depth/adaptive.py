@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..acceptance import expected_tokens
-from ..records import DraftPlan, RoundRecord, SequenceState, SharedWorth, Worth
+from ..records import DraftPlan, RoundRecord, SequenceState
 from .alone import own_choice
-from .choices import Choice, Choices
+from .choices import Choice, Choices, Decision
 from .costs import COST_RATIO, Costs, Prices
+from .ends import Ends
 from .levels import Levels, allowed
 from .looking import Looking
 from .purse import LONGEST, Purse, worth_reading
@@ -124,7 +125,9 @@ class AdaptiveDepth:
         self._looks = looks_up
         self._together: Choices | None = None
         self._standing = Standing()
-        self._pays = False
+        self._ends = Ends()
+        self._later: list[tuple[Sequence[SequenceState], RoundRecord, bool]] = []
+        self._pays = self._settled = False
 
     @property
     def calibrated(self) -> bool:
@@ -134,6 +137,35 @@ class AdaptiveDepth:
     def plan(self, states: Sequence[SequenceState]) -> DraftPlan:
         """The depth of each sequence's next round."""
         self._trying = self._due = False
+        unusual = self._since_plain == _RARELY // 2 or self._costs.puzzled
+        standing = None if unusual else self._standing.choices(states)
+        self._settled = standing is not None and self._standing.goes_on
+        decision = Decision.standing(standing, states) if standing else self._decision(states)
+        steps, together, rule = decision.steps, decision.together, decision.rule
+        self._planned = {
+            state.prefix.sequence_id: step for state, step in zip(states, steps, strict=True)
+        }
+        if not self._looks_up:
+            return self._levels.plan(steps, keep_going=rule, repeats=decision.repeats)
+        # A row that is by itself, or new, finds what there is for it; and where no model drafts,
+        # it is not known what rounds bring without it.
+        alike = self._levels.chains and len(decision.shared) == len(states)
+        known = alike and self._costs.known and all(state.round for state in states)
+        self._together = together if known else None
+        self._looks = self._together is None or self._looking.wanted()
+        if not self._looks:
+            return self._levels.plan(steps, keep_going=rule, looks=False)
+        depths = [
+            steps[row]
+            if self._levels.replayed(state) is not None and not self._is_local(state)
+            else max(steps[row], allowed(self._levels.deepest, state))
+            for row, state in enumerate(states)
+        ]
+        worth = decision.worth(self._ragged)
+        return self._levels.plan(depths, steps, worth, rule, decision.repeats)
+
+    def _decision(self, states: Sequence[SequenceState]) -> Decision:
+        """What is planned for each row, by itself and together."""
         choices: list[Choice | None] = [None] * len(states)
         shared = []
         # Until a step of a model has been measured, depths that are asked for are to show one.
@@ -160,67 +192,27 @@ class AdaptiveDepth:
             allowed(choice.likely, state) if choice else 0
             for choice, state in zip(choices, states, strict=True)
         )
+        # Depths that are asked for may be greater than what is planned otherwise.
+        prices = self._prices(len(states), max(self._levels.deepest, others, *steps))
         together = None
-        all_shared = len(shared) == len(states)
-        unusual = not all_shared or self._since_plain == _RARELY // 2 or self._costs.puzzled
-        standing = None if unusual else self._standing.choices(states)
-        if standing:
-            prices = standing.prices
-        else:
-            # Depths that are asked for may be greater than what is planned otherwise.
-            prices = self._prices(len(states), max(self._levels.deepest, others, *steps))
         if shared:
-            sharing = [states[row] for row in shared]
-            together = standing or self._shared_choices(sharing, prices, others)
+            together = self._shared_choices([states[row] for row in shared], prices, others)
             for row, choice in zip(shared, together.rows, strict=True):
                 choices[row] = choice
                 steps[row] = allowed(choice.steps, states[row])
         chosen = [choice for choice in choices if choice is not None]
-        keep_going = standing.rule if standing else None
-        if self._ends_early and not standing:
+        rule = None
+        if self._ends_early:
             paces = [
                 chosen[row].pace if steps[row] and self._is_local(state) else None
                 for row, state in enumerate(states)
             ]
             pace = together.pace if together else 0.0
-            keep_going = self._rule(states, paces, shared if pace else [], others, pace, prices)
-        if together and all_shared and not standing:
-            self._standing.decide(states, replace(together, rule=keep_going))
-        self._planned = {
-            state.prefix.sequence_id: step for state, step in zip(states, steps, strict=True)
-        }
+            rule = self._rule(states, paces, shared if pace else [], others, pace, prices)
+        if together and len(shared) == len(states):
+            self._standing.decide(states, replace(together, rule=rule))
         own = repeats if max(repeats) >= 0 else None
-        if not self._looks_up:
-            return self._levels.plan(steps, keep_going=keep_going, repeats=own)
-        # A row that is by itself, or new, finds what there is for it; and where no model drafts,
-        # it is not known what rounds bring without it.
-        alike = self._levels.chains and len(shared) == len(states) and all(s.round for s in states)
-        self._together = together if alike and self._costs.known else None
-        self._looks = self._together is None or self._looking.wanted()
-        if not self._looks:
-            return self._levels.plan(steps, keep_going=keep_going, looks=False)
-        depths = [
-            steps[row]
-            if self._levels.replayed(state) is not None and not self._is_local(state)
-            else max(steps[row], allowed(self._levels.deepest, state))
-            for row, state in enumerate(states)
-        ]
-        shared_worth = None
-        if together:
-            planned = np.array([choice.planned for choice in chosen])
-            shared_worth = SharedWorth(
-                planned,
-                together.widths,
-                together.covered,
-                together.backlog,
-                together.likely if self._ragged else None,
-            )
-        worth = Worth(
-            np.array([choice.plain for choice in chosen]),
-            np.array([choice.token for choice in chosen]),
-            shared_worth,
-        )
-        return self._levels.plan(depths, steps, worth, keep_going, own)
+        return Decision(chosen, steps, shared, together, rule, own)
 
     def _rule(
         self,
@@ -276,8 +268,39 @@ class AdaptiveDepth:
             self._observe_failure(states, record)
             return
         self._standing.happened(states)
-        self.measure(states, record)
-        self._count_looking(record)
+        if self._together is not None:
+            self._looking.count_round(self._looks, record, self._together, self._ragged)
+        if self._waits(states, record):
+            self._later.append((states, record, self._looks))
+            return
+        self._catch_up()
+        self._learn(states, record, self._looks)
+
+    def _waits(self, states: Sequence[SequenceState], record: RoundRecord) -> bool:
+        """Whether a round may be learnt from later: a plain one, the next of which is planned.
+
+        Nothing in between looks at what is learnt, and all of it takes a fifth of the time in one
+        go, since what a forward leaves of a processor's caches is little.
+        """
+        return (
+            self._settled
+            and not self._since_plain
+            and not self._costs.puzzled
+            and not any(record.drafted)
+            and not any(record.ended)
+            and not any(state.finish_reason for state in states)
+        )
+
+    def _catch_up(self) -> None:
+        """Learn from the rounds that wait."""
+        for waiting in self._later:
+            self._learn(*waiting)
+        self._later.clear()
+
+    def _learn(self, states: Sequence[SequenceState], record: RoundRecord, looked: bool) -> None:
+        """Learn from a round that looked tokens up or did not."""
+        self._ends.happened(states)
+        self._costs.add(self._seen.round(states, record, looked))
         for state in states:
             if state.finish_reason is not None:
                 self._purse.ended(state.round)
@@ -318,22 +341,9 @@ class AdaptiveDepth:
         """
         self._costs.add(self._seen.round(states, record, self._looks), reading)
 
-    def _count_looking(self, record: RoundRecord) -> None:
-        """Whether looking tokens up gained anything in a round: at what rounds usually take."""
-        planned = self._together
-        if planned is None:
-            return
-        took, gained = planned.prices.drafting[0], 0
-        if any(record.looked_up):
-            drafting = planned.prices.drafting[max(stepped_of(record))]
-            widths = np.arange(len(planned.prices.verifying))
-            width = np.mean(record.drafted) if self._ragged else max(record.drafted)
-            took = np.interp(width, widths, planned.prices.verifying) + drafting
-            gained = sum(record.emitted)
-        self._looking.count(self._looks, gained - planned.rate * float(took))
-
     def _observe_failure(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
         """Learn from a round whose drafter failed: what it took, and that it is not worth it."""
+        self._catch_up()
         self._standing.end()
         self._since_plain += 1
         self._since_draft = 0
@@ -419,7 +429,10 @@ class AdaptiveDepth:
         covered = float(np.interp(deep, range(most + 1), widths))
         step_pace = pace if ending else 0.0
         backlog = rate * prices.backlog
-        return Choices(choices, prices, widths, covered, backlog, rate, step_pace, stands, deep)
+        weights = self._ends.weights(states, prices)
+        return Choices(
+            choices, prices, widths, covered, backlog, rate, step_pace, stands, deep, weights
+        )
 
     def _patience(self, prices: Prices, gain: float) -> float:
         """After how many rounds a plain one is put in."""
@@ -440,16 +453,5 @@ class AdaptiveDepth:
 
     def _prices(self, rows: int, depth: int) -> Prices:
         """Of rounds up to a depth: measured, or where none was, in plain ones."""
-        depths = range(depth + 1)
-        widths = [self._levels.width(k) for k in depths]
-        measured = self._costs.prices(rows, widths)
-        if self._costs.known:
-            return measured
-        # No step of a model is ever measured where tokens are only looked up.
-        first = max(float(measured.verifying[0]), 1e-9)
-        return Prices(
-            rows=rows,
-            widths=measured.widths,
-            verifying=np.asarray(1 + (measured.verifying - measured.verifying[0]) / first),
-            drafting=self._cost_ratio * np.arange(depth + 1.0),
-        )
+        prices = self._costs.prices(rows, [self._levels.width(k) for k in range(depth + 1)])
+        return prices if self._costs.known else prices.guessed(self._cost_ratio)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..records import SequenceState, SharedWorth, Worth
 from .costs import Prices
+from .levels import allowed
 from .sureness import WorthAStep
 
 
@@ -46,6 +49,7 @@ class Choices:
             drafts that do not.
         stands: for how many more rounds it is as good; 0 for an exception.
         likely: about how many tokens are drafted for a row.
+        weights: see `SharedWorth`.
         rule: what ends drafts of these rows alone, if anything does.
     """
 
@@ -58,4 +62,57 @@ class Choices:
     pace: float
     stands: int
     likely: float = 0.0
+    weights: NDArray[np.float64] | None = None
     rule: WorthAStep | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is planned for a round.
+
+    Attributes:
+        rows: for each row.
+        steps: and how many it takes, which its length may allow less of.
+        shared: the rows that decide together.
+        together: and what they decided; None if there are none.
+        rule: what ends drafts, if anything does.
+        repeats: see `DraftPlan`.
+    """
+
+    rows: list[Choice]
+    steps: list[int]
+    shared: list[int]
+    together: Choices | None
+    rule: WorthAStep | None
+    repeats: list[int] | None = None
+
+    @staticmethod
+    def standing(choices: Choices, states: Sequence[SequenceState]) -> Decision:
+        """What stands for these rows, all of which decide together."""
+        pairs = zip(choices.rows, states, strict=True)
+        steps = [allowed(choice.steps, state) for choice, state in pairs]
+        return Decision(choices.rows, steps, list(range(len(states))), choices, choices.rule)
+
+    def worth(self, ragged: bool) -> Worth:
+        """What looked-up tokens have to bring.
+
+        Args:
+            ragged: whether rows are verified without what would pad them to the longest.
+        """
+        together = None
+        if self.together:
+            weights = np.ones(len(self.rows))
+            weights[self.shared] = self.together.weights
+            together = SharedWorth(
+                np.array([choice.planned for choice in self.rows]),
+                self.together.widths,
+                self.together.covered,
+                self.together.backlog,
+                self.together.likely if ragged else None,
+                weights,
+            )
+        return Worth(
+            np.array([choice.plain for choice in self.rows]),
+            np.array([choice.token for choice in self.rows]),
+            together,
+        )

@@ -112,6 +112,7 @@ class Prices:
         verifying: of rounds of each depth but for their drafting, float64 [N + 1].
         drafting: of drafts of each depth, float64 [N + 1]; at 0 of looking tokens up.
         backlog: of the drafter's reading on in a row for which it has not drafted for a while.
+        single: of a plain round of one row.
         step: of a step of the drafter for one row, the least that a reading takes.
         token: of its reading of one token of a prompt.
         doubts: standard errors of the logarithms of what rounds of each depth take but for their
@@ -124,6 +125,7 @@ class Prices:
     verifying: NDArray[np.float64]
     drafting: NDArray[np.float64]
     backlog: float = 0.0
+    single: float = 0.0
     step: float = 0.0
     token: float = 0.0
     doubts: NDArray[np.float64] | None = None
@@ -141,6 +143,22 @@ class Prices:
     def looked_up(self) -> NDArray[np.float64]:
         """Of rounds as wide, of tokens that are looked up, float64 [N + 1]."""
         return np.asarray((self.verifying + self.drafting[0]).clip(_LEAST))
+
+    def guessed(self, cost_ratio: float) -> Prices:
+        """Multiples of a plain round, for a drafter of which no step was measured.
+
+        As for one that only looks tokens up: none ever is.
+
+        Args:
+            cost_ratio: a draft step beside a plain round.
+        """
+        verifying = self.verifying
+        return Prices(
+            rows=self.rows,
+            widths=self.widths,
+            verifying=1 + (verifying - verifying[0]) / max(float(verifying[0]), _LEAST),
+            drafting=cost_ratio * np.arange(float(len(verifying))),
+        )
 
     def reading(self, tokens: int) -> float:
         """Of the drafter's reading of a prompt."""
@@ -363,6 +381,7 @@ class Costs:
             verifying=scale * np.array(verifying),
             drafting=scale * drafting,
             backlog=scale * self._drafting.backlog,
+            single=scale * single,
             step=scale * step,
             token=scale * each,
             doubts=self._doubts(counts[:-1]) if self.known else None,

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from ..records import RoundRecord
+from .choices import Choices
+from .seen import stepped_of
+
 _MEMORY = 0.9
 """What is known of earlier rounds weighs beside the next one: ten count in all."""
 
@@ -22,6 +28,26 @@ class Looking:
     def wanted(self) -> bool:
         """Whether the next round is to look."""
         return self._gained >= 0 or self._since >= _PAUSE - 1
+
+    def count_round(
+        self, looked: bool, record: RoundRecord, planned: Choices, ragged: bool
+    ) -> None:
+        """Count what looking tokens up gained in a round: at what rounds usually take.
+
+        Args:
+            looked: whether it did.
+            record: the round.
+            planned: what was planned for it.
+            ragged: whether rows were verified without padding.
+        """
+        took, gained = planned.prices.drafting[0], 0
+        if any(record.looked_up):
+            verifying = planned.prices.verifying
+            width = np.mean(record.drafted) if ragged else max(record.drafted)
+            took = planned.prices.drafting[max(stepped_of(record))]
+            took = took + np.interp(width, np.arange(len(verifying)), verifying)
+            gained = sum(record.emitted)
+        self.count(looked, gained - planned.rate * float(took))
 
     def count(self, looked: bool, gained: float = 0.0) -> None:
         """Count a round, and if it looked, what that gained: less than nothing, if in vain."""

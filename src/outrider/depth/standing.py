@@ -42,11 +42,19 @@ class Standing:
     def __init__(self) -> None:
         self._planned: _Decision | None = None
         self._done: _Decision | None = None
+        self._left = -1
 
     def choices(self, states: Sequence[SequenceState]) -> Choices | None:
         """What was decided for these sequences, if that stands for their next round."""
         done = self._done
-        return done.choices if done and 1 <= done.since(states) <= done.choices.stands else None
+        since = done.since(states) if done else -1
+        self._left = done.choices.stands - since if done and since >= 1 else -1
+        return done.choices if done and self._left >= 0 else None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether what was asked for last stands for the round after that, too."""
+        return self._left > 0
 
     def decide(self, states: Sequence[SequenceState], choices: Choices) -> None:
         """Note a decision, unless it is an exception, or too early to go by it again."""
@@ -57,7 +65,7 @@ class Standing:
     def happened(self, states: Sequence[SequenceState]) -> None:
         """Go by the latest decision if a round was done by it, which ended in these states."""
         planned = self._planned
-        if planned and planned.since(states) == 1:
+        if planned and planned is not self._done and planned.since(states) == 1:
             self._done = planned
 
     def end(self) -> None:

@@ -62,9 +62,12 @@ def decide(found: Sequence[Candidate], plan: DraftPlan) -> Together:
     chances = np.zeros((len(rows), widest))
     for place, row in enumerate(taken):
         chances[place, : len(found[row])] = found[row].chances
+    counts = np.ones(len(rows)) if worth.weights is None else worth.weights[rows]
+    chances *= counts[:, None]
     margin = _MARGIN if len(rows) == 1 else _OF_MANY
     steps = plan.model_steps[rows] > 0
-    needed = margin * worth.planned[rows] + worth.backlog * steps
+    # Beyond the token that each emits in any case.
+    needed = (margin * worth.planned[rows] - 1) * counts + worth.backlog * steps
     resting = len(rows) - (margin - 1) * worth.widths[0] - worth.backlog * steps.sum()
     ways = (_wide_beside, _wide_alone) if worth.ragged is None else (_beside, _alone)
     beside = ways[0](chances, needed, worth)
@@ -88,11 +91,11 @@ def _wide_beside(
 
     Args:
         chances: how likely each row's tokens are to be kept, float64 [rows, widest].
-        needed: how many tokens each row has to emit, float64 [rows].
+        needed: how many of them each row has to keep, float64 [rows].
         worth: what time is worth.
     """
     widest = chances.shape[1]
-    gains = 1 + chances.cumsum(1) - needed[:, None]
+    gains = chances.cumsum(1) - needed[:, None]
     wider = (worth.widths[1 : widest + 1] - worth.covered).clip(0)
     total = gains.clip(0).sum(0) - wider
     best = int(total.argmax())
@@ -125,7 +128,7 @@ def _beside(chances: NDArray[np.float64], needed: NDArray[np.float64], worth: Sh
     token = (worth.widths[-1] - worth.covered) / max(most - planned, 1.0) / rows
     own = (chances - max(token, 0.0)).cumsum(1)
     lengths = own.argmax(1) + 1
-    gains = 1 + own.max(1) + max(token, 0.0) * planned - needed
+    gains = own.max(1) + max(token, 0.0) * planned - needed
     return _Way(np.where(gains > 0, lengths, 0), float(gains.clip(0).sum()))
 
 
