@@ -204,6 +204,8 @@ def _alike(known: Sequence[tuple[float, float]], prior: Sequence[float]) -> floa
     """
     came, kept, others = 0.0, 0.0, 0.0
     for (n, k), guess in zip(known, prior, strict=True):
+        if not n:
+            continue
         sure = min(max(guess, _LEAST), 1 - _LEAST)
         others += k * log(sure) + (n - k) * log(1 - sure)
         came, kept = came + n, kept + k

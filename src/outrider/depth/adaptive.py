@@ -23,7 +23,6 @@ from ..records import DraftPlan, RoundRecord, SequenceState
 from .alone import own_choice
 from .choices import Choice, Choices, Decision
 from .costs import COST_RATIO, Costs, Prices
-from .ends import Ends
 from .levels import Levels, allowed
 from .looking import Looking
 from .purse import LONGEST, Purse, worth_reading
@@ -125,7 +124,6 @@ class AdaptiveDepth:
         self._looks = looks_up
         self._together: Choices | None = None
         self._standing = Standing()
-        self._ends = Ends()
         self._later: list[tuple[Sequence[SequenceState], RoundRecord, bool]] = []
         self._pays = self._settled = False
 
@@ -142,9 +140,8 @@ class AdaptiveDepth:
         self._settled = standing is not None and self._standing.goes_on
         decision = Decision.standing(standing, states) if standing else self._decision(states)
         steps, together, rule = decision.steps, decision.together, decision.rule
-        self._planned = {
-            state.prefix.sequence_id: step for state, step in zip(states, steps, strict=True)
-        }
+        ids = [state.prefix.sequence_id for state in states]
+        self._planned = dict(zip(ids, steps, strict=True))
         if not self._looks_up:
             return self._levels.plan(steps, keep_going=rule, repeats=decision.repeats)
         # A row that is by itself, or new, finds what there is for it; and where no model drafts,
@@ -299,7 +296,6 @@ class AdaptiveDepth:
 
     def _learn(self, states: Sequence[SequenceState], record: RoundRecord, looked: bool) -> None:
         """Learn from a round that looked tokens up or did not."""
-        self._ends.happened(states)
         self._costs.add(self._seen.round(states, record, looked))
         for state in states:
             if state.finish_reason is not None:
@@ -429,10 +425,7 @@ class AdaptiveDepth:
         covered = float(np.interp(deep, range(most + 1), widths))
         step_pace = pace if ending else 0.0
         backlog = rate * prices.backlog
-        weights = self._ends.weights(states, prices)
-        return Choices(
-            choices, prices, widths, covered, backlog, rate, step_pace, stands, deep, weights
-        )
+        return Choices(choices, prices, widths, covered, backlog, rate, step_pace, stands, deep)
 
     def _patience(self, prices: Prices, gain: float) -> float:
         """After how many rounds a plain one is put in."""

@@ -49,7 +49,6 @@ class Choices:
             drafts that do not.
         stands: for how many more rounds it is as good; 0 for an exception.
         likely: about how many tokens are drafted for a row.
-        weights: see `SharedWorth`.
         rule: what ends drafts of these rows alone, if anything does.
     """
 
@@ -62,7 +61,6 @@ class Choices:
     pace: float
     stands: int
     likely: float = 0.0
-    weights: NDArray[np.float64] | None = None
     rule: WorthAStep | None = None
 
 
@@ -101,15 +99,12 @@ class Decision:
         """
         together = None
         if self.together:
-            weights = np.ones(len(self.rows))
-            weights[self.shared] = self.together.weights
             together = SharedWorth(
                 np.array([choice.planned for choice in self.rows]),
                 self.together.widths,
                 self.together.covered,
                 self.together.backlog,
                 self.together.likely if ragged else None,
-                weights,
             )
         return Worth(
             np.array([choice.plain for choice in self.rows]),

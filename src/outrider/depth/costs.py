@@ -112,7 +112,6 @@ class Prices:
         verifying: of rounds of each depth but for their drafting, float64 [N + 1].
         drafting: of drafts of each depth, float64 [N + 1]; at 0 of looking tokens up.
         backlog: of the drafter's reading on in a row for which it has not drafted for a while.
-        single: of a plain round of one row.
         step: of a step of the drafter for one row, the least that a reading takes.
         token: of its reading of one token of a prompt.
         doubts: standard errors of the logarithms of what rounds of each depth take but for their
@@ -125,7 +124,6 @@ class Prices:
     verifying: NDArray[np.float64]
     drafting: NDArray[np.float64]
     backlog: float = 0.0
-    single: float = 0.0
     step: float = 0.0
     token: float = 0.0
     doubts: NDArray[np.float64] | None = None
@@ -381,7 +379,6 @@ class Costs:
             verifying=scale * np.array(verifying),
             drafting=scale * drafting,
             backlog=scale * self._drafting.backlog,
-            single=scale * single,
             step=scale * step,
             token=scale * each,
             doubts=self._doubts(counts[:-1]) if self.known else None,

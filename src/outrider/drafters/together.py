@@ -62,12 +62,10 @@ def decide(found: Sequence[Candidate], plan: DraftPlan) -> Together:
     chances = np.zeros((len(rows), widest))
     for place, row in enumerate(taken):
         chances[place, : len(found[row])] = found[row].chances
-    counts = np.ones(len(rows)) if worth.weights is None else worth.weights[rows]
-    chances *= counts[:, None]
     margin = _MARGIN if len(rows) == 1 else _OF_MANY
     steps = plan.model_steps[rows] > 0
     # Beyond the token that each emits in any case.
-    needed = (margin * worth.planned[rows] - 1) * counts + worth.backlog * steps
+    needed = margin * worth.planned[rows] - 1 + worth.backlog * steps
     resting = len(rows) - (margin - 1) * worth.widths[0] - worth.backlog * steps.sum()
     ways = (_wide_beside, _wide_alone) if worth.ragged is None else (_beside, _alone)
     beside = ways[0](chances, needed, worth)
