@@ -666,3 +666,16 @@ def test_drafts_that_are_not_made_do_not_look_cheaper_for_that(measured: int, ke
 
     assert after(600) < after(150) < after(1)
     assert (after(150) > 0.93 * 16) == kept
+
+
+def test_looking_up_in_vain_does_not_tell_what_proposing_takes() -> None:
+    """Nor the other way round: a hundredth of a round, and a tenth."""
+    costs = Costs()
+    for _ in range(9):
+        costs.add(replace(seen(4, 0, 0.01), looked=True))
+        costs.add(replace(seen(4, 3, 0.1, other_s=0.5), looked=True, steps=0))
+        costs.add(seen(4, 1, 0.3))
+    prices = costs.prices(4, range(4))
+    assert prices.drafting[0] == pytest.approx(0.01, rel=0.1)
+    assert prices.looked_up[3] - prices.verifying[3] == pytest.approx(0.1, rel=0.1)
+    assert prices.rounds[0] == pytest.approx(1.11, rel=0.05)

@@ -137,6 +137,60 @@ def test_the_fast_path_gives_the_verdicts_of_the_reference(method: str) -> None:
     assert counts["differ"] <= 3, counts
 
 
+def mixed_case(rng: np.random.Generator, sizes: tuple[int, ...]) -> Case:
+    """Rows some of whose tokens were drawn and some proposed outright, in any order."""
+    while True:
+        case = random_case(rng, sizes)
+        laws, tokens = case.proposal.laws, case.proposal.tokens
+        if laws is not None and laws.probs is not None and tokens.shape[1]:
+            break
+    batch, width = tokens.shape
+    order = rng.permuted(np.tile(np.arange(width), (batch, 1)), axis=1)
+    laws = Laws(
+        probs=laws.probs.gather(1, torch.from_numpy(order)[..., None].expand_as(laws.probs))
+    )
+    rows = np.argsort(order, axis=1)
+    rows[rng.random((batch, width)) < 0.5] = -1
+    likeliest = case.target()[:, :width].argmax(-1)
+    tokens = torch.where(torch.from_numpy(rows < 0), likeliest, tokens)
+    proposal = DraftProposal(tokens, case.proposal.lengths, laws, law_rows=rows)
+    return Case(proposal, case.logits, case.temperature)
+
+
+def dense(case: Case, sound: bool = True) -> tuple[DraftProposal, Tensor]:
+    """The same with point masses written out as laws."""
+    proposal, rows = case.proposal, torch.from_numpy(case.proposal.law_rows)
+    probs = proposal.laws.probs
+    own = probs.gather(1, rows.clip(0)[..., None].expand(-1, -1, probs.shape[2]))
+    atoms = torch.zeros_like(own).scatter_(2, proposal.tokens[..., None], 1)
+    laws = Laws(probs=torch.where((rows < 0)[..., None], atoms, own) if sound else own)
+    return DraftProposal(proposal.tokens, proposal.lengths, laws), case.target()
+
+
+@pytest.mark.parametrize("sound", [True, False])
+@pytest.mark.parametrize("method", METHODS)
+def test_drawn_tokens_beside_point_masses_get_the_verdicts_of_the_reference(
+    method: str, sound: bool
+) -> None:
+    """Where point masses are taken for what else was drawn there, verdicts are seen to differ."""
+    rng = np.random.default_rng(7)
+    differ = 0
+    for number in range(60):
+        case = mixed_case(rng, (7, 300, 5_000))
+        batch, width = case.proposal.tokens.shape
+        slow, quick = Noted(batch, width, number), Noted(batch, width, number)
+        expected = verify(*dense(case, sound), METHODS[method], slow)
+        found, _ = verify_logits(
+            case.proposal, case.logits, case.temperature, METHODS[method], quick
+        )
+        nodes = (found.node != expected.node) & ~slow.near[0]
+        tokens = (found.next_token != expected.next_token) & (found.node == expected.node)
+        differ += int(nodes.sum() + (tokens & ~slow.near[1]).sum())
+        if sound:
+            torch.testing.assert_close(found.ceiling, expected.ceiling, atol=1e-4, rtol=1e-4)
+    assert (differ == 0) == sound
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kept", [True, False], ids=["powers kept", "raised again"])
 def test_every_way_of_holding_the_laws_gives_the_same_verdicts(

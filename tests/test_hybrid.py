@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -94,6 +95,7 @@ class Planned:
     shape: tuple[int, ...] | None
     learns: bool = False
     together: bool = False
+    ragged: float | None = None
 
     def plan(self, states: Sequence[SequenceState]) -> DraftPlan:
         depth = np.array([max(0, min(self.depth, state.remaining - 1)) for state in states])
@@ -103,7 +105,8 @@ class Planned:
         token = np.array([0.05 * (number % 2) for number in told])
         # Rounds as wide as 0, 1, ... tokens, of all rows: what the mean row has to bring.
         widths = plain.sum() + token.sum() * np.arange(self.depth + 1)
-        together = SharedWorth(plain + 0.4, widths, widths[1], 0.1) if self.together else None
+        shared = SharedWorth(plain + 0.4, widths, widths[1], 0.1, self.ragged)
+        together = shared if self.together else None
         worth = Worth(plain, token, together)
         looks = not self.together or states[0].round != 1
         return DraftPlan(depth, self.levels, self.shape, steps, worth, looks=looks)
@@ -150,16 +153,17 @@ def mixed_rounds(monkeypatch: pytest.MonkeyPatch) -> list[DraftProposal]:
     return made
 
 
-@pytest.mark.parametrize("policy", ["fixed", "planned", "together", "adaptive"])
+@pytest.mark.parametrize("policy", ["fixed", "planned", "together", "ragged", "adaptive"])
 @pytest.mark.parametrize("verification", [*METHODS, "coupled"])
 def test_the_law_with_chains(verification: str, policy: str, mixed_rounds: list[Any]) -> None:
     """Branches of an enumeration share batches, so that sources are mixed in them."""
-    if verification == "coupled" and policy in ("together", "adaptive"):
+    if verification == "coupled" and policy in ("together", "ragged", "adaptive"):
         pytest.skip("rows share their depths, so that branches are not to be told apart")
     depth = "adaptive" if policy == "adaptive" else "fixed"
-    given = planned({}, 3) if policy in ("planned", "together") else None
+    given = planned({}, 3) if policy in ("planned", "together", "ragged") else None
     if given is not None:
-        given.together = policy == "together"
+        given.together = policy in ("together", "ragged")
+        given.ragged = 1.0 if policy == "ragged" else None
     # What others accept decides with them: a seed makes the depths the sequence's own.
     own = {"seed": 1} if policy == "adaptive" else {}
     for number in range(3):
@@ -408,6 +412,12 @@ def test_a_model_that_nobody_needs_is_not_asked() -> None:
     assert draft.plans == []
 
 
+def both(worth: SharedWorth) -> Worth:
+    """For rows that decide together."""
+    alone = np.ones(len(worth.planned))
+    return Worth(alone, alone, worth)
+
+
 class TestRowsTogether:
     """Four rows, in the time of whose wide rounds 1.6 tokens are emitted without them."""
 
@@ -462,6 +472,67 @@ class TestRowsTogether:
         # The drafter has to read them later.
         plan = replace(plan, worth=Worth(alone, alone, replace(narrow, backlog=9.0)))
         assert len(decide(found, plan).taken[0]) == 0
+
+    @staticmethod
+    def best(found: list[Candidate], worth: SharedWorth) -> float:
+        """The most tokens beyond what their time brings, of all numbers for each row."""
+        count = len(found)
+        totals = []
+        for lengths in itertools.product(*(range(len(one) + 1) for one in found)):
+            kept = sum(float(one.chances[:n].sum()) for one, n in zip(found, lengths, strict=True))
+            drafted = sum(lengths) / count
+            cost = np.interp(drafted, np.arange(len(worth.widths)), worth.widths)
+            totals.append(count + kept - 0.2 * worth.widths[0] - cost)
+        return max(totals)
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_without_padding_the_likeliest_tokens_of_all_rows_are_taken(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        found = []
+        for _ in range(4):
+            chances = np.sort(rng.random(int(rng.integers(0, 5))))[::-1]
+            tokens = np.arange(len(chances))
+            found.append(Candidate(tokens, tokens, chances, 2, float(chances.sum())))
+        widths = 3.0 + rng.uniform(0.5, 3) * np.sqrt(np.arange(6) + 0.1)
+        worth = SharedWorth(np.ones(4), widths, widths[0], ragged=0.0)
+        plan = DraftPlan(np.full(4, 5), steps=np.zeros(4, dtype=int), worth=both(worth))
+        made = decide(found, plan)
+        lengths = [len(made.taken[row]) for row in range(4)]
+        kept = sum(float(one.chances[:n].sum()) for one, n in zip(found, lengths, strict=True))
+        cost = np.interp(sum(lengths) / 4, np.arange(6), widths)
+        best = self.best(found, worth)
+        assert made.stepping == (best <= 0 or not any(lengths))
+        if any(lengths):
+            assert 4 + kept - 0.2 * widths[0] - cost == pytest.approx(best)
+        else:
+            assert best <= max(0.0, 4 - 1.2 * widths[0])
+
+    def test_without_padding_one_row_that_is_sure_is_enough(self) -> None:
+        """What it drafts is paid for once, and not by the rows that draft nothing."""
+        found = [self.SURE, self.NONE, self.NONE, self.NONE]
+        for ragged, taken in ((None, 0), (0.0, 3)):
+            worth = SharedWorth(np.ones(4), 4 + 1.6 * np.arange(5), 4.0, ragged=ragged)
+            plan = DraftPlan(np.full(4, 3), steps=np.zeros(4, dtype=int), worth=both(worth))
+            made = decide([replace(one) for one in found], plan)
+            assert len(made.taken[0]) == taken, (ragged, made)
+
+    def test_without_padding_a_row_takes_what_is_more_than_the_model_drafts(self) -> None:
+        """It is rid of verifying that; tokens that are not worth their own are left out."""
+        unsure = chain(4, 4, 4, 4, chance=0.5)
+        found = [self.SURE, unsure, self.NONE, self.NONE]
+        widths = 4 + 1.0 * np.arange(6)
+        worth = SharedWorth(np.full(4, 2.0), widths, widths[2], ragged=2.0)
+        plan = DraftPlan(np.full(4, 5), steps=np.full(4, 2), worth=both(worth))
+        made = decide(found, plan)
+        assert made.stepping
+        assert [len(made.taken[row]) for row in range(4)] == [3, 0, 0, 0]
+        dear = replace(worth, widths=4 + 3.4 * np.arange(6), covered=4 + 6.8)
+        made = decide(found, replace(plan, worth=both(dear)))
+        assert [len(made.taken[row]) for row in range(4)] == [1, 0, 0, 0]
+        # What the model drafts is worth less than its verification, and so no more than nothing.
+        poor = replace(dear, planned=np.full(4, 1.0))
+        made = decide([self.NONE, self.NONE, self.NONE, unsure], replace(plan, worth=both(poor)))
+        assert [len(made.taken[row]) for row in range(3)] == [0, 0, 0]
 
     def test_rows_for_themselves_are_left_alone(self) -> None:
         together = SharedWorth(np.array([np.nan, 1.0]), np.arange(1.6, 1.9, 0.05), 1.6)

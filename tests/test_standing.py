@@ -15,8 +15,9 @@ from outrider.depth.choices import Choices
 from outrider.depth.costs import Prices
 from outrider.depth.standing import DRAFTING, PLAIN, Standing
 from outrider.models.tabular import TabularModel
-from outrider.records import Prefix, SequenceState
+from outrider.records import Prefix, RoundRecord, SequenceState
 
+from .recorded import Machine, Player, texts
 from .test_costs import Planned
 from .test_depth import World, calibrate, decode, mean_time, played, steady
 
@@ -153,3 +154,30 @@ def test_what_ends_drafts_stands_with_the_decision() -> None:
         states, record = played(Planned(plan), world, states, rng)
         policy.observe(states, record)
     assert stood > 30
+
+
+class Prompt(AdaptiveDepth):
+    """Learns from every round at once."""
+
+    def _waits(self, states: Sequence[SequenceState], record: RoundRecord) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("kind", ["random", "code"])
+def test_rounds_that_wait_are_learnt_from_as_if_they_had_not(kind: str) -> None:
+    """Before anything is decided that looks at them: all is drafted, and takes, the same."""
+    waiting = []
+
+    class Counting(AdaptiveDepth):
+        def _waits(self, states: Sequence[SequenceState], record: RoundRecord) -> bool:
+            waiting.append(super()._waits(states, record))
+            return waiting[-1]
+
+    took = [
+        Player(policy(Levels(4), coupled=True, ends_early=True), Machine(), 3).seconds(
+            texts(kind, 0.8), 0.8
+        )
+        for policy in (Prompt, Counting)
+    ]
+    assert took[0] == took[1]
+    assert sum(waiting) > 50

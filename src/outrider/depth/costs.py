@@ -111,6 +111,7 @@ class Prices:
         widths: tokens drafted for the row with the most at depths 0, 1, ..., N, int64 [N + 1].
         verifying: of rounds of each depth but for their drafting, float64 [N + 1].
         drafting: of drafts of each depth, float64 [N + 1]; at 0 of looking tokens up.
+        proposing: of looking tokens up and proposing some.
         backlog: of the drafter's reading on in a row for which it has not drafted for a while.
         step: of a step of the drafter for one row, the least that a reading takes.
         token: of its reading of one token of a prompt.
@@ -123,6 +124,7 @@ class Prices:
     widths: NDArray[np.int64]
     verifying: NDArray[np.float64]
     drafting: NDArray[np.float64]
+    proposing: float = 0.0
     backlog: float = 0.0
     step: float = 0.0
     token: float = 0.0
@@ -140,7 +142,8 @@ class Prices:
     @property
     def looked_up(self) -> NDArray[np.float64]:
         """Of rounds as wide, of tokens that are looked up, float64 [N + 1]."""
-        return np.asarray((self.verifying + self.drafting[0]).clip(_LEAST))
+        looking = max(self.proposing, float(self.drafting[0]))
+        return np.asarray((self.verifying + looking).clip(_LEAST))
 
     def guessed(self, cost_ratio: float) -> Prices:
         """Multiples of a plain round, for a drafter of which no step was measured.
@@ -234,7 +237,7 @@ class Costs:
     Verification is the target's forward and what comes after it, by the tokens the target is given,
     all rows together; in rounds without drafts it is of its own kind, since products with a vector
     are made otherwise than those with a matrix. Drafting is told by its rows and steps, and where
-    it takes none, since tokens are looked up in vain or for use, by its rows.
+    it takes none, since tokens are looked up in vain, or for use, each by its rows.
     """
 
     def __init__(self) -> None:
@@ -244,7 +247,7 @@ class Costs:
         self._off = deque([_GUESS / _DEVIATION] * _KNOWN, maxlen=_NOISY)
         self._verifying = Curve()
         self._drafting = Drafting()
-        self._looking = Line()
+        self._looking, self._proposing = Line(), Line()
         self._prompts = deque[float](maxlen=_RECENT)
         self._readings = deque[float](maxlen=_RECENT)
         self._plain = 0
@@ -334,14 +337,15 @@ class Costs:
             self._verifying.add(seen.width > 0, tokens, took / scale, now)
             self._plain += not seen.width
             if seen.looked and not seen.steps:
-                self._looking.add(seen.rows, draft_s, now)
+                found = self._proposing if seen.width else self._looking
+                found.add(seen.rows, draft_s, now)
         if seen.steps and not seen.caught_up:
             self._drafting.add(seen, draft_s, now)
 
     def _scale(self, factor: float) -> None:
         """Go on as if all had taken so many times as long."""
         self._pace = Pace()
-        for part in (self._verifying, self._drafting, self._looking):
+        for part in (self._verifying, self._drafting, self._looking, self._proposing):
             part.scale(factor)
         self._prompts = deque([each * factor for each in self._prompts], maxlen=_RECENT)
         self._readings = deque([each * factor for each in self._readings], maxlen=_RECENT)
@@ -378,6 +382,7 @@ class Costs:
             widths=wide,
             verifying=scale * np.array(verifying),
             drafting=scale * drafting,
+            proposing=scale * float(self._proposing.at(np.array(float(rows)))),
             backlog=scale * self._drafting.backlog,
             step=scale * step,
             token=scale * each,

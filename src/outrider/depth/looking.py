@@ -42,10 +42,10 @@ class Looking:
         """
         took, gained = planned.prices.drafting[0], 0
         if any(record.looked_up):
-            verifying = planned.prices.verifying
+            prices, steps = planned.prices, max(stepped_of(record))
             width = np.mean(record.drafted) if ragged else max(record.drafted)
-            took = planned.prices.drafting[max(stepped_of(record))]
-            took = took + np.interp(width, np.arange(len(verifying)), verifying)
+            times = prices.verifying + prices.drafting[steps] if steps else prices.looked_up
+            took = np.interp(width, np.arange(len(times)), times)
             gained = sum(record.emitted)
         self.count(looked, gained - planned.rate * float(took))
 

@@ -127,6 +127,7 @@ def _beside(chances: NDArray[np.float64], needed: NDArray[np.float64], worth: Sh
     own = (chances - max(token, 0.0)).cumsum(1)
     lengths = own.argmax(1) + 1
     gains = own.max(1) + max(token, 0.0) * planned - needed
+    gains = np.where(chances[:, 0] > 0, gains, 0.0)
     return _Way(np.where(gains > 0, lengths, 0), float(gains.clip(0).sum()))
 
 

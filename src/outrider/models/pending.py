@@ -72,12 +72,14 @@ class FedTokens:
 
 @dataclass(frozen=True, slots=True)
 class RowTokens:
-    """One row of a batch's device tokens."""
+    """One row of a batch's device tokens: the first `length` of them, or all."""
 
     batch: HostCopy | FedTokens
     row: int
+    length: int | None = None
 
     def read(self) -> tuple[Tokens, Parents | None]:
         """The row's tokens, int64 [n], and their parents [n], None for a chain."""
         tokens, parents = self.batch.read()
-        return tokens[self.row], None if parents is None else parents[self.row]
+        own = tokens[self.row, : self.length]
+        return own, None if parents is None else parents[self.row, : self.length]

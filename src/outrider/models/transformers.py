@@ -20,12 +20,13 @@ from transformers import PreTrainedModel
 
 from .. import trees
 from ..errors import ContextLengthError, EmptyPrefixError, InvalidConfigError, ModelError
-from ..records import DraftProposal, Laws, Prefix, TargetScores
+from ..records import DraftProposal, Prefix, TargetScores
 from .compiled import WIDEST, CompiledForward, require_compiler
 from .cursor import SlotBatch, SlotCursor, unsorted
 from .direct import DirectForward, ModuleForward, forward_of
 from .pending import FedTokens, HostCopy, RowTokens
 from .ragged import Ragged
+from .rollback import check_rollback
 from .slot_cache import SlotCache
 from .slots import SlotTable
 from .support import Setting, inspect_architecture
@@ -40,9 +41,6 @@ that miss fewer where that is less to compute."""
 
 _FORWARD = 8
 """What a forward takes besides its tokens, in tokens: about that where a draft model is small."""
-
-_PROBE = -1
-"""The sequence id of the check made at construction."""
 
 
 class TransformersModel:
@@ -134,7 +132,7 @@ class TransformersModel:
         self.views = Views(self._architecture, self._max_length)
         self._compiled: CompiledForward | None = None
         self.compile_s: float | None = None
-        self._check_rollback()
+        check_rollback(self)
         if compile:
             self._compile()
 
@@ -232,7 +230,8 @@ class TransformersModel:
                 view = self.views.tree(batch.starts, hung, tokens.shape[1])
             keep = proposal.width + 1
             logits = self.forward(batch.slots, batch.starts, tokens, view, keep, ragged=ragged)
-            self._settle(prefixes, HostCopy(proposal.tokens, parents))
+            drafted = None if ragged is None else proposal.lengths.tolist()
+            self._settle(prefixes, HostCopy(proposal.tokens, parents), drafted)
         return TargetScores(unsorted(logits, batch.order))
 
     @torch.inference_mode()
@@ -329,10 +328,19 @@ class TransformersModel:
             self._table.slots[slot].record(start, prefix.tokens[start:stop])
             start = stop
 
-    def _settle(self, prefixes: Sequence[Prefix], after: HostCopy | FedTokens) -> None:
-        """Note what each slot's columns hold: the prefix, then tokens still on the device."""
+    def _settle(
+        self,
+        prefixes: Sequence[Prefix],
+        after: HostCopy | FedTokens,
+        lengths: list[int] | None = None,
+    ) -> None:
+        """Note what each slot's columns hold: the prefix, then tokens still on the device.
+
+        What pads a row beyond its length is not among them where it was not computed.
+        """
         for row, prefix in enumerate(prefixes):
-            self._table.settle(prefix.sequence_id, prefix.tokens, RowTokens(after, row))
+            own = RowTokens(after, row, None if lengths is None else lengths[row])
+            self._table.settle(prefix.sequence_id, prefix.tokens, own)
 
     @torch.inference_mode()
     def reserve(self, tokens: int) -> None:
@@ -411,39 +419,6 @@ class TransformersModel:
             return
         self.compile_s = self._compiled.compile_s
 
-    @torch.inference_mode()
-    def _check_rollback(self) -> None:
-        """Compare tokens decoded past and beside rejected drafts with the model's full forward."""
-        ids = [i * 7 % self.vocab_size for i in range(1, 7)]
-        full = self.hf_model(input_ids=torch.tensor([ids], device=self.device), use_cache=False)
-        expected = full.logits[0, -2:].double()
-        if not torch.isfinite(expected).all():
-            raise ModelError(
-                f"{type(self.hf_model).__name__} gives NaN or infinite logits for a few tokens; "
-                "check its weights, or load it in a wider dtype"
-            )
-        below = _outright(ids[1::-1], [0, 1], self.device)
-        self.verify([Prefix(_PROBE, ids[:3])], below)
-        beside = _outright([ids[0], ids[5]], [0, 0], self.device)
-        found = self.verify([Prefix(_PROBE, ids[:5])], beside).logits[0, [0, 2]].double()
-        self.release([_PROBE], discard=True)
-        shorter = self.hf_model(
-            input_ids=torch.tensor([ids[:5]] * 2, device=self.device), use_cache=False
-        )
-        scale = expected.abs().max().clamp(min=1e-9)
-        error = float((found - expected).abs().max() / scale)
-        # What the model's own forward varies by, with the shape of its batch, is not held against
-        # the cache.
-        noise = float((shorter.logits[0, -1].double() - expected[0]).abs().max() / scale)
-        eps = torch.finfo(full.logits.dtype).eps
-        tolerance = max(8 * eps, eps**0.75, 8 * noise)
-        if not error <= tolerance:
-            raise ModelError(
-                f"{type(self.hf_model).__name__} gives other logits after a rejected draft than in "
-                f"a full forward (relative error {error:.2g}, allowed {tolerance:.2g}); its state "
-                "cannot be cut back to an earlier token, so it cannot be decoded speculatively"
-            )
-
 
 def _cheapest(behind: Sequence[int]) -> int:
     """How many of their last tokens rows compute together, so that least is computed in all.
@@ -457,10 +432,3 @@ def _cheapest(behind: Sequence[int]) -> int:
         return together * len(behind) + alone
 
     return min({1, *behind}, key=computed)
-
-
-def _outright(tokens: list[int], parents: list[int], device: torch.device) -> DraftProposal:
-    """A proposal of one row's tokens, each proposed outright."""
-    drafted = torch.tensor([tokens], device=device)
-    lengths = np.array([len(tokens)])
-    return DraftProposal(drafted, lengths, Laws(atoms=drafted), np.array([parents]))
