@@ -520,13 +520,13 @@ class TestRowsTogether:
         """It is rid of verifying that; tokens that are not worth their own are left out."""
         unsure = chain(4, 4, 4, 4, chance=0.5)
         found = [self.SURE, unsure, self.NONE, self.NONE]
-        widths = 4 + 1.0 * np.arange(6)
+        widths = 5 + 1.0 * np.arange(6)
         worth = SharedWorth(np.full(4, 2.0), widths, widths[2], ragged=2.0)
         plan = DraftPlan(np.full(4, 5), steps=np.full(4, 2), worth=both(worth))
         made = decide(found, plan)
         assert made.stepping
         assert [len(made.taken[row]) for row in range(4)] == [3, 0, 0, 0]
-        dear = replace(worth, widths=4 + 3.4 * np.arange(6), covered=4 + 6.8)
+        dear = replace(worth, widths=5 + 3.4 * np.arange(6), covered=5 + 6.8)
         made = decide(found, replace(plan, worth=both(dear)))
         assert [len(made.taken[row]) for row in range(4)] == [1, 0, 0, 0]
         # What the model drafts is worth less than its verification, and so no more than nothing.
