@@ -532,7 +532,26 @@ class TestRowsTogether:
         # What the model drafts is worth less than its verification, and so no more than nothing.
         poor = replace(dear, planned=np.full(4, 1.0))
         made = decide([self.NONE, self.NONE, self.NONE, unsure], replace(plan, worth=both(poor)))
-        assert [len(made.taken[row]) for row in range(3)] == [0, 0, 0]
+        assert [len(made.taken[row]) for row in range(4)] == [0, 0, 0, 1]
+        # A row for which it drafts nothing is rid of nothing.
+        steps = np.array([2, 2, 2, 0])
+        made = decide(
+            [self.NONE, self.NONE, self.NONE, unsure],
+            replace(plan, steps=steps, worth=both(poor)),
+        )
+        assert not any(map(len, made.taken.values()))
+
+    @pytest.mark.parametrize("ragged", [3.0, 4.5, 5.0])
+    def test_a_token_costs_something_where_the_model_drafts_to_the_full(
+        self, ragged: float
+    ) -> None:
+        hopeless = chain(4, 4, 4, 4, 4, chance=0.3)
+        widths = 4 + 3.4 * np.arange(6)
+        covered = float(np.interp(ragged, np.arange(6), widths))
+        worth = SharedWorth(np.full(4, 1.0), widths, covered, ragged=ragged)
+        plan = DraftPlan(np.full(4, 5), steps=np.full(4, 5), worth=both(worth))
+        made = decide([hopeless] * 4, plan)
+        assert max(len(made.taken[row]) for row in range(4)) <= 1
 
     def test_rows_for_themselves_are_left_alone(self) -> None:
         together = SharedWorth(np.array([np.nan, 1.0]), np.arange(1.6, 1.9, 0.05), 1.6)

@@ -79,6 +79,27 @@ def test_logits_are_the_models(
         ]
 
 
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-11), (torch.float32, 2e-3)])
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_rows_that_lie_apart_and_miss_some_tokens_do_not_matter(
+    family: str, dtype: torch.dtype, bound: float
+) -> None:
+    """Others lie between them; and of each several tokens are new, not as many."""
+    rng = np.random.default_rng(5)
+    model = random_model(family).to(dtype)
+    target = TransformersModel(resembling(model, 0.0), max_sequences=6)
+    everyone = prefixes(rng, 6)
+    target.verify(everyone, proposal(rng, (0,) * 6))
+    some = [
+        Prefix(everyone[row].sequence_id, [*everyone[row].tokens, *rng.integers(0, VOCAB, more)])
+        for row, more in ((4, 2), (0, 4), (2, 3))
+    ]
+    for lengths in ((2, 0, 5), (0, 3, 1)):
+        drafts = proposal(rng, lengths)
+        assert greatest_error(target, model, some, drafts) < bound
+        some = [Prefix(one.sequence_id, [*one.tokens, *rng.integers(0, VOCAB, 3)]) for one in some]
+
+
 def wrongly_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RowTokens, "read", lambda self: (self.batch.read()[0][self.row], None))
 
@@ -229,6 +250,19 @@ def test_ragged_states_are_written_where_each_belongs(lengths: tuple[int, ...]) 
             assert not differs[20:].any()
     changed = sum(int((a != b).sum()) for a, b in zip(ours.contents(), before, strict=True))
     assert changed == 2 * count * 2 * 8
+
+
+def test_the_default_dtype_does_not_matter() -> None:
+    ours, before = Cached([0, 1], [3, 5], 2, 2), torch.get_default_dtype()
+    angles = torch.zeros(2, 2, 8)
+    states = torch.randn(2, 2, 4, 8), torch.randn(2, 2, 2, 8), torch.randn(2, 2, 2, 8)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.inference_mode():
+            turned, *_ = turning_for(angles.cos(), angles.sin(), ours.cache, None)(0, *states)
+    finally:
+        torch.set_default_dtype(before)
+    assert turned.dtype == torch.float32
 
 
 def test_states_that_do_not_fit_go_the_usual_way() -> None:

@@ -156,6 +156,23 @@ def test_a_model_that_its_user_compiled_writes_rows_that_end_apart() -> None:
             assert float((found - full[-2:]).abs().max()) < 1e-12
 
 
+def test_a_model_that_its_user_compiled_writes_rows_that_end_together() -> None:
+    """In views of the slots, which are made where they are first written to."""
+    model = random_model("llama")
+    reference = copy.deepcopy(model)
+    model.compile(backend="eager")
+    target = TransformersModel(model)
+    drafts = torch.tensor([[3], [4]])
+    proposal = DraftProposal(drafts, np.array([1, 1]), Laws(atoms=drafts))
+    for more in range(3):
+        prefixes = [Prefix(row, [row, 2, *[5 + row] * more]) for row in (1, 2)]
+        logits = target.verify(prefixes, proposal).logits
+        for prefix, draft, found in zip(prefixes, drafts, logits, strict=True):
+            with torch.no_grad():
+                full = reference(torch.tensor([[*prefix.tokens.tolist(), int(draft)]])).logits[0]
+            assert float((found - full[-2:]).abs().max()) < 1e-12
+
+
 def test_states_that_do_not_fit_are_refused_and_nothing_is_written() -> None:
     """The compiled loop looks at no bounds."""
     stored = [torch.zeros(3, 2, 8, 4)], [torch.zeros(3, 2, 8, 6)]

@@ -3,7 +3,7 @@
 A round at depth k emits E(k) = 1 + a_1 + a_1 a_2 + ... tokens on average, where a_i is the chance
 that the i-th is kept if the one before is, and takes t(k) seconds. Both are estimated from the
 rounds so far, and the k with the largest sum of E over t is drafted: one k for all rows of a batch,
-since a forward is as wide as its widest row.
+which wait for each other.
 
 Where the drafter can end a draft early, that k is decided anew after every token, by how sure the
 draft has been so far: `WorthAStep`.
@@ -276,8 +276,8 @@ class AdaptiveDepth:
     def _waits(self, states: Sequence[SequenceState], record: RoundRecord) -> bool:
         """Whether a round may be learnt from later: a plain one, the next of which is planned.
 
-        Nothing in between looks at what is learnt, and all of it takes a fifth of the time in one
-        go, since what a forward leaves of a processor's caches is little.
+        All of it takes a fifth of the time in one go, since what a forward leaves of a processor's
+        caches is little. Nothing in between looks at what is learnt, unless another batch comes.
         """
         return (
             self._settled

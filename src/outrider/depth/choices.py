@@ -104,7 +104,8 @@ class Decision:
                 self.together.widths,
                 self.together.covered,
                 self.together.backlog,
-                self.together.likely if ragged else None,
+                # With others in the batch, what the rows' own tokens take is not told by `widths`.
+                self.together.likely if ragged and len(self.shared) == len(self.rows) else None,
             )
         return Worth(
             np.array([choice.plain for choice in self.rows]),

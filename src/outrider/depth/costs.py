@@ -54,6 +54,10 @@ work that the machine had when they were measured; and the next round, if it had
 _NEAR = 1.0
 """As many times at a size, or more of them further off, tell what it takes well enough for that."""
 
+_UNPROPOSED = 0.98
+"""What is left a round later of what proposing looked-up tokens takes beyond looking in vain, while
+none are."""
+
 _LEAST = 1e-9
 """Seconds of a round at least: a clock may stand still."""
 
@@ -248,6 +252,7 @@ class Costs:
         self._verifying = Curve()
         self._drafting = Drafting()
         self._looking, self._proposing = Line(), Line()
+        self._proposed, self._proposed_at = 0, 0
         self._prompts = deque[float](maxlen=_RECENT)
         self._readings = deque[float](maxlen=_RECENT)
         self._plain = 0
@@ -339,6 +344,8 @@ class Costs:
             if seen.looked and not seen.steps:
                 found = self._proposing if seen.width else self._looking
                 found.add(seen.rows, draft_s, now)
+                if seen.width:
+                    self._proposed, self._proposed_at = self._proposed + 1, now
         if seen.steps and not seen.caught_up:
             self._drafting.add(seen, draft_s, now)
 
@@ -382,12 +389,20 @@ class Costs:
             widths=wide,
             verifying=scale * np.array(verifying),
             drafting=scale * drafting,
-            proposing=scale * float(self._proposing.at(np.array(float(rows)))),
+            proposing=scale * self._proposing_s(rows, float(drafting[0])),
             backlog=scale * self._drafting.backlog,
             step=scale * step,
             token=scale * each,
             doubts=self._doubts(counts[:-1]) if self.known else None,
         )
+
+    def _proposing_s(self, rows: int, vain: float) -> float:
+        """Seconds of looking tokens up for use: once a few did, and less sure the longer ago.
+
+        Slow moments are not to keep tokens from being proposed, and this from being measured.
+        """
+        own = float(self._proposing.at(np.array(float(rows)))) if self._proposed >= _FEW else vain
+        return vain + max(own - vain, 0.0) * _UNPROPOSED ** (self._rounds - self._proposed_at)
 
     def _doubts(self, counts: NDArray[np.float64]) -> NDArray[np.float64]:
         """By how many rounds of about each size are remembered, and how much rounds differ."""

@@ -68,7 +68,7 @@ def decide(found: Sequence[Candidate], plan: DraftPlan) -> Together:
     needed = margin * worth.planned[rows] - 1 + worth.backlog * steps
     resting = len(rows) - (margin - 1) * worth.widths[0] - worth.backlog * steps.sum()
     ways = (_wide_beside, _wide_alone) if worth.ragged is None else (_beside, _alone)
-    beside = ways[0](chances, needed, worth)
+    beside = ways[0](chances, needed, steps, worth)
     alone = ways[1](chances, float(resting), worth)
     stepping = beside.gain if steps.any() else 0.0
     stays = alone.gain <= max(stepping, 0.0)
@@ -80,7 +80,10 @@ def decide(found: Sequence[Candidate], plan: DraftPlan) -> Together:
 
 
 def _wide_beside(
-    chances: NDArray[np.float64], needed: NDArray[np.float64], worth: SharedWorth
+    chances: NDArray[np.float64],
+    needed: NDArray[np.float64],
+    steps: NDArray[np.bool_],  # noqa: ARG001
+    worth: SharedWorth,
 ) -> _Way:
     """Beside the model's steps, where a forward is as wide as its widest row.
 
@@ -90,6 +93,7 @@ def _wide_beside(
     Args:
         chances: how likely each row's tokens are to be kept, float64 [rows, widest].
         needed: how many of them each row has to keep, float64 [rows].
+        steps: for which rows the model would draft, bool [rows].
         worth: what time is worth.
     """
     widest = chances.shape[1]
@@ -114,21 +118,28 @@ def _wide_alone(chances: NDArray[np.float64], resting: float, worth: SharedWorth
     return _Way(np.full(rows, best + 1), float(total[best]))
 
 
-def _beside(chances: NDArray[np.float64], needed: NDArray[np.float64], worth: SharedWorth) -> _Way:
+def _beside(
+    chances: NDArray[np.float64],
+    needed: NDArray[np.float64],
+    steps: NDArray[np.bool_],
+    worth: SharedWorth,
+) -> _Way:
     """Beside the model's steps, where a forward takes what all its tokens take.
 
     Each row takes the tokens that are likelier to be kept than what one's verification is worth,
     which is told by what more tokens than planned cost, and is rid of what the model would draft.
+    See `_wide_beside` for the arguments.
     """
     assert worth.ragged is not None
     planned, most = worth.ragged, len(worth.widths) - 1
-    rows = len(chances)
-    token = (worth.widths[-1] - worth.covered) / max(most - planned, 1.0) / rows
-    own = (chances - max(token, 0.0)).cumsum(1)
-    lengths = own.argmax(1) + 1
-    gains = own.max(1) + max(token, 0.0) * planned - needed
+    shorter = min(planned, most - 1)
+    more = worth.widths[-1] - np.interp(shorter, np.arange(most + 1), worth.widths)
+    token = max(float(more) / (most - shorter) / len(chances), 0.0)
+    own = (chances - token).cumsum(1)
+    gains = own.max(1) + token * planned * steps - needed
     gains = np.where(chances[:, 0] > 0, gains, 0.0)
-    return _Way(np.where(gains > 0, lengths, 0), float(gains.clip(0).sum()))
+    lengths = np.where(gains > 0, own.argmax(1) + 1, 0)
+    return _Way(lengths, float(gains.clip(0).sum()))
 
 
 def _alone(chances: NDArray[np.float64], resting: float, worth: SharedWorth) -> _Way:

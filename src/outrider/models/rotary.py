@@ -118,7 +118,7 @@ class HostTurning:
         self._places = np.arange(rows * length) if ragged is None else ragged.columns
         row, step = self._places // length, self._places % length
         self._slots, self._columns = host.slots[row], host.starts[row] + step
-        self._new = torch.empty if ragged is None else torch.zeros
+        self._whole = ragged is None
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor
@@ -135,7 +135,8 @@ class HostTurning:
             or query.numel() > _MOST
         ):
             return self._plain(layer, query, key, value)
-        turned = self._new((*self._padded, *query.shape[2:]))
+        shape = (*self._padded, *query.shape[2:])
+        turned = query.new_empty(shape) if self._whole else query.new_zeros(shape)
         keys, values = self._host.stored(layer)
         _turn(
             _rows(query),

@@ -168,7 +168,10 @@ class TransformersModel:
 
     @property
     def ragged(self) -> bool:
-        """Whether rows of a batch are verified without what would pad them to the longest draft."""
+        """Whether rows of a batch are verified without what would pad them to the longest draft.
+
+        Unless the model is changed later so that its own forward has to run.
+        """
         return self.device.type == "cpu" and isinstance(self._forward, DirectForward)
 
     @property
@@ -202,7 +205,7 @@ class TransformersModel:
         """Logits [B, N + 1, V] after each prefix and after each of its drafted tokens.
 
         A token is seen by those that follow it and by no other. One forward computes them all, and
-        what the next prefix names of them is kept.
+        what the next prefix names of them is kept. Beyond a row's length logits mean nothing.
 
         Raises:
             ContextLengthError: a prefix with its longest path of drafts is longer than
@@ -219,7 +222,7 @@ class TransformersModel:
                 drafts, lengths = drafts[batch.order], lengths[batch.order]
             tokens = torch.cat([batch.tokens, drafts], 1)
             ragged = None
-            if ancestors is None and self.ragged and (lengths < proposal.width).any():
+            if ancestors is None and (lengths < proposal.width).any() and self.ragged:
                 own = (lengths + batch.tokens.shape[1]).tolist()
                 ragged = Ragged.of(own, tokens.shape[1], proposal.width + 1, self.device)
             if ancestors is None:
