@@ -27,7 +27,7 @@ from outrider.certify import exact_law
 from outrider.certify.reference import distance, target_law
 from outrider.drafters import hybrid, merge
 from outrider.drafters.candidate import Candidate
-from outrider.drafters.together import Together, decide
+from outrider.drafters.together import Together, _beside, decide
 from outrider.errors import InvalidConfigError
 from outrider.models.tabular import TabularModel, mock_pair
 from outrider.records import DraftPlan, DraftProposal, Prefix, SequenceState, SharedWorth, Worth
@@ -540,6 +540,14 @@ class TestRowsTogether:
             replace(plan, steps=steps, worth=both(poor)),
         )
         assert not any(map(len, made.taken.values()))
+
+    def test_rows_without_a_match_gain_nothing(self) -> None:
+        """Be it that what the model drafts for them is not worth its verification."""
+        worth = SharedWorth(np.ones(2), 4 + 3.4 * np.arange(6), 4 + 6.8, ragged=2.0)
+        chances, needed = np.array([[0.5, 0.2], [0.0, 0.0]]), np.full(2, 0.2)
+        way = _beside(chances, needed, np.full(2, True), worth)
+        assert way.lengths.tolist() == [1, 0]
+        assert way.gain == pytest.approx(0.5 - 1.7 + 2 * 1.7 - 0.2)
 
     @pytest.mark.parametrize("ragged", [3.0, 4.5, 5.0])
     def test_a_token_costs_something_where_the_model_drafts_to_the_full(
