@@ -93,9 +93,11 @@ def test_no_contender_finds_a_prompt_that_was_computed(monkeypatch: pytest.Monke
     """Neither by another contender nor by itself, in an earlier repeat."""
     forward, whole = TransformersModel.forward, Counter[int]()
 
-    def counted(self: TransformersModel, slots: Any, starts: Any, tokens: Any, *rest: Any) -> Any:
+    def counted(
+        self: TransformersModel, slots: Any, starts: Any, tokens: Any, *rest: Any, **more: Any
+    ) -> Any:
         whole[id(self)] += tokens.shape[1] >= 9
-        return forward(self, slots, starts, tokens, *rest)
+        return forward(self, slots, starts, tokens, *rest, **more)
 
     monkeypatch.setattr(TransformersModel, "forward", counted)
     bench(small(MODEL, temperatures=(0.0,), repeats=2))

@@ -113,10 +113,12 @@ def counted(target: TransformersModel, monkeypatch: pytest.MonkeyPatch) -> list[
     calls: list[tuple[int, int]] = []
     forward = TransformersModel.forward
 
-    def noting(self: Any, slots: Any, starts: Any, tokens: Tensor, *rest: Any) -> Tensor:
+    def noting(
+        self: Any, slots: Any, starts: Any, tokens: Tensor, *rest: Any, **more: Any
+    ) -> Tensor:
         depth = len(rest[2].hf_model.model.layers) if len(rest) == 3 else 3
         calls.append((tokens.shape[1], depth))
-        return forward(self, slots, starts, tokens, *rest)
+        return forward(self, slots, starts, tokens, *rest, **more)
 
     monkeypatch.setattr(TransformersModel, "forward", noting)
     return calls
