@@ -67,9 +67,12 @@ def decide(found: Sequence[Candidate], plan: DraftPlan) -> Together:
     # Beyond the token that each emits in any case.
     needed = margin * worth.planned[rows] - 1 + worth.backlog * steps
     resting = len(rows) - (margin - 1) * worth.widths[0] - worth.backlog * steps.sum()
-    ways = (_wide_beside, _wide_alone) if worth.ragged is None else (_beside, _alone)
-    beside = ways[0](chances, needed, steps, worth)
-    alone = ways[1](chances, float(resting), worth)
+    if worth.ragged is None:
+        beside = _wide_beside(chances, needed, worth)
+        alone = _wide_alone(chances, float(resting), worth)
+    else:
+        beside = _beside(chances, needed, steps, worth)
+        alone = _alone(chances, float(resting), worth)
     stepping = beside.gain if steps.any() else 0.0
     stays = alone.gain <= max(stepping, 0.0)
     chosen = beside if stays else alone
@@ -80,10 +83,7 @@ def decide(found: Sequence[Candidate], plan: DraftPlan) -> Together:
 
 
 def _wide_beside(
-    chances: NDArray[np.float64],
-    needed: NDArray[np.float64],
-    steps: NDArray[np.bool_],  # noqa: ARG001
-    worth: SharedWorth,
+    chances: NDArray[np.float64], needed: NDArray[np.float64], worth: SharedWorth
 ) -> _Way:
     """Beside the model's steps, where a forward is as wide as its widest row.
 
@@ -93,7 +93,6 @@ def _wide_beside(
     Args:
         chances: how likely each row's tokens are to be kept, float64 [rows, widest].
         needed: how many of them each row has to keep, float64 [rows].
-        steps: for which rows the model would draft, bool [rows].
         worth: what time is worth.
     """
     widest = chances.shape[1]
@@ -128,7 +127,10 @@ def _beside(
 
     Each row takes the tokens that are likelier to be kept than what one's verification is worth,
     which is told by what more tokens than planned cost, and is rid of what the model would draft.
-    See `_wide_beside` for the arguments.
+
+    Args:
+        chances, needed, worth: see `_wide_beside`.
+        steps: for which rows the model would draft, bool [rows].
     """
     assert worth.ragged is not None
     planned, most = worth.ragged, len(worth.widths) - 1
