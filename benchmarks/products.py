@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -12,12 +13,15 @@ from torch.nn.functional import linear
 
 import outrider
 from outrider.models import products
+from outrider.models.direct import same_inputs
+from outrider.models.packed import Packed, packable
 
 from .report import Report, Spread, add_row, columns
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 32, 64)
 
-Way = Callable[[Tensor, Tensor], Tensor]
+Product = Callable[[Tensor], Tensor]
+"""Of [R, K] with a weight or several."""
 
 
 def run(rounds: int) -> Report:
@@ -25,13 +29,23 @@ def run(rounds: int) -> Report:
     model = outrider.load("demo", device="cpu", dtype="float32", max_sequences=1).target.hf_model
     ways = products.ways_of(model)
     weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
-    taken: list[Way] = [_usual, products.other_way]
-    if all(map(products.packable, weights)):
-        packed = {id(weight): products.Packed(weight) for weight in weights}
-        taken.append(lambda given, weight: packed[id(weight)].product(given))
+    taken: list[list[tuple[int, Product]]] = [
+        [(weight.shape[1], partial(linear, weight=weight)) for weight in weights],
+        [(weight.shape[1], partial(products.other_way, weight=weight)) for weight in weights],
+    ]
+    if all(map(packable, weights)):
+        alike = [[layer.get_parameter("weight") for layer in each] for each in same_inputs(model)]
+        joined = {id(weight) for group in alike for weight in group}
+        alone = [[weight] for weight in weights]
+        rest = [group for group in alone if id(group[0]) not in joined]
+        taken += [
+            [(group[0].shape[1], Packed(*group).product) for group in groups]
+            for groups in (alone, alike + rest)
+        ]
     table = columns(
         "all matrix products of the demo target, milliseconds",
         *("rows", "nn.Linear's way", "operands exchanged", "ratio", "packed weights", "ratio"),
+        *("same inputs packed as one", "ratio"),
     )
     figures = []
     for rows in ROWS:
@@ -39,7 +53,7 @@ def run(rounds: int) -> Report:
         times: list[list[float]] = [[] for _ in taken]
         for _ in range(rounds + 1):
             for found, way in zip(times, taken, strict=True):
-                found.append(_seconds(way, weights, given))
+                found.append(_seconds(way, given))
         usual, *others = (Spread.of(found[1:]) for found in times)
         ratios = [usual.median / other.median for other in others]
         shown = [
@@ -47,8 +61,8 @@ def run(rounds: int) -> Report:
             for other, ratio in zip(others, ratios, strict=True)
             for text in (str(other), f"{ratio:.2f}x")
         ]
-        add_row(table, str(rows), str(usual), *shown, *["-"] * (4 - len(shown)))
-        named = zip(("other", "packed"), others, strict=False)
+        add_row(table, str(rows), str(usual), *shown, *["-"] * (6 - len(shown)))
+        named = zip(("other", "packed", "joined"), others, strict=False)
         figures.append(
             {"rows": rows, "linear": usual.figures(), "ratios": ratios}
             | {name: other.figures() for name, other in named}
@@ -66,13 +80,9 @@ def run(rounds: int) -> Report:
     )
 
 
-def _usual(given: Tensor, weight: Tensor) -> Tensor:
-    return linear(given, weight)
-
-
 @torch.inference_mode()
-def _seconds(way: Way, weights: list[Tensor], given: dict[int, Tensor]) -> float:
+def _seconds(way: Sequence[tuple[int, Product]], given: dict[int, Tensor]) -> float:
     start = perf_counter()
-    for weight in weights:
-        way(given[weight.shape[1]], weight)
+    for width, product in way:
+        product(given[width])
     return perf_counter() - start

@@ -30,8 +30,8 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from outrider import TransformersModel
-from outrider.models import attention, direct
-from outrider.models.direct import DirectForward, ModuleForward, forward_of
+from outrider.models import attention, direct, products
+from outrider.models.direct import DirectForward, ModuleForward, forward_of, same_inputs
 from outrider.models.early_exit import EarlyExit
 
 SIZES = {
@@ -338,3 +338,44 @@ def test_a_target_that_is_left_early_takes_it() -> None:
     forward = EarlyExit(target, layers=2)._forward
     assert isinstance(forward, DirectForward)
     assert forward._applies
+
+
+@pytest.mark.parametrize("kind", ["grouped", "biases", "windowed"])
+def test_projections_of_the_same_input_are_packed_as_one(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But those with a bias; and products that are rounded otherwise do not end the direct way."""
+    model, inputs = made(kind), asked(2, 4)
+    with torch.inference_mode():
+        plain = forward_of(model)(past_key_values=DynamicCache(), logits_to_keep=4, **inputs)
+    products.install(model, products.Ways(False, 0, packed=2), groups=same_inputs(model))
+    layers = products.installed(model)
+    joined = [layer for layer in layers if layer.joined]
+    assert len(joined) == (0 if kind == "biases" else 2 * SIZES["num_hidden_layers"])
+    # A query's, key's and value's layer for one, and two of the feed-forward network.
+    assert sum(layer.packed is None for layer in layers) == 5 * len(joined) // 2
+    calls, product = list[int](), products.Packed.product
+
+    def rounded(self: products.Packed, given: torch.Tensor) -> torch.Tensor:
+        calls.append(len(self.sizes))
+        return (1.001 if len(self.sizes) > 1 else 1) * product(self, given)
+
+    monkeypatch.setattr(products.Packed, "product", rounded)
+    forward = forward_of(model)
+    assert isinstance(forward, DirectForward)
+    monkeypatch.setattr(products.Packed, "product", product)
+    with torch.inference_mode():
+        found = forward(past_key_values=DynamicCache(), logits_to_keep=4, **inputs)
+        torch.testing.assert_close(found, plain, atol=1e-5, rtol=1e-5)
+        calls.clear()
+        monkeypatch.setattr(products.Packed, "product", rounded)
+        forward(past_key_values=DynamicCache(), logits_to_keep=4, **inputs)
+    assert sorted(each for each in calls if each > 1) == sorted([2, 3] * (len(joined) // 2))
+
+
+def test_other_models_have_no_layers_that_are_packed_as_one() -> None:
+    tiny = GPT2Config(vocab_size=61, n_positions=64, n_embd=32, n_layer=2, n_head=2)
+    assert not same_inputs(GPT2LMHeadModel(tiny))
+    model = made("plain")
+    model.model.layers[1].mlp = torch.nn.Identity()
+    assert len(same_inputs(model)) == 2 * SIZES["num_hidden_layers"] - 1

@@ -204,11 +204,13 @@ def test_a_model_that_is_lent_is_not_packed(
     TransformersModel(model)
     layers = products.installed(model)
     for _ in range(2):
-        before = [layer.packed for layer in layers]
+        before = [(layer.packed, layer.joined) for layer in layers]
         model.generate(torch.tensor([[1, 2]]), max_new_tokens=2, custom_generate=speculate)
-        for layer, old in zip(layers, before, strict=True):
-            assert layer.packed
-            assert layer.packed is not old
+        assert before[-1][0]
+        for layer, (old, joined) in zip(layers, before, strict=True):
+            assert bool(layer.packed) == bool(old)
+            assert layer.packed is not old or not old
+            assert layer.joined is joined
 
 
 @pytest.mark.parametrize("ways", [Ways(True, 0), Ways(False, MOST), Ways(False, 4), USUAL])
@@ -533,7 +535,8 @@ def test_weights_whose_changes_cannot_be_told_are_not_packed() -> None:
     weights = [nn.Parameter(torch.randn(1024, 512))]
     with torch.inference_mode():
         weights.append(nn.Parameter(torch.randn(1024, 512)))
-        assert not products.faster(weights).packed
+        assert not products.faster([weights]).packed
+        assert not products.faster([[weight] for weight in weights]).packed
         layer = nn.Linear(64, 50)
         given = torch.randn(5, 64)
         products.install(layer, PACKED)
@@ -541,17 +544,131 @@ def test_weights_whose_changes_cannot_be_told_are_not_packed() -> None:
         torch.testing.assert_close(layer(given), linear(given, layer.weight, layer.bias))
 
 
-def test_packed_weights_are_neither_copied_nor_left_behind() -> None:
-    layer = nn.Linear(64, 50)
-    products.install(layer, PACKED)
+@pytest.mark.parametrize("kept", ["packed", "joined"])
+def test_packed_weights_are_neither_copied_nor_left_behind(kept: str) -> None:
+    layer = nn.Linear(64, 50, bias=False)
+    products.install(layer, PACKED, groups=[[layer]] if kept == "joined" else ())
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert other.packed is None
+        assert other.joined is None
         assert other.ways == PACKED
-    assert list(layer.state_dict()) == ["weight", "bias"]
-    assert layer.packed
+    assert list(layer.state_dict()) == ["weight"]
+    assert vars(layer)[kept]
     products.remove(layer)
     # A forward may have come as far as to look for it.
-    assert layer.packed is None
+    assert vars(layer)[kept] is None
+
+
+def joined(sizes: tuple[int, ...] = (50, 64, 48), ways: Ways = PACKED) -> list[nn.Linear]:
+    """Layers of one input whose weights are packed as one."""
+    layers = [nn.Linear(64, size, bias=False) for size in sizes]
+    products.install(nn.ModuleList(layers), ways, groups=[layers])
+    return layers
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 16, 70])
+def test_joined_products_are_those_of_each_layer(rows: int) -> None:
+    """In one product where weights are packed for so many rows, and layer by layer elsewhere."""
+    with torch.inference_mode(False):
+        layers = joined()
+    assert not any(layer.packed for layer in layers)
+    given = torch.randn(2, rows, 128)[..., ::2]
+    asked = Mock(wraps=layers[0].joined.product)
+    layers[0].joined.product = asked
+    found = products.together(given, *layers)
+    assert asked.called == (2 * rows >= 3)
+    for layer, product in zip(layers, found, strict=True):
+        assert product.shape == (2, rows, layer.out_features)
+        torch.testing.assert_close(product, linear(given, layer.weight))
+        torch.testing.assert_close(layer(given), product)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *("weight", "place", "hook", "before", "forward", "exchanged", "order", "fewer", "bias"),
+        *("train", "autocast", "dtype", "removed", "parametrized"),
+    ],
+)
+def test_joined_layers_that_are_changed_are_asked_each(change: str) -> None:
+    """By who changes a weight, hooks or exchanges one of them, or trains."""
+    layers = joined()
+    given, enters = torch.randn(5, 64), torch.inference_mode(change != "train")
+    asked = Mock(wraps=layers[0].joined.product)
+    layers[0].joined.product = asked
+    with torch.no_grad():
+        match change:
+            case "weight":
+                layers[1].weight = nn.Parameter(torch.randn(64, 64))
+            case "place":
+                layers[2].weight.mul_(2)
+            case "hook":
+                layers[1].register_forward_hook(lambda *call: 2 * call[-1])
+            case "before":
+                layers[1].register_forward_pre_hook(lambda _, inputs: (2 * inputs[0],))
+            case "forward":
+                layers[1].forward = lambda given: 3 * linear(given, layers[1].weight)
+            case "exchanged":
+                layers[0] = nn.Sequential(layers[0], nn.ReLU())
+            case "order":
+                layers[1], layers[2] = layers[2], layers[1]
+            case "fewer":
+                layers.pop()
+            case "bias":
+                layers[1].bias = nn.Parameter(torch.randn(64))
+            case "removed":
+                products.remove(layers[2])
+            case "dtype":
+                nn.ModuleList(layers).double()
+                given = given.double()
+            case "parametrized":
+                nn.utils.parametrizations.spectral_norm(layers[2]).eval()
+    with enters, torch.autocast("cpu", enabled=change == "autocast"):
+        found = products.together(given, *layers)
+        expected = [layer(given) for layer in layers]
+    assert not asked.called
+    for product, each in zip(found, expected, strict=True):
+        assert torch.equal(product, each)
+    if change == "train":
+        sum(each.sum() for each in found).backward()
+        assert all(layer.weight.grad is not None for layer in layers)
+
+
+def test_only_packed_layers_without_more_are_joined() -> None:
+    """Not those with a bias, with a weight of their own kind, of a lent model, or never packed."""
+    for bias, ways, packs in ((True, PACKED, True), (False, PACKED, False), (False, USUAL, True)):
+        layers = [nn.Linear(64, 50, bias=bias), nn.Linear(64, 50, bias=bias)]
+        products.install(nn.ModuleList(layers), ways, packs=packs, groups=[layers])
+        assert not any(vars(layer).get("joined") for layer in layers)
+    layers = [nn.Linear(64, 50, bias=False), nn.Linear(64, 50, bias=False).bfloat16()]
+    products.install(nn.ModuleList(layers), PACKED, groups=[layers])
+    assert layers[0].packed
+    assert layers[0].joined is None
+
+
+def test_joined_layers_are_joined_anew_with_their_model() -> None:
+    layers = joined()
+    with torch.no_grad():
+        layers[1].weight.add_(1)
+    before = layers[0].joined
+    assert not before.stands_for(*(layer.weight for layer in layers))
+    products.install(nn.ModuleList(layers), groups=[layers])
+    assert layers[0].joined.stands_for(*(layer.weight for layer in layers))
+    assert not any(layer.packed for layer in layers)
+
+
+def test_layers_that_are_joined_are_timed_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of two that take as long as one of them are twice as fast."""
+    ticks = dict.fromkeys((1, *products._FEW), 100)
+    packed = dict.fromkeys((*products._FEW, *products._MORE), 150)
+    for groups in (True, False):
+        with monkeypatch.context() as patch:
+            wind(patch, ticks, usual=100, packed=packed)
+            layers = nn.ModuleList(nn.Linear(1024, 512, bias=False) for _ in range(2))
+            found = products.install(layers, groups=[list(layers)] if groups else ())
+            assert found == (Ways(False, 0, 2) if groups else USUAL)
+            assert bool(vars(layers[0]).get("joined")) == groups
 
 
 def test_a_compiled_layer_takes_the_usual_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ rotation without halves being put together again.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.nn.modules import module as every_module
 from transformers import DynamicCache
 
 from . import attention
+from .products import apart, together
 from .ragged import Ragged
 from .rotary import turning_for
 
@@ -27,6 +28,9 @@ _SHAPED = ("Llama", "Mistral")
 
 _PASSED_OVER = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm")
 """And their modules that are not called here."""
+
+_SAME = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+"""And of those that are, the ones that are given the same input."""
 
 _ROUNDING = 8
 """By how many units in the last place of the largest logit those in float32 may be off."""
@@ -49,6 +53,13 @@ def forward_of(hf_model: Any) -> DirectForward | ModuleForward:
     stock = _stock(hf_model)
     direct = DirectForward(hf_model, stock) if stock else None
     return direct if direct is not None and direct.agrees() else ModuleForward(hf_model)
+
+
+def same_inputs(hf_model: Any) -> list[list[nn.Module]]:
+    """The layers of a model that are given the same input where it is run directly."""
+    modules = hf_model.modules() if _stock(hf_model) else ()
+    found = ([module._modules.get(name) for name in names] for module in modules for names in _SAME)
+    return [layers for layers in found if all(layers)]
 
 
 class ModuleForward:
@@ -140,7 +151,8 @@ class DirectForward:
             "position_ids": torch.arange(_PROBE, device=ids.device)[None],
             "logits_to_keep": _PROBE,
         }
-        found = self._run(past_key_values=DynamicCache(), **asked).double()
+        # Apart, since joined products are rounded otherwise.
+        found = self._run(past_key_values=DynamicCache(), products=apart, **asked).double()
         expected = self._own(past_key_values=DynamicCache(), **asked).double()
         eps = torch.finfo(torch.float32).eps if model.dtype == torch.float32 else 0.0
         allowed = _ROUNDING * eps * expected.abs().max()
@@ -155,6 +167,7 @@ class DirectForward:
         past_key_values: Any,
         logits_to_keep: int,
         ragged: Ragged | None = None,
+        products: Callable[..., Sequence[Tensor]] = together,
     ) -> Tensor:
         if ragged is not None:
             input_ids, position_ids = ragged.packed(input_ids), ragged.packed(position_ids)
@@ -167,12 +180,8 @@ class DirectForward:
             heads, mlp = layer.self_attn, layer.mlp
             shape = *input_ids.shape, -1, heads.head_dim
             inner = _norm(layer.input_layernorm, hidden)
-            query, key, value = turn(
-                heads.layer_idx,
-                heads.q_proj(inner).view(shape),
-                heads.k_proj(inner).view(shape),
-                heads.v_proj(inner).view(shape),
-            )
+            states = products(inner, heads.q_proj, heads.k_proj, heads.v_proj)
+            query, key, value = turn(heads.layer_idx, *(each.view(shape) for each in states))
             if ragged is None:
                 mixed, _ = attention.packed_attention(
                     heads, query, key, value, attention_mask, scaling=heads.scaling
@@ -183,7 +192,8 @@ class DirectForward:
                 )
             hidden = hidden + heads.o_proj(mixed.view(rows))
             inner = _norm(layer.post_attention_layernorm, hidden)
-            hidden = hidden + mlp.down_proj(mlp.act_fn(mlp.gate_proj(inner)) * mlp.up_proj(inner))
+            gate, up = products(inner, mlp.gate_proj, mlp.up_proj)
+            hidden = hidden + mlp.down_proj(mlp.act_fn(gate) * up)
         hidden = _norm(base.norm, hidden)
         if ragged is not None:
             return ragged.laid_out(self.hf_model.lm_head(hidden.index_select(1, ragged.kept)))

@@ -5,10 +5,10 @@ is, and a multiple of these for a batch. BLAS libraries are made for many. Some 
 for a few in `x W^T` as in `(W x^T)^T`, the same products in another order, and for one, in what
 they have for a matrix and a vector, two to three times as long as in what they have for several
 matrices at once, given slices of the one. For more rows oneDNN, on a copy of the weights that it
-has laid out for itself, takes as little as half of what BLAS does. Elsewhere the usual way is the
-faster by as much: it depends on the processor. So a model's own weights are timed in all of these
-ways when it is taken into use (`python -m benchmarks products` shows them on the machine it runs
-on).
+has laid out for itself, takes as little as half of what BLAS does, and a fifth less again where
+layers of the same input have their weights laid out as one. Elsewhere the usual way is the faster
+by as much: it depends on the processor. So a model's own weights are timed in all of these ways
+when it is taken into use (`python -m benchmarks products` shows them on the machine it runs on).
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+
+from .packed import MANY, Packed, counted, packable
 
 MOST = 9
 """For up to how many rows another way than the usual one may be taken."""
@@ -32,7 +34,7 @@ _SLICES = 16
 _FEW = (2, 4, 6, MOST)
 """How many rows are timed for 2 to 9: each for those since the one before."""
 
-_MORE = (16, 64, 256)
+_MORE = (MANY, 64, 256)
 """And for more, on packed weights: the last of them for all beyond."""
 
 _FASTER = 1.25
@@ -59,14 +61,11 @@ _LEAST_BYTES = 2**20
 _MOST_BYTES = 2**30
 """Models with more are not packed, which would double that."""
 
-_WRONG = 1e-4
-"""By how much of the largest of them products with packed weights may be off."""
-
 _TICK = 1e-9
 """What takes no time by a clock that stands still, in seconds."""
 
 
-_Way = Callable[[Tensor, Tensor], Tensor]
+_Way = Callable[[Tensor, Sequence[Tensor]], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,40 +100,6 @@ USUAL = Ways(single=False, few=0)
 """Always the usual way."""
 
 
-class Packed:
-    """A weight matrix laid out for oneDNN: a copy, which knows what it is a copy of.
-
-    Args:
-        weight: float32 [N, K] on the CPU, whose changes are counted: no tensor of inference mode.
-    """
-
-    def __init__(self, weight: Tensor) -> None:
-        self._laid_out: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _MORE[0])
-        # While it is held, nothing else is found at its address.
-        self._weight = weight.detach()
-        self._version = weight._version
-
-    def stands_for(self, weight: Tensor) -> bool:
-        """Whether a weight is the one that was copied, and not changed since.
-
-        A change through `weight.data` in place, or through memory that it shares, is not seen.
-        """
-        return (
-            weight.is_cpu
-            and weight.dtype == torch.float32
-            and weight.is_set_to(self._weight)
-            and not weight.is_inference()
-            and weight._version == self._version
-        )
-
-    def product(self, given: Tensor) -> Tensor:
-        """`x W^T` for x [..., K]; no gradient comes back through it."""
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(
-            given, self._laid_out, None, "none", [], ""
-        )
-        return found
-
-
 class FewRows(nn.Linear):
     """A linear layer that multiplies one row slice by slice, a few the other way round, or more
     with packed weights.
@@ -150,13 +115,17 @@ class FewRows(nn.Linear):
     Attributes:
         ways: which of them; those without packed weights for a layer that was pickled without.
         packed: the packed weights, if there are any; neither copied nor pickled.
+        joined: those of this layer and others that are given the same input, laid out as one, in
+            the place of each layer's own; the same holds for them.
     """
 
     ways: Ways = OTHERWISE
     packed: Packed | None = None
+    joined: Packed | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "packed"}
+        kept = self.__dict__.items()
+        return {name: value for name, value in kept if name not in ("packed", "joined")}
 
     def forward(self, input: Tensor) -> Tensor:
         """`input W^T + b`, for an input [..., K] and weights [N, K].
@@ -165,9 +134,7 @@ class FewRows(nn.Linear):
         """
         weight, shape = self.weight, input.shape
         rows = shape[:-1].numel()
-        usual = torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
-        usual = usual or not input.is_cpu or input.dtype != torch.float32
-        if usual or not shape[-1]:
+        if _as_usual(input) or not shape[-1]:
             return linear(input, weight, self.bias)
         packed = self.packed if self.ways.packs(rows) else None
         if packed and torch.is_inference_mode_enabled() and packed.stands_for(weight):
@@ -180,6 +147,52 @@ class FewRows(nn.Linear):
         if bias is not None:
             product = product.view(rows, -1) + bias
         return product.view(*shape[:-1], -1)
+
+
+def together(given: Tensor, *layers: nn.Module) -> Sequence[Tensor]:
+    """What layers make of the same input [..., K], in one product where their weights are joined.
+
+    Returns:
+        [..., N] of each, which may be parts of one tensor.
+    """
+    first = layers[0]
+    if (
+        isinstance(first, FewRows)
+        and first.joined
+        and first.ways.packs(given.shape[:-1].numel())
+        and torch.is_inference_mode_enabled()
+        and not _as_usual(given)
+        and _bare(layers)
+        and first.joined.stands_for(*(layer.weight for layer in layers))
+    ):
+        return torch.split(first.joined.product(given), first.joined.sizes, -1)
+    return apart(given, *layers)
+
+
+def apart(given: Tensor, *layers: nn.Module) -> Sequence[Tensor]:
+    """What layers make of the same input, each by itself: [..., N] of each."""
+    return [layer(given) for layer in layers]
+
+
+def _as_usual(given: Tensor) -> bool:
+    """Whether an input is multiplied in the usual way, whatever is faster."""
+    usual = torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
+    return usual or not given.is_cpu or given.dtype != torch.float32
+
+
+def _bare(layers: Sequence[nn.Module]) -> TypeGuard[Sequence[FewRows]]:
+    """Whether layers are products and no more: without a bias, hooks or a forward of their own."""
+    for layer in layers:
+        own = vars(layer)
+        if (
+            type(layer) is not FewRows
+            or own["_parameters"].get("bias") is not None
+            or own["_forward_hooks"]
+            or own["_forward_pre_hooks"]
+            or "forward" in own
+        ):
+            return False
+    return True
 
 
 def other_way(given: Tensor, weight: Tensor) -> Tensor:
@@ -202,7 +215,7 @@ def other_way(given: Tensor, weight: Tensor) -> Tensor:
     return torch.cat([torch.bmm(slices, column).view(-1, 1), rest])
 
 
-def faster(weights: Iterable[Tensor], packs: bool = True) -> Ways:
+def faster(groups: Iterable[Sequence[Tensor]], packs: bool = True) -> Ways:
     """Which ways are faster on this machine, by a clock: for matrices like these.
 
     Of a few rows as many take the other way as are no slower in it, from 2 on, so that a slow
@@ -210,42 +223,45 @@ def faster(weights: Iterable[Tensor], packs: bool = True) -> Ways:
     by them.
 
     Args:
-        weights: of a model's layers, float32 [N, K] on the CPU, of which the first are timed.
+        groups: weights of a model's layers, float32 [N, K] on the CPU, of which the first are
+            timed; those that are packed as one beside each other.
         packs: whether they may be packed.
     """
-    timed, size = list[Tensor](), 0
-    for weight in weights:
-        if size < _BYTES and weight.numel():
-            timed.append(weight)
-            size += weight.nbytes
+    timed, size = list[Sequence[Tensor]](), 0
+    for group in groups:
+        if size < _BYTES and all(weight.numel() for weight in group):
+            timed.append(group)
+            size += sum(weight.nbytes for weight in group)
     if size < _LEAST_BYTES:
         return USUAL
 
-    few, best = 0, 0.0
+    other, few, best = _one_by_one(other_way), 0, 0.0
     for rows in _FEW:
-        gain = _gain(timed, rows, other_way)
+        gain = _gain(timed, rows, other)
         if gain < _SLOWER:
             break
         best = max(best, gain)
         few = rows if best >= _FASTER else 0
-    ways = Ways(_gain(timed, 1, other_way) >= _FASTER, few)
-    return (
-        _with_packed(ways, timed)
-        if packs and all(map(_counted, timed)) and packable(timed[0])
-        else ways
-    )
+    ways = Ways(_gain(timed, 1, other) >= _FASTER, few)
+    packs = packs and all(counted(weight) for group in timed for weight in group)
+    return _with_packed(ways, timed) if packs and packable(timed[0][0]) else ways
 
 
-def _with_packed(ways: Ways, weights: list[Tensor]) -> Ways:
+def _with_packed(ways: Ways, groups: list[Sequence[Tensor]]) -> Ways:
     """These ways, and for which numbers of rows packed weights take their place."""
-    packed = {id(weight): Packed(weight) for weight in weights}
+    packed = {id(group): Packed(*group) for group in groups}
 
-    def with_packed(given: Tensor, weight: Tensor) -> Tensor:
-        return packed[id(weight)].product(given)
+    def with_packed(given: Tensor, group: Sequence[Tensor]) -> Tensor:
+        return packed[id(group)].product(given)
 
     sizes = (*_FEW, *_MORE)
     gains = [
-        _gain(weights, rows, with_packed, other_way if ways.covers(rows) else _usual_way)
+        _gain(
+            groups,
+            rows,
+            with_packed,
+            _one_by_one(other_way if ways.covers(rows) else _usual_way),
+        )
         for rows in sizes
     ]
     most = max(range(len(sizes)), key=gains.__getitem__)
@@ -268,57 +284,45 @@ def _last_gaining(gains: Sequence[float], places: Iterable[int]) -> int:
 
 
 @torch.inference_mode()
-def packable(weight: Tensor) -> bool:
-    """Whether this torch packs a weight [N, K], and gets the products with it right."""
-    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):  # type: ignore[no-untyped-call]
-        return False
-    if not _counted(weight):
-        return False
-    size = _MORE[0], weight.shape[1]
-    given = torch.linspace(-1, 1, size[0] * size[1], dtype=weight.dtype, device=weight.device)
-    with torch.autocast("cpu", enabled=False):
-        try:
-            found = Packed(weight).product(given.view(size))
-        except (AttributeError, RuntimeError):
-            # These are operators that torch keeps for its own compiler.
-            return False
-        expected = linear(given.view(size), weight)
-    return bool((found - expected).abs().max() <= _WRONG * expected.abs().max())
-
-
-def _counted(weight: Tensor) -> bool:
-    """Whether a weight stays the same tensor, whose changes torch counts."""
-    return type(weight) is nn.Parameter and not weight.is_inference() and weight.numel() > 0
-
-
-@torch.inference_mode()
-def _gain(weights: list[Tensor], rows: int, way: _Way, usual: _Way | None = None) -> float:
+def _gain(groups: list[Sequence[Tensor]], rows: int, way: _Way, usual: _Way | None = None) -> float:
     """How many times as fast a way is for all weights as the usual one, in the least times of both.
 
     Args:
-        weights: [N, K] each.
+        groups: of weights, [N, K] each, K the same in a group.
         rows: of what they are multiplied with.
-        way: a product of [R, K] and [N, K].
+        way: products of [R, K] and of each [N, K] in a group.
         usual: what it is compared with; None for the usual way.
     """
+    weights = [group[0] for group in groups]
     given = {weight.shape[1]: weight.new_ones(rows, weight.shape[1]) for weight in weights}
-    ways = (usual or _usual_way, way)
+    ways = (usual or _one_by_one(_usual_way), way)
     least = [inf, inf]
     with torch.autocast("cpu", enabled=False):
         for _ in range(_REPEATS):
             for place, taken in enumerate(ways):
                 start = perf_counter()
-                for weight in weights:
-                    taken(given[weight.shape[1]], weight)
+                for group in groups:
+                    taken(given[group[0].shape[1]], group)
                 least[place] = min(least[place], perf_counter() - start)
     return least[0] / max(least[1], _TICK)
+
+
+def _one_by_one(way: Callable[[Tensor, Tensor], Tensor]) -> _Way:
+    """A product of one weight, for each of a group."""
+    return lambda given, group: [way(given, weight) for weight in group]
 
 
 def _usual_way(given: Tensor, weight: Tensor) -> Tensor:
     return linear(given, weight)
 
 
-def install(model: nn.Module, ways: Ways | None = None, *, packs: bool = True) -> Ways:
+def install(
+    model: nn.Module,
+    ways: Ways | None = None,
+    *,
+    packs: bool = True,
+    groups: Sequence[Sequence[nn.Module]] = (),
+) -> Ways:
     """Make a model's linear layers `FewRows`, those in float32 on a CPU, where that is faster.
 
     Layers of a class of their own, and weights that are, are left as they are. Of layers that have
@@ -329,6 +333,8 @@ def install(model: nn.Module, ways: Ways | None = None, *, packs: bool = True) -
         ways: which ways to take; None for those that are faster: as timed, or as they were for
             layers of the model that have been made `FewRows` before.
         packs: whether other weights may be packed: it takes as long as a few forwards.
+        groups: layers of it that are given the same input, by `together`: what of them is packed is
+            packed as one.
 
     Returns:
         The ways.
@@ -341,18 +347,35 @@ def install(model: nn.Module, ways: Ways | None = None, *, packs: bool = True) -
             old.packed = _packed(old.weight, old.ways) if small else None
     packs = packs and small
     if ways is None:
-        ways = before[0].ways if before else faster((layer.weight for layer in layers), packs=packs)
+        ways = before[0].ways if before else faster(_grouped(layers, groups), packs=packs)
     for layer in layers if ways != USUAL else ():
         # First what it needs, since a forward in another thread may be under way.
         packed = _packed(layer.weight, ways) if packs else None
         layer.__dict__.update(ways=ways, packed=packed)
         layer.__class__ = FewRows
+    for group in groups if packs else ():
+        if _bare(group) and all(layer.packed for layer in group):
+            group[0].joined = Packed(*(layer.weight for layer in group))
+            for layer in group:
+                layer.packed = None
     return ways
+
+
+def _grouped(
+    layers: Sequence[nn.Linear], groups: Sequence[Sequence[nn.Module]]
+) -> list[list[Tensor]]:
+    """The weights of layers, those of a group together."""
+    found: dict[int, list[Tensor]] = {id(layer): [layer.weight] for layer in layers}
+    for group in groups:
+        if all(id(layer) in found and layer.bias is None for layer in group):
+            weights = [weight for layer in group for weight in found.pop(id(layer))]
+            found[id(group[0])] = weights
+    return list(found.values())
 
 
 def _packed(weight: Tensor, ways: Ways) -> Packed | None:
     """A weight packed, if that is a way it is multiplied in, and one can tell that it changes."""
-    return Packed(weight) if ways.packed and _plain(weight) and _counted(weight) else None
+    return Packed(weight) if ways.packed and _plain(weight) and counted(weight) else None
 
 
 def ways_of(model: nn.Module) -> Ways:
@@ -371,7 +394,7 @@ def remove(model: nn.Module, but: Collection[FewRows] = ()) -> None:
     layers: list[nn.Linear] = [layer for layer in installed(model) if layer not in but]
     for layer in layers:
         # Its ways stay: a forward in another thread may be under way.
-        layer.__dict__["packed"] = None
+        layer.__dict__.update(packed=None, joined=None)
         layer.__class__ = nn.Linear
 
 

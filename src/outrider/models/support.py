@@ -11,6 +11,7 @@ from transformers import DynamicCache
 
 from ..errors import ModelError
 from . import attention, products
+from .direct import same_inputs
 from .slot_cache import LayerShape
 
 _ATTENTION_KINDS = ("full_attention", "sliding_attention")
@@ -81,7 +82,7 @@ def inspect_architecture(hf_model: Any) -> Architecture:
     packed = bool(hf_model._supports_attention_backend)
     attention.register()
     hf_model.set_attn_implementation(attention.NAME if packed else "sdpa")
-    products.install(hf_model)
+    products.install(hf_model, groups=same_inputs(hf_model))
     device = hf_model.device
     cache = DynamicCache()
     try:
