@@ -96,6 +96,7 @@ class Planned:
     learns: bool = False
     together: bool = False
     ragged: float | None = None
+    weighed: bool = False
 
     def plan(self, states: Sequence[SequenceState]) -> DraftPlan:
         depth = np.array([max(0, min(self.depth, state.remaining - 1)) for state in states])
@@ -105,7 +106,8 @@ class Planned:
         token = np.array([0.05 * (number % 2) for number in told])
         # Rounds as wide as 0, 1, ... tokens, of all rows: what the mean row has to bring.
         widths = plain.sum() + token.sum() * np.arange(self.depth + 1)
-        shared = SharedWorth(plain + 0.4, widths, widths[1], 0.1, self.ragged)
+        weights = np.array([0.4 + 0.6 * (number % 2) for number in told]) if self.weighed else None
+        shared = SharedWorth(plain + 0.4, widths, widths[1], 0.1, self.ragged, weights)
         together = shared if self.together else None
         worth = Worth(plain, token, together)
         looks = not self.together or states[0].round != 1
@@ -153,17 +155,21 @@ def mixed_rounds(monkeypatch: pytest.MonkeyPatch) -> list[DraftProposal]:
     return made
 
 
-@pytest.mark.parametrize("policy", ["fixed", "planned", "together", "ragged", "adaptive"])
+@pytest.mark.parametrize(
+    "policy", ["fixed", "planned", "together", "ragged", "weighed", "adaptive"]
+)
 @pytest.mark.parametrize("verification", [*METHODS, "coupled"])
 def test_the_law_with_chains(verification: str, policy: str, mixed_rounds: list[Any]) -> None:
     """Branches of an enumeration share batches, so that sources are mixed in them."""
-    if verification == "coupled" and policy in ("together", "ragged", "adaptive"):
+    together = ("together", "ragged", "weighed")
+    if verification == "coupled" and policy in (*together, "adaptive"):
         pytest.skip("rows share their depths, so that branches are not to be told apart")
     depth = "adaptive" if policy == "adaptive" else "fixed"
-    given = planned({}, 3) if policy in ("planned", "together", "ragged") else None
+    given = planned({}, 3) if policy in ("planned", *together) else None
     if given is not None:
-        given.together = policy in ("together", "ragged")
-        given.ragged = 1.0 if policy == "ragged" else None
+        given.together = policy in together
+        given.ragged = 1.0 if policy in ("ragged", "weighed") else None
+        given.weighed = policy == "weighed"
     # What others accept decides with them: a seed makes the depths the sequence's own.
     own = {"seed": 1} if policy == "adaptive" else {}
     for number in range(3):
@@ -506,6 +512,38 @@ class TestRowsTogether:
             assert 4 + kept - 0.2 * widths[0] - cost == pytest.approx(best)
         else:
             assert best <= max(0.0, 4 - 1.2 * widths[0])
+
+    @pytest.mark.parametrize("ragged", [None, 0.0, 2.0])
+    @pytest.mark.parametrize("steps", [0, 2])
+    def test_tokens_of_a_row_that_ends_last_count_for_more(
+        self, steps: int, ragged: float | None
+    ) -> None:
+        """In both ways, padded or not: those of one that is ahead of the others count next to
+        nothing, and of all rows alike as much as if nothing were said."""
+        found = [self.SURE] * 4
+        widths = 4 + 0.8 * np.arange(5)
+        planned = np.full(4, 1 + 0.6 * (steps > 0))
+        worth = SharedWorth(planned, widths, widths[steps], ragged=ragged)
+        plan = DraftPlan(np.full(4, 4), steps=np.full(4, steps), worth=both(worth))
+
+        def taken(weights: list[float] | None, candidates: list[Candidate]) -> list[int]:
+            weighed = replace(worth, weights=None if weights is None else np.array(weights))
+            made = decide(list(candidates), replace(plan, worth=both(weighed)))
+            return [len(made.taken[row]) for row in range(4)]
+
+        plain = taken(None, found)
+        assert min(plain) > 0
+        assert taken([1.0] * 4, found) == plain
+        # The only row with something is the one that counts, or one that does not.
+        one = [self.SURE, self.NONE, self.NONE, self.NONE]
+        assert taken([3.7, 0.1, 0.1, 0.1], one)[0] > 0
+        if steps:
+            # What the model would draft for it counts as little.
+            assert taken([0.3, 1.2, 1.2, 1.3], one)[0] > 0
+        # Beside a model's steps it takes what is free, or less than the model would draft.
+        assert taken([0.1, 1.3, 1.3, 1.3], one)[0] <= (steps and 2)
+        if ragged is not None:
+            assert taken([0.01, 0.01, 1.98, 2.0], found)[:2] == [0, 0]
 
     def test_without_padding_one_row_that_is_sure_is_enough(self) -> None:
         """What it drafts is paid for once, and not by the rows that draft nothing."""

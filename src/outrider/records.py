@@ -219,6 +219,7 @@ class SharedWorth:
         ragged: where forwards take what their tokens take, whichever rows have them, about how many
             a row of the planned round drafts; None where a forward is as wide for all rows as for
             the widest.
+        weights: what a token of each row counts, float64 [B], 1 on average; None if all the same.
     """
 
     planned: NDArray[np.float64]
@@ -226,6 +227,7 @@ class SharedWorth:
     covered: float
     backlog: float = 0.0
     ragged: float | None = None
+    weights: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from ..records import DraftPlan, RoundRecord, SequenceState
 from .alone import own_choice
 from .choices import Choice, Choices, Decision
 from .costs import COST_RATIO, Costs, Prices
+from .last_to_end import LastToEnd
 from .levels import Levels, allowed
 from .looking import Looking
 from .purse import LONGEST, Purse, worth_reading
@@ -77,8 +78,7 @@ class AdaptiveDepth:
     Where nothing is expected to pay, drafts of one token are tried now and then, the more rarely
     the more they cost, and sooner in a text that is new: for about .8% of the time. As much may go
     into the drafter's reading of prompts while nothing that it drafted was kept. Where not even a
-    draft that is always kept would pay, one is after 512
-    plain rounds, since the machine may have changed.
+    draft that is always kept would pay, one is after 512 plain rounds, since machines change.
 
     Args:
         levels: the shape of a draft.
@@ -123,9 +123,9 @@ class AdaptiveDepth:
         self._looking = Looking()
         self._looks = looks_up
         self._together: Choices | None = None
-        self._standing = Standing()
         self._later: list[tuple[Sequence[SequenceState], RoundRecord, bool]] = []
         self._pays = self._settled = False
+        self._standing, self._ending = Standing(), LastToEnd()
 
     @property
     def calibrated(self) -> bool:
@@ -148,7 +148,7 @@ class AdaptiveDepth:
         # it is not known what rounds bring without it.
         alike = self._levels.chains and len(decision.shared) == len(states)
         known = alike and self._costs.known and all(state.round for state in states)
-        self._together = together if known else None
+        self._together = self._ending.weighed(together, states) if together and known else None
         self._looks = self._together is None or self._looking.wanted()
         if not self._looks:
             return self._levels.plan(steps, keep_going=rule, looks=False)
@@ -158,7 +158,7 @@ class AdaptiveDepth:
             else max(steps[row], allowed(self._levels.deepest, state))
             for row, state in enumerate(states)
         ]
-        worth = decision.worth(self._ragged)
+        worth = replace(decision, together=self._together or together).worth(self._ragged)
         return self._levels.plan(depths, steps, worth, rule, decision.repeats)
 
     def _decision(self, states: Sequence[SequenceState]) -> Decision:
@@ -265,6 +265,7 @@ class AdaptiveDepth:
             self._observe_failure(states, record)
             return
         self._standing.happened(states)
+        self._ending.happened(states)
         if self._together is not None:
             self._looking.count_round(self._looks, record, self._together, self._ragged)
         if self._waits(states, record):
@@ -407,7 +408,6 @@ class AdaptiveDepth:
         stands = max(min(DRAFTING, patience - self._since_plain - 1), 0)
         if not pays:
             stands = 0 if trial else PLAIN
-        if not pays:
             choice = replace(choice, steps=trial, likely=trial, planned=1.0)
             likely, gain, ending = trial, 1.0, False
         elif not deepest and self._since_plain >= patience:

@@ -50,6 +50,7 @@ class Choices:
         stands: for how many more rounds it is as good; 0 for an exception.
         likely: about how many tokens are drafted for a row.
         rule: what ends drafts of these rows alone, if anything does.
+        weights: see `SharedWorth`.
     """
 
     rows: list[Choice]
@@ -62,6 +63,7 @@ class Choices:
     stands: int
     likely: float = 0.0
     rule: WorthAStep | None = None
+    weights: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class Decision:
                 self.together.backlog,
                 # With others in the batch, what the rows' own tokens take is not told by `widths`.
                 self.together.likely if ragged and len(self.shared) == len(self.rows) else None,
+                self.together.weights,
             )
         return Worth(
             np.array([choice.plain for choice in self.rows]),

@@ -40,13 +40,14 @@ class Looking:
             planned: what was planned for it.
             ragged: whether rows were verified without padding.
         """
-        took, gained = planned.prices.drafting[0], 0
+        took, gained = planned.prices.drafting[0], 0.0
         if any(record.looked_up):
             prices, steps = planned.prices, max(stepped_of(record))
             width = np.mean(record.drafted) if ragged else max(record.drafted)
             times = prices.verifying + prices.drafting[steps] if steps else prices.looked_up
             took = np.interp(width, np.arange(len(times)), times)
-            gained = sum(record.emitted)
+            weights = 1.0 if planned.weights is None else planned.weights
+            gained = float(np.sum(weights * np.array(record.emitted)))
         self.count(looked, gained - planned.rate * float(took))
 
     def count(self, looked: bool, gained: float = 0.0) -> None:

@@ -65,7 +65,12 @@ def decide(found: Sequence[Candidate], plan: DraftPlan) -> Together:
     margin = _MARGIN if len(rows) == 1 else _OF_MANY
     steps = plan.model_steps[rows] > 0
     # Beyond the token that each emits in any case.
-    needed = margin * worth.planned[rows] - 1 + worth.backlog * steps
+    needed = margin * worth.planned[rows] - 1
+    if worth.weights is not None:
+        weights = worth.weights[rows]
+        chances *= weights[:, None]
+        needed *= weights
+    needed += worth.backlog * steps
     resting = len(rows) - (margin - 1) * worth.widths[0] - worth.backlog * steps.sum()
     if worth.ragged is None:
         beside = _wide_beside(chances, needed, worth)

@@ -1,0 +1,138 @@
+"""Whose tokens bring the end of a batch nearer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider import SamplingParams
+from outrider.depth import AdaptiveDepth, Levels
+from outrider.depth.choices import Choices
+from outrider.depth.last_to_end import LastToEnd
+from outrider.depth.looking import Looking
+from outrider.records import Prefix, RoundRecord, SequenceState
+
+from .test_depth import World, calibrate, played, steady
+
+NOTHING = Choices([], None, np.ones(3), 1.0, 0.0, 1.0, 0.0, 0)  # type: ignore[arg-type]
+
+
+def row(name: int, left: int, total: int = 100, **sampling: Any) -> SequenceState:
+    """A sequence with so many tokens left."""
+    params = SamplingParams(max_tokens=total, ignore_eos=True, **sampling)
+    prefix = Prefix(name, range(9 + total - left))
+    return SequenceState(prefix, 9, params, frozenset(), name, depths=(0,))
+
+
+def weights(last: LastToEnd, states: Sequence[SequenceState]) -> Any:
+    return last.weighed(NOTHING, states).weights
+
+
+def test_what_is_left_tells_which_row_ends_last() -> None:
+    """A logistic law of distances as wide as the root of what the last one has left."""
+    found = weights(LastToEnd(), [row(0, 64), row(1, 56), row(2, 48), row(3, 64)])
+    assert found.sum() == pytest.approx(4)
+    assert found[0] == found[3] == pytest.approx(4 / (2 + np.exp(-1) + np.exp(-2)))
+    assert found[1] == pytest.approx(found[0] * np.exp(-1))
+    assert found[2] == pytest.approx(found[0] * np.exp(-2))
+    assert weights(LastToEnd(), [row(0, 9), row(1, 9)]).tolist() == [1, 1]
+    # Nearer the end they no longer change places.
+    late = weights(LastToEnd(), [row(0, 9), row(1, 1)])
+    early = weights(LastToEnd(), [row(0, 90), row(1, 82)])
+    assert late[1] < early[1] < early[0] < late[0]
+
+
+def test_all_tokens_count_alike_where_ends_are_not_known() -> None:
+    """By themselves, or where a token, a text or a grammar may end one of them."""
+    last = LastToEnd()
+    assert weights(last, [row(0, 50)]) is None
+    ahead, behind = row(0, 20), row(1, 50)
+    assert weights(last, [ahead, behind]) is not None
+    for other in (
+        replace(behind, stop_ids=frozenset({2})),
+        row(1, 50, stop=("end",)),
+        replace(behind, grammar=object()),  # type: ignore[arg-type]
+    ):
+        assert weights(last, [ahead, other]) is None
+
+
+def test_all_tokens_count_alike_where_others_take_the_places_of_those_that_end() -> None:
+    last = LastToEnd()
+    rows = [row(name, 60 - 10 * name) for name in range(8)]
+
+    def weighed(*names: int) -> bool:
+        """After a round of these rows, before their next one."""
+        states = [rows[name] for name in names]
+        last.happened(states)
+        return weights(last, states) is not None
+
+    assert weighed(0, 1, 2)
+    assert weighed(0, 1, 2)
+    assert weighed(0, 1), "nobody came"
+    assert not weighed(0, 1, 3)
+    assert not weighed(0, 1, 3)
+    assert not weighed(0, 3, 4), "one for another"
+    assert weighed(0, 4)
+    assert weighed(5, 6), "a batch of its own"
+    assert not weighed(5, 6, 7)
+
+
+def test_a_policy_says_so_for_a_batch_that_decides_together() -> None:
+    """And not for rows that decide by themselves; what it says changes with what they have left."""
+    world, rng = World(steady(0.3), step=0.3), np.random.default_rng(0)
+    policy = AdaptiveDepth(Levels(4), looks_up=True)
+    calibrate(policy, world, rng)
+    states = [row(name, 80) for name in range(2)]
+    plan = policy.plan(states)
+    assert plan.worth is not None
+    assert plan.worth.together is not None
+    assert plan.worth.together.weights.tolist() == [1, 1]
+    states, record = played(policy, world, states, rng)
+    policy.observe(states, record)
+    ahead = [states[0], row(1, 40)]
+    told = policy.plan(ahead).worth.together.weights
+    assert told[0] > 1.9
+    assert told[1] < 0.1
+    mixed = [states[0], row(1, 40, seed=1, temperature=1.0)]
+    assert policy.plan(mixed).worth.together.weights is None
+    policy.observe([*states, row(2, 80)], replace(record, **_three(record)))
+    assert policy.plan([*states, row(2, 70)]).worth.together.weights is None
+
+
+def _three(record: RoundRecord) -> dict[str, Any]:
+    """What a record says of two rows, of three."""
+    told = {name: getattr(record, name) for name in RoundRecord.__dataclass_fields__}
+    return {
+        name: (*value, value[-1])
+        for name, value in told.items()
+        if isinstance(value, tuple) and len(value) == 2
+    }
+
+
+@pytest.mark.parametrize(
+    ("counts", "looks"), [(None, True), ((3.0, 0.0), True), ((0.0, 2.0), False)]
+)
+def test_what_looking_up_gained_counts_as_much(
+    counts: tuple[float, ...] | None, looks: bool
+) -> None:
+    """Tokens of the first of two rows, in rounds that take twice a plain one's time."""
+    world, rng = World(steady(0.3), step=0.3), np.random.default_rng(0)
+    policy = AdaptiveDepth(Levels(4), looks_up=True)
+    calibrate(policy, world, rng)
+    states = [row(name, 80) for name in range(2)]
+    policy.plan(states)
+    planned = policy._together
+    assert planned is not None
+    verifying = np.array([1.0, 1.3, 1.6, 2.0]) * planned.prices.verifying[0]
+    prices = replace(planned.prices, verifying=verifying)
+    told = replace(planned, prices=prices, weights=None if counts is None else np.array(counts))
+    _, record = played(policy, world, states, rng)
+    record = replace(record, drafted=(3, 3), depth=(3, 3), emitted=(6, 1), looked_up=(True, True))
+    looking = Looking()
+    for _ in range(30):
+        looking.count_round(True, record, told, False)
+    assert looking.wanted() == looks
