@@ -539,7 +539,7 @@ class TestRowsTogether:
         assert taken([3.7, 0.1, 0.1, 0.1], one)[0] > 0
         if steps:
             # What the model would draft for it counts as little.
-            assert taken([0.3, 1.2, 1.2, 1.3], one)[0] > 0
+            assert taken([0.5, 1.1, 1.2, 1.2], one)[0] > 0
         # Beside a model's steps it takes what is free, or less than the model would draft.
         assert taken([0.1, 1.3, 1.3, 1.3], one)[0] <= (steps and 2)
         if ragged is not None:
