@@ -378,4 +378,21 @@ def test_other_models_have_no_layers_that_are_packed_as_one() -> None:
     assert not same_inputs(GPT2LMHeadModel(tiny))
     model = made("plain")
     model.model.layers[1].mlp = torch.nn.Identity()
-    assert len(same_inputs(model)) == 2 * SIZES["num_hidden_layers"] - 1
+    heads = model.model.layers[2].self_attn
+    heads.v_proj = heads.k_proj
+    assert len(same_inputs(model)) == 2 * SIZES["num_hidden_layers"] - 2
+
+
+def test_layers_are_packed_by_themselves_for_the_models_own_forward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which asks each of them, where the direct one's numbers are not the model's."""
+    ways = products.Ways(False, 0, packed=2)
+    monkeypatch.setattr(products, "faster", lambda groups, packs: ways)
+    for norm, direct_one in ((direct._norm, True), (lambda module, hidden: hidden, False)):
+        monkeypatch.setattr(direct, "_norm", norm)
+        model = made("plain")
+        assert isinstance(TransformersModel(model)._forward, DirectForward) == direct_one
+        layers = products.installed(model)
+        assert any(layer.joined for layer in layers) == direct_one
+        assert all(layer.packed for layer in layers) == (not direct_one)

@@ -136,3 +136,15 @@ def test_what_looking_up_gained_counts_as_much(
     for _ in range(30):
         looking.count_round(True, record, told, False)
     assert looking.wanted() == looks
+
+
+def test_a_batch_that_another_thread_planned_for_is_not_counted() -> None:
+    """Policies are shared by threads, which plan and observe in any order."""
+    world, rng = World(steady(0.3), step=0.3), np.random.default_rng(0)
+    policy = AdaptiveDepth(Levels(4), looks_up=True)
+    calibrate(policy, world, rng)
+    two, three = ([row(name, 80) for name in range(count)] for count in (2, 3))
+    policy.plan(two)
+    after, record = played(policy, world, two, rng)
+    policy.plan(three)
+    policy.observe(after, replace(record, looked_up=(True, True)))

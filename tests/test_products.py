@@ -210,7 +210,8 @@ def test_a_model_that_is_lent_is_not_packed(
         for layer, (old, joined) in zip(layers, before, strict=True):
             assert bool(layer.packed) == bool(old)
             assert layer.packed is not old or not old
-            assert layer.joined is joined
+            assert bool(layer.joined) == bool(joined)
+            assert layer.joined is not joined or not joined
 
 
 @pytest.mark.parametrize("ways", [Ways(True, 0), Ways(False, MOST), Ways(False, 4), USUAL])
@@ -302,23 +303,25 @@ def test_models_of_any_shape_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("ways", [OTHERWISE, PACKED])
-def test_a_forward_in_another_thread_finds_its_ways(ways: Ways) -> None:
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_forward_in_another_thread_finds_its_ways(ways: Ways, joined: bool) -> None:
     """While layers are lent and given back."""
-    layer = nn.Linear(64, 48)
+    layer = nn.Linear(64, 48, bias=False)
+    groups = [[layer]] if joined else []
     given, failures, over = torch.randn(3, 64), [], threading.Event()
 
     def decode() -> None:
         while not over.is_set():
             try:
                 with torch.inference_mode():
-                    layer(given)
+                    products.together(given, layer)
             except Exception as error:
                 failures.append(error)
 
     thread = threading.Thread(target=decode)
     thread.start()
     for _ in range(2000):
-        products.install(layer, ways)
+        products.install(layer, ways, groups=groups)
         products.remove(layer)
     over.set()
     thread.join()
@@ -645,6 +648,62 @@ def test_only_packed_layers_without_more_are_joined() -> None:
     products.install(nn.ModuleList(layers), PACKED, groups=[layers])
     assert layers[0].packed
     assert layers[0].joined is None
+
+
+def test_a_layer_that_is_given_back_while_it_is_asked_keeps_what_it_was_found_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layers, bare = joined(), products._bare
+
+    def given_back(asked: list[nn.Module]) -> bool:
+        found = bare(asked)
+        products.remove(nn.ModuleList(layers))
+        return found
+
+    monkeypatch.setattr(products, "_bare", given_back)
+    given = torch.randn(5, 64)
+    with torch.inference_mode():
+        for layer, product in zip(layers, products.together(given, *layers), strict=True):
+            torch.testing.assert_close(product, linear(given, layer.weight))
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_joined_weights_that_changed_unseen_are_packed_anew(packs: bool) -> None:
+    """When the model is lent, or wrapped again; where one has a hook by then, each by itself."""
+    layers, given = joined(), torch.randn(5, 64)
+    model = nn.ModuleList(layers)
+
+    def right() -> bool:
+        with torch.inference_mode():
+            found = products.together(given, *layers)
+            return all(
+                torch.allclose(product, linear(given, layer.weight), atol=1e-5)
+                for layer, product in zip(layers, found, strict=True)
+            )
+
+    layers[1].weight.data += 1
+    assert not right(), "as is said of changes through .data"
+    products.install(model, packs=packs, groups=[layers] if packs else ())
+    assert right()
+    assert layers[0].joined
+    if packs:
+        hook = layers[1].register_forward_hook(lambda *call: None)
+        products.install(model, groups=[layers])
+        hook.remove()
+        assert layers[0].joined is None
+        assert all(layer.packed for layer in layers)
+        layers[2].weight.data += 1
+        products.install(model, groups=[layers])
+        assert right()
+        assert layers[0].joined
+
+
+def test_groups_are_timed_where_their_first_layer_is() -> None:
+    """So that what is timed is like the first layers of a model, not like its head."""
+    layers = [nn.Linear(8, size, bias=False) for size in (3, 4, 5, 6, 7)]
+    groups = [[layers[1], layers[3]], [layers[2], nn.Linear(8, 8)]]
+    found = products._grouped(layers, groups)
+    assert [[len(weight) for weight in group] for group in found] == [[3], [4, 6], [5], [7]]
 
 
 def test_joined_layers_are_joined_anew_with_their_model() -> None:

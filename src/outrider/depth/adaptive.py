@@ -266,7 +266,7 @@ class AdaptiveDepth:
             return
         self._standing.happened(states)
         self._ending.happened(states)
-        if self._together is not None:
+        if self._together and len(self._together.rows) == len(states):
             self._looking.count_round(self._looks, record, self._together, self._ragged)
         if self._waits(states, record):
             self._later.append((states, record, self._looks))

@@ -22,6 +22,9 @@ class LastToEnd:
     told if all go on for a number of tokens that is known. Rows gain or lose on each other by
     chance, so that each is the last with some probability: about that of a logistic law of their
     distances, as wide as their walks are long.
+
+    Whether others take their places is told by what happened last: until a first row has ended,
+    and for batches that take turns in several threads, nobody seems to.
     """
 
     def __init__(self) -> None:

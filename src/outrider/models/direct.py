@@ -59,7 +59,7 @@ def same_inputs(hf_model: Any) -> list[list[nn.Module]]:
     """The layers of a model that are given the same input where it is run directly."""
     modules = hf_model.modules() if _stock(hf_model) else ()
     found = ([module._modules.get(name) for name in names] for module in modules for names in _SAME)
-    return [layers for layers in found if all(layers)]
+    return [layers for layers in found if all(layers) and len(set(layers)) == len(layers)]
 
 
 class ModuleForward:

@@ -46,6 +46,10 @@ class Packed:
             for weight, copied, version in zip(weights, self._weights, self._versions, strict=True)
         )
 
+    def anew(self) -> Packed:
+        """The same weights, as they are now."""
+        return Packed(*self._weights)
+
     def product(self, given: Tensor) -> Tensor:
         """`x W^T` for x [..., K], of all weights one after another; no gradient comes back."""
         found: Tensor = torch.ops.mkldnn._linear_pointwise(

@@ -116,7 +116,8 @@ class FewRows(nn.Linear):
         ways: which of them; those without packed weights for a layer that was pickled without.
         packed: the packed weights, if there are any; neither copied nor pickled.
         joined: those of this layer and others that are given the same input, laid out as one, in
-            the place of each layer's own; the same holds for them.
+            the place of each layer's own; the same holds for them. Where one of them gets a hook or
+            is exchanged later, the others take no packed weights, until the model is wrapped anew.
     """
 
     ways: Ways = OTHERWISE
@@ -156,16 +157,18 @@ def together(given: Tensor, *layers: nn.Module) -> Sequence[Tensor]:
         [..., N] of each, which may be parts of one tensor.
     """
     first = layers[0]
+    # Another thread may give the layers back.
+    joined = first.joined if isinstance(first, FewRows) else None
     if (
         isinstance(first, FewRows)
-        and first.joined
+        and joined
         and first.ways.packs(given.shape[:-1].numel())
         and torch.is_inference_mode_enabled()
         and not _as_usual(given)
         and _bare(layers)
-        and first.joined.stands_for(*(layer.weight for layer in layers))
+        and joined.stands_for(*(layer.weight for layer in layers))
     ):
-        return torch.split(first.joined.product(given), first.joined.sizes, -1)
+        return torch.split(joined.product(given), joined.sizes, -1)
     return apart(given, *layers)
 
 
@@ -345,6 +348,8 @@ def install(
     for old in before:
         if packs or old.packed:
             old.packed = _packed(old.weight, old.ways) if small else None
+        if old.joined:
+            old.joined = None if packs or not small else old.joined.anew()
     packs = packs and small
     if ways is None:
         ways = before[0].ways if before else faster(_grouped(layers, groups), packs=packs)
@@ -364,13 +369,15 @@ def install(
 def _grouped(
     layers: Sequence[nn.Linear], groups: Sequence[Sequence[nn.Module]]
 ) -> list[list[Tensor]]:
-    """The weights of layers, those of a group together."""
-    found: dict[int, list[Tensor]] = {id(layer): [layer.weight] for layer in layers}
+    """The weights of layers, in their order, those of a group in the place of its first."""
+    known = {id(layer) for layer in layers}
+    joined: dict[int, list[Tensor]] = {}
     for group in groups:
-        if all(id(layer) in found and layer.bias is None for layer in group):
-            weights = [weight for layer in group for weight in found.pop(id(layer))]
-            found[id(group[0])] = weights
-    return list(found.values())
+        if all(id(layer) in known and layer.bias is None for layer in group):
+            joined |= {id(layer): [] for layer in group}
+            joined[id(group[0])] = [layer.get_parameter("weight") for layer in group]
+    found = [joined.get(id(layer), [layer.weight]) for layer in layers]
+    return [weights for weights in found if weights]
 
 
 def _packed(weight: Tensor, ways: Ways) -> Packed | None:

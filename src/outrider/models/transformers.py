@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from .. import trees
 from ..errors import ContextLengthError, EmptyPrefixError, InvalidConfigError, ModelError
 from ..records import DraftProposal, Prefix, TargetScores
+from . import products
 from .compiled import WIDEST, CompiledForward, require_compiler
 from .cursor import SlotBatch, SlotCursor, unsorted
 from .direct import DirectForward, ModuleForward, forward_of
@@ -119,6 +120,10 @@ class TransformersModel:
                 "max_length", max_length, f"an integer in 2..{context}, the model's context"
             )
         self._forward = forward_of(self.hf_model)
+        own = isinstance(self._forward, ModuleForward)
+        if own and any(layer.joined for layer in products.installed(self.hf_model)):
+            # Which asks each layer by itself.
+            products.install(self.hf_model)
         self._max_length = int(max_length or context or 0)
         self._chunk = prefill_chunk
         self._table = SlotTable(max_sequences)
