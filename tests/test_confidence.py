@@ -16,10 +16,11 @@ import pytest
 import torch
 
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder, TransformersModel
+from outrider.acceptance import Acceptance
 from outrider.certify import exact_law
 from outrider.certify.reference import distance, target_law
 from outrider.cli import main
-from outrider.depth import ConfidenceDepth, Levels, policy_of
+from outrider.depth import AdaptiveDepth, ConfidenceDepth, Levels, policy_of
 from outrider.depth.confidence import GAMMA, WorthDrawing
 from outrider.drafters.hybrid import HybridDrafter
 from outrider.drafters.model import ModelDrafter
@@ -254,9 +255,13 @@ class TestExactness:
         config = configured(verification, depth="adaptive", cost_ratio=0.5)
         drafter = ModelDrafter(draft)
         policy = policy_of(config, drafter, target)
+        assert isinstance(policy, AdaptiveDepth)
+        # Else it drafts one token until one is kept, and enumeration teaches it nothing.
+        policy._shown.acceptance = Acceptance().after(3, 3)
         decoder = SpeculativeDecoder(target, drafter, config=config, policy=policy)
         params = SamplingParams(max_tokens=4, stop_token_ids=(2,))
-        assert error(target, draft, config, params) < TOLERANCE
+        found = exact_law(decoder, (0, 1), params)
+        assert distance(found, target_law(target, (0, 1), params)) < TOLERANCE
         ended = set()
         for _ in range(20):
             batch = decoder.pack(decoder.start([0, 1], SamplingParams(max_tokens=20)))

@@ -550,7 +550,7 @@ def test_the_last_token_is_never_drafted_and_replays_are_followed() -> None:
 
 def test_a_seeded_request_is_planned_by_its_own_history_alone() -> None:
     fresh, learnt = adaptive(), adaptive()
-    decode(learnt, World(steady(0.05), step=0.5))
+    decode(learnt, World(steady(0.9)))
     asked = SamplingParams(max_tokens=200, seed=1)
     found = []
     for policy in (fresh, learnt):
@@ -568,6 +568,20 @@ def test_a_seeded_request_is_planned_by_its_own_history_alone() -> None:
     assert len(set(found[0])) > 2
     shared = SequenceState(Prefix(0, [1]), 1, SamplingParams(max_tokens=200), frozenset(), 0)
     assert fresh.plan([shared]).depth.tolist() != learnt.plan([shared]).depth.tolist()
+
+
+@pytest.mark.parametrize("ends_early", [False, True])
+def test_one_token_is_drafted_until_one_was_kept(ends_early: bool) -> None:
+    policy, rng = AdaptiveDepth(Levels(8), ends_early=ends_early), np.random.default_rng(0)
+    never, always = World(steady(0.0), noise=0.0), World(steady(1.0), noise=0.0)
+    calibrate(policy, always, rng)
+    params = SamplingParams(max_tokens=99)
+    states = [SequenceState(Prefix(0, range(9)), 9, params, frozenset(), 0)]
+    for world in (never, never, always):
+        assert policy.plan(states).depth.tolist() == [1]
+        states, record = played(policy, world, states, rng)
+        policy.observe(states, record)
+    assert policy.plan(states).deepest > 1
 
 
 def test_a_seeded_request_that_stopped_drafting_tries_again_now_and_then() -> None:
@@ -755,11 +769,12 @@ def test_a_failed_round_counts_against_the_rows_that_were_to_draft_alone() -> No
 def test_the_last_round_tells_what_was_kept_unless_a_stop_cut_it(reason, counts) -> None:
     """The shorter outputs are, the more rounds are their last, and those have kept the most."""
     policy = adaptive()
+    before = policy._shown.acceptance = Acceptance().after(1, 1)
     start = SequenceState(Prefix(0, range(9)), 9, SamplingParams(max_tokens=4), frozenset(), 0)
     (state,), record = played(policy, World(steady(1.0)), [start], np.random.default_rng(0))
     assert record.accepted == (3,)
     policy.observe([replace(state, finish_reason=reason)], record)
-    assert policy._shown.acceptance == (Acceptance().after(3, 3) if counts else Acceptance())
+    assert policy._shown.acceptance == (before.after(3, 3) if counts else before)
 
 
 def test_looking_tokens_up_is_counted_where_no_step_is_taken() -> None:

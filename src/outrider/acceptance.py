@@ -159,7 +159,11 @@ class Acceptance:
         return Acceptance(tuple(reached), tuple(kept), sureness)
 
     def chances(
-        self, most: int, prior: Sequence[float] | None = None, weight: float = 1.0
+        self,
+        most: int,
+        prior: Sequence[float] | None = None,
+        weight: float = 1.0,
+        first_weight: float = _FIRST_WEIGHT,
     ) -> list[float]:
         """The chance of each of `most` tokens to be kept if the one before is.
 
@@ -169,12 +173,14 @@ class Acceptance:
                 like that, and as much less as less was kept where it is not. None takes the rate
                 over all places.
             weight: of what was counted.
+            first_weight: for how many tokens counts, where there is no prior, what is thought of
+                any before the first round.
         """
         known = [(weight * n, weight * k) for n, k in zip(self.reached, self.kept, strict=True)]
         known = known[:most] + [(0.0, 0.0)] * (most - len(known))
         if prior is None:
             came, kept = weight * sum(self.reached), weight * sum(self.kept)
-            overall = (kept + _FIRST_WEIGHT * _FIRST_GUESS) / (came + _FIRST_WEIGHT)
+            overall = (kept + first_weight * _FIRST_GUESS) / (came + first_weight)
             return _mixed(known, [overall] * most, _OVERALL_WEIGHT)
         thought = sum(n * guess for (n, _), guess in zip(known, prior, strict=True))
         kept = sum(k for _, k in known)

@@ -59,7 +59,7 @@ to be sure of the gain."""
 _SURE = 1.0
 """How many standard errors of what a plain round takes a gain has to be."""
 
-_CAUTION = 0.75
+_CAUTION = 0.6
 """By how many standard errors of what rounds take a depth has to look better, and tries worse."""
 
 _LOOKS = 0.002
@@ -75,10 +75,11 @@ class AdaptiveDepth:
     alone, so that it repeats: where drafts end, too. All others share measured costs, what was
     learnt from each other, and where they end.
 
-    Where nothing is expected to pay, drafts of one token are tried now and then, the more rarely
-    the more they cost, and sooner in a text that is new: for about .8% of the time. As much may go
-    into the drafter's reading of prompts while nothing that it drafted was kept. Where not even a
-    draft that is always kept would pay, one is after 512 plain rounds, since machines change.
+    Nothing is drafted beyond one token before one was kept. Where nothing is expected to pay, one
+    is tried now and then, the more rarely the more that costs, and sooner in a text that is new:
+    for about 1.2% of the time. About .6% may go into the drafter's reading of prompts meanwhile.
+    Where not even a token that is always kept would pay, one is tried after 512 plain rounds, since
+    machines change.
 
     Args:
         levels: the shape of a draft.
@@ -367,7 +368,7 @@ class AdaptiveDepth:
             deepest: how many steps are taken for the others in any case.
         """
         most = self._levels.deepest
-        prior = self._shown.acceptance.chances(most)
+        prior = self._shown.chances(most)
         recent = _IDLE**self._since_draft
         tokens = [0.0] * (most + 1)
         for state in states:
@@ -376,7 +377,9 @@ class AdaptiveDepth:
         whole = prices.rounds
         seconds = [float(whole[max(k, deepest)]) for k in range(most + 1)]
         rates = [made / took for made, took in zip(tokens, seconds, strict=True)]
-        best = max(range(most + 1), key=rates.__getitem__)
+        # Until one was kept, a token tells as much as several.
+        tried = most if self._shown.any_kept else min(most, 1)
+        best = max(range(tried + 1), key=rates.__getitem__)
         pace, ending = rates[best], self._ends_early and best > 0
         likely, usual = float(best), seconds[best]
         if ending:
@@ -385,7 +388,7 @@ class AdaptiveDepth:
             made = self._steps.emitted(tokens[most], tokens[best])
             # Not much deeper than drafts have been, however sure the next one is.
             known = max(best, ceil(likely))
-            pace, best = max(rates[1], made / usual), min(most, 2 * known + 1)
+            pace, best = max(rates[1], made / usual), min(tried, 2 * known + 1)
         gain = pace / rates[0]
         rate, trial = pace, 0
         behind = prices.backlog * self._seen.behind(states) / seconds[0]
@@ -399,8 +402,7 @@ class AdaptiveDepth:
             rate, trial = rates[0], self._trial(tokens, seconds, dearer, enough)
             self._trying = bool(trial)
         widths = rate * prices.looked_up[: most + 1]
-        each = rate / len(states)
-        bare = widths[0] / len(states)
+        each, bare = rate / len(states), widths[0] / len(states)
         more = max(widths[-1] - widths[0], 0.0)
         token = more / max(int(prices.widths[most]), 1) / len(states)
         choice = Choice(best, bare, token, best, planned=each * usual)
@@ -418,13 +420,11 @@ class AdaptiveDepth:
         idle = replace(choice, steps=0, planned=1.0)
         read = [True] * len(states)
         if self._costs.known:
-            believed = gain if any(self._shown.acceptance.kept) else 1.0
+            believed = gain if self._shown.any_kept else 1.0
             read = worth_reading(states, prices, believed, self._since_draft)
         choices = [choice if each else idle for each in read]
-        deep = float(max(likely, deepest))
-        covered = float(np.interp(deep, range(most + 1), widths))
-        step_pace = pace if ending else 0.0
-        backlog = rate * prices.backlog
+        deep, step_pace = float(max(likely, deepest)), pace if ending else 0.0
+        covered, backlog = float(np.interp(deep, range(most + 1), widths)), rate * prices.backlog
         return Choices(choices, prices, widths, covered, backlog, rate, step_pace, stands, deep)
 
     def _patience(self, prices: Prices, gain: float) -> float:

@@ -8,8 +8,11 @@ from ..records import SequenceState
 from .costs import Prices
 
 SHARE = 0.006
+"""How much of the time may go into reading prompts for a drafter that may not pay."""
+
+_TRIES = 0.01
 """How much of the time may go into trying whether drafting pays, beside what new sequences put in
-for that at once; as much into reading for it."""
+for that at once; of several sequences by the root less, since a round of theirs shows more."""
 
 LONGEST = 512
 """The most rounds that a purse is filled for ahead."""
@@ -86,7 +89,7 @@ class Purse:
         self._since += plain
         usual = self._rounds / self._count if self._count else LONGEST
         self._filled += _GRANT * sum(min(LONGEST, usual, most) for most in new) / rows
-        self._filled = min(self._filled + SHARE * plain, self._most)
+        self._filled = min(self._filled + _TRIES * rows**-0.5 * plain, self._most)
 
     def affords(self, price: float) -> bool:
         """Whether there is enough for a try, which is expected to lose so much."""

@@ -8,6 +8,10 @@ from ..acceptance import Acceptance
 from ..records import RoundRecord, SequenceState
 from .sureness import Pool
 
+_FIRST_WEIGHT = 16.0
+"""For how many tokens counts what is thought of any before the first round: more than where a text
+is by itself, since the first of many may begin where drafts fail."""
+
 
 class Shown:
     """Of all of them together.
@@ -20,6 +24,15 @@ class Shown:
     def __init__(self) -> None:
         self.acceptance = Acceptance()
         self.sureness = Pool()
+
+    def chances(self, most: int) -> list[float]:
+        """The chance of each of `most` tokens to be kept if the one before is."""
+        return self.acceptance.chances(most, first_weight=_FIRST_WEIGHT)
+
+    @property
+    def any_kept(self) -> bool:
+        """Whether a token was."""
+        return any(self.acceptance.kept)
 
     def add(
         self,
