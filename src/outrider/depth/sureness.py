@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,11 +99,18 @@ class WorthAStep:
             entropies: of the laws so far, float64 [B, n].
             drafting: the rows that may take another step, bool [B].
         """
+        # Between two forwards a loop over few rows takes half as long as operations on arrays.
         taken = entropies.shape[1]
-        kept = np.take_along_axis(self.chances, np.digitize(entropies, EDGES), 1).prod(1)
-        counts = drafting & (self.groups >= 0)
-        more = np.bincount(
-            self.groups[counts], (kept * self.following)[counts], minlength=len(self.paces)
+        groups, rows = (
+            self.groups.tolist(),
+            zip(self.chances.tolist(), entropies.tolist(), strict=True),
         )
-        pays = more >= self.paces * (self.times[:, taken + 1] - self.times[:, taken])
-        return (self.groups < 0) | pays[self.groups]
+        more = [0.0] * len(self.paces)
+        for group, following, drafts, (chances, sure) in zip(
+            groups, self.following.tolist(), drafting.tolist(), rows, strict=True
+        ):
+            if drafts and group >= 0:
+                more[group] += following * prod(chances[bisect_right(EDGES, one)] for one in sure)
+        dearer = self.times[:, taken + 1] - self.times[:, taken]
+        pays = (np.array(more) >= self.paces * dearer).tolist()
+        return np.array([group < 0 or pays[group] for group in groups], dtype=np.bool_)
