@@ -584,6 +584,23 @@ def test_one_token_is_drafted_until_one_was_kept(ends_early: bool) -> None:
     assert policy.plan(states).deepest > 1
 
 
+def test_what_a_row_itself_has_kept_is_enough_to_draft_deeper() -> None:
+    """Enumeration teaches a policy nothing but by the rows' own states."""
+    policy, rng = adaptive(), np.random.default_rng(0)
+    calibrate(policy, World(steady(1.0), noise=0.0), rng)
+    start = SequenceState(Prefix(0, range(9)), 9, SamplingParams(max_tokens=99), frozenset(), 0)
+    kept = start.advanced([0, 0], 1, None, start.acceptance.after(1, 1), ())
+    assert policy.plan([start]).deepest == 1
+    assert policy.plan([kept]).deepest > 1
+
+
+def test_a_draft_whose_steps_are_no_tokens_begins_as_deep_as_expected_to_pay() -> None:
+    policy = AdaptiveDepth(Levels(8), one_first=False)
+    calibrate(policy, World(steady(1.0), noise=0.0), np.random.default_rng(0))
+    start = SequenceState(Prefix(0, range(9)), 9, SamplingParams(max_tokens=99), frozenset(), 0)
+    assert policy.plan([start]).deepest > 1
+
+
 def test_a_seeded_request_that_stopped_drafting_tries_again_now_and_then() -> None:
     policy = adaptive()
     state = SequenceState(Prefix(0, [1]), 1, SamplingParams(max_tokens=400, seed=1), frozenset(), 0)

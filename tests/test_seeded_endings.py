@@ -308,10 +308,12 @@ def test_what_a_seeded_row_was_taught_is_not_shared() -> None:
     np.testing.assert_equal(own.chances, untaught.chances)
     np.testing.assert_equal(own.times, untaught.times)
     np.testing.assert_equal(own.paces, untaught.paces)
-    before = fresh.plan([shared]).keep_going
+    # Of which one was kept, so that there is something to end.
+    kept = shared.advanced([0, 0], 1, None, shared.acceptance.after(1, 1), ())
+    before = fresh.plan([kept]).keep_going
     for _ in range(30):
         fresh.observe([replace(after, params=seeded.params)], record)
-    np.testing.assert_equal(fresh.plan([shared]).keep_going.chances, before.chances)
+    np.testing.assert_equal(fresh.plan([kept]).keep_going.chances, before.chances)
 
 
 def test_where_drafts_never_pay_few_are_tried_and_none_is_ended() -> None:

@@ -148,8 +148,7 @@ def test_what_ends_drafts_stands_with_the_decision() -> None:
     while states[0].round < 60:
         plan = policy.plan(states)
         stands = policy._standing.choices(states) is not None
-        if policy._shown.any_kept:
-            assert (plan.keep_going is not None) == (plan.deepest > 1)
+        assert (plan.keep_going is not None) == (plan.deepest > 1)
         stood += stands and plan.keep_going is rule
         rule = plan.keep_going
         states, record = played(Planned(plan), world, states, rng)

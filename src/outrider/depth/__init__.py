@@ -42,6 +42,8 @@ def policy_of(
         coupled=config.verification == "coupled",
         looks_up=looks_up,
         ends_early=_ends_early(drafter),
+        # Where a draft is written as text, its first step may be a part of a token.
+        one_first=_ends_early(drafter),
         ragged=isinstance(target, VerifiesRagged) and target.ragged,
     )
 

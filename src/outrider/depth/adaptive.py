@@ -75,11 +75,10 @@ class AdaptiveDepth:
     alone, so that it repeats: where drafts end, too. All others share measured costs, what was
     learnt from each other, and where they end.
 
-    Nothing is drafted beyond one token before one was kept. Where nothing is expected to pay, one
-    is tried now and then, the more rarely the more that costs, and sooner in a text that is new:
-    for about 1.2% of the time. About .6% may go into the drafter's reading of prompts meanwhile.
-    Where not even a token that is always kept would pay, one is tried after 512 plain rounds, since
-    machines change.
+    These draft one token until one was kept. Where nothing is expected to pay, one is tried now and
+    then, the more rarely the more that costs, and sooner in a text that is new: for about 1.2% of
+    the time, of several rows less. Reading prompts may take .6% meanwhile. Where not even a token
+    that is always kept would pay, one is tried after 512 plain rounds, since machines change.
 
     Args:
         levels: the shape of a draft.
@@ -93,6 +92,7 @@ class AdaptiveDepth:
             as deep as allowed, and what is learnt of acceptance counts a token that was not drafted
             since it was not worth it as refused.
         ragged: whether chains are verified without what would pad rows to the longest.
+        one_first: whether a step proposes a token, so that one tells as much as several.
     """
 
     def __init__(
@@ -104,6 +104,7 @@ class AdaptiveDepth:
         looks_up: bool = False,
         ends_early: bool = False,
         ragged: bool = False,
+        one_first: bool = True,
     ) -> None:
         self.learns = True
         self._ragged = ragged and levels.chains
@@ -112,7 +113,7 @@ class AdaptiveDepth:
         self._coupled = coupled
         self._looks_up = looks_up
         self._ends_early = ends_early and levels.chains
-        self._shown = Shown()
+        self._shown = Shown(one_first)
         self._steps = Steps()
         self._costs = Costs()
         self._since_draft = 0
@@ -377,10 +378,9 @@ class AdaptiveDepth:
         whole = prices.rounds
         seconds = [float(whole[max(k, deepest)]) for k in range(most + 1)]
         rates = [made / took for made, took in zip(tokens, seconds, strict=True)]
-        # Until one was kept, a token tells as much as several.
-        tried = most if self._shown.any_kept else min(most, 1)
+        tried = self._shown.deepest(most, states)
         best = max(range(tried + 1), key=rates.__getitem__)
-        pace, ending = rates[best], self._ends_early and best > 0
+        pace, ending = rates[best], self._ends_early and best > 0 and tried == most
         likely, usual = float(best), seconds[best]
         if ending:
             likely = self._steps.mean(best)
@@ -388,7 +388,7 @@ class AdaptiveDepth:
             made = self._steps.emitted(tokens[most], tokens[best])
             # Not much deeper than drafts have been, however sure the next one is.
             known = max(best, ceil(likely))
-            pace, best = max(rates[1], made / usual), min(tried, 2 * known + 1)
+            pace, best = max(rates[1], made / usual), min(most, 2 * known + 1)
         gain = pace / rates[0]
         rate, trial = pace, 0
         behind = prices.backlog * self._seen.behind(states) / seconds[0]

@@ -8,7 +8,8 @@ from ..records import SequenceState
 from .costs import Prices
 
 SHARE = 0.006
-"""How much of the time may go into reading prompts for a drafter that may not pay."""
+"""How much of the time may go into reading prompts for a drafter that may not pay; and, by the cost
+ratio, into the tries of a sequence that is planned by itself."""
 
 _TRIES = 0.01
 """How much of the time may go into trying whether drafting pays, beside what new sequences put in

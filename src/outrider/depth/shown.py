@@ -8,9 +8,9 @@ from ..acceptance import Acceptance
 from ..records import RoundRecord, SequenceState
 from .sureness import Pool
 
-_FIRST_WEIGHT = 16.0
-"""For how many tokens counts what is thought of any before the first round: more than where a text
-is by itself, since the first of many may begin where drafts fail."""
+_FIRST_WEIGHT, _DEEP_WEIGHT = 16.0, 6.0
+"""For how many tokens counts what is thought of any before the first round, where one is drafted at
+first, since a text may begin where drafts fail; and where drafts are as deep as it makes them."""
 
 
 class Shown:
@@ -19,20 +19,30 @@ class Shown:
     Attributes:
         acceptance: by place.
         sureness: by how sure the drafts were.
+
+    Args:
+        one_first: whether one token of a draft tells as much as several.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, one_first: bool = True) -> None:
+        self._one_first = one_first
         self.acceptance = Acceptance()
         self.sureness = Pool()
 
     def chances(self, most: int) -> list[float]:
         """The chance of each of `most` tokens to be kept if the one before is."""
-        return self.acceptance.chances(most, first_weight=_FIRST_WEIGHT)
+        weight = _FIRST_WEIGHT if self._one_first else _DEEP_WEIGHT
+        return self.acceptance.chances(most, first_weight=weight)
 
     @property
     def any_kept(self) -> bool:
         """Whether a token was."""
         return any(self.acceptance.kept)
+
+    def deepest(self, most: int, states: Sequence[SequenceState]) -> int:
+        """How deep to draft of `most`: one token until one was kept, of these rows or of others."""
+        kept = self.any_kept or any(any(state.acceptance.kept) for state in states)
+        return most if kept or not self._one_first else min(most, 1)
 
     def add(
         self,

@@ -101,16 +101,12 @@ class WorthAStep:
         """
         # Between two forwards a loop over few rows takes half as long as operations on arrays.
         taken = entropies.shape[1]
-        groups, rows = (
-            self.groups.tolist(),
-            zip(self.chances.tolist(), entropies.tolist(), strict=True),
-        )
+        groups, following = self.groups.tolist(), self.following.tolist()
+        chances, found = self.chances.tolist(), entropies.tolist()
         more = [0.0] * len(self.paces)
-        for group, following, drafts, (chances, sure) in zip(
-            groups, self.following.tolist(), drafting.tolist(), rows, strict=True
-        ):
-            if drafts and group >= 0:
-                more[group] += following * prod(chances[bisect_right(EDGES, one)] for one in sure)
+        for row in np.flatnonzero(drafting & (self.groups >= 0)).tolist():
+            kept = prod(chances[row][bisect_right(EDGES, entropy)] for entropy in found[row])
+            more[groups[row]] += kept * following[row]
         dearer = self.times[:, taken + 1] - self.times[:, taken]
         pays = (np.array(more) >= self.paces * dearer).tolist()
         return np.array([group < 0 or pays[group] for group in groups], dtype=np.bool_)
