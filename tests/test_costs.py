@@ -15,7 +15,7 @@ from outrider.depth import AdaptiveDepth, Levels, lines
 from outrider.depth.costs import Costs, Prices, Round
 from outrider.depth.lines import Curve, Line
 from outrider.depth.looking import Looking
-from outrider.depth.purse import Purse, worth_reading
+from outrider.depth.purse import ONE_FIRST, SHARE, Purse, worth_reading
 from outrider.models.transformers import _cheapest
 from outrider.records import DraftPlan, Prefix, SequenceState
 
@@ -654,10 +654,11 @@ def test_tries_that_all_fail_take_the_share_that_they_are_said_to(
     assert lost / 60_000 == pytest.approx(share, rel=0.05)
 
 
-def test_tries_of_several_texts_take_by_the_root_less() -> None:
+@pytest.mark.parametrize("share", [ONE_FIRST, SHARE])
+def test_tries_of_several_texts_take_by_the_root_less(share: float) -> None:
     shares = []
     for rows in (1, 4, 16):
-        purse, lost = Purse(), 0.0
+        purse, lost = Purse(share), 0.0
         for _ in range(20_000):
             tries = purse.affords(0.5)
             if tries:
@@ -665,7 +666,7 @@ def test_tries_of_several_texts_take_by_the_root_less() -> None:
                 lost += 0.5
             purse.fill(not tries, (), rows)
         shares.append(lost / 20_000)
-    assert shares == pytest.approx([0.01, 0.005, 0.0025], rel=0.05)
+    assert shares == pytest.approx([share, share / 2, share / 4], rel=0.05)
 
 
 @pytest.mark.parametrize(("measured", "kept"), [(lines._ENOUGH, True), (3, False)])

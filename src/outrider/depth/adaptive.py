@@ -26,7 +26,7 @@ from .costs import COST_RATIO, Costs, Prices
 from .last_to_end import LastToEnd
 from .levels import Levels, allowed
 from .looking import Looking
-from .purse import LONGEST, Purse, worth_reading
+from .purse import LONGEST, ONE_FIRST, SHARE, Purse, worth_reading
 from .seen import Seen, stepped_of
 from .shown import Shown
 from .standing import DRAFTING, PLAIN, Standing
@@ -119,7 +119,7 @@ class AdaptiveDepth:
         self._since_draft = 0
         self._since_plain = 0
         self._trying = self._due = False
-        self._purse = Purse()
+        self._purse = Purse(ONE_FIRST if one_first else SHARE)
         self._seen = Seen(self._ragged)
         self._planned: dict[int, int] = {}
         self._looking = Looking()

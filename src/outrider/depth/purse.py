@@ -11,9 +11,10 @@ SHARE = 0.006
 """How much of the time may go into reading prompts for a drafter that may not pay; and, by the cost
 ratio, into the tries of a sequence that is planned by itself."""
 
-_TRIES = 0.01
+ONE_FIRST = 0.01
 """How much of the time may go into trying whether drafting pays, beside what new sequences put in
-for that at once; of several sequences by the root less, since a round of theirs shows more."""
+for that at once, where one token is drafted at first; elsewhere `SHARE`. Of several sequences by
+the root less, since a round of theirs shows more."""
 
 LONGEST = 512
 """The most rounds that a purse is filled for ahead."""
@@ -66,9 +67,14 @@ def worth_reading(
 
 
 class Purse:
-    """Filled by plain rounds and tries that gain, emptied by those that lose. In plain rounds."""
+    """Filled by plain rounds and tries that gain, emptied by those that lose. In plain rounds.
 
-    def __init__(self) -> None:
+    Args:
+        share: of the time, for one sequence.
+    """
+
+    def __init__(self, share: float = ONE_FIRST) -> None:
+        self._share = share
         self._filled = 0.0
         self._since = _APART
         self._price = 0.0
@@ -90,7 +96,7 @@ class Purse:
         self._since += plain
         usual = self._rounds / self._count if self._count else LONGEST
         self._filled += _GRANT * sum(min(LONGEST, usual, most) for most in new) / rows
-        self._filled = min(self._filled + _TRIES * rows**-0.5 * plain, self._most)
+        self._filled = min(self._filled + self._share * rows**-0.5 * plain, self._most)
 
     def affords(self, price: float) -> bool:
         """Whether there is enough for a try, which is expected to lose so much."""

@@ -8,7 +8,7 @@ from ..acceptance import Acceptance
 from ..records import RoundRecord, SequenceState
 from .sureness import Pool
 
-_FIRST_WEIGHT, _DEEP_WEIGHT = 16.0, 6.0
+_FIRST_WEIGHT, _DEEP_WEIGHT = 26.0, 6.0
 """For how many tokens counts what is thought of any before the first round, where one is drafted at
 first, since a text may begin where drafts fail; and where drafts are as deep as it makes them."""
 
