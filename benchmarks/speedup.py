@@ -89,7 +89,8 @@ def run(rounds: int) -> Report:
         "speedup",
         "default settings; one round of each decoder in turn; the target's reading "
         "of the prompt is not timed, the drafter's is; 95%: bootstrap and Student's t over "
-        "prompts, or over batches of them, wide where they are few; usual: speedup if each round "
+        "prompts, or over batches of them, wide where they are few; a batch that is the only one "
+        "of its size is decoded twice where texts are sampled; usual: speedup if each round "
         "had taken what rounds of its kind took, by the median: without slow moments of the "
         "machine, and without a drafter's reading after the first round, its interval that of "
         "other prompts with these medians; full: speedup until the first "
