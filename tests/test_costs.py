@@ -615,6 +615,16 @@ def test_as_many_are_read_as_the_guess_allows_until_drafts_are_worth_more() -> N
     assert not any(worth_reading(reading(16, 2600), prices, 2.0, 0))
 
 
+def test_nothing_is_read_to_try_drafts_of_a_text_that_is_nearly_over() -> None:
+    """Reading takes two plain rounds: ten that are left are not to make up for it."""
+    prices = Prices(1, np.zeros(1, dtype=np.int64), np.ones(1), np.zeros(1), token=0.01)
+    assert worth_reading(reading(1, 200, remaining=30), prices, 1.0, 0) == [True]
+    assert worth_reading(reading(1, 200, remaining=10), prices, 1.0, 0) == [False]
+    # However long nothing was drafted; but not where drafts were kept, and make up for more.
+    assert worth_reading(reading(1, 200, remaining=10), prices, 1.0, 5000) == [False]
+    assert worth_reading(reading(1, 200, remaining=10), prices, 2.0, 0) == [True]
+
+
 def test_what_reading_takes_counts_for_all_rows_of_a_round_and_once() -> None:
     prices = Prices(16, np.zeros(1, dtype=np.int64), np.ones(1), np.zeros(1), token=0.001)
     # One beside fifteen that are planned by themselves: all of them wait for its reading.

@@ -343,10 +343,10 @@ def test_a_candidate_is_cut_to_what_is_worth_its_time() -> None:
     assert len(candidate.worthwhile(1.36, 0.2)) == 0
     assert len(candidate.worthwhile(1.0, 0.5)) == 0
     assert len(Candidate.nothing().worthwhile(0.0, 0.0)) == 0
-    half = candidate.scaled(0.5)
+    half = candidate.scaled(0.5, 1.0)
     assert half.chances.tolist() == pytest.approx([0.25, 0.125, 0.0625, 0.03125])
     assert half.worthwhile(1.0, 0.1).tokens.tolist() == [1, 2]
-    assert candidate.scaled(9.0).expected == 4
+    assert candidate.scaled(9.0, 9.0).expected == 4
 
 
 def test_a_tree_is_cut_with_all_that_follows() -> None:

@@ -166,12 +166,13 @@ class Prompt(AdaptiveDepth):
 @pytest.mark.parametrize("kind", ["random", "code"])
 def test_rounds_that_wait_are_learnt_from_as_if_they_had_not(kind: str) -> None:
     """Before anything is decided that looks at them: all is drafted, and takes, the same."""
-    waiting = []
+    waiting = {True: 0, False: 0}
 
     class Counting(AdaptiveDepth):
         def _waits(self, states: Sequence[SequenceState], record: RoundRecord) -> bool:
-            waiting.append(super()._waits(states, record))
-            return waiting[-1]
+            waits = super()._waits(states, record)
+            waiting[any(record.drafted)] += waits
+            return waits
 
     took = [
         Player(policy(Levels(4), coupled=True, ends_early=True), Machine(), 3).seconds(
@@ -180,4 +181,21 @@ def test_rounds_that_wait_are_learnt_from_as_if_they_had_not(kind: str) -> None:
         for policy in (Prompt, Counting)
     ]
     assert took[0] == took[1]
-    assert sum(waiting) > 50
+    assert waiting[kind == "code"] > 50
+
+
+def test_a_round_that_overthrows_what_is_known_does_not_wait() -> None:
+    """One that drafted and took a tenth of the time is to be told apart by a plain one, next."""
+    policy, world, rng = AdaptiveDepth(Levels(4)), World(steady(0.8)), np.random.default_rng(0)
+    calibrate(policy, world, rng)
+    params = SamplingParams(max_tokens=300)
+    states = [SequenceState(Prefix(1, range(50)), 50, params, frozenset(), 0)]
+    while not (policy._later and any(policy._later[-1][1].drafted)):
+        states, record = played(policy, world, states, rng)
+        policy.observe(states, record)
+    plan = policy.plan(states)
+    assert policy._settled is not None
+    assert plan.deepest
+    policy.observe(states, replace(record, draft_s=0.0, target_s=0.0, total_s=record.total_s / 10))
+    assert not policy._later
+    assert policy.plan(states).deepest == 0

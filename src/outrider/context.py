@@ -78,7 +78,9 @@ class RoundContext:
         self._keep_going = plan.keep_going
         self._ranking = batch.ranking
         self._latest: tuple[Tensor, Laws] | None = None
-        self._entropies: list[NDArray[np.float64]] = []
+        asked = 0 if plan.keep_going is None else plan.deepest
+        self._entropies = np.empty((len(batch.states), asked))
+        self._settled = 0
         self._ended = np.zeros(len(batch.states), dtype=np.bool_)
         self._kind = config.tree_children
         self._coupled = draws.coupled
@@ -128,25 +130,24 @@ class RoundContext:
             assert laws.probs is not None
             # How a float32 sum rounds depends on how rows are shared out among threads.
             entropies = torch.special.entr(laws.probs).sum(-1, dtype=torch.float64)
-            self._entropies.append(entropies.cpu().numpy())
-            drawn = len(self._entropies)
+            self._entropies[:, self._settled] = entropies.cpu().numpy()
+            self._settled += 1
+            drawn = self._settled
             drafting = self._depth > drawn
             if drafting.any():
-                going = self._keep_going(np.stack(self._entropies, 1), drafting)
-                ending = drafting & ~going
-                self._ended |= ending
-                self.limit(np.where(ending, drawn, self._depth))
+                ending = drafting & ~self._keep_going(self._entropies[:, :drawn], drafting)
+                if ending.any():
+                    self._ended |= ending
+                    self.limit(np.where(ending, drawn, self._depth))
         return self._depth
 
     @property
     def told(self) -> Told:
         """What is known of the rows' drafts, beside their tokens."""
         ended = tuple(self._ended.tolist())
-        if not self._entropies:
-            return Told(ended, ((),) * len(self._states))
-        found = np.stack(self._entropies, 1)
-        rows = zip(found, self._depth, strict=True)
-        return Told(ended, tuple(tuple(row[:depth].tolist()) for row, depth in rows))
+        found = self._entropies[:, : self._settled].tolist()
+        rows = zip(found, self._depth.tolist(), strict=True)
+        return Told(ended, tuple(tuple(row[:depth]) for row, depth in rows))
 
     def law(self, logits: Tensor, path: Tensor | None = None) -> Laws:
         """The laws that the rows' own parameters make of logits; see `DraftContext.law`."""

@@ -126,7 +126,8 @@ class AdaptiveDepth:
         self._looks = looks_up
         self._together: Choices | None = None
         self._later: list[tuple[Sequence[SequenceState], RoundRecord, bool]] = []
-        self._pays = self._settled = False
+        self._pays = False
+        self._settled: Prices | None = None
         self._standing, self._ending = Standing(), LastToEnd()
 
     @property
@@ -139,7 +140,7 @@ class AdaptiveDepth:
         self._trying = self._due = False
         unusual = self._since_plain == _RARELY // 2 or self._costs.puzzled
         standing = None if unusual else self._standing.choices(states)
-        self._settled = standing is not None and self._standing.goes_on
+        self._settled = standing.prices if standing and self._standing.goes_on else None
         decision = Decision.standing(standing, states) if standing else self._decision(states)
         steps, together, rule = decision.steps, decision.together, decision.rule
         ids = [state.prefix.sequence_id for state in states]
@@ -165,6 +166,7 @@ class AdaptiveDepth:
 
     def _decision(self, states: Sequence[SequenceState]) -> Decision:
         """What is planned for each row, by itself and together."""
+        self._catch_up()
         choices: list[Choice | None] = [None] * len(states)
         shared = []
         # Until a step of a model has been measured, depths that are asked for are to show one.
@@ -270,6 +272,8 @@ class AdaptiveDepth:
         self._ending.happened(states)
         if self._together and len(self._together.rows) == len(states):
             self._looking.count_round(self._looks, record, self._together, self._ragged)
+        # A plain round in the place of which tokens were looked up is due again a little later.
+        self._since_plain = self._since_plain + 1 - _SOON * self._due if any(record.drafted) else 0
         if self._waits(states, record):
             self._later.append((states, record, self._looks))
             return
@@ -277,17 +281,15 @@ class AdaptiveDepth:
         self._learn(states, record, self._looks)
 
     def _waits(self, states: Sequence[SequenceState], record: RoundRecord) -> bool:
-        """Whether a round may be learnt from later: a plain one, the next of which is planned.
+        """Whether a round may be learnt from later, since the next of these rows is planned.
 
         All of it takes a fifth of the time in one go, since what a forward leaves of a processor's
-        caches is little. Nothing in between looks at what is learnt, unless another batch comes.
+        caches is little. Nothing looks at it before the next decision. Not a startling round.
         """
         return (
-            self._settled
-            and not self._since_plain
+            self._settled is not None
             and not self._costs.puzzled
-            and not any(record.drafted)
-            and not any(record.ended)
+            and not self._settled.startling(max(record.drafted), record.total_s - record.draft_s)
             and not any(state.finish_reason for state in states)
         )
 
@@ -311,8 +313,6 @@ class AdaptiveDepth:
             self._shown.add(states, record, stepped, [self._is_local(state) for state in states])
         new = [state.remaining for state in states if state.round == 1]
         self._purse.fill(not steps, new, rows)
-        # A plain round in the place of which tokens were looked up is due again a little later.
-        self._since_plain = self._since_plain + 1 - _SOON * self._due if width else 0
         if not steps:
             self._since_draft += 1
             return

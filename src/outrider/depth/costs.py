@@ -138,6 +138,11 @@ class Prices:
         """How much what rounds of a depth take may be off, beside a plain one: see `doubts`."""
         return 0.0 if self.doubts is None else float(self.doubts[depth])
 
+    def startling(self, width: int, seconds: float) -> bool:
+        """Whether a round of so many tokens took so little, drafting apart, that these may err."""
+        depth = min(int(np.searchsorted(self.widths, width)), len(self.widths) - 1)
+        return seconds < _MUCH_FASTER * float(self.verifying[depth])
+
     @property
     def rounds(self) -> NDArray[np.float64]:
         """Of whole rounds of each depth, float64 [N + 1]."""

@@ -22,6 +22,9 @@ LONGEST = 512
 READING = 2.5
 """How many plain rounds reading prompts may take a drafter of which nothing is known."""
 
+_OF_THE_REST = 0.1
+"""And at most so much of the plain rounds that a sequence has left: it is to gain by it itself."""
+
 _GRANT = 0.002
 """How much of a new sequence's plain rounds may go into trying at once."""
 
@@ -39,8 +42,9 @@ def worth_reading(
 
     Where drafts were kept before, reading may take less than half of what drafting is expected to
     save. Otherwise, and for a try, that is a guess: it may take two and a half plain rounds, or a
-    share of those since anything was drafted and of what remains. Of several sequences as many are
-    read as take no longer together, and show whether drafts are kept at all.
+    share of those since anything was drafted and of what remains; at most a tenth of what remains.
+    Of several sequences as many are read as take no longer together, and show whether drafts are
+    kept at all.
 
     Args:
         states: the sequences.
@@ -59,7 +63,8 @@ def worth_reading(
     worth = []
     for state, read in zip(states, known, strict=True):
         took = prices.reading(state.prefix.length) / plain
-        guess = max(READING, SHARE * (since + state.remaining)) * len(states) / prices.rows
+        guess = max(READING, SHARE * (since + state.remaining))
+        guess = min(guess, _OF_THE_REST * state.remaining) * len(states) / prices.rows
         new = not read and took < max(guess - spent, saved * state.remaining / prices.rows)
         spent += took * new
         worth.append(read or new)

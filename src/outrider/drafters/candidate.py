@@ -79,9 +79,22 @@ class Candidate:
         kept[order[: max(tokens, 0)]] = True
         return self._part(kept & (depths <= depth))
 
-    def scaled(self, ratio: float) -> Candidate:
-        """The same tokens, of which `ratio` times as many are expected to be kept."""
-        return replace(self, expected=min(self.expected * ratio, float(len(self))))
+    def scaled(self, first: float, later: float) -> Candidate:
+        """The same tokens with other chances to be kept.
+
+        Args:
+            first: how many times as likely those are that follow the sequence.
+            later: and each of the others, if the one before it is kept.
+        """
+        estimates, found = self.chances.tolist(), list[float]()
+        for chance, parent in zip(estimates, self.parents.tolist(), strict=True):
+            if parent == 0:
+                found.append(min(first * chance, 1.0))
+            else:
+                before = estimates[parent - 1]
+                given = min(later * chance / before, 1.0) if before else 0.0
+                found.append(found[parent - 1] * given)
+        return replace(self, probabilities=np.array(found), expected=sum(found))
 
     def _part(self, kept: NDArray[np.bool_]) -> Candidate:
         """Some of the tokens, each with those that lead to it."""

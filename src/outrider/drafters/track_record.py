@@ -21,7 +21,10 @@ _LEAST, _MOST = 0.1, 1.5
 
 
 class TrackRecord:
-    """A decayed ratio of tokens kept to tokens expected, which estimates are scaled with.
+    """Decayed ratios of tokens kept to tokens expected, which estimates are scaled with.
+
+    One of the first tokens, and one of those after them: what followed once is mostly taken for
+    certain to follow again, from the second token on, and of sampled texts is not.
 
     A sequence's next prefix says what followed the last one, whatever was proposed after it. A
     candidate is followed along it: at each node that was reached counts whether one of the node's
@@ -32,13 +35,15 @@ class TrackRecord:
     """
 
     def __init__(self) -> None:
-        self._kept = self._expected = _TRUSTED
+        self._kept, self._expected = [_TRUSTED] * 2, [_TRUSTED] * 2
         self._last: dict[int, tuple[int, Candidate]] = {}
 
     @property
-    def ratio(self) -> float:
-        """Tokens kept for each that was expected to be, from 0.1 to 1.5."""
-        return min(max(self._kept / self._expected, _LEAST), _MOST)
+    def ratios(self) -> tuple[float, float]:
+        """Tokens kept for each that was expected to be, first ones and later ones: .1 to 1.5."""
+        pairs = zip(self._kept, self._expected, strict=True)
+        first, later = (min(max(kept / expected, _LEAST), _MOST) for kept, expected in pairs)
+        return first, later
 
     def applied(
         self, prefixes: Sequence[Prefix], candidates: Sequence[Candidate], ctx: DraftContext
@@ -59,8 +64,8 @@ class TrackRecord:
                 for prefix, candidate, local in rows
                 if len(candidate) and not local
             }
-        ratio = self.ratio
-        return [candidate if local else candidate.scaled(ratio) for _, candidate, local in rows]
+        ratios = self.ratios
+        return [candidate if local else candidate.scaled(*ratios) for _, candidate, local in rows]
 
     def _observe(self, candidate: Candidate, followed: list[int]) -> None:
         """Count what became of a candidate after which the tokens `followed` came."""
@@ -72,8 +77,9 @@ class TrackRecord:
                 return
             expected = min(float(chances[children].sum()) / reached, 1.0)
             same = children[candidate.tokens[children] == token]
-            self._kept = self._kept * _MEMORY + len(same[:1])
-            self._expected = self._expected * _MEMORY + expected
+            later = node > 0
+            self._kept[later] = self._kept[later] * _MEMORY + len(same[:1])
+            self._expected[later] = self._expected[later] * _MEMORY + expected
             if not len(same):
                 return
             node, reached = int(same[0]) + 1, float(chances[same[0]])
