@@ -620,8 +620,9 @@ def test_nothing_is_read_to_try_drafts_of_a_text_that_is_nearly_over() -> None:
     prices = Prices(1, np.zeros(1, dtype=np.int64), np.ones(1), np.zeros(1), token=0.01)
     assert worth_reading(reading(1, 200, remaining=30), prices, 1.0, 0) == [True]
     assert worth_reading(reading(1, 200, remaining=10), prices, 1.0, 0) == [False]
-    # However long nothing was drafted; but not where drafts were kept, and make up for more.
-    assert worth_reading(reading(1, 200, remaining=10), prices, 1.0, 5000) == [False]
+    assert worth_reading(reading(1, 200, remaining=10), prices, 1.0, 500) == [False]
+    # Where all texts are short, once in long; and where drafts were kept, for what they save.
+    assert worth_reading(reading(1, 200, remaining=10), prices, 1.0, 512) == [True]
     assert worth_reading(reading(1, 200, remaining=10), prices, 2.0, 0) == [True]
 
 

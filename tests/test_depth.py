@@ -534,8 +534,22 @@ def test_a_trial_is_not_made_where_reading_for_it_takes_too_long() -> None:
         policy.observe(after, record)
         state = replace(after[0], acceptance=Acceptance())
     assert not any(tried)
-    short = replace(state, prefix=Prefix(9, [0] * 60), prompt_length=50)
+    short = replace(state, prefix=Prefix(10, [0] * 60), prompt_length=50)
     assert policy.plan([short]).depth.tolist() == [1]
+
+
+def test_a_try_that_nothing_is_read_for_is_no_exception() -> None:
+    """That nothing is drafted stands as it does elsewhere, and is not decided every round."""
+    policy, world = adaptive(), World(steady(0.0), prefill=100, noise=0.0)
+    decode(policy, replace(world, prefill=2))
+    params = SamplingParams(max_tokens=500)
+    states = [SequenceState(Prefix(9, [0] * 2500), 2500, params, frozenset(), 0)]
+    decided = 0
+    for _ in range(400):
+        decided += policy._standing.choices(states) is None
+        states, record = played(policy, world, states, np.random.default_rng(0))
+        policy.observe(states, record)
+    assert decided < 100
 
 
 def test_the_last_token_is_never_drafted_and_replays_are_followed() -> None:

@@ -191,10 +191,11 @@ def test_a_round_that_overthrows_what_is_known_does_not_wait() -> None:
     params = SamplingParams(max_tokens=300)
     states = [SequenceState(Prefix(1, range(50)), 50, params, frozenset(), 0)]
     while not (policy._later and any(policy._later[-1][1].drafted)):
+        assert states[0].finish_reason is None, "no round that drafted was learnt from later"
         states, record = played(policy, world, states, rng)
         policy.observe(states, record)
     plan = policy.plan(states)
-    assert policy._settled is not None
+    assert policy._settled
     assert plan.deepest
     policy.observe(states, replace(record, draft_s=0.0, target_s=0.0, total_s=record.total_s / 10))
     assert not policy._later

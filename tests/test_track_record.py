@@ -89,8 +89,8 @@ def test_what_is_expected_of_long_candidates_is_what_is_kept_of_them() -> None:
         prefix = prefix.extended([*range(1, count + 1), 0])
         expected.append(scaled.expected)
         kept.append(count)
-    # Forty seeds came to .984 of what was kept, standard deviation .0064: beyond .95 or 1.05 once in
-    # ten million. One ratio of all tokens comes to 1.22.
+    # Forty seeds came to .984 of what was kept, standard deviation .0064: beyond .95 or 1.05
+    # once in ten million. One ratio of all tokens comes to 1.22.
     assert np.mean(expected[200:]) == pytest.approx(np.mean(kept[200:]), rel=0.05)
 
 

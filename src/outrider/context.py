@@ -121,7 +121,7 @@ class RoundContext:
 
     def settle(self) -> NDArray[np.int64]:
         """How deep each row is drafted, after a draw; see `DraftContext.settle`."""
-        if self._keep_going is not None:
+        if self._keep_going is not None and self._settled < self._entropies.shape[1]:
             assert self._latest is not None, "a draft is settled once its law is made"
             logits, laws = self._latest
             if self._params is not self._ranking:

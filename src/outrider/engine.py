@@ -188,7 +188,8 @@ class SpeculativeDecoder:
         """
         check_steppable(batch)
         watch = Stopwatch(self._device)
-        plan = self.policy.plan(batch.states)
+        with self._lock:
+            plan = self.policy.plan(batch.states)
         try:
             return self._round(batch, plan, chance, watch)
         except DraftFailure as failure:
@@ -433,9 +434,8 @@ class SpeculativeDecoder:
     def claim(self, count: int) -> int:
         """The first of `count` fresh sequence ids, consecutive."""
         with self._lock:
-            first = self._next_id
             self._next_id += count
-        return first
+            return self._next_id - count
 
     def _choice(self, state: SequenceState, tally: Tally, logprobs: list[TokenLogprob]) -> Choice:
         assert state.finish_reason is not None

@@ -126,8 +126,8 @@ class AdaptiveDepth:
         self._looks = looks_up
         self._together: Choices | None = None
         self._later: list[tuple[Sequence[SequenceState], RoundRecord, bool]] = []
-        self._pays = False
-        self._settled: Prices | None = None
+        self._pays = self._settled = False
+        self._usual: Prices | None = None
         self._standing, self._ending = Standing(), LastToEnd()
 
     @property
@@ -140,7 +140,8 @@ class AdaptiveDepth:
         self._trying = self._due = False
         unusual = self._since_plain == _RARELY // 2 or self._costs.puzzled
         standing = None if unusual else self._standing.choices(states)
-        self._settled = standing.prices if standing and self._standing.goes_on else None
+        self._settled = standing is not None and self._standing.goes_on
+        self._usual = standing.prices if standing and self._costs.known else None
         decision = Decision.standing(standing, states) if standing else self._decision(states)
         steps, together, rule = decision.steps, decision.together, decision.rule
         ids = [state.prefix.sequence_id for state in states]
@@ -185,14 +186,10 @@ class AdaptiveDepth:
                 choices[row] = Choice(wanted, replays, 0.0, wanted)
             else:
                 shared.append(row)
-        steps = [
-            0 if choice is None else allowed(choice.steps, state)
-            for choice, state in zip(choices, states, strict=True)
-        ]
-        others = max(
-            allowed(choice.likely, state) if choice else 0
-            for choice, state in zip(choices, states, strict=True)
-        )
+        pairs = zip(choices, states, strict=True)
+        steps = [0 if choice is None else allowed(choice.steps, state) for choice, state in pairs]
+        pairs = zip(choices, states, strict=True)
+        others = max(allowed(choice.likely, state) if choice else 0 for choice, state in pairs)
         # Depths that are asked for may be greater than what is planned otherwise.
         prices = self._prices(len(states), max(self._levels.deepest, others, *steps))
         together = None
@@ -284,14 +281,12 @@ class AdaptiveDepth:
         """Whether a round may be learnt from later, since the next of these rows is planned.
 
         All of it takes a fifth of the time in one go, since what a forward leaves of a processor's
-        caches is little. Nothing looks at it before the next decision. Not a startling round.
+        caches is little. Nothing is decided by it before. Not one that overthrows what is known.
         """
-        return (
-            self._settled is not None
-            and not self._costs.puzzled
-            and not self._settled.startling(max(record.drafted), record.total_s - record.draft_s)
-            and not any(state.finish_reason for state in states)
-        )
+        usual = self._usual and not self._usual.startling(record, self._ragged)
+        sound = usual or not any(record.drafted)
+        ended = any(state.finish_reason for state in states)
+        return bool(self._settled and sound and not ended and not self._costs.puzzled)
 
     def _catch_up(self) -> None:
         """Learn from the rounds that wait."""
@@ -422,6 +417,8 @@ class AdaptiveDepth:
         if self._costs.known:
             believed = gain if self._shown.any_kept else 1.0
             read = worth_reading(states, prices, believed, self._since_draft)
+        if trial and not any(read):
+            self._trying, likely, stands = False, 0, PLAIN
         choices = [choice if each else idle for each in read]
         deep, step_pace = float(max(likely, deepest)), pace if ending else 0.0
         covered, backlog = float(np.interp(deep, range(most + 1), widths)), rate * prices.backlog

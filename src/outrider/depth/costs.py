@@ -11,6 +11,7 @@ from statistics import median_low
 import numpy as np
 from numpy.typing import NDArray
 
+from ..records import RoundRecord
 from .lines import Curve, Line
 from .pace import Pace
 
@@ -138,10 +139,16 @@ class Prices:
         """How much what rounds of a depth take may be off, beside a plain one: see `doubts`."""
         return 0.0 if self.doubts is None else float(self.doubts[depth])
 
-    def startling(self, width: int, seconds: float) -> bool:
-        """Whether a round of so many tokens took so little, drafting apart, that these may err."""
+    def startling(self, record: RoundRecord, ragged: bool) -> bool:
+        """Whether a round took so little, its drafting apart, that these seconds may be wrong.
+
+        Args:
+            record: the round.
+            ragged: whether rows were verified without padding.
+        """
+        width = np.mean(record.drafted) if ragged else max(record.drafted)
         depth = min(int(np.searchsorted(self.widths, width)), len(self.widths) - 1)
-        return seconds < _MUCH_FASTER * float(self.verifying[depth])
+        return record.total_s - record.draft_s < _MUCH_FASTER * float(self.verifying[depth])
 
     @property
     def rounds(self) -> NDArray[np.float64]:

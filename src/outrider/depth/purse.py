@@ -42,7 +42,8 @@ def worth_reading(
 
     Where drafts were kept before, reading may take less than half of what drafting is expected to
     save. Otherwise, and for a try, that is a guess: it may take two and a half plain rounds, or a
-    share of those since anything was drafted and of what remains; at most a tenth of what remains.
+    share of those since anything was drafted and of what remains; at most a tenth of what remains,
+    unless nothing was drafted for long: texts may all be short.
     Of several sequences as many are read as take no longer together, and show whether drafts are
     kept at all.
 
@@ -64,7 +65,9 @@ def worth_reading(
     for state, read in zip(states, known, strict=True):
         took = prices.reading(state.prefix.length) / plain
         guess = max(READING, SHARE * (since + state.remaining))
-        guess = min(guess, _OF_THE_REST * state.remaining) * len(states) / prices.rows
+        if since < LONGEST:
+            guess = min(guess, _OF_THE_REST * state.remaining)
+        guess *= len(states) / prices.rows
         new = not read and took < max(guess - spent, saved * state.remaining / prices.rows)
         spent += took * new
         worth.append(read or new)

@@ -24,8 +24,8 @@ class Candidate:
     Attributes:
         tokens: int64 [n].
         parents: the node that each follows, int64 [n]: 0 the sequence, i the i-th of these tokens.
-        probabilities: how often each followed before, with those that lead to it, float64 [n]; it
-            does not grow from a token to those that follow it.
+        probabilities: how often each followed before, with those that lead to it, or how likely
+            that makes it, float64 [n]; it does not grow from a token to those that follow it.
         matched: how many of the last tokens this rests on.
         expected: how many of the tokens are estimated to be kept: what to choose by between this
             and another drafter's tokens.
