@@ -346,6 +346,8 @@ def test_a_candidate_is_cut_to_what_is_worth_its_time() -> None:
     half = candidate.scaled(0.5, 1.0)
     assert half.chances.tolist() == pytest.approx([0.25, 0.125, 0.0625, 0.03125])
     assert half.worthwhile(1.0, 0.1).tokens.tolist() == [1, 2]
+    assert half.worthwhile(1.0, 0.1).chances.tolist() == pytest.approx([0.25, 0.125])
+    assert half.score == candidate.score
     assert candidate.scaled(9.0, 9.0).expected == 4
 
 

@@ -24,11 +24,13 @@ class Candidate:
     Attributes:
         tokens: int64 [n].
         parents: the node that each follows, int64 [n]: 0 the sequence, i the i-th of these tokens.
-        probabilities: how often each followed before, with those that lead to it, or how likely
-            that makes it, float64 [n]; it does not grow from a token to those that follow it.
+        probabilities: how often each followed before, with those that lead to it, float64 [n]; it
+            does not grow from a token to those that follow it.
         matched: how many of the last tokens this rests on.
         expected: how many of the tokens are estimated to be kept: what to choose by between this
             and another drafter's tokens.
+        estimates: how likely each of them is, float64 [n], where more is known of that than how
+            many are `expected`.
     """
 
     tokens: NDArray[np.int64]
@@ -36,6 +38,7 @@ class Candidate:
     probabilities: NDArray[np.float64]
     matched: int
     expected: float
+    estimates: NDArray[np.float64] | None = None
 
     @property
     def score(self) -> float:
@@ -46,8 +49,11 @@ class Candidate:
     def chances(self) -> NDArray[np.float64]:
         """How likely each token is estimated to be kept, float64 [n].
 
-        The `probabilities`, scaled alike so that they sum to what is `expected`, none above one.
+        The `estimates`, or else the `probabilities`, scaled alike so that they sum to what is
+        `expected`, none above one.
         """
+        if self.estimates is not None:
+            return self.estimates
         if not len(self):
             return self.probabilities
         return np.minimum(self.probabilities * (self.expected / self.score), 1.0)
@@ -94,7 +100,7 @@ class Candidate:
                 before = estimates[parent - 1]
                 given = min(later * chance / before, 1.0) if before else 0.0
                 found.append(found[parent - 1] * given)
-        return replace(self, probabilities=np.array(found), expected=sum(found))
+        return replace(self, estimates=np.array(found), expected=float(sum(found)))
 
     def _part(self, kept: NDArray[np.bool_]) -> Candidate:
         """Some of the tokens, each with those that lead to it."""
@@ -108,6 +114,7 @@ class Candidate:
             self.probabilities[kept],
             self.matched if kept.any() else 0,
             expected,
+            None if self.estimates is None else self.estimates[kept],
         )
 
     @staticmethod
