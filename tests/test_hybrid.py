@@ -346,8 +346,9 @@ def test_a_candidate_is_cut_to_what_is_worth_its_time() -> None:
     half = candidate.scaled(0.5, 1.0)
     assert half.chances.tolist() == pytest.approx([0.25, 0.125, 0.0625, 0.03125])
     assert half.worthwhile(1.0, 0.1).tokens.tolist() == [1, 2]
-    assert half.worthwhile(1.0, 0.1).chances.tolist() == pytest.approx([0.25, 0.125])
     assert half.score == candidate.score
+    told = candidate.scaled(0.5, 0.8).worthwhile(1.0, 0.09)
+    assert told.chances.tolist() == pytest.approx([0.25, 0.1])
     assert candidate.scaled(9.0, 9.0).expected == 4
 
 
