@@ -16,7 +16,11 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 
+from . import team
 from .ragged import Ragged
+
+if team.AVAILABLE:
+    from . import host_attention
 
 NAME = "outrider"
 
@@ -74,6 +78,39 @@ def packed_attention(
     else:
         output = _explicit_attention(query, key, value, attention_mask, scaling, softcap, s_aux)
     return output.reshape(batch, heads, length, -1).transpose(1, 2).contiguous(), None
+
+
+def of_any_rows(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float,
+    ragged: Ragged | None,
+    *,
+    loops: bool,
+) -> Tensor:
+    """Masked attention of whole or ragged rows, by compiled loops where they are made for it.
+
+    Args:
+        module, query, key, value, attention_mask, scaling: see `packed_attention`.
+        ragged: which columns are computed; None for all.
+        loops: whether loops are faster on this machine.
+
+    Returns:
+        [B, q, g * H, D'] or [B, q, g * H * D'], of ragged rows [1, n, g * H * D'].
+    """
+    if (
+        loops
+        and team.AVAILABLE
+        and torch.is_inference_mode_enabled()
+        and host_attention.fits(query, key, value, attention_mask)
+    ):
+        return host_attention.attention(query, key, value, attention_mask, scaling, ragged)
+    if ragged is not None:
+        return ragged_attention(module, query, key, value, attention_mask, ragged, scaling)
+    return packed_attention(module, query, key, value, attention_mask, scaling)[0]
 
 
 def ragged_attention(

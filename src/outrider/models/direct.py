@@ -9,7 +9,7 @@ rotation without halves being put together again.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.nn.modules import module as every_module
 from transformers import DynamicCache
 
 from . import attention
-from .products import apart, together
+from .products import apart, loops_are_faster, together
 from .ragged import Ragged
 from .rotary import turning_for
 
@@ -151,8 +151,7 @@ class DirectForward:
             "position_ids": torch.arange(_PROBE, device=ids.device)[None],
             "logits_to_keep": _PROBE,
         }
-        # Apart, since joined products are rounded otherwise.
-        found = self._run(past_key_values=DynamicCache(), products=apart, **asked).double()
+        found = self._run(past_key_values=DynamicCache(), alike=True, **asked).double()
         expected = self._own(past_key_values=DynamicCache(), **asked).double()
         eps = torch.finfo(torch.float32).eps if model.dtype == torch.float32 else 0.0
         allowed = _ROUNDING * eps * expected.abs().max()
@@ -167,14 +166,17 @@ class DirectForward:
         past_key_values: Any,
         logits_to_keep: int,
         ragged: Ragged | None = None,
-        products: Callable[..., Sequence[Tensor]] = together,
+        alike: bool = False,
     ) -> Tensor:
+        """See `forward_of`; `alike`: with nothing that is rounded otherwise than by the model."""
         if ragged is not None:
             input_ids, position_ids = ragged.packed(input_ids), ragged.packed(position_ids)
         base = self.hf_model.model
         hidden = base.embed_tokens(input_ids)
         cos, sin = base.rotary_emb(hidden, position_ids=position_ids)
         turn = turning_for(cos, sin, past_key_values, ragged)
+        products = apart if alike else together
+        loops = not alike and loops_are_faster(base.layers[0].self_attn.q_proj)
         rows = *input_ids.shape, -1
         for layer in base.layers:
             heads, mlp = layer.self_attn, layer.mlp
@@ -182,14 +184,9 @@ class DirectForward:
             inner = _norm(layer.input_layernorm, hidden)
             states = products(inner, heads.q_proj, heads.k_proj, heads.v_proj)
             query, key, value = turn(heads.layer_idx, *(each.view(shape) for each in states))
-            if ragged is None:
-                mixed, _ = attention.packed_attention(
-                    heads, query, key, value, attention_mask, scaling=heads.scaling
-                )
-            else:
-                mixed = attention.ragged_attention(
-                    heads, query, key, value, attention_mask, ragged, heads.scaling
-                )
+            mixed = attention.of_any_rows(
+                heads, query, key, value, attention_mask, heads.scaling, ragged, loops=loops
+            )
             hidden = hidden + heads.o_proj(mixed.view(rows))
             inner = _norm(layer.post_attention_layernorm, hidden)
             gate, up = products(inner, mlp.gate_proj, mlp.up_proj)

@@ -1,4 +1,4 @@
-"""Weights of a CPU's matrix products, laid out as oneDNN has them."""
+"""Weights of a CPU's matrix products, laid out as compiled loops read them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-MANY = 16
-"""For how many rows weights are laid out, which serves fewer and more as well."""
+from . import team
+
+if team.AVAILABLE:
+    from . import panels
+
+_ROWS = 16
+"""For how many rows it is looked at whether products are right."""
 
 _WRONG = 1e-4
 """By how much of the largest of them products with packed weights may be off."""
 
 
 class Packed:
-    """Weight matrices laid out for oneDNN as one: a copy, which knows what it is a copy of.
+    """Weight matrices laid out as one: a copy, which knows what it is a copy of.
 
     Args:
         weights: float32 [N, K] each on the CPU, whose changes are counted: no tensors of inference
@@ -30,7 +35,7 @@ class Packed:
         self._versions = [weight._version for weight in weights]
         self.sizes = [len(weight) for weight in weights]
         whole = torch.cat(self._weights) if len(weights) > 1 else self._weights[0]
-        self._laid_out: Tensor = torch.ops.mkldnn._reorder_linear_weight(whole, MANY)
+        self._laid_out = panels.laid_out(whole)
 
     def stands_for(self, *weights: Tensor) -> bool:
         """Whether weights are those that were copied, in their order, and not changed since.
@@ -52,27 +57,18 @@ class Packed:
 
     def product(self, given: Tensor) -> Tensor:
         """`x W^T` for x [..., K], of all weights one after another; no gradient comes back."""
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(
-            given, self._laid_out, None, "none", [], ""
-        )
-        return found
+        return panels.product(given, self._laid_out, sum(self.sizes))
 
 
 @torch.inference_mode()
 def packable(weight: Tensor) -> bool:
-    """Whether this torch packs a weight [N, K], and gets the products with it right."""
-    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):  # type: ignore[no-untyped-call]
+    """Whether a weight [N, K] can be laid out here, and products with it are right."""
+    if not team.AVAILABLE or not counted(weight):
         return False
-    if not counted(weight):
-        return False
-    size = MANY, weight.shape[1]
+    size = _ROWS, weight.shape[1]
     given = torch.linspace(-1, 1, size[0] * size[1], dtype=weight.dtype, device=weight.device)
     with torch.autocast("cpu", enabled=False):
-        try:
-            found = Packed(weight).product(given.view(size))
-        except (AttributeError, RuntimeError):
-            # These are operators that torch keeps for its own compiler.
-            return False
+        found = Packed(weight).product(given.view(size))
         expected = linear(given.view(size), weight)
     return bool((found - expected).abs().max() <= _WRONG * expected.abs().max())
 

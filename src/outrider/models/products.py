@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from .packed import MANY, Packed, counted, packable
+from .packed import Packed, counted, packable
 
 MOST = 9
 """For up to how many rows another way than the usual one may be taken."""
@@ -34,8 +34,8 @@ _SLICES = 16
 _FEW = (2, 4, 6, MOST)
 """How many rows are timed for 2 to 9: each for those since the one before."""
 
-_MORE = (MANY, 64, 256)
-"""And for more, on packed weights: the last of them for all beyond."""
+_PACKED = (1, *_FEW, 16, 64, 256)
+"""And on packed weights: the last of them for all beyond."""
 
 _FASTER = 1.25
 """How many times as fast another way has to be, for some number of rows: its rounding differs, so
@@ -177,6 +177,11 @@ def apart(given: Tensor, *layers: nn.Module) -> Sequence[Tensor]:
     return [layer(given) for layer in layers]
 
 
+def loops_are_faster(layer: nn.Module) -> bool:
+    """Whether a layer was found to be multiplied faster by compiled loops, on packed weights."""
+    return isinstance(layer, FewRows) and layer.ways.packed > 0
+
+
 def _as_usual(given: Tensor) -> bool:
     """Whether an input is multiplied in the usual way, whatever is faster."""
     usual = torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
@@ -257,7 +262,6 @@ def _with_packed(ways: Ways, groups: list[Sequence[Tensor]]) -> Ways:
     def with_packed(given: Tensor, group: Sequence[Tensor]) -> Tensor:
         return packed[id(group)].product(given)
 
-    sizes = (*_FEW, *_MORE)
     gains = [
         _gain(
             groups,
@@ -265,15 +269,15 @@ def _with_packed(ways: Ways, groups: list[Sequence[Tensor]]) -> Ways:
             with_packed,
             _one_by_one(other_way if ways.covers(rows) else _usual_way),
         )
-        for rows in sizes
+        for rows in _PACKED
     ]
-    most = max(range(len(sizes)), key=gains.__getitem__)
+    most = max(range(len(_PACKED)), key=gains.__getitem__)
     if gains[most] < _PACKED_FASTER:
         return ways
     low = _last_gaining(gains, range(most, -1, -1))
-    high = _last_gaining(gains, range(most, len(sizes)))
-    last = high == len(sizes) - 1
-    return replace(ways, packed=sizes[low], packed_to=0 if last else sizes[high])
+    high = _last_gaining(gains, range(most, len(_PACKED)))
+    last = high == len(_PACKED) - 1
+    return replace(ways, packed=_PACKED[low], packed_to=0 if last else _PACKED[high])
 
 
 def _last_gaining(gains: Sequence[float], places: Iterable[int]) -> int:

@@ -29,6 +29,7 @@ class Ragged:
     Attributes:
         shape: (B, W).
         columns: int64 [n], those computed as row * W + column, row after row; on the host.
+        bounds: int64 [B + 1], where in them each row begins, and their number; on the host.
         index: the same on the device.
         kept: int64 [m], which of the n logits are wanted of.
         places: int64 [m], where these go, as row * keep + place, if every row has `keep` of them.
@@ -39,6 +40,7 @@ class Ragged:
 
     shape: tuple[int, int]
     columns: NDArray[np.int64]
+    bounds: NDArray[np.int64]
     index: Tensor
     kept: Tensor
     places: Tensor
@@ -65,8 +67,8 @@ class Ragged:
         index, those, where = (sent(torch.from_numpy(a), device) for a in (columns, kept, places))
         together = _together(lengths)
         longer = tuple((row, own) for row, own in enumerate(lengths) if own > together)
-        shape = len(lengths), width
-        return Ragged(shape, columns, index, those, where, keep, together, longer)
+        shape, bounds = (len(lengths), width), np.cumsum([0, *lengths])
+        return Ragged(shape, columns, bounds, index, those, where, keep, together, longer)
 
     def packed(self, states: Tensor) -> Tensor:
         """Of states [B, W, ...] those that are computed, [1, n, ...]."""

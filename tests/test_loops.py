@@ -1,0 +1,284 @@
+"""Products and attention by compiled loops: right, and the same whatever is computed beside."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from outrider import TransformersModel
+from outrider.models import products, team
+from outrider.models.products import Ways
+from outrider.models.ragged import Ragged
+from outrider.records import DraftProposal, Laws, Prefix
+
+pytestmark = pytest.mark.skipif(not team.AVAILABLE, reason="torch's threads are not OpenMP's")
+if team.AVAILABLE:
+    from outrider.models import host_attention, panels, simd
+
+PACKED = Ways(single=False, few=0, packed=1)
+
+
+def product(given: Tensor, weight: Tensor) -> Tensor:
+    return panels.product(given, panels.laid_out(weight), len(weight))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 17, 66])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (33, 7), (64, 96), (300, 65)])
+def test_products_are_right_and_a_rows_own(outputs: int, inputs: int, rows: int) -> None:
+    """Against float64; and to the bit what each row gives by itself, which another order is not."""
+    torch.manual_seed(rows)
+    weight, given = torch.randn(outputs, inputs), torch.randn(1, rows, 2 * inputs)[..., ::2]
+    found = product(given, weight)
+    assert found.shape == (1, rows, outputs)
+    assert found.is_contiguous()
+    exact = given.double() @ weight.double().T
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-4)
+    alone = [product(row[None], weight)[0] for row in given[0]]
+    assert torch.equal(found[0], torch.stack(alone))
+
+
+def test_products_of_no_rows_and_of_what_is_not_finite() -> None:
+    weight = torch.randn(40, 16)
+    assert product(torch.empty(2, 0, 16), weight).shape == (2, 0, 40)
+    given = torch.randn(3, 16)
+    given[1, 4], given[2, 5] = torch.nan, torch.inf
+    found = product(given, weight)
+    assert found[0].isfinite().all()
+    assert found[1].isnan().all()
+    assert not found[2].isfinite().any()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_as_many_threads_are_used_as_torch_uses(threads: int) -> None:
+    weight, given, before = torch.randn(500, 64), torch.randn(5, 64), torch.get_num_threads()
+    expected = product(given, weight)
+    try:
+        torch.set_num_threads(threads)
+        assert torch.equal(product(given, weight), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_several_threads_multiply_at_once() -> None:
+    """Each call has a counter of its own."""
+    weight = panels.laid_out(torch.randn(600, 64))
+    given = [torch.randn(rows, 64) for rows in (1, 3, 8)]
+    expected = [panels.product(each, weight, 600) for each in given]
+    failures = []
+
+    def multiply(each: Tensor, right: Tensor) -> None:
+        found = (panels.product(each, weight, 600) for _ in range(200))
+        failures.extend(len(each) for product in found if not torch.equal(product, right))
+
+    pairs = zip(given, expected, strict=True)
+    threads = [threading.Thread(target=multiply, args=pair) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def states(
+    rows: int, groups: int, heads: int, columns: int, width: int, span: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries, keys, values as they lie in a cache, and the mask of rows that end apart."""
+    torch.manual_seed(columns)
+    query = torch.randn(rows, columns, groups * heads, width).transpose(1, 2)
+    key, value = (torch.randn(rows, heads, span + 64, width)[:, :, :span] for _ in range(2))
+    mask = torch.zeros(rows, 1, columns, span)
+    for row in range(rows):
+        for column in range(columns):
+            mask[row, 0, column, span - 45 - 9 * row + column :] = -torch.inf
+    return query, key, value, mask
+
+
+SHAPES = [
+    (1, 1, 6, 1, 48, 128),
+    (3, 2, 3, 5, 64, 320),
+    (2, 1, 2, 9, 128, 64),
+    (2, 4, 1, 70, 16, 192),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_attention_is_right(shape: tuple[int, int, int, int, int, int]) -> None:
+    """Against float64, also where the mask has come repeated for each query group."""
+    groups, width = shape[1], shape[4]
+    query, key, value, mask = states(*shape)
+    wide = [each.double().repeat_interleave(groups, 1) for each in (key, value)]
+    exact = scaled_dot_product_attention(query.double(), *wide, attn_mask=mask.double(), scale=0.2)
+    exact = exact.transpose(1, 2).flatten(2)
+    for given in (mask, torch.cat([mask] * groups, 2)):
+        assert host_attention.fits(query, key, value, given)
+        found = host_attention.attention(query, key, value, given, 0.2)
+        torch.testing.assert_close(found.double(), exact, rtol=0, atol=2e-6)
+    assert width % simd.LANES == 0
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_attention_of_a_column_is_its_own(shape: tuple[int, int, int, int, int, int]) -> None:
+    """To the bit: beside other rows and columns or not, however far the span reaches, ragged."""
+    rows, _, heads, columns, width, _ = shape
+    query, key, value, mask = states(*shape)
+    whole = host_attention.attention(query, key, value, mask, 0.2)
+    for row in range(rows):
+        for column in range(columns):
+            alone = host_attention.attention(
+                query[row : row + 1, :, column : column + 1],
+                key[row : row + 1],
+                value[row : row + 1],
+                mask[row : row + 1, :, column : column + 1],
+                0.2,
+            )
+            assert torch.equal(alone[0, 0], whole[row, column])
+    longer = [torch.cat([each, torch.randn(rows, heads, 64, width)], 2) for each in (key, value)]
+    unseen = torch.full((rows, 1, columns, 64), -torch.inf)
+    further = host_attention.attention(query, *longer, torch.cat([mask, unseen], 3), 0.2)
+    assert torch.equal(further, whole)
+    lengths = [1 + (3 * row) % columns for row in range(rows)]
+    ragged = Ragged.of(lengths, columns, columns, torch.device("cpu"))
+    found = host_attention.attention(query, key, value, mask, 0.2, ragged)
+    expected = [whole[row, :length] for row, length in enumerate(lengths)]
+    assert torch.equal(found[0], torch.cat(expected))
+
+
+def test_attention_to_what_is_not_finite_is_told() -> None:
+    """NaN in a key that is seen, or in its value; not what a mask hides from the scores."""
+    query, key, value, mask = states(1, 1, 2, 3, 16, 64)
+    expected = host_attention.attention(query, key, value, mask, 1.0)
+    key[0, 0, -1] = torch.nan
+    assert torch.equal(host_attention.attention(query, key, value, mask, 1.0), expected)
+    key[0, 0, 2] = torch.nan
+    found = host_attention.attention(query, key, value, mask, 1.0)
+    assert found[..., :16].isnan().all()
+    assert torch.equal(found[..., 16:], expected[..., 16:])
+    value[0, 1, 3, 4] = torch.nan
+    assert host_attention.attention(query, key, value, mask, 1.0)[..., 20].isnan().all()
+
+
+def test_scores_far_apart_leave_the_highest() -> None:
+    query, key, value, mask = states(1, 1, 1, 1, 16, 64)
+    key[0, 0, 7] = 50 * query[0, 0, 0]
+    found = host_attention.attention(query, key, value, mask, 10.0)
+    torch.testing.assert_close(found[0, 0], value[0, 0, 7])
+
+
+@pytest.mark.parametrize("change", ["dtype", "width", "values", "strided"])
+def test_other_states_do_not_fit(change: str) -> None:
+    query, key, value, mask = states(1, 1, 2, 3, 16, 64)
+    match change:
+        case "dtype":
+            query = query.double()
+        case "width":
+            query, key, value = (each[..., :15] for each in (query, key, value))
+        case "values":
+            value = value[..., :8]
+        case "strided":
+            key = key.transpose(2, 3).contiguous().transpose(2, 3)
+    assert not host_attention.fits(query, key, value, mask)
+
+
+def model() -> TransformersModel:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=96,
+        hidden_size=64,
+        intermediate_size=80,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+    )
+    return TransformersModel(LlamaForCausalLM(config).eval(), max_sequences=8)
+
+
+def test_a_models_logits_are_a_rows_own_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In batches, ragged ones too, with drafts, in a tree: what plain decoding by itself computes.
+
+    So that a seed gives one text whatever its batch mates, and drafts change no near-tie.
+    """
+    monkeypatch.setattr(products, "faster", lambda weights, packs: PACKED)
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(0, 96, 20 + 30 * row) for row in range(4)]
+    drafts = torch.from_numpy(rng.integers(0, 96, (4, 5)))
+    asked: list[int] = []
+    attention = host_attention.attention
+    monkeypatch.setattr(
+        host_attention, "attention", lambda *given: asked.append(1) or attention(*given)
+    )
+
+    def logits(rows: list[int], lengths: list[int], parents: object = None) -> Tensor:
+        target = model()
+        width = max(lengths)
+        prefixes = [Prefix(row, texts[row]) for row in rows]
+        tokens = drafts[rows, :width]
+        law = Laws(atoms=tokens)
+        given = np.array(lengths)
+        nothing = DraftProposal(tokens[:, :0], 0 * given, Laws(atoms=tokens[:, :0]))
+        # Prompts are read in forwards of their own, and the next one is a round's.
+        target.verify([Prefix(row, texts[row][:-1]) for row in rows], nothing)
+        return target.verify(prefixes, DraftProposal(tokens, given, law, parents)).logits
+
+    together = logits([0, 1, 2, 3], [5, 0, 2, 5])
+    assert asked, "attention goes by the loops"
+    for row, length in enumerate([5, 0, 2, 5]):
+        alone = logits([row], [length])
+        assert torch.equal(alone[0, : length + 1], together[row, : length + 1])
+    step = texts[3]
+    for place in range(4):
+        target = model()
+        known = np.concatenate([step, drafts[3, :place].numpy()])
+        nothing = DraftProposal(
+            drafts[:1, :0], np.zeros(1, dtype=np.int64), Laws(atoms=drafts[:1, :0])
+        )
+        target.verify([Prefix(3, step[:-1])], nothing)
+        for end in range(len(step), len(known) + 1):
+            plain = target.verify([Prefix(3, known[:end])], nothing).logits
+        assert torch.equal(plain[0, 0], together[3, place])
+    chain = np.array([[0, 1, 2, 3, 4]])
+    assert torch.equal(logits([3], [5], chain)[0], together[3])
+
+
+def test_processors_with_narrower_vectors_compute_the_same(tmp_path: Path) -> None:
+    """As one without AVX-512 is thought to have: eight numbers to a vector."""
+    program = """
+import llvmlite.binding
+features = llvmlite.binding.get_host_cpu_features()
+features.update((name, False) for name in features if name.startswith("avx512"))
+llvmlite.binding.get_host_cpu_features = lambda: features
+import torch
+from outrider.models import host_attention, panels, simd
+assert simd.LANES == 8
+torch.manual_seed(0)
+weight, given = torch.randn(50, 33), torch.randn(9, 33)
+found = panels.product(given, panels.laid_out(weight), 50)
+torch.testing.assert_close(found, given @ weight.T)
+query, key, value = torch.randn(2, 4, 5, 40), torch.randn(2, 2, 64, 40), torch.randn(2, 2, 64, 40)
+mask = torch.zeros(2, 1, 5, 64)
+expected = torch.nn.functional.scaled_dot_product_attention(
+    query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), scale=0.2
+)
+assert host_attention.fits(query, key, value, mask)
+found = host_attention.attention(query, key, value, mask, 0.2)
+torch.testing.assert_close(found, expected.transpose(1, 2).flatten(2))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
