@@ -4,11 +4,10 @@ A forward multiplies 1 row with every weight matrix where nothing is drafted, 2 
 is, and a multiple of these for a batch. BLAS libraries are made for many. Some take twice as long
 for a few in `x W^T` as in `(W x^T)^T`, the same products in another order, and for one, in what
 they have for a matrix and a vector, two to three times as long as in what they have for several
-matrices at once, given slices of the one. For more rows oneDNN, on a copy of the weights that it
-has laid out for itself, takes as little as half of what BLAS does, and a fifth less again where
-layers of the same input have their weights laid out as one. Elsewhere the usual way is the faster
-by as much: it depends on the processor. So a model's own weights are timed in all of these ways
-when it is taken into use (`python -m benchmarks products` shows them on the machine it runs on).
+matrices at once, given slices of the one. Elsewhere the usual way is the faster by as much. Loops
+of Outrider's own, on a copy of the weights that is laid out for them, take little more than reading
+it does. All of that depends on the processor, so a model's own weights are timed in each way when
+it is taken into use (`python -m benchmarks products` shows them on the machine it runs on).
 """
 
 from __future__ import annotations
