@@ -14,6 +14,7 @@ from outrider.depth import AdaptiveDepth, Levels
 from outrider.depth.choices import Choices
 from outrider.depth.last_to_end import LastToEnd
 from outrider.depth.looking import Looking
+from outrider.drafters.together import _counted
 from outrider.records import Prefix, RoundRecord, SequenceState
 
 from .test_depth import World, calibrate, played, steady
@@ -67,7 +68,7 @@ def test_all_tokens_count_alike_where_others_take_the_places_of_those_that_end()
     def weighed(*names: int) -> bool:
         """After a round of these rows, before their next one."""
         states = [rows[name] for name in names]
-        last.happened(states)
+        last.happened(states, [1] * len(states))
         return weights(last, states) is not None
 
     assert weighed(0, 1, 2)
@@ -130,6 +131,7 @@ def test_what_looking_up_gained_counts_as_much(
     verifying = np.array([1.0, 1.3, 1.6, 2.0]) * planned.prices.verifying[0]
     prices = replace(planned.prices, verifying=verifying)
     told = replace(planned, prices=prices, weights=None if counts is None else np.array(counts))
+    told = replace(told, spread=100.0)
     _, record = played(policy, world, states, rng)
     record = replace(record, drafted=(3, 3), depth=(3, 3), emitted=(6, 1), looked_up=(True, True))
     looking = Looking()
@@ -148,3 +150,31 @@ def test_a_batch_that_another_thread_planned_for_is_not_counted() -> None:
     after, record = played(policy, world, two, rng)
     policy.plan(three)
     policy.observe(after, replace(record, looked_up=(True, True)))
+
+
+def test_leaps_that_others_do_not_make_count_for_less() -> None:
+    """The nearer rows stay together; what all of them gain counts in full, and nothing is lost."""
+    chances = np.array([[0.9, 0.9, 0.9, 0.9], [0.0, 0.0, 0.0, 0.0]])
+    even = np.ones(2)
+    alone = _counted(chances, even, 4.0)
+    assert alone[0, 0] == 0.9
+    assert (np.diff(alone[0]) < 0).all()
+    assert alone[0, 1] == pytest.approx(0.9 * np.exp(-0.45 / 4))
+    assert (_counted(chances, even, 1.0)[0, 1:] < alone[0, 1:]).all()
+    together = np.repeat(chances[:1], 2, 0)
+    assert np.allclose(_counted(together, even, 1.0), together)
+    assert np.allclose(_counted(chances, np.array([0.5, 1.5]), np.inf)[0], 0.45)
+    mixed = _counted(np.array([[0.9, 0.5, 0.4], [0.8, 0.8, 0.8]]), even, 0.5)
+    assert (np.diff(mixed, axis=1) <= 0).all()
+
+
+def test_how_far_rows_change_places_is_what_they_lately_differed_by() -> None:
+    last, states = LastToEnd(), [row(0, 64), row(1, 56)]
+    assert last.weighed(NOTHING, states).spread == 8
+    for _ in range(100):
+        last.happened(states, [1, 1])
+    assert last.weighed(NOTHING, states).spread == 1
+    for _ in range(200):
+        last.happened(states, [1, 5])
+    assert last.weighed(NOTHING, states).spread == pytest.approx(16, rel=1e-3)
+    assert last.weighed(NOTHING, states[:1]).spread == np.inf

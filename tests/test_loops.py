@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import TransformersModel
@@ -23,7 +24,7 @@ from outrider.records import DraftProposal, Laws, Prefix
 
 pytestmark = pytest.mark.skipif(not team.AVAILABLE, reason="torch's threads are not OpenMP's")
 if team.AVAILABLE:
-    from outrider.models import host_attention, panels, simd
+    from outrider.models import host_attention, host_rows, panels
 
 PACKED = Ways(single=False, few=0, packed=1)
 
@@ -58,15 +59,24 @@ def test_products_of_no_rows_and_of_what_is_not_finite() -> None:
     assert not found[2].isfinite().any()
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_as_many_threads_are_used_as_torch_uses(threads: int) -> None:
-    weight, given, before = torch.randn(500, 64), torch.randn(5, 64), torch.get_num_threads()
-    expected = product(given, weight)
-    try:
-        torch.set_num_threads(threads)
-        assert torch.equal(product(given, weight), expected)
-    finally:
-        torch.set_num_threads(before)
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """As many threads as torch uses in each."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def test_as_many_threads_are_started_as_torch_uses(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight, given = torch.randn(500, 64), torch.randn(5, 64)
+    started: list[int] = []
+    start = team._START
+    monkeypatch.setattr(team, "_START", lambda *asked: started.append(asked[2]) or start(*asked))
+    torch.testing.assert_close(product(given, weight), given @ weight.T)
+    assert started == [threads]
 
 
 def test_several_threads_multiply_at_once() -> None:
@@ -81,11 +91,11 @@ def test_several_threads_multiply_at_once() -> None:
         failures.extend(len(each) for product in found if not torch.equal(product, right))
 
     pairs = zip(given, expected, strict=True)
-    threads = [threading.Thread(target=multiply, args=pair) for pair in pairs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    callers = [threading.Thread(target=multiply, args=pair) for pair in pairs]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
     assert not failures
 
 
@@ -114,7 +124,7 @@ SHAPES = [
 @pytest.mark.parametrize("shape", SHAPES)
 def test_attention_is_right(shape: tuple[int, int, int, int, int, int]) -> None:
     """Against float64, also where the mask has come repeated for each query group."""
-    groups, width = shape[1], shape[4]
+    groups = shape[1]
     query, key, value, mask = states(*shape)
     wide = [each.double().repeat_interleave(groups, 1) for each in (key, value)]
     exact = scaled_dot_product_attention(query.double(), *wide, attn_mask=mask.double(), scale=0.2)
@@ -123,9 +133,9 @@ def test_attention_is_right(shape: tuple[int, int, int, int, int, int]) -> None:
         assert host_attention.fits(query, key, value, given)
         found = host_attention.attention(query, key, value, given, 0.2)
         torch.testing.assert_close(found.double(), exact, rtol=0, atol=2e-6)
-    assert width % simd.LANES == 0
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_attention_of_a_column_is_its_own(shape: tuple[int, int, int, int, int, int]) -> None:
     """To the bit: beside other rows and columns or not, however far the span reaches, ragged."""
@@ -174,7 +184,33 @@ def test_scores_far_apart_leave_the_highest() -> None:
     torch.testing.assert_close(found[0, 0], value[0, 0, 7])
 
 
-@pytest.mark.parametrize("change", ["dtype", "width", "values", "strided"])
+@pytest.mark.parametrize("span", [1, 63, 65, 100])
+def test_any_span_is_attended_to_and_one_mask_serves_all_rows(span: int) -> None:
+    query, key, value, _ = states(3, 2, 2, 4, 16, span)
+    mask = torch.zeros(1, 1, 4, span)
+    mask[0, 0, 0, 1 + span // 2 :] = -torch.inf
+    wide = [each.double().repeat_interleave(2, 1) for each in (key, value)]
+    exact = scaled_dot_product_attention(query.double(), *wide, attn_mask=mask.double(), scale=0.2)
+    for given in (mask, mask.expand(3, -1, -1, -1)):
+        assert host_attention.fits(query, key, value, given)
+        found = host_attention.attention(query, key, value, given, 0.2)
+        torch.testing.assert_close(
+            found.double(), exact.transpose(1, 2).flatten(2), rtol=0, atol=2e-6
+        )
+
+
+def test_a_column_that_sees_nothing_is_nan_and_the_others_are_not() -> None:
+    """As by a window that hides all: nothing is raised half-way."""
+    query, key, value, mask = states(2, 1, 2, 3, 16, 64)
+    expected = host_attention.attention(query, key, value, mask, 1.0)
+    mask[0, :, 1] = -torch.inf
+    found = host_attention.attention(query, key, value, mask, 1.0)
+    assert found[0, 1].isnan().all()
+    found[0, 1] = expected[0, 1]
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("change", ["dtype", "width", "values", "strided", "mask", "heads"])
 def test_other_states_do_not_fit(change: str) -> None:
     query, key, value, mask = states(1, 1, 2, 3, 16, 64)
     match change:
@@ -186,6 +222,10 @@ def test_other_states_do_not_fit(change: str) -> None:
             value = value[..., :8]
         case "strided":
             key = key.transpose(2, 3).contiguous().transpose(2, 3)
+        case "mask":
+            mask = mask[:, :, :1]
+        case "heads":
+            query = query.repeat(1, 2, 1, 1)[:, :3]
     assert not host_attention.fits(query, key, value, mask)
 
 
@@ -204,6 +244,7 @@ def model() -> TransformersModel:
     return TransformersModel(LlamaForCausalLM(config).eval(), max_sequences=8)
 
 
+@pytest.mark.usefixtures("threads")
 def test_a_models_logits_are_a_rows_own_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """In batches, ragged ones too, with drafts, in a tree: what plain decoding by itself computes.
 
@@ -282,3 +323,63 @@ torch.testing.assert_close(found, expected.transpose(1, 2).flatten(2))
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("width", [1, 15, 64, 100])
+def test_norms_are_right_and_a_rows_own(width: int, rows: int) -> None:
+    torch.manual_seed(width)
+    given, weight = torch.randn(2, rows, width), torch.randn(width)
+    assert host_rows.norm_fits(given, weight)
+    found = host_rows.norm(given, weight, 1e-5)
+    exact = rms_norm(given.double(), (width,), weight.double(), 1e-5)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=1e-6)
+    alone = [host_rows.norm(row[None], weight, 1e-5)[0] for row in given.view(-1, width)]
+    assert torch.equal(found.view(-1, width), torch.stack(alone))
+    given[0, 0, 0] = torch.nan
+    assert host_rows.norm(given, weight, 1e-5)[0, 0].isnan().all()
+    assert not host_rows.norm_fits(given.double(), weight)
+    assert not host_rows.norm_fits(given, weight[:1].expand(width + 1))
+    assert not host_rows.norm_fits(torch.randn(2, 2, 2, width)[:, 0], weight)
+
+
+def test_a_row_of_zeros_without_epsilon_is_nan_as_elsewhere() -> None:
+    """And the rows after it are not: nothing is raised half-way."""
+    given, weight = torch.randn(3, 16), torch.randn(16)
+    given[0] = 0
+    found = host_rows.norm(given, weight, 0.0)
+    assert found[0].isnan().all()
+    torch.testing.assert_close(found[1:], rms_norm(given[1:], (16,), weight, 0.0))
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("width", [1, 15, 64, 100])
+def test_gates_are_right_and_a_rows_own(width: int) -> None:
+    """Of states that lie beside each other in a joined product, as well."""
+    torch.manual_seed(width)
+    joined = 5 * torch.randn(2, 20, 2 * width)
+    gate, up = joined.split(width, -1)
+    exact = silu(gate.double()) * up.double()
+    for pair in ((gate, up), (gate.contiguous(), up.contiguous())):
+        assert host_rows.gate_fits(*pair)
+        found = host_rows.gated(*pair)
+        torch.testing.assert_close(found.double(), exact, rtol=3e-6, atol=1e-6)
+        alone = host_rows.gated(*(each[1:, 7:8] for each in pair))
+        assert torch.equal(alone[0, 0], found[1, 7])
+    extremes = torch.tensor([[[-1e4, -90.0, 90.0, 1e4, torch.nan]]])
+    found = host_rows.gated(extremes, torch.ones_like(extremes))
+    torch.testing.assert_close(found, silu(extremes), equal_nan=True)
+    assert not host_rows.gate_fits(gate.double(), up.double())
+    assert not host_rows.gate_fits(gate.transpose(1, 2), up.transpose(1, 2))
+
+
+def test_products_of_many_numbers_are_summed_up_in_parts() -> None:
+    """So that rounding does not grow with their number as in one long sum."""
+    torch.manual_seed(0)
+    weight, given = torch.randn(64, 20_000), torch.randn(9, 20_000)
+    exact = given.double() @ weight.double().T
+    off = (product(given, weight) - exact).square().mean().sqrt()
+    one_sum = torch.zeros(9, 64)
+    for k in range(20_000):
+        one_sum += given[:, k : k + 1] * weight[:, k]
+    assert off < 0.5 * (one_sum - exact).square().mean().sqrt()

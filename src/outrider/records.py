@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -220,6 +221,7 @@ class SharedWorth:
             a row of the planned round drafts; None where a forward is as wide for all rows as for
             the widest.
         weights: what a token of each row counts, float64 [B], 1 on average; None if all the same.
+        spread: to a row so many tokens ahead of all, another one counts for 1 / e of that.
     """
 
     planned: NDArray[np.float64]
@@ -228,6 +230,7 @@ class SharedWorth:
     backlog: float = 0.0
     ragged: float | None = None
     weights: NDArray[np.float64] | None = None
+    spread: float = inf
 
 
 @dataclass(frozen=True, slots=True)

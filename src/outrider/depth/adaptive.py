@@ -268,7 +268,7 @@ class AdaptiveDepth:
             self._observe_failure(states, record)
             return
         self._standing.happened(states)
-        self._ending.happened(states)
+        self._ending.happened(states, record.emitted)
         if self._together and len(self._together.rows) == len(states):
             self._looking.count_round(self._looks, record, self._together, self._ragged)
         # A plain round in the place of which tokens were looked up is due again a little later.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import nan
+from math import inf, nan
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,7 @@ class Choices:
         stands: for how many more rounds it is as good; 0 for an exception.
         likely: about how many tokens are drafted for a row.
         rule: what ends drafts of these rows alone, if anything does.
-        weights: see `SharedWorth`.
+        weights, spread: see `SharedWorth`.
     """
 
     rows: list[Choice]
@@ -64,6 +64,7 @@ class Choices:
     likely: float = 0.0
     rule: WorthAStep | None = None
     weights: NDArray[np.float64] | None = None
+    spread: float = inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,7 @@ class Decision:
                 # With others in the batch, what the rows' own tokens take is not told by `widths`.
                 self.together.likely if ragged and len(self.shared) == len(self.rows) else None,
                 self.together.weights,
+                self.together.spread,
             )
         return Worth(
             np.array([choice.plain for choice in self.rows]),

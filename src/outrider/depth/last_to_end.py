@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import sqrt
 
 import numpy as np
 
 from ..records import SequenceState
 from .choices import Choices
 
-_SPREAD = 1.0
-"""By how many tokens rows are expected to change places, beside the root of what they have left."""
+_MEMORY = 0.95
+"""What is known of earlier rounds weighs beside the next one: twenty count in all."""
+
+_LEAST = 1.0
+"""By how many tokens rows are expected to change places at least."""
 
 
 class LastToEnd:
@@ -21,7 +25,9 @@ class LastToEnd:
     takes as long as its slowest row: what another row gains is idle time. Which one that is can be
     told if all go on for a number of tokens that is known. Rows gain or lose on each other by
     chance, so that each is the last with some probability: about that of a logistic law of their
-    distances, as wide as their walks are long.
+    distances, as wide as their walks are long: by as much as what rows emit in a round has differed
+    lately, in as many rounds as are left. A row that leaps ahead is as much less likely to be the
+    last, so that each of its tokens counts for less than the one before.
 
     Whether others take their places is told by what happened last: until a first row has ended,
     and for batches that take turns in several threads, nobody seems to.
@@ -30,9 +36,10 @@ class LastToEnd:
     def __init__(self) -> None:
         self._ids = frozenset[int]()
         self._joined = False
+        self._variance = 1.0
 
     def weighed(self, choices: Choices, states: Sequence[SequenceState]) -> Choices:
-        """What was planned for a batch, with what a token of each of its rows counts.
+        """What was planned for a batch, with what tokens of each of its rows count.
 
         Args:
             choices: of all rows.
@@ -42,11 +49,18 @@ class LastToEnd:
         if len(states) < 2 or self._joined or unknown:
             return choices
         left = np.array([state.remaining for state in states], dtype=np.float64)
-        likely = np.exp((left - left.max()) / (_SPREAD * np.sqrt(left.max())))
-        return replace(choices, weights=likely * (len(left) / likely.sum()))
+        spread = max(sqrt(self._variance * left.max()), _LEAST)
+        likely = np.exp((left - left.max()) / spread)
+        each = likely * (len(left) / likely.sum())
+        return replace(choices, weights=each, spread=spread)
 
-    def happened(self, states: Sequence[SequenceState]) -> None:
-        """Note who took part in a round: whether others took the places of those that ended."""
+    def happened(self, states: Sequence[SequenceState], emitted: Sequence[int]) -> None:
+        """Note a round: who took part, which tells whether others took the places of those that
+        ended, and how many tokens each row emitted.
+        """
+        if len(emitted) > 1:
+            variance = 0.0 if len(set(emitted)) == 1 else float(np.var(emitted))
+            self._variance = _MEMORY * self._variance + (1 - _MEMORY) * variance
         ids = frozenset(state.prefix.sequence_id for state in states)
         if ids - self._ids:
             self._joined = bool(ids & self._ids)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..records import RoundRecord
@@ -11,8 +13,12 @@ from .seen import stepped_of
 _MEMORY = 0.9
 """What is known of earlier rounds weighs beside the next one: ten count in all."""
 
-_PAUSE = 8
-"""Where it does not pay, one round in so many looks all the same."""
+_SHARE = 0.005
+"""Where it does not pay, looking takes so much of the time all the same..."""
+
+_PAUSES = 4, 32
+"""... but one round in so many looks, at the most and at the least; the first before a round's
+time is known."""
 
 
 class Looking:
@@ -24,10 +30,11 @@ class Looking:
     def __init__(self) -> None:
         self._gained = 1.0
         self._since = 0
+        self._pause = float(_PAUSES[0])
 
     def wanted(self) -> bool:
         """Whether the next round is to look."""
-        return self._gained >= 0 or self._since >= _PAUSE - 1
+        return self._gained >= 0 or self._since + 1 >= self._pause
 
     def count_round(
         self, looked: bool, record: RoundRecord, planned: Choices, ragged: bool
@@ -41,13 +48,14 @@ class Looking:
             ragged: whether rows were verified without padding.
         """
         took, gained = planned.prices.drafting[0], 0.0
+        share = float(took / planned.prices.verifying[0]) / _SHARE
+        self._pause = min(max(share, _PAUSES[0]), _PAUSES[1])
         if any(record.looked_up):
             prices, steps = planned.prices, max(stepped_of(record))
             width = np.mean(record.drafted) if ragged else max(record.drafted)
             times = prices.verifying + prices.drafting[steps] if steps else prices.looked_up
             took = np.interp(width, np.arange(len(times)), times)
-            weights = 1.0 if planned.weights is None else planned.weights
-            gained = float(np.sum(weights * np.array(record.emitted)))
+            gained = _counted(record.emitted, planned)
         self.count(looked, gained - planned.rate * float(took))
 
     def count(self, looked: bool, gained: float = 0.0) -> None:
@@ -57,3 +65,12 @@ class Looking:
             return
         self._since = 0
         self._gained = _MEMORY * self._gained + (1 - _MEMORY) * gained
+
+
+def _counted(emitted: Sequence[int], planned: Choices) -> float:
+    """What the tokens of a round count in all: see `SharedWorth.weights`."""
+    if planned.weights is None:
+        return float(sum(emitted))
+    tokens, spread = np.array(emitted, dtype=np.float64), planned.spread
+    ahead = (tokens - np.average(tokens, weights=planned.weights)).clip(0)
+    return float(planned.weights @ (tokens - ahead - spread * np.expm1(-ahead / spread)))

@@ -96,17 +96,12 @@ def of_any_rows(
     Args:
         module, query, key, value, attention_mask, scaling: see `packed_attention`.
         ragged: which columns are computed; None for all.
-        loops: whether loops are faster on this machine.
+        loops: whether loops can be run and are faster on this machine.
 
     Returns:
         [B, q, g * H, D'] or [B, q, g * H * D'], of ragged rows [1, n, g * H * D'].
     """
-    if (
-        loops
-        and team.AVAILABLE
-        and torch.is_inference_mode_enabled()
-        and host_attention.fits(query, key, value, attention_mask)
-    ):
+    if loops and host_attention.fits(query, key, value, attention_mask):
         return host_attention.attention(query, key, value, attention_mask, scaling, ragged)
     if ragged is not None:
         return ragged_attention(module, query, key, value, attention_mask, ragged, scaling)

@@ -1,4 +1,4 @@
-"""Forwards of models shaped like Llama with fewer calls, and the same numbers.
+"""Forwards of models shaped like Llama with fewer calls, and the same numbers but for rounding.
 
 Of a forward of one token through a model of some ten million parameters most is not the products of
 matrices. Here its layers are run in one loop: the model's own embedding, projections, activation
@@ -9,7 +9,7 @@ rotation without halves being put together again.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,11 +17,15 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 from torch.nn.modules import module as every_module
 from transformers import DynamicCache
+from transformers.activations import SiLUActivation
 
-from . import attention
+from . import attention, team
 from .products import apart, loops_are_faster, together
 from .ragged import Ragged
 from .rotary import turning_for
+
+if team.AVAILABLE:
+    from . import host_rows
 
 _SHAPED = ("Llama", "Mistral")
 """What transformers calls the models whose layers are as `_run` has them."""
@@ -31,6 +35,9 @@ _PASSED_OVER = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMS
 
 _SAME = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 """And of those that are, the ones that are given the same input."""
+
+_SILU = {kind: kind.forward for kind in (nn.SiLU, SiLUActivation)}
+"""Classes of the activation that loops are made for, and their forwards."""
 
 _ROUNDING = 8
 """By how many units in the last place of the largest logit those in float32 may be off."""
@@ -111,27 +118,14 @@ class DirectForward:
             and model.config._attn_implementation == attention.NAME
             and not every_module._global_forward_hooks
             and not every_module._global_forward_pre_hooks
-            and self._as_made((model, base))
-            and self._as_made((base.norm,))
+            and all(_as_made(each, self._stock) for each in (model, base, base.norm, *base.layers))
             and len(base.layers) <= base.config.num_hidden_layers
-            and self._as_made(base.layers)
-            and all(self._as_made(layer._modules.values()) for layer in base.layers)
+            and all(
+                _as_made(each, self._stock)
+                for layer in base.layers
+                for each in layer._modules.values()
+            )
         )
-
-    def _as_made(self, modules: Iterable[nn.Module]) -> bool:
-        """Whether none of them does anything but its class's forward, and that is transformers'."""
-        for module in modules:
-            own, kind = vars(module), type(module)
-            if (
-                kind not in self._stock
-                or kind.forward is not self._stock[kind]
-                or "forward" in own
-                or own["_forward_hooks"]
-                or own["_forward_pre_hooks"]
-                or own.get("_compiled_call_impl")
-            ):
-                return False
-        return True
 
     @torch.inference_mode()
     def agrees(self) -> bool:
@@ -176,26 +170,46 @@ class DirectForward:
         cos, sin = base.rotary_emb(hidden, position_ids=position_ids)
         turn = turning_for(cos, sin, past_key_values, ragged)
         products = apart if alike else together
-        loops = not alike and loops_are_faster(base.layers[0].self_attn.q_proj)
+        loops = (
+            not alike
+            and team.AVAILABLE
+            and torch.is_inference_mode_enabled()
+            and not torch.is_autocast_enabled("cpu")
+            and loops_are_faster(base.layers[0].self_attn.q_proj)
+        )
+        norm, gated = (_loop_norm, _loop_gated) if loops else (_norm, _gated)
         rows = *input_ids.shape, -1
         for layer in base.layers:
             heads, mlp = layer.self_attn, layer.mlp
             shape = *input_ids.shape, -1, heads.head_dim
-            inner = _norm(layer.input_layernorm, hidden)
+            inner = norm(layer.input_layernorm, hidden)
             states = products(inner, heads.q_proj, heads.k_proj, heads.v_proj)
             query, key, value = turn(heads.layer_idx, *(each.view(shape) for each in states))
             mixed = attention.of_any_rows(
                 heads, query, key, value, attention_mask, heads.scaling, ragged, loops=loops
             )
             hidden = hidden + heads.o_proj(mixed.view(rows))
-            inner = _norm(layer.post_attention_layernorm, hidden)
+            inner = norm(layer.post_attention_layernorm, hidden)
             gate, up = products(inner, mlp.gate_proj, mlp.up_proj)
-            hidden = hidden + mlp.down_proj(mlp.act_fn(gate) * up)
-        hidden = _norm(base.norm, hidden)
+            hidden = hidden + mlp.down_proj(gated(mlp.act_fn, gate, up))
+        hidden = norm(base.norm, hidden)
         if ragged is not None:
             return ragged.laid_out(self.hf_model.lm_head(hidden.index_select(1, ragged.kept)))
         logits: Tensor = self.hf_model.lm_head(hidden[:, -logits_to_keep:])
         return logits
+
+
+def _as_made(module: nn.Module, stock: Mapping[type, Callable[..., Any]]) -> bool:
+    """Whether a module does nothing but its class's forward, and that is one of these."""
+    own, kind = vars(module), type(module)
+    return (
+        kind in stock
+        and kind.forward is stock[kind]
+        and "forward" not in own
+        and not own["_forward_hooks"]
+        and not own["_forward_pre_hooks"]
+        and not own.get("_compiled_call_impl")
+    )
 
 
 def _norm(module: Any, hidden: Tensor) -> Tensor:
@@ -207,6 +221,26 @@ def _norm(module: Any, hidden: Tensor) -> Tensor:
         own: Tensor = module(hidden)
         return own
     return rms_norm(hidden, hidden.shape[-1:], module.weight, module.variance_epsilon)
+
+
+def _loop_norm(module: Any, hidden: Tensor) -> Tensor:
+    """The same by a compiled loop, where it is made for what it is given."""
+    if not host_rows.norm_fits(hidden, module.weight):
+        return _norm(module, hidden)
+    return host_rows.norm(hidden, module.weight, module.variance_epsilon)
+
+
+def _gated(activation: nn.Module, gate: Tensor, up: Tensor) -> Tensor:
+    """What a gate lets through: its activation times what it gates."""
+    gated: Tensor = activation(gate) * up
+    return gated
+
+
+def _loop_gated(activation: nn.Module, gate: Tensor, up: Tensor) -> Tensor:
+    """The same by a compiled loop, where it is made for what it is given."""
+    if _as_made(activation, _SILU) and host_rows.gate_fits(gate, up):
+        return host_rows.gated(gate, up)
+    return _gated(activation, gate, up)
 
 
 def _stock(hf_model: Any) -> dict[type, Callable[..., Any]]:

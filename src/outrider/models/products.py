@@ -177,8 +177,8 @@ def apart(given: Tensor, *layers: nn.Module) -> Sequence[Tensor]:
 
 
 def loops_are_faster(layer: nn.Module) -> bool:
-    """Whether a layer was found to be multiplied faster by compiled loops, on packed weights."""
-    return isinstance(layer, FewRows) and layer.ways.packed > 0
+    """Whether a layer was found to be multiplied faster by loops, and has packed weights."""
+    return isinstance(layer, FewRows) and bool(layer.packed or layer.joined)
 
 
 def _as_usual(given: Tensor) -> bool:

@@ -2,8 +2,9 @@
 
 A product of a few rows with a matrix takes as long as reading the matrix, if a block of its sums is
 kept in registers meanwhile. No compiler makes that of plain loops reliably, and which registers
-there are depends on the processor: here the blocks are written out for each size, as vectors that
-LLVM turns into whatever the processor has. Addresses are integers; nothing is checked.
+there are depends on the processor: here the blocks are written out for each size, of vectors that
+LLVM turns into whatever the processor has. Numbers are float32, addresses are integers, and nothing
+is checked.
 
 numba names what an intrinsic is given by the arguments of the function that writes it.
 """
@@ -14,17 +15,18 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features
 from numba import types
+from numba.core.registry import cpu_target
 
-from ..jit import compiled, emitted
+from ..jit import emitted
 
-_WIDE = bool(get_host_cpu_features().get("avx512f"))
+# What numba compiles for, by which it also tells compiled code apart that it has kept.
+_WIDE = "+avx512f" in str(cpu_target.target_context.codegen().magic_tuple())
 
 LANES = 16 if _WIDE else 8
 """How many numbers a vector has."""
 
-WIDEST = 8
+WIDEST = 128 // LANES
 """The most vectors that a row of a matrix has in `multiply` and `dots`."""
 
 _SUMS = 16 if _WIDE else 12
@@ -39,10 +41,11 @@ _Row = list[Any]
 
 def _together(vectors: int) -> int:
     """How many rows of so many vectors each are summed up at once."""
-    return min(_SUMS // vectors, 8)
+    return min(max(_SUMS // vectors, 1), 8)
 
 
-_TOGETHER = tuple(_together(max(vectors, 1)) for vectors in range(WIDEST + 1))
+TOGETHER = tuple(_together(max(vectors, 1)) for vectors in range(WIDEST + 1))
+"""The same, by the number of vectors."""
 
 
 @emitted
@@ -55,6 +58,18 @@ def longs(context: Any, address: Any) -> Any:
 def floats(context: Any, address: Any) -> Any:
     """A pointer to float32 at an address."""
     return types.CPointer(types.float32)(types.int64), _cast(_FLOAT)
+
+
+@emitted
+def power_of_two(context: Any, exponent: Any) -> Any:
+    """2^n as float32, for an int32 n from -126 to 127."""
+
+    def write(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        kind = ir.IntType(32)
+        bits = builder.shl(builder.add(given[0], kind(127)), kind(23))
+        return builder.bitcast(bits, _FLOAT)
+
+    return types.float32(types.int32), write
 
 
 @emitted
@@ -169,18 +184,19 @@ class _Writer:
         return found
 
 
-def _of_each_size(write: Callable[[_Writer, int, int, _Row], None]) -> Any:
+def _of_each_size(write: Callable[[_Writer, int, int, _Row], None], count: int) -> Any:
     """An intrinsic that is written out for every number of rows and of vectors a row.
 
     Args:
         write: writes it for some: given the writer, both numbers, and what else is given.
+        count: how many integers are given.
     """
 
     def written(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         rows, vectors, *rest = given
-        after = builder.append_basic_block()
+        after, never = builder.append_basic_block(), builder.append_basic_block()
         size = builder.add(builder.mul(vectors, _INT(16)), rows)
-        choice = builder.switch(size, after)
+        choice = builder.switch(size, never)
         for wide in range(1, WIDEST + 1):
             for high in range(1, _together(wide) + 1):
                 case = builder.append_basic_block()
@@ -188,14 +204,16 @@ def _of_each_size(write: Callable[[_Writer, int, int, _Row], None]) -> Any:
                 builder.position_at_end(case)
                 write(_Writer(builder), high, wide, rest)
                 builder.branch(after)
+        builder.position_at_end(never)
+        builder.unreachable()
         builder.position_at_end(after)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 8), written
+    return types.void(*[types.int64] * count), written
 
 
 def _multiplied(writer: _Writer, rows: int, vectors: int, given: _Row) -> None:
-    left, stride, matrix, out, out_stride, depth = given
+    left, stride, matrix, out, out_stride, depth, onto = given
     lefts = writer.rows(left, stride, rows)
     step = _INT(vectors * LANES * _BYTES)
     nothing = ir.Constant(_VECTOR, [0.0] * LANES)
@@ -213,9 +231,12 @@ def _multiplied(writer: _Writer, rows: int, vectors: int, given: _Row) -> None:
         return found
 
     sums = writer.loop(depth, [[nothing] * vectors for _ in range(rows)], body)
+    before = writer.builder.icmp_signed("!=", onto, _INT(0))
     for address, row in zip(writer.rows(out, out_stride, rows), sums, strict=True):
         for place, each in enumerate(row):
-            writer.store(each, address, LANES * place)
+            there = writer.load(_VECTOR, address, LANES * place)
+            first = writer.builder.select(before, there, nothing)
+            writer.store(writer.builder.fadd(first, each), address, LANES * place)
 
 
 def _dotted(writer: _Writer, rows: int, vectors: int, given: _Row) -> None:
@@ -238,7 +259,7 @@ def _dotted(writer: _Writer, rows: int, vectors: int, given: _Row) -> None:
 
 
 @emitted
-def _multiply(
+def multiply(
     context: Any,
     rows: Any,
     vectors: Any,
@@ -248,12 +269,18 @@ def _multiply(
     out: Any,
     out_stride: Any,
     depth: Any,
+    onto: Any,
 ) -> Any:
-    return _of_each_size(_multiplied)
+    """Up to `TOGETHER` rows of X W, added to what is there unless `onto` is 0.
+
+    X is [rows, depth], rows `stride` numbers apart, W [depth, vectors * LANES] without gaps, and
+    the product's rows are `out_stride` apart; sums are made in the order of the depth, at least 1.
+    """
+    return _of_each_size(_multiplied, 9)
 
 
 @emitted
-def _dots(
+def dots(
     context: Any,
     rows: Any,
     vectors: Any,
@@ -264,71 +291,5 @@ def _dots(
     out_stride: Any,
     count: Any,
 ) -> Any:
-    return _of_each_size(_dotted)
-
-
-@compiled
-def multiply(
-    rows: int,
-    vectors: int,
-    left: int,
-    stride: int,
-    matrix: int,
-    out: int,
-    out_stride: int,
-    depth: int,
-) -> None:
-    """X W for X [rows, depth] and W [depth, vectors * LANES] of float32, W without gaps.
-
-    A row's sums are made in the order of its numbers, whatever other rows there are.
-
-    Args:
-        rows, depth: at least 1.
-        vectors: at most `WIDEST`.
-        left, matrix, out: addresses of X, W and the product.
-        stride, out_stride: how many numbers rows of X and of the product are apart.
-    """
-    together = _TOGETHER[vectors]
-    row = 0
-    for left_over in range((rows + together - 1) // together, 0, -1):
-        count = (rows - row + left_over - 1) // left_over
-        _multiply(
-            count,
-            vectors,
-            left + 4 * row * stride,
-            stride,
-            matrix,
-            out + 4 * row * out_stride,
-            out_stride,
-            depth,
-        )
-        row += count
-
-
-@compiled
-def dots(
-    rows: int,
-    vectors: int,
-    left: int,
-    stride: int,
-    matrix: int,
-    out: int,
-    out_stride: int,
-    count: int,
-) -> None:
-    """X K^T for X [rows, vectors * LANES] and K [count, vectors * LANES]: as in `multiply`."""
-    together = _TOGETHER[vectors]
-    row = 0
-    for left_over in range((rows + together - 1) // together, 0, -1):
-        some = (rows - row + left_over - 1) // left_over
-        _dots(
-            some,
-            vectors,
-            left + 4 * row * stride,
-            stride,
-            matrix,
-            out + 4 * row * out_stride,
-            out_stride,
-            count,
-        )
-        row += some
+    """Up to `TOGETHER` rows of X K^T, for X and K [count, vectors * LANES]: see `multiply`."""
+    return _of_each_size(_dotted, 8)
