@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from math import inf
 from time import perf_counter
 from typing import Any, TypeGuard
@@ -44,8 +45,9 @@ _SLOWER = 0.95
 """As many times as fast it may be for fewer: about as fast, by a clock."""
 
 _PACKED_FASTER = 1.1
-"""How many times as fast products with packed weights have to be for the fewest and the most rows
-that take them, and for none between slower: they take as much memory again."""
+"""How many times as fast products with packed weights have to be for some number of rows: they take
+as much memory again. They are then taken as far as they are about as fast, since what they make of
+a row does not depend on how many there are."""
 
 _REPEATS = 5
 """How often each way is timed, in turn with the other. The least time counts, which other work on
@@ -227,7 +229,7 @@ def faster(groups: Iterable[Sequence[Tensor]], packs: bool = True) -> Ways:
 
     Of a few rows as many take the other way as are no slower in it, from 2 on, so that a slow
     moment at 9 does not cost 2 theirs. Packed weights take those around the number that gains most
-    by them.
+    by them, as far as none is slower.
 
     Args:
         groups: weights of a model's layers, float32 [N, K] on the CPU, of which the first are
@@ -273,20 +275,15 @@ def _with_packed(ways: Ways, groups: list[Sequence[Tensor]]) -> Ways:
     most = max(range(len(_PACKED)), key=gains.__getitem__)
     if gains[most] < _PACKED_FASTER:
         return ways
-    low = _last_gaining(gains, range(most, -1, -1))
-    high = _last_gaining(gains, range(most, len(_PACKED)))
+    low = _last_as_fast(gains, range(most, -1, -1))
+    high = _last_as_fast(gains, range(most, len(_PACKED)))
     last = high == len(_PACKED) - 1
     return replace(ways, packed=_PACKED[low], packed_to=0 if last else _PACKED[high])
 
 
-def _last_gaining(gains: Sequence[float], places: Iterable[int]) -> int:
-    """The last of the places that gains, before one that is slower: of those the first gains."""
-    last = -1
-    for place in places:
-        if gains[place] < _SLOWER:
-            break
-        last = place if gains[place] >= _PACKED_FASTER else last
-    return last
+def _last_as_fast(gains: Sequence[float], places: Iterable[int]) -> int:
+    """The last of the places before one that is slower; the first gains."""
+    return list(takewhile(lambda place: gains[place] >= _SLOWER, places))[-1]
 
 
 @torch.inference_mode()
