@@ -20,6 +20,7 @@ _PARTS = {
     "drafting": ("drafting", 150),
     "attention": ("attention", 30),
     "products": ("products", 30),
+    "loops": ("loops", 60),
     "ragged": ("ragged", 30),
     "verification": ("verification", 100),
     "parameters": ("parameters", 25),

@@ -19,6 +19,7 @@ from outrider.metrics import Tally
         ("drafting", 1, {"k", "rows"}),
         ("attention", 1, set()),
         ("products", 1, {"rows"}),
+        ("loops", 1, {"rows", "packed"}),
         ("ragged", 1, {"rows", "ragged"}),
         ("import", 1, set()),
         ("verification", 1, {"k", "rows"}),
