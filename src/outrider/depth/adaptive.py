@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import ceil, inf, log, log2
+from math import ceil, inf, log
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,14 +29,11 @@ from .looking import Looking
 from .purse import LONGEST, ONE_FIRST, SHARE, Purse, worth_reading
 from .seen import Seen, stepped_of
 from .shown import Shown
-from .standing import DRAFTING, PLAIN, Standing
+from .standing import DRAFTING, Standing, plain_rounds
 from .sureness import Steps, WorthAStep
 
 _MARGIN = 1.02
 """How much better than plain decoding a depth has to look."""
-
-_TOGETHER = 0.02
-"""How much more for each doubling of the rows: those that keep less by chance end last, alone."""
 
 _LENIENT = 0.02
 """How much less is enough where a depth is drafted: tokens refused by chance are no verdict."""
@@ -391,7 +388,7 @@ class AdaptiveDepth:
         behind = prices.backlog * self._seen.behind(states) / seconds[0]
         doubt = _CAUTION * prices.doubt(min(best, ceil(likely)))
         # Rows that join others in steps that are taken anyway do not end apart for that.
-        enough = max(_MARGIN, 1 + doubt) + (0 if deepest else _TOGETHER * log2(len(states)))
+        enough = max(_MARGIN, 1 + doubt) + (0 if deepest else self._ending.apart(states))
         enough -= _LENIENT * self._pays
         self._pays = pays = best > 0 and gain >= enough + behind / _STAY
         if not pays:
@@ -406,7 +403,7 @@ class AdaptiveDepth:
         patience = ceil(self._patience(prices, gain)) if pays else 0
         stands = max(min(DRAFTING, patience - self._since_plain - 1), 0)
         if not pays:
-            stands = 0 if trial else PLAIN
+            stands = 0 if trial else plain_rounds(len(states))
             choice = replace(choice, steps=trial, likely=trial, planned=1.0)
             likely, gain, ending = trial, 1.0, False
         elif not deepest and self._since_plain >= patience:
@@ -417,10 +414,10 @@ class AdaptiveDepth:
         idle = replace(choice, steps=0, planned=1.0)
         read = [True] * len(states)
         if self._costs.known:
-            believed = gain if self._shown.any_kept else 1.0
+            believed = max(gain / enough, 1.0) if pays and self._shown.any_kept else 1.0
             read = worth_reading(states, prices, believed, self._since_draft)
         if trial and not any(read):
-            self._trying, likely, stands = False, 0, PLAIN
+            self._trying, likely, stands = False, 0, plain_rounds(len(states))
         choices = [choice if each else idle for each in read]
         deep, step_pace = float(max(likely, deepest)), pace if ending else 0.0
         covered, backlog = float(np.interp(deep, range(most + 1), widths)), rate * prices.backlog

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import sqrt
+from math import log2, sqrt
 
 import numpy as np
 
@@ -16,6 +16,11 @@ _MEMORY = 0.95
 
 _LEAST = 1.0
 """By how many tokens rows are expected to change places at least."""
+
+
+_APART, _ALONE = 0.02, 0.03
+"""How much more drafting has to gain for each doubling of the rows, since those that keep less by
+chance end last; and where all would end together without, and others wait for the last."""
 
 
 class LastToEnd:
@@ -45,14 +50,23 @@ class LastToEnd:
             choices: of all rows.
             states: of all rows, before the next round.
         """
-        unknown = any(state.stop_ids or state.params.stop or state.grammar for state in states)
-        if len(states) < 2 or self._joined or unknown:
+        if not self._is_waited_for(states):
             return choices
         left = np.array([state.remaining for state in states], dtype=np.float64)
         spread = max(sqrt(self._variance * left.max()), _LEAST)
         likely = np.exp((left - left.max()) / spread)
         each = likely * (len(left) / likely.sum())
         return replace(choices, weights=each, spread=spread)
+
+    def apart(self, states: Sequence[SequenceState]) -> float:
+        """How much more drafting has to gain than for one row."""
+        each = _ALONE if self._is_waited_for(states) else _APART
+        return each * log2(len(states))
+
+    def _is_waited_for(self, states: Sequence[SequenceState]) -> bool:
+        """Whether a batch is over with its last row, and not known to be over before."""
+        unknown = any(state.stop_ids or state.params.stop or state.grammar for state in states)
+        return len(states) > 1 and not self._joined and not unknown
 
     def happened(self, states: Sequence[SequenceState], emitted: Sequence[int]) -> None:
         """Note a round: who took part, which tells whether others took the places of those that

@@ -50,7 +50,8 @@ def worth_reading(
     Args:
         states: the sequences.
         prices: of rounds of all sequences that take part in them, these or more.
-        gain: how many times as fast drafting is expected to be; 1 where that is not known.
+        gain: how many times as fast drafting is expected to be, beside what it has to be to be
+            taken for faster; 1 where that is not known.
         since: how many rounds drafted nothing.
     """
     plain = float(prices.rounds[0])

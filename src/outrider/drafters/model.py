@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from ..protocols import AutoregressiveModel, DraftContext
 from ..records import DraftPlan, DraftProposal, Laws, Prefix
+from .some_rows import opened
 from .tree import draft_tree
 
 
@@ -55,7 +56,7 @@ class ModelDrafter:
         A chain is shorter where `plan.keep_going` ends it.
         """
         depth, lengths = plan.deepest, plan.depth
-        cursor = self.model.open([self._readable(prefix) for prefix in prefixes], depth)
+        cursor = opened(self.model, [self._readable(prefix) for prefix in prefixes], lengths)
         if plan.levels is not None:
             return draft_tree(cursor, plan, ctx, self._aligned)
         logits = cursor.logits

@@ -25,6 +25,7 @@ from ..protocols import AutoregressiveModel, CachedModel, Cursor, DraftContext
 from ..records import DraftPlan, DraftProposal, Laws, Prefix
 from .model import ModelDrafter
 from .respelling import Respeller, Writer
+from .some_rows import opened
 from .spelling import Spelling, counterparts
 
 _FEW = 0.1
@@ -212,7 +213,7 @@ class _TextDrafter:
         What is proposed follows from the prefix alone, so that it is known whatever is drawn.
         """
         depth = plan.deepest
-        cursor = self._model.open(self._prefixes.written(prefixes, depth), depth)
+        cursor = opened(self._model, self._prefixes.written(prefixes, depth), plan.depth)
         drafted = [cursor.logits.argmax(-1)]
         while len(drafted) < depth:
             drafted.append(cursor.step(drafted[-1]).argmax(-1))
