@@ -34,12 +34,12 @@ def weights(last: LastToEnd, states: Sequence[SequenceState]) -> Any:
 
 
 def test_what_is_left_tells_which_row_ends_last() -> None:
-    """A logistic law of distances as wide as the root of what the last one has left."""
+    """A logistic law of distances as wide as half the root of what the last one has left."""
     found = weights(LastToEnd(), [row(0, 64), row(1, 56), row(2, 48), row(3, 64)])
     assert found.sum() == pytest.approx(4)
-    assert found[0] == found[3] == pytest.approx(4 / (2 + np.exp(-1) + np.exp(-2)))
-    assert found[1] == pytest.approx(found[0] * np.exp(-1))
-    assert found[2] == pytest.approx(found[0] * np.exp(-2))
+    assert found[0] == found[3] == pytest.approx(4 / (2 + np.exp(-2) + np.exp(-4)))
+    assert found[1] == pytest.approx(found[0] * np.exp(-2))
+    assert found[2] == pytest.approx(found[0] * np.exp(-4))
     assert weights(LastToEnd(), [row(0, 9), row(1, 9)]).tolist() == [1, 1]
     # Nearer the end they no longer change places.
     late = weights(LastToEnd(), [row(0, 9), row(1, 1)])
@@ -170,7 +170,7 @@ def test_leaps_that_others_do_not_make_count_for_less() -> None:
 
 def test_how_far_rows_change_places_is_what_they_lately_differed_by() -> None:
     last, states = LastToEnd(), [row(0, 64), row(1, 56)]
-    assert last.weighed(NOTHING, states).spread == 8
+    assert last.weighed(NOTHING, states).spread == 4
     for _ in range(100):
         last.happened(states, [1, 1])
     assert last.weighed(NOTHING, states).spread == 1
@@ -178,3 +178,17 @@ def test_how_far_rows_change_places_is_what_they_lately_differed_by() -> None:
         last.happened(states, [1, 5])
     assert last.weighed(NOTHING, states).spread == pytest.approx(16, rel=1e-3)
     assert last.weighed(NOTHING, states[:1]).spread == np.inf
+
+
+def test_more_is_asked_of_batches_that_wait_for_their_last_row() -> None:
+    """With others that join, or ends that nobody knows, rows end apart in any case."""
+    last, rows = LastToEnd(), [row(name, 60) for name in range(16)]
+    assert last.apart(rows[:1]) == 0
+    assert last.apart(rows[:4]) == pytest.approx(0.048)
+    assert last.apart(rows) == pytest.approx(0.192)
+    assert last.apart(rows * 4) == 0.2
+    open_ended = [replace(each, stop_ids=frozenset({2})) for each in rows]
+    assert last.apart(open_ended) == pytest.approx(0.08)
+    last.happened(rows[:2], [1, 1])
+    last.happened(rows[1:3], [1, 1])
+    assert last.apart(rows) == pytest.approx(0.08)

@@ -18,9 +18,16 @@ _LEAST = 1.0
 """By how many tokens rows are expected to change places at least."""
 
 
-_APART, _ALONE = 0.02, 0.03
+_APART = 0.02
 """How much more drafting has to gain for each doubling of the rows, since those that keep less by
-chance end last; and where all would end together without, and others wait for the last."""
+chance end last, alone."""
+
+_ALONE, _MOST_ALONE = 0.012, 0.2
+"""The same where all would end together without drafts and are waited for, for the square of the
+doublings, and the most: what one row gains is nothing until all have, and then they end apart."""
+
+_FIRST = 0.25
+"""The variance of what rows emit in a round that is expected before the first."""
 
 
 class LastToEnd:
@@ -41,7 +48,7 @@ class LastToEnd:
     def __init__(self) -> None:
         self._ids = frozenset[int]()
         self._joined = False
-        self._variance = 1.0
+        self._variance = _FIRST
 
     def weighed(self, choices: Choices, states: Sequence[SequenceState]) -> Choices:
         """What was planned for a batch, with what tokens of each of its rows count.
@@ -60,8 +67,10 @@ class LastToEnd:
 
     def apart(self, states: Sequence[SequenceState]) -> float:
         """How much more drafting has to gain than for one row."""
-        each = _ALONE if self._is_waited_for(states) else _APART
-        return each * log2(len(states))
+        doublings = log2(len(states))
+        if self._is_waited_for(states):
+            return min(_ALONE * doublings**2, _MOST_ALONE)
+        return _APART * doublings
 
     def _is_waited_for(self, states: Sequence[SequenceState]) -> bool:
         """Whether a batch is over with its last row, and not known to be over before."""
