@@ -419,7 +419,8 @@ def test_nan_in_a_draft_is_blamed_on_the_row_that_drafted() -> None:
     target, _ = mock_pair(3, 1)
 
     class Cursor:
-        logits = torch.full((2, 3), torch.nan)
+        def __init__(self, rows: int) -> None:
+            self.logits = torch.full((rows, 3), torch.nan)
 
         def step(self, tokens: torch.Tensor) -> torch.Tensor:
             return self.logits
@@ -428,7 +429,7 @@ def test_nan_in_a_draft_is_blamed_on_the_row_that_drafted() -> None:
         vocab_size = 3
 
         def open(self, prefixes: Any, depth: int) -> Cursor:
-            return Cursor()
+            return Cursor(len(prefixes))
 
     strict = SpeculativeConfig(depth="fixed", strict=True)
     decoder = SpeculativeDecoder(target, ModelDrafter(Draft()), config=strict)  # type: ignore[arg-type]
