@@ -12,6 +12,7 @@ import pytest
 from outrider import SamplingParams
 from outrider.depth import AdaptiveDepth, Levels
 from outrider.depth.choices import Choices
+from outrider.depth.costs import Prices
 from outrider.depth.last_to_end import LastToEnd
 from outrider.depth.looking import Looking
 from outrider.drafters.together import _counted
@@ -192,3 +193,17 @@ def test_more_is_asked_of_batches_that_wait_for_their_last_row() -> None:
     last.happened(rows[:2], [1, 1])
     last.happened(rows[1:3], [1, 1])
     assert last.apart(rows) == pytest.approx(0.08)
+
+
+def test_a_clock_that_stands_still_leaves_a_pause() -> None:
+    """Rounds that take no time say nothing of what looking takes of them."""
+    still = Prices(2, np.zeros(1, dtype=np.int64), np.zeros(1), np.zeros(1))
+    world, rng = World(steady(0.3), step=0.3), np.random.default_rng(0)
+    policy = AdaptiveDepth(Levels(4), looks_up=True)
+    calibrate(policy, world, rng)
+    states = [row(name, 80) for name in range(2)]
+    policy.plan(states)
+    _, record = played(policy, world, states, rng)
+    looking = Looking()
+    looking.count_round(False, record, replace(NOTHING, prices=still), False)
+    assert 4 <= looking._pause <= 32

@@ -16,6 +16,9 @@ _MEMORY = 0.9
 _SHARE = 0.005
 """Where it does not pay, looking takes so much of the time all the same..."""
 
+_LEAST = 1e-9
+"""Seconds of a round at least: a clock may stand still."""
+
 _PAUSES = 4, 32
 """... but one round in so many looks, at the most and at the least; the first before a round's
 time is known."""
@@ -48,7 +51,7 @@ class Looking:
             ragged: whether rows were verified without padding.
         """
         took, gained = planned.prices.drafting[0], 0.0
-        share = float(took / planned.prices.verifying[0]) / _SHARE
+        share = float(took) / max(float(planned.prices.verifying[0]), _LEAST) / _SHARE
         self._pause = min(max(share, _PAUSES[0]), _PAUSES[1])
         if any(record.looked_up):
             prices, steps = planned.prices, max(stepped_of(record))
