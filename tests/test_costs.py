@@ -405,7 +405,7 @@ def test_looking_pauses_where_it_gains_nothing_and_comes_back() -> None:
         looked.append(looking.wanted())
         looking.count(looked[-1], -0.05)
     assert all(looked[:20])
-    assert sum(looked[100:]) == pytest.approx(100 / 4, abs=1)
+    assert sum(looked[100:]) == pytest.approx(100 / 8, abs=1)
     while not looking.wanted():
         looking.count(False)
     looking.count(True, 3.0)

@@ -20,8 +20,10 @@ _LEAST = 1e-9
 """Seconds of a round at least: a clock may stand still."""
 
 _PAUSES = 4, 32
-"""... but one round in so many looks, at the most and at the least; the first before a round's
-time is known."""
+"""... but one round in so many looks, at the most and at the least..."""
+
+_PAUSE = 8.0
+"""... and before a round's time is known."""
 
 
 class Looking:
@@ -33,7 +35,7 @@ class Looking:
     def __init__(self) -> None:
         self._gained = 1.0
         self._since = 0
-        self._pause = float(_PAUSES[0])
+        self._pause = _PAUSE
 
     def wanted(self) -> bool:
         """Whether the next round is to look."""
