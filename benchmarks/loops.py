@@ -31,10 +31,10 @@ def run(rounds: int) -> Report:
     most = max(rows for rows, _ in SIZES)
     pair = outrider.load("demo", device="cpu", dtype="float32", max_sequences=most)
     ways = products.ways_of(pair.target.hf_model)
-    without = deepcopy(pair.target.hf_model)
-    products.remove(without)
-    products.install(without, replace(ways, packed=0, packed_to=0))
-    models = {"loops": pair.target, "without": TransformersModel(without, max_sequences=most)}
+    without = TransformersModel(deepcopy(pair.target.hf_model), max_sequences=most)
+    products.remove(without.hf_model)
+    products.install(without.hf_model, replace(ways, packed=0, packed_to=0))
+    models = {"loops": pair.target, "without": without}
     table = columns(
         "a forward of the demo target, milliseconds",
         *("sequences", "columns each", "by loops", "without", "ratio", "over one column, by loops"),

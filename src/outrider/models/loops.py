@@ -34,6 +34,7 @@ def _multiply_all(
     out: int,
     out_stride: int,
     depth: int,
+    ahead: int,
 ) -> None:
     """X W for X [rows, depth] and W [depth, vectors * LANES], W without gaps.
 
@@ -42,14 +43,16 @@ def _multiply_all(
         vectors: at most `WIDEST`.
         left, matrix, out: addresses of X, W and the product.
         stride, out_stride: how many numbers rows of X and of the product are apart.
+        ahead: from where on as much as W is asked for, which is read next.
     """
     most, row = TOGETHER[vectors], 0
     for parts in range((rows + most - 1) // most, 0, -1):
         some = (rows - row + parts - 1) // parts
         own, into = left + 4 * row * stride, out + 4 * row * out_stride
         for k in range(0, depth, _DEPTH):
-            right, deep = matrix + 4 * k * vectors * LANES, min(_DEPTH, depth - k)
-            multiply(some, vectors, own + 4 * k, stride, right, into, out_stride, deep, k)
+            past, deep = 4 * k * vectors * LANES, min(_DEPTH, depth - k)
+            right, further = matrix + past, ahead + past
+            multiply(some, vectors, own + 4 * k, stride, right, into, out_stride, deep, k, further)
         row += some
 
 
@@ -63,18 +66,22 @@ def _dot_all(
     out: int,
     out_stride: int,
     count: int,
+    ahead: int,
 ) -> None:
     """X K^T for X [rows, vectors * LANES] and K [count, vectors * LANES]: see `_multiply_all`."""
     most, row = TOGETHER[vectors], 0
     for parts in range((rows + most - 1) // most, 0, -1):
         some = (rows - row + parts - 1) // parts
         own, into = left + 4 * row * stride, out + 4 * row * out_stride
-        dots(some, vectors, own, stride, matrix, into, out_stride, count)
+        dots(some, vectors, own, stride, matrix, into, out_stride, count, ahead)
         row += some
 
 
 PANEL = 2 * LANES
 """How many columns of a product a panel of weights has."""
+
+_AHEAD = 8192
+"""How many bytes of panels are asked for before they are read."""
 
 
 @_compiler.callback
@@ -92,7 +99,8 @@ def product(arguments: int) -> None:
     while first < panels:
         for panel in range(first, min(first + some, panels)):
             place = 4 * panel * PANEL
-            _multiply_all(rows, 2, left, depth, weights + place * depth, out + place, width, depth)
+            own, into = weights + place * depth, out + place
+            _multiply_all(rows, 2, left, depth, own, into, width, depth, own + _AHEAD)
         first = claimed(arguments) * some
 
 
@@ -183,6 +191,7 @@ def attention(arguments: int) -> None:
     scores = rest[0] + 4 * claimed(arguments + 8) * room * span
     task = claimed(arguments)
     while task < tasks:
+        following = claimed(arguments)
         row, head = task // heads, task % heads
         bound = carray(longs(bounds + 8 * row), 2)
         first, columns = bound[0], bound[1] - bound[0]
@@ -190,12 +199,15 @@ def attention(arguments: int) -> None:
         seen = _seen(own_mask, mask_column, columns, span)
         keys = key + 4 * (row * key_row + head * key_head)
         values = value + 4 * (row * value_row + head * value_head)
+        # The next head's keys are asked for while values are read, and values while keys are.
+        ahead = key + 4 * (following // heads * key_row + following % heads * key_head)
+        ahead = ahead if following < tasks else keys
         for place in range(head * groups, (head + 1) * groups):
             own = query + 4 * (row * query_row + place * query_head)
             into = out + 4 * (first * width + place * vectors * LANES)
             for start in range(0, columns, room):
                 some, asked = min(room, columns - start), own + 4 * start * query_column
-                _dot_all(some, vectors, asked, query_column, keys, scores, span, seen)
+                _dot_all(some, vectors, asked, query_column, keys, scores, span, seen, values)
                 for column in range(some):
                     _softmax(
                         carray(floats(scores + 4 * column * span), seen),
@@ -203,8 +215,8 @@ def attention(arguments: int) -> None:
                         scale,
                     )
                 found = into + 4 * start * width
-                _multiply_all(some, vectors, scores, span, values, found, width, seen)
-        task = claimed(arguments)
+                _multiply_all(some, vectors, scores, span, values, found, width, seen, ahead)
+        task = following
 
 
 @_compiler.reordered

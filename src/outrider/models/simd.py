@@ -34,6 +34,12 @@ _SUMS = 16 if _WIDE else 12
 
 _BYTES = 4
 
+_LINE = 16
+"""How many numbers come from memory at once: 64 bytes."""
+
+_SECOND_CACHE = 2
+"""Where to, as LLVM counts: the first has what is multiplied now."""
+
 _INT, _FLOAT = ir.IntType(64), ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, LANES)
 _Row = list[Any]
@@ -111,8 +117,22 @@ class _Writer:
         self.builder.store(value, self._at(value.type, address, offset)).align = _BYTES
 
     def _at(self, kind: Any, address: Any, offset: int) -> Any:
-        place = self.builder.add(address, _INT(offset * _BYTES))
-        return self.builder.inttoptr(place, kind.as_pointer())
+        return self.builder.inttoptr(self._offset(address, offset), kind.as_pointer())
+
+    def _offset(self, address: Any, offset: int) -> Any:
+        return self.builder.add(address, _INT(offset * _BYTES))
+
+    def ask(self, address: Any, count: int) -> None:
+        """Ask for so many numbers from an address on, which are not waited for."""
+        kind, place = ir.IntType(32), ir.IntType(8).as_pointer()
+        module, full = self.builder.module, "llvm.prefetch.p0i8"
+        called = module.globals.get(full)
+        if called is None:
+            written = ir.FunctionType(ir.VoidType(), [place, kind, kind, kind])
+            called = ir.Function(module, written, full)
+        for offset in range(0, count, _LINE):
+            where = self.builder.inttoptr(self._offset(address, offset), place)
+            self.builder.call(called, [where, kind(0), kind(_SECOND_CACHE), kind(1)])
 
     def bytes_of(self, count: Any) -> Any:
         """How many bytes so many numbers have."""
@@ -213,14 +233,16 @@ def _of_each_size(write: Callable[[_Writer, int, int, _Row], None], count: int) 
 
 
 def _multiplied(writer: _Writer, rows: int, vectors: int, given: _Row) -> None:
-    left, stride, matrix, out, out_stride, depth, onto = given
+    left, stride, matrix, out, out_stride, depth, onto, ahead = given
     lefts = writer.rows(left, stride, rows)
     step = _INT(vectors * LANES * _BYTES)
     nothing = ir.Constant(_VECTOR, [0.0] * LANES)
 
     def body(turn: Any, sums: list[_Row]) -> list[_Row]:
-        matrix_row = writer.builder.add(matrix, writer.builder.mul(turn, step))
-        right, further = writer.vectors(matrix_row, vectors), writer.bytes_of(turn)
+        past = writer.builder.mul(turn, step)
+        writer.ask(writer.builder.add(ahead, past), vectors * LANES)
+        right = writer.vectors(writer.builder.add(matrix, past), vectors)
+        further = writer.bytes_of(turn)
         found = []
         for address, row in zip(lefts, sums, strict=True):
             place = writer.builder.add(address, further)
@@ -240,13 +262,15 @@ def _multiplied(writer: _Writer, rows: int, vectors: int, given: _Row) -> None:
 
 
 def _dotted(writer: _Writer, rows: int, vectors: int, given: _Row) -> None:
-    left, stride, matrix, out, out_stride, count = given
+    left, stride, matrix, out, out_stride, count, ahead = given
     lefts = [writer.vectors(address, vectors) for address in writer.rows(left, stride, rows)]
     outs = writer.rows(out, out_stride, rows)
     step = _INT(vectors * LANES * _BYTES)
 
     def body(turn: Any, nothing: list[_Row]) -> list[_Row]:
-        right = writer.vectors(writer.builder.add(matrix, writer.builder.mul(turn, step)), vectors)
+        past = writer.builder.mul(turn, step)
+        writer.ask(writer.builder.add(ahead, past), vectors * LANES)
+        right = writer.vectors(writer.builder.add(matrix, past), vectors)
         further = writer.bytes_of(turn)
         for row, address in zip(lefts, outs, strict=True):
             found = writer.builder.fmul(row[0], right[0])
@@ -270,13 +294,16 @@ def multiply(
     out_stride: Any,
     depth: Any,
     onto: Any,
+    ahead: Any,
 ) -> Any:
     """Up to `TOGETHER` rows of X W, added to what is there unless `onto` is 0.
 
     X is [rows, depth], rows `stride` numbers apart, W [depth, vectors * LANES] without gaps, and
     the product's rows are `out_stride` apart; sums are made in the order of the depth, at least 1.
+    As much as W is meanwhile asked for from the address `ahead` on, whatever is there: processors
+    look ahead by themselves, but not beyond a page, and not far enough while sums are made.
     """
-    return _of_each_size(_multiplied, 9)
+    return _of_each_size(_multiplied, 10)
 
 
 @emitted
@@ -290,6 +317,7 @@ def dots(
     out: Any,
     out_stride: Any,
     count: Any,
+    ahead: Any,
 ) -> Any:
     """Up to `TOGETHER` rows of X K^T, for X and K [count, vectors * LANES]: see `multiply`."""
-    return _of_each_size(_dotted, 8)
+    return _of_each_size(_dotted, 9)
