@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from outrider import SamplingParams
 from outrider.acceptance import NOTHING_KNOWN, Acceptance
 from outrider.depth import AdaptiveDepth, Levels, lines
-from outrider.depth.costs import Costs, Prices, Round
+from outrider.depth.costs import Costs, Prices
 from outrider.depth.lines import Curve, Line
 from outrider.depth.looking import Looking
 from outrider.depth.purse import ONE_FIRST, SHARE, Purse, worth_reading
+from outrider.depth.round import Round
 from outrider.models.transformers import _cheapest
 from outrider.records import DraftPlan, Prefix, SequenceState
 

@@ -14,8 +14,9 @@ from outrider.acceptance import Acceptance, expected_tokens
 from outrider.calibration import DEPTHS
 from outrider.certify import exact_law
 from outrider.depth import AdaptiveDepth, FixedDepth, Levels
-from outrider.depth.costs import Costs, Round
+from outrider.depth.costs import Costs
 from outrider.depth.lines import Line
+from outrider.depth.round import Round
 from outrider.depth.sureness import WorthAStep
 from outrider.models.tabular import TabularModel
 from outrider.protocols import DepthPolicy

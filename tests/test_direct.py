@@ -112,6 +112,36 @@ def test_logits_are_those_of_the_model_to_the_bit(kind: str) -> None:
             assert torch.equal(mine.values, other.values)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_a_long_text_is_read_without_what_nobody_asks_for(kind: str) -> None:
+    """The last layer's queries, attention and products of columns without logits; in float64."""
+    model = made(kind, torch.float64)
+    ours, theirs = forward_of(model), ModuleForward(model)
+    assert isinstance(ours, DirectForward)
+    widths: list[int] = []
+    last = model.model.layers[-1]
+    last.self_attn.o_proj.register_forward_hook(
+        lambda _m, given, _out: widths.append(given[0].shape[1])
+    )
+    for batch in (1, 3):
+        caches = DynamicCache(), DynamicCache()
+        past = 0
+        for count, keep in ((40, 1), (24, 3), (18, 3)):
+            inputs = asked(batch, count, past, torch.float64)
+            found, expected = (
+                forward(past_key_values=cache, logits_to_keep=keep, **inputs)
+                for forward, cache in zip((ours, theirs), caches, strict=True)
+            )
+            assert widths[-2:] == [keep if count >= keep + 16 else count, count]
+            assert found.shape == (batch, keep, 61)
+            assert torch.allclose(found, expected, rtol=1e-12, atol=1e-13)
+            past += count
+        for mine, other in zip(caches[0].layers, caches[1].layers, strict=True):
+            assert torch.allclose(mine.keys, other.keys, rtol=1e-12, atol=1e-13)
+            assert torch.allclose(mine.values, other.values, rtol=1e-12, atol=1e-13)
+
+
 @torch.inference_mode()
 def test_narrower_dtypes_are_rounded_as_the_model_does() -> None:
     model = made("grouped", torch.bfloat16)

@@ -20,7 +20,10 @@ from outrider.records import Prefix, RoundRecord, SequenceState
 
 from .test_depth import World, calibrate, played, steady
 
-NOTHING = Choices([], None, np.ones(3), 1.0, 0.0, 1.0, 0.0, 0)  # type: ignore[arg-type]
+ALIKE = Prices(4, np.arange(2), np.ones(2), np.zeros(2), single=1.0)
+"""A round takes as long for one row as for four."""
+
+NOTHING = Choices([], ALIKE, np.ones(3), 1.0, 0.0, 1.0, 0.0, 0)
 
 
 def row(name: int, left: int, total: int = 100, **sampling: Any) -> SequenceState:
@@ -46,6 +49,24 @@ def test_what_is_left_tells_which_row_ends_last() -> None:
     late = weights(LastToEnd(), [row(0, 9), row(1, 1)])
     early = weights(LastToEnd(), [row(0, 90), row(1, 82)])
     assert late[1] < early[1] < early[0] < late[0]
+
+
+def test_what_rounds_take_for_each_row_counts_for_all_of_them() -> None:
+    """Of four rows' round three parts in four are its rows', and a fourth waits for the last."""
+    states = [row(0, 64), row(1, 64), row(2, 8), row(3, 8)]
+    last = LastToEnd()
+    alike = last.counts(states, ALIKE)
+    priced = last.counts(states, replace(ALIKE, verifying=np.array([4.0, 5.0]), single=1.75))
+    each = last.counts(states, replace(ALIKE, verifying=np.array([4.0, 5.0]), single=1.0))
+    assert alike.certain == 0
+    assert priced.certain == pytest.approx(0.75)
+    assert np.allclose(priced.weights, 0.75 + 0.25 * alike.weights)
+    assert each.certain == pytest.approx(1)
+    assert np.allclose(each.weights, 1)
+    # More for one row than for all is noise, and so is nothing at all.
+    slow = last.counts(states, replace(ALIKE, single=9.0))
+    assert slow.certain == 0
+    assert last.counts(states, replace(ALIKE, single=0.0)).certain == 1
 
 
 def test_all_tokens_count_alike_where_ends_are_not_known() -> None:
@@ -97,8 +118,9 @@ def test_a_policy_says_so_for_a_batch_that_decides_together() -> None:
     policy.observe(states, record)
     ahead = [states[0], row(1, 40)]
     told = policy.plan(ahead).worth.together.weights
-    assert told[0] > 1.9
-    assert told[1] < 0.1
+    assert told[0] > 1.8
+    assert told[1] < 0.2
+    assert told.sum() == pytest.approx(2)
     mixed = [states[0], row(1, 40, seed=1, temperature=1.0)]
     assert policy.plan(mixed).worth.together.weights is None
     policy.observe([*states, row(2, 80)], replace(record, **_three(record)))
@@ -132,7 +154,7 @@ def test_what_looking_up_gained_counts_as_much(
     verifying = np.array([1.0, 1.3, 1.6, 2.0]) * planned.prices.verifying[0]
     prices = replace(planned.prices, verifying=verifying)
     told = replace(planned, prices=prices, weights=None if counts is None else np.array(counts))
-    told = replace(told, spread=100.0)
+    told = replace(told, spread=100.0, certain=0.0)
     _, record = played(policy, world, states, rng)
     record = replace(record, drafted=(3, 3), depth=(3, 3), emitted=(6, 1), looked_up=(True, True))
     looking = Looking()
@@ -157,15 +179,18 @@ def test_leaps_that_others_do_not_make_count_for_less() -> None:
     """The nearer rows stay together; what all of them gain counts in full, and nothing is lost."""
     chances = np.array([[0.9, 0.9, 0.9, 0.9], [0.0, 0.0, 0.0, 0.0]])
     even = np.ones(2)
-    alone = _counted(chances, even, 4.0)
+    alone = _counted(chances, even, 0.0, 4.0)
     assert alone[0, 0] == 0.9
     assert (np.diff(alone[0]) < 0).all()
     assert alone[0, 1] == pytest.approx(0.9 * np.exp(-0.45 / 4))
-    assert (_counted(chances, even, 1.0)[0, 1:] < alone[0, 1:]).all()
+    assert (_counted(chances, even, 0.0, 1.0)[0, 1:] < alone[0, 1:]).all()
+    half = _counted(chances, even, 0.5, 4.0)
+    assert np.allclose(half, 0.5 * chances + 0.5 * alone)
+    assert np.allclose(_counted(chances, even, 1.0, 4.0), chances)
     together = np.repeat(chances[:1], 2, 0)
-    assert np.allclose(_counted(together, even, 1.0), together)
-    assert np.allclose(_counted(chances, np.array([0.5, 1.5]), np.inf)[0], 0.45)
-    mixed = _counted(np.array([[0.9, 0.5, 0.4], [0.8, 0.8, 0.8]]), even, 0.5)
+    assert np.allclose(_counted(together, even, 0.0, 1.0), together)
+    assert np.allclose(_counted(chances, np.array([0.5, 1.5]), 0.0, np.inf)[0], 0.45)
+    mixed = _counted(np.array([[0.9, 0.5, 0.4], [0.8, 0.8, 0.8]]), even, 0.0, 0.5)
     assert (np.diff(mixed, axis=1) <= 0).all()
 
 
@@ -182,17 +207,21 @@ def test_how_far_rows_change_places_is_what_they_lately_differed_by() -> None:
 
 
 def test_more_is_asked_of_batches_that_wait_for_their_last_row() -> None:
-    """With others that join, or ends that nobody knows, rows end apart in any case."""
+    """With others that join, or ends that nobody knows, rows end apart in any case.
+
+    And nothing where rows that are ahead rest.
+    """
     last, rows = LastToEnd(), [row(name, 60) for name in range(16)]
-    assert last.apart(rows[:1]) == 0
-    assert last.apart(rows[:4]) == pytest.approx(0.048)
-    assert last.apart(rows) == pytest.approx(0.192)
-    assert last.apart(rows * 4) == 0.2
+    assert last.apart(rows[:1], False) == 0
+    assert last.apart(rows[:4], False) == pytest.approx(0.048)
+    assert last.apart(rows, False) == pytest.approx(0.192)
+    assert last.apart(rows * 4, False) == 0.2
     open_ended = [replace(each, stop_ids=frozenset({2})) for each in rows]
-    assert last.apart(open_ended) == pytest.approx(0.08)
+    assert last.apart(open_ended, False) == pytest.approx(0.08)
+    assert last.apart(rows, True) == 0
     last.happened(rows[:2], [1, 1])
     last.happened(rows[1:3], [1, 1])
-    assert last.apart(rows) == pytest.approx(0.08)
+    assert last.apart(rows, False) == pytest.approx(0.08)
 
 
 def test_a_clock_that_stands_still_leaves_a_pause() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from outrider import ModelDrafter, SamplingParams
 from outrider.bench import heat, measure, regime
@@ -12,6 +14,7 @@ from outrider.bench.contending import PLAIN
 from outrider.bench.records import Contender
 from outrider.bench.search import Models, Search
 from outrider.models.transformers import TransformersModel
+from outrider.records import Prefix
 
 from .families import random_model, resembling
 
@@ -81,3 +84,32 @@ def test_contenders_find_read_what_was_read_for_all_of_them(
     raced.run(BATCHES[0])
     assert counted.read[0] >= len(BATCHES[0][0])
     assert counted.tokens - counted.read[0] < len(SHARED) / 4
+
+
+@pytest.mark.parametrize(
+    ("chunk", "forwards"), [(512, [[4, 21]]), (64, [[1, 18], [1, 19], [1, 20]])]
+)
+def test_rows_that_were_not_drafted_for_are_read_on_at_once(
+    chunk: int, forwards: list[list[int]]
+) -> None:
+    """As long as that is a chunk in all; the first texts of a batch are read one by one."""
+    hf_model = random_model("llama")
+    model = TransformersModel(hf_model, max_sequences=4, prefill_chunk=chunk)
+    fresh = TransformersModel(random_model("llama"), max_sequences=4)
+    seen: list[list[int]] = []
+    hook = hf_model.register_forward_pre_hook(
+        lambda _module, _args, given: seen.append(list(given["input_ids"].shape)), with_kwargs=True
+    )
+    rng = np.random.default_rng(0)
+    first = [Prefix(row, rng.integers(1, 60, 24 + row)) for row in range(4)]
+    model.open(first, 1)
+    assert seen[:4] == [[1, 23 + row] for row in range(4)]
+    later = [
+        text.extended(rng.integers(1, 60, 19 + row % 3).tolist()) for row, text in enumerate(first)
+    ]
+    del seen[:]
+    found = model.open(later, 1).logits
+    assert [shape for shape in seen if shape[1] > 1][: len(forwards)] == forwards
+    hook.remove()
+    expected = fresh.open(later, 1).logits
+    assert torch.allclose(found, expected, atol=1e-5)

@@ -221,7 +221,8 @@ class SharedWorth:
             a row of the planned round drafts; None where a forward is as wide for all rows as for
             the widest.
         weights: what a token of each row counts, float64 [B], 1 on average; None if all the same.
-        spread: to a row so many tokens ahead of all, another one counts for 1 / e of that.
+        certain: and so much of it, however far ahead of the others its row is.
+        spread: of the rest, to a row so many tokens ahead of all, another one counts for 1 / e.
     """
 
     planned: NDArray[np.float64]
@@ -230,6 +231,7 @@ class SharedWorth:
     backlog: float = 0.0
     ragged: float | None = None
     weights: NDArray[np.float64] | None = None
+    certain: float = 0.0
     spread: float = inf
 
 

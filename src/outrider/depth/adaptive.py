@@ -16,13 +16,13 @@ from dataclasses import replace
 from math import ceil, inf, log
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..acceptance import expected_tokens
 from ..records import DraftPlan, RoundRecord, SequenceState
 from .alone import own_choice
 from .choices import Choice, Choices, Decision
 from .costs import COST_RATIO, Costs, Prices
+from .drafted import Drafted
 from .last_to_end import LastToEnd
 from .levels import Levels, allowed
 from .looking import Looking
@@ -30,7 +30,7 @@ from .purse import LONGEST, ONE_FIRST, SHARE, Purse, worth_reading
 from .seen import Seen, stepped_of
 from .shown import Shown
 from .standing import DRAFTING, Standing, plain_rounds
-from .sureness import Steps, WorthAStep
+from .sureness import Jointly, Steps, worth_a_step
 
 _MARGIN = 1.02
 """How much better than plain decoding a depth has to look."""
@@ -38,7 +38,7 @@ _MARGIN = 1.02
 _LENIENT = 0.02
 """How much less is enough where a depth is drafted: tokens refused by chance are no verdict."""
 
-_STAY = 32
+_STAY = 128
 """In how many rounds what the drafter has to read before has to be made up for."""
 
 _IDLE = 0.98
@@ -205,54 +205,19 @@ class AdaptiveDepth:
                 for row, state in enumerate(states)
             ]
             pace = together.pace if together else 0.0
-            rule = self._rule(states, paces, shared if pace else [], others, pace, prices)
+            rounds, weights = (together.rounds, together.weights) if together else (None, None)
+            if rounds is None:
+                rounds = prices.rounds[np.arange(len(prices.rounds)).clip(others)]
+            rule = worth_a_step(
+                [self._shown.sureness.chances(state, self._is_local(state)) for state in states],
+                paces,
+                self._cost_ratio,
+                Jointly(shared if pace else [], pace, rounds, weights),
+            )
         if together and len(shared) == len(states):
             self._standing.decide(states, replace(together, rule=rule))
         own = repeats if max(repeats) >= 0 else None
         return Decision(chosen, steps, shared, together, rule, own)
-
-    def _rule(
-        self,
-        states: Sequence[SequenceState],
-        own_paces: Sequence[float | None],
-        shared: list[int],
-        others: int,
-        pace: float,
-        prices: Prices,
-    ) -> WorthAStep | None:
-        """What ends drafts; None if nothing does.
-
-        Args:
-            states: of all rows.
-            own_paces: of each row that ends by itself, None for one that does not. All of them are
-                asked about, so that their entropies are known whoever shares the batch.
-            shared: the rows that end together.
-            others: about how many steps the other rows take.
-            pace: tokens a second that they have to bring.
-            prices: of rounds up to the most steps of any row.
-        """
-        depths = np.arange(len(prices.widths), dtype=np.int64)
-        groups = np.full(len(states), -1, dtype=np.int64)
-        paces, times = list[float](), list[NDArray[np.float64]]()
-        if shared:
-            groups[shared] = 0
-            paces.append(pace)
-            times.append(prices.rounds[depths.clip(others)])
-        for row, own in enumerate(own_paces):
-            if own is not None:
-                groups[row] = len(paces)
-                paces.append(own)
-                times.append(np.asarray(1 + self._cost_ratio * depths))
-        if not paces:
-            return None
-        known = [self._shown.sureness.chances(state, self._is_local(state)) for state in states]
-        return WorthAStep(
-            groups=groups,
-            chances=np.array([one.classes for one in known]),
-            following=np.array([one.overall for one in known]),
-            times=np.array(times),
-            paces=np.array(paces),
-        )
 
     def observe(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
         """Learn from a round.
@@ -320,7 +285,9 @@ class AdaptiveDepth:
             took = record.draft_s + prices.verifying[1]
             emitted = sum(record.emitted[row] for row in free) / len(free)
             plain = self._prices(rows, others).rounds[others]
-            self._purse.spend(took / plain + _CAUTION * prices.doubt(1) - emitted)
+            usual = float(self._costs.prices(rows, [0, width]).drafting[1])
+            read_on = max(record.draft_s - usual, 0.0) / plain
+            self._purse.spend(took / plain + _CAUTION * prices.doubt(1) - emitted, read_on)
 
     def measure(
         self, states: Sequence[SequenceState], record: RoundRecord, reading: bool = True
@@ -365,14 +332,18 @@ class AdaptiveDepth:
         most = self._levels.deepest
         prior = self._shown.chances(most)
         recent = _IDLE**self._since_draft
-        tokens = [0.0] * (most + 1)
-        for state in states:
-            own = expected_tokens(state.acceptance.chances(most, prior, recent))
-            tokens = [total + mine for total, mine in zip(tokens, own, strict=True)]
-        whole = prices.rounds
-        seconds = [float(whole[max(k, deepest)]) for k in range(most + 1)]
-        rates = [made / took for made, took in zip(tokens, seconds, strict=True)]
+        each = np.array(
+            [expected_tokens(state.acceptance.chances(most, prior, recent)) for state in states]
+        )
         tried = self._shown.deepest(most, states)
+        rests = self._ragged and self._costs.known and not deepest
+        counts = self._ending.counts(states, prices) if rests else None
+        drafted = whole = Drafted.all_of(each, prices, deepest)
+        if counts:
+            times = self._costs.of_some(prices.rows, most)
+            drafted = Drafted.some_of(each, counts, whole.seconds[0], times, tried)
+        tokens, seconds = drafted.tokens, drafted.seconds
+        rates = [made / took for made, took in zip(tokens, seconds, strict=True)]
         best = max(range(tried + 1), key=rates.__getitem__)
         pace, ending = rates[best], self._ends_early and best > 0 and tried == most
         likely, usual = float(best), seconds[best]
@@ -385,21 +356,24 @@ class AdaptiveDepth:
             pace, best = max(rates[1], made / usual), min(most, 2 * known + 1)
         gain = pace / rates[0]
         rate, trial = pace, 0
-        behind = prices.backlog * self._seen.behind(states) / seconds[0]
+        drafting = [state for state, own in zip(states, drafted.rows, strict=True) if own]
+        behind = prices.reading_on(*self._seen.behind(drafting)) / seconds[0]
         doubt = _CAUTION * prices.doubt(min(best, ceil(likely)))
         # Rows that join others in steps that are taken anyway do not end apart for that.
-        enough = max(_MARGIN, 1 + doubt) + (0 if deepest else self._ending.apart(states))
+        apart = 0 if deepest else self._ending.apart(states, counts is not None)
+        enough = max(_MARGIN, 1 + doubt) + apart
         enough -= _LENIENT * self._pays
         self._pays = pays = best > 0 and gain >= enough + behind / _STAY
         if not pays:
-            dearer = behind + _CAUTION * prices.doubt(min(1, most))
-            rate, trial = rates[0], self._trial(tokens, seconds, dearer, enough)
-            self._trying = bool(trial)
+            dearer = prices.reading_on(*self._seen.behind(states)) / seconds[0]
+            dearer += _CAUTION * prices.doubt(min(1, most))
+            rate, trial = rates[0], self._trial(whole.tokens, whole.seconds, dearer, enough)
+            self._trying, drafted, counts = bool(trial), whole, None
         widths = rate * prices.looked_up[: most + 1]
-        each, bare = rate / len(states), widths[0] / len(states)
+        own, bare = rate / len(states), widths[0] / len(states)
         more = max(widths[-1] - widths[0], 0.0)
         token = more / max(int(prices.widths[most]), 1) / len(states)
-        choice = Choice(best, bare, token, best, planned=each * usual)
+        choice = Choice(best, bare, token, best, planned=own * usual)
         patience = ceil(self._patience(prices, gain)) if pays else 0
         stands = max(min(DRAFTING, patience - self._since_plain - 1), 0)
         if not pays:
@@ -418,10 +392,22 @@ class AdaptiveDepth:
             read = worth_reading(states, prices, believed, self._since_draft)
         if trial and not any(read):
             self._trying, likely, stands = False, 0, plain_rounds(len(states))
-        choices = [choice if each else idle for each in read]
+        choices = [choice if all(both) else idle for both in zip(read, drafted.rows, strict=True)]
         deep, step_pace = float(max(likely, deepest)), pace if ending else 0.0
         covered, backlog = float(np.interp(deep, range(most + 1), widths)), rate * prices.backlog
-        return Choices(choices, prices, widths, covered, backlog, rate, step_pace, stands, deep)
+        return Choices(
+            choices,
+            prices,
+            widths,
+            covered,
+            backlog,
+            rate,
+            step_pace,
+            stands,
+            deep * sum(drafted.rows) / len(states),
+            rounds=None if counts is None else np.array(drafted.seconds),
+            weights=None if counts is None else counts.weights,
+        )
 
     def _patience(self, prices: Prices, gain: float) -> float:
         """After how many rounds a plain one is put in."""
@@ -438,7 +424,8 @@ class AdaptiveDepth:
         kept = ((k + 1) * seconds[0] / took for k, took in enumerate(seconds) if k)
         if self._costs.puzzled or not (forgotten or any(gain > enough for gain in kept)):
             return 0
-        return int(self._purse.affords(dearer + seconds[1] / seconds[0] - tokens[1] / tokens[0]))
+        loss = seconds[1] / seconds[0] - tokens[1] / tokens[0]
+        return int(self._purse.affords(dearer + loss, loss))
 
     def _prices(self, rows: int, depth: int) -> Prices:
         """Of rounds up to a depth: measured, or where none was, in plain ones."""

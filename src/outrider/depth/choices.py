@@ -50,7 +50,9 @@ class Choices:
         stands: for how many more rounds it is as good; 0 for an exception.
         likely: about how many tokens are drafted for a row.
         rule: what ends drafts of these rows alone, if anything does.
-        weights, spread: see `SharedWorth`.
+        rounds: seconds of a round at each depth, if as many rows draft as planned; None for those
+            of `prices`.
+        weights, certain, spread: see `SharedWorth`.
     """
 
     rows: list[Choice]
@@ -63,7 +65,9 @@ class Choices:
     stands: int
     likely: float = 0.0
     rule: WorthAStep | None = None
+    rounds: NDArray[np.float64] | None = None
     weights: NDArray[np.float64] | None = None
+    certain: float = 0.0
     spread: float = inf
 
 
@@ -110,6 +114,7 @@ class Decision:
                 # With others in the batch, what the rows' own tokens take is not told by `widths`.
                 self.together.likely if ragged and len(self.shared) == len(self.rows) else None,
                 self.together.weights,
+                self.together.certain,
                 self.together.spread,
             )
         return Worth(

@@ -12,28 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..records import RoundRecord
+from .drafting import FEW, MUCH_FASTER, RECENT, Drafting
 from .lines import Curve, Line
 from .pace import Pace
+from .round import Round
 
 COST_RATIO = 0.125
 """A draft step beside a plain forward of the target, where nothing is configured or measured."""
 
-_FEW = 3
-"""From so many on, measurements stand for themselves: one of them may have been slow."""
-
 _KNOWN = 5
 """Of how many rounds of a size is known what they usually take: enough for the first two, which may
 have been compared with what went before, not to count."""
-
-_RECENT = 12
-"""How many readings are looked at."""
-
-_STEPS_ALIKE = 0.5
-"""What each step of a draft is thought to take at least, beside the mean: they are mostly forwards
-of one model."""
-
-READ = 2
-"""Tokens that a drafter reads in a row before it drafts, at most: where all of a draft was kept."""
 
 _NOISY = 31
 """From how many rounds it is told how much their times vary."""
@@ -48,9 +37,9 @@ _GUESS = 0.2
 """By how much the logarithm of a round's time is off, as a first guess, which counts for as many
 rounds: a machine that stands still once while a model is loaded is not that noisy."""
 
-_MUCH_FASTER, _FASTER = 0.4, 0.6
-"""What a round takes at most of what those of its size did, or of sizes near it, to tell of other
-work that the machine had when they were measured; and the next round, if it had when all were."""
+_FASTER = 0.6
+"""What a round takes at most of what those of its size did, after one that was `MUCH_FASTER`, to
+tell of other work that the machine had when all were measured."""
 
 _NEAR = 1.0
 """As many times at a size, or more of them further off, tell what it takes well enough for that."""
@@ -64,50 +53,6 @@ _LEAST = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """What a round did, as far as its cost depends on it.
-
-    Attributes:
-        rows: sequences in it.
-        width: tokens drafted for the row with the most.
-        steps: how many steps of a model the deepest draft took.
-        fresh: whether the target read a prompt in it.
-        read: tokens of these prompts, each that several sequences share once.
-        missing: how many tokens the drafter had to read before its first step, of all rows.
-        behind: how many rows missed more than a draft leaves.
-        looked: whether tokens were looked up.
-        caught_up: tokens of the sequences that it read for the first time.
-        draft_s, target_s, other_s: seconds of its parts.
-        spared: by how many tokens fewer than the widest row has the others have, in all, if the
-            target is not given what would pad them.
-    """
-
-    rows: int
-    width: int
-    steps: int
-    fresh: bool
-    read: int
-    missing: int
-    behind: int
-    looked: bool
-    caught_up: int
-    draft_s: float
-    target_s: float
-    other_s: float
-    spared: int = 0
-
-    @property
-    def tokens(self) -> int:
-        """What the target is given, of all rows."""
-        return self.rows * (self.width + 1) - self.spared
-
-    @property
-    def verifying_s(self) -> float:
-        """All but its drafting."""
-        return self.target_s + self.other_s
-
-
-@dataclass(frozen=True, slots=True)
 class Prices:
     """Seconds of the rounds that may be planned, for so many rows; or multiples of a plain one.
 
@@ -116,6 +61,7 @@ class Prices:
         widths: tokens drafted for the row with the most at depths 0, 1, ..., N, int64 [N + 1].
         verifying: of rounds of each depth but for their drafting, float64 [N + 1].
         drafting: of drafts of each depth, float64 [N + 1]; at 0 of looking tokens up.
+        single: of a plain round of one row.
         proposing: of looking tokens up and proposing some.
         backlog: of the drafter's reading on in a row for which it has not drafted for a while.
         step: of a step of the drafter for one row, the least that a reading takes.
@@ -129,6 +75,7 @@ class Prices:
     widths: NDArray[np.int64]
     verifying: NDArray[np.float64]
     drafting: NDArray[np.float64]
+    single: float = 0.0
     proposing: float = 0.0
     backlog: float = 0.0
     step: float = 0.0
@@ -148,7 +95,7 @@ class Prices:
         """
         width = np.mean(record.drafted) if ragged else max(record.drafted)
         depth = min(int(np.searchsorted(self.widths, width)), len(self.widths) - 1)
-        return record.total_s - record.draft_s < _MUCH_FASTER * float(self.verifying[depth])
+        return record.total_s - record.draft_s < MUCH_FASTER * float(self.verifying[depth])
 
     @property
     def rounds(self) -> NDArray[np.float64]:
@@ -175,76 +122,16 @@ class Prices:
             widths=self.widths,
             verifying=1 + (verifying - verifying[0]) / max(float(verifying[0]), _LEAST),
             drafting=cost_ratio * np.arange(float(len(verifying))),
+            single=self.single / max(float(verifying[0]), _LEAST),
         )
+
+    def reading_on(self, rows: int, tokens: int) -> float:
+        """Of the drafter's reading of so many tokens, in rows for which it has not drafted."""
+        return max(rows * self.backlog, tokens * self.token)
 
     def reading(self, tokens: int) -> float:
         """Of the drafter's reading of a prompt."""
         return max(self.step, tokens * self.token)
-
-
-class Drafting:
-    """Seconds of a draft: for each number of rows a line in its steps.
-
-    Where hardly any was made for so many, what those for the nearest number took counts too. What
-    a drafter reads beyond its last drafts, in rows that took looked-up tokens, is counted apart.
-    """
-
-    def __init__(self) -> None:
-        self._lines: dict[int, Line] = {}
-        self._counts: dict[int, int] = {}
-        self._backlogs = deque[float](maxlen=_RECENT)
-
-    @property
-    def known(self) -> bool:
-        """Whether a draft was measured."""
-        return bool(self._lines)
-
-    def add(self, seen: Round, seconds: float, now: int) -> None:
-        """Count the draft of a round, which took so many seconds at the usual pace."""
-        rows = seen.rows
-        count = self._counts.get(rows, 0)
-        if seen.behind and count >= _FEW:
-            usual = float(self.at(rows, np.array([float(seen.steps)]))[0])
-            self._backlogs.append(max(seconds - usual, 0.0) / seen.behind)
-            # With a backlog it takes longer, unless what is remembered is over.
-            if seconds >= usual:
-                return
-        elif seen.behind:
-            # As if all of it took as long a token, until there is something to compare with.
-            seconds *= min(READ * rows / seen.missing, 1.0)
-        self._lines.setdefault(rows, Line(_STEPS_ALIKE)).add(seen.steps, seconds, now)
-        self._counts[rows] = count + 1
-
-    def at(self, rows: int, steps: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Seconds of drafts of so many steps in a row, float64 [n]; 0 where none was measured."""
-        count = self._counts.get(rows, 0)
-        others = [other for other in self._lines if other != rows and count < _FEW]
-        total = np.zeros(len(steps))
-        if count:
-            total += count * self._lines[rows].at(steps)
-        if others:
-            total += self._lines[min(others, key=lambda other: abs(log(other / rows)))].at(steps)
-        return np.asarray(total / max(count + bool(others), 1))
-
-    def cap(self, seen: Round, seconds: float) -> None:
-        """The draft of a round took so many: others of as many rows no longer, beside their steps.
-
-        Unless it is about what was known.
-        """
-        line = self._lines.get(seen.rows)
-        if line and seconds < _MUCH_FASTER * float(line.at(np.array([float(seen.steps)]))[0]):
-            line.cap(seen.steps, seconds)
-
-    def scale(self, factor: float) -> None:
-        """Go on as if all had taken so many times as long."""
-        for line in self._lines.values():
-            line.scale(factor)
-        self._backlogs = deque([each * factor for each in self._backlogs], maxlen=_RECENT)
-
-    @property
-    def backlog(self) -> float:
-        """Seconds that reading on takes in a row, when little was read so far."""
-        return median_low(self._backlogs) if len(self._backlogs) >= _FEW else 0.0
 
 
 class Costs:
@@ -265,8 +152,8 @@ class Costs:
         self._drafting = Drafting()
         self._looking, self._proposing = Line(), Line()
         self._proposed, self._proposed_at = 0, 0
-        self._prompts = deque[float](maxlen=_RECENT)
-        self._readings = deque[float](maxlen=_RECENT)
+        self._prompts = deque[float](maxlen=RECENT)
+        self._readings = deque[float](maxlen=RECENT)
         self._plain = 0
 
     @property
@@ -298,7 +185,7 @@ class Costs:
         """
         self._rounds += 1
         ratio = self._beside_usual(seen)
-        if not self._held and ratio < _MUCH_FASTER:
+        if not self._held and ratio < MUCH_FASTER:
             self._held.append((seen, reading))
             return
         for held, as_well in self._held:
@@ -328,7 +215,7 @@ class Costs:
         if seen.fresh or seen.verifying_s <= 0:
             return 1.0
         usual = self._verifying.usual(drafted, seen.tokens)
-        if self._verifying.count(drafted, seen.tokens) < _FEW:
+        if self._verifying.count(drafted, seen.tokens) < FEW:
             told, near = self._verifying.told(
                 np.array([drafted]), np.array([float(seen.tokens)]), self._spread
             )
@@ -348,7 +235,7 @@ class Costs:
         if seen.read and reading:
             self._prompts.append(seen.target_s / scale / seen.read)
         if seen.caught_up and reading and self._drafting.known:
-            usual = float(self._drafting.at(seen.rows, np.array([float(seen.steps)]))[0])
+            usual = float(self._drafting.at(seen.drafting, np.array([float(seen.steps)]))[0])
             self._readings.append(max(draft_s - usual, 0.0) / seen.caught_up)
         if not seen.fresh:
             self._verifying.add(seen.width > 0, tokens, took / scale, now)
@@ -366,8 +253,8 @@ class Costs:
         self._pace = Pace()
         for part in (self._verifying, self._drafting, self._looking, self._proposing):
             part.scale(factor)
-        self._prompts = deque([each * factor for each in self._prompts], maxlen=_RECENT)
-        self._readings = deque([each * factor for each in self._readings], maxlen=_RECENT)
+        self._prompts = deque([each * factor for each in self._prompts], maxlen=RECENT)
+        self._readings = deque([each * factor for each in self._readings], maxlen=RECENT)
 
     def prices(self, rows: int, widths: Sequence[int]) -> Prices:
         """What rounds of so many rows take.
@@ -395,12 +282,13 @@ class Costs:
         each = share * (median_low(self._prompts) if self._prompts else more)
         if self._readings:
             own = median_low(self._readings)
-            each = own if len(self._readings) >= _FEW else min(own, each)
+            each = own if len(self._readings) >= FEW else min(own, each)
         return Prices(
             rows=rows,
             widths=wide,
             verifying=scale * np.array(verifying),
             drafting=scale * drafting,
+            single=scale * single,
             proposing=scale * self._proposing_s(rows, float(drafting[0])),
             backlog=scale * self._drafting.backlog,
             step=scale * step,
@@ -408,12 +296,33 @@ class Costs:
             doubts=self._doubts(counts[:-1]) if self.known else None,
         )
 
+    def of_some(self, rows: int, depths: int) -> NDArray[np.float64]:
+        """What rounds take in which some rows draft, and are not padded for.
+
+        Args:
+            rows: sequences in them.
+            depths: N, at least 1.
+
+        Returns:
+            Seconds where 1, 2, ... of them draft 1, 2, ..., N tokens each, float64 [rows, N].
+        """
+        some, each = np.arange(1.0, rows + 1), np.arange(1.0, depths + 1)
+        drafted = some[:, None] * each
+        # A round of a size in between is on a line between its neighbours.
+        asked = np.unique(np.append(np.arange(1, rows + 1), rows * each))
+        told, _ = self._verifying.told(
+            np.ones(len(asked), dtype=np.bool_), rows + asked, self._spread
+        )
+        verifying = np.interp(drafted, asked, told)
+        seconds = verifying + self._drafting.among(some, each)
+        return np.asarray(self._pace.at(self._rounds) * seconds).clip(_LEAST)
+
     def _proposing_s(self, rows: int, vain: float) -> float:
         """Seconds of looking tokens up for use: once a few did, and less sure the longer ago.
 
         Slow moments are not to keep tokens from being proposed, and this from being measured.
         """
-        own = float(self._proposing.at(np.array(float(rows)))) if self._proposed >= _FEW else vain
+        own = float(self._proposing.at(np.array(float(rows)))) if self._proposed >= FEW else vain
         return vain + max(own - vain, 0.0) * _UNPROPOSED ** (self._rounds - self._proposed_at)
 
     def _doubts(self, counts: NDArray[np.float64]) -> NDArray[np.float64]:

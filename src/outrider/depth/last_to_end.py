@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import log2, sqrt
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..records import SequenceState
 from .choices import Choices
+from .costs import Prices
 
 _MEMORY = 0.95
 """What is known of earlier rounds weighs beside the next one: twenty count in all."""
@@ -30,16 +32,31 @@ _FIRST = 0.25
 """The variance of what rows emit in a round that is expected before the first."""
 
 
+_TICK = 1e-9
+"""Seconds of a round at least: a clock may stand still."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a token of each row counts: see `SharedWorth`."""
+
+    weights: NDArray[np.float64]
+    certain: float
+    spread: float
+
+
 class LastToEnd:
     """How much a token of each row brings the end of its batch nearer.
 
     Where others take the places of rows that end, all tokens count alike. Where none do, a batch
-    takes as long as its slowest row: what another row gains is idle time. Which one that is can be
-    told if all go on for a number of tokens that is known. Rows gain or lose on each other by
-    chance, so that each is the last with some probability: about that of a logistic law of their
-    distances, as wide as their walks are long: by as much as what rows emit in a round has differed
-    lately, in as many rounds as are left. A row that leaps ahead is as much less likely to be the
-    last, so that each of its tokens counts for less than the one before.
+    goes on until its last row ends. A token of a row spares that row a round, and with it what
+    rounds take for each of their rows: that counts in any case. A token of the last row spares the
+    rest of a round, too, what it takes however few rows there are. Which row that is can be told if
+    all go on for a number of tokens that is known. Rows gain or lose on each other by chance, so
+    that each is the last with some probability: about that of a logistic law of their distances, as
+    wide as their walks are long: by as much as what rows emit in a round has differed lately, in as
+    many rounds as are left. A row that leaps ahead is as much less likely to be the last, so that
+    each of its tokens counts for less than the one before.
 
     Whether others take their places is told by what happened last: until a first row has ended,
     and for batches that take turns in several threads, nobody seems to.
@@ -57,17 +74,39 @@ class LastToEnd:
             choices: of all rows.
             states: of all rows, before the next round.
         """
-        if not self._is_waited_for(states):
+        found = self.counts(states, choices.prices)
+        if found is None:
             return choices
+        return replace(choices, weights=found.weights, certain=found.certain, spread=found.spread)
+
+    def counts(self, states: Sequence[SequenceState], prices: Prices) -> Counts | None:
+        """What a token of each row counts; None where all count alike.
+
+        Args:
+            states: of all rows, before the next round.
+            prices: of rounds of so many.
+        """
+        if not self._is_waited_for(states):
+            return None
         left = np.array([state.remaining for state in states], dtype=np.float64)
         spread = max(sqrt(self._variance * left.max()), _LEAST)
         likely = np.exp((left - left.max()) / spread)
-        each = likely * (len(left) / likely.sum())
-        return replace(choices, weights=each, spread=spread)
+        # Of a round's time so much is taken for its rows, by each alike.
+        rows, plain = len(states), max(float(prices.verifying[0]), _TICK)
+        certain = min(max((plain - prices.single) / plain * rows / (rows - 1), 0.0), 1.0)
+        each = certain + (1 - certain) * likely * (rows / likely.sum())
+        return Counts(each, certain, spread)
 
-    def apart(self, states: Sequence[SequenceState]) -> float:
-        """How much more drafting has to gain than for one row."""
+    def apart(self, states: Sequence[SequenceState], rests: bool) -> float:
+        """How much more drafting has to gain than for one row.
+
+        Args:
+            states: of all rows.
+            rests: whether rows that are ahead rest, so that all end at about the same time.
+        """
         doublings = log2(len(states))
+        if rests:
+            return 0.0
         if self._is_waited_for(states):
             return min(_ALONE * doublings**2, _MOST_ALONE)
         return _APART * doublings

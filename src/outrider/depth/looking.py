@@ -78,4 +78,6 @@ def _counted(emitted: Sequence[int], planned: Choices) -> float:
         return float(sum(emitted))
     tokens, spread = np.array(emitted, dtype=np.float64), planned.spread
     ahead = (tokens - np.average(tokens, weights=planned.weights)).clip(0)
-    return float(planned.weights @ (tokens - ahead - spread * np.expm1(-ahead / spread)))
+    together = tokens - ahead - spread * np.expm1(-ahead / spread)
+    rest = planned.weights - planned.certain
+    return float(planned.certain * tokens.sum() + rest @ together)

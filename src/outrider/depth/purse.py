@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from ..records import SequenceState
 from .costs import Prices
@@ -86,7 +87,7 @@ class Purse:
         self._share = share
         self._filled = 0.0
         self._since = _APART
-        self._price = 0.0
+        self._price = self._read_on = 0.0
         self._rounds = self._count = 0.0
 
     def ended(self, rounds: int) -> None:
@@ -103,20 +104,35 @@ class Purse:
             rows: how many sequences took part.
         """
         self._since += plain
+        self._read_on *= not plain
         usual = self._rounds / self._count if self._count else LONGEST
         self._filled += _GRANT * sum(min(LONGEST, usual, most) for most in new) / rows
         self._filled = min(self._filled + self._share * rows**-0.5 * plain, self._most)
 
-    def affords(self, price: float) -> bool:
-        """Whether there is enough for a try, which is expected to lose so much."""
-        self._price = price
-        return self._since >= _APART and self._filled >= price
+    def affords(self, price: float, alone: float = inf) -> bool:
+        """Whether there is enough for a try.
 
-    def spend(self, lost: float) -> None:
+        What a drafter has read on before a try says nothing; tries right after it, which have
+        nothing to read, may lose as much again.
+
+        Args:
+            price: what it is expected to lose.
+            alone: the same where nothing has to be read first.
+        """
+        self._price = price
+        more = self._read_on > 0 and alone <= self._read_on
+        return more or (self._since >= _APART and self._filled >= price)
+
+    def spend(self, lost: float, read_on: float = 0.0) -> None:
         """Take what a try lost, but for most of a hiccup: the next try is not to be years off.
 
         What it gained is put in: where drafting might just pay, that is soon known.
+
+        Args:
+            lost: in plain rounds.
+            read_on: how much of it was for what the drafter had to read first.
         """
+        self._read_on = max(self._read_on + read_on - max(lost - read_on, 0.0), 0.0)
         self._since = _APART if lost < 0 else 0
         self._filled = max(self._filled - lost, -2 * max(self._price, READING))
         self._filled = min(self._filled, self._most)

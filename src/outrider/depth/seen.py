@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..records import RoundRecord, SequenceState
-from .costs import READ, Round
+from .drafting import READ
+from .round import Round
 
 _SEQUENCES = 1024
 """Of how many sequences it is remembered how far they were read."""
@@ -22,10 +23,14 @@ class Seen:
         self._ragged = ragged
         self._read: dict[int, int] = {}
 
-    def behind(self, states: Sequence[SequenceState]) -> int:
-        """For how many sequences that its model knows the drafter has not drafted for a while."""
+    def behind(self, states: Sequence[SequenceState]) -> tuple[int, int]:
+        """For how many sequences that its model knows the drafter has not drafted for a while.
+
+        And how many tokens it has to read there.
+        """
         known = [(len(state.prefix), self._read.get(state.prefix.sequence_id)) for state in states]
-        return sum(length - read > READ for length, read in known if read)
+        missing = [length - read for length, read in known if read and length - read > READ]
+        return len(missing), sum(missing)
 
     def round(self, states: Sequence[SequenceState], record: RoundRecord, looked: bool) -> Round:
         """What the round did that came after those told before.
@@ -66,6 +71,7 @@ class Seen:
             target_s=record.target_s,
             other_s=record.total_s - record.draft_s - record.target_s,
             spared=width * len(states) - sum(record.drafted) if self._ragged else 0,
+            stepping=sum(step > 0 for step in stepped) or None,
         )
 
 

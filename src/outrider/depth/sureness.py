@@ -118,3 +118,61 @@ class WorthAStep:
                 more[group] += kept * following
         pays = [brings >= needed[taken] for brings, needed in zip(more, self._needed, strict=True)]
         return np.array([group < 0 or pays[group] for group, _, _ in self._rows], np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class Jointly:
+    """Rows that take their steps together.
+
+    Attributes:
+        rows: which; none if nothing ends their drafts.
+        pace: tokens a second of all of them that a step has to bring.
+        rounds: seconds of a round at each depth, float64 [N + 1].
+        weights: what a token of each of the rows counts; None if all the same.
+    """
+
+    rows: list[int]
+    pace: float
+    rounds: NDArray[np.float64]
+    weights: NDArray[np.float64] | None
+
+
+def worth_a_step(
+    known: Sequence[Chances],
+    own_paces: Sequence[float | None],
+    cost_ratio: float,
+    jointly: Jointly,
+) -> WorthAStep | None:
+    """What ends drafts; None if nothing does.
+
+    Args:
+        known: what each row keeps.
+        own_paces: of each row that ends by itself, None for one that does not. All of them are
+            asked about, so that their entropies are known whoever shares the batch.
+        cost_ratio: a step beside a plain round, for these.
+        jointly: the others.
+    """
+    depths = np.arange(len(jointly.rounds), dtype=np.int64)
+    groups = np.full(len(known), -1, dtype=np.int64)
+    following = np.array([one.overall for one in known])
+    paces, times = list[float](), list[NDArray[np.float64]]()
+    if jointly.rows:
+        groups[jointly.rows] = 0
+        paces.append(jointly.pace)
+        times.append(jointly.rounds)
+        if jointly.weights is not None:
+            following[jointly.rows] *= jointly.weights
+    for row, own in enumerate(own_paces):
+        if own is not None:
+            groups[row] = len(paces)
+            paces.append(own)
+            times.append(np.asarray(1 + cost_ratio * depths))
+    if not paces:
+        return None
+    return WorthAStep(
+        groups=groups,
+        chances=np.array([one.classes for one in known]),
+        following=following,
+        times=np.array(times),
+        paces=np.array(paces),
+    )

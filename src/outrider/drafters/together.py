@@ -68,7 +68,7 @@ def decide(found: Sequence[Candidate], plan: DraftPlan) -> Together:
     needed = margin * worth.planned[rows] - 1
     if worth.weights is not None:
         weights = worth.weights[rows]
-        chances = _counted(chances, weights, worth.spread)
+        chances = _counted(chances, weights, worth.certain, worth.spread)
         needed *= weights
     needed += worth.backlog * steps
     resting = len(rows) - (margin - 1) * worth.widths[0] - worth.backlog * steps.sum()
@@ -88,7 +88,7 @@ def decide(found: Sequence[Candidate], plan: DraftPlan) -> Together:
 
 
 def _counted(
-    chances: NDArray[np.float64], weights: NDArray[np.float64], spread: float
+    chances: NDArray[np.float64], weights: NDArray[np.float64], certain: float, spread: float
 ) -> NDArray[np.float64]:
     """What tokens that are kept bring the end of a batch nearer by: see `SharedWorth.weights`.
 
@@ -97,12 +97,13 @@ def _counted(
     Args:
         chances: how likely each row's tokens are to be kept, float64 [rows, widest].
         weights: of each row, [rows].
-        spread: see `SharedWorth`.
+        certain, spread: see `SharedWorth`.
     """
     before = chances.cumsum(1) - chances
     ahead = (before - np.average(before, axis=0, weights=weights)).clip(0)
     # No token counts for more than one that it follows.
-    return np.minimum.accumulate(chances * weights[:, None] * np.exp(-ahead / spread), 1)
+    counts = certain + (weights[:, None] - certain) * np.exp(-ahead / spread)
+    return np.minimum.accumulate(chances * counts, 1)
 
 
 def _wide_beside(

@@ -42,6 +42,9 @@ _SILU = {kind: kind.forward for kind in (nn.SiLU, SiLUActivation)}
 _ROUNDING = 8
 """By how many units in the last place of the largest logit those in float32 may be off."""
 
+_UNREAD = 16
+"""From how many columns without logits on it is worth leaving out what nobody reads of them."""
+
 _PROBE = 5
 """How many tokens both ways are compared on."""
 
@@ -178,17 +181,21 @@ class DirectForward:
             and loops_are_faster(base.layers[0].self_attn.q_proj)
         )
         norm, gated = (_loop_norm, _loop_gated) if loops else (_norm, _gated)
-        rows = *input_ids.shape, -1
+        # Of columns without logits the last layer's keys and values are all that is read later.
+        ends = ragged is None and input_ids.shape[1] >= logits_to_keep + _UNREAD
         for layer in base.layers:
             heads, mlp = layer.self_attn, layer.mlp
             shape = *input_ids.shape, -1, heads.head_dim
             inner = norm(layer.input_layernorm, hidden)
             states = products(inner, heads.q_proj, heads.k_proj, heads.v_proj)
             query, key, value = turn(heads.layer_idx, *(each.view(shape) for each in states))
+            if layer is base.layers[-1] and ends:
+                query, hidden = query[:, :, -logits_to_keep:], hidden[:, -logits_to_keep:]
+                attention_mask = attention_mask[:, :, -logits_to_keep:]
             mixed = attention.of_any_rows(
                 heads, query, key, value, attention_mask, heads.scaling, ragged, loops=loops
             )
-            hidden = hidden + heads.o_proj(mixed.view(rows))
+            hidden = hidden + heads.o_proj(mixed.view(*hidden.shape[:-1], -1))
             inner = norm(layer.post_attention_layernorm, hidden)
             gate, up = products(inner, mlp.gate_proj, mlp.up_proj)
             hidden = hidden + mlp.down_proj(gated(mlp.act_fn, gate, up))

@@ -37,7 +37,7 @@ from .views import View, Views, hung_on_chains
 _LOG = logging.getLogger(__name__)
 
 _TOGETHER = 16
-"""In a batch, rows that miss more tokens than this are prefilled by themselves first, and those
+"""In a batch, new rows that miss more tokens than this are prefilled by themselves first, and those
 that miss fewer where that is less to compute."""
 
 _FORWARD = 8
@@ -286,10 +286,13 @@ class TransformersModel:
                     f"sequence {prefix.sequence_id} has {len(prefix)} tokens and {more} drafts "
                     f"in a row; the model's context is {self._max_length}"
                 )
-        most = alone_beyond or (self._chunk if len(prefixes) == 1 else min(_TOGETHER, self._chunk))
-        most = min(most, *(len(prefix) for prefix in prefixes))
+        shortest, together = min(map(len, prefixes)), self._chunk // len(prefixes)
+        few = self._chunk if len(prefixes) == 1 else min(_TOGETHER, self._chunk)
         slots, behind = [], []
         for prefix in prefixes:
+            # What only its own row misses is read by all at once, as long as that is a chunk.
+            most = max(few, together) if prefix.sequence_id in self._table.owner else few
+            most = min(alone_beyond or most, shortest)
             placement = self._table.place(prefix)
             self._cache.collect(placement)
             slots.append(placement.slot)

@@ -1,0 +1,107 @@
+"""What drafts cost, by their rows and steps."""
+
+from __future__ import annotations
+
+from collections import deque
+from math import log
+from statistics import median_low
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .lines import Line
+from .round import Round
+
+FEW = 3
+"""From so many on, measurements stand for themselves: one of them may have been slow."""
+
+RECENT = 12
+"""How many readings are looked at."""
+
+_STEPS_ALIKE = 0.5
+"""What each step of a draft is thought to take at least, beside the mean: they are mostly forwards
+of one model."""
+
+READ = 2
+"""Tokens that a drafter reads in a row before it drafts, at most: where all of a draft was kept."""
+
+MUCH_FASTER = 0.4
+"""What a round takes at most of what those of its size did, or of sizes near it, to tell of other
+work that the machine had when they were measured."""
+
+
+class Drafting:
+    """Seconds of a draft: for each number of rows a line in its steps.
+
+    Where hardly any was made for so many, what those for the nearest number took counts too. What
+    a drafter reads beyond its last drafts, in rows that took looked-up tokens, is counted apart.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[int, Line] = {}
+        self._counts: dict[int, int] = {}
+        self._backlogs = deque[float](maxlen=RECENT)
+
+    @property
+    def known(self) -> bool:
+        """Whether a draft was measured."""
+        return bool(self._lines)
+
+    def add(self, seen: Round, seconds: float, now: int) -> None:
+        """Count the draft of a round, which took so many seconds at the usual pace."""
+        rows = seen.drafting
+        count = self._counts.get(rows, 0)
+        if seen.behind and count >= FEW:
+            usual = float(self.at(rows, np.array([float(seen.steps)]))[0])
+            self._backlogs.append(max(seconds - usual, 0.0) / seen.behind)
+            # With a backlog it takes longer, unless what is remembered is over.
+            if seconds >= usual:
+                return
+        elif seen.behind:
+            # As if all of it took as long a token, until there is something to compare with.
+            seconds *= min(READ * rows / seen.missing, 1.0)
+        self._lines.setdefault(rows, Line(_STEPS_ALIKE)).add(seen.steps, seconds, now)
+        self._counts[rows] = count + 1
+
+    def at(self, rows: int, steps: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Seconds of drafts of so many steps in a row, float64 [n]; 0 where none was measured."""
+        count = self._counts.get(rows, 0)
+        others = [other for other in self._lines if other != rows and count < FEW]
+        total = np.zeros(len(steps))
+        if count:
+            total += count * self._lines[rows].at(steps)
+        if others:
+            total += self._lines[min(others, key=lambda other: abs(log(other / rows)))].at(steps)
+        return np.asarray(total / max(count + bool(others), 1))
+
+    def among(self, rows: NDArray[np.float64], steps: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Seconds of drafts for so many rows [M] of so many steps [n], float64 [M, n].
+
+        On lines between the numbers of rows that were measured, and never less for more.
+        """
+        known = sorted(count for count, times in self._counts.items() if times >= FEW)
+        if not known:
+            return np.stack([self.at(int(count), steps) for count in rows.tolist()])
+        found = [self._lines[count].at(steps) for count in known]
+        told = np.maximum.accumulate(np.array(found), 0)
+        return np.stack([np.interp(rows, known, each) for each in told.T], 1)
+
+    def cap(self, seen: Round, seconds: float) -> None:
+        """The draft of a round took so many: others of as many rows no longer, beside their steps.
+
+        Unless it is about what was known.
+        """
+        line = self._lines.get(seen.drafting)
+        if line and seconds < MUCH_FASTER * float(line.at(np.array([float(seen.steps)]))[0]):
+            line.cap(seen.steps, seconds)
+
+    def scale(self, factor: float) -> None:
+        """Go on as if all had taken so many times as long."""
+        for line in self._lines.values():
+            line.scale(factor)
+        self._backlogs = deque([each * factor for each in self._backlogs], maxlen=RECENT)
+
+    @property
+    def backlog(self) -> float:
+        """Seconds that reading on takes in a row, when little was read so far."""
+        return median_low(self._backlogs) if len(self._backlogs) >= FEW else 0.0

@@ -1,0 +1,204 @@
+"""Which rows of a batch draft: rounds are made up, no clock is read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider import SamplingParams
+from outrider.depth import AdaptiveDepth, Levels
+from outrider.depth.costs import Costs
+from outrider.depth.drafted import Drafted
+from outrider.depth.last_to_end import Counts
+from outrider.depth.purse import Purse
+from outrider.depth.round import Round
+from outrider.records import Prefix, RoundRecord, SequenceState
+
+from .test_depth import World, calibrate, played, steady
+
+WORLD = World(steady(0.6), step=0.05, token=0.05, rest=0.05, noise=0.0)
+
+
+def emits(chance: float, most: int = 3) -> list[float]:
+    """What a row emits at each depth."""
+    return [sum(chance**i for i in range(depth + 1)) for depth in range(most + 1)]
+
+
+def times(rows: int, step: float, token: float, most: int = 3) -> np.ndarray:
+    """Of rounds beside a plain one, where so many rows draft so many tokens."""
+    some, deep = np.arange(1, rows + 1)[:, None], np.arange(1, most + 1)
+    return 1 + step * deep + token * some * deep
+
+
+def test_as_many_rows_draft_as_bring_most_in_the_time() -> None:
+    """Of all numbers of rows and depths, tried one by one."""
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        rows = int(rng.integers(2, 7))
+        each = np.array([emits(chance) for chance in rng.uniform(0, 0.9, rows)])
+        weights = rng.uniform(0.3, 1, rows)
+        weights *= rows / weights.sum()
+        took = times(rows, rng.uniform(0, 0.3), rng.uniform(0, 0.1))
+        found = Drafted.some_of(each, Counts(weights, 0.0, 1.0), 1.0, took, 2)
+        best = 0.0
+        for depth in (1, 2):
+            gains = np.sort(weights * (each[:, depth] - 1))[::-1].cumsum()
+            best = max(best, *((rows + gains) / took[:, depth - 1]))
+        rates = np.array(found.tokens) / found.seconds
+        assert max(rates[1:3]) == pytest.approx(best)
+        assert rates[0] == rows
+        chosen = np.array(found.rows)
+        assert np.allclose(found.tokens, rows + (weights[:, None] * (each - 1))[chosen].sum(0))
+
+
+def test_all_draft_where_all_are_alike_and_none_where_they_rest() -> None:
+    each = np.array([emits(0.6)] * 4)
+    even = Counts(np.ones(4), 0.0, 1.0)
+    assert all(Drafted.some_of(each, even, 1.0, times(4, 0.2, 0.02), 3).rows)
+    last = Counts(np.array([3.7, 0.1, 0.1, 0.1]), 0.0, 1.0)
+    found = Drafted.some_of(each, last, 1.0, times(4, 0.2, 0.02), 3)
+    assert found.rows == [True, False, False, False]
+
+
+def batch(left: list[int]) -> list[SequenceState]:
+    """Sequences with so many tokens left, that all end by their length."""
+    params = SamplingParams(max_tokens=200, ignore_eos=True)
+    return [
+        SequenceState(Prefix(name, range(9 + 200 - own)), 9, params, frozenset(), name, depths=(0,))
+        for name, own in enumerate(left)
+    ]
+
+
+@pytest.mark.parametrize(("ragged", "left"), [(True, True), (True, False), (False, True)])
+def test_rows_that_are_ahead_rest(ragged: bool, left: bool) -> None:
+    """Where a batch waits for its last row, and a row that drafts nothing is not padded for."""
+    rng = np.random.default_rng(0)
+    policy = AdaptiveDepth(Levels(4), ragged=ragged)
+    calibrate(policy, WORLD, rng)
+    states = batch([150] * 4)
+    for _ in range(40):
+        states, record = played(policy, WORLD, states, rng)
+        policy.observe(states, record)
+    ahead = batch([100, 10, 10, 10])
+    if not left:
+        ahead = [replace(state, stop_ids=frozenset({1})) for state in ahead]
+    known = [
+        replace(new, acceptance=old.acceptance) for new, old in zip(ahead, states, strict=True)
+    ]
+    depths = policy.plan(known).depth.tolist()
+    assert depths[0] > 0
+    assert (max(depths[1:]) == 0) == (ragged and left)
+
+
+def turn(
+    policy: AdaptiveDepth, states: list[SequenceState], kept: dict[int, float], rng: Any
+) -> tuple[list[SequenceState], RoundRecord]:
+    """A round of rows that each keep tokens at a rate of their own, verified without padding."""
+    depths = policy.plan(states).depth.tolist()
+    accepted, after = [], []
+    for state, depth in zip(states, depths, strict=True):
+        refused = rng.random(depth) >= kept[state.prefix.sequence_id]
+        accepted.append(int(np.append(refused, True).argmax()))
+        known = state.acceptance.after(depth, accepted[-1])
+        over = "length" if accepted[-1] + 1 >= state.remaining else None
+        after.append(state.advanced([0] * (accepted[-1] + 1), depth, over, known, ()))
+    rows, drafting = len(states), sum(depth > 0 for depth in depths)
+    draft_s = max(depths) * (0.05 + 0.01 * drafting)
+    target_s = 0.3 + 0.05 * rows + 0.02 * sum(depths)
+    record = RoundRecord(
+        sequence_ids=tuple(state.prefix.sequence_id for state in states),
+        drafted=tuple(depths),
+        depth=tuple(depths),
+        accepted=tuple(accepted),
+        emitted=tuple(count + 1 for count in accepted),
+        bonus=tuple(count == depth for count, depth in zip(accepted, depths, strict=True)),
+        ceiling=(None,) * rows,
+        first_ceiling=(None,) * rows,
+        draft_failed=False,
+        looked_up=(False,) * rows,
+        ended=(False,) * rows,
+        entropies=((),) * rows,
+        draft_s=draft_s,
+        target_s=target_s,
+        total_s=draft_s + target_s,
+    )
+    return after, record
+
+
+def closed_batch(ends_known: bool, seed: int) -> tuple[float, int]:
+    """Seconds of a batch of rows that keep unlike, and in how many rounds some drafted, not all.
+
+    Where nobody knows when rows end, none rests.
+    """
+    rng = np.random.default_rng(seed)
+    policy = AdaptiveDepth(Levels(4), ragged=True)
+    alone = batch([150])
+    for depth in (0, 1, 2) * 6:
+        asked = replace(alone[0], params=replace(alone[0].params, depths=(0, *[depth] * 99)))
+        alone, record = turn(policy, [asked], {0: 0.0}, rng)
+        policy.measure(alone, record)
+    live, kept = batch([180] * 8), {name: 0.49 + 0.02 * name for name in range(8)}
+    if not ends_known:
+        live = [replace(state, stop_ids=frozenset({1})) for state in live]
+    seconds, parted = 0.0, 0
+    while live:
+        live, record = turn(policy, live, kept, rng)
+        policy.observe(live, record)
+        seconds += record.total_s
+        parted += 0 < sum(depth > 0 for depth in record.depth) < len(live)
+        live = [state for state in live if state.finish_reason is None]
+    return seconds, parted
+
+
+def test_a_batch_ends_sooner_if_rows_that_are_ahead_rest() -> None:
+    """By a made-up clock; eight batches each."""
+    rested, some = np.mean([closed_batch(True, seed) for seed in range(8)], 0)
+    apart, _ = np.mean([closed_batch(False, seed) for seed in range(8)], 0)
+    assert some > 10
+    assert rested < 0.99 * apart
+
+
+def test_rounds_in_which_some_draft_cost_what_was_measured() -> None:
+    """Between the numbers of rows that were, and more tokens where more rows draft."""
+    costs = Costs()
+    for rows, width, stepping in ((1, 0, 0), (4, 0, 0), (1, 1, 1), (4, 1, 2), (4, 1, 4)) * 9:
+        drafted = width * stepping
+        done = Round(rows, width, width, False, 0, rows, 0, False, 0, 0.0, 0.0, 0.0)
+        costs.add(
+            replace(
+                done,
+                spared=width * rows - drafted,
+                stepping=stepping or None,
+                draft_s=0.1 * bool(width) + 0.05 * stepping,
+                target_s=0.5 + 0.125 * (rows + drafted),
+            )
+        )
+    one, two, three, four = costs.of_some(4, 1)[:, 0].tolist()
+    assert two == pytest.approx(0.2 + 0.5 + 0.125 * 6, rel=0.03)
+    assert four == pytest.approx(0.3 + 0.5 + 0.125 * 8, rel=0.03)
+    assert three == pytest.approx(0.5 * (two + four), rel=0.05)
+    assert one < two < three < four
+
+
+def test_what_was_read_on_for_a_try_is_made_use_of() -> None:
+    """Tries right after it may lose as much again; and none after a plain round."""
+    purse = Purse()
+    for _ in range(600):
+        purse.fill(True, (), 1)
+    assert purse.affords(1.0, 0.25)
+    purse.spend(1.0, 0.75)
+    assert purse.affords(0.25, 0.25), "0.5 is left of what reading took"
+    assert not purse.affords(0.75, 0.75)
+    purse.fill(False, (), 1)
+    purse.spend(0.25)
+    assert purse.affords(0.25, 0.25)
+    purse.fill(False, (), 1)
+    purse.spend(0.25)
+    assert not purse.affords(0.25, 0.25)
+    purse.spend(1.0, 0.75)
+    assert purse.affords(0.25, 0.25)
+    purse.fill(True, (), 1)
+    assert not purse.affords(0.25, 0.25)
