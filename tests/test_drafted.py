@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from outrider import SamplingParams
+from outrider.acceptance import NOTHING_KNOWN
 from outrider.depth import AdaptiveDepth, Levels
-from outrider.depth.costs import Costs
+from outrider.depth.choices import Choices
+from outrider.depth.costs import Costs, Prices
 from outrider.depth.drafted import Drafted
-from outrider.depth.last_to_end import Counts
-from outrider.depth.purse import Purse
+from outrider.depth.purse import Purse, worth_reading
 from outrider.depth.round import Round
 from outrider.records import Prefix, RoundRecord, SequenceState
 
@@ -42,7 +43,7 @@ def test_as_many_rows_draft_as_bring_most_in_the_time() -> None:
         weights = rng.uniform(0.3, 1, rows)
         weights *= rows / weights.sum()
         took = times(rows, rng.uniform(0, 0.3), rng.uniform(0, 0.1))
-        found = Drafted.some_of(each, Counts(weights, 0.0, 1.0), 1.0, took, 2)
+        found = Drafted.some_of(each, weights, 1.0, took, 2)
         best = 0.0
         for depth in (1, 2):
             gains = np.sort(weights * (each[:, depth] - 1))[::-1].cumsum()
@@ -56,9 +57,9 @@ def test_as_many_rows_draft_as_bring_most_in_the_time() -> None:
 
 def test_all_draft_where_all_are_alike_and_none_where_they_rest() -> None:
     each = np.array([emits(0.6)] * 4)
-    even = Counts(np.ones(4), 0.0, 1.0)
+    even = np.ones(4)
     assert all(Drafted.some_of(each, even, 1.0, times(4, 0.2, 0.02), 3).rows)
-    last = Counts(np.array([3.7, 0.1, 0.1, 0.1]), 0.0, 1.0)
+    last = np.array([3.7, 0.1, 0.1, 0.1])
     found = Drafted.some_of(each, last, 1.0, times(4, 0.2, 0.02), 3)
     assert found.rows == [True, False, False, False]
 
@@ -184,21 +185,83 @@ def test_rounds_in_which_some_draft_cost_what_was_measured() -> None:
 
 
 def test_what_was_read_on_for_a_try_is_made_use_of() -> None:
-    """Tries right after it may lose as much again; and none after a plain round."""
+    """Tries right after it may lose as much again; not where more is to be read, or later."""
     purse = Purse()
     for _ in range(600):
         purse.fill(True, (), 1)
-    assert purse.affords(1.0, 0.25)
+    assert purse.affords(0.25, 0.75)
     purse.spend(1.0, 0.75)
-    assert purse.affords(0.25, 0.25), "0.5 is left of what reading took"
-    assert not purse.affords(0.75, 0.75)
+    assert purse.affords(0.25), "0.5 is left of what reading took"
+    assert not purse.affords(0.75)
+    assert not purse.affords(0.25, 0.01)
     purse.fill(False, (), 1)
     purse.spend(0.25)
-    assert purse.affords(0.25, 0.25)
+    assert purse.affords(0.25)
     purse.fill(False, (), 1)
     purse.spend(0.25)
-    assert not purse.affords(0.25, 0.25)
+    assert not purse.affords(0.25)
     purse.spend(1.0, 0.75)
-    assert purse.affords(0.25, 0.25)
+    assert purse.affords(0.25)
     purse.fill(True, (), 1)
-    assert not purse.affords(0.25, 0.25)
+    assert not purse.affords(0.25)
+    # A hiccup gives no credit.
+    purse.spend(100.0, 0.75)
+    assert not purse.affords(0.01)
+
+
+def test_rows_of_a_mixed_batch_do_not_rest() -> None:
+    """Nor is it told what their tokens count: it is not known when the others end."""
+    rng = np.random.default_rng(0)
+    policy = AdaptiveDepth(Levels(4), ragged=True, looks_up=True)
+    calibrate(policy, WORLD, rng)
+    states = batch([150] * 3)
+    for _ in range(40):
+        states, record = played(policy, WORLD, states, rng)
+        policy.observe(states, record)
+    common = {"max_tokens": 200, "ignore_eos": True}
+    for asked in ({"seed": 1, "temperature": 1.0}, {"depths": (0,) * 200}):
+        params = SamplingParams(**common, **asked)
+        first = replace(states[0], params=params, prefix=Prefix(99, range(100)))
+        plan = policy.plan([first, *states[1:]])
+        assert plan.worth is not None
+        assert plan.worth.together is not None
+        assert plan.worth.together.weights is None
+        assert (plan.model_steps[1:] > 0).all()
+
+
+def test_nothing_is_left_of_what_tokens_counted_once_others_join() -> None:
+    """A decision stands; whether the batch is waited for may change meanwhile."""
+    policy = AdaptiveDepth(Levels(4), ragged=True, looks_up=True)
+    last = policy._ending
+    states = batch([100, 10, 10])
+    prices = Costs().prices(3, range(5))
+    told = Choices([], prices, np.ones(5), 0.0, 0.0, 1.0, 0.0, 5, spread=4.0)
+    weighed = last.weighed(told, states)
+    assert weighed.weights is not None
+    last.happened(states[:2], [1, 1])
+    last.happened(states[1:], [1, 1])
+    weighed = last.weighed(weighed, states)
+    assert weighed.weights is None
+    assert weighed.spread == np.inf
+
+
+def test_drafts_of_no_length_are_planned_as_such() -> None:
+    policy = AdaptiveDepth(Levels(0), ragged=True)
+    rng = np.random.default_rng(0)
+    states = batch([100, 10, 10])
+    asked = [replace(each, params=replace(each.params, depths=(0, 1, 0, 1, 0))) for each in states]
+    for _ in range(4):
+        asked, record = played(policy, WORLD, asked, rng)
+        policy.observe(asked, record)
+    assert policy.calibrated
+    assert policy.plan(states).depth.tolist() == [0, 0, 0]
+
+
+def test_what_a_few_rows_draft_is_read_for_them_alone() -> None:
+    """Those that come first in a batch and rest take nothing of what reading may take."""
+    prices = Prices(4, np.arange(2), np.ones(2), np.zeros(2), step=2.0, token=0.01)
+    new = [replace(state, acceptance=NOTHING_KNOWN) for state in batch([150] * 4)]
+    first = worth_reading(new, prices, 1.0, 0)
+    last = worth_reading(new, prices, 1.0, 0, [False, False, False, True])
+    assert first == [True, False, False, False]
+    assert last == [False, False, False, True]

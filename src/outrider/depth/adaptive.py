@@ -2,8 +2,8 @@
 
 A round at depth k emits E(k) = 1 + a_1 + a_1 a_2 + ... tokens on average, where a_i is the chance
 that the i-th is kept if the one before is, and takes t(k) seconds. Both are estimated from the
-rounds so far, and the k with the largest sum of E over t is drafted: one k for all rows of a batch,
-which wait for each other.
+rounds so far, and the k with the largest sum of E over t is drafted: one k for all rows of a batch
+that draft, which wait for each other. Where a batch waits for its last row, those ahead rest.
 
 Where the drafter can end a draft early, that k is decided anew after every token, by how sure the
 draft has been so far: `WorthAStep`.
@@ -116,6 +116,7 @@ class AdaptiveDepth:
         self._since_draft = 0
         self._since_plain = 0
         self._trying = self._due = False
+        self._unread = 0.0
         self._purse = Purse(ONE_FIRST if one_first else SHARE)
         self._seen = Seen(self._ragged)
         self._planned: dict[int, int] = {}
@@ -285,9 +286,8 @@ class AdaptiveDepth:
             took = record.draft_s + prices.verifying[1]
             emitted = sum(record.emitted[row] for row in free) / len(free)
             plain = self._prices(rows, others).rounds[others]
-            usual = float(self._costs.prices(rows, [0, width]).drafting[1])
-            read_on = max(record.draft_s - usual, 0.0) / plain
-            self._purse.spend(took / plain + _CAUTION * prices.doubt(1) - emitted, read_on)
+            lost = took / plain + _CAUTION * prices.doubt(1) - emitted
+            self._purse.spend(lost, self._unread)
 
     def measure(
         self, states: Sequence[SequenceState], record: RoundRecord, reading: bool = True
@@ -336,12 +336,14 @@ class AdaptiveDepth:
             [expected_tokens(state.acceptance.chances(most, prior, recent)) for state in states]
         )
         tried = self._shown.deepest(most, states)
-        rests = self._ragged and self._costs.known and not deepest
+        # With others in the batch it is not known when all of it ends.
+        alone = prices.rows == len(states) and not deepest
+        rests = self._ragged and self._costs.known and alone and most > 0
         counts = self._ending.counts(states, prices) if rests else None
         drafted = whole = Drafted.all_of(each, prices, deepest)
-        if counts:
+        if counts and counts.weights is not None:
             times = self._costs.of_some(prices.rows, most)
-            drafted = Drafted.some_of(each, counts, whole.seconds[0], times, tried)
+            drafted = Drafted.some_of(each, counts.weights, whole.seconds[0], times, tried)
         tokens, seconds = drafted.tokens, drafted.seconds
         rates = [made / took for made, took in zip(tokens, seconds, strict=True)]
         best = max(range(tried + 1), key=rates.__getitem__)
@@ -365,9 +367,9 @@ class AdaptiveDepth:
         enough -= _LENIENT * self._pays
         self._pays = pays = best > 0 and gain >= enough + behind / _STAY
         if not pays:
-            dearer = prices.reading_on(*self._seen.behind(states)) / seconds[0]
-            dearer += _CAUTION * prices.doubt(min(1, most))
-            rate, trial = rates[0], self._trial(whole.tokens, whole.seconds, dearer, enough)
+            self._unread = prices.reading_on(*self._seen.behind(states)) / seconds[0]
+            doubt = _CAUTION * prices.doubt(min(1, most))
+            rate, trial = rates[0], self._trial(whole.tokens, whole.seconds, doubt, enough)
             self._trying, drafted, counts = bool(trial), whole, None
         widths = rate * prices.looked_up[: most + 1]
         own, bare = rate / len(states), widths[0] / len(states)
@@ -389,10 +391,18 @@ class AdaptiveDepth:
         read = [True] * len(states)
         if self._costs.known:
             believed = max(gain / enough, 1.0) if pays and self._shown.any_kept else 1.0
-            read = worth_reading(states, prices, believed, self._since_draft)
+            since = self._since_draft
+            read = worth_reading(states, prices, believed, since, drafted.rows)
         if trial and not any(read):
             self._trying, likely, stands = False, 0, plain_rounds(len(states))
-        choices = [choice if all(both) else idle for both in zip(read, drafted.rows, strict=True)]
+        choices = [choice if able else idle for able in read]
+        if counts:
+            # They differ more than where all draft, and what they count is seen to elsewhere.
+            steps = np.arange(most + 1)
+            choices = [
+                replace(one, planned=float(np.interp(likely, steps, tokens))) if one.steps else one
+                for one, tokens in zip(choices, each, strict=True)
+            ]
         deep, step_pace = float(max(likely, deepest)), pace if ending else 0.0
         covered, backlog = float(np.interp(deep, range(most + 1), widths)), rate * prices.backlog
         return Choices(
@@ -406,7 +416,7 @@ class AdaptiveDepth:
             stands,
             deep * sum(drafted.rows) / len(states),
             rounds=None if counts is None else np.array(drafted.seconds),
-            weights=None if counts is None else counts.weights,
+            **({} if counts is None else counts.named),
         )
 
     def _patience(self, prices: Prices, gain: float) -> float:
@@ -416,16 +426,14 @@ class AdaptiveDepth:
         rarely = _RARELY * gain if log(gain) > _SURE * prices.doubt() else _SOON
         return min(rarely, max((gain - 1) / _LOOKS, _SOON))
 
-    def _trial(
-        self, tokens: list[float], seconds: list[float], dearer: float, enough: float
-    ) -> int:
+    def _trial(self, tokens: list[float], seconds: list[float], doubt: float, enough: float) -> int:
         """One token where nothing was tried for long enough and something could pay, or none."""
         forgotten = self._since_draft >= LONGEST and self._levels.deepest
         kept = ((k + 1) * seconds[0] / took for k, took in enumerate(seconds) if k)
         if self._costs.puzzled or not (forgotten or any(gain > enough for gain in kept)):
             return 0
-        loss = seconds[1] / seconds[0] - tokens[1] / tokens[0]
-        return int(self._purse.affords(dearer + loss, loss))
+        loss = doubt + seconds[1] / seconds[0] - tokens[1] / tokens[0]
+        return int(self._purse.affords(loss, self._unread))
 
     def _prices(self, rows: int, depth: int) -> Prices:
         """Of rounds up to a depth: measured, or where none was, in plain ones."""

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .costs import Prices
-from .last_to_end import Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class Drafted:
     @staticmethod
     def some_of(
         each: NDArray[np.float64],
-        counts: Counts,
+        weights: NDArray[np.float64],
         plain: float,
         times: NDArray[np.float64],
         tried: int,
@@ -50,12 +49,12 @@ class Drafted:
 
         Args:
             each: see `all_of`.
-            counts: what a token of each row counts.
+            weights: what a token of each row counts, float64 [B].
             plain: seconds of a plain round.
             times: of rounds where 1, 2, ... rows draft 1, 2, ..., N tokens, float64 [M, N], M >= B.
             tried: how deep they draft at most.
         """
-        gains = counts.weights[:, None] * (each - 1)
+        gains = weights[:, None] * (each - 1)
         order = np.argsort(-gains, axis=0, kind="stable")
         totals = len(each) + np.take_along_axis(gains, order, 0).cumsum(0)
         rates = totals[:, 1 : tried + 1] / times[: len(each), :tried]

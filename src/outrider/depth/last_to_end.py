@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import log2, sqrt
+from math import inf, log2, sqrt
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,9 +41,18 @@ _TICK = 1e-9
 class Counts:
     """What a token of each row counts: see `SharedWorth`."""
 
-    weights: NDArray[np.float64]
+    weights: NDArray[np.float64] | None
     certain: float
     spread: float
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The same for what has it among others: see `Choices`."""
+        return {"weights": self.weights, "certain": self.certain, "spread": self.spread}
+
+
+_ALIKE = Counts(None, 0.0, inf)
+"""All tokens count alike."""
 
 
 class LastToEnd:
@@ -74,10 +84,8 @@ class LastToEnd:
             choices: of all rows.
             states: of all rows, before the next round.
         """
-        found = self.counts(states, choices.prices)
-        if found is None:
-            return choices
-        return replace(choices, weights=found.weights, certain=found.certain, spread=found.spread)
+        found = self.counts(states, choices.prices) or _ALIKE
+        return replace(choices, **found.named)
 
     def counts(self, states: Sequence[SequenceState], prices: Prices) -> Counts | None:
         """What a token of each row counts; None where all count alike.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 
 from ..records import SequenceState
 from .costs import Prices
@@ -30,14 +29,19 @@ _GRANT = 0.002
 """How much of a new sequence's plain rounds may go into trying at once."""
 
 _APART = 8
-"""How many plain rounds come after a try that gained nothing: it may have seemed to be free."""
+"""How many plain rounds come after a try that gained nothing, and for which nothing was read on: it
+may have seemed to be free."""
 
 _MEMORY = 0.9
 """What the rounds of a sequence weigh beside those of the next one, to tell how many are usual."""
 
 
 def worth_reading(
-    states: Sequence[SequenceState], prices: Prices, gain: float, since: int
+    states: Sequence[SequenceState],
+    prices: Prices,
+    gain: float,
+    since: int,
+    asked: Sequence[bool] | None = None,
 ) -> list[bool]:
     """Whether each sequence may be drafted for, which a drafter that does not know it has to read.
 
@@ -54,7 +58,9 @@ def worth_reading(
         gain: how many times as fast drafting is expected to be, beside what it has to be to be
             taken for faster; 1 where that is not known.
         since: how many rounds drafted nothing.
+        asked: which of them are to be drafted for, and no other may be; None for all.
     """
+    wanted = [True] * len(states) if asked is None else asked
     plain = float(prices.rounds[0])
     saved = 0.5 * (1 - 1 / gain)
     known = [bool(state.acceptance.reached) for state in states]
@@ -64,15 +70,15 @@ def worth_reading(
         if read
     )
     worth = []
-    for state, read in zip(states, known, strict=True):
+    for state, read, one in zip(states, known, wanted, strict=True):
         took = prices.reading(state.prefix.length) / plain
         guess = max(READING, SHARE * (since + state.remaining))
         if since < LONGEST:
             guess = min(guess, _OF_THE_REST * state.remaining)
         guess *= len(states) / prices.rows
-        new = not read and took < max(guess - spent, saved * state.remaining / prices.rows)
+        new = one and not read and took < max(guess - spent, saved * state.remaining / prices.rows)
         spent += took * new
-        worth.append(read or new)
+        worth.append(one and (read or new))
     return worth
 
 
@@ -109,30 +115,31 @@ class Purse:
         self._filled += _GRANT * sum(min(LONGEST, usual, most) for most in new) / rows
         self._filled = min(self._filled + self._share * rows**-0.5 * plain, self._most)
 
-    def affords(self, price: float, alone: float = inf) -> bool:
+    def affords(self, loss: float, unread: float = 0.0) -> bool:
         """Whether there is enough for a try.
 
-        What a drafter has read on before a try says nothing; tries right after it, which have
-        nothing to read, may lose as much again.
+        What a drafter reads on before a try says nothing; tries right after it, which have nothing
+        to read, may lose as much again.
 
         Args:
-            price: what it is expected to lose.
-            alone: the same where nothing has to be read first.
+            loss: what it is expected to lose by itself.
+            unread: what reading on takes before.
         """
-        self._price = price
-        more = self._read_on > 0 and alone <= self._read_on
-        return more or (self._since >= _APART and self._filled >= price)
+        self._price = loss + unread
+        more = not unread and 0 < self._read_on >= loss
+        return more or (self._since >= _APART and self._filled >= self._price)
 
-    def spend(self, lost: float, read_on: float = 0.0) -> None:
+    def spend(self, lost: float, unread: float = 0.0) -> None:
         """Take what a try lost, but for most of a hiccup: the next try is not to be years off.
 
         What it gained is put in: where drafting might just pay, that is soon known.
 
         Args:
-            lost: in plain rounds.
-            read_on: how much of it was for what the drafter had to read first.
+            lost: in all.
+            unread: what reading on was expected to take.
         """
-        self._read_on = max(self._read_on + read_on - max(lost - read_on, 0.0), 0.0)
+        left = unread or self._read_on
+        self._read_on = max(left - max(lost - unread, 0.0), 0.0)
         self._since = _APART if lost < 0 else 0
         self._filled = max(self._filled - lost, -2 * max(self._price, READING))
         self._filled = min(self._filled, self._most)

@@ -89,6 +89,17 @@ def claimed(context: Any, address: Any) -> Any:
     return types.int64(types.int64), write
 
 
+@emitted
+def foreseen(context: Any, address: Any) -> Any:
+    """The number at an address, to which another thread may be adding."""
+
+    def write(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        place = builder.inttoptr(given[0], _INT.as_pointer())
+        return builder.load_atomic(place, "monotonic", 8)
+
+    return types.int64(types.int64), write
+
+
 def _cast(kind: Any) -> Callable[..., Any]:
     def write(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         return builder.inttoptr(given[0], kind.as_pointer())
