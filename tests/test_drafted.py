@@ -189,24 +189,25 @@ def test_what_was_read_on_for_a_try_is_made_use_of() -> None:
     purse = Purse()
     for _ in range(600):
         purse.fill(True, (), 1)
-    assert purse.affords(0.25, 0.75)
+    assert purse.affords(1.0)
     purse.spend(1.0, 0.75)
-    assert purse.affords(0.25), "0.5 is left of what reading took"
-    assert not purse.affords(0.75)
-    assert not purse.affords(0.25, 0.01)
+    assert purse.affords(0.25, True), "0.5 is left of what reading took"
+    assert not purse.affords(0.75, True)
+    assert not purse.affords(0.25, False)
     purse.fill(False, (), 1)
     purse.spend(0.25)
-    assert purse.affords(0.25)
+    assert purse.affords(0.25, True)
     purse.fill(False, (), 1)
     purse.spend(0.25)
-    assert not purse.affords(0.25)
+    assert not purse.affords(0.25, True)
     purse.spend(1.0, 0.75)
-    assert purse.affords(0.25)
+    assert purse.affords(0.25, True)
     purse.fill(True, (), 1)
-    assert not purse.affords(0.25)
-    # A hiccup gives no credit.
-    purse.spend(100.0, 0.75)
-    assert not purse.affords(0.01)
+    assert not purse.affords(0.25, True)
+    # A hiccup gives credit for no more than reading may take.
+    purse.spend(100.0, 99.75)
+    assert purse.affords(2.0, True)
+    assert not purse.affords(2.5, True)
 
 
 def test_rows_of_a_mixed_batch_do_not_rest() -> None:

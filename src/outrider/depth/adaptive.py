@@ -38,7 +38,7 @@ _MARGIN = 1.02
 _LENIENT = 0.02
 """How much less is enough where a depth is drafted: tokens refused by chance are no verdict."""
 
-_STAY = 128
+_STAY = 32
 """In how many rounds what the drafter has to read before has to be made up for."""
 
 _IDLE = 0.98
@@ -116,7 +116,6 @@ class AdaptiveDepth:
         self._since_draft = 0
         self._since_plain = 0
         self._trying = self._due = False
-        self._unread = 0.0
         self._purse = Purse(ONE_FIRST if one_first else SHARE)
         self._seen = Seen(self._ragged)
         self._planned: dict[int, int] = {}
@@ -261,7 +260,8 @@ class AdaptiveDepth:
 
     def _learn(self, states: Sequence[SequenceState], record: RoundRecord, looked: bool) -> None:
         """Learn from a round that looked tokens up or did not."""
-        self._costs.add(self._seen.round(states, record, looked))
+        seen = self._seen.round(states, record, looked)
+        self._costs.add(seen)
         for state in states:
             if state.finish_reason is not None:
                 self._purse.ended(state.round)
@@ -287,7 +287,10 @@ class AdaptiveDepth:
             emitted = sum(record.emitted[row] for row in free) / len(free)
             plain = self._prices(rows, others).rounds[others]
             lost = took / plain + _CAUTION * prices.doubt(1) - emitted
-            self._purse.spend(lost, self._unread)
+            usual = float(self._costs.prices(rows, range(max(stepped) + 1)).drafting[-1])
+            self._purse.spend(
+                lost, max(record.draft_s - usual, 0.0) / plain if seen.behind else 0.0
+            )
 
     def measure(
         self, states: Sequence[SequenceState], record: RoundRecord, reading: bool = True
@@ -359,7 +362,7 @@ class AdaptiveDepth:
         gain = pace / rates[0]
         rate, trial = pace, 0
         drafting = [state for state, own in zip(states, drafted.rows, strict=True) if own]
-        behind = prices.reading_on(*self._seen.behind(drafting)) / seconds[0]
+        behind = prices.backlog * self._seen.behind(drafting) / seconds[0]
         doubt = _CAUTION * prices.doubt(min(best, ceil(likely)))
         # Rows that join others in steps that are taken anyway do not end apart for that.
         apart = 0 if deepest else self._ending.apart(states, counts is not None)
@@ -367,9 +370,10 @@ class AdaptiveDepth:
         enough -= _LENIENT * self._pays
         self._pays = pays = best > 0 and gain >= enough + behind / _STAY
         if not pays:
-            self._unread = prices.reading_on(*self._seen.behind(states)) / seconds[0]
-            doubt = _CAUTION * prices.doubt(min(1, most))
-            rate, trial = rates[0], self._trial(whole.tokens, whole.seconds, doubt, enough)
+            unread = self._seen.behind(states)
+            dearer = prices.backlog * unread / seconds[0]
+            dearer += _CAUTION * prices.doubt(min(1, most))
+            rate, trial = rates[0], self._trial(whole, dearer, enough, not unread)
             self._trying, drafted, counts = bool(trial), whole, None
         widths = rate * prices.looked_up[: most + 1]
         own, bare = rate / len(states), widths[0] / len(states)
@@ -426,14 +430,15 @@ class AdaptiveDepth:
         rarely = _RARELY * gain if log(gain) > _SURE * prices.doubt() else _SOON
         return min(rarely, max((gain - 1) / _LOOKS, _SOON))
 
-    def _trial(self, tokens: list[float], seconds: list[float], doubt: float, enough: float) -> int:
+    def _trial(self, whole: Drafted, dearer: float, enough: float, up_to_date: bool) -> int:
         """One token where nothing was tried for long enough and something could pay, or none."""
+        tokens, seconds = whole.tokens, whole.seconds
         forgotten = self._since_draft >= LONGEST and self._levels.deepest
         kept = ((k + 1) * seconds[0] / took for k, took in enumerate(seconds) if k)
         if self._costs.puzzled or not (forgotten or any(gain > enough for gain in kept)):
             return 0
-        loss = doubt + seconds[1] / seconds[0] - tokens[1] / tokens[0]
-        return int(self._purse.affords(loss, self._unread))
+        price = dearer + seconds[1] / seconds[0] - tokens[1] / tokens[0]
+        return int(self._purse.affords(price, up_to_date))
 
     def _prices(self, rows: int, depth: int) -> Prices:
         """Of rounds up to a depth: measured, or where none was, in plain ones."""

@@ -125,10 +125,6 @@ class Prices:
             single=self.single / max(float(verifying[0]), _LEAST),
         )
 
-    def reading_on(self, rows: int, tokens: int) -> float:
-        """Of the drafter's reading of so many tokens, in rows for which it has not drafted."""
-        return max(rows * self.backlog, tokens * self.token)
-
     def reading(self, tokens: int) -> float:
         """Of the drafter's reading of a prompt."""
         return max(self.step, tokens * self.token)

@@ -115,31 +115,31 @@ class Purse:
         self._filled += _GRANT * sum(min(LONGEST, usual, most) for most in new) / rows
         self._filled = min(self._filled + self._share * rows**-0.5 * plain, self._most)
 
-    def affords(self, loss: float, unread: float = 0.0) -> bool:
+    def affords(self, price: float, up_to_date: bool = False) -> bool:
         """Whether there is enough for a try.
 
         What a drafter reads on before a try says nothing; tries right after it, which have nothing
         to read, may lose as much again.
 
         Args:
-            loss: what it is expected to lose by itself.
-            unread: what reading on takes before.
+            price: what it is expected to lose.
+            up_to_date: whether there is nothing to read on.
         """
-        self._price = loss + unread
-        more = not unread and 0 < self._read_on >= loss
-        return more or (self._since >= _APART and self._filled >= self._price)
+        self._price = price
+        more = up_to_date and 0 < self._read_on >= price
+        return more or (self._since >= _APART and self._filled >= price)
 
-    def spend(self, lost: float, unread: float = 0.0) -> None:
+    def spend(self, lost: float, read_on: float = 0.0) -> None:
         """Take what a try lost, but for most of a hiccup: the next try is not to be years off.
 
         What it gained is put in: where drafting might just pay, that is soon known.
 
         Args:
             lost: in all.
-            unread: what reading on was expected to take.
+            read_on: what reading on took of it; more than `READING` was a hiccup.
         """
-        left = unread or self._read_on
-        self._read_on = max(left - max(lost - unread, 0.0), 0.0)
+        left = min(read_on, READING) or self._read_on
+        self._read_on = max(left - max(lost - read_on, 0.0), 0.0)
         self._since = _APART if lost < 0 else 0
         self._filled = max(self._filled - lost, -2 * max(self._price, READING))
         self._filled = min(self._filled, self._most)

@@ -23,14 +23,10 @@ class Seen:
         self._ragged = ragged
         self._read: dict[int, int] = {}
 
-    def behind(self, states: Sequence[SequenceState]) -> tuple[int, int]:
-        """For how many sequences that its model knows the drafter has not drafted for a while.
-
-        And how many tokens it has to read there.
-        """
+    def behind(self, states: Sequence[SequenceState]) -> int:
+        """For how many sequences that its model knows the drafter has not drafted for a while."""
         known = [(len(state.prefix), self._read.get(state.prefix.sequence_id)) for state in states]
-        missing = [length - read for length, read in known if read and length - read > READ]
-        return len(missing), sum(missing)
+        return sum(length - read > READ for length, read in known if read)
 
     def round(self, states: Sequence[SequenceState], record: RoundRecord, looked: bool) -> Round:
         """What the round did that came after those told before.
