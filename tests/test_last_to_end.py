@@ -117,10 +117,12 @@ def test_a_policy_says_so_for_a_batch_that_decides_together() -> None:
     states, record = played(policy, world, states, rng)
     policy.observe(states, record)
     ahead = [states[0], row(1, 40)]
-    told = policy.plan(ahead).worth.together.weights
-    assert told[0] > 1.8
-    assert told[1] < 0.2
-    assert told.sum() == pytest.approx(2)
+    shared = policy.plan(ahead).worth.together
+    told = shared.weights
+    # Of a round of two rows a few percent are theirs, and the one that is ahead is hardly the last.
+    assert 0 < shared.certain < 0.2
+    assert told[1] == pytest.approx(shared.certain, abs=0.01)
+    assert told[0] == pytest.approx(2 - told[1])
     mixed = [states[0], row(1, 40, seed=1, temperature=1.0)]
     assert policy.plan(mixed).worth.together.weights is None
     policy.observe([*states, row(2, 80)], replace(record, **_three(record)))
