@@ -20,6 +20,7 @@ from outrider import TransformersModel
 from outrider.models import products, team
 from outrider.models.products import Ways
 from outrider.models.ragged import Ragged
+from outrider.models.slot_cache import Span
 from outrider.records import DraftProposal, Laws, Prefix
 
 pytestmark = pytest.mark.skipif(not team.AVAILABLE, reason="torch's threads are not OpenMP's")
@@ -130,8 +131,8 @@ def test_attention_is_right(shape: tuple[int, int, int, int, int, int]) -> None:
     exact = scaled_dot_product_attention(query.double(), *wide, attn_mask=mask.double(), scale=0.2)
     exact = exact.transpose(1, 2).flatten(2)
     for given in (mask, torch.cat([mask] * groups, 2)):
-        assert host_attention.fits(query, key, value, given)
-        found = host_attention.attention(query, key, value, given, 0.2)
+        assert host_attention.fits(query, Span(key, value), given)
+        found = host_attention.attention(query, Span(key, value), given, 0.2)
         torch.testing.assert_close(found.double(), exact, rtol=0, atol=2e-6)
 
 
@@ -141,46 +142,59 @@ def test_attention_of_a_column_is_its_own(shape: tuple[int, int, int, int, int, 
     """To the bit: beside other rows and columns or not, however far the span reaches, ragged."""
     rows, _, heads, columns, width, _ = shape
     query, key, value, mask = states(*shape)
-    whole = host_attention.attention(query, key, value, mask, 0.2)
+    whole = host_attention.attention(query, Span(key, value), mask, 0.2)
     for row in range(rows):
         for column in range(columns):
             alone = host_attention.attention(
                 query[row : row + 1, :, column : column + 1],
-                key[row : row + 1],
-                value[row : row + 1],
+                Span(key[row : row + 1], value[row : row + 1]),
                 mask[row : row + 1, :, column : column + 1],
                 0.2,
             )
             assert torch.equal(alone[0, 0], whole[row, column])
     longer = [torch.cat([each, torch.randn(rows, heads, 64, width)], 2) for each in (key, value)]
     unseen = torch.full((rows, 1, columns, 64), -torch.inf)
-    further = host_attention.attention(query, *longer, torch.cat([mask, unseen], 3), 0.2)
+    further = host_attention.attention(query, Span(*longer), torch.cat([mask, unseen], 3), 0.2)
     assert torch.equal(further, whole)
     lengths = [1 + (3 * row) % columns for row in range(rows)]
     ragged = Ragged.of(lengths, columns, columns, torch.device("cpu"))
-    found = host_attention.attention(query, key, value, mask, 0.2, ragged)
+    found = host_attention.attention(query, Span(key, value), mask, 0.2, ragged)
     expected = [whole[row, :length] for row, length in enumerate(lengths)]
     assert torch.equal(found[0], torch.cat(expected))
+
+
+@pytest.mark.usefixtures("threads")
+def test_rows_read_the_slots_that_they_are_given() -> None:
+    """To the bit what keys and values put together for them give, ragged or not."""
+    query, key, value, mask = states(3, 2, 3, 5, 64, 320)
+    span = Span(*(torch.cat([each, each.neg()]) for each in (key, value)), torch.tensor([4, 0, 5]))
+    ragged = Ragged.of([2, 5, 1], 5, 5, torch.device("cpu"))
+    for rows in (None, ragged):
+        assert host_attention.fits(query, span, mask)
+        found = host_attention.attention(query, span, mask, 0.2, rows)
+        expected = host_attention.attention(query, Span(*span.gathered()), mask, 0.2, rows)
+        assert torch.equal(found, expected)
+    assert not host_attention.fits(query[:2], span, mask[:2])
 
 
 def test_attention_to_what_is_not_finite_is_told() -> None:
     """NaN in a key that is seen, or in its value; not what a mask hides from the scores."""
     query, key, value, mask = states(1, 1, 2, 3, 16, 64)
-    expected = host_attention.attention(query, key, value, mask, 1.0)
+    expected = host_attention.attention(query, Span(key, value), mask, 1.0)
     key[0, 0, -1] = torch.nan
-    assert torch.equal(host_attention.attention(query, key, value, mask, 1.0), expected)
+    assert torch.equal(host_attention.attention(query, Span(key, value), mask, 1.0), expected)
     key[0, 0, 2] = torch.nan
-    found = host_attention.attention(query, key, value, mask, 1.0)
+    found = host_attention.attention(query, Span(key, value), mask, 1.0)
     assert found[..., :16].isnan().all()
     assert torch.equal(found[..., 16:], expected[..., 16:])
     value[0, 1, 3, 4] = torch.nan
-    assert host_attention.attention(query, key, value, mask, 1.0)[..., 20].isnan().all()
+    assert host_attention.attention(query, Span(key, value), mask, 1.0)[..., 20].isnan().all()
 
 
 def test_scores_far_apart_leave_the_highest() -> None:
     query, key, value, mask = states(1, 1, 1, 1, 16, 64)
     key[0, 0, 7] = 50 * query[0, 0, 0]
-    found = host_attention.attention(query, key, value, mask, 10.0)
+    found = host_attention.attention(query, Span(key, value), mask, 10.0)
     torch.testing.assert_close(found[0, 0], value[0, 0, 7])
 
 
@@ -192,8 +206,8 @@ def test_any_span_is_attended_to_and_one_mask_serves_all_rows(span: int) -> None
     wide = [each.double().repeat_interleave(2, 1) for each in (key, value)]
     exact = scaled_dot_product_attention(query.double(), *wide, attn_mask=mask.double(), scale=0.2)
     for given in (mask, mask.expand(3, -1, -1, -1)):
-        assert host_attention.fits(query, key, value, given)
-        found = host_attention.attention(query, key, value, given, 0.2)
+        assert host_attention.fits(query, Span(key, value), given)
+        found = host_attention.attention(query, Span(key, value), given, 0.2)
         torch.testing.assert_close(
             found.double(), exact.transpose(1, 2).flatten(2), rtol=0, atol=2e-6
         )
@@ -202,9 +216,9 @@ def test_any_span_is_attended_to_and_one_mask_serves_all_rows(span: int) -> None
 def test_a_column_that_sees_nothing_is_nan_and_the_others_are_not() -> None:
     """As by a window that hides all: nothing is raised half-way."""
     query, key, value, mask = states(2, 1, 2, 3, 16, 64)
-    expected = host_attention.attention(query, key, value, mask, 1.0)
+    expected = host_attention.attention(query, Span(key, value), mask, 1.0)
     mask[0, :, 1] = -torch.inf
-    found = host_attention.attention(query, key, value, mask, 1.0)
+    found = host_attention.attention(query, Span(key, value), mask, 1.0)
     assert found[0, 1].isnan().all()
     found[0, 1] = expected[0, 1]
     assert torch.equal(found, expected)
@@ -226,7 +240,7 @@ def test_other_states_do_not_fit(change: str) -> None:
             mask = mask[:, :, :1]
         case "heads":
             query = query.repeat(1, 2, 1, 1)[:, :3]
-    assert not host_attention.fits(query, key, value, mask)
+    assert not host_attention.fits(query, Span(key, value), mask)
 
 
 def model(biased: bool) -> TransformersModel:
@@ -306,6 +320,7 @@ features.update((name, False) for name in features if name.startswith("avx512"))
 llvmlite.binding.get_host_cpu_features = lambda: features
 import torch
 from outrider.models import host_attention, panels, simd
+from outrider.models.slot_cache import Span
 assert simd.LANES == 8
 torch.manual_seed(0)
 weight, given = torch.randn(50, 33), torch.randn(9, 33)
@@ -316,8 +331,8 @@ mask = torch.zeros(2, 1, 5, 64)
 expected = torch.nn.functional.scaled_dot_product_attention(
     query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), scale=0.2
 )
-assert host_attention.fits(query, key, value, mask)
-found = host_attention.attention(query, key, value, mask, 0.2)
+assert host_attention.fits(query, Span(key, value), mask)
+found = host_attention.attention(query, Span(key, value), mask, 0.2)
 torch.testing.assert_close(found, expected.transpose(1, 2).flatten(2))
 """
     ran = subprocess.run(

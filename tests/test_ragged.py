@@ -212,12 +212,13 @@ def test_the_loop_does_what_tensor_operations_do_to_the_bit(
     key, value = torch.randn(rows, length, heads, 8), torch.randn(rows, length, heads, 8)
     with torch.inference_mode():
         turn = turning_for(angles.cos(), angles.sin(), ours.cache, None)
-        found = turn(1, query, key, value)
+        turned, span = turn(1, query, key, value)
     with torch.no_grad():
         half = torch.cat([-angles.sin()[..., :4], angles.sin()[..., 4:]], -1)
         plain = TensorTurning(angles.cos()[:, None], half[:, None], theirs.cache, None)
-        expected = plain(1, query, key, value)
-    same = all(map(torch.equal, found, expected))
+        expected, other = plain(1, query, key, value)
+    found = turned, *span.gathered()
+    same = all(map(torch.equal, found, (expected, other.keys, other.values)))
     same = same and all(map(torch.equal, ours.contents(), theirs.contents()))
     assert same == (fault is None)
 
@@ -232,18 +233,18 @@ def test_ragged_states_are_written_where_each_belongs(lengths: tuple[int, ...]) 
     angles = torch.randn(1, count, 4).repeat(1, 1, 2)
     query, key, value = torch.randn(1, count, 4, 8), *torch.randn(2, 1, count, 2, 8)
     with torch.inference_mode():
-        turned, keys, values = turning_for(angles.cos(), angles.sin(), ours.cache, ragged)(
+        turned, span = turning_for(angles.cos(), angles.sin(), ours.cache, ragged)(
             0, query, key, value
         )
         # In other dtypes, and elsewhere, by tensor operations.
         half = torch.cat([-angles.sin()[..., :4], angles.sin()[..., 4:]], -1)
         plain = TensorTurning(angles.cos()[:, None], half[:, None], theirs.cache, ragged)
-        expected, other_keys, other_values = plain(0, query, key, value)
+        expected, other = plain(0, query, key, value)
     assert torch.equal(turned, expected)
     for row, (start, length) in enumerate(zip(starts, lengths, strict=True)):
         own = slice(start, start + length)
-        assert torch.equal(keys[row, :, own], other_keys[row, :, own])
-        assert torch.equal(values[row, :, own], other_values[row, :, own])
+        assert torch.equal(span.keys[row, :, own], other.keys[row, :, own])
+        assert torch.equal(span.values[row, :, own], other.values[row, :, own])
         for found, known in zip(ours.contents(), before, strict=True):
             # Only these columns were written to, if at all.
             differs = (found != known).flatten(0, 1).any(0).any(-1)
@@ -259,7 +260,7 @@ def test_the_default_dtype_does_not_matter() -> None:
     torch.set_default_dtype(torch.float64)
     try:
         with torch.inference_mode():
-            turned, *_ = turning_for(angles.cos(), angles.sin(), ours.cache, None)(0, *states)
+            turned, _ = turning_for(angles.cos(), angles.sin(), ours.cache, None)(0, *states)
     finally:
         torch.set_default_dtype(before)
     assert turned.dtype == torch.float32
@@ -273,9 +274,9 @@ def test_states_that_do_not_fit_go_the_usual_way() -> None:
         turn = turning_for(angles.cos(), angles.sin(), ours.cache, None)
         assert isinstance(turn, HostTurning)
         query, key = torch.randn(2, 2, 4, 8), torch.randn(2, 2, 2, 8)
-        turned, keys, _ = turn(0, query.double(), key.double(), key.double())
+        turned, span = turn(0, query.double(), key.double(), key.double())
         assert turned.dtype == torch.float64
-        assert torch.equal(keys[1, :, 5:7], key[1].transpose(0, 1))
+        assert torch.equal(span.keys[1, :, 5:7], key[1].transpose(0, 1))
     assert isinstance(turning_for(angles.cos(), angles.sin(), ours.cache, None), TensorTurning), (
         "where gradients are asked for"
     )

@@ -18,6 +18,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 
 from . import team
 from .ragged import Ragged
+from .slot_cache import Span
 
 if team.AVAILABLE:
     from . import host_attention
@@ -83,8 +84,7 @@ def packed_attention(
 def of_any_rows(
     module: torch.nn.Module,
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    span: Span,
     attention_mask: Tensor,
     scaling: float,
     ragged: Ragged | None,
@@ -94,15 +94,17 @@ def of_any_rows(
     """Masked attention of whole or ragged rows, by compiled loops where they are made for it.
 
     Args:
-        module, query, key, value, attention_mask, scaling: see `packed_attention`.
+        module, query, attention_mask, scaling: see `packed_attention`.
+        span: the keys and values that are read.
         ragged: which columns are computed; None for all.
         loops: whether loops can be run and are faster on this machine.
 
     Returns:
         [B, q, g * H, D'] or [B, q, g * H * D'], of ragged rows [1, n, g * H * D'].
     """
-    if loops and host_attention.fits(query, key, value, attention_mask):
-        return host_attention.attention(query, key, value, attention_mask, scaling, ragged)
+    if loops and host_attention.fits(query, span, attention_mask):
+        return host_attention.attention(query, span, attention_mask, scaling, ragged)
+    key, value = span.gathered()
     if ragged is not None:
         return ragged_attention(module, query, key, value, attention_mask, ragged, scaling)
     return packed_attention(module, query, key, value, attention_mask, scaling)[0]

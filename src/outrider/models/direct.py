@@ -188,12 +188,12 @@ class DirectForward:
             shape = *input_ids.shape, -1, heads.head_dim
             inner = norm(layer.input_layernorm, hidden)
             states = products(inner, heads.q_proj, heads.k_proj, heads.v_proj)
-            query, key, value = turn(heads.layer_idx, *(each.view(shape) for each in states))
+            query, span = turn(heads.layer_idx, *(each.view(shape) for each in states))
             if layer is base.layers[-1] and ends:
                 query, hidden = query[:, :, -logits_to_keep:], hidden[:, -logits_to_keep:]
                 attention_mask = attention_mask[:, :, -logits_to_keep:]
             mixed = attention.of_any_rows(
-                heads, query, key, value, attention_mask, heads.scaling, ragged, loops=loops
+                heads, query, span, attention_mask, heads.scaling, ragged, loops=loops
             )
             hidden = hidden + heads.o_proj(mixed.view(*hidden.shape[:-1], -1))
             inner = norm(layer.post_attention_layernorm, hidden)

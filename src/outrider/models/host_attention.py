@@ -14,19 +14,22 @@ from torch import Tensor
 from . import loops, team
 from .ragged import Ragged
 from .simd import LANES, WIDEST
+from .slot_cache import Span
 
 _TOGETHER = 32
 """For how many columns of a sequence scores are kept at once."""
 
 
-def fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> bool:
+def fits(query: Tensor, read: Span, mask: Tensor) -> bool:
     """Whether `attention` is made for states like these."""
     rows, all_heads, columns, width = query.shape
-    heads, span = key.shape[1:3]
+    key, value = read.keys, read.values
+    slots, heads, span = key.shape[:3]
     return (
         width % LANES == 0
         and 0 < width <= WIDEST * LANES
-        and key.shape == value.shape == (rows, heads, span, width)
+        and key.shape == value.shape == (slots, heads, span, width)
+        and (slots if read.rows is None else len(read.rows)) == rows
         and all_heads % heads == 0
         and mask.shape[0] in (1, rows)
         and mask.shape[1] == 1
@@ -42,8 +45,7 @@ def fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> bool:
 
 def attention(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    read: Span,
     mask: Tensor,
     scaling: float,
     ragged: Ragged | None = None,
@@ -52,7 +54,7 @@ def attention(
 
     Args:
         query: [B, g * H, q, D].
-        key, value: [B, H, span, D].
+        read: keys and values [S, H, span, D].
         mask: additive, [B or 1, 1, q or g * q, span]; of g * q rows each q are the same.
         scaling: multiplies the products.
         ragged: which columns are computed; None for all.
@@ -61,7 +63,9 @@ def attention(
         [B, q, g * H * D], or of ragged rows [1, n, g * H * D].
     """
     rows, all_heads, columns, width = query.shape
+    key, value = read.keys, read.values
     heads, span = key.shape[1:3]
+    slots = np.arange(rows) if read.rows is None else read.rows.numpy()
     bounds = np.arange(rows + 1) * columns if ragged is None else ragged.bounds
     computed = (rows, columns) if ragged is None else (1, len(ragged.columns))
     out = query.new_empty(*computed, all_heads * width)
@@ -74,7 +78,13 @@ def attention(
         *(key.data_ptr(), *key.stride()[:2]),
         *(value.data_ptr(), *value.stride()[:2]),
         *(mask.data_ptr(), mask.stride(0) if len(mask) > 1 else 0, mask.stride(2)),
-        *(out.data_ptr(), all_heads * width, bounds.ctypes.data, scratch.data_ptr()),
+        *(
+            out.data_ptr(),
+            all_heads * width,
+            bounds.ctypes.data,
+            slots.ctypes.data,
+            scratch.data_ptr(),
+        ),
         team.as_integer(scaling),
         counters=2,
     )

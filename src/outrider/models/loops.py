@@ -164,7 +164,7 @@ def _seen(mask: int, stride: int, columns: int, span: int) -> int:
     return min(-(-most // _BLOCK) * _BLOCK, span)
 
 
-ATTENTION = 24
+ATTENTION = 25
 """How many arguments `attention` is given, before the scale."""
 
 
@@ -174,9 +174,9 @@ def attention(arguments: int) -> None:
 
     Arguments: counters of heads, and of threads; how many heads in all, key heads, query heads of
     each, columns read, vectors of a head, columns whose scores are kept at once; address and
-    strides of sequences, heads and columns of the queries; of sequences and heads of keys and
-    values; of sequences and columns of the mask; the output's address and width; room for scores of
-    each thread; where the columns of each sequence begin; and the scale, a float32.
+    strides of sequences, heads and columns of the queries; of slots and heads of keys and values;
+    of sequences and columns of the mask; the output's address and width; where the columns of each
+    sequence begin; its slot; room for scores of each thread; and the scale, a float32.
     """
     given = carray(longs(arguments), ATTENTION)
     tasks, heads, groups, span = given[2], given[3], given[4], given[5]
@@ -186,6 +186,7 @@ def attention(arguments: int) -> None:
     value, value_row, value_head = given[15], given[16], given[17]
     mask, mask_row, mask_column = given[18], given[19], given[20]
     out, width, bounds = given[21], given[22], given[23]
+    slots = carray(longs(given[24]), tasks // heads)
     rest = carray(longs(arguments + 8 * ATTENTION), 1)
     scale = carray(floats(arguments + 8 * (ATTENTION + 1)), 1)[0]
     scores = rest[0] + 4 * claimed(arguments + 8) * room * span
@@ -198,11 +199,11 @@ def attention(arguments: int) -> None:
         first, columns = bound[0], bound[1] - bound[0]
         own_mask = mask + 4 * row * mask_row
         seen = _seen(own_mask, mask_column, columns, span)
-        keys = key + 4 * (row * key_row + head * key_head)
-        values = value + 4 * (row * value_row + head * value_head)
+        keys = key + 4 * (slots[row] * key_row + head * key_head)
+        values = value + 4 * (slots[row] * value_row + head * value_head)
         # The next head's keys are asked for while values are read, and values while keys are.
-        ahead = key + 4 * (following // heads * key_row + following % heads * key_head)
-        ahead = ahead if following < tasks else keys
+        further = following if following < tasks else task
+        ahead = key + 4 * (slots[further // heads] * key_row + further % heads * key_head)
         for place in range(head * groups, (head + 1) * groups):
             own = query + 4 * (row * query_row + place * query_head)
             into = out + 4 * (first * width + place * vectors * LANES)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..jit import compiled
 from .ragged import Ragged
 from .scatter import HostScatter
-from .slot_cache import SlotCache
+from .slot_cache import SlotCache, Span
 
 _MOST = 2**17
 """The most numbers of the queries for which one thread's single pass is taken."""
@@ -28,8 +28,8 @@ class Turning(Protocol):
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [B, g * H, q, D] turned, and the keys and values [B, H, span, D] to read.
+    ) -> tuple[Tensor, Span]:
+        """Queries [B, g * H, q, D] turned, and the keys and values to read.
 
         Args:
             layer: which layer of the cache.
@@ -74,14 +74,14 @@ class TensorTurning:
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Span]:
         """See `Turning`."""
         query, key = self._turned(query.transpose(1, 2)), self._turned(key.transpose(1, 2))
         value = value.transpose(1, 2)
         if self._ragged is not None:
             states = (each.transpose(1, 2) for each in (query, key, value))
             query, key, value = (self._ragged.padded(each).transpose(1, 2) for each in states)
-        return query, *self._cache.update(key, value, layer)
+        return query, Span(*self._cache.update(key, value, layer))
 
     def _turned(self, states: Tensor) -> Tensor:
         return states * self._cos + states.roll(self._half, -1) * self._sin
@@ -122,7 +122,7 @@ class HostTurning:
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Span]:
         """See `Turning`."""
         heads, width, value_width = self._host.sizes[layer]
         if (
@@ -152,7 +152,7 @@ class HostTurning:
             self._columns,
             self._host.capacity,
         )
-        return turned.transpose(1, 2), *self._cache.span(layer)
+        return turned.transpose(1, 2), self._cache.span(layer)
 
 
 def _rows(states: Tensor) -> NDArray[np.float32]:

@@ -39,6 +39,26 @@ class _Group:
     values: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a layer of a forward reads.
+
+    Attributes:
+        keys, values: [S, heads, span, width].
+        rows: which of the S each of the batch's B rows reads, int64 [B]; None if they are the same.
+    """
+
+    keys: Tensor
+    values: Tensor
+    rows: Tensor | None = None
+
+    def gathered(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of the batch's rows alone, [B, heads, span, width]: copied if need be."""
+        if self.rows is None:
+            return self.keys, self.values
+        return self.keys.index_select(0, self.rows), self.values.index_select(0, self.rows)
+
+
 class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
     """Keys and values of all slots and layers, as the cache a transformers model writes to.
 
@@ -222,20 +242,20 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
                 self._write = self._views(self._groups, *self._columns)
             self._write[0][layer_idx].copy_(key_states)
             self._write[1][layer_idx].copy_(value_states)
-        return self.span(layer_idx)
+        return self.span(layer_idx).gathered()
 
     @property
     def host(self) -> HostScatter | None:
         """What writes where the next forward computes by loops, aimed; None on other devices."""
         return self._scatter if isinstance(self._scatter, HostScatter) else None
 
-    def span(self, layer: int) -> tuple[Tensor, Tensor]:
-        """The keys and values [B, heads, span, width] of a layer that the forward reads."""
+    def span(self, layer: int) -> Span:
+        """What the forward reads of a layer."""
         if self._gather is None:
-            return self._read[0][layer], self._read[1][layer]
+            return Span(self._read[0][layer], self._read[1][layer])
         slots, span = self._gather
-        keys, values = (each[layer][:, :, :span].index_select(0, slots) for each in self._all)
-        return keys, values
+        keys, values = (each[layer][:, :, :span] for each in self._all)
+        return Span(keys, values, slots)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         """Zero: positions are always given explicitly."""
