@@ -20,7 +20,7 @@ from outrider import TransformersModel
 from outrider.models import products, team
 from outrider.models.products import Ways
 from outrider.models.ragged import Ragged
-from outrider.models.slot_cache import Span
+from outrider.models.slot_cache import SlotCache, Span
 from outrider.records import DraftProposal, Laws, Prefix
 
 pytestmark = pytest.mark.skipif(not team.AVAILABLE, reason="torch's threads are not OpenMP's")
@@ -309,6 +309,34 @@ def test_a_models_logits_are_a_rows_own_to_the_bit(
         assert torch.equal(plain[0, 0], together[3, place])
     chain = np.array([[0, 1, 2, 3, 4]])
     assert torch.equal(logits([3], [5], chain)[0], together[3])
+
+
+def test_slots_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows between which others have ended are neither moved nor copied, and compute the same."""
+    monkeypatch.setattr(products, "faster", lambda weights, packs: PACKED)
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(0, 96, 20 + 30 * row) for row in range(4)]
+    drafts = torch.from_numpy(rng.integers(0, 96, (4, 2)))
+
+    def moved(*given: object) -> None:
+        pytest.fail("nothing is to be moved or copied")
+
+    def logits(rows: list[int]) -> Tensor:
+        target = model(biased=False)
+        nothing = DraftProposal(
+            drafts[:, :0], np.zeros(4, dtype=np.int64), Laws(atoms=drafts[:, :0])
+        )
+        target.verify([Prefix(row, texts[row][:-1]) for row in range(4)], nothing)
+        target.release([row for row in range(4) if row not in rows])
+        proposal = DraftProposal(drafts[rows], np.array([2] * len(rows)), Laws(atoms=drafts[rows]))
+        with monkeypatch.context() as patched:
+            patched.setattr(SlotCache, "swap", moved)
+            patched.setattr(Span, "gathered", moved)
+            return target.verify([Prefix(row, texts[row]) for row in rows], proposal).logits
+
+    whole = logits([0, 1, 2, 3])
+    for rows in ([0, 2, 3], [1, 3]):
+        assert torch.equal(logits(rows), whole[rows])
 
 
 def test_processors_with_narrower_vectors_compute_the_same(tmp_path: Path) -> None:

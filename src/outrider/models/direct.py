@@ -25,7 +25,7 @@ from .ragged import Ragged
 from .rotary import turning_for
 
 if team.AVAILABLE:
-    from . import host_rows
+    from . import host_attention, host_rows
 
 _SHAPED = ("Llama", "Mistral")
 """What transformers calls the models whose layers are as `_run` has them."""
@@ -79,6 +79,8 @@ class ModuleForward:
         hf_model: the model.
     """
 
+    reads_apart = False
+
     def __init__(self, hf_model: Any) -> None:
         self.hf_model = hf_model
 
@@ -110,6 +112,17 @@ class DirectForward:
         """Logits [B, keep, V]; see `forward_of`."""
         forward = self._own if isinstance(attention_mask, dict) or not self._applies else self._run
         return forward(attention_mask=attention_mask, **inputs)
+
+    @property
+    def reads_apart(self) -> bool:
+        """Whether slots are read where they lie, and not copied first where they are no run."""
+        heads = self.hf_model.model.layers[0].self_attn
+        return self._by_loops and host_attention.width_fits(heads.head_dim)
+
+    @property
+    def _by_loops(self) -> bool:
+        """Whether compiled loops can be run and are faster on this machine."""
+        return team.AVAILABLE and loops_are_faster(self.hf_model.model.layers[0].self_attn.q_proj)
 
     @property
     def _applies(self) -> bool:
@@ -175,10 +188,9 @@ class DirectForward:
         products = apart if alike else together
         loops = (
             not alike
-            and team.AVAILABLE
+            and self._by_loops
             and torch.is_inference_mode_enabled()
             and not torch.is_autocast_enabled("cpu")
-            and loops_are_faster(base.layers[0].self_attn.q_proj)
         )
         norm, gated = (_loop_norm, _loop_gated) if loops else (_norm, _gated)
         # Of columns without logits the last layer's keys and values are all that is read later.

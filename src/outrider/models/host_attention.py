@@ -20,14 +20,18 @@ _TOGETHER = 32
 """For how many columns of a sequence scores are kept at once."""
 
 
+def width_fits(width: int) -> bool:
+    """Whether `attention` is made for heads so wide."""
+    return width % LANES == 0 and 0 < width <= WIDEST * LANES
+
+
 def fits(query: Tensor, read: Span, mask: Tensor) -> bool:
     """Whether `attention` is made for states like these."""
     rows, all_heads, columns, width = query.shape
     key, value = read.keys, read.values
     slots, heads, span = key.shape[:3]
     return (
-        width % LANES == 0
-        and 0 < width <= WIDEST * LANES
+        width_fits(width)
         and key.shape == value.shape == (slots, heads, span, width)
         and (slots if read.rows is None else len(read.rows)) == rows
         and all_heads % heads == 0

@@ -187,9 +187,9 @@ class SlotTable:
     def side_by_side(self, rows: Sequence[int]) -> list[tuple[int, int]]:
         """Which slots of a batch to swap with idle ones so that they lie in a run.
 
-        Rows that are no run are copied whole before each forward, and a swap copies two, once. None
-        is named where that takes many, nor for a part of live slots that lie in a run: they come
-        together again.
+        For models that copy rows which are no run whole before each forward; a swap copies two,
+        once. None is named where that takes many, nor for a part of live slots that lie in a run:
+        they come together again.
 
         Args:
             rows: the slots of the batch, live.

@@ -301,9 +301,10 @@ class TransformersModel:
                 # At once, so that the next rows may share it.
                 self._prefill(prefix, placement.slot, placement.shared)
                 behind[-1] = 1
-        for slot, other in self._table.side_by_side(slots):
-            self._swap(slot, other)
-            slots[slots.index(slot)] = other
+        if not self._forward.reads_apart:
+            for slot, other in self._table.side_by_side(slots):
+                self._swap(slot, other)
+                slots[slots.index(slot)] = other
         missing = max(behind) if alone_beyond else _cheapest(behind)
         for prefix, slot, count in zip(prefixes, slots, behind, strict=True):
             if count > missing:
