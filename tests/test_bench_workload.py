@@ -60,6 +60,12 @@ def test_fewer_prompts_are_a_beginning_of_more() -> None:
         assert few.prompts == many.prompts[:2]
 
 
+def test_there_are_prompts_for_some_large_batches() -> None:
+    for workload in built_in(("code", "editing"), TOKENIZER, 4096, 64):
+        assert len({prompt.token_ids for prompt in workload.prompts}) == 64
+        assert len({prompt.name for prompt in workload.prompts}) == 64
+
+
 def test_kinds_and_counts_that_there_are_not() -> None:
     with pytest.raises(InvalidConfigError, match=r"'poems'.*code, editing"):
         built_in(["code", "poems"], TOKENIZER, 4096, 1)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count as counting
 from itertools import islice
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,9 @@ Lines = Sequence[tuple[str, bytes]]
 _BEGINNING = 2000
 """Characters of a file that a prompt is cut from; files are at least that long."""
 
+_STEP = 800
+"""Characters between two parts of a file at least, so that no two prompts are the same text."""
+
 
 def built_in(
     names: Sequence[str],
@@ -38,8 +43,9 @@ def built_in(
 ) -> tuple[Workload, ...]:
     """Prompts of kinds on which drafts do well, and of one on which they fail.
 
-    - code: the beginnings of Python files that the demo pair was not trained on;
-    - editing: a function of such a file, then its first lines again with a name changed;
+    - code: the beginnings of Python files that the demo pair was not trained on, then parts further
+      on in them;
+    - editing: a function or method of such a file, then its first lines again with a name changed;
     - json: records of one form, of which the next is wanted;
     - quote: a passage of documentation, then a summary that begins to quote it;
     - chat: a conversation, written by the tokenizer's chat template if it has one;
@@ -161,18 +167,43 @@ def _chats(tokenizer: Any) -> Iterator[Prompt]:
         yield Prompt(tuple(chat_ids(messages, tokenizer)), f"conversation {index}")
 
 
-def _beginnings() -> Iterator[tuple[str, str]]:
-    for file, text in _held_out().items():
+def _code() -> Iterator[tuple[str, str]]:
+    texts = _held_out()
+    for file, text in texts.items():
         yield file, text[:_BEGINNING]
+    yield from _in_turn({f"{file} passage": _passages(text) for file, text in texts.items()})
+
+
+def _passages(text: str) -> list[str]:
+    """Parts of a file that begin where a function or a class does, each a step beyond the last."""
+    passages, last = list[str](), 0
+    for found in re.finditer(r"\n\n\n(?=\S)", text):
+        place = found.end()
+        if last + _STEP <= place <= len(text) - _BEGINNING:
+            passages.append(text[place : place + _BEGINNING])
+            last = place
+    return passages
 
 
 def _editing() -> Iterator[tuple[str, str]]:
-    """Functions of 8 to 25 lines, each followed by its start under another name."""
-    yield from _in_turn({file: _edited(text) for file, text in _held_out().items()})
+    """Functions of 8 to 25 lines, each followed by its start under another name; then methods."""
+    texts = _held_out()
+    yield from _in_turn({file: _edited(_functions(text)) for file, text in texts.items()})
+    yield from _in_turn({f"{file} method": _edited(_methods(text)) for file, text in texts.items()})
 
 
-def _edited(text: str) -> list[str]:
-    functions = ["def " + part.split("\n\n\n")[0] for part in text.split("\ndef ")[1:]]
+def _functions(text: str) -> list[str]:
+    return ["def " + part.split("\n\n\n")[0] for part in text.split("\ndef ")[1:]]
+
+
+def _methods(text: str) -> list[str]:
+    lines = text.split("\n")
+    classes = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef))
+    methods = (node for kind in classes for node in kind.body if isinstance(node, ast.FunctionDef))
+    return [dedent("\n".join(lines[node.lineno - 1 : node.end_lineno])) for node in methods]
+
+
+def _edited(functions: Sequence[str]) -> list[str]:
     edited = []
     for function in functions:
         if 8 <= function.count("\n") <= 25:
@@ -220,7 +251,7 @@ def _in_turn(found: dict[str, list[str]]) -> Iterator[tuple[str, str]]:
 
 
 _TEXTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
-    "code": _beginnings,
+    "code": _code,
     "editing": _editing,
     "json": _records,
     "quote": _quotes,
