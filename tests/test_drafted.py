@@ -184,6 +184,19 @@ def test_rounds_in_which_some_draft_cost_what_was_measured() -> None:
     assert one < two < three < four
 
 
+def test_rounds_in_which_few_of_many_draft_take_no_less_than_plain_ones() -> None:
+    """As many tokens are known from fewer rows, where a row takes more than a drafted token."""
+    costs = Costs()
+    sizes = [(16, 0), (16, 1), *((1, width) for width in (0, 1, 2, 4, 8))]
+    for rows, width in sizes * 9:
+        target = 5.0 + 0.75 * rows + 0.25 * rows * width
+        done = Round(rows, width, width, False, 0, rows, 0, False, 0, 0.5 * width, target, 0.0)
+        costs.add(done)
+    plain, whole = 5.0 + 0.75 * 16, 5.0 + 16.0
+    for some, took in enumerate(costs.of_some(16, 1)[:, 0].tolist(), 1):
+        assert took > 0.99 * (plain + some / 16 * (whole - plain) + 0.5)
+
+
 def test_what_was_read_on_for_a_try_is_made_use_of() -> None:
     """Tries right after it may lose as much again; not where more is to be read, or later."""
     purse = Purse()

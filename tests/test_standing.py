@@ -13,7 +13,7 @@ from outrider.certify import exact_law
 from outrider.depth import AdaptiveDepth, Levels
 from outrider.depth.choices import Choices
 from outrider.depth.costs import Prices
-from outrider.depth.standing import Standing, stands_for
+from outrider.depth.standing import DRAFTING, PLAIN, Standing
 from outrider.models.tabular import TabularModel
 from outrider.records import Prefix, RoundRecord, SequenceState
 
@@ -23,7 +23,7 @@ from .test_depth import World, calibrate, decode, mean_time, played, steady
 
 NOWHERE = np.zeros(1)
 PRICES = Prices(1, np.zeros(1, dtype=np.int64), NOWHERE, NOWHERE)
-DECIDED = Choices([], PRICES, NOWHERE, 0.0, 0.0, 1.0, 0.0, stands=stands_for(1, drafting=True))
+DECIDED = Choices([], PRICES, NOWHERE, 0.0, 0.0, 1.0, 0.0, stands=DRAFTING)
 
 
 def at(rounds: int, *names: int) -> list[SequenceState]:
@@ -39,7 +39,7 @@ def at(rounds: int, *names: int) -> list[SequenceState]:
     return grown
 
 
-@pytest.mark.parametrize("rounds", [stands_for(16, drafting=kept) for kept in (True, False)])
+@pytest.mark.parametrize("rounds", [DRAFTING, PLAIN])
 def test_a_decision_stands_for_some_more_rounds_of_the_same_sequences(rounds: int) -> None:
     standing, decided = Standing(), replace(DECIDED, stands=rounds)
     standing.decide(at(8, 1, 2), decided)

@@ -29,7 +29,7 @@ from .looking import Looking
 from .purse import LONGEST, ONE_FIRST, SHARE, Purse, worth_reading
 from .seen import Seen, stepped_of
 from .shown import Shown
-from .standing import Standing, stands_for
+from .standing import DRAFTING, Standing, plain_rounds
 from .sureness import Jointly, Steps, worth_a_step
 
 _MARGIN = 1.02
@@ -381,10 +381,9 @@ class AdaptiveDepth:
         token = more / max(int(prices.widths[most]), 1) / len(states)
         choice = Choice(best, bare, token, best, planned=own * usual)
         patience = ceil(self._patience(prices, gain)) if pays else 0
-        left = patience - self._since_plain - 1
-        stands = max(min(stands_for(len(states), drafting=True), left), 0)
+        stands = max(min(DRAFTING, patience - self._since_plain - 1), 0)
         if not pays:
-            stands = 0 if trial else stands_for(len(states), drafting=False)
+            stands = 0 if trial else plain_rounds(len(states))
             choice = replace(choice, steps=trial, likely=trial, planned=1.0)
             likely, gain, ending = trial, 1.0, False
         elif not deepest and self._since_plain >= patience:
@@ -399,8 +398,7 @@ class AdaptiveDepth:
             since = self._since_draft
             read = worth_reading(states, prices, believed, since, drafted.rows)
         if trial and not any(read):
-            self._trying, likely = False, 0
-            stands = stands_for(len(states), drafting=False)
+            self._trying, likely, stands = False, 0, plain_rounds(len(states))
         choices = [choice if able else idle for able in read]
         if counts:
             # They differ more than where all draft, and what they count is seen to elsewhere.

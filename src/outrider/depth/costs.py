@@ -306,10 +306,12 @@ class Costs:
         drafted = some[:, None] * each
         # A round of a size in between is on a line between its neighbours.
         asked = np.unique(np.append(np.arange(1, rows + 1), rows * each))
-        told, _ = self._verifying.told(
-            np.ones(len(asked), dtype=np.bool_), rows + asked, self._spread
-        )
-        verifying = np.interp(drafted, asked, told)
+        kinds, tokens = np.append(asked > 0, False), np.append(rows + asked, float(rows))
+        times, _ = self._verifying.told(kinds, tokens, self._spread)
+        verifying, plain = np.interp(drafted, asked, times[:-1]), times[-1]
+        # Rounds of as many tokens may have been of fewer rows, which take less.
+        share = some[:, None] / rows
+        verifying = np.maximum(verifying, plain + share * (verifying[-1:] - plain).clip(0))
         seconds = verifying + self._drafting.among(some, each)
         return np.asarray(self._pace.at(self._rounds) * seconds).clip(_LEAST)
 

@@ -9,19 +9,19 @@ from math import log2
 from ..records import SequenceState
 from .choices import Choices
 
-_DRAFTING = 5
+DRAFTING = 5
 """For how many more rounds it stands that drafts pay..."""
 
-_PLAIN = 11
+PLAIN = 11
 """... or that they do not, for up to four sequences: of more it takes longer to be decided, ..."""
 
 _SETTLED = 8
 """... once each of the sequences has been through so many."""
 
 
-def stands_for(rows: int, *, drafting: bool) -> int:
-    """For how many more rounds it stands that drafts pay for so many sequences, or do not."""
-    return int((_DRAFTING if drafting else _PLAIN) * max(log2(rows) / 2, 1.0))
+def plain_rounds(rows: int) -> int:
+    """For how many more rounds it stands that drafts do not pay for so many sequences."""
+    return int(PLAIN * max(log2(rows) / 2, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
