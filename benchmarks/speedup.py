@@ -34,13 +34,13 @@ TEMPERATURES = (0.0, 0.8, 1.0)
 BATCHES = (1, 4, 16)
 WARM_UP = 8
 LARGEST = 4
-"""How many of the largest batches there are prompts for."""
+"""For how many of the largest batches there are prompts, if no more are asked for."""
 
 
 def run(rounds: int) -> Report:
     """Race drafters against plain decoding on `rounds` prompts of each kind, at least two.
 
-    Of batches as many, of the largest at most four: no prompt is in two of a size.
+    Of batches as many, or as many as there are prompts for: no prompt is in two of a size.
     """
     rounds = max(rounds, 2)
     pair = outrider.load(

@@ -197,6 +197,23 @@ def test_rounds_in_which_few_of_many_draft_take_no_less_than_plain_ones() -> Non
         assert took > 0.99 * (plain + some / 16 * (whole - plain) + 0.5)
 
 
+def test_what_was_measured_of_rounds_in_which_some_draft_stands() -> None:
+    """Where a few tokens more take next to nothing; and as all rows take by themselves."""
+    costs = Costs()
+    for drafted, target in ((0, 1.0), (1, 1.05), (4, 1.6)) * 60:
+        spared, draft = 4 * bool(drafted) - drafted, 0.1 * bool(drafted)
+        done = Round(4, bool(drafted), bool(drafted), False, 0, 4, 0, False, 0, draft, target, 0.0)
+        costs.add(replace(done, spared=spared, stepping=drafted or None))
+    found = costs.of_some(4, 1)[:, 0]
+    assert found[0] == pytest.approx(1.15, rel=0.02)
+    assert found[3] == pytest.approx(costs.prices(4, [0, 1]).rounds[1], rel=1e-9)
+    quick = Costs()
+    for width, target in ((0, 1.2), (1, 1.0)) * 60:
+        draft = 0.1 * width
+        quick.add(Round(4, width, width, False, 0, 4, 0, False, 0, draft, target, 0.0))
+    assert quick.of_some(4, 1)[3, 0] == pytest.approx(quick.prices(4, [0, 1]).rounds[1], rel=1e-9)
+
+
 def test_what_was_read_on_for_a_try_is_made_use_of() -> None:
     """Tries right after it may lose as much again; not where more is to be read, or later."""
     purse = Purse()

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -337,6 +338,35 @@ def test_slots_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = logits([0, 1, 2, 3])
     for rows in ([0, 2, 3], [1, 3]):
         assert torch.equal(logits(rows), whole[rows])
+
+
+class Passing(torch.nn.Module):
+    """A layer in the place of another, which it calls."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        return self.layer(*given, **named)
+
+
+def test_a_layer_that_is_exchanged_later_is_left_to_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first one, too, of rows that lie apart."""
+    monkeypatch.setattr(products, "faster", lambda weights, packs: PACKED)
+    target, rng = model(biased=False), np.random.default_rng(0)
+    prefixes = [Prefix(row, rng.integers(0, 96, 9)) for row in range(3)]
+    none = torch.zeros(3, 0, dtype=torch.int64)
+    nothing = DraftProposal(none, np.zeros(3, dtype=np.int64), Laws(atoms=none))
+    expected = target.verify(prefixes, nothing).logits
+    target.release([1])
+    layers = target.hf_model.model.layers
+    layers[0] = Passing(layers[0])
+    apart = DraftProposal(none[:2], np.zeros(2, dtype=np.int64), Laws(atoms=none[:2]))
+    found = target.verify([prefixes[0], prefixes[2]], apart).logits
+    torch.testing.assert_close(found, expected[[0, 2]])
 
 
 def test_processors_with_narrower_vectors_compute_the_same(tmp_path: Path) -> None:

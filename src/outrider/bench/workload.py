@@ -30,8 +30,8 @@ Lines = Sequence[tuple[str, bytes]]
 _BEGINNING = 2000
 """Characters of a file that a prompt is cut from; files are at least that long."""
 
-_STEP = 800
-"""Characters between two parts of a file at least, so that no two prompts are the same text."""
+_STEP = 650
+"""Characters between two parts of a file at least."""
 
 
 def built_in(

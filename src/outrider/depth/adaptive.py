@@ -23,9 +23,10 @@ from .alone import own_choice
 from .choices import Choice, Choices, Decision
 from .costs import COST_RATIO, Costs, Prices
 from .drafted import Drafted
-from .last_to_end import LastToEnd
+from .last_to_end import Counts, LastToEnd
 from .levels import Levels, allowed
 from .looking import Looking
+from .outlook import Outlook
 from .purse import LONGEST, ONE_FIRST, SHARE, Purse, worth_reading
 from .seen import Seen, stepped_of
 from .shown import Shown
@@ -333,36 +334,12 @@ class AdaptiveDepth:
             deepest: how many steps are taken for the others in any case.
         """
         most = self._levels.deepest
-        prior = self._shown.chances(most)
-        recent = _IDLE**self._since_draft
-        each = np.array(
-            [expected_tokens(state.acceptance.chances(most, prior, recent)) for state in states]
-        )
-        tried = self._shown.deepest(most, states)
-        # With others in the batch it is not known when all of it ends.
-        alone = prices.rows == len(states) and not deepest
-        rests = self._ragged and self._costs.known and alone and most > 0
-        counts = self._ending.counts(states, prices) if rests else None
-        drafted = whole = Drafted.all_of(each, prices, deepest)
-        if counts and counts.weights is not None:
-            times = self._costs.of_some(prices.rows, most)
-            drafted = Drafted.some_of(each, counts.weights, whole.seconds[0], times, tried)
-        tokens, seconds = drafted.tokens, drafted.seconds
-        rates = [made / took for made, took in zip(tokens, seconds, strict=True)]
-        best = max(range(tried + 1), key=rates.__getitem__)
-        pace, ending = rates[best], self._ends_early and best > 0 and tried == most
-        likely, usual = float(best), seconds[best]
-        if ending:
-            likely = self._steps.mean(best)
-            usual = float(np.interp(likely, range(most + 1), seconds))
-            made = self._steps.emitted(tokens[most], tokens[best])
-            # Not much deeper than drafts have been, however sure the next one is.
-            known = max(best, ceil(likely))
-            pace, best = max(rates[1], made / usual), min(most, 2 * known + 1)
-        gain = pace / rates[0]
-        rate, trial = pace, 0
+        outlook, counts = self._outlook(states, prices, deepest)
+        best, likely, ending = outlook.best, outlook.likely, outlook.ending
+        rate, trial, drafted = outlook.pace, 0, outlook.drafted
+        gain, plain_s = rate / outlook.plain, drafted.seconds[0]
         drafting = [state for state, own in zip(states, drafted.rows, strict=True) if own]
-        behind = prices.backlog * self._seen.behind(drafting) / seconds[0]
+        behind = prices.backlog * self._seen.behind(drafting) / plain_s
         doubt = _CAUTION * prices.doubt(min(best, ceil(likely)))
         # Rows that join others in steps that are taken anyway do not end apart for that.
         apart = 0 if deepest else self._ending.apart(states, counts is not None)
@@ -371,15 +348,15 @@ class AdaptiveDepth:
         self._pays = pays = best > 0 and gain >= enough + behind / _STAY
         if not pays:
             unread = self._seen.behind(states)
-            dearer = prices.backlog * unread / seconds[0]
+            dearer = prices.backlog * unread / plain_s
             dearer += _CAUTION * prices.doubt(min(1, most))
-            rate, trial = rates[0], self._trial(whole, dearer, enough, not unread)
-            self._trying, drafted, counts = bool(trial), whole, None
+            rate, trial = outlook.plain, self._trial(outlook.whole, dearer, enough, not unread)
+            self._trying, drafted, counts = bool(trial), outlook.whole, None
         widths = rate * prices.looked_up[: most + 1]
         own, bare = rate / len(states), widths[0] / len(states)
         more = max(widths[-1] - widths[0], 0.0)
         token = more / max(int(prices.widths[most]), 1) / len(states)
-        choice = Choice(best, bare, token, best, planned=own * usual)
+        choice = Choice(best, bare, token, best, planned=own * outlook.usual)
         patience = ceil(self._patience(prices, gain)) if pays else 0
         stands = max(min(DRAFTING, patience - self._since_plain - 1), 0)
         if not pays:
@@ -405,9 +382,9 @@ class AdaptiveDepth:
             steps = np.arange(most + 1)
             choices = [
                 replace(one, planned=float(np.interp(likely, steps, tokens))) if one.steps else one
-                for one, tokens in zip(choices, each, strict=True)
+                for one, tokens in zip(choices, outlook.each, strict=True)
             ]
-        deep, step_pace = float(max(likely, deepest)), pace if ending else 0.0
+        deep, step_pace = float(max(likely, deepest)), outlook.pace if ending else 0.0
         covered, backlog = float(np.interp(deep, range(most + 1), widths)), rate * prices.backlog
         return Choices(
             choices,
@@ -422,6 +399,27 @@ class AdaptiveDepth:
             rounds=None if counts is None else np.array(drafted.seconds),
             **({} if counts is None else counts.named),
         )
+
+    def _outlook(
+        self, states: list[SequenceState], prices: Prices, deepest: int
+    ) -> tuple[Outlook, Counts | None]:
+        """What drafts are expected to bring, and what tokens count if not all alike."""
+        most, recent = self._levels.deepest, _IDLE**self._since_draft
+        prior = self._shown.chances(most)
+        each = np.array(
+            [expected_tokens(state.acceptance.chances(most, prior, recent)) for state in states]
+        )
+        tried = self._shown.deepest(most, states)
+        # With others in the batch it is not known when all of it ends.
+        alone = prices.rows == len(states) and not deepest
+        rests = self._ragged and self._costs.known and alone and most > 0
+        counts = self._ending.counts(states, prices) if rests else None
+        drafted = whole = Drafted.all_of(each, prices, deepest)
+        if counts and counts.weights is not None:
+            times = self._costs.of_some(prices.rows, most)
+            drafted = Drafted.some_of(each, counts.weights, whole.seconds[0], times, tried)
+        steps = self._steps if self._ends_early and tried == most else None
+        return Outlook.of(each, drafted, whole, tried, steps), counts
 
     def _patience(self, prices: Prices, gain: float) -> float:
         """After how many rounds a plain one is put in."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
@@ -148,6 +148,7 @@ class Costs:
         self._drafting = Drafting()
         self._looking, self._proposing = Line(), Line()
         self._proposed, self._proposed_at = 0, 0
+        self._sizes = Counter[tuple[int, int]]()
         self._prompts = deque[float](maxlen=RECENT)
         self._readings = deque[float](maxlen=RECENT)
         self._plain = 0
@@ -236,6 +237,7 @@ class Costs:
         if not seen.fresh:
             self._verifying.add(seen.width > 0, tokens, took / scale, now)
             self._plain += not seen.width
+            self._sizes[seen.rows, tokens] += seen.width > 0
             if seen.looked and not seen.steps:
                 found = self._proposing if seen.width else self._looking
                 found.add(seen.rows, draft_s, now)
@@ -308,10 +310,12 @@ class Costs:
         asked = np.unique(np.append(np.arange(1, rows + 1), rows * each))
         kinds, tokens = np.append(asked > 0, False), np.append(rows + asked, float(rows))
         times, _ = self._verifying.told(kinds, tokens, self._spread)
-        verifying, plain = np.interp(drafted, asked, times[:-1]), times[-1]
+        told, plain = times[:-1], float(times[-1])
         # Rounds of as many tokens may have been of fewer rows, which take less.
-        share = some[:, None] / rows
-        verifying = np.maximum(verifying, plain + share * (verifying[-1:] - plain).clip(0))
+        between = plain + asked[:rows] / rows * (told[rows - 1] - plain)
+        own = np.array([self._sizes[rows, rows + more] >= FEW for more in range(1, rows + 1)])
+        told[:rows] = np.where(own, told[:rows], np.maximum(told[:rows], between))
+        verifying = np.interp(drafted, asked, told)
         seconds = verifying + self._drafting.among(some, each)
         return np.asarray(self._pace.at(self._rounds) * seconds).clip(_LEAST)
 

@@ -115,9 +115,10 @@ class DirectForward:
 
     @property
     def reads_apart(self) -> bool:
-        """Whether slots are read where they lie, and not copied first where they are no run."""
-        heads = self.hf_model.model.layers[0].self_attn
-        return self._by_loops and host_attention.width_fits(heads.head_dim)
+        """Whether slots are read where they lie, and few forwards copy those that are no run."""
+        if not self._applies or not self._by_loops:
+            return False
+        return host_attention.width_fits(self.hf_model.model.layers[0].self_attn.head_dim)
 
     @property
     def _by_loops(self) -> bool:

@@ -34,6 +34,7 @@ def fits(query: Tensor, read: Span, mask: Tensor) -> bool:
         width_fits(width)
         and key.shape == value.shape == (slots, heads, span, width)
         and (slots if read.rows is None else len(read.rows)) == rows
+        and (read.rows is None or (read.rows.dtype == torch.int64 and read.rows.is_contiguous()))
         and all_heads % heads == 0
         and mask.shape[0] in (1, rows)
         and mask.shape[1] == 1

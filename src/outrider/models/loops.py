@@ -165,7 +165,7 @@ def _seen(mask: int, stride: int, columns: int, span: int) -> int:
 
 
 ATTENTION = 25
-"""How many arguments `attention` is given, before the scale."""
+"""How many arguments `attention` is given, before room for scores and the scale."""
 
 
 @_compiler.callback

@@ -301,7 +301,7 @@ class TransformersModel:
                 # At once, so that the next rows may share it.
                 self._prefill(prefix, placement.slot, placement.shared)
                 behind[-1] = 1
-        if not self._forward.reads_apart:
+        if max(slots) - min(slots) >= len(slots) and not self._forward.reads_apart:
             for slot, other in self._table.side_by_side(slots):
                 self._swap(slot, other)
                 slots[slots.index(slot)] = other

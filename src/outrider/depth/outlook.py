@@ -1,0 +1,71 @@
+"""What drafts of each depth are expected to bring a batch, and the depth that brings most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .drafted import Drafted
+from .sureness import Steps
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The best of some depths, for rows that draft as deep as each other.
+
+    Attributes:
+        each: what each row emits at each depth, float64 [B, N + 1].
+        drafted: which rows draft, and what rounds bring and take at each depth.
+        whole: the same if all rows do.
+        best: the depth, 0 included; where drafts end early, the most that is drafted.
+        likely: how deep drafts are then expected to go.
+        pace: what counts for tokens, of all rows, a second.
+        ending: whether drafts end early.
+    """
+
+    each: NDArray[np.float64]
+    drafted: Drafted
+    whole: Drafted
+    best: int
+    likely: float
+    pace: float
+    ending: bool
+
+    @staticmethod
+    def of(
+        each: NDArray[np.float64], drafted: Drafted, whole: Drafted, tried: int, steps: Steps | None
+    ) -> Outlook:
+        """The depth with the most tokens a second.
+
+        Args:
+            each, drafted, whole: see there.
+            tried: the deepest that may be drafted.
+            steps: how many drafts were seen to take, if drafts of all depths may end early.
+        """
+        tokens, seconds = drafted.tokens, drafted.seconds
+        most = len(tokens) - 1
+        rates = [made / took for made, took in zip(tokens, seconds, strict=True)]
+        best = max(range(tried + 1), key=rates.__getitem__)
+        pace, likely, ending = rates[best], float(best), steps is not None and best > 0
+        if steps is not None and ending:
+            likely = steps.mean(best)
+            made = steps.emitted(tokens[most], tokens[best])
+            # Not much deeper than drafts have been, however sure the next one is.
+            known = max(best, ceil(likely))
+            usual = float(np.interp(likely, range(most + 1), seconds))
+            pace, best = max(rates[1], made / usual), min(most, 2 * known + 1)
+        return Outlook(each, drafted, whole, best, likely, pace, ending)
+
+    @property
+    def plain(self) -> float:
+        """What counts for tokens, a second, without drafts."""
+        return self.drafted.tokens[0] / self.drafted.seconds[0]
+
+    @property
+    def usual(self) -> float:
+        """Seconds of a round that drafts as deep as is expected."""
+        seconds = self.drafted.seconds
+        return float(np.interp(self.likely, range(len(seconds)), seconds))
