@@ -64,7 +64,7 @@ class TensorTurning:
     Args:
         cos: [B or 1, 1, q, D].
         sin: the same, its first half negated.
-        cache: whose `update` takes keys and values.
+        cache: a cache of transformers; if it is a `SlotCache`, aimed.
         ragged: see `turning_for`.
     """
 
@@ -81,7 +81,10 @@ class TensorTurning:
         if self._ragged is not None:
             states = (each.transpose(1, 2) for each in (query, key, value))
             query, key, value = (self._ragged.padded(each).transpose(1, 2) for each in states)
-        return query, Span(*self._cache.update(key, value, layer))
+        if not isinstance(self._cache, SlotCache):
+            return query, Span(*self._cache.update(key, value, layer))
+        self._cache.write(key, value, layer)
+        return query, self._cache.span(layer)
 
     def _turned(self, states: Tensor) -> Tensor:
         return states * self._cos + states.roll(self._half, -1) * self._sin

@@ -234,6 +234,11 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         **kwargs: object,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:
         """Write a layer's keys and values [B, heads, length, width], and return the span's."""
+        self.write(key_states, value_states, layer_idx)
+        return self.span(layer_idx).gathered()
+
+    def write(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> None:
+        """Write a layer's keys and values [B, heads, length, width] where the cache is aimed."""
         if self._apart:
             assert self._scatter is not None, "a forward is aimed before it writes"
             self._scatter(layer_idx, key_states, value_states)
@@ -242,7 +247,6 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
                 self._write = self._views(self._groups, *self._columns)
             self._write[0][layer_idx].copy_(key_states)
             self._write[1][layer_idx].copy_(value_states)
-        return self.span(layer_idx).gathered()
 
     @property
     def host(self) -> HostScatter | None:
