@@ -214,6 +214,26 @@ def test_what_was_measured_of_rounds_in_which_some_draft_stands() -> None:
     assert quick.of_some(4, 1)[3, 0] == pytest.approx(quick.prices(4, [0, 1]).rounds[1], rel=1e-9)
 
 
+def test_what_was_measured_of_some_rows_long_ago_is_forgotten() -> None:
+    """Sizes that come later take its place: the line from plain rounds to those of all stands."""
+    costs = Costs()
+
+    def add(rows: int, drafted: int, target: float) -> None:
+        width = int(drafted > 0)
+        done = Round(rows, width, width, False, 0, rows, 0, False, 0, 0.0, target, 0.0)
+        for _ in range(4):
+            costs.add(replace(done, spared=width * rows - drafted, stepping=drafted or None))
+
+    for drafted, target in ((0, 1.0), (2, 1.0), (4, 2.0)):
+        add(4, drafted, target)
+    assert costs.of_some(4, 1)[1, 0] < 1.3
+    for drafted in range(1, 31):
+        add(31, drafted, 9.0)
+    for rows, drafted, target in ((4, 0, 1.0), (4, 4, 2.0), (3, 3, 1.0)):
+        add(rows, drafted, target)
+    assert costs.of_some(4, 1)[1, 0] > 1.4, "as many tokens of three rows say nothing of four"
+
+
 def test_what_was_read_on_for_a_try_is_made_use_of() -> None:
     """Tries right after it may lose as much again; not where more is to be read, or later."""
     purse = Purse()

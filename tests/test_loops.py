@@ -18,7 +18,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import TransformersModel
-from outrider.models import products, team
+from outrider.models import products, rotary, team
 from outrider.models.products import Ways
 from outrider.models.ragged import Ragged
 from outrider.models.slot_cache import SlotCache, Span
@@ -312,8 +312,13 @@ def test_a_models_logits_are_a_rows_own_to_the_bit(
     assert torch.equal(logits([3], [5], chain)[0], together[3])
 
 
-def test_slots_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows between which others have ended are neither moved nor copied, and compute the same."""
+@pytest.mark.parametrize("most", [rotary._MOST, 0], ids=["by loops", "by tensor operations"])
+def test_slots_are_read_where_they_lie(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows between which others have ended are neither moved nor copied, and compute the same.
+
+    Whichever way their queries and keys are turned.
+    """
+    monkeypatch.setattr(rotary, "_MOST", most)
     monkeypatch.setattr(products, "faster", lambda weights, packs: PACKED)
     rng = np.random.default_rng(0)
     texts = [rng.integers(0, 96, 20 + 30 * row) for row in range(4)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
@@ -47,6 +47,9 @@ _NEAR = 1.0
 _UNPROPOSED = 0.98
 """What is left a round later of what proposing looked-up tokens takes beyond looking in vain, while
 none are."""
+
+_SIZES = 24
+"""Of how many sizes it is remembered that rounds in which some rows draft were measured."""
 
 _LEAST = 1e-9
 """Seconds of a round at least: a clock may stand still."""
@@ -148,7 +151,7 @@ class Costs:
         self._drafting = Drafting()
         self._looking, self._proposing = Line(), Line()
         self._proposed, self._proposed_at = 0, 0
-        self._sizes = Counter[tuple[int, int]]()
+        self._partial: dict[tuple[int, int], int] = {}
         self._prompts = deque[float](maxlen=RECENT)
         self._readings = deque[float](maxlen=RECENT)
         self._plain = 0
@@ -203,6 +206,7 @@ class Costs:
         """Forget what was known of a round that takes much less; see `add`."""
         scale = self._pace.at(self._rounds)
         self._verifying.forget(seen.width > 0, seen.tokens)
+        self._partial.pop((seen.rows, seen.tokens), None)
         if seen.steps and not seen.caught_up:
             self._drafting.cap(seen, seen.draft_s / scale)
 
@@ -237,7 +241,8 @@ class Costs:
         if not seen.fresh:
             self._verifying.add(seen.width > 0, tokens, took / scale, now)
             self._plain += not seen.width
-            self._sizes[seen.rows, tokens] += seen.width > 0
+            if seen.rows < tokens < 2 * seen.rows:
+                self._note_partial(seen.rows, tokens)
             if seen.looked and not seen.steps:
                 found = self._proposing if seen.width else self._looking
                 found.add(seen.rows, draft_s, now)
@@ -245,6 +250,12 @@ class Costs:
                     self._proposed, self._proposed_at = self._proposed + 1, now
         if seen.steps and not seen.caught_up:
             self._drafting.add(seen, draft_s, now)
+
+    def _note_partial(self, rows: int, tokens: int) -> None:
+        """Note a round in which some rows drafted, and the others did not."""
+        self._partial[rows, tokens] = self._partial.pop((rows, tokens), 0) + 1
+        if len(self._partial) > _SIZES:
+            del self._partial[next(iter(self._partial))]
 
     def _scale(self, factor: float) -> None:
         """Go on as if all had taken so many times as long."""
@@ -313,8 +324,8 @@ class Costs:
         told, plain = times[:-1], float(times[-1])
         # Rounds of as many tokens may have been of fewer rows, which take less.
         between = plain + asked[:rows] / rows * (told[rows - 1] - plain)
-        own = np.array([self._sizes[rows, rows + more] >= FEW for more in range(1, rows + 1)])
-        told[:rows] = np.where(own, told[:rows], np.maximum(told[:rows], between))
+        own = [self._partial.get((rows, rows + more), 0) >= FEW for more in range(1, rows)]
+        told[:rows] = np.where([*own, True], told[:rows], np.maximum(told[:rows], between))
         verifying = np.interp(drafted, asked, told)
         seconds = verifying + self._drafting.among(some, each)
         return np.asarray(self._pace.at(self._rounds) * seconds).clip(_LEAST)

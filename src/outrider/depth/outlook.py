@@ -22,6 +22,7 @@ class Outlook:
         whole: the same if all rows do.
         best: the depth, 0 included; where drafts end early, the most that is drafted.
         likely: how deep drafts are then expected to go.
+        usual: seconds of a round that goes so far.
         pace: what counts for tokens, of all rows, a second.
         ending: whether drafts end early.
     """
@@ -31,6 +32,7 @@ class Outlook:
     whole: Drafted
     best: int
     likely: float
+    usual: float
     pace: float
     ending: bool
 
@@ -49,23 +51,17 @@ class Outlook:
         most = len(tokens) - 1
         rates = [made / took for made, took in zip(tokens, seconds, strict=True)]
         best = max(range(tried + 1), key=rates.__getitem__)
-        pace, likely, ending = rates[best], float(best), steps is not None and best > 0
-        if steps is not None and ending:
-            likely = steps.mean(best)
-            made = steps.emitted(tokens[most], tokens[best])
-            # Not much deeper than drafts have been, however sure the next one is.
-            known = max(best, ceil(likely))
-            usual = float(np.interp(likely, range(most + 1), seconds))
-            pace, best = max(rates[1], made / usual), min(most, 2 * known + 1)
-        return Outlook(each, drafted, whole, best, likely, pace, ending)
+        if steps is None or not best:
+            likely, usual = float(best), seconds[best]
+            return Outlook(each, drafted, whole, best, likely, usual, rates[best], ending=False)
+        likely = steps.mean(best)
+        usual = float(np.interp(likely, range(most + 1), seconds))
+        pace = max(rates[1], steps.emitted(tokens[most], tokens[best]) / usual)
+        # Not much deeper than drafts have been, however sure the next one is.
+        deep = min(most, 2 * max(best, ceil(likely)) + 1)
+        return Outlook(each, drafted, whole, deep, likely, usual, pace, ending=True)
 
     @property
     def plain(self) -> float:
         """What counts for tokens, a second, without drafts."""
         return self.drafted.tokens[0] / self.drafted.seconds[0]
-
-    @property
-    def usual(self) -> float:
-        """Seconds of a round that drafts as deep as is expected."""
-        seconds = self.drafted.seconds
-        return float(np.interp(self.likely, range(len(seconds)), seconds))
