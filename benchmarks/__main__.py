@@ -25,6 +25,7 @@ _PARTS = {
     "verification": ("verification", 100),
     "parameters": ("parameters", 25),
     "speedup": ("speedup", 4),
+    "losing": ("losing", 4),
     "depth": ("depth", 4),
     "modes": ("modes", 4),
     "import": ("imports", 5),

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 from rich.table import Table
 
 import outrider
@@ -24,8 +23,7 @@ from outrider.bench.records import Workload
 from outrider.bench.workload import built_in
 from outrider.loading import Pair
 from outrider.models.transformers import TransformersModel
-from outrider.protocols import DraftContext, DraftModel, TargetModel
-from outrider.records import DraftPlan, DraftProposal, Laws, Prefix
+from outrider.protocols import DraftModel, TargetModel
 
 from .report import Report, add_row, columns
 
@@ -59,7 +57,6 @@ def run(rounds: int) -> Report:
             own_drafter(pair, max(BATCHES), room), SuffixDrafter(max_pool_tokens=0)
         ),
     }
-    bad: dict[str, DraftModel] = {"wrong": Wrong(), "dear": Dear(pair.target)}
     table = columns(
         f"tokens/s over plain decoding's, {TOKENS} tokens a prompt, {rounds} prompts",
         "workload",
@@ -80,9 +77,8 @@ def run(rounds: int) -> Report:
         name, found = kind.name, [list(prompt.token_ids) for prompt in kind.prompts]
         for temperature in TEMPERATURES:
             for size in BATCHES:
-                raced = contenders | (bad if name == "code" and size == 1 else {})
                 batches = [found[i : i + size] for i in range(0, len(found) - size + 1, size)]
-                for row in _measure(pair.target, raced, batches[:rounds], temperature):
+                for row in _measure(pair.target, contenders, batches[:rounds], temperature):
                     rows.append({"workload": name} | row)
                     _show(table, rows[-1])
     return Report(
@@ -96,8 +92,7 @@ def run(rounds: int) -> Report:
         "text of a batch is over, as where others take its place, since without them a batch waits "
         "for its slowest text; length: tokens emitted in a "
         "round that drafts, beside the most that any lossless verification would emit; drafted: "
-        "share of rounds that drafted; wrong: drafts that are never kept; dear: a draft, "
-        "each step of which takes two target forwards",
+        "share of rounds that drafted",
         table,
         {"tokens": TOKENS, "rows": rows},
     )
@@ -124,32 +119,6 @@ def own_drafter(pair: Pair, max_sequences: int, room: int) -> ModelDrafter:
     alone = TransformersModel(model.hf_model, max_sequences=max_sequences)
     alone.reserve(room)
     return ModelDrafter(alone, pair.model_drafter.vocab_size)
-
-
-class Wrong:
-    """Proposes the same token again and again: after text, hardly ever right."""
-
-    vocab_size = None
-
-    def propose(
-        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
-    ) -> DraftProposal:
-        """Token 1, as often as planned."""
-        tokens = torch.ones(len(prefixes), plan.deepest, dtype=torch.int64, device=ctx.device)
-        return DraftProposal(tokens, plan.depth, Laws(atoms=tokens))
-
-
-class Dear(ModelDrafter):
-    """The target drafts for itself, each step of it taken twice."""
-
-    def propose(
-        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
-    ) -> DraftProposal:
-        """What the target would say, at twice its price."""
-        cursor = self.model.open(prefixes, plan.deepest)
-        for _ in range(plan.deepest - 1):
-            cursor.step(cursor.logits.argmax(-1))
-        return super().propose(prefixes, plan, ctx)
 
 
 def _measure(

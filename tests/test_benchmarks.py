@@ -63,6 +63,16 @@ def test_the_speedup_benchmark(
     test_a_benchmark_ends_in_one_line_of_json("speedup", 1, {"rows", "tokens"}, capsys, monkeypatch)
 
 
+def test_the_losing_benchmark(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On fewer tokens, and at one temperature."""
+    for name, value in {"TOKENS": 6, "TEMPERATURES": (0.8,), "WARM_UP": 2}.items():
+        monkeypatch.setattr(f"benchmarks.losing.{name}", value)
+    figures = {"rows", "tokens", "prompts"}
+    test_a_benchmark_ends_in_one_line_of_json("losing", 1, figures, capsys, monkeypatch)
+
+
 def test_the_depth_benchmark(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
