@@ -283,12 +283,13 @@ class AdaptiveDepth:
             self._steps.add(max(together))
         if self._trying and self._costs.known:
             others = max((step for row, step in enumerate(stepped) if row not in free), default=0)
-            prices = self._costs.prices(rows, [0, width])
-            took = record.draft_s + prices.verifying[1]
+            deep = max(others, *stepped)
+            prices = self._costs.prices(rows, [*map(self._levels.width, range(deep + 1)), width])
+            took = record.draft_s + prices.verifying[-1]
             emitted = sum(record.emitted[row] for row in free) / len(free)
-            plain = self._prices(rows, others).rounds[others]
-            lost = took / plain + _CAUTION * prices.doubt(1) - emitted
-            usual = float(self._costs.prices(rows, range(max(stepped) + 1)).drafting[-1])
+            plain = prices.rounds[others]
+            lost = took / plain + _CAUTION * prices.doubt(-1) - emitted
+            usual = float(prices.drafting[deep])
             self._purse.spend(
                 lost, max(record.draft_s - usual, 0.0) / plain if seen.behind else 0.0
             )
@@ -336,7 +337,7 @@ class AdaptiveDepth:
         most = self._levels.deepest
         outlook, counts = self._outlook(states, prices, deepest)
         best, likely, ending = outlook.best, outlook.likely, outlook.ending
-        rate, trial, drafted = outlook.pace, 0, outlook.drafted
+        rate, trial, wait, drafted = outlook.pace, 0, 0, outlook.drafted
         gain, plain_s = rate / outlook.plain, drafted.seconds[0]
         drafting = [state for state, own in zip(states, drafted.rows, strict=True) if own]
         behind = prices.backlog * self._seen.behind(drafting) / plain_s
@@ -350,7 +351,8 @@ class AdaptiveDepth:
             unread = self._seen.behind(states)
             dearer = prices.backlog * unread / plain_s
             dearer += _CAUTION * prices.doubt(min(1, most))
-            rate, trial = outlook.plain, self._trial(outlook.whole, dearer, enough, not unread)
+            rate = outlook.plain
+            trial, wait = self._trial(outlook.whole, dearer, enough, not unread)
             self._trying, drafted, counts = bool(trial), outlook.whole, None
         widths = rate * prices.looked_up[: most + 1]
         own, bare = rate / len(states), widths[0] / len(states)
@@ -360,7 +362,7 @@ class AdaptiveDepth:
         patience = ceil(self._patience(prices, gain)) if pays else 0
         stands = max(min(DRAFTING, patience - self._since_plain - 1), 0)
         if not pays:
-            stands = 0 if trial else plain_rounds(len(states))
+            stands = 0 if trial else plain_rounds(len(states), wait)
             choice = replace(choice, steps=trial, likely=trial, planned=1.0)
             likely, gain, ending = trial, 1.0, False
         elif not deepest and self._since_plain >= patience:
@@ -428,15 +430,24 @@ class AdaptiveDepth:
         rarely = _RARELY * gain if log(gain) > _SURE * prices.doubt() else _SOON
         return min(rarely, max((gain - 1) / _LOOKS, _SOON))
 
-    def _trial(self, whole: Drafted, dearer: float, enough: float, up_to_date: bool) -> int:
-        """One token where nothing was tried for long enough and something could pay, or none."""
-        tokens, seconds = whole.tokens, whole.seconds
-        forgotten = self._since_draft >= LONGEST and self._levels.deepest
+    def _trial(
+        self, whole: Drafted, dearer: float, enough: float, up_to_date: bool
+    ) -> tuple[int, int]:
+        """One token where nothing was tried for long enough and something could pay, or none.
+
+        And for how many plain rounds that will be so.
+        """
+        tokens, seconds, rows = whole.tokens, whole.seconds, len(whole.rows)
+        left = LONGEST - self._since_draft
         kept = ((k + 1) * seconds[0] / took for k, took in enumerate(seconds) if k)
-        if self._costs.puzzled or not (forgotten or any(gain > enough for gain in kept)):
-            return 0
+        if self._costs.puzzled or not self._levels.deepest:
+            return 0, 0
+        if left > 0 and not any(gain > enough for gain in kept):
+            return 0, left
         price = dearer + seconds[1] / seconds[0] - tokens[1] / tokens[0]
-        return int(self._purse.affords(price, up_to_date))
+        if self._purse.affords(price, up_to_date):
+            return 1, 0
+        return 0, self._purse.wait(rows)
 
     def _prices(self, rows: int, depth: int) -> Prices:
         """Of rounds up to a depth: measured, or where none was, in plain ones."""

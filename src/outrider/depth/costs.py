@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..records import RoundRecord
 from .drafting import FEW, MUCH_FASTER, RECENT, Drafting
-from .lines import Curve, Line
+from .lines import Curve, Line, Times
 from .pace import Pace
 from .round import Round
 
@@ -47,9 +47,6 @@ _NEAR = 1.0
 _UNPROPOSED = 0.98
 """What is left a round later of what proposing looked-up tokens takes beyond looking in vain, while
 none are."""
-
-_SIZES = 24
-"""Of how many sizes it is remembered that rounds in which some rows draft were measured."""
 
 _LEAST = 1e-9
 """Seconds of a round at least: a clock may stand still."""
@@ -151,7 +148,7 @@ class Costs:
         self._drafting = Drafting()
         self._looking, self._proposing = Line(), Line()
         self._proposed, self._proposed_at = 0, 0
-        self._partial: dict[tuple[int, int], int] = {}
+        self._partial = Times[tuple[int, int]]()
         self._prompts = deque[float](maxlen=RECENT)
         self._readings = deque[float](maxlen=RECENT)
         self._plain = 0
@@ -206,7 +203,7 @@ class Costs:
         """Forget what was known of a round that takes much less; see `add`."""
         scale = self._pace.at(self._rounds)
         self._verifying.forget(seen.width > 0, seen.tokens)
-        self._partial.pop((seen.rows, seen.tokens), None)
+        self._partial.forget((seen.rows, seen.tokens))
         if seen.steps and not seen.caught_up:
             self._drafting.cap(seen, seen.draft_s / scale)
 
@@ -242,7 +239,7 @@ class Costs:
             self._verifying.add(seen.width > 0, tokens, took / scale, now)
             self._plain += not seen.width
             if seen.rows < tokens < 2 * seen.rows:
-                self._note_partial(seen.rows, tokens)
+                self._partial.add((seen.rows, tokens), took / scale, now)
             if seen.looked and not seen.steps:
                 found = self._proposing if seen.width else self._looking
                 found.add(seen.rows, draft_s, now)
@@ -251,17 +248,12 @@ class Costs:
         if seen.steps and not seen.caught_up:
             self._drafting.add(seen, draft_s, now)
 
-    def _note_partial(self, rows: int, tokens: int) -> None:
-        """Note a round in which some rows drafted, and the others did not."""
-        self._partial[rows, tokens] = self._partial.pop((rows, tokens), 0) + 1
-        if len(self._partial) > _SIZES:
-            del self._partial[next(iter(self._partial))]
-
     def _scale(self, factor: float) -> None:
         """Go on as if all had taken so many times as long."""
         self._pace = Pace()
         for part in (self._verifying, self._drafting, self._looking, self._proposing):
             part.scale(factor)
+        self._partial.change(lambda _, took: took * factor)
         self._prompts = deque([each * factor for each in self._prompts], maxlen=RECENT)
         self._readings = deque([each * factor for each in self._readings], maxlen=RECENT)
 
@@ -308,6 +300,10 @@ class Costs:
     def of_some(self, rows: int, depths: int) -> NDArray[np.float64]:
         """What rounds take in which some rows draft, and are not padded for.
 
+        What is known of rounds of as many tokens may be of fewer rows, which take less: until
+        these rows were measured themselves, they take no less than on a line from a plain round to
+        one in which all draft.
+
         Args:
             rows: sequences in them.
             depths: N, at least 1.
@@ -322,10 +318,13 @@ class Costs:
         kinds, tokens = np.append(asked > 0, False), np.append(rows + asked, float(rows))
         times, _ = self._verifying.told(kinds, tokens, self._spread)
         told, plain = times[:-1], float(times[-1])
-        # Rounds of as many tokens may have been of fewer rows, which take less.
-        between = plain + asked[:rows] / rows * (told[rows - 1] - plain)
-        own = [self._partial.get((rows, rows + more), 0) >= FEW for more in range(1, rows)]
-        told[:rows] = np.where([*own, True], told[:rows], np.maximum(told[:rows], between))
+        fewer = asked[: rows - 1]
+        between = plain + fewer / rows * max(told[rows - 1] - plain, 0.0)
+        sizes = [(rows, rows + more) for more in range(1, rows)]
+        counts = np.array([self._partial.count(size) for size in sizes])
+        own = np.array([self._partial.usually(size) for size in sizes])
+        guess = np.maximum(told[: rows - 1], between)
+        told[: rows - 1] = (counts * own + FEW * guess) / (counts + FEW)
         verifying = np.interp(drafted, asked, told)
         seconds = verifying + self._drafting.among(some, each)
         return np.asarray(self._pace.at(self._rounds) * seconds).clip(_LEAST)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil, sqrt
 
 from ..records import SequenceState
 from .costs import Prices
@@ -128,6 +129,14 @@ class Purse:
         self._price = price
         more = up_to_date and 0 < self._read_on >= price
         return more or (self._since >= _APART and self._filled >= price)
+
+    def wait(self, rows: int) -> int:
+        """How many plain rounds of so many sequences it takes until there is enough for a try.
+
+        Of the price that was asked for last.
+        """
+        missing = max(self._price - self._filled, 0.0) * sqrt(rows) / self._share
+        return max(ceil(missing), _APART - self._since)
 
     def spend(self, lost: float, read_on: float = 0.0) -> None:
         """Take what a try lost, but for most of a hiccup: the next try is not to be years off.

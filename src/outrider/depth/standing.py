@@ -15,13 +15,21 @@ DRAFTING = 5
 PLAIN = 11
 """... or that they do not, for up to four sequences: of more it takes longer to be decided, ..."""
 
+PLAIN_AT_MOST = 35
+"""... and until a try can be paid for, but not for more rounds than that, ..."""
+
 _SETTLED = 8
 """... once each of the sequences has been through so many."""
 
 
-def plain_rounds(rows: int) -> int:
-    """For how many more rounds it stands that drafts do not pay for so many sequences."""
-    return int(PLAIN * max(log2(rows) / 2, 1.0))
+def plain_rounds(rows: int, wait: int = 0) -> int:
+    """For how many more rounds it stands that drafts do not pay for so many sequences.
+
+    Args:
+        rows: how many.
+        wait: for how many plain rounds there will be no try.
+    """
+    return max(int(PLAIN * max(log2(rows) / 2, 1.0)), min(wait, PLAIN_AT_MOST))
 
 
 @dataclass(frozen=True, slots=True)
