@@ -64,14 +64,17 @@ def run(rounds: int) -> Report:
             )
     return Report(
         "losing",
-        "default settings; one round of each decoder in turn; the target's reading of the prompt "
-        "is not timed; 95%: bootstrap and Student's t over prompts; usual: speedup if each round "
-        "had taken what rounds of its kind took, by the median; at first one decoder for all "
-        "prompts, which learns from each, and under new another one for every prompt, which has "
-        "to find out within it; kept: share of first tokens that were; drafted: share of rounds "
-        "that drafted; wrong: drafts that are never kept; dear: a draft, each step of which takes "
-        "two target forwards; exit: the target's own first layers and its head, of a target that "
-        "was not trained for it",
+        "default settings; one round of each decoder in turn; the target's first forward, with "
+        "which it reads the prompt, is not timed; 95%: bootstrap and Student's t over prompts; "
+        "usual: speedup if each round had taken what rounds of its kind took, by the median: "
+        "without slow moments of the machine, and without a drafter's reading after the first "
+        "round; at first one decoder for all prompts, which learns from each, and under new "
+        "another one for every prompt: what rounds cost is measured when it is made, which is not "
+        "timed, and whether drafts are kept it has to find out; kept: share of first tokens that "
+        "were; drafted: share of rounds that drafted, both by the one for all prompts; wrong: "
+        "drafts that are never kept; dear: a draft, each step of which takes two target forwards, "
+        "so that it is best left alone; exit: the target's own first layers and its head, of a "
+        "target that was not trained for it",
         table,
         {"tokens": TOKENS, "prompts": prompts, "rows": rows},
     )

@@ -77,14 +77,15 @@ def run(rounds: int) -> Report:
         name, found = kind.name, [list(prompt.token_ids) for prompt in kind.prompts]
         for temperature in TEMPERATURES:
             for size in BATCHES:
-                batches = [found[i : i + size] for i in range(0, len(found) - size + 1, size)]
-                for row in _measure(pair.target, contenders, batches[:rounds], temperature):
+                batches = _dealt(found, size)[:rounds]
+                for row in _measure(pair.target, contenders, batches, temperature):
                     rows.append({"workload": name} | row)
                     _show(table, rows[-1])
     return Report(
         "speedup",
-        "default settings; one round of each decoder in turn; the target's reading "
-        "of the prompt is not timed, the drafter's is; 95%: bootstrap and Student's t over "
+        "default settings; one round of each decoder in turn; the target's first forward, with "
+        "which it reads the prompt, is not timed, what the drafter reads is; 95%: bootstrap and "
+        "Student's t over "
         "prompts, or over batches of them, wide where they are few; usual: speedup if each round "
         "had taken what rounds of its kind took, by the median: without slow moments of the "
         "machine, and without a drafter's reading after the first round, its interval that of "
@@ -164,6 +165,12 @@ def _measure(
             }
         )
     return rows
+
+
+def _dealt(prompts: list[list[int]], size: int) -> list[list[list[int]]]:
+    """As many batches as there are prompts for, dealt out: later prompts are of another sort."""
+    count = len(prompts) // size
+    return [prompts[first::count][:size] for first in range(count)]
 
 
 def _rate(timed: Timed) -> float:

@@ -175,7 +175,7 @@ def _code() -> Iterator[tuple[str, str]]:
 
 
 def _passages(text: str) -> list[str]:
-    """Parts of a file that begin where a function or a class does, each a step beyond the last."""
+    """Parts of a file that begin after two empty lines, each at least a step beyond the last."""
     passages, last = list[str](), 0
     for found in re.finditer(r"\n\n\n(?=\S)", text):
         place = found.end()
