@@ -356,6 +356,23 @@ def test_what_tries_gain_pays_for_more_of_them_up_to_a_bound() -> None:
     assert not purse.affords(2.0)
 
 
+@pytest.mark.parametrize("rows", [1, 9])
+def test_a_purse_says_when_it_can_pay(rows: int) -> None:
+    """After a try that lost what it had, and not a round before."""
+    purse = Purse()
+    purse.affords(1.5)
+    purse.spend(1.0)
+    wait = purse.wait(rows)
+    assert wait == round(2.5 * rows**0.5 / ONE_FIRST)
+    for _ in range(wait - 1):
+        purse.fill(True, [], rows)
+    assert not purse.affords(1.5)
+    for _ in range(2):
+        purse.fill(True, [], rows)
+    assert purse.affords(1.5)
+    assert purse.wait(rows) <= 0
+
+
 @pytest.mark.parametrize("gains", [True, False])
 def test_a_slow_moment_of_plain_rounds_does_not_start_drafting_for_long(gains: bool) -> None:
     """Plain rounds were slow when they were last measured; drafts are never kept, or always."""

@@ -214,6 +214,35 @@ def test_what_was_measured_of_rounds_in_which_some_draft_stands() -> None:
     assert quick.of_some(4, 1)[3, 0] == pytest.approx(quick.prices(4, [0, 1]).rounds[1], rel=1e-9)
 
 
+def test_as_many_tokens_of_fewer_rows_do_not_overrule_what_was_measured() -> None:
+    """Two of sixteen rows, then nine rows that draft one each: eighteen tokens both."""
+    costs = Costs()
+
+    def add(rows: int, drafted: int, target: float, times: int) -> None:
+        width = int(drafted > 0)
+        done = Round(rows, width, width, False, 0, rows, 0, False, 0, 0.0, target, 0.0)
+        for _ in range(times):
+            costs.add(replace(done, spared=width * rows - drafted, stepping=drafted or None))
+
+    add(16, 0, 17.0, 12)
+    add(16, 16, 21.0, 12)
+    add(16, 2, 18.5, 12)
+    for _ in range(40):
+        add(9, 0, 11.75, 2)
+        add(9, 9, 14.0, 1)
+    assert costs.of_some(16, 1)[1, 0] == pytest.approx(18.5, rel=0.03)
+
+
+def test_no_round_in_which_some_draft_takes_less_than_a_plain_one_unless_measured() -> None:
+    """Of sixteen rows only plain rounds are known, of four all depths."""
+    costs = Costs()
+    for rows, width in [(16, 0), *((4, width) for width in (0, 1, 3, 7))] * 9:
+        target = 5.0 + 0.75 * rows + 0.25 * rows * width
+        costs.add(Round(rows, width, width, False, 0, rows, 0, False, 0, 0.0, target, 0.0))
+    plain = float(costs.prices(16, [0]).rounds[0])
+    assert (costs.of_some(16, 1)[:-1, 0] >= 0.999 * plain).all()
+
+
 def test_what_was_measured_of_some_rows_long_ago_is_forgotten() -> None:
     """Sizes that come later take its place: the line from plain rounds to those of all stands."""
     costs = Costs()

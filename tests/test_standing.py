@@ -11,9 +11,9 @@ import pytest
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
 from outrider.certify import exact_law
 from outrider.depth import AdaptiveDepth, Levels
-from outrider.depth.choices import Choices
+from outrider.depth.choices import Choices, Decision
 from outrider.depth.costs import Prices
-from outrider.depth.standing import DRAFTING, PLAIN, Standing
+from outrider.depth.standing import DRAFTING, PLAIN, PLAIN_AT_MOST, Standing
 from outrider.models.tabular import TabularModel
 from outrider.records import Prefix, RoundRecord, SequenceState
 
@@ -112,6 +112,32 @@ def test_most_rounds_go_by_a_decision_that_stands() -> None:
         policy.observe(states, record)
     assert not any(stood[:8])
     assert np.mean([one is not None for one in stood]) > 0.6
+
+
+def test_a_drafter_that_cannot_pay_is_thought_about_the_more_rarely() -> None:
+    """Its step takes twice a plain round: for long no try can be paid for."""
+    policy, world, rng = (
+        AdaptiveDepth(Levels(4)),
+        World(steady(0.9), step=2.0),
+        np.random.default_rng(0),
+    )
+    calibrate(policy, world, rng)
+    decided = []
+    decision = policy._decision
+
+    def counted(states: Sequence[SequenceState]) -> Decision:
+        decided.append(states[0].round)
+        return decision(states)
+
+    policy._decision = counted  # type: ignore[method-assign]
+    states = [
+        SequenceState(Prefix(7, range(50)), 50, SamplingParams(max_tokens=256), frozenset(), 0)
+    ]
+    while all(state.finish_reason is None for state in states):
+        states, record = played(policy, world, states, rng)
+        policy.observe(states, record)
+    assert len(decided) < 8 + 256 / 20
+    assert max(np.diff(decided)) == PLAIN_AT_MOST + 1
 
 
 @pytest.mark.parametrize("rate", [0.15, 0.2, 0.25])
