@@ -433,11 +433,8 @@ class AdaptiveDepth:
     def _trial(
         self, whole: Drafted, dearer: float, enough: float, up_to_date: bool
     ) -> tuple[int, int]:
-        """One token where nothing was tried for long enough and something could pay, or none.
-
-        And for how many plain rounds that will be so.
-        """
-        tokens, seconds, rows = whole.tokens, whole.seconds, len(whole.rows)
+        """One token where that is due and could pay, or none; and for how many plain rounds none."""
+        tokens, seconds = whole.tokens, whole.seconds
         left = LONGEST - self._since_draft
         kept = ((k + 1) * seconds[0] / took for k, took in enumerate(seconds) if k)
         if self._costs.puzzled or not self._levels.deepest:
@@ -445,9 +442,8 @@ class AdaptiveDepth:
         if left > 0 and not any(gain > enough for gain in kept):
             return 0, left
         price = dearer + seconds[1] / seconds[0] - tokens[1] / tokens[0]
-        if self._purse.affords(price, up_to_date):
-            return 1, 0
-        return 0, self._purse.wait(rows)
+        affords = self._purse.affords(price, up_to_date)
+        return (1, 0) if affords else (0, self._purse.wait(len(whole.rows)))
 
     def _prices(self, rows: int, depth: int) -> Prices:
         """Of rounds up to a depth: measured, or where none was, in plain ones."""
