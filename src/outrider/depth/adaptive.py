@@ -287,8 +287,7 @@ class AdaptiveDepth:
             prices = self._costs.prices(rows, [*map(self._levels.width, range(deep + 1)), width])
             took = record.draft_s + prices.verifying[-1]
             emitted = sum(record.emitted[row] for row in free) / len(free)
-            plain = prices.rounds[others]
-            lost = took / plain + _CAUTION * prices.doubt(-1) - emitted
+            lost = took / (plain := prices.rounds[others]) + _CAUTION * prices.doubt(-1) - emitted
             usual = float(prices.drafting[deep])
             self._purse.spend(
                 lost, max(record.draft_s - usual, 0.0) / plain if seen.behind else 0.0
@@ -351,9 +350,9 @@ class AdaptiveDepth:
             unread = self._seen.behind(states)
             dearer = prices.backlog * unread / plain_s
             dearer += _CAUTION * prices.doubt(min(1, most))
-            rate = outlook.plain
-            trial, wait = self._trial(outlook.whole, dearer, enough, not unread)
-            self._trying, drafted, counts = bool(trial), outlook.whole, None
+            rate, whole = outlook.plain, outlook.whole
+            trial, wait = self._trial(whole, dearer, enough, not unread)
+            self._trying, drafted, counts = bool(trial), whole, None
         widths = rate * prices.looked_up[: most + 1]
         own, bare = rate / len(states), widths[0] / len(states)
         more = max(widths[-1] - widths[0], 0.0)
@@ -433,7 +432,7 @@ class AdaptiveDepth:
     def _trial(
         self, whole: Drafted, dearer: float, enough: float, up_to_date: bool
     ) -> tuple[int, int]:
-        """One token where that is due and could pay, or none; and for how many plain rounds none."""
+        """One token where that is due and could pay, or none; and for how many rounds none."""
         tokens, seconds = whole.tokens, whole.seconds
         left = LONGEST - self._since_draft
         kept = ((k + 1) * seconds[0] / took for k, took in enumerate(seconds) if k)
