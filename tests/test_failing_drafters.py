@@ -14,10 +14,11 @@ from outrider import NgramDrafter, SamplingParams, SpeculativeConfig, Speculativ
 from outrider.acceptance import Acceptance
 from outrider.certify import exact_law
 from outrider.drafters.model import ModelDrafter
-from outrider.errors import DraftShapeError, KeyReuseError
+from outrider.errors import DegenerateDistributionError, DraftShapeError, KeyReuseError
 from outrider.models.tabular import TabularModel
 from outrider.protocols import DraftContext
 from outrider.records import DraftPlan, DraftProposal, Laws
+from outrider.rounds import read
 
 
 def law(prefix: tuple[int, ...]) -> np.ndarray:
@@ -124,6 +125,105 @@ def test_the_law_is_exact_although_failure_depends_on_what_was_drawn(
     expected = exact_law(SpeculativeDecoder(TabularModel(law, 3)), [0], params)
     found = exact_law(decoder, [0], params, batch_size=1)
     assert max(abs(found[output] - expected[output]) for output in expected) < 1e-12
+
+
+class Misreporting(ModelDrafter):
+    """Draws from even laws, and after a 1, emitted or drafted, hands over something else."""
+
+    def __init__(self, instead: Any) -> None:
+        super().__init__(TabularModel(even, 3))
+        self.instead = instead
+
+    def propose(self, prefixes: Any, plan: DraftPlan, ctx: DraftContext) -> DraftProposal:
+        proposal = super().propose(prefixes, plan, ctx)
+        assert proposal.laws is not None
+        assert proposal.laws.probs is not None
+        last = torch.tensor([[int(prefix.tokens[-1])] for prefix in prefixes])
+        before = torch.cat([last, proposal.tokens[:, :-1]], 1)
+        own = torch.nn.functional.one_hot(proposal.tokens, 3).double()
+        probs = torch.where(before[..., None] == 1, self.instead(own), proposal.laws.probs)
+        return replace(proposal, laws=Laws(probs=probs))
+
+
+NO_LAWS = {
+    "sums to less": lambda own: torch.full_like(own, 0.05),
+    "sums to more": lambda own: torch.full_like(own, 0.34),
+    "negative": lambda own: 1.5 * own - 0.5 * own.roll(1, -1),
+    "not the token's": lambda own: (1 - own) / 2,
+    "NaN": lambda own: own * torch.nan,
+    "infinite": lambda own: own * torch.inf,
+}
+
+
+@pytest.mark.filterwarnings("ignore:the drafter failed")
+@pytest.mark.parametrize("instead", NO_LAWS.values(), ids=NO_LAWS)
+@pytest.mark.parametrize("verification", ["block", "token", "coupled"])
+def test_no_law_that_tokens_cannot_have_been_drawn_from_changes_the_output(
+    instead: Any, verification: Any
+) -> None:
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, verification=verification)
+    target = TabularModel(law, 3)
+    decoder = SpeculativeDecoder(target, Misreporting(instead), config=config)
+    params = SamplingParams(max_tokens=3)
+    expected = exact_law(SpeculativeDecoder(target), [0], params)
+    found = exact_law(decoder, [0], params, batch_size=1)
+    assert max(abs(found[output] - expected[output]) for output in expected) < 1e-12
+    assert sum(found.values()) == pytest.approx(1, abs=1e-12)
+    decoder.generate([1], params)
+    assert decoder.metrics.draft_failures
+
+
+def test_a_law_of_which_the_token_is_no_draw_is_named() -> None:
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, strict=True)
+    params = SamplingParams(max_tokens=9, seed=1)
+    for name, told in (
+        ("sums to less", r"total mass 0\.15 and least entry 0\.05"),
+        ("not the token's", "0 of it the token's"),
+        ("NaN", "total mass nan"),
+    ):
+        drafter = Misreporting(NO_LAWS[name])
+        decoder = SpeculativeDecoder(TabularModel(law, 3), drafter, config=config)
+        with pytest.raises(DegenerateDistributionError, match=f"as draft 1 for sequence.*{told}"):
+            decoder.generate([1], params)
+
+
+def test_an_atom_is_the_token_itself() -> None:
+    class Other(NgramDrafter):
+        def propose(self, prefixes: Any, plan: DraftPlan, ctx: DraftContext) -> DraftProposal:
+            tokens = torch.ones(len(prefixes), plan.deepest, dtype=torch.int64)
+            return DraftProposal(tokens, plan.depth, Laws(atoms=tokens + 1))
+
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, strict=True)
+    decoder = SpeculativeDecoder(TabularModel(law, 3), Other(), config=config)
+    with pytest.raises(DegenerateDistributionError, match=r"token 1 as draft 1 .* the atom 2"):
+        decoder.generate([0], SamplingParams(max_tokens=9))
+
+
+@pytest.mark.parametrize(("given", "told"), [(None, "None"), ([], "a list"), ((1,), "a tuple of")])
+def test_what_is_no_proposal_is_named(given: Any, told: str) -> None:
+    class Returns(NgramDrafter):
+        def propose(self, prefixes: Any, plan: DraftPlan, ctx: DraftContext) -> Any:
+            return given
+
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, strict=True)
+    decoder = SpeculativeDecoder(TabularModel(law, 3), Returns(), config=config)
+    with pytest.raises(DraftShapeError, match=f"returned {told}.*expected a DraftProposal"):
+        decoder.generate([0], SamplingParams(max_tokens=9))
+
+
+def test_of_a_device_such_laws_are_told_with_the_rounds_result() -> None:
+    """What the host reads of a round: witnesses of laws stand between the draft's and target's."""
+    tokens = torch.tensor([[0, 1, 2], [2, 1, 0]])
+    laws = Laws(probs=torch.full((2, 3, 3), 1 / 3))
+    proposal = DraftProposal(tokens, np.array([3, 1]), laws)
+    atoms = torch.tensor([[0, 1, 2, 2], [2, 1, 0, 0]])
+    draft, target = torch.zeros(2, 3), torch.zeros(2, 4)
+    told = torch.zeros(2, 3)
+    told[1, 1] = torch.nan  # beyond the second row's length
+    assert [row.sound for row in read(proposal, atoms, [draft, target], told)] == [True, True]
+    told[0, 2] = torch.nan
+    rows = read(proposal, atoms, [draft, target], told)
+    assert [row.sound for row in rows] == [False, True]
 
 
 class NanModel(TabularModel):

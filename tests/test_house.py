@@ -21,7 +21,7 @@ FLOORS = (
     {"models"},
     {"drafters"},
     {"metrics", "trace", "logprobs", "anchors", "stopping", "pairing"},
-    {"text", "requests", "outputs", "rounds", "batch", "context", "running"},
+    {"text", "requests", "outputs", "proposals", "rounds", "batch", "context", "running"},
     {"engine", "calibration", "loading", "generation", "given_processors", "settings"},
     {"certify"},
     {"bench"},

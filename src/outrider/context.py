@@ -106,6 +106,11 @@ class RoundContext:
         return np.array(repeats, dtype=np.bool_)
 
     @property
+    def sequence_ids(self) -> tuple[int, ...]:
+        """Of the rows."""
+        return tuple(state.prefix.sequence_id for state in self._states)
+
+    @property
     def prompt_lengths(self) -> NDArray[np.int64]:
         """How many of each row's tokens are its prompt, [B]."""
         return np.array([state.prompt_length for state in self._states], dtype=np.int64)

@@ -29,6 +29,7 @@ from .metrics import SpeculationMetrics, Tally
 from .outputs import Choice, GenerationOutput, StreamEvent
 from .pairing import check_models, check_vocabularies, common_device, parts_of
 from .paths import Path
+from .proposals import check_proposal
 from .protocols import (
     AutoregressiveModel,
     CachedModel,
@@ -45,7 +46,7 @@ from .requests import Limits, Prompt, Request, check_tokens, is_single_prompt, p
 from .rounds import (
     DraftFailure,
     Stopwatch,
-    check_proposal,
+    check_laws,
     check_scores,
     check_steppable,
     check_witnesses,
@@ -219,16 +220,15 @@ class SpeculativeDecoder:
         )
         watch.mark()
         proposal = failure.rest if failure else self._propose(prefixes, plan, context)
+        laws = check_laws(proposal, context)
         watch.mark()
         scores = self.target.verify(prefixes, proposal)
         watch.mark()
         check_scores(scores, proposal, self.target.vocab_size)
         logits = scores.logits if shaper is None else shaper(scores.logits, Path.to_nodes(proposal))
         verdict, witness = judge(proposal, logits, batch.params, self.verifier, draws)
-        rows = read(proposal, verdict, [*context.witnesses, witness])
-        ids = tuple(prefix.sequence_id for prefix in prefixes)
-        if not all(row.sound for row in rows):
-            check_witnesses(proposal, witness, context, rows, ids)
+        rows = read(proposal, verdict, [*context.witnesses, witness], laws)
+        check_witnesses(proposal, witness, context, rows, laws)
         draft_s, target_s = watch.spans()[-2:]
         told = (failure or context).told.within([row.depth for row in rows])
         looked_up, planned, repeats = proposal.stepless, plan.model_steps, plan.repeated
@@ -248,7 +248,7 @@ class SpeculativeDecoder:
         tops = [state.params.logprobs for state in batch.states]
         logprobs = report(scores.logits, [row.nodes for row in rows], emitted, tops)
         record = RoundRecord(
-            sequence_ids=ids,
+            sequence_ids=context.sequence_ids,
             drafted=tuple(row.drafted for row in rows),
             depth=tuple(row.depth for row in rows),
             accepted=tuple(accepted),
@@ -413,7 +413,7 @@ class SpeculativeDecoder:
         """Say once that the drafter fails."""
         if not self._warned:
             self._warned = True
-            warnings.warn(failure.warning, RuntimeWarning, stacklevel=3)
+            warnings.warn(failure.warning(self.drafter), RuntimeWarning, stacklevel=3)
 
     def _parse(self, prompt: Any, params: Any) -> Request:
         given = SamplingParams() if params is None else params

@@ -60,6 +60,22 @@ def shown(value: object) -> str:
     return f"{reprlib.repr(value)[:_LONGEST]} ({type(value).__name__})"
 
 
+def kind_of(value: object) -> str:
+    """The type of what was returned, and of its parts if it is a short tuple or list."""
+    name = type_name(value)
+    if value is None:
+        return "None"
+    if isinstance(value, tuple | list) and 0 < len(value) <= 3:
+        return f"a {name} of {' and '.join(map(kind_of, value))}"
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def type_name(value: object) -> str:
+    """The type of a value, with the library it is of."""
+    library = type(value).__module__.partition(".")[0]
+    return type(value).__name__ if library == "builtins" else f"{library}.{type(value).__name__}"
+
+
 class EmptyPrefixError(OutriderError, ValueError):
     """A prompt has no tokens."""
 

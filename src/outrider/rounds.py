@@ -20,12 +20,11 @@ from .context import RoundContext, Told
 from .errors import (
     DegenerateDistributionError,
     DistributionWidthError,
-    DraftShapeError,
     InvalidConfigError,
     TargetShapeError,
-    TokenOutOfRangeError,
 )
-from .records import DraftPlan, DraftProposal, TargetScores, Verdict
+from .proposals import impossible, possible
+from .records import DraftProposal, TargetScores, Verdict
 from .sampling import PackedParams
 from .verification import Verifier, verify_atoms
 from .verification.fused import verify_logits
@@ -95,7 +94,10 @@ def _mended(probs: Tensor, witness: Tensor) -> Tensor:
 
 
 def read(
-    proposal: DraftProposal, verdict: Verdict | Tensor, witnesses: list[Tensor]
+    proposal: DraftProposal,
+    verdict: Verdict | Tensor,
+    witnesses: list[Tensor],
+    laws: Tensor | None = None,
 ) -> list[RowVerdict]:
     """Bring what a round came to to the host: its one copy.
 
@@ -104,6 +106,7 @@ def read(
         verdict: as `judge` gives it.
         witnesses: numbers that are finite if the laws mean something: [B, M] for the nodes of each
             depth whose laws were made of draft logits, then [B, N + 1] for the target.
+        laws: the same [B, N] of the laws that came with the drafts; None if they all do.
     """
     atoms = isinstance(verdict, Tensor)
     found = [verdict] if isinstance(verdict, Tensor) else [verdict.node[:, None]]
@@ -113,7 +116,8 @@ def read(
         known = (verdict.ceiling, verdict.first_ceiling)
         ceilings = [values[:, None] for values in known if values is not None]
     # Token ids are exact in float64, where the other numbers can keep them company.
-    evidence = torch.cat([*ceilings, *witnesses], 1).double()
+    told = [] if laws is None else [laws]
+    evidence = torch.cat([*ceilings, *witnesses[:-1], *told, witnesses[-1]], 1).double()
     packed = torch.cat([proposal.tokens, *found, evidence], 1).tolist()
     width = proposal.width
     count = width + sum(part.shape[1] for part in found)
@@ -125,7 +129,10 @@ def read(
         drafts, rest = ids[:length], ids[width:]
         parents = None if proposal.parents is None else proposal.parents[index, :length].tolist()
         depth = length if depths is None else max(depths[index][: length + 1])
-        drawn_from = row[count + len(ceilings) :][: levels[min(depth, len(levels) - 1)]]
+        known = row[count + len(ceilings) :]
+        drawn_from = known[: levels[min(depth, len(levels) - 1)]]
+        if laws is not None:
+            drawn_from += known[levels[-1] :][:length]
         sound = all(map(isfinite, drawn_from))
         node, token = verify_atoms(drafts, rest, parents) if atoms else (rest[0], rest[1])
         # A verdict that rests on NaN may name a node that was not drafted.
@@ -164,13 +171,12 @@ class DraftFailure(Exception):
         self.rest = rest
         self.told = told
 
-    @property
-    def warning(self) -> str:
-        """What a user is warned with."""
+    def warning(self, drafter: object) -> str:
+        """What a user is warned with, whose drafter it is."""
         return (
-            f"the drafter failed, and the round went on without it: {type(self.reason).__name__}: "
-            f"{self.reason}; further failures are counted in metrics.draft_failures; "
-            "SpeculativeConfig(strict=True) raises"
+            f"the drafter failed, and the round went on without it: {type(drafter).__name__}: "
+            f"{type(self.reason).__name__}: {self.reason}; further failures are counted in "
+            "metrics.draft_failures; SpeculativeConfig(strict=True) raises"
         )
 
 
@@ -216,133 +222,6 @@ class Stopwatch:
         return perf_counter() - self._marks[0]
 
 
-def check_proposal(proposal: DraftProposal, plan: DraftPlan, vocab_size: int) -> None:
-    """Check a drafter's work.
-
-    Raises:
-        DraftShapeError: tokens, lengths and laws do not fit the plan or each other.
-        DistributionWidthError: the laws are not as wide as the vocabulary.
-        TokenOutOfRangeError: a token is outside the vocabulary (looked for on the CPU only; a
-            device's own check would wait for it).
-    """
-    _check_kinds(proposal)
-    batch, width = len(plan.depth), proposal.tokens.shape[-1]
-    if proposal.tokens.shape != (batch, width) or proposal.tokens.dtype != torch.int64:
-        raise DraftShapeError(
-            f"the drafter returned tokens of shape {tuple(proposal.tokens.shape)} and "
-            f"{proposal.tokens.dtype}; expected int64 [B, N] with B = {batch}"
-        )
-    if proposal.lengths is not plan.depth:
-        _check_lengths(proposal, plan)
-    if proposal.lengths.max() > width:
-        raise DraftShapeError(
-            f"the drafter returned lengths {proposal.lengths.tolist()} but only {width} columns "
-            "of tokens"
-        )
-    if width == 0:
-        return
-    laws = proposal.laws
-    if laws is None or (laws.probs is None) == (laws.atoms is None):
-        raise DraftShapeError(
-            "the drafter returned tokens without their laws; expected Laws with either probs "
-            "[B, N, V] or atoms [B, N]"
-        )
-    given = laws.atoms if laws.probs is None else laws.probs
-    assert given is not None
-    if proposal.parents is not None or proposal.law_rows is not None:
-        _check_structure(proposal, plan)
-    if given.shape[:2] != (batch, width if proposal.law_rows is None else given.shape[1]):
-        raise DraftShapeError(
-            f"the drafter returned laws of shape {tuple(given.shape)} for tokens of shape "
-            f"{(batch, width)}; expected one law for each token"
-        )
-    if laws.probs is not None and laws.probs.shape[2:] != (vocab_size,):
-        raise DistributionWidthError(
-            f"the drafter returned laws of shape {tuple(given.shape)}; expected the last "
-            f"dimension to be the vocabulary, {vocab_size}"
-        )
-    if proposal.tokens.device.type == "cpu":
-        tokens = proposal.tokens.tolist()
-        if min(map(min, tokens)) < 0 or max(map(max, tokens)) >= vocab_size:
-            raise TokenOutOfRangeError(
-                f"the drafter returned tokens {tokens}; expected ids in 0..{vocab_size - 1}, "
-                "padding included"
-            )
-
-
-def _check_structure(proposal: DraftProposal, plan: DraftPlan) -> None:
-    parents, law_rows = proposal.parents, proposal.law_rows
-    shape = tuple(proposal.tokens.shape)
-    if parents is not None:
-        limit = np.arange(shape[1])
-        if parents.shape != shape or (parents < 0).any() or (parents > limit).any():
-            raise DraftShapeError(
-                f"the drafter returned parents {parents.tolist()}; expected one for each token of "
-                f"shape {shape}, a node to its left: 0 for the prefix, up to i in column i"
-            )
-        drafted = np.arange(shape[1]) < proposal.lengths[:, None]
-        deepest = np.where(drafted, trees.node_depths(parents)[:, 1:], 0).max(1, initial=0)
-        if (deepest > plan.depth).any():
-            raise DraftShapeError(
-                f"the drafter returned trees of depths {deepest.tolist()}; expected at most the "
-                f"planned depths {plan.depth.tolist()}"
-            )
-    if law_rows is not None:
-        assert proposal.laws is not None
-        count = 0 if proposal.laws.probs is None else proposal.laws.probs.shape[1]
-        if law_rows.shape != shape or (law_rows < -1).any() or (law_rows >= count).any():
-            raise DraftShapeError(
-                f"the drafter returned law_rows {law_rows.tolist()}; expected for each token of "
-                f"shape {shape} the index of one of its {count} laws, or -1 for a point mass"
-            )
-
-
-def _check_lengths(proposal: DraftProposal, plan: DraftPlan) -> None:
-    lengths = proposal.lengths
-    most, what = plan.lengths, "numbers of nodes"
-    if proposal.parents is None:
-        most, what = plan.depth, "depths"
-    if lengths.shape != most.shape or (lengths < 0).any() or (lengths > most).any():
-        raise DraftShapeError(
-            f"the drafter returned lengths {lengths.tolist()}; expected one for each of "
-            f"{len(most)} rows, at most the planned {what} {most.tolist()}"
-        )
-
-
-def _check_kinds(proposal: DraftProposal) -> None:
-    """Check that arrays are of the kinds that later checks rely on."""
-    if not isinstance(proposal.tokens, Tensor):
-        raise DraftShapeError(
-            f"the drafter returned tokens of type {type(proposal.tokens).__name__}; expected a "
-            "torch tensor, int64 [B, N]"
-        )
-    for name in ("lengths", "parents", "law_rows"):
-        values = getattr(proposal, name)
-        if values is None and name != "lengths":
-            continue
-        if not isinstance(values, np.ndarray) or values.dtype.kind not in "iu":
-            kind = getattr(values, "dtype", type(values).__name__)
-            raise DraftShapeError(
-                f"the drafter returned {name} of kind {kind}; expected a NumPy array of integers"
-            )
-    looked_up = proposal.looked_up
-    if looked_up is not None and (
-        not isinstance(looked_up, np.ndarray)
-        or looked_up.dtype != np.bool_
-        or looked_up.shape != proposal.lengths.shape
-    ):
-        raise DraftShapeError(
-            f"the drafter returned looked_up {looked_up!r}; expected a NumPy array of bool, one "
-            "for each row"
-        )
-    probs = None if proposal.laws is None else proposal.laws.probs
-    if probs is not None and probs.dtype not in (torch.float32, torch.float64):
-        raise DraftShapeError(
-            f"the drafter returned laws of {probs.dtype}; expected float32 or float64, exactly as "
-            "the tokens were drawn from them"
-        )
-
-
 def check_scores(scores: TargetScores, proposal: DraftProposal, vocab_size: int) -> None:
     """Check the shape of a target's work.
 
@@ -364,28 +243,65 @@ def check_scores(scores: TargetScores, proposal: DraftProposal, vocab_size: int)
         )
 
 
+def check_laws(proposal: DraftProposal, context: RoundContext) -> Tensor | None:
+    """Check the laws that drafts come with: at once if they are on the host.
+
+    Args:
+        proposal: the drafts.
+        context: what is known of them.
+
+    Returns:
+        Witnesses [B, N] that are on a device, where nothing is to wait for them: finite if a token
+        may have been drawn from its law. None on the host.
+
+    Raises:
+        DraftFailure: one cannot have been; the drafts before it are left.
+    """
+    if not proposal.width:
+        return None
+    fine = possible(proposal)
+    if isinstance(fine, Tensor):
+        return torch.where(fine, 0.0, torch.nan)
+    if not fine.all():
+        raise _undrawn(proposal, fine, context)
+    return None
+
+
+def _undrawn(
+    proposal: DraftProposal, fine: NDArray[np.bool_], context: RoundContext
+) -> DraftFailure:
+    """Tokens that are not `fine` [B, N] come with laws that they were not drawn from."""
+    row, column = np.argwhere(~fine)[0].tolist()
+    depths = trees.node_depths(proposal.structure)[:, 1:]
+    sound = np.where(fine, proposal.width, depths - 1).min(1)
+    reason = impossible(proposal, row, column, context.sequence_ids[row])
+    return DraftFailure(reason, _cut(proposal, sound), context.told)
+
+
 def check_witnesses(
     proposal: DraftProposal,
     target: Tensor,
     context: RoundContext,
     rows: list[RowVerdict],
-    ids: tuple[int, ...],
+    laws: Tensor | None = None,
 ) -> None:
-    """Name the model whose logits were degenerate.
+    """Name the model whose logits were degenerate, if some were.
 
     Args:
         proposal: the drafts.
         target: the target's witnesses [B, N + 1].
         context: has the draft model's, [B, M] for the nodes of each depth.
         rows: what was drafted and kept.
-        ids: of the sequences.
+        laws: the witnesses [B, N] of the laws that came with the drafts; None if all is well.
 
     Raises:
         DegenerateDistributionError: a witness of the target is not finite at a node that a row
             keeps, where decoding without drafts comes as well; with the sequence and the position.
         DraftFailure: the same of the draft model; the drafts before such laws are left.
     """
-    draft = context.witnesses
+    if all(row.sound for row in rows):
+        return
+    draft, ids = context.witnesses, context.sequence_ids
     levels = [0, *accumulate(witness.shape[1] for witness in draft)]
     for row, position in (~torch.isfinite(target)).nonzero().tolist():
         if position in rows[row].nodes:
@@ -399,6 +315,9 @@ def check_witnesses(
             sound[row] = min(sound[row], bisect(levels, position) - 1)
     if reason is not None:
         raise DraftFailure(reason, _cut(proposal, np.array(sound)), context.told)
+    fine = None if laws is None else laws.isfinite().cpu().numpy()
+    if fine is not None and not fine.all():
+        raise _undrawn(proposal, fine, context)
 
 
 def _cut(proposal: DraftProposal, depths: NDArray[np.int64]) -> DraftProposal:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..drafters.model import ModelDrafter
-from ..errors import OutriderError
+from ..errors import OutriderError, kind_of
 from ..protocols import CachedModel, DraftModel
 from ..records import DraftProposal
 from ..verification import Verifier
@@ -89,11 +89,11 @@ class CheckedMethod:
         tensors = f"{'two torch tensors' if self._weighs else 'a pair'}: the law [B, N + 1] and "
         expected = f"{tensors}{second}, float64"
         if not isinstance(found, tuple | list) or len(found) != 2:
-            raise BrokenPartError(f"{where} returned {_kind(found)}; expected {expected}")
+            raise BrokenPartError(f"{where} returned {kind_of(found)}; expected {expected}")
         law, weights = found
         wanted = (law, weights) if self._weighs else (law,)
         if not all(isinstance(item, Tensor) for item in wanted):
-            raise BrokenPartError(f"{where} returned {_kind(found)}; expected {expected}")
+            raise BrokenPartError(f"{where} returned {kind_of(found)}; expected {expected}")
         batch, nodes = drafts.target.shape[:2]
         for what, item in zip(("a law", "weights"), wanted, strict=False):
             _require_form(where, what, item, (batch, nodes), "[B, N + 1]")
@@ -111,7 +111,7 @@ class CheckedMethod:
             law = self._method.residual(drafts, weights, node)
         if not isinstance(law, Tensor):
             raise BrokenPartError(
-                f"{where} returned {_kind(law)}; expected a torch tensor: the law [B, V] of the "
+                f"{where} returned {kind_of(law)}; expected a torch tensor: the law [B, V] of the "
                 "token that follows, float64"
             )
         batch, _, vocabulary = drafts.target.shape
@@ -143,7 +143,7 @@ class CheckedDrafter:
         with _Naming(where):
             found: object = self._drafter.propose(prefixes, plan, ctx)
         if not isinstance(found, DraftProposal):
-            raise BrokenPartError(f"{where} returned {_kind(found)}; expected a DraftProposal")
+            raise BrokenPartError(f"{where} returned {kind_of(found)}; expected a DraftProposal")
         return found
 
 
@@ -223,16 +223,3 @@ def _require_law(where: str, laws: Tensor) -> None:
             f"{where} returned a law with total mass {totals[row].item():.6g} and least entry "
             f"{least[row].item():.6g}; expected finite, non-negative probabilities that sum to one"
         )
-
-
-def _kind(value: object) -> str:
-    """The type of what was returned, and of its parts if it is a short tuple or list."""
-    library = type(value).__module__.partition(".")[0]
-    name = type(value).__name__
-    if value is None:
-        return "None"
-    if isinstance(value, tuple | list) and 0 < len(value) <= 3:
-        return f"a {name} of {' and '.join(map(_kind, value))}"
-    if library != "builtins":
-        name = f"{library}.{name}"
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

@@ -19,6 +19,7 @@ from ..errors import (
     InvalidConfigError,
     OutriderError,
     TokenOutOfRangeError,
+    type_name,
 )
 
 _LARGE = 500.0
@@ -36,7 +37,7 @@ def common_namespace(**arrays: Any) -> Any:
                 name,
                 array,
                 "an array of NumPy, PyTorch or another array-API library: convert it",
-                given=f"{name} is of type {_kind(array)}",
+                given=f"{name} is of type {type_name(array)}",
             )
     first, *others = arrays
     for name in others:
@@ -47,8 +48,8 @@ def common_namespace(**arrays: Any) -> Any:
                 name,
                 arrays[name],
                 "arrays of one library: convert one of them",
-                given=f"{name} is of type {_kind(arrays[name])} and {first} of type "
-                f"{_kind(arrays[first])}",
+                given=f"{name} is of type {type_name(arrays[name])} and {first} of type "
+                f"{type_name(arrays[first])}",
             ) from None
         places = device(arrays[name]), device(arrays[first])
         if places[0] != places[1]:
@@ -59,12 +60,6 @@ def common_namespace(**arrays: Any) -> Any:
                 given=f"{name} is on {places[0]} and {first} on {places[1]}",
             )
     return array_namespace(arrays[first])
-
-
-def _kind(value: object) -> str:
-    """The type of a value, with the library it is of."""
-    library = type(value).__module__.partition(".")[0]
-    return type(value).__name__ if library == "builtins" else f"{library}.{type(value).__name__}"
 
 
 def require_float(name: str, array: Any, error: type[OutriderError]) -> None:

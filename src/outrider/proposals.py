@@ -1,0 +1,211 @@
+"""What a drafter hands over: its form, and whether its laws are laws.
+
+That a token was drawn from the law that comes with it cannot be seen; that it may have been can.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import trees
+from .errors import (
+    DegenerateDistributionError,
+    DistributionWidthError,
+    DraftShapeError,
+    TokenOutOfRangeError,
+    kind_of,
+)
+from .models.transfer import sent
+from .records import DraftPlan, DraftProposal
+from .verification.lazy import entries, small
+
+_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
+"""How far from one a law may sum."""
+
+
+def check_proposal(proposal: DraftProposal, plan: DraftPlan, vocab_size: int) -> None:
+    """Check a drafter's work.
+
+    Raises:
+        DraftShapeError: tokens, lengths and laws do not fit the plan or each other.
+        DistributionWidthError: the laws are not as wide as the vocabulary.
+        TokenOutOfRangeError: a token is outside the vocabulary (looked for on the CPU only; a
+            device's own check would wait for it).
+    """
+    _check_kinds(proposal)
+    batch, width = len(plan.depth), proposal.tokens.shape[-1]
+    if proposal.tokens.shape != (batch, width) or proposal.tokens.dtype != torch.int64:
+        raise DraftShapeError(
+            f"the drafter returned tokens of shape {tuple(proposal.tokens.shape)} and "
+            f"{proposal.tokens.dtype}; expected int64 [B, N] with B = {batch}"
+        )
+    if proposal.lengths is not plan.depth:
+        _check_lengths(proposal, plan)
+    if proposal.lengths.max() > width:
+        raise DraftShapeError(
+            f"the drafter returned lengths {proposal.lengths.tolist()} but only {width} columns "
+            "of tokens"
+        )
+    if width == 0:
+        return
+    laws = proposal.laws
+    if laws is None or (laws.probs is None) == (laws.atoms is None):
+        raise DraftShapeError(
+            "the drafter returned tokens without their laws; expected Laws with either probs "
+            "[B, N, V] or atoms [B, N]"
+        )
+    given = laws.atoms if laws.probs is None else laws.probs
+    assert given is not None
+    if proposal.parents is not None or proposal.law_rows is not None:
+        _check_structure(proposal, plan)
+    if given.shape[:2] != (batch, width if proposal.law_rows is None else given.shape[1]):
+        raise DraftShapeError(
+            f"the drafter returned laws of shape {tuple(given.shape)} for tokens of shape "
+            f"{(batch, width)}; expected one law for each token"
+        )
+    if laws.probs is not None and laws.probs.shape[2:] != (vocab_size,):
+        raise DistributionWidthError(
+            f"the drafter returned laws of shape {tuple(given.shape)}; expected the last "
+            f"dimension to be the vocabulary, {vocab_size}"
+        )
+    if proposal.tokens.device.type == "cpu":
+        tokens = proposal.tokens.tolist()
+        if min(map(min, tokens)) < 0 or max(map(max, tokens)) >= vocab_size:
+            raise TokenOutOfRangeError(
+                f"the drafter returned tokens {tokens}; expected ids in 0..{vocab_size - 1}, "
+                "padding included"
+            )
+
+
+def possible(proposal: DraftProposal) -> Any:
+    """Which tokens may have been drawn from the laws that come with them.
+
+    Those are finite, non-negative and sum to one, and the token has a share of its law.
+
+    Args:
+        proposal: of the form that `check_proposal` asks for, N >= 1.
+
+    Returns:
+        bool [B, N], True beyond a row's length: NumPy's on a CPU, on another device a tensor there.
+    """
+    tokens, laws, device = proposal.tokens, proposal.laws, proposal.tokens.device
+    assert laws is not None
+    batch, width = tokens.shape
+    free = np.arange(width) >= proposal.lengths[:, None]
+    if laws.probs is None:
+        return small(laws.atoms == tokens) | small(sent(torch.from_numpy(free), device))
+    probs = laws.probs
+    law_rows = trees.chain(batch, width) if proposal.law_rows is None else proposal.law_rows
+    free |= law_rows < 0
+    rows = (law_rows.clip(0) + probs.shape[1] * np.arange(batch)[:, None]).flatten()
+    index = small(sent(torch.from_numpy(rows), device))
+    totals, least = small(probs.sum(-1).flatten()), small(probs.amin(-1).flatten())
+    # NaN fails both.
+    lawful = (least >= 0) & (abs(totals - 1) <= _TOLERANCE[probs.dtype])
+    drawn = entries(probs.flatten(0, 1), index, small(tokens.flatten())) > 0
+    fine = (lawful[index] & drawn).reshape(batch, width)
+    return fine | small(sent(torch.from_numpy(free), device))
+
+
+def impossible(
+    proposal: DraftProposal, row: int, column: int, sequence_id: int
+) -> DegenerateDistributionError:
+    """What to say of a token that cannot have been drawn from its law."""
+    laws, token = proposal.laws, int(proposal.tokens[row, column])
+    assert laws is not None
+    if laws.probs is None:
+        assert laws.atoms is not None
+        told = f"the atom {int(laws.atoms[row, column])}"
+    else:
+        at = column if proposal.law_rows is None else int(proposal.law_rows[row, column])
+        law = laws.probs[row, at].double()
+        told = f"a law with total mass {law.sum():.6g} and least entry {law.min():.6g}, "
+        told += f"{law[token]:.6g} of it the token's"
+    return DegenerateDistributionError(
+        f"the drafter returned token {token} as draft {column + 1} for sequence {sequence_id} with "
+        f"{told}; expected the probabilities that it was drawn from: finite, non-negative, their "
+        "sum one, more than zero for the token",
+        sequence_id=sequence_id,
+    )
+
+
+def _check_structure(proposal: DraftProposal, plan: DraftPlan) -> None:
+    parents, law_rows = proposal.parents, proposal.law_rows
+    shape = tuple(proposal.tokens.shape)
+    if parents is not None:
+        limit = np.arange(shape[1])
+        if parents.shape != shape or (parents < 0).any() or (parents > limit).any():
+            raise DraftShapeError(
+                f"the drafter returned parents {parents.tolist()}; expected one for each token of "
+                f"shape {shape}, a node to its left: 0 for the prefix, up to i in column i"
+            )
+        drafted = np.arange(shape[1]) < proposal.lengths[:, None]
+        deepest = np.where(drafted, trees.node_depths(parents)[:, 1:], 0).max(1, initial=0)
+        if (deepest > plan.depth).any():
+            raise DraftShapeError(
+                f"the drafter returned trees of depths {deepest.tolist()}; expected at most the "
+                f"planned depths {plan.depth.tolist()}"
+            )
+    if law_rows is not None:
+        assert proposal.laws is not None
+        count = 0 if proposal.laws.probs is None else proposal.laws.probs.shape[1]
+        if law_rows.shape != shape or (law_rows < -1).any() or (law_rows >= count).any():
+            raise DraftShapeError(
+                f"the drafter returned law_rows {law_rows.tolist()}; expected for each token of "
+                f"shape {shape} the index of one of its {count} laws, or -1 for a point mass"
+            )
+
+
+def _check_lengths(proposal: DraftProposal, plan: DraftPlan) -> None:
+    lengths = proposal.lengths
+    most, what = plan.lengths, "numbers of nodes"
+    if proposal.parents is None:
+        most, what = plan.depth, "depths"
+    if lengths.shape != most.shape or (lengths < 0).any() or (lengths > most).any():
+        raise DraftShapeError(
+            f"the drafter returned lengths {lengths.tolist()}; expected one for each of "
+            f"{len(most)} rows, at most the planned {what} {most.tolist()}"
+        )
+
+
+def _check_kinds(proposal: object) -> None:
+    """Check that it is a proposal, of arrays of the kinds that later checks rely on."""
+    if not isinstance(proposal, DraftProposal):
+        raise DraftShapeError(
+            f"the drafter returned {kind_of(proposal)}; expected a DraftProposal (see "
+            "outrider.records)"
+        )
+    if not isinstance(proposal.tokens, Tensor):
+        raise DraftShapeError(
+            f"the drafter returned tokens of type {type(proposal.tokens).__name__}; expected a "
+            "torch tensor, int64 [B, N]"
+        )
+    for name in ("lengths", "parents", "law_rows"):
+        values = getattr(proposal, name)
+        if values is None and name != "lengths":
+            continue
+        if not isinstance(values, np.ndarray) or values.dtype.kind not in "iu":
+            kind = getattr(values, "dtype", type(values).__name__)
+            raise DraftShapeError(
+                f"the drafter returned {name} of kind {kind}; expected a NumPy array of integers"
+            )
+    looked_up = proposal.looked_up
+    if looked_up is not None and (
+        not isinstance(looked_up, np.ndarray)
+        or looked_up.dtype != np.bool_
+        or looked_up.shape != proposal.lengths.shape
+    ):
+        raise DraftShapeError(
+            f"the drafter returned looked_up {looked_up!r}; expected a NumPy array of bool, one "
+            "for each row"
+        )
+    probs = None if proposal.laws is None else proposal.laws.probs
+    if probs is not None and probs.dtype not in (torch.float32, torch.float64):
+        raise DraftShapeError(
+            f"the drafter returned laws of {probs.dtype}; expected float32 or float64, exactly as "
+            "the tokens were drawn from them"
+        )
