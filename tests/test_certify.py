@@ -263,7 +263,7 @@ class TestControls:
         assert len(named) >= 12
         assert sum(name in ("law", "keys") for name in named) >= 8
         assert any("ranked away" in control.fault for control in controls.CONTROLS)
-        assert {"known answers", "perfect draft", "metrics"} <= set(named)
+        assert {"known answers", "perfect draft", "metrics", "engine"} <= set(named)
 
     def test_a_control_without_a_fault_does_not_pass(self) -> None:
         control = replace(controls.CONTROLS[0], planted=checks.shipped)
@@ -660,6 +660,16 @@ class TestCommand:
         path.write_text(code.replace("chain.residual_law(node, weights[:, 0])", wrong))
         assert run("--module", f"{path}:Own") == 1
         assert "FAIL  error " in capsys.readouterr().out
+
+    def test_the_drafter_of_the_readme(self, capsys: Any, tmp_path: Path) -> None:
+        readme = (Path(__file__).parent.parent / "README.md").read_text()
+        code = readme.split("### Proof")[1].split("```python\n")[2].split("```")[0]
+        path = tmp_path / "own.py"
+        path.write_text(code)
+        assert run("--module", f"{path}:Again") == 0
+        path.write_text(code.replace("[law.probs]", "[law.probs / 2]"))
+        assert run("--module", f"{path}:Again") == 1
+        assert "total mass 0.5" in capsys.readouterr().out
 
     def test_a_control_that_is_not_rejected_fails(self, capsys: Any, monkeypatch: Any) -> None:
         harmless = replace(controls.CONTROLS[0], planted=checks.shipped)

@@ -539,7 +539,7 @@ class TestErrors:
         [
             (("--method", "draft_model"), "expected --draft MODEL beside it, or --method ngram"),
             (("--method", "hybrid"), "expected --draft MODEL beside it, or --method ngram"),
-            (("--prediction", "text"), "--prediction='text...' is not allowed: expected --method"),
+            (("--prediction", "text"), "--prediction='text' is not allowed: expected --method"),
             (("--method", "suffix", "--draft", "d"), "--draft='d' is not allowed: expected none"),
             (("--method", "ngram", "--draft", "d"), "--draft='d' is not allowed: expected none"),
             (("--min-tokens", "9", "-m", "8"), "--min-tokens=9 is not allowed: expected at most"),

@@ -16,6 +16,7 @@ from outrider.certify import exact_law
 from outrider.drafters.model import ModelDrafter
 from outrider.errors import DegenerateDistributionError, DraftShapeError, KeyReuseError
 from outrider.models.tabular import TabularModel
+from outrider.proposals import evidence
 from outrider.protocols import DraftContext
 from outrider.records import DraftPlan, DraftProposal, Laws
 from outrider.rounds import read
@@ -211,19 +212,23 @@ def test_what_is_no_proposal_is_named(given: Any, told: str) -> None:
         decoder.generate([0], SamplingParams(max_tokens=9))
 
 
-def test_of_a_device_such_laws_are_told_with_the_rounds_result() -> None:
-    """What the host reads of a round: witnesses of laws stand between the draft's and target's."""
+@pytest.mark.parametrize("how", ["sound", "sums to less", "not the token's", "atoms"])
+def test_of_a_device_such_laws_are_told_with_the_rounds_result(how: str) -> None:
+    """What the host reads of a round: their evidence stands between both models' witnesses."""
     tokens = torch.tensor([[0, 1, 2], [2, 1, 0]])
-    laws = Laws(probs=torch.full((2, 3, 3), 1 / 3))
+    probs = torch.full((2, 3, 3), 1 / 3, dtype=torch.float64)
+    laws, others = Laws(probs=probs), tokens.clone()
+    probs[1, 1] = torch.nan  # beyond the second row's length
+    if how == "atoms":
+        laws, others[0, 2] = Laws(atoms=others), 1
+    elif how != "sound":
+        probs[0, 2] = NO_LAWS[how](torch.eye(3, dtype=torch.float64)[2])
     proposal = DraftProposal(tokens, np.array([3, 1]), laws)
     atoms = torch.tensor([[0, 1, 2, 2], [2, 1, 0, 0]])
     draft, target = torch.zeros(2, 3), torch.zeros(2, 4)
-    told = torch.zeros(2, 3)
-    told[1, 1] = torch.nan  # beyond the second row's length
-    assert [row.sound for row in read(proposal, atoms, [draft, target], told)] == [True, True]
-    told[0, 2] = torch.nan
-    rows = read(proposal, atoms, [draft, target], told)
-    assert [row.sound for row in rows] == [False, True]
+    rows = read(proposal, atoms, [draft, target], evidence(proposal))
+    assert [row.sound for row in rows] == [how == "sound", True]
+    assert [row.token for row in rows if row.sound] == [2, 1][how != "sound" :]
 
 
 class NanModel(TabularModel):

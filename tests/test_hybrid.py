@@ -28,7 +28,7 @@ from outrider.certify.reference import distance, target_law
 from outrider.drafters import hybrid, merge
 from outrider.drafters.candidate import Candidate
 from outrider.drafters.together import Together, _beside, decide
-from outrider.errors import InvalidConfigError
+from outrider.errors import DegenerateDistributionError, InvalidConfigError
 from outrider.models.tabular import TabularModel, mock_pair
 from outrider.records import DraftPlan, DraftProposal, Prefix, SequenceState, SharedWorth, Worth
 from outrider.verification import METHODS
@@ -268,11 +268,11 @@ def test_a_faulty_merge_is_seen(
     monkeypatch: pytest.MonkeyPatch, verification: str, fault: Any
 ) -> None:
     monkeypatch.setattr(hybrid, "merged", fault)
-    configs = [configured(verification)]
+    assert max(error(number, configured(verification)) for number in range(1, 4)) > 1e-4
     if verification in ("traversal", "recursive") and fault is claimed_to_be_drawn:
-        configs.append(configured(verification, tree_shape=(2, 1, 1)))
-    for config in configs:
-        assert max(error(number, config) for number in range(1, 4)) > 1e-4
+        tree = configured(verification, tree_shape=(2, 1, 1), strict=True)
+        with pytest.raises(DegenerateDistributionError, match="0 of it the token's"):
+            error(1, tree)
 
 
 # What is proposed

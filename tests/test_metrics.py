@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import sqrt
 
 import numpy as np
@@ -122,3 +123,36 @@ def test_block_reaches_its_ceiling_on_chains_and_token_does_not(
     assert error is not None
     assert error < 0.01
     assert least < share < most
+
+
+def test_as_a_text_it_is_what_one_looks_for() -> None:
+    text = str(tallied((2, 2, 2.0, None), (2, 3, 3.0, None)))
+    acceptance, ceiling, speed = text.split("\n")
+    assert "0.750 (3 accepted / 4 drafted), mean acceptance length = 2.50" in acceptance
+    assert ceiling.startswith("estimated ceiling = 2.50 +- ")
+    assert ceiling.endswith("100.0% +- 0.0% of it was reached")
+    assert "2 rounds, 2.50 tokens a round" in speed
+
+
+def test_no_share_above_all_is_told_of_a_lossless_run() -> None:
+    """More than the estimate of the most: that is the estimate's error."""
+    rounds = [(2, 2, 1.9, None), (2, 2, 2.0, None), (2, 2, 2.05, None)]
+    run = tallied(*rounds)
+    assert run.ceiling_share is not None
+    assert run.ceiling_share_error is not None
+    assert run.ceiling_share > 1
+    error = 1.96 * run.ceiling_share_error
+    assert f"; all of it was reached, within the estimate's error (+- {error:.1%})" in str(run)
+    lossy = str(replace(run, lossy=True))
+    assert "lossy: estimated ceiling" in lossy
+    assert f"{run.ceiling_share:.1%} +- {error:.1%} of it was reached" in lossy
+    doubtful = str(tallied((2, 3, 1.5, None), (2, 1, 2.5, None)))
+    assert "; more rounds would tell how much of it was reached" in doubtful
+
+
+def test_a_text_of_one_round_or_none() -> None:
+    assert "1 round, 2.00 tokens a round" in str(tallied((1, 2, None, None)))
+    assert str(Tally().metrics()) == (
+        "draft acceptance = none (nothing was drafted)\n"
+        "0 tokens in 0.00 s = 0.0 tokens/s, prompt included; 0 rounds, 0.00 tokens a round"
+    )

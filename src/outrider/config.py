@@ -85,8 +85,9 @@ class SamplingParams:
             this many likeliest tokens, in [0, 20]; None reports none.
         n: how many independent continuations of the prompt to produce, at least 1.
         seed: makes the output repeatable, in [0, 2**64); None draws a fresh one, which is reported.
-        prediction: what the output is expected to be, text or token ids: a `PredictionDrafter`
-            drafts from it. It never changes the law of the output.
+        prediction: what the output is expected to be, text or token ids: a `PredictionDrafter`, by
+            itself or in a `HybridDrafter`, drafts from it, and no other drafter looks at it. It
+            never changes the law of the output.
         depths: number of tokens to draft in each round; replays a run whose `depths` were reported
             (see `Choice`). Rounds beyond its end are planned as usual.
 
@@ -174,7 +175,9 @@ class SamplingParams:
             self, "stop_token_ids", _int_tuple("stop_token_ids", self.stop_token_ids)
         )
         if self.prediction is not None and not isinstance(self.prediction, str):
-            object.__setattr__(self, "prediction", _int_tuple("prediction", self.prediction))
+            expected = "a text, a sequence of token ids, or None"
+            ids = _int_tuple("prediction", self.prediction, 0, expected)
+            object.__setattr__(self, "prediction", ids)
         if self.depths is not None:
             object.__setattr__(self, "depths", _int_tuple("depths", self.depths))
         _store_plain_numbers(self)
@@ -215,10 +218,10 @@ class SpeculativeConfig:
             greedy request is drafted greedily, and a structured one in its form, in any case.
         draft_sample_method: "probabilistic" draws drafts from the draft model's own law; "greedy"
             proposes its most likely tokens, verified as the point masses that they are.
-        tree_shape: draft trees, each node with this many children at each depth, such as (2, 2, 1);
-            None drafts chains.
-        tree_budget: draft trees of this many nodes, grown where the draft model is surest; not
-            together with `tree_shape`.
+        tree_shape: draft trees, each node with this many children at each depth, such as (2, 2, 1),
+            no deeper than that, nor than `num_speculative_tokens`; None drafts chains.
+        tree_budget: draft trees of this many nodes, at most `num_speculative_tokens` of them in a
+            row, grown where the draft model is surest; not together with `tree_shape`.
         tree_children: what the children of a node are: "greedy" the likeliest tokens outright and
             one drawn from the rest; "without_replacement" all drawn, each from what its siblings
             left; "with_replacement" all drawn from one law.
@@ -330,8 +333,12 @@ class SpeculativeConfig:
 
 
 def _require_int(field: str, value: object, low: int, expected: str | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < low:
+    if not _is_int(value, low):
         raise InvalidConfigError(field, value, expected or f"an integer >= {low}")
+
+
+def _is_int(value: object, low: int) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= low
 
 
 def _require_bool(field: str, value: object) -> None:
@@ -419,6 +426,6 @@ def _int_tuple(
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise InvalidConfigError(field, values, expected)
     items = tuple(values)
-    for item in items:
-        _require_int(field, item, low, expected)
+    if not all(_is_int(item, low) for item in items):
+        raise InvalidConfigError(field, items, expected)
     return tuple(int(item) for item in items)

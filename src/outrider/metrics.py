@@ -16,10 +16,17 @@ from math import sqrt
 
 from .records import RoundRecord
 
+_TOLD = 0.1
+"""The share of a ceiling that was reached is told as a figure if it is known to within this."""
+
 
 @dataclass(frozen=True, slots=True)
 class SpeculationMetrics:
     """What a number of rounds did. Counts are over rows: a round of B rows counts B times.
+
+    As a text it is a line each for what became of the drafts, for their ceiling where one is known,
+    and for the speed. Properties give what follows from the counts: `acceptance_rate`,
+    `acceptance_length`, `per_position`, `depths`, `ceiling_share`, `tokens_per_s` and others.
 
     Attributes:
         rounds: rounds, those that drafted nothing included.
@@ -65,6 +72,13 @@ class SpeculationMetrics:
     first_ceiling: float | None = None
     first_ceiling_error: float | None = None
     first_ceiling_share_error: float | None = None
+
+    def __str__(self) -> str:
+        lines = [*_told_of_drafts(self), _told_of_speed(self)]
+        if not self.lossy:
+            return "\n".join(lines)
+        told = "\n".join(f"lossy: {line}" for line in lines)
+        return f"lossy: the output's law is not the target's\n{told}"
 
     @property
     def ceiling_interval(self) -> tuple[float, float] | None:
@@ -131,6 +145,62 @@ class SpeculationMetrics:
     def tokens_per_s(self) -> float | None:
         """Tokens emitted per second of rounds; None before the first."""
         return self.emitted / self.total_s if self.total_s > 0 else None
+
+
+def _told_of_drafts(metrics: SpeculationMetrics) -> list[str]:
+    """What became of the drafts, and of their ceilings where some are known."""
+    rate, length = metrics.acceptance_rate, metrics.acceptance_length
+    if rate is None or length is None:
+        lines = ["draft acceptance = none (nothing was drafted)"]
+    else:
+        positions = ", ".join(f"{share:.3f}" for share in metrics.per_position)
+        lines = [
+            f"draft acceptance = {rate:.3f} ({metrics.accepted} accepted / {metrics.drafted} "
+            f"drafted), mean acceptance length = {length:.2f}, per position = ({positions}), "
+            f"over {_counted(metrics.draft_rounds, 'round')} that drafted"
+        ]
+        if metrics.ceiling is not None and metrics.ceiling_error is not None:
+            lines.append(
+                f"estimated ceiling = {metrics.ceiling:.2f} +- {1.96 * metrics.ceiling_error:.2f} "
+                "tokens a round, the most that any lossless verification emits on average from "
+                "such drafts; "
+                + _told_of_share(metrics.ceiling_share, metrics.ceiling_share_error, metrics.lossy)
+            )
+        if metrics.first_ceiling is not None and metrics.first_ceiling_error is not None:
+            share, error = metrics.first_ceiling_share, metrics.first_ceiling_share_error
+            lines.append(
+                f"estimated ceiling = {metrics.first_ceiling:.3f} +- "
+                f"{1.96 * metrics.first_ceiling_error:.3f} for the share of rounds that keep a "
+                f"token ({metrics.per_position[0]:.3f} did); "
+                + _told_of_share(share, error, metrics.lossy)
+            )
+    if metrics.draft_failures:
+        failed = _counted(metrics.draft_failures, "round")
+        lines.append(f"the drafter failed in {failed}, which went on without it")
+    return lines
+
+
+def _told_of_share(share: float | None, error: float | None, lossy: bool) -> str:
+    """What share of a ceiling was reached, where enough rounds tell; of zero there is none."""
+    if share is None or error is None or 1.96 * error > _TOLD:
+        return "more rounds would tell how much of it was reached"
+    if share > 1 >= share - 1.96 * error and not lossy:
+        return f"all of it was reached, within the estimate's error (+- {1.96 * error:.1%})"
+    return f"{share:.1%} +- {1.96 * error:.1%} of it was reached"
+
+
+def _told_of_speed(metrics: SpeculationMetrics) -> str:
+    """How fast tokens came."""
+    speed, rounds = metrics.tokens_per_s or 0.0, max(metrics.rounds, 1)
+    return (
+        f"{_counted(metrics.emitted, 'token')} in {metrics.total_s:.2f} s = {speed:.1f} tokens/s, "
+        f"prompt included; {_counted(metrics.rounds, 'round')}, {metrics.emitted / rounds:.2f} "
+        "tokens a round"
+    )
+
+
+def _counted(count: int, name: str) -> str:
+    return f"{count} {name}{'s' * (count != 1)}"
 
 
 def _interval(value: float | None, error: float | None) -> tuple[float, float] | None:

@@ -5,7 +5,7 @@ That a token was drawn from the law that comes with it cannot be seen; that it m
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from .errors import (
 )
 from .models.transfer import sent
 from .records import DraftPlan, DraftProposal
-from .verification.lazy import entries, small
 
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 """How far from one a law may sum."""
@@ -81,34 +80,65 @@ def check_proposal(proposal: DraftProposal, plan: DraftPlan, vocab_size: int) ->
             )
 
 
-def possible(proposal: DraftProposal) -> Any:
-    """Which tokens may have been drawn from the laws that come with them.
+def evidence(proposal: DraftProposal) -> list[Tensor]:
+    """Numbers that tell whether tokens may have been drawn from the laws that come with them.
+
+    Args:
+        proposal: of the form that `check_proposal` asks for.
+
+    Returns:
+        Of dense laws their total mass and their least entry, [B, R] each, and the probability of
+        each token, [B, N]; of atoms whether they are the tokens, bool [B, N]. Nothing if tokens
+        stand for their own laws, or there are none.
+    """
+    tokens, laws = proposal.tokens, proposal.laws
+    if not proposal.width or laws is None or laws.atoms is tokens:
+        return []
+    if laws.probs is None:
+        assert laws.atoms is not None
+        return [laws.atoms == tokens]
+    probs = laws.probs
+    if proposal.law_rows is None:
+        own = probs.gather(-1, tokens[..., None])[..., 0]
+    else:
+        rows = torch.arange(len(tokens), device=tokens.device)[:, None]
+        law_rows = sent(torch.from_numpy(proposal.law_rows.clip(0)), tokens.device)
+        own = probs[rows, law_rows, tokens]
+    return [probs.sum(-1), probs.amin(-1), own]
+
+
+def undrawn(
+    proposal: DraftProposal, found: Sequence[Sequence[Sequence[float]]]
+) -> list[tuple[int, int]]:
+    """The tokens, by row and column, that cannot have been drawn from their laws.
 
     Those are finite, non-negative and sum to one, and the token has a share of its law.
 
     Args:
-        proposal: of the form that `check_proposal` asks for, N >= 1.
-
-    Returns:
-        bool [B, N], True beyond a row's length: NumPy's on a CPU, on another device a tensor there.
+        proposal: the drafts.
+        found: the `evidence`, on the host.
     """
-    tokens, laws, device = proposal.tokens, proposal.laws, proposal.tokens.device
+    if not found:
+        return []
+    drafted = [(row, i) for row, n in enumerate(proposal.lengths.tolist()) for i in range(n)]
+    if len(found) == 1:
+        return [(row, column) for row, column in drafted if not found[0][row][column]]
+    totals, least, own = found
+    laws = proposal.laws
     assert laws is not None
-    batch, width = tokens.shape
-    free = np.arange(width) >= proposal.lengths[:, None]
-    if laws.probs is None:
-        return small(laws.atoms == tokens) | small(sent(torch.from_numpy(free), device))
-    probs = laws.probs
-    law_rows = trees.chain(batch, width) if proposal.law_rows is None else proposal.law_rows
-    free |= law_rows < 0
-    rows = (law_rows.clip(0) + probs.shape[1] * np.arange(batch)[:, None]).flatten()
-    index = small(sent(torch.from_numpy(rows), device))
-    totals, least = small(probs.sum(-1).flatten()), small(probs.amin(-1).flatten())
-    # NaN fails both.
-    lawful = (least >= 0) & (abs(totals - 1) <= _TOLERANCE[probs.dtype])
-    drawn = entries(probs.flatten(0, 1), index, small(tokens.flatten())) > 0
-    fine = (lawful[index] & drawn).reshape(batch, width)
-    return fine | small(sent(torch.from_numpy(free), device))
+    assert laws.probs is not None
+    off = _TOLERANCE[laws.probs.dtype]
+    law_rows = None if proposal.law_rows is None else proposal.law_rows.tolist()
+    wrong = []
+    for row, column in drafted:
+        at = column if law_rows is None else law_rows[row][column]
+        # NaN fails all of it.
+        fine = at < 0 or (
+            abs(totals[row][at] - 1) <= off and least[row][at] >= 0 and own[row][column] > 0
+        )
+        if not fine:
+            wrong.append((row, column))
+    return wrong
 
 
 def impossible(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import isfinite, isnan
 from time import perf_counter
 
@@ -23,7 +23,7 @@ from .errors import (
     InvalidConfigError,
     TargetShapeError,
 )
-from .proposals import impossible, possible
+from .proposals import evidence, impossible, undrawn
 from .records import DraftProposal, TargetScores, Verdict
 from .sampling import PackedParams
 from .verification import Verifier, verify_atoms
@@ -97,7 +97,7 @@ def read(
     proposal: DraftProposal,
     verdict: Verdict | Tensor,
     witnesses: list[Tensor],
-    laws: Tensor | None = None,
+    laws: list[Tensor] | None = None,
 ) -> list[RowVerdict]:
     """Bring what a round came to to the host: its one copy.
 
@@ -106,7 +106,7 @@ def read(
         verdict: as `judge` gives it.
         witnesses: numbers that are finite if the laws mean something: [B, M] for the nodes of each
             depth whose laws were made of draft logits, then [B, N + 1] for the target.
-        laws: the same [B, N] of the laws that came with the drafts; None if they all do.
+        laws: the evidence of the laws that came with the drafts; None if it was looked at.
     """
     atoms = isinstance(verdict, Tensor)
     found = [verdict] if isinstance(verdict, Tensor) else [verdict.node[:, None]]
@@ -116,12 +116,16 @@ def read(
         known = (verdict.ceiling, verdict.first_ceiling)
         ceilings = [values[:, None] for values in known if values is not None]
     # Token ids are exact in float64, where the other numbers can keep them company.
-    told = [] if laws is None else [laws]
-    evidence = torch.cat([*ceilings, *witnesses[:-1], *told, witnesses[-1]], 1).double()
-    packed = torch.cat([proposal.tokens, *found, evidence], 1).tolist()
+    told = laws or []
+    numbers = torch.cat([*ceilings, *witnesses[:-1], *told, witnesses[-1]], 1).double()
+    packed = torch.cat([proposal.tokens, *found, numbers], 1).tolist()
     width = proposal.width
     count = width + sum(part.shape[1] for part in found)
     levels = [0, *accumulate(witness.shape[1] for witness in witnesses[:-1])]
+    start = count + len(ceilings) + levels[-1]
+    ends = list(accumulate((part.shape[1] for part in told), initial=start))
+    parts = [[row[first:end] for row in packed] for first, end in pairwise(ends)]
+    wrong = {row for row, _ in undrawn(proposal, parts)}
     depths = None if proposal.parents is None else trees.node_depths(proposal.parents).tolist()
     rows = []
     for index, (row, length) in enumerate(zip(packed, proposal.lengths.tolist(), strict=True)):
@@ -129,11 +133,8 @@ def read(
         drafts, rest = ids[:length], ids[width:]
         parents = None if proposal.parents is None else proposal.parents[index, :length].tolist()
         depth = length if depths is None else max(depths[index][: length + 1])
-        known = row[count + len(ceilings) :]
-        drawn_from = known[: levels[min(depth, len(levels) - 1)]]
-        if laws is not None:
-            drawn_from += known[levels[-1] :][:length]
-        sound = all(map(isfinite, drawn_from))
+        drawn_from = row[count + len(ceilings) :][: levels[min(depth, len(levels) - 1)]]
+        sound = index not in wrong and all(map(isfinite, drawn_from))
         node, token = verify_atoms(drafts, rest, parents) if atoms else (rest[0], rest[1])
         # A verdict that rests on NaN may name a node that was not drafted.
         node = node if sound else 0
@@ -243,7 +244,7 @@ def check_scores(scores: TargetScores, proposal: DraftProposal, vocab_size: int)
         )
 
 
-def check_laws(proposal: DraftProposal, context: RoundContext) -> Tensor | None:
+def check_laws(proposal: DraftProposal, context: RoundContext) -> list[Tensor] | None:
     """Check the laws that drafts come with: at once if they are on the host.
 
     Args:
@@ -251,31 +252,37 @@ def check_laws(proposal: DraftProposal, context: RoundContext) -> Tensor | None:
         context: what is known of them.
 
     Returns:
-        Witnesses [B, N] that are on a device, where nothing is to wait for them: finite if a token
-        may have been drawn from its law. None on the host.
+        Evidence that is on a device, where nothing is to wait for it. None on the host.
 
     Raises:
-        DraftFailure: one cannot have been; the drafts before it are left.
+        DraftFailure: a token was not drawn from its law; the drafts before it are left.
     """
-    if not proposal.width:
-        return None
-    fine = possible(proposal)
-    if isinstance(fine, Tensor):
-        return torch.where(fine, 0.0, torch.nan)
-    if not fine.all():
-        raise _undrawn(proposal, fine, context)
+    found = evidence(proposal)
+    if proposal.tokens.device.type != "cpu":
+        return found
+    _look_at(found, proposal, context)
     return None
 
 
-def _undrawn(
-    proposal: DraftProposal, fine: NDArray[np.bool_], context: RoundContext
-) -> DraftFailure:
-    """Tokens that are not `fine` [B, N] come with laws that they were not drawn from."""
-    row, column = np.argwhere(~fine)[0].tolist()
+def _look_at(found: list[Tensor], proposal: DraftProposal, context: RoundContext) -> None:
+    """Raise a DraftFailure if some tokens cannot have been drawn from their laws."""
+    wrong = undrawn(proposal, [part.tolist() for part in found])
+    if not wrong:
+        return
     depths = trees.node_depths(proposal.structure)[:, 1:]
-    sound = np.where(fine, proposal.width, depths - 1).min(1)
-    reason = impossible(proposal, row, column, context.sequence_ids[row])
-    return DraftFailure(reason, _cut(proposal, sound), context.told)
+    sound = np.full(len(depths), proposal.width)
+    for row, column in wrong:
+        sound[row] = min(sound[row], depths[row, column] - 1)
+    row, column = wrong[0]
+    sequence_id = context.sequence_ids[row]
+    made = torch.cat([witness[row] for witness in context.witnesses] or [torch.zeros(0)])
+    # Laws of logits that mean nothing mean nothing.
+    broken = made.isfinite().logical_not().nonzero().flatten().tolist()
+    if broken:
+        reason = _degenerate("draft model", sequence_id, broken[0])
+    else:
+        reason = impossible(proposal, row, column, sequence_id)
+    raise DraftFailure(reason, _cut(proposal, sound), context.told)
 
 
 def check_witnesses(
@@ -283,7 +290,7 @@ def check_witnesses(
     target: Tensor,
     context: RoundContext,
     rows: list[RowVerdict],
-    laws: Tensor | None = None,
+    laws: list[Tensor] | None = None,
 ) -> None:
     """Name the model whose logits were degenerate, if some were.
 
@@ -292,7 +299,7 @@ def check_witnesses(
         target: the target's witnesses [B, N + 1].
         context: has the draft model's, [B, M] for the nodes of each depth.
         rows: what was drafted and kept.
-        laws: the witnesses [B, N] of the laws that came with the drafts; None if all is well.
+        laws: the evidence of the laws that came with the drafts; None if it was looked at.
 
     Raises:
         DegenerateDistributionError: a witness of the target is not finite at a node that a row
@@ -315,9 +322,7 @@ def check_witnesses(
             sound[row] = min(sound[row], bisect(levels, position) - 1)
     if reason is not None:
         raise DraftFailure(reason, _cut(proposal, np.array(sound)), context.told)
-    fine = None if laws is None else laws.isfinite().cpu().numpy()
-    if fine is not None and not fine.all():
-        raise _undrawn(proposal, fine, context)
+    _look_at(laws or [], proposal, context)
 
 
 def _cut(proposal: DraftProposal, depths: NDArray[np.int64]) -> DraftProposal:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from ..chance import Philox4x32, philox4x32
 from ..config import SamplingParams, SpeculativeConfig, TreeChildren, Verification
 from ..drafters.early_exit import EarlyExitDrafter
 from ..engine import SpeculativeDecoder
+from ..errors import DegenerateDistributionError
 from ..models.tabular import TabularModel, mock_pair
 from ..models.transformers import TransformersModel
 from ..protocols import Chance
@@ -129,6 +131,19 @@ def law(verification: Verification, k: int = 3, **filters: Any) -> Callable[[Bui
     config = _config(verification, k)
     params = SamplingParams(max_tokens=k + 1, **filters)
     return lambda build: checks.law(build, config, params)
+
+
+def refused(verification: Verification) -> Callable[[Build], Finding]:
+    """The check that the engine sees nothing wrong with a drafter's laws, and of the exact law."""
+    exact = law(verification)
+
+    def check(build: Build) -> Finding:
+        try:
+            return exact(build)
+        except DegenerateDistributionError:
+            return Finding("engine", "a token that is no draw from its law", inf, False)
+
+    return check
 
 
 def tree_law(shape: tuple[int, ...], children: TreeChildren) -> Callable[[Build], Finding]:
@@ -259,7 +274,7 @@ CONTROLS = (
     Control(
         "draft drawn in float64, verified in bfloat16",
         "DeepSpec",
-        law("block"),
+        refused("block"),
         drafter(faults.RoundedLaw),
     ),
     Control(
@@ -271,7 +286,7 @@ CONTROLS = (
     Control(
         "other vocabulary: law not renormalised over the common tokens",
         "a known wrong variant",
-        law("block"),
+        refused("block"),
         drafter(draft_faults.NotRenormalised),
         drafter(draft_faults.OtherVocabulary),
     ),

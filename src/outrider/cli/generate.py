@@ -123,7 +123,7 @@ def _show(
             print(f"log-probabilities{heading}:", file=sys.stderr)
             lines = log_probabilities.lines(of_choice, loaded.tokenizer)
             print(*lines, sep="\n", file=sys.stderr)
-    print(f"{figures.closing_statistics(decoder.metrics)}; seed {params.seed}", file=sys.stderr)
+    print(f"{decoder.metrics}; seed {params.seed}", file=sys.stderr)
     for line in loaded.compiling_line():
         print(line, file=sys.stderr)
 

@@ -237,9 +237,7 @@ def check_together(args: Namespace) -> None:
             "--min-tokens", args.min_tokens, f"at most --max-tokens {args.max_tokens}"
         )
     if args.prediction is not None and args.method != "hybrid":
-        raise InvalidConfigError(
-            "--prediction", f"{args.prediction[:20]}...", "--method hybrid beside it"
-        )
+        raise InvalidConfigError("--prediction", args.prediction, "--method hybrid beside it")
     tokens = [token for token, _ in args.logit_bias]
     for token in tokens:
         if tokens.count(token) > 1:

@@ -71,7 +71,11 @@ class ModelDrafter:
             lengths = ctx.settle()
             if (lengths <= len(tokens)).all():
                 break
-        return DraftProposal(torch.stack(tokens, 1), lengths, _stacked(laws))
+        drafted = torch.stack(tokens, 1)
+        # Atoms are picked as they are.
+        rows = [law.probs for law in laws if law.probs is not None]
+        joint = Laws(probs=torch.stack(rows, 1)) if rows else Laws(atoms=drafted)
+        return DraftProposal(drafted, lengths, joint)
 
     def _readable(self, prefix: Prefix) -> Prefix:
         """The prefix with ids that a narrower draft has no embedding for replaced by its last.
@@ -86,10 +90,3 @@ class ModelDrafter:
     def _aligned(self, logits: Tensor) -> Tensor:
         surplus = logits.shape[-1] - self._vocab_size
         return logits if surplus == 0 else pad(logits, (0, -surplus), value=-torch.inf)
-
-
-def _stacked(laws: list[Laws]) -> Laws:
-    """Laws [B] of each position as laws [B, N]."""
-    if laws[0].atoms is not None:
-        return Laws(atoms=torch.stack([law.atoms for law in laws if law.atoms is not None], 1))
-    return Laws(probs=torch.stack([law.probs for law in laws if law.probs is not None], 1))
