@@ -101,7 +101,7 @@ def broken(speculation: dict[str, Any], processor: StatefulProcessor) -> bool:
     """Whether the law is another, or none at all."""
     target, draft = mock_pair(V, 1)
     decoder = SpeculativeDecoder(
-        target, draft, config=SpeculativeConfig(depth="fixed", **speculation)
+        target, draft, config=SpeculativeConfig(depth="fixed", strict=True, **speculation)
     )
     params = SamplingParams(max_tokens=3, temperature=0.8, logits_processors=(processor,))
     try:
