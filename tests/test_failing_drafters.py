@@ -10,16 +10,22 @@ import numpy as np
 import pytest
 import torch
 
-from outrider import NgramDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
+from outrider import (
+    NgramDrafter,
+    SamplingParams,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    engine,
+    rounds,
+)
 from outrider.acceptance import Acceptance
 from outrider.certify import exact_law
 from outrider.drafters.model import ModelDrafter
 from outrider.errors import DegenerateDistributionError, DraftShapeError, KeyReuseError
-from outrider.models.tabular import TabularModel
-from outrider.proposals import evidence
+from outrider.models.tabular import TabularModel, mock_pair
+from outrider.proposals import evidence, undrawn, without
 from outrider.protocols import DraftContext
 from outrider.records import DraftPlan, DraftProposal, Laws
-from outrider.rounds import read
 
 
 def law(prefix: tuple[int, ...]) -> np.ndarray:
@@ -212,23 +218,180 @@ def test_what_is_no_proposal_is_named(given: Any, told: str) -> None:
         decoder.generate([0], SamplingParams(max_tokens=9))
 
 
-@pytest.mark.parametrize("how", ["sound", "sums to less", "not the token's", "atoms"])
-def test_of_a_device_such_laws_are_told_with_the_rounds_result(how: str) -> None:
-    """What the host reads of a round: their evidence stands between both models' witnesses."""
-    tokens = torch.tensor([[0, 1, 2], [2, 1, 0]])
-    probs = torch.full((2, 3, 3), 1 / 3, dtype=torch.float64)
-    laws, others = Laws(probs=probs), tokens.clone()
-    probs[1, 1] = torch.nan  # beyond the second row's length
-    if how == "atoms":
-        laws, others[0, 2] = Laws(atoms=others), 1
-    elif how != "sound":
-        probs[0, 2] = NO_LAWS[how](torch.eye(3, dtype=torch.float64)[2])
-    proposal = DraftProposal(tokens, np.array([3, 1]), laws)
-    atoms = torch.tensor([[0, 1, 2, 2], [2, 1, 0, 0]])
-    draft, target = torch.zeros(2, 3), torch.zeros(2, 4)
-    rows = read(proposal, atoms, [draft, target], evidence(proposal))
-    assert [row.sound for row in rows] == [how == "sound", True]
-    assert [row.token for row in rows if row.sound] == [2, 1][how != "sound" :]
+class MisreportingTree(ModelDrafter):
+    """Trees in which drawn nodes that are `bad` come with something that is no law."""
+
+    def __init__(self, bad: Any) -> None:
+        super().__init__(mock_pair(3, 2)[1])
+        self.bad = bad
+
+    def propose(self, prefixes: Any, plan: DraftPlan, ctx: DraftContext) -> DraftProposal:
+        proposal = super().propose(prefixes, plan, ctx)
+        if proposal.laws is None or proposal.laws.probs is None:
+            return proposal
+        probs, tokens, parents = proposal.laws.probs.clone(), proposal.tokens, proposal.structure
+        assert proposal.law_rows is not None
+        for row, length in enumerate(proposal.lengths.tolist()):
+            nodes = [int(prefixes[row].tokens[-1]), *tokens[row].tolist()]
+            for column in range(length):
+                at, mother = proposal.law_rows[row, column], parents[row, column]
+                elder = [nodes[i + 1] for i in range(column) if parents[row, i] == mother]
+                if at >= 0 and self.bad(nodes[mother], elder):
+                    probs[row, at] = 0.05
+        return replace(proposal, laws=Laws(probs=probs))
+
+
+@pytest.mark.filterwarnings("ignore:the drafter failed")
+@pytest.mark.parametrize("verification", ["traversal", "recursive"])
+@pytest.mark.parametrize(
+    ("children", "bad"),
+    [
+        ("greedy", lambda mother, elder: mother == 2),
+        ("with_replacement", lambda mother, elder: mother == 1),
+        ("without_replacement", lambda mother, elder: mother == 1),
+        ("without_replacement", lambda mother, elder: 1 in elder),
+    ],
+)
+def test_no_law_that_means_nothing_changes_what_comes_of_a_tree(
+    children: Any, bad: Any, verification: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a node, or by a sibling that is drawn before: the rest of the tree is verified."""
+    config = SpeculativeConfig(
+        depth="fixed",
+        num_speculative_tokens=2,
+        tree_shape=(2, 2),
+        tree_children=children,
+        verification=verification,
+    )
+    target, _ = mock_pair(3, 2)
+    decoder = SpeculativeDecoder(target, MisreportingTree(bad), config=config)
+    params = SamplingParams(max_tokens=3)
+    expected = exact_law(SpeculativeDecoder(target), [0], params)
+
+    def error() -> float:
+        found = exact_law(decoder, [0], params, batch_size=1)
+        return max(abs(found[output] - expected[output]) for output in expected)
+
+    assert error() < 1e-12
+    monkeypatch.setattr(rounds, "without", no_depth)
+    assert error() > 1e-4
+
+
+def no_depth(proposal: DraftProposal, wrong: Any, depths: Any = None) -> DraftProposal:
+    """The planted fault: all drafts go where one does."""
+    return replace(proposal, lengths=np.zeros_like(proposal.lengths))
+
+
+def test_what_is_left_of_a_tree() -> None:
+    """Of (1 (3 6)) (2 (4 7) (5)) 4 goes, with its later siblings and what follows them."""
+    parents = np.array([[0, 0, 1, 2, 2, 3, 4]] * 3)
+    tokens = torch.arange(21).view(3, 7)
+    law_rows = np.arange(21).reshape(3, 7) % 4 - 1
+    laws = Laws(probs=torch.full((3, 3, 21), 1 / 21))
+    lengths = np.array([7, 7, 3])
+    proposal = DraftProposal(tokens, lengths, laws, parents, law_rows)
+    left = without(proposal, [(0, 3)])
+    assert left.lengths.tolist() == [4, 7, 3]
+    assert left.tokens[0, :4].tolist() == [0, 1, 2, 5]
+    assert left.structure[0, :4].tolist() == [0, 0, 1, 3]
+    assert left.law_rows is not None
+    assert left.law_rows[0, :4].tolist() == law_rows[0, [0, 1, 2, 5]].tolist()
+    assert left.tokens[1].tolist() == tokens[1].tolist()
+    assert (left.structure[1] == parents[1]).all()
+    assert (left.structure <= np.arange(7)).all()
+    assert without(proposal, [(1, 0)]).lengths.tolist() == [7, 0, 3]
+    by_depth = without(proposal, [(1, 4)], [1, 2, 3])
+    assert by_depth.lengths.tolist() == [2, 4, 3]
+    own = without(replace(proposal, law_rows=None, laws=Laws(atoms=tokens)), [(0, 3)])
+    assert own.laws is not None
+    assert own.laws.atoms is own.tokens
+
+
+@pytest.mark.filterwarnings("ignore:the drafter failed")
+@pytest.mark.parametrize("verification", ["block", "token"])
+def test_what_was_drawn_from_no_law_before_an_error_is_not_verified(verification: Any) -> None:
+    class Breaks(ModelDrafter):
+        """Draws two tokens, the second after a 1 from what is no law, and raises."""
+
+        def propose(self, prefixes: Any, plan: DraftPlan, ctx: DraftContext) -> DraftProposal:
+            laws = ctx.law(torch.zeros(len(prefixes), 3, dtype=torch.float64))
+            first = ctx.pick(laws, 0)
+            assert laws.probs is not None
+            if plan.deepest > 1:
+                wrong = torch.where((first == 1)[:, None], laws.probs / 2, laws.probs)
+                context: Any = ctx
+                ctx.pick(laws, 1)
+                context._picked[1] = (Laws(probs=wrong), context._picked[1][1])
+            raise ValueError("no draft today")
+
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, verification=verification)
+    drafter = Breaks(TabularModel(even, 3))
+    decoder = SpeculativeDecoder(TabularModel(law, 3), drafter, config=config)
+    params = SamplingParams(max_tokens=3)
+    expected = exact_law(SpeculativeDecoder(TabularModel(law, 3)), [0], params)
+    found = exact_law(decoder, [0], params, batch_size=1)
+    assert max(abs(found[output] - expected[output]) for output in expected) < 1e-12
+
+
+@pytest.mark.parametrize("gap", [17.0, 20.0])
+def test_a_softmax_over_many_tokens_is_a_law(gap: float) -> None:
+    """In float32 it sums to one only so far where one token has nearly all of it."""
+    logits = -gap + 0.7 * torch.randn(1, 2, 151_936, generator=torch.Generator().manual_seed(1))
+    logits[..., 220] = 0.0
+    tokens = torch.tensor([[220, 7]])
+    for probs in (logits.softmax(-1), (logits * 1e-5).softmax(-1), logits.softmax(-1).double()):
+        proposal = DraftProposal(tokens, np.array([2]), Laws(probs=probs))
+        assert undrawn(proposal, [part.tolist() for part in evidence(proposal)]) == []
+        less = replace(proposal, laws=Laws(probs=probs * 0.98))
+        assert len(undrawn(less, [part.tolist() for part in evidence(less)])) == 2
+
+
+TREES: Any = [{}, {"tree_shape": (2, 2)}, {"tree_budget": 5, "num_speculative_tokens": 3}]
+
+
+@pytest.mark.filterwarnings("ignore:the drafter failed")
+@pytest.mark.parametrize("shape", TREES, ids=str)
+@pytest.mark.parametrize("name", ["sound", "a law of .15", "NaN", "both"])
+def test_on_a_device_laws_are_looked_at_with_the_rounds_result(
+    shape: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their evidence comes with the one copy, and the same texts and figures come of it."""
+
+    class Wrong(MisreportingTree):
+        def propose(self, prefixes: Any, plan: DraftPlan, ctx: DraftContext) -> DraftProposal:
+            if plan.levels is not None and name in ("a law of .15", "both"):
+                return super().propose(prefixes, plan, ctx)
+            proposal = ModelDrafter.propose(self, prefixes, plan, ctx)
+            if name in ("sound", "NaN") or plan.levels is not None:
+                return proposal
+            assert proposal.laws is not None
+            assert proposal.laws.probs is not None
+            last = torch.tensor([[int(prefix.tokens[-1])] for prefix in prefixes])
+            before = torch.cat([last, proposal.tokens[:, :-1]], 1)[..., None]
+            probs = torch.where(before == 1, 0.05, proposal.laws.probs)
+            return replace(proposal, laws=Laws(probs=probs))
+
+    class Draft(TabularModel):
+        def probabilities(self, prefix: tuple[int, ...]) -> np.ndarray:
+            own = name in ("NaN", "both") and prefix[-1] == 2
+            return np.full(3, np.nan) if own else mock_pair(3, 2)[1].probabilities(prefix)
+
+    def run() -> tuple[Any, ...]:
+        drafter = Wrong(lambda mother, elder: mother == 1)
+        drafter.model = Draft(even, 3)
+        settings: dict[str, Any] = {"num_speculative_tokens": 2} | shape
+        config = SpeculativeConfig(depth="fixed", **settings)
+        decoder = SpeculativeDecoder(mock_pair(3, 2)[0], drafter, config=config)
+        params = [SamplingParams(max_tokens=20, seed=seed) for seed in range(4)]
+        outputs = decoder.generate([[0], [1], [2], [0, 1]], params)
+        found = decoder.metrics
+        figures = (found.drafted, found.accepted, found.rounds, found.draft_failures)
+        return [output.token_ids for output in outputs], figures
+
+    at_once = run()
+    assert bool(at_once[1][3]) == (name != "sound")
+    monkeypatch.setattr(engine, "check_laws", lambda proposal, context: evidence(proposal))
+    assert run() == at_once
 
 
 class NanModel(TabularModel):

@@ -22,6 +22,8 @@ from outrider import (
     SpeculativeDecoder,
     SuffixDrafter,
     TransformersModel,
+    proposals,
+    rounds,
 )
 from outrider.certify import exact_law
 from outrider.certify.reference import distance, target_law
@@ -30,7 +32,15 @@ from outrider.drafters.candidate import Candidate
 from outrider.drafters.together import Together, _beside, decide
 from outrider.errors import DegenerateDistributionError, InvalidConfigError
 from outrider.models.tabular import TabularModel, mock_pair
-from outrider.records import DraftPlan, DraftProposal, Prefix, SequenceState, SharedWorth, Worth
+from outrider.records import (
+    DraftPlan,
+    DraftProposal,
+    Laws,
+    Prefix,
+    SequenceState,
+    SharedWorth,
+    Worth,
+)
 from outrider.verification import METHODS
 
 from .families import greedy_reference, random_model, resembling
@@ -273,6 +283,47 @@ def test_a_faulty_merge_is_seen(
         tree = configured(verification, tree_shape=(2, 1, 1), strict=True)
         with pytest.raises(DegenerateDistributionError, match="0 of it the token's"):
             error(1, tree)
+
+
+def no_laws_after_a_1(drawn: DraftProposal, candidates: Sequence[Candidate]) -> DraftProposal:
+    """What is drawn after a drafted 1 comes with something that is no law."""
+    right = merged(drawn, candidates)
+    if right.laws is None or right.laws.probs is None or right.law_rows is None:
+        return right
+    probs, parents = right.laws.probs.clone(), right.structure
+    for row, length in enumerate(right.lengths.tolist()):
+        for column in range(length):
+            above, at = parents[row, column] - 1, right.law_rows[row, column]
+            if above >= 0 <= at and right.tokens[row, above] == 1:
+                probs[row, at] = 0.05
+    return replace(right, laws=Laws(probs=probs))
+
+
+@pytest.mark.filterwarnings("ignore:the drafter failed")
+@pytest.mark.parametrize("verification", ["traversal", "recursive"])
+def test_the_law_where_some_drafts_come_with_no_laws(
+    monkeypatch: pytest.MonkeyPatch, verification: str
+) -> None:
+    """Looked-up tokens stand in columns after the model's, of all depths."""
+    left: list[DraftProposal] = []
+
+    def noted(*args: Any) -> DraftProposal:
+        left.append(proposals.without(*args))
+        return left[-1]
+
+    def nothing(proposal: DraftProposal, wrong: Any, *_: Any) -> DraftProposal:
+        lengths = proposal.lengths.copy()
+        lengths[[row for row, _ in wrong]] = 0
+        return replace(proposal, lengths=lengths)
+
+    monkeypatch.setattr(hybrid, "merged", no_laws_after_a_1)
+    monkeypatch.setattr(rounds, "without", noted)
+    config = configured(verification, tree_shape=(2, 1, 1))
+    for number in (3, 5):
+        assert error(number, config) < TOLERANCE
+    assert any(made.lengths.any() for made in left)
+    monkeypatch.setattr(rounds, "without", nothing)
+    assert max(error(number, config) for number in (3, 5)) > 1e-4
 
 
 # What is proposed

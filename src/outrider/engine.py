@@ -50,6 +50,7 @@ from .rounds import (
     check_scores,
     check_steppable,
     check_witnesses,
+    failed,
     judge,
     no_drafts,
     read,
@@ -178,8 +179,8 @@ class SpeculativeDecoder:
             chance: takes the place of the decoder's own; the round is then not counted in
                 `metrics`.
 
-        A round whose drafter fails goes on with what had been drafted, unless the configuration is
-        `strict`; of a tree whose drafter raises, with nothing.
+        A round whose drafter fails, or whose drafts cannot have come from their laws, goes on with
+        what was drafted before, unless `strict`; of a tree whose drafter raises, with nothing.
 
         Raises:
             InvalidConfigError: the batch is empty, or has a finished sequence or one twice.
@@ -220,7 +221,7 @@ class SpeculativeDecoder:
         )
         watch.mark()
         proposal = failure.rest if failure else self._propose(prefixes, plan, context)
-        laws = check_laws(proposal, context)
+        laws = [] if failure else check_laws(proposal, context)
         watch.mark()
         scores = self.target.verify(prefixes, proposal)
         watch.mark()
@@ -405,8 +406,7 @@ class SpeculativeDecoder:
         except Exception as error:
             if error is context.request_error or isinstance(error, KeyReuseError):
                 raise
-            rest = context.drawn(self.target.vocab_size) or no_drafts(len(prefixes), self._device)
-            raise DraftFailure(error, rest, context.told) from error
+            raise failed(error, context, self.target.vocab_size) from error
         return proposal
 
     def _warn(self, failure: DraftFailure) -> None:

@@ -163,7 +163,7 @@ def _told_of_drafts(metrics: SpeculationMetrics) -> list[str]:
             lines.append(
                 f"estimated ceiling = {metrics.ceiling:.2f} +- {1.96 * metrics.ceiling_error:.2f} "
                 "tokens a round, the most that any lossless verification emits on average from "
-                "such drafts; "
+                "such drafts"
                 + _told_of_share(metrics.ceiling_share, metrics.ceiling_share_error, metrics.lossy)
             )
         if metrics.first_ceiling is not None and metrics.first_ceiling_error is not None:
@@ -171,7 +171,7 @@ def _told_of_drafts(metrics: SpeculationMetrics) -> list[str]:
             lines.append(
                 f"estimated ceiling = {metrics.first_ceiling:.3f} +- "
                 f"{1.96 * metrics.first_ceiling_error:.3f} for the share of rounds that keep a "
-                f"token ({metrics.per_position[0]:.3f} did); "
+                f"token ({metrics.per_position[0]:.3f} did)"
                 + _told_of_share(share, error, metrics.lossy)
             )
     if metrics.draft_failures:
@@ -181,12 +181,14 @@ def _told_of_drafts(metrics: SpeculationMetrics) -> list[str]:
 
 
 def _told_of_share(share: float | None, error: float | None, lossy: bool) -> str:
-    """What share of a ceiling was reached, where enough rounds tell; of zero there is none."""
-    if share is None or error is None or 1.96 * error > _TOLD:
-        return "more rounds would tell how much of it was reached"
+    """What share of a ceiling was reached; of zero there is none."""
+    if share is None:
+        return ""
+    if error is None or 1.96 * error > _TOLD:
+        return "; more rounds would tell how much of it was reached"
     if share > 1 >= share - 1.96 * error and not lossy:
-        return f"all of it was reached, within the estimate's error (+- {1.96 * error:.1%})"
-    return f"{share:.1%} +- {1.96 * error:.1%} of it was reached"
+        return f"; all of it was reached, within the estimate's error (+- {1.96 * error:.1%})"
+    return f"; {share:.1%} +- {1.96 * error:.1%} of it was reached"
 
 
 def _told_of_speed(metrics: SpeculationMetrics) -> str:

@@ -1,4 +1,4 @@
-"""What a drafter hands over: its form, and whether its laws are laws.
+"""What a drafter hands over: its form, whether its laws are laws, and what is left if some are not.
 
 That a token was drawn from the law that comes with it cannot be seen; that it may have been can.
 """
@@ -6,6 +6,7 @@ That a token was drawn from the law that comes with it cannot be seen; that it m
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,10 +21,11 @@ from .errors import (
     kind_of,
 )
 from .models.transfer import sent
-from .records import DraftPlan, DraftProposal
+from .records import DraftPlan, DraftProposal, Laws
 
-_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
-"""How far from one a law may sum."""
+_TOLERANCE, _EACH = 1e-4, 2.0**-24
+"""How far from one a law may sum, or so much for each of its entries if that is more: a softmax in
+float32 that adds them up one by one loses those that are less than that beside a sum near one."""
 
 
 def check_proposal(proposal: DraftProposal, plan: DraftPlan, vocab_size: int) -> None:
@@ -87,9 +89,9 @@ def evidence(proposal: DraftProposal) -> list[Tensor]:
         proposal: of the form that `check_proposal` asks for.
 
     Returns:
-        Of dense laws their total mass and their least entry, [B, R] each, and the probability of
-        each token, [B, N]; of atoms whether they are the tokens, bool [B, N]. Nothing if tokens
-        stand for their own laws, or there are none.
+        For each token, [B, N] each: of dense laws their total mass, their least entry, and the
+        probability of the token; of atoms whether they are the tokens. Nothing if tokens stand for
+        their own laws, or there are none.
     """
     tokens, laws = proposal.tokens, proposal.laws
     if not proposal.width or laws is None or laws.atoms is tokens:
@@ -99,12 +101,14 @@ def evidence(proposal: DraftProposal) -> list[Tensor]:
         return [laws.atoms == tokens]
     probs = laws.probs
     if proposal.law_rows is None:
-        own = probs.gather(-1, tokens[..., None])[..., 0]
-    else:
-        rows = torch.arange(len(tokens), device=tokens.device)[:, None]
-        law_rows = sent(torch.from_numpy(proposal.law_rows.clip(0)), tokens.device)
-        own = probs[rows, law_rows, tokens]
-    return [probs.sum(-1), probs.amin(-1), own]
+        return [probs.sum(-1), probs.amin(-1), probs.gather(-1, tokens[..., None])[..., 0]]
+    law_rows = sent(torch.from_numpy(proposal.law_rows.astype(np.int64).clip(0)), tokens.device)
+    rows = torch.arange(len(tokens), device=tokens.device)[:, None]
+    own = probs[rows, law_rows, tokens]
+    if probs.shape[1] > proposal.width:
+        looked_at = probs[rows, law_rows]
+        return [looked_at.sum(-1), looked_at.amin(-1), own]
+    return [probs.sum(-1).gather(1, law_rows), probs.amin(-1).gather(1, law_rows), own]
 
 
 def undrawn(
@@ -127,18 +131,62 @@ def undrawn(
     laws = proposal.laws
     assert laws is not None
     assert laws.probs is not None
-    off = _TOLERANCE[laws.probs.dtype]
+    off = max(_TOLERANCE, _EACH * laws.probs.shape[-1])
     law_rows = None if proposal.law_rows is None else proposal.law_rows.tolist()
     wrong = []
     for row, column in drafted:
-        at = column if law_rows is None else law_rows[row][column]
         # NaN fails all of it.
-        fine = at < 0 or (
-            abs(totals[row][at] - 1) <= off and least[row][at] >= 0 and own[row][column] > 0
-        )
-        if not fine:
+        fine = abs(totals[row][column] - 1) <= off and least[row][column] >= 0 < own[row][column]
+        if not fine and (law_rows is None or law_rows[row][column] >= 0):
             wrong.append((row, column))
     return wrong
+
+
+def without(
+    proposal: DraftProposal,
+    wrong: Sequence[tuple[int, int]],
+    depths: Sequence[int] | None = None,
+) -> DraftProposal:
+    """What is left of drafts if some cannot be verified.
+
+    Whether a token goes depends on the nodes that it follows and on its siblings before it, as the
+    law that it is drawn from does, and on nothing drawn after it: else the output's law would be
+    another.
+
+    Args:
+        proposal: the drafts.
+        wrong: tokens, by row and column, that go, and their later siblings, with what follows them.
+        depths: how deep each row stays, int [B]; None for no limit.
+    """
+    tokens, parents = proposal.tokens, proposal.structure
+    columns = np.arange(proposal.width)
+    keep = columns < proposal.lengths[:, None]
+    if depths is not None:
+        keep &= trees.node_depths(parents)[:, 1:] <= np.array(depths)[:, None]
+    for row, column in wrong:
+        keep[row, column:] &= parents[row, column:] != parents[row, column]
+    for column in range(proposal.width):
+        above = parents[:, column]
+        keep[:, column] &= (above == 0) | keep[np.arange(len(keep)), above - 1]
+    lengths = keep.sum(1)
+    if (keep == (columns < lengths[:, None])).all():
+        return replace(proposal, lengths=lengths)
+    order = np.argsort(~keep, axis=1, kind="stable")
+    places = np.zeros((len(keep), proposal.width + 1), dtype=np.int64)
+    np.put_along_axis(places, order + 1, columns[None] + 1, axis=1)
+    moved = np.take_along_axis(places, np.take_along_axis(parents, order, 1), 1)
+    # Beyond a row's length parents mean nothing, and have to lie to the left.
+    moved = np.where(columns < lengths[:, None], moved, 0)
+    taken = tokens.gather(1, sent(torch.from_numpy(order), tokens.device))
+    laws = proposal.laws
+    assert laws is not None
+    if laws.probs is None:
+        return replace(
+            proposal, tokens=taken, lengths=lengths, laws=Laws(atoms=taken), parents=moved
+        )
+    of_each = order if proposal.law_rows is None else proposal.law_rows
+    law_rows = of_each if of_each is order else np.take_along_axis(of_each, order, 1)
+    return replace(proposal, tokens=taken, lengths=lengths, parents=moved, law_rows=law_rows)
 
 
 def impossible(
@@ -233,7 +281,18 @@ def _check_kinds(proposal: object) -> None:
             f"the drafter returned looked_up {looked_up!r}; expected a NumPy array of bool, one "
             "for each row"
         )
-    probs = None if proposal.laws is None else proposal.laws.probs
+    laws = proposal.laws or Laws()
+    probs = laws.probs
+    for given in (probs, laws.atoms):
+        if given is not None and not isinstance(given, Tensor):
+            raise DraftShapeError(
+                f"the drafter returned laws that are {kind_of(given)}; expected a torch tensor"
+            )
+        if given is not None and given.device != proposal.tokens.device:
+            raise DraftShapeError(
+                f"the drafter returned tokens on {proposal.tokens.device} and laws on "
+                f"{given.device}; expected both where ctx.device says"
+            )
     if probs is not None and probs.dtype not in (torch.float32, torch.float64):
         raise DraftShapeError(
             f"the drafter returned laws of {probs.dtype}; expected float32 or float64, exactly as "

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import isfinite, isnan
 from time import perf_counter
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from . import sampling, trees
@@ -23,7 +22,7 @@ from .errors import (
     InvalidConfigError,
     TargetShapeError,
 )
-from .proposals import evidence, impossible, undrawn
+from .proposals import evidence, impossible, undrawn, without
 from .records import DraftProposal, TargetScores, Verdict
 from .sampling import PackedParams
 from .verification import Verifier, verify_atoms
@@ -97,7 +96,7 @@ def read(
     proposal: DraftProposal,
     verdict: Verdict | Tensor,
     witnesses: list[Tensor],
-    laws: list[Tensor] | None = None,
+    laws: list[Tensor],
 ) -> list[RowVerdict]:
     """Bring what a round came to to the host: its one copy.
 
@@ -106,7 +105,7 @@ def read(
         verdict: as `judge` gives it.
         witnesses: numbers that are finite if the laws mean something: [B, M] for the nodes of each
             depth whose laws were made of draft logits, then [B, N + 1] for the target.
-        laws: the evidence of the laws that came with the drafts; None if it was looked at.
+        laws: the evidence of the laws that came with the drafts, but for what was looked at.
     """
     atoms = isinstance(verdict, Tensor)
     found = [verdict] if isinstance(verdict, Tensor) else [verdict.node[:, None]]
@@ -116,14 +115,13 @@ def read(
         known = (verdict.ceiling, verdict.first_ceiling)
         ceilings = [values[:, None] for values in known if values is not None]
     # Token ids are exact in float64, where the other numbers can keep them company.
-    told = laws or []
-    numbers = torch.cat([*ceilings, *witnesses[:-1], *told, witnesses[-1]], 1).double()
+    numbers = torch.cat([*ceilings, *witnesses[:-1], *laws, witnesses[-1]], 1).double()
     packed = torch.cat([proposal.tokens, *found, numbers], 1).tolist()
     width = proposal.width
     count = width + sum(part.shape[1] for part in found)
     levels = [0, *accumulate(witness.shape[1] for witness in witnesses[:-1])]
     start = count + len(ceilings) + levels[-1]
-    ends = list(accumulate((part.shape[1] for part in told), initial=start))
+    ends = list(accumulate((part.shape[1] for part in laws), initial=start))
     parts = [[row[first:end] for row in packed] for first, end in pairwise(ends)]
     wrong = {row for row, _ in undrawn(proposal, parts)}
     depths = None if proposal.parents is None else trees.node_depths(proposal.parents).tolist()
@@ -244,7 +242,7 @@ def check_scores(scores: TargetScores, proposal: DraftProposal, vocab_size: int)
         )
 
 
-def check_laws(proposal: DraftProposal, context: RoundContext) -> list[Tensor] | None:
+def check_laws(proposal: DraftProposal, context: RoundContext) -> list[Tensor]:
     """Check the laws that drafts come with: at once if they are on the host.
 
     Args:
@@ -252,7 +250,7 @@ def check_laws(proposal: DraftProposal, context: RoundContext) -> list[Tensor] |
         context: what is known of them.
 
     Returns:
-        Evidence that is on a device, where nothing is to wait for it. None on the host.
+        Evidence that is on a device, where nothing is to wait for it.
 
     Raises:
         DraftFailure: a token was not drawn from its law; the drafts before it are left.
@@ -260,29 +258,47 @@ def check_laws(proposal: DraftProposal, context: RoundContext) -> list[Tensor] |
     found = evidence(proposal)
     if proposal.tokens.device.type != "cpu":
         return found
-    _look_at(found, proposal, context)
-    return None
-
-
-def _look_at(found: list[Tensor], proposal: DraftProposal, context: RoundContext) -> None:
-    """Raise a DraftFailure if some tokens cannot have been drawn from their laws."""
     wrong = undrawn(proposal, [part.tolist() for part in found])
-    if not wrong:
-        return
-    depths = trees.node_depths(proposal.structure)[:, 1:]
-    sound = np.full(len(depths), proposal.width)
-    for row, column in wrong:
-        sound[row] = min(sound[row], depths[row, column] - 1)
-    row, column = wrong[0]
-    sequence_id = context.sequence_ids[row]
-    made = torch.cat([witness[row] for witness in context.witnesses] or [torch.zeros(0)])
-    # Laws of logits that mean nothing mean nothing.
-    broken = made.isfinite().logical_not().nonzero().flatten().tolist()
-    if broken:
-        reason = _degenerate("draft model", sequence_id, broken[0])
+    failure = _failure(proposal, context, wrong) if wrong else None
+    if failure:
+        raise failure
+    return []
+
+
+def failed(error: Exception, context: RoundContext, vocab_size: int) -> DraftFailure:
+    """That a drafter raised, or broke its contract: the chains that it had drawn are left."""
+    drawn = context.drawn(vocab_size)
+    if drawn is None:
+        rest = no_drafts(len(context.sequence_ids), context.device)
     else:
-        reason = impossible(proposal, row, column, sequence_id)
-    raise DraftFailure(reason, _cut(proposal, sound), context.told)
+        rest = without(drawn, undrawn(drawn, [part.tolist() for part in evidence(drawn)]))
+    return DraftFailure(error, rest, context.told)
+
+
+def _failure(
+    proposal: DraftProposal, context: RoundContext, wrong: list[tuple[int, int]]
+) -> DraftFailure | None:
+    """That tokens, by row and column, came with no laws, or laws of logits that mean nothing."""
+    draft, ids = context.witnesses, context.sequence_ids
+    levels = [0, *accumulate(witness.shape[1] for witness in draft)]
+    drafted = np.arange(proposal.width) < proposal.lengths[:, None]
+    depths = trees.node_depths(proposal.structure)[:, 1:]
+    deepest = np.where(drafted, depths, 0).max(1, initial=0).tolist()
+    sound, told = list(deepest), {row for row, _ in wrong}
+    reason: Exception | None = None
+    found = torch.cat(draft, 1) if draft else torch.zeros(len(ids), 0)
+    for row, position in (~found.isfinite()).nonzero().tolist():
+        if position < levels[min(deepest[row], len(draft))]:
+            reason = reason or _degenerate("draft model", ids[row], position)
+            # Atoms say nothing of the logits that they were made of.
+            if row not in told:
+                sound[row] = min(sound[row], bisect(levels, position) - 1)
+    if wrong and reason is None:
+        row, column = wrong[0]
+        reason = impossible(proposal, row, column, ids[row])
+    if reason is None:
+        return None
+    return DraftFailure(reason, without(proposal, wrong, sound), context.told)
 
 
 def check_witnesses(
@@ -290,7 +306,7 @@ def check_witnesses(
     target: Tensor,
     context: RoundContext,
     rows: list[RowVerdict],
-    laws: list[Tensor] | None = None,
+    laws: list[Tensor],
 ) -> None:
     """Name the model whose logits were degenerate, if some were.
 
@@ -299,7 +315,7 @@ def check_witnesses(
         target: the target's witnesses [B, N + 1].
         context: has the draft model's, [B, M] for the nodes of each depth.
         rows: what was drafted and kept.
-        laws: the evidence of the laws that came with the drafts; None if it was looked at.
+        laws: the evidence of the laws that came with the drafts, but for what was looked at.
 
     Raises:
         DegenerateDistributionError: a witness of the target is not finite at a node that a row
@@ -308,32 +324,12 @@ def check_witnesses(
     """
     if all(row.sound for row in rows):
         return
-    draft, ids = context.witnesses, context.sequence_ids
-    levels = [0, *accumulate(witness.shape[1] for witness in draft)]
     for row, position in (~torch.isfinite(target)).nonzero().tolist():
         if position in rows[row].nodes:
-            raise _degenerate("target", ids[row], position)
-    drafted = torch.cat(draft, 1) if draft else target[:, :0]
-    sound = [row.depth for row in rows]
-    reason: Exception | None = None
-    for row, position in (~torch.isfinite(drafted)).nonzero().tolist():
-        if position < levels[min(rows[row].depth, len(draft))]:
-            reason = reason or _degenerate("draft model", ids[row], position)
-            sound[row] = min(sound[row], bisect(levels, position) - 1)
-    if reason is not None:
-        raise DraftFailure(reason, _cut(proposal, np.array(sound)), context.told)
-    _look_at(laws or [], proposal, context)
-
-
-def _cut(proposal: DraftProposal, depths: NDArray[np.int64]) -> DraftProposal:
-    """The drafts that are no deeper than `depths` [B]; none if others come before such ones."""
-    columns = np.arange(proposal.width)
-    shallow = trees.node_depths(proposal.structure)[:, 1:] <= depths[:, None]
-    shallow &= columns < proposal.lengths[:, None]
-    lengths = shallow.sum(1)
-    if (shallow != (columns < lengths[:, None])).any():
-        return no_drafts(len(lengths), proposal.tokens.device)
-    return replace(proposal, lengths=lengths)
+            raise _degenerate("target", context.sequence_ids[row], position)
+    failure = _failure(proposal, context, undrawn(proposal, [part.tolist() for part in laws]))
+    if failure:
+        raise failure
 
 
 def _degenerate(name: str, sequence_id: int, position: int) -> DegenerateDistributionError:
