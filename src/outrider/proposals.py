@@ -180,13 +180,12 @@ def without(
     taken = tokens.gather(1, sent(torch.from_numpy(order), tokens.device))
     laws = proposal.laws
     assert laws is not None
+    left = replace(proposal, tokens=taken, lengths=lengths, parents=moved)
     if laws.probs is None:
-        return replace(
-            proposal, tokens=taken, lengths=lengths, laws=Laws(atoms=taken), parents=moved
-        )
-    of_each = order if proposal.law_rows is None else proposal.law_rows
-    law_rows = of_each if of_each is order else np.take_along_axis(of_each, order, 1)
-    return replace(proposal, tokens=taken, lengths=lengths, parents=moved, law_rows=law_rows)
+        return replace(left, laws=Laws(atoms=taken))
+    if proposal.law_rows is None:
+        return replace(left, law_rows=order)
+    return replace(left, law_rows=np.take_along_axis(proposal.law_rows, order, 1))
 
 
 def impossible(
@@ -206,7 +205,7 @@ def impossible(
     return DegenerateDistributionError(
         f"the drafter returned token {token} as draft {column + 1} for sequence {sequence_id} with "
         f"{told}; expected the probabilities that it was drawn from: finite, non-negative, their "
-        "sum one, more than zero for the token",
+        "sum one, more than zero for the token: hand on what ctx.pick was given, as it was",
         sequence_id=sequence_id,
     )
 
