@@ -19,7 +19,7 @@ FLOORS = (
     {"chance", "sampling", "shaping", "paths", "masks"},
     {"verification", "depth"},
     {"models"},
-    {"drafters"},
+    {"drafters", "growth"},
     {"metrics", "trace", "logprobs", "anchors", "stopping", "pairing"},
     {"text", "requests", "outputs", "proposals", "rounds", "batch", "context", "running"},
     {"engine", "calibration", "loading", "generation", "given_processors", "settings"},

@@ -88,7 +88,7 @@ def inverse_cdf(laws: Any, uniforms: Any) -> Any:
         uniforms: float64 [B] in [0, 1 - 2**-53], of the same array library.
 
     Returns:
-        int64 [B]. Cumulative sums are float64. A row of NaN gives an index inside the row.
+        int64 [B], inside the row whatever its entries. Cumulative sums are float64.
     """
     xp = array_namespace(laws)
     on_host = is_numpy_array(laws) or (is_torch_array(laws) and laws.device.type == "cpu")
@@ -98,15 +98,15 @@ def inverse_cdf(laws: Any, uniforms: Any) -> Any:
         cumulative = laws.cumsum(-1, dtype=xp.float64)
     else:
         cumulative = xp.cumulative_sum(laws, axis=-1, dtype=xp.float64)
-    # fl(u * total) < total for every u <= 1 - 2**-53, so the count stays below M, and the index
-    # counted to is one where the cumulative sum rises. A row of NaN counts to no more than M.
+    # fl(u * total) < total for u <= 1 - 2**-53: the index is one where the sum rises, if any is.
     if on_host:
         rows = zip(np.asarray(cumulative), np.asarray(uniforms), strict=True)
         counts = (row.searchsorted(u * row[-1], side="right") for row, u in rows)
         found = np.fromiter(counts, dtype=np.int64, count=len(laws))
         return xp.asarray(np.minimum(found, laws.shape[1] - 1))
     threshold = uniforms[:, None] * cumulative[:, -1:]
-    return xp.sum(xp.astype(cumulative <= threshold, xp.int64), axis=-1)
+    count = xp.sum(xp.astype(cumulative <= threshold, xp.int64), axis=-1)
+    return xp.clip(count, max=laws.shape[1] - 1)
 
 
 _WIDE, _BLOCK = 1 << 14, 128

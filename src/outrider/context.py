@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from . import sampling
 from .batch import Batch
 from .chance import RoundDraws
 from .config import SpeculativeConfig
+from .growth import existing, level_of, tree_of
 from .models.transfer import sent
 from .paths import Path
 from .records import Children, DraftPlan, DraftProposal, Laws
@@ -73,6 +75,7 @@ class RoundContext:
         self.witnesses: list[Tensor] = []
         self.request_error: Exception | None = None
         self._picked: list[tuple[Laws, Tensor]] = []
+        self._grown: list[tuple[Laws, Children, Tensor, int]] = []
         self._draws = draws
         self.limit(plan.depth)
         self._keep_going = plan.keep_going
@@ -104,6 +107,16 @@ class RoundContext:
             for state in self._states
         ]
         return np.array(repeats, dtype=np.bool_)
+
+    @property
+    def depth(self) -> NDArray[np.int64]:
+        """How deep each row is drafted by picks, [B]: what `limit` and `settle` have left."""
+        return self._depth
+
+    @property
+    def levels(self) -> list[int]:
+        """Where each depth's witnesses begin, side by side, and the last ones end."""
+        return [0, *accumulate(witness.shape[1] for witness in self.witnesses)]
 
     @property
     def sequence_ids(self) -> tuple[int, ...]:
@@ -187,13 +200,39 @@ class RoundContext:
         return tokens
 
     def drawn(self, vocab_size: int) -> DraftProposal | None:
-        """The chains that `pick` has drawn so far; None if nothing, or of another vocabulary."""
-        rows = [laws.probs for laws, _ in self._picked if laws.probs is not None]
-        if not rows or any(row.shape[-1] != vocab_size for row in rows):
+        """The chains that `pick` has drawn so far, or the trees of `children`; None if nothing.
+
+        They end before the first law that cannot be verified: an atom, of another vocabulary, or
+        no float32 or float64. That was settled before a token was drawn from it.
+        """
+        if self._grown:
+            return self._tree(vocab_size)
+        shape, rows = (len(self._states), vocab_size), []
+        for laws, _ in self._picked:
+            row = laws.probs
+            if row is None or row.shape != shape or row.dtype not in sampling.DTYPES:
+                break
+            rows.append(row)
+        if not rows:
             return None
-        tokens = torch.stack([picked for _, picked in self._picked], 1)
+        tokens = torch.stack([picked for _, picked in self._picked[: len(rows)]], 1)
         depth = self._depth.clip(max=len(rows))
         return DraftProposal(tokens, depth, Laws(probs=torch.stack(rows, 1)))
+
+    def _tree(self, vocab_size: int) -> DraftProposal | None:
+        """The trees that have grown level by level, every child a node of the next."""
+        levels, nodes, start = [], 1, 0
+        for laws, children, counts, first in self._grown:
+            probs, numbers = laws.probs, counts.sum(1).tolist()
+            assert probs is not None
+            known = probs.shape[-1] == vocab_size and probs.dtype in sampling.DTYPES
+            whole = (first, probs.shape[1]) == (start, nodes) and len(set(numbers)) == 1
+            if not known or not whole:
+                break
+            start, nodes = start + nodes, numbers[0]
+            taken = existing(counts, children.tokens.shape[2], nodes)
+            levels.append(level_of(children, first, taken))
+        return tree_of(levels, self._depth.clip(max=len(levels))) if levels else None
 
     def _pick(self, laws: Laws, position: int) -> Tensor:
         if laws.probs is None:
@@ -220,6 +259,11 @@ class RoundContext:
 
     def children(self, laws: Laws, counts: Tensor, most: int, first: int, level: int) -> Children:
         """Tokens that follow the same node, for each of M nodes; see `DraftContext.children`."""
+        children = self._children(laws, counts, most, first, level)
+        self._grown.append((laws, children, counts, first))
+        return children
+
+    def _children(self, laws: Laws, counts: Tensor, most: int, first: int, level: int) -> Children:
         probs = laws.probs
         assert probs is not None
         rows = np.full((len(probs), most), -1)

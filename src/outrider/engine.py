@@ -228,7 +228,7 @@ class SpeculativeDecoder:
         check_scores(scores, proposal, self.target.vocab_size)
         logits = scores.logits if shaper is None else shaper(scores.logits, Path.to_nodes(proposal))
         verdict, witness = judge(proposal, logits, batch.params, self.verifier, draws)
-        rows = read(proposal, verdict, [*context.witnesses, witness], laws)
+        rows = read(proposal, verdict, witness, context, laws)
         check_witnesses(proposal, witness, context, rows, laws)
         draft_s, target_s = watch.spans()[-2:]
         told = (failure or context).told.within([row.depth for row in rows])
@@ -239,8 +239,8 @@ class SpeculativeDecoder:
             known = state.acceptance
             if self.policy.learns and not looked_up[index]:
                 # What the drafter failed at, or was not sure of, counts as drafted and refused.
-                failed = failure is not None and row.depth < planned[index]
-                seen = row.depth + (failed or told.ended[index] or bool(row.depth < repeats[index]))
+                cut = bool(failure and failure.cut[index]) and row.depth < planned[index]
+                seen = row.depth + (cut or told.ended[index] or bool(row.depth < repeats[index]))
                 known = known.after(seen, len(row.path), told.entropies[index])
             own = () if shaper is None else shaper.processors(index, row.path)
             states.append(state.advanced(tokens, row.depth, reason, known, own))

@@ -40,7 +40,8 @@ class SpeculationMetrics:
         draft_s: seconds spent proposing.
         target_s: seconds spent in the target's forward passes.
         total_s: seconds spent in rounds.
-        draft_failures: rounds that went on without the drafter because it failed.
+        draft_failures: rounds in which the drafter failed, for whichever row, counted once each;
+            they went on with what was left of the drafts.
         lossy: whether the output's law was allowed to differ from the target's.
         ceiling: the most tokens that any lossless verifier emits on average in a round that drafts
             as these rounds did (on chains the sum of the block recursion's p_i, on trees of point
@@ -176,7 +177,7 @@ def _told_of_drafts(metrics: SpeculationMetrics) -> list[str]:
             )
     if metrics.draft_failures:
         failed = _counted(metrics.draft_failures, "round")
-        lines.append(f"the drafter failed in {failed}, which went on without it")
+        lines.append(f"the drafter failed in {failed}, which went on with what was left")
     return lines
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import isfinite, isnan
@@ -95,7 +96,8 @@ def _mended(probs: Tensor, witness: Tensor) -> Tensor:
 def read(
     proposal: DraftProposal,
     verdict: Verdict | Tensor,
-    witnesses: list[Tensor],
+    target: Tensor,
+    context: RoundContext,
     laws: list[Tensor],
 ) -> list[RowVerdict]:
     """Bring what a round came to to the host: its one copy.
@@ -103,8 +105,8 @@ def read(
     Args:
         proposal: the drafts.
         verdict: as `judge` gives it.
-        witnesses: numbers that are finite if the laws mean something: [B, M] for the nodes of each
-            depth whose laws were made of draft logits, then [B, N + 1] for the target.
+        target: the target's witnesses [B, N + 1], finite where its laws mean something.
+        context: has the draft model's, [B, M] for the nodes of each depth.
         laws: the evidence of the laws that came with the drafts, but for what was looked at.
     """
     atoms = isinstance(verdict, Tensor)
@@ -115,11 +117,11 @@ def read(
         known = (verdict.ceiling, verdict.first_ceiling)
         ceilings = [values[:, None] for values in known if values is not None]
     # Token ids are exact in float64, where the other numbers can keep them company.
-    numbers = torch.cat([*ceilings, *witnesses[:-1], *laws, witnesses[-1]], 1).double()
+    numbers = torch.cat([*ceilings, *context.witnesses, *laws, target], 1).double()
     packed = torch.cat([proposal.tokens, *found, numbers], 1).tolist()
     width = proposal.width
     count = width + sum(part.shape[1] for part in found)
-    levels = [0, *accumulate(witness.shape[1] for witness in witnesses[:-1])]
+    levels, stepped = context.levels, context.depth.tolist()
     start = count + len(ceilings) + levels[-1]
     ends = list(accumulate((part.shape[1] for part in laws), initial=start))
     parts = [[row[first:end] for row in packed] for first, end in pairwise(ends)]
@@ -131,7 +133,8 @@ def read(
         drafts, rest = ids[:length], ids[width:]
         parents = None if proposal.parents is None else proposal.parents[index, :length].tolist()
         depth = length if depths is None else max(depths[index][: length + 1])
-        drawn_from = row[count + len(ceilings) :][: levels[min(depth, len(levels) - 1)]]
+        made = min(depth, stepped[index], len(levels) - 1)
+        drawn_from = row[count + len(ceilings) :][: levels[made]]
         sound = index not in wrong and all(map(isfinite, drawn_from))
         node, token = verify_atoms(drafts, rest, parents) if atoms else (rest[0], rest[1])
         # A verdict that rests on NaN may name a node that was not drafted.
@@ -162,20 +165,24 @@ class DraftFailure(Exception):
         reason: the error.
         rest: the drafts that the round is to go on with.
         told: what is known of the drafts from which it was taken.
+        cut: whether each row may have lost drafts.
     """
 
-    def __init__(self, reason: Exception, rest: DraftProposal, told: Told) -> None:
+    def __init__(
+        self, reason: Exception, rest: DraftProposal, told: Told, cut: Sequence[bool]
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.rest = rest
         self.told = told
+        self.cut = cut
 
     def warning(self, drafter: object) -> str:
         """What a user is warned with, whose drafter it is."""
         return (
-            f"the drafter failed, and the round went on without it: {type(drafter).__name__}: "
-            f"{type(self.reason).__name__}: {self.reason}; further failures are counted in "
-            "metrics.draft_failures; SpeculativeConfig(strict=True) raises"
+            "the drafter failed, and the round went on with what is left: "
+            f"{type(drafter).__name__}: {type(self.reason).__name__}: {self.reason}; further "
+            "failures are counted in metrics.draft_failures; SpeculativeConfig(strict=True) raises"
         )
 
 
@@ -243,7 +250,7 @@ def check_scores(scores: TargetScores, proposal: DraftProposal, vocab_size: int)
 
 
 def check_laws(proposal: DraftProposal, context: RoundContext) -> list[Tensor]:
-    """Check the laws that drafts come with: at once if they are on the host.
+    """Check the laws that drafts come with, and those that were made: at once if on the host.
 
     Args:
         proposal: the drafts.
@@ -253,13 +260,16 @@ def check_laws(proposal: DraftProposal, context: RoundContext) -> list[Tensor]:
         Evidence that is on a device, where nothing is to wait for it.
 
     Raises:
-        DraftFailure: a token was not drawn from its law; the drafts before it are left.
+        DraftFailure: a token was not drawn from its law, or that means nothing; the drafts before
+            it are left.
     """
     found = evidence(proposal)
     if proposal.tokens.device.type != "cpu":
         return found
     wrong = undrawn(proposal, [part.tolist() for part in found])
-    failure = _failure(proposal, context, wrong) if wrong else None
+    made = context.witnesses
+    suspect = bool(wrong) or (bool(made) and not isfinite(torch.cat(made, 1).sum()))
+    failure = _failure(proposal, context, wrong) if suspect else None
     if failure:
         raise failure
     return []
@@ -272,23 +282,23 @@ def failed(error: Exception, context: RoundContext, vocab_size: int) -> DraftFai
         rest = no_drafts(len(context.sequence_ids), context.device)
     else:
         rest = without(drawn, undrawn(drawn, [part.tolist() for part in evidence(drawn)]))
-    return DraftFailure(error, rest, context.told)
+    return DraftFailure(error, rest, context.told, [True] * len(context.sequence_ids))
 
 
 def _failure(
     proposal: DraftProposal, context: RoundContext, wrong: list[tuple[int, int]]
 ) -> DraftFailure | None:
     """That tokens, by row and column, came with no laws, or laws of logits that mean nothing."""
-    draft, ids = context.witnesses, context.sequence_ids
-    levels = [0, *accumulate(witness.shape[1] for witness in draft)]
+    draft, ids, levels = context.witnesses, context.sequence_ids, context.levels
     drafted = np.arange(proposal.width) < proposal.lengths[:, None]
     depths = trees.node_depths(proposal.structure)[:, 1:]
     deepest = np.where(drafted, depths, 0).max(1, initial=0).tolist()
+    made = [min(own) for own in zip(deepest, context.depth.tolist(), strict=True)]
     sound, told = list(deepest), {row for row, _ in wrong}
     reason: Exception | None = None
     found = torch.cat(draft, 1) if draft else torch.zeros(len(ids), 0)
     for row, position in (~found.isfinite()).nonzero().tolist():
-        if position < levels[min(deepest[row], len(draft))]:
+        if position < levels[min(made[row], len(draft))]:
             reason = reason or _degenerate("draft model", ids[row], position)
             # Atoms say nothing of the logits that they were made of.
             if row not in told:
@@ -298,7 +308,9 @@ def _failure(
         reason = impossible(proposal, row, column, ids[row])
     if reason is None:
         return None
-    return DraftFailure(reason, without(proposal, wrong, sound), context.told)
+    rest = without(proposal, wrong, sound)
+    cut = (rest.lengths < proposal.lengths).tolist()
+    return DraftFailure(reason, rest, context.told, cut)
 
 
 def check_witnesses(

@@ -16,6 +16,9 @@ from torch import Tensor
 from .config import SamplingParams
 from .records import Laws
 
+DTYPES = (torch.float32, torch.float64)
+"""What dense laws are made in."""
+
 _FIRST_WIDTH = 128
 
 

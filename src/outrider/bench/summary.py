@@ -27,7 +27,8 @@ def summary(metrics: SpeculationMetrics) -> list[tuple[str, str]]:
         ("tokens a second", f"{number(metrics.tokens_per_s, 1)} in rounds, prompts included"),
     ]
     if metrics.draft_failures:
-        lines.append(("drafter failed", f"{metrics.draft_failures:,} rounds went on without it"))
+        failed = f"{metrics.draft_failures:,} rounds went on with what was left"
+        lines.append(("drafter failed", failed))
     if metrics.lossy:
         lines.append(("lossy", "the output's law is not the target's"))
     return lines
