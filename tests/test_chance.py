@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import array_api_strict
 import numpy as np
 import pytest
 import torch
@@ -78,6 +79,16 @@ def test_draws_never_land_on_zero_mass() -> None:
         rows = rows[rows.sum(1) > 0]
         index = inverse_cdf(rows, rng.random(len(rows)))
         assert (rows[np.arange(len(rows)), index] > 0).all()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("make", [np.asarray, torch.asarray, array_api_strict.asarray])
+def test_what_is_no_law_gives_an_index_inside_it(make: Any) -> None:
+    """On a device, which takes the last branch, a token outside the vocabulary would be fatal."""
+    rows = [[0.0, 0.0, 0.0], [1.0, np.inf, 1.0], [np.nan, 1.0, 0.0], [-1.0, 0.5, 0.0]]
+    for uniform in (0.0, 0.5, 1 - 2.0**-53):
+        found = inverse_cdf(make(np.array(rows)), make(np.full(len(rows), uniform)))
+        assert all(0 <= int(index) < 3 for index in found)
 
 
 def chi_squared(law: np.ndarray, indices: np.ndarray) -> float:

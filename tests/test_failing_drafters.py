@@ -333,17 +333,162 @@ def test_what_was_drawn_from_no_law_before_an_error_is_not_verified(verification
     assert max(abs(found[output] - expected[output]) for output in expected) < 1e-12
 
 
-@pytest.mark.parametrize("gap", [17.0, 20.0])
-def test_a_softmax_over_many_tokens_is_a_law(gap: float) -> None:
+class Picking(ModelDrafter):
+    """Draws each token from what `of` makes of an even law, hands it over, and may then raise."""
+
+    def __init__(self, of: Any, error: Exception | None = None) -> None:
+        super().__init__(TabularModel(even, 3))
+        self.of = of
+        self.error = error
+
+    def propose(self, prefixes: Any, plan: DraftPlan, ctx: DraftContext) -> DraftProposal:
+        rows, tokens = [], []
+        for position in range(plan.deepest):
+            laws = self.of(Laws(probs=torch.full((len(prefixes), 3), 1 / 3)), position)
+            tokens.append(ctx.pick(laws, position))
+            rows.append(laws.probs)
+        if self.error is not None:
+            raise self.error
+        return DraftProposal(torch.stack(tokens, 1), plan.depth, Laws(probs=torch.stack(rows, 1)))
+
+
+def in_half(dtype: torch.dtype, start: int) -> Any:
+    """Laws [2/3, 1/3, 0] in half precision, from the `start`-th token on."""
+
+    def of(laws: Laws, position: int) -> Laws:
+        assert laws.probs is not None
+        law = torch.tensor([2 / 3, 1 / 3, 0.0]).expand_as(laws.probs)
+        return Laws(probs=law.to(dtype)) if position >= start else laws
+
+    return of
+
+
+def atoms_at(place: int) -> Any:
+    """A point mass in the place of one law."""
+
+    def of(laws: Laws, position: int) -> Laws:
+        assert laws.probs is not None
+        return Laws(atoms=laws.probs.argmax(-1)) if position == place else laws
+
+    return of
+
+
+PICKS = {
+    "bfloat16": (in_half(torch.bfloat16, 0), None, 0),
+    "float16, then an error": (in_half(torch.float16, 0), ValueError("no"), 0),
+    "bfloat16 later": (in_half(torch.bfloat16, 1), ValueError("no"), 1),
+    "an atom first": (atoms_at(0), ValueError("no"), 0),
+    "an atom later": (atoms_at(1), ValueError("no"), 1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:the drafter failed")
+@pytest.mark.parametrize(("of", "error", "kept"), PICKS.values(), ids=PICKS)
+@pytest.mark.parametrize("verification", ["block", "token"])
+def test_picks_are_verified_up_to_the_first_that_cannot_be(
+    of: Any, error: Exception | None, kept: int, verification: Any
+) -> None:
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, verification=verification)
+    target, drafter = TabularModel(law, 3), Picking(of, error)
+    decoder = SpeculativeDecoder(target, drafter, config=config)
+    decoder.generate([0], SamplingParams(max_tokens=9))
+    assert decoder.metrics.draft_failures
+    assert decoder.metrics.drafted == kept * decoder.metrics.draft_rounds
+    params = SamplingParams(max_tokens=3)
+    expected = exact_law(SpeculativeDecoder(target), [0], params)
+    found = exact_law(decoder, [0], params, batch_size=1)
+    assert max(abs(found[output] - expected[output]) for output in expected) < 1e-12
+
+
+@pytest.mark.filterwarnings("ignore:the drafter failed")
+@pytest.mark.parametrize(
+    "given",
+    [
+        SamplingParams(max_tokens=3, top_k=2, temperature=0.7),
+        SamplingParams(max_tokens=3, top_p=0.6),
+        SamplingParams(max_tokens=3, repetition_penalty=1.5),
+    ],
+    ids=["top-k", "top-p", "a penalty"],
+)
+@pytest.mark.parametrize("own", [None, SamplingParams(top_k=2), SamplingParams(temperature=0.5)])
+def test_the_law_is_exact_whatever_is_done_to_the_laws(
+    given: SamplingParams, own: SamplingParams | None
+) -> None:
+    target = TabularModel(law, 3)
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, draft_params=own)
+    expected = exact_law(SpeculativeDecoder(target), [0], given)
+    for drafter in (Failing("raises"), Unlucky(), Misreporting(NO_LAWS["sums to less"])):
+        decoder = SpeculativeDecoder(target, drafter, config=config)
+        found = exact_law(decoder, [0], given, batch_size=1)
+        assert max(abs(found[output] - expected[output]) for output in expected) < 1e-12
+
+
+@pytest.mark.filterwarnings("ignore:the drafter failed")
+@pytest.mark.parametrize("shape", [{}, {"tree_shape": (2, 1)}], ids=["chain", "tree"])
+def test_the_law_is_exact_where_nothing_is_known_that_is_drawn_outright(shape: Any) -> None:
+    """The likeliest of NaN says nothing of where it was taken from; it is seen all the same."""
+    config = SpeculativeConfig(
+        depth="fixed", num_speculative_tokens=2, draft_sample_method="greedy", **shape
+    )
+    target = TabularModel(law, 3)
+    decoder = SpeculativeDecoder(target, NanModel(even, 3), config=config)
+    params = SamplingParams(max_tokens=3)
+    expected = exact_law(SpeculativeDecoder(target), [0], params)
+    found = exact_law(decoder, [0], params, batch_size=1)
+    assert max(abs(found[output] - expected[output]) for output in expected) < 1e-12
+    decoder.generate([1], params)
+    assert decoder.metrics.draft_failures
+
+
+@pytest.mark.parametrize("name", ["lengths", "parents", "law_rows"])
+def test_unsigned_numbers_of_nodes_are_refused(name: str) -> None:
+    """The prefix less one would be the largest of them."""
+
+    class Unsigned(ModelDrafter):
+        def propose(self, prefixes: Any, plan: DraftPlan, ctx: DraftContext) -> DraftProposal:
+            proposal = super().propose(prefixes, plan, ctx)
+            given: Any = {name: getattr(proposal, name).astype(np.uint8)}
+            return replace(proposal, **given)
+
+    config = SpeculativeConfig(depth="fixed", tree_shape=(2, 2), strict=True)
+    decoder = SpeculativeDecoder(
+        TabularModel(law, 3), Unsigned(TabularModel(even, 3)), config=config
+    )
+    with pytest.raises(DraftShapeError, match=f"{name} of kind uint8; expected .* of int64"):
+        decoder.generate([0], SamplingParams(max_tokens=9))
+
+
+def test_a_tree_of_point_masses_needs_atoms() -> None:
+    class Outright(NgramDrafter):
+        def propose(self, prefixes: Any, plan: DraftPlan, ctx: DraftContext) -> DraftProposal:
+            batch = len(prefixes)
+            return DraftProposal(
+                torch.ones(batch, 2, dtype=torch.int64),
+                np.full(batch, 2),
+                Laws(probs=torch.zeros(batch, 0, 3)),
+                np.tile([0, 1], (batch, 1)),
+                np.full((batch, 2), -1),
+            )
+
+    config = SpeculativeConfig(depth="fixed", tree_shape=(1, 1), strict=True)
+    decoder = SpeculativeDecoder(TabularModel(law, 3), Outright(), config=config)
+    with pytest.raises(DraftShapeError, match=r"\(1, 0, 3\), none at all.*Laws\(atoms=tokens\)"):
+        decoder.generate([0], SamplingParams(max_tokens=9))
+
+
+@pytest.mark.parametrize("gap", [0.0, 12.0, 16.5, 17.0, 20.0])
+@pytest.mark.parametrize("spread", [0.0, 0.7])
+def test_a_softmax_over_many_tokens_is_a_law(gap: float, spread: float) -> None:
     """In float32 it sums to one only so far where one token has nearly all of it."""
-    logits = -gap + 0.7 * torch.randn(1, 2, 151_936, generator=torch.Generator().manual_seed(1))
+    logits = -gap + spread * torch.randn(1, 2, 151_936, generator=torch.Generator().manual_seed(1))
     logits[..., 220] = 0.0
     tokens = torch.tensor([[220, 7]])
-    for probs in (logits.softmax(-1), (logits * 1e-5).softmax(-1), logits.softmax(-1).double()):
+    for probs in (logits.softmax(-1), logits.softmax(-1).double()):
         proposal = DraftProposal(tokens, np.array([2]), Laws(probs=probs))
         assert undrawn(proposal, [part.tolist() for part in evidence(proposal)]) == []
-        less = replace(proposal, laws=Laws(probs=probs * 0.998))
-        assert len(undrawn(less, [part.tolist() for part in evidence(less)])) == 2
+        for scale in (0.998, 1.002):
+            off = replace(proposal, laws=Laws(probs=probs * scale))
+            assert len(undrawn(off, [part.tolist() for part in evidence(off)])) == 2
 
 
 TREES: Any = [{}, {"tree_shape": (2, 2)}, {"tree_budget": 5, "num_speculative_tokens": 3}]
@@ -513,6 +658,34 @@ def test_sound_drafts_teach_as_much_beside_a_mate_whose_draft_fails() -> None:
             assert np.isfinite(np.concatenate(more.record.entropies)).all()
             alone, together = one.batch, more.batch
         assert failures
+
+
+@pytest.mark.filterwarnings("ignore:the drafter failed")
+def test_a_draft_that_was_short_of_itself_is_not_taken_for_one_that_failed() -> None:
+    """Beside a mate whose second law is none, a row of one token teaches what it does alone."""
+
+    class Short(ModelDrafter):
+        def propose(self, prefixes: Any, plan: DraftPlan, ctx: DraftContext) -> DraftProposal:
+            proposal = super().propose(prefixes, plan, ctx)
+            short = np.array([prefix.tokens[0] == 0 for prefix in prefixes])
+            assert proposal.laws is not None
+            assert proposal.laws.probs is not None
+            probs = proposal.laws.probs.clone()
+            probs[torch.from_numpy(~short), 1:] = 0.05
+            lengths = np.where(short, plan.depth.clip(max=1), plan.depth)
+            return replace(proposal, lengths=lengths, laws=Laws(probs=probs))
+
+    config = SpeculativeConfig(depth="adaptive", num_speculative_tokens=4, cost_ratio=0.05)
+    decoder = SpeculativeDecoder(TabularModel(law, 3), Short(TabularModel(even, 3)), config=config)
+    states = [
+        decoder.start(prompt, SamplingParams(max_tokens=9, seed=seed))[0]
+        for prompt, seed in (([0, 2], 2), ([1, 2], 5))
+    ]
+    alone, together = decoder.step(decoder.pack(states[:1])), decoder.step(decoder.pack(states))
+    assert (alone.record.draft_failed, together.record.draft_failed) == (False, True)
+    assert together.record.depth == (1, 1)
+    assert together.batch.states[0].acceptance == alone.batch.states[0].acceptance
+    assert together.batch.states[1].acceptance != alone.batch.states[0].acceptance
 
 
 @pytest.mark.filterwarnings("ignore:the drafter failed")

@@ -326,6 +326,28 @@ def test_the_law_where_some_drafts_come_with_no_laws(
     assert max(error(number, config) for number in (3, 5)) > 1e-4
 
 
+@pytest.mark.parametrize("mate", [None, [2]], ids=["alone", "beside a deeper mate"])
+def test_a_looked_up_node_is_as_sound_as_it_is_alone(mate: list[int] | None) -> None:
+    """The draft knows nothing after two tokens, where this row asks it for one; a mate for three.
+
+    What the draft was fed for the row there was none of it, however deep what was looked up is.
+    """
+
+    class Short(TabularModel):
+        def probabilities(self, prefix: tuple[int, ...]) -> np.ndarray:
+            return np.full(3, np.nan if prefix[0] == 1 and len(prefix) > 1 else 1 / 3)
+
+    config = SpeculativeConfig(depth="fixed", tree_shape=(1, 1, 1), strict=True)
+    drafter = HybridDrafter(Short(lambda _: [1.0], 3), PredictionDrafter(), min_expected=0.1)
+    decoder = SpeculativeDecoder(mock_pair(3, 2)[0], drafter, config=config)
+    params = SamplingParams(max_tokens=9, seed=1)
+    states = decoder.start([1], replace(params, prediction=[0, 1]))
+    states += [] if mate is None else decoder.start(mate, params)
+    record = decoder.step(decoder.pack(states)).record
+    assert record.drafted[0] == 3
+    assert record.depth[0] == 2
+
+
 # What is proposed
 
 

@@ -180,7 +180,7 @@ class SpeculativeDecoder:
                 `metrics`.
 
         A round whose drafter fails, or whose drafts cannot have come from their laws, goes on with
-        what was drafted before, unless `strict`; of a tree whose drafter raises, with nothing.
+        what was drafted before, unless `strict`.
 
         Raises:
             InvalidConfigError: the batch is empty, or has a finished sequence or one twice.

@@ -75,6 +75,11 @@ def check_proposal(proposal: DraftProposal, plan: DraftPlan, vocab_size: int) ->
             f"the drafter returned laws of shape {tuple(given.shape)}; expected the last "
             f"dimension to be the vocabulary, {vocab_size}"
         )
+    if not given.shape[1]:
+        raise DraftShapeError(
+            f"the drafter returned laws of shape {tuple(given.shape)}, none at all, for {width} "
+            "columns of tokens; expected Laws(atoms=tokens) where all are point masses"
+        )
     if proposal.tokens.device.type == "cpu":
         tokens = proposal.tokens.tolist()
         if min(map(min, tokens)) < 0 or max(map(max, tokens)) >= vocab_size:
@@ -102,8 +107,6 @@ def evidence(proposal: DraftProposal) -> list[Tensor]:
         assert laws.atoms is not None
         return [laws.atoms == tokens]
     probs = laws.probs
-    if not probs.shape[1]:
-        return []
     if proposal.law_rows is None:
         return [probs.sum(-1), probs.amin(-1), probs.gather(-1, tokens[..., None])[..., 0]]
     law_rows = sent(torch.from_numpy(proposal.law_rows.astype(np.int64).clip(0)), tokens.device)

@@ -122,6 +122,9 @@ class DraftContext(Protocol):
     def children(self, laws: Laws, counts: Tensor, most: int, first: int, level: int) -> Children:
         """Tokens that follow the same node, for each of M nodes at depth `level`.
 
+        A tree that is grown by whole levels, the M nodes being all children of the level above in
+        their order, is verified even if its drafter fails later; of another its first levels are.
+
         Args:
             laws: for [B, M].
             counts: how many children each is to have, int64 [B, M], 0 included.
