@@ -454,7 +454,7 @@ def test_unsigned_numbers_of_nodes_are_refused(name: str) -> None:
     decoder = SpeculativeDecoder(
         TabularModel(law, 3), Unsigned(TabularModel(even, 3)), config=config
     )
-    with pytest.raises(DraftShapeError, match=f"{name} of kind uint8; expected .* of int64"):
+    with pytest.raises(DraftShapeError, match=f"{name} of kind uint8; expected .* of signed int"):
         decoder.generate([0], SamplingParams(max_tokens=9))
 
 

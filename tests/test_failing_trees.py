@@ -115,6 +115,62 @@ def test_with_every_kind_of_children(how: str, children: Any, verification: Any)
 def test_outright_children_are_kept_as_well() -> None:
     settings: dict[str, Any] = {"tree_shape": (2, 2), "draft_sample_method": "greedy"}
     assert error_of(Failing("raises"), **settings) < 1e-12
+    config = SpeculativeConfig(depth="fixed", **settings)
+    decoder = SpeculativeDecoder(mock_pair(3, 2)[0], Failing("raises"), config=config)
+    states = decoder.start([0], SamplingParams(max_tokens=9, seed=1))
+    record = decoder.step(decoder.pack(states)).record
+    assert (record.draft_failed, record.drafted) == (True, (6,))
+
+
+ODD: dict[str, Any] = {
+    "a list": [[2]],
+    "of no rows": torch.full((1,), 2),
+    "of other nodes": torch.full((1, 2), 2),
+    "other numbers in each row": torch.tensor([[2], [1]]),
+}
+
+
+@pytest.mark.parametrize("counts", ODD.values(), ids=ODD)
+def test_whatever_a_drafter_asked_for_its_own_error_is_told(counts: Any) -> None:
+    class Odd(ModelDrafter):
+        def propose(self, prefixes: Any, plan: DraftPlan, ctx: DraftContext) -> DraftProposal:
+            law = ctx.law(self.model.open(prefixes, plan.width).logits[:, None], None)
+            assert law.probs is not None
+            ctx.children(law, counts, 2, 0, 0)
+            raise ValueError("no draft today")
+
+    target, draft = mock_pair(3, 2)
+    settings: dict[str, Any] = {"tree_shape": (2, 2), "tree_children": "with_replacement"}
+    config = SpeculativeConfig(depth="fixed", **settings)
+    decoder = SpeculativeDecoder(target, Odd(draft), config=config)
+    params = SamplingParams(max_tokens=6)
+    with pytest.warns(RuntimeWarning, match="ValueError: no draft today"):
+        outputs = decoder.generate([[0], [1]], params)
+    assert [len(output.token_ids) for output in outputs] == [6, 6]
+    assert decoder.metrics.drafted == 0
+
+
+def test_rows_that_were_to_be_drafted_no_further_learn_of_no_refusal() -> None:
+    class Limited(ModelDrafter):
+        """Asks the model for the second row alone, and raises."""
+
+        def propose(self, prefixes: Any, plan: DraftPlan, ctx: DraftContext) -> DraftProposal:
+            steps = plan.depth.copy()
+            steps[0] = 0
+            ctx.limit(steps)
+            super().propose(prefixes, DraftPlan(steps), ctx)
+            raise ValueError("no draft today")
+
+    target, draft = mock_pair(3, 2)
+    config = SpeculativeConfig(depth="adaptive", num_speculative_tokens=3, cost_ratio=0.05)
+    decoder = SpeculativeDecoder(target, Limited(draft), config=config)
+    params = SamplingParams(max_tokens=9, seed=1)
+    before = [decoder.start(prompt, params)[0] for prompt in ([0], [1])]
+    step = decoder.step(decoder.pack(before))
+    assert step.record.draft_failed
+    assert step.record.depth[1] > step.record.depth[0] == 0
+    assert step.batch.states[0].acceptance == before[0].acceptance
+    assert step.batch.states[1].acceptance != before[1].acceptance
 
 
 def test_beside_looked_up_nodes() -> None:

@@ -105,8 +105,7 @@ def inverse_cdf(laws: Any, uniforms: Any) -> Any:
         found = np.fromiter(counts, dtype=np.int64, count=len(laws))
         return xp.asarray(np.minimum(found, laws.shape[1] - 1))
     threshold = uniforms[:, None] * cumulative[:, -1:]
-    count = xp.sum(xp.astype(cumulative <= threshold, xp.int64), axis=-1)
-    return xp.clip(count, max=laws.shape[1] - 1)
+    return xp.sum(xp.astype(cumulative[:, :-1] <= threshold, xp.int64), axis=-1)
 
 
 _WIDE, _BLOCK = 1 << 14, 128

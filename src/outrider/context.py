@@ -110,7 +110,7 @@ class RoundContext:
 
     @property
     def depth(self) -> NDArray[np.int64]:
-        """How deep each row is drafted by picks, [B]: what `limit` and `settle` have left."""
+        """How deep each row is drawn for, [B]: what `limit` and `settle` have left."""
         return self._depth
 
     @property
@@ -219,18 +219,27 @@ class RoundContext:
         depth = self._depth.clip(max=len(rows))
         return DraftProposal(tokens, depth, Laws(probs=torch.stack(rows, 1)))
 
+    def forget(self) -> None:
+        """Let go of what was drawn, once it has been handed over."""
+        self._picked.clear()
+        self._grown.clear()
+
     def _tree(self, vocab_size: int) -> DraftProposal | None:
-        """The trees that have grown level by level, every child a node of the next."""
+        """The trees that have grown by whole levels, as many nodes in every row."""
         levels, nodes, start = [], 1, 0
         for laws, children, counts, first in self._grown:
-            probs, numbers = laws.probs, counts.sum(1).tolist()
+            probs, shape = laws.probs, (len(self._states), nodes)
             assert probs is not None
-            known = probs.shape[-1] == vocab_size and probs.dtype in sampling.DTYPES
-            whole = (first, probs.shape[1]) == (start, nodes) and len(set(numbers)) == 1
-            if not known or not whole:
+            known = probs.shape == (*shape, vocab_size) and probs.dtype in sampling.DTYPES
+            # What a drafter that fails asked for may be anything.
+            if not known or first != start or not isinstance(counts, Tensor):
                 break
-            start, nodes = start + nodes, numbers[0]
-            taken = existing(counts, children.tokens.shape[2], nodes)
+            numbers = set(counts.sum(1).tolist()) if counts.shape == shape else set()
+            if len(numbers) != 1:
+                break
+            start, nodes = start + nodes, numbers.pop()
+            own = counts.to(children.tokens.device)
+            taken = existing(own, children.tokens.shape[2], nodes)
             levels.append(level_of(children, first, taken))
         return tree_of(levels, self._depth.clip(max=len(levels))) if levels else None
 

@@ -395,18 +395,17 @@ class SpeculativeDecoder:
         for keeper in self._keepers:
             keeper.release([prefix.sequence_id for prefix in prefixes], discard=discard)
 
-    def _propose(
-        self, prefixes: list[Prefix], plan: DraftPlan, context: RoundContext
-    ) -> DraftProposal:
+    def _propose(self, prefixes: list[Prefix], plan: DraftPlan, ctx: RoundContext) -> DraftProposal:
         if self.drafter is None or plan.width == 0:
             return no_drafts(len(prefixes), self._device)
         try:
-            proposal = self.drafter.propose(prefixes, plan, context)
+            proposal = self.drafter.propose(prefixes, plan, ctx)
             check_proposal(proposal, plan, self.target.vocab_size)
         except Exception as error:
-            if error is context.request_error or isinstance(error, KeyReuseError):
+            if error is ctx.request_error or isinstance(error, KeyReuseError):
                 raise
-            raise failed(error, context, self.target.vocab_size) from error
+            raise failed(error, ctx, self.target.vocab_size) from error
+        ctx.forget()
         return proposal
 
     def _warn(self, failure: DraftFailure) -> None:

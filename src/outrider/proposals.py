@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from . import trees
@@ -87,6 +88,14 @@ def check_proposal(proposal: DraftProposal, plan: DraftPlan, vocab_size: int) ->
                 f"the drafter returned tokens {tokens}; expected ids in 0..{vocab_size - 1}, "
                 "padding included"
             )
+
+
+def deepest(proposal: DraftProposal) -> NDArray[np.int64]:
+    """How many drafted tokens lie in a row at most, int64 [B]."""
+    drafted = np.arange(proposal.width) < proposal.lengths[:, None]
+    depths = trees.node_depths(proposal.structure)[:, 1:]
+    most: NDArray[np.int64] = np.where(drafted, depths, 0).max(1, initial=0)
+    return most
 
 
 def evidence(proposal: DraftProposal) -> list[Tensor]:
@@ -227,11 +236,10 @@ def _check_structure(proposal: DraftProposal, plan: DraftPlan) -> None:
                 f"the drafter returned parents {parents.tolist()}; expected one for each token of "
                 f"shape {shape}, a node to its left: 0 for the prefix, up to i in column i"
             )
-        drafted = np.arange(shape[1]) < proposal.lengths[:, None]
-        deepest = np.where(drafted, trees.node_depths(parents)[:, 1:], 0).max(1, initial=0)
-        if (deepest > plan.depth).any():
+        depths = deepest(proposal)
+        if (depths > plan.depth).any():
             raise DraftShapeError(
-                f"the drafter returned trees of depths {deepest.tolist()}; expected at most the "
+                f"the drafter returned trees of depths {depths.tolist()}; expected at most the "
                 f"planned depths {plan.depth.tolist()}"
             )
     if law_rows is not None:
@@ -275,7 +283,8 @@ def _check_kinds(proposal: object) -> None:
         if not isinstance(values, np.ndarray) or values.dtype.kind != "i":
             kind = getattr(values, "dtype", type(values).__name__)
             raise DraftShapeError(
-                f"the drafter returned {name} of kind {kind}; expected a NumPy array of int64"
+                f"the drafter returned {name} of kind {kind}; expected a NumPy array of "
+                "signed integers"
             )
     looked_up = proposal.looked_up
     if looked_up is not None and (

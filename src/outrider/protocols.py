@@ -123,7 +123,8 @@ class DraftContext(Protocol):
         """Tokens that follow the same node, for each of M nodes at depth `level`.
 
         A tree that is grown by whole levels, the M nodes being all children of the level above in
-        their order, is verified even if its drafter fails later; of another its first levels are.
+        their order, as many in every row, is verified even if its drafter fails later; of another
+        its first levels are.
 
         Args:
             laws: for [B, M].

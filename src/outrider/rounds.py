@@ -23,7 +23,7 @@ from .errors import (
     InvalidConfigError,
     TargetShapeError,
 )
-from .proposals import evidence, impossible, undrawn, without
+from .proposals import deepest, evidence, impossible, undrawn, without
 from .records import DraftProposal, TargetScores, Verdict
 from .sampling import PackedParams
 from .verification import Verifier, verify_atoms
@@ -276,13 +276,13 @@ def check_laws(proposal: DraftProposal, context: RoundContext) -> list[Tensor]:
 
 
 def failed(error: Exception, context: RoundContext, vocab_size: int) -> DraftFailure:
-    """That a drafter raised, or broke its contract: the chains that it had drawn are left."""
+    """That a drafter raised, or broke its contract: what it had drawn is left."""
     drawn = context.drawn(vocab_size)
     if drawn is None:
         rest = no_drafts(len(context.sequence_ids), context.device)
     else:
         rest = without(drawn, undrawn(drawn, [part.tolist() for part in evidence(drawn)]))
-    return DraftFailure(error, rest, context.told, [True] * len(context.sequence_ids))
+    return DraftFailure(error, rest, context.told, (deepest(rest) < context.depth).tolist())
 
 
 def _failure(
@@ -290,11 +290,9 @@ def _failure(
 ) -> DraftFailure | None:
     """That tokens, by row and column, came with no laws, or laws of logits that mean nothing."""
     draft, ids, levels = context.witnesses, context.sequence_ids, context.levels
-    drafted = np.arange(proposal.width) < proposal.lengths[:, None]
-    depths = trees.node_depths(proposal.structure)[:, 1:]
-    deepest = np.where(drafted, depths, 0).max(1, initial=0).tolist()
-    made = [min(own) for own in zip(deepest, context.depth.tolist(), strict=True)]
-    sound, told = list(deepest), {row for row, _ in wrong}
+    drafted = deepest(proposal).tolist()
+    made = [min(own) for own in zip(drafted, context.depth.tolist(), strict=True)]
+    sound, told = list(drafted), {row for row, _ in wrong}
     reason: Exception | None = None
     found = torch.cat(draft, 1) if draft else torch.zeros(len(ids), 0)
     for row, position in (~found.isfinite()).nonzero().tolist():
