@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from outrider import SuffixDrafter
 from outrider.drafters import suffix_kernels as kernels
 from outrider.drafters.suffix_automaton import SuffixAutomaton
+from outrider.jit import compiled
 from outrider.models import demo
 from outrider.records import DraftPlan, Prefix
 
@@ -39,7 +39,7 @@ class _Round:
     remembers = True
 
 
-@njit  # type: ignore[untyped-decorator]
+@compiled
 def _own(nodes: Any, table: Any, meta: Any, text: Any, branches: bool, out: Any) -> float:
     """Read each token, find the longest match, and draft. The sum of the scores."""
     total = 0.0
@@ -52,7 +52,7 @@ def _own(nodes: Any, table: Any, meta: Any, text: Any, branches: bool, out: Any)
     return total
 
 
-@njit  # type: ignore[untyped-decorator]
+@compiled
 def _other(nodes: Any, table: Any, meta: Any, text: Any, branches: bool, out: Any) -> float:
     """Move the match in another text's automaton by each token, and draft."""
     total = 0.0
@@ -86,8 +86,8 @@ def run(rounds: int) -> Report:
         timings.setdefault(name, []).append((perf_counter() - start) / TOKENS)
 
     for branches in (False, True):
-        for compiled in (_own, _other):
-            compiled(*SuffixAutomaton(ORDER, 100).arrays, known[:90], branches, out)
+        for loop in (_own, _other):
+            loop(*SuffixAutomaton(ORDER, 100).arrays, known[:90], branches, out)
     for _ in range(rounds):
         for name, text in texts.items():
             automaton = SuffixAutomaton(ORDER, TOKENS)
@@ -122,14 +122,15 @@ def _learn(tokens: NDArray[np.int64]) -> SuffixDrafter:
 
 def _door(drafter: SuffixDrafter, tokens: NDArray[np.int64]) -> float:
     """Seconds a call of `candidates` takes, for one row that grows by a few tokens a call."""
-    plan, ctx = DraftPlan(np.array([DEPTH])), _Round()
+    plan = DraftPlan(np.array([DEPTH]))
+    ctx: Any = _Round()
     prefix = Prefix(1, tokens[:_TEXT_TOKENS].tolist())
     steps = tokens[_TEXT_TOKENS : _TEXT_TOKENS + _CALLS * _ROUND_TOKENS].reshape(_CALLS, -1)
     spent = 0.0
     for step in steps.tolist():
         prefix = prefix.extended(step)
         start = perf_counter()
-        drafter.candidates([prefix], plan, ctx)  # type: ignore[arg-type]
+        drafter.candidates([prefix], plan, ctx)
         spent += perf_counter() - start
     return spent / _CALLS
 

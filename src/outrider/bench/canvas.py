@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from textwrap import wrap
@@ -43,7 +44,7 @@ def check_plots() -> None:
         InvalidConfigError: matplotlib is not installed.
     """
     try:
-        import matplotlib.figure  # noqa: F401
+        import_module("matplotlib.figure")
     except ModuleNotFoundError as error:
         raise InvalidConfigError(
             "plots",
@@ -76,6 +77,7 @@ def canvas(
     """
     check_plots()
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     titles = wrap(title, 68)
     lines = [line for note in notes for line in wrap(note, 112)]
@@ -83,8 +85,8 @@ def canvas(
     whole = head + height
     figure = Figure(figsize=(WIDTH, whole), layout="constrained", facecolor="white")
     engine = figure.get_layout_engine()
-    assert engine is not None
-    engine.set(rect=(0, 0, 1, height / whole), h_pad=0.08, w_pad=0.08)  # type: ignore[call-arg]
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    engine.set(rect=(0, 0, 1, height / whole), h_pad=0.08, w_pad=0.08)
     down = 0.1
     for step, size, color, weight, texts in (
         (0.26, _TITLE, BLACK, "bold", titles),

@@ -34,7 +34,7 @@ class OtherVocabulary(Drafter):
 class NotRenormalised(OtherVocabulary):
     """Draws from the law over the common tokens, and reports their share of all tokens."""
 
-    def reported(self, law: Tensor, logits: Tensor) -> Tensor:  # noqa: ARG002
+    def reported(self, law: Tensor, logits: Tensor) -> Tensor:
         """What the draft gave them, which does not sum to one."""
         return logits.exp()
 
@@ -45,13 +45,13 @@ class CutAfterDrawing(OtherVocabulary):
     The other is the first of the target's tokens, as one that stands for unknown ones is.
     """
 
-    def law(self, logits: Tensor, ctx: Any) -> Tensor:  # noqa: ARG002
+    def law(self, logits: Tensor, ctx: Any) -> Tensor:
         """The whole law, [B, V]."""
         whole = logits.exp()
         whole[:, 0] += 1 - whole.sum(-1)
         return whole
 
-    def reported(self, law: Tensor, logits: Tensor) -> Tensor:  # noqa: ARG002
+    def reported(self, law: Tensor, logits: Tensor) -> Tensor:
         """The law of the common tokens."""
         return logits.softmax(-1)
 

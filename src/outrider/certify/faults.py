@@ -77,7 +77,7 @@ class AcceptsTheImpossible(TokenVerification):
 class ResidualIsTheTarget(TokenVerification):
     """Replaces a refused token by one drawn from the target's law itself."""
 
-    def residual(self, chain: Chain, weights: Any, node: Any) -> Any:  # noqa: ARG002
+    def residual(self, chain: Chain, weights: Any, node: Any) -> Any:
         """The target's row."""
         return chain.target[torch.arange(len(node)), node].double()
 
@@ -124,15 +124,15 @@ class Drafter:
         tokens: Tensor = ctx.pick(Laws(probs=law), position)
         return tokens
 
-    def reported(self, law: Tensor, logits: Tensor) -> Tensor:  # noqa: ARG002
+    def reported(self, law: Tensor, logits: Tensor) -> Tensor:
         """What tokens are said to have been drawn from, [B, V]."""
         return law
 
     def lengths(
         self,
         depth: NDArray[np.int64],
-        tokens: Tensor,  # noqa: ARG002
-        laws: Tensor,  # noqa: ARG002
+        tokens: Tensor,
+        laws: Tensor,
     ) -> NDArray[np.int64]:
         """How many tokens are proposed, int64 [B]."""
         return depth
@@ -141,7 +141,7 @@ class Drafter:
 class ArgmaxSaidToBeSampled(Drafter):
     """Proposes the likeliest token and reports the softmax as its law."""
 
-    def pick(self, law: Tensor, position: int, ctx: Any) -> Tensor:  # noqa: ARG002
+    def pick(self, law: Tensor, position: int, ctx: Any) -> Tensor:
         """The likeliest tokens."""
         return law.argmax(-1)
 
@@ -149,7 +149,7 @@ class ArgmaxSaidToBeSampled(Drafter):
 class PermutedLaw(Drafter):
     """Reports the law with its columns in another order than they were drawn in."""
 
-    def reported(self, law: Tensor, logits: Tensor) -> Tensor:  # noqa: ARG002
+    def reported(self, law: Tensor, logits: Tensor) -> Tensor:
         """The law, moved by one column."""
         return law.roll(1, -1)
 
@@ -157,7 +157,7 @@ class PermutedLaw(Drafter):
 class UnfilteredLaw(Drafter):
     """Draws from the filtered law and reports the raw one."""
 
-    def reported(self, law: Tensor, logits: Tensor) -> Tensor:  # noqa: ARG002
+    def reported(self, law: Tensor, logits: Tensor) -> Tensor:
         """The law before any filter."""
         return logits.softmax(-1)
 
@@ -165,7 +165,7 @@ class UnfilteredLaw(Drafter):
 class RoundedLaw(Drafter):
     """Draws in full precision and reports the law rounded to bfloat16."""
 
-    def reported(self, law: Tensor, logits: Tensor) -> Tensor:  # noqa: ARG002
+    def reported(self, law: Tensor, logits: Tensor) -> Tensor:
         """The law in 8 bits of precision."""
         return law.bfloat16().to(law.dtype)
 
