@@ -683,6 +683,31 @@ def test_tries_that_all_fail_take_the_share_that_they_are_said_to(
     assert lost / 60_000 == pytest.approx(share, rel=0.05)
 
 
+def test_tries_pay_for_their_decisions() -> None:
+    """What they take in all is the same, be it for drafts or for two decisions each."""
+    made = {}
+    for decided, lost in ((0.0, 0.5), (0.25, 0.0), (0.1, 0.3)):
+        purse, made[decided] = Purse(), 0
+        for _ in range(20_000):
+            tries = purse.affords(lost)
+            made[decided] += tries
+            if tries:
+                purse.spend(lost, decided=decided)
+            purse.fill(not tries, (), 1)
+    assert list(made.values()) == pytest.approx([400] * 3, rel=0.05)
+
+
+def test_a_decision_that_was_slow_once_does_not_put_tries_off() -> None:
+    purse = Purse()
+    for decided in (0.1, 0.1, 50.0):
+        purse.spend(0.1, decided=decided)
+    rounds = 0
+    while not purse.affords(0.1):
+        purse.fill(True, (), 1)
+        rounds += 1
+    assert rounds < 0.1 * 12 / ONE_FIRST
+
+
 @pytest.mark.parametrize("share", [ONE_FIRST, SHARE])
 def test_tries_of_several_texts_take_by_the_root_less(share: float) -> None:
     shares = []

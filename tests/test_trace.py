@@ -33,6 +33,7 @@ RECORD = RoundRecord(
     draft_s=0.001,
     target_s=0.1 + 0.2,
     total_s=0.4,
+    plan_s=0.0625,
 )
 
 
@@ -151,7 +152,7 @@ class TestDamage:
         ("change", "said"),
         [
             ({"format": "x"}, "its format is 'x'"),
-            ({"version": 2}, "its version is 2; expected the header of a trace, format 1"),
+            ({"version": 1}, "its version is 1; expected the header of a trace, format 2"),
             ({"lossy": "no"}, "lossy is 'no'; expected bool"),
             ({"settings": 1}, "settings is 1; expected dict"),
         ],

@@ -93,7 +93,9 @@ def _measured(
     try:
         for _ in depths:
             watch = Stopwatch(batch.device)
-            step = run(batch, policy.plan(batch.states), decoder.chance, watch)
+            plan = policy.plan(batch.states)
+            watch.planned()
+            step = run(batch, plan, decoder.chance, watch)
             # What several prompts share is read once, and would make reading look cheap.
             policy.measure(step.batch.states, step.record, reading=rows == 1)
             batch = replace(step.batch, noise=None)

@@ -192,6 +192,7 @@ class SpeculativeDecoder:
         watch = Stopwatch(self._device)
         with self._lock:
             plan = self.policy.plan(batch.states)
+        watch.planned()
         try:
             return self._round(batch, plan, chance, watch)
         except DraftFailure as failure:
@@ -209,13 +210,11 @@ class SpeculativeDecoder:
         failure: DraftFailure | None = None,
     ) -> Step:
         """A round by a plan, or in the place of one whose drafter failed."""
-        prefixes = [state.prefix for state in batch.states]
+        prefixes, vocab_size = [state.prefix for state in batch.states], self.target.vocab_size
         ahead = None if chance is not None or self.verifier.coupled else self._uniforms
         noise = batch.next_noise(ahead, plan.width)
         draws = batch.draws(chance or self.chance, plan.width, noise, coupled=self.verifier.coupled)
-        shaper, draft_shaper = batch.shapers(
-            self.target.vocab_size, everywhere=self.verifier.keeps_forbidden
-        )
+        shaper, draft_shaper = batch.shapers(vocab_size, everywhere=self.verifier.keeps_forbidden)
         context = RoundContext(
             batch, draws, plan, self._device, self.config, draft_shaper, remembers=chance is None
         )
@@ -225,7 +224,7 @@ class SpeculativeDecoder:
         watch.mark()
         scores = self.target.verify(prefixes, proposal)
         watch.mark()
-        check_scores(scores, proposal, self.target.vocab_size)
+        check_scores(scores, proposal, vocab_size)
         logits = scores.logits if shaper is None else shaper(scores.logits, Path.to_nodes(proposal))
         verdict, witness = judge(proposal, logits, batch.params, self.verifier, draws)
         rows = read(proposal, verdict, witness, context, laws)
@@ -264,6 +263,7 @@ class SpeculativeDecoder:
             draft_s=draft_s,
             target_s=target_s,
             total_s=watch.total(),
+            plan_s=watch.plan_s,
         )
         if chance is None:
             with self._lock:

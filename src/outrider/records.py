@@ -429,7 +429,7 @@ class RoundRecord:
     no step of a model. `ended` says which rows' drafts the plan's `keep_going` ended, `entropies`
     how sure the draft was of each token of a row, in nats: nothing where the plan has none or the
     drafter does not ask it. `draft_s` and `target_s` are the time spent proposing and in the
-    target's forward pass, `total_s` all of the round.
+    target's forward pass, `plan_s` the time spent choosing the depth, `total_s` all of the round.
     """
 
     sequence_ids: tuple[int, ...]
@@ -447,3 +447,4 @@ class RoundRecord:
     draft_s: float
     target_s: float
     total_s: float
+    plan_s: float = 0.0

@@ -197,6 +197,9 @@ class Stopwatch:
 
     An event is recorded without waiting for the device; `spans` reads them once the round's result
     has reached the host.
+
+    Attributes:
+        plan_s: seconds until the round was planned, on the wall clock; 0 before that.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -204,7 +207,12 @@ class Stopwatch:
         self._cuda = device.type == "cuda"
         self._marks: list[float] = []
         self._events: list[torch.cuda.Event] = []
+        self.plan_s = 0.0
         self.mark()
+
+    def planned(self) -> None:
+        """Note that the round is planned: the rest of its first part is setting it up."""
+        self.plan_s = self.total()
 
     def mark(self) -> None:
         """End one part and begin the next."""

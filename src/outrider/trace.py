@@ -20,7 +20,7 @@ from .metrics import SpeculationMetrics, Tally
 from .records import RoundRecord
 
 FORMAT = "outrider trace"
-VERSION = 1
+VERSION = 2
 
 _LARGEST = sys.float_info.max
 _FIELDS = tuple(field.name for field in fields(RoundRecord))
@@ -183,7 +183,7 @@ class _Line:
             if len(found) != len(rows):
                 self.refuse(f"{name} has {len(found)} entries", f"{len(rows)}, one for each row")
             values[name] = tuple(map(tuple, found) if name == "entropies" else found)
-        for name in ("draft_s", "target_s", "total_s"):
+        for name in ("draft_s", "target_s", "total_s", "plan_s"):
             if not _is_number(values[name]):
                 self.refuse(f"{name} is {shown(values[name])}", "a number of seconds")
         if not isinstance(values["draft_failed"], bool):

@@ -75,8 +75,8 @@ class AdaptiveDepth:
 
     These draft one token until one was kept. Where nothing is expected to pay, one is tried now and
     then, the more rarely the more that costs, and sooner in a text that is new: for about 1.2% of
-    the time, of several rows less. Reading prompts may take .6% meanwhile. Where not even a token
-    that is always kept would pay, one is tried after 512 plain rounds, since machines change.
+    the time, decisions included, of several rows less. Reading prompts may take .6% meanwhile.
+    Where not even a token that is always kept would pay, one is tried after 512 plain rounds.
 
     Args:
         levels: the shape of a draft.
@@ -285,13 +285,11 @@ class AdaptiveDepth:
             others = max((step for row, step in enumerate(stepped) if row not in free), default=0)
             deep = max(others, *stepped)
             prices = self._costs.prices(rows, [*map(self._levels.width, range(deep + 1)), width])
-            took = record.draft_s + prices.verifying[-1]
+            took = record.draft_s + max(prices.verifying[-1], prices.verifying[0])
             emitted = sum(record.emitted[row] for row in free) / len(free)
             lost = took / (plain := prices.rounds[others]) + _CAUTION * prices.doubt(-1) - emitted
-            usual = float(prices.drafting[deep])
-            self._purse.spend(
-                lost, max(record.draft_s - usual, 0.0) / plain if seen.behind else 0.0
-            )
+            read_on = max(record.draft_s - float(prices.drafting[deep]), 0.0) * bool(seen.behind)
+            self._purse.spend(lost, read_on / plain, record.plan_s / plain)
 
     def measure(
         self, states: Sequence[SequenceState], record: RoundRecord, reading: bool = True
@@ -315,7 +313,8 @@ class AdaptiveDepth:
         self._shown.add_failed(states, record, self._planned, local)
         if self._trying and self._costs.plain_known:
             plain = self._costs.prices(len(states), [0]).rounds[0]
-            self._purse.spend(record.total_s / plain - sum(record.emitted) / len(states))
+            lost = (record.total_s - record.plan_s) / plain - sum(record.emitted) / len(states)
+            self._purse.spend(lost, decided=record.plan_s / plain)
 
     def _is_free(self, state: SequenceState) -> bool:
         """Whether the round that a sequence has been through was planned by what all have shown."""
@@ -337,7 +336,8 @@ class AdaptiveDepth:
         outlook, counts = self._outlook(states, prices, deepest)
         best, likely, ending = outlook.best, outlook.likely, outlook.ending
         rate, trial, wait, drafted = outlook.pace, 0, 0, outlook.drafted
-        gain, plain_s = rate / outlook.plain, drafted.seconds[0]
+        free = outlook.at_most((prices.drafting[: most + 1] - prices.drafting[deepest]).clip(0))
+        gain, plain_s = min(rate / outlook.plain, free), drafted.seconds[0]
         drafting = [state for state, own in zip(states, drafted.rows, strict=True) if own]
         behind = prices.backlog * self._seen.behind(drafting) / plain_s
         doubt = _CAUTION * prices.doubt(min(best, ceil(likely)))
@@ -345,7 +345,7 @@ class AdaptiveDepth:
         apart = 0 if deepest else self._ending.apart(states, counts is not None)
         enough = max(_MARGIN, 1 + doubt) + apart
         enough -= _LENIENT * self._pays
-        self._pays = pays = best > 0 and gain >= enough + behind / _STAY
+        self._pays = pays = best > 0 and free >= _MARGIN and gain >= enough + behind / _STAY
         if not pays:
             unread = self._seen.behind(states)
             dearer = prices.backlog * unread / plain_s
@@ -440,7 +440,7 @@ class AdaptiveDepth:
             return 0, 0
         if left > 0 and not any(gain > enough for gain in kept):
             return 0, left
-        price = dearer + seconds[1] / seconds[0] - tokens[1] / tokens[0]
+        price = dearer + max(seconds[1] / seconds[0], 1.0) - tokens[1] / tokens[0]
         affords = self._purse.affords(price, up_to_date)
         return (1, 0) if affords else (0, self._purse.wait(len(whole.rows)))
 

@@ -95,7 +95,8 @@ class Prices:
         """
         width = np.mean(record.drafted) if ragged else max(record.drafted)
         depth = min(int(np.searchsorted(self.widths, width)), len(self.widths) - 1)
-        return record.total_s - record.draft_s < MUCH_FASTER * float(self.verifying[depth])
+        verifying_s = record.total_s - record.plan_s - record.draft_s
+        return verifying_s < MUCH_FASTER * float(self.verifying[depth])
 
     @property
     def rounds(self) -> NDArray[np.float64]:

@@ -61,6 +61,19 @@ class Outlook:
         deep = min(most, 2 * max(best, ceil(likely)) + 1)
         return Outlook(each, drafted, whole, deep, likely, usual, pace, ending=True)
 
+    def at_most(self, drafting: NDArray[np.float64]) -> float:
+        """How many times as fast as plain decoding drafts are if a round costs no more for them.
+
+        What looks faster was measured at another time than plain rounds.
+
+        Args:
+            drafting: seconds of drafts of each depth, beside what is drafted in any case, float64
+                [N + 1].
+        """
+        plain_s = self.drafted.seconds[0]
+        extra = float(np.interp(self.likely, np.arange(len(drafting)), drafting))
+        return self.pace * self.usual / self.drafted.tokens[0] * plain_s / (plain_s + extra)
+
     @property
     def plain(self) -> float:
         """What counts for tokens, a second, without drafts."""

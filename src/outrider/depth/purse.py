@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from math import ceil, sqrt
+from statistics import median_low
 
 from ..records import SequenceState
 from .costs import Prices
@@ -32,6 +34,12 @@ _GRANT = 0.002
 _APART = 8
 """How many plain rounds come after a try that gained nothing, and for which nothing was read on: it
 may have seemed to be free."""
+
+_DECISIONS = 2
+"""What a try takes of the time that its decision did: another decision follows it."""
+
+_RECENT = 3
+"""Of how many tries it is remembered what deciding took: one of them may have been slow."""
 
 _MEMORY = 0.9
 """What the rounds of a sequence weigh beside those of the next one, to tell how many are usual."""
@@ -95,6 +103,7 @@ class Purse:
         self._filled = 0.0
         self._since = _APART
         self._price = self._read_on = 0.0
+        self._decisions = deque([0.0], maxlen=_RECENT)
         self._rounds = self._count = 0.0
 
     def ended(self, rounds: int) -> None:
@@ -123,10 +132,10 @@ class Purse:
         to read, may lose as much again.
 
         Args:
-            price: what it is expected to lose.
+            price: what it is expected to lose, beside what it takes to decide on it.
             up_to_date: whether there is nothing to read on.
         """
-        self._price = price
+        self._price = price = price + median_low(self._decisions)
         more = up_to_date and 0 < self._read_on >= price
         return more or (self._since >= _APART and self._filled >= price)
 
@@ -138,15 +147,18 @@ class Purse:
         missing = max(self._price - self._filled, 0.0) * sqrt(rows) / self._share
         return max(ceil(missing), _APART - self._since)
 
-    def spend(self, lost: float, read_on: float = 0.0) -> None:
+    def spend(self, lost: float, read_on: float = 0.0, decided: float = 0.0) -> None:
         """Take what a try lost, but for most of a hiccup: the next try is not to be years off.
 
         What it gained is put in: where drafting might just pay, that is soon known.
 
         Args:
-            lost: in all.
+            lost: in all, but for what it took to decide on it.
             read_on: what reading on took of it; more than `READING` was a hiccup.
+            decided: what deciding took.
         """
+        self._decisions.append(_DECISIONS * decided)
+        lost += median_low(self._decisions)
         left = min(read_on, READING) or self._read_on
         self._read_on = max(left - max(lost - read_on, 0.0), 0.0)
         self._since = _APART if lost < 0 else 0

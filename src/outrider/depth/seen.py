@@ -65,7 +65,7 @@ class Seen:
             caught_up=caught_up,
             draft_s=record.draft_s,
             target_s=record.target_s,
-            other_s=record.total_s - record.draft_s - record.target_s,
+            other_s=record.total_s - record.plan_s - record.draft_s - record.target_s,
             spared=width * len(states) - sum(record.drafted) if self._ragged else 0,
             stepping=sum(step > 0 for step in stepped) or None,
         )
