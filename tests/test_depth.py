@@ -234,41 +234,6 @@ def test_rounds_that_are_measured_tell_what_they_cost_and_nothing_else() -> None
     assert depths["observe"][0] < depths["observe"][1]
 
 
-def test_what_planning_takes_is_no_part_of_what_rounds_cost() -> None:
-    """Plain rounds among others are planned anew, and the others by what stands: all look alike."""
-    found = []
-    for planning in (0.0, 0.4):
-        policy, rng = AdaptiveDepth(Levels(4)), np.random.default_rng(0)
-        params = SamplingParams(max_tokens=100, depths=DEPTHS)
-        states = [SequenceState(Prefix(-1, range(16)), 16, params, frozenset(), 0)]
-        while states[0].round < len(DEPTHS):
-            states, record = played(policy, World(steady(0.5), noise=0.0), states, rng)
-            plan_s = 0.0 if any(record.drafted) else planning
-            policy.measure(states, replace(record, total_s=record.total_s + plan_s, plan_s=plan_s))
-        prices = policy._costs.prices(1, range(5))
-        usual = replace(record, draft_s=0.0, total_s=prices.verifying[0] + planning)
-        assert not prices.startling(replace(usual, plan_s=planning), ragged=True)
-        fast = replace(usual, total_s=0.3 * prices.verifying[0] + planning, plan_s=planning)
-        assert prices.startling(fast, ragged=True)
-        found.append(prices.rounds)
-    assert found[0] == pytest.approx(found[1], rel=1e-9)
-
-
-@pytest.mark.parametrize("one_first", [True, False])
-@pytest.mark.parametrize("slow", [1.1, 1.3, 1.6])
-def test_drafts_that_are_never_kept_gain_nothing_whatever_plain_rounds_took(
-    one_first: bool, slow: float
-) -> None:
-    """The machine was slower when costs were measured: plain rounds are not, but rarely, since."""
-    world, shares = World(steady(0.0), step=0.005, token=0.05, prefill=0.0), []
-    for random in range(8):
-        policy = AdaptiveDepth(Levels(8), one_first=one_first)
-        calibrate(policy, replace(world, slow=slow), np.random.default_rng(random))
-        _, states = decode(policy, world, tokens=256, warm=False, random=random)
-        shares.append(np.mean(np.array(states[0].depths) > 0))
-    assert max(shares) < 0.2
-
-
 @pytest.mark.parametrize("part", ["draft_s", "target_s", "other_s"])
 @pytest.mark.parametrize("slow", range(len(DEPTHS)))
 def test_one_slow_moment_in_calibration_does_not_turn_drafting_off(part: str, slow: int) -> None:

@@ -43,7 +43,7 @@ def test_as_many_rows_draft_as_bring_most_in_the_time() -> None:
         weights = rng.uniform(0.3, 1, rows)
         weights *= rows / weights.sum()
         took = times(rows, rng.uniform(0, 0.3), rng.uniform(0, 0.1))
-        found = Drafted.some_of(each, weights, 1.0, took, 2)
+        found = Drafted.some_of(each, weights, 1.0, took, took - 1, 2)
         best = 0.0
         for depth in (1, 2):
             gains = np.sort(weights * (each[:, depth] - 1))[::-1].cumsum()
@@ -57,10 +57,10 @@ def test_as_many_rows_draft_as_bring_most_in_the_time() -> None:
 
 def test_all_draft_where_all_are_alike_and_none_where_they_rest() -> None:
     each = np.array([emits(0.6)] * 4)
-    even = np.ones(4)
-    assert all(Drafted.some_of(each, even, 1.0, times(4, 0.2, 0.02), 3).rows)
+    even, took = np.ones(4), times(4, 0.2, 0.02)
+    assert all(Drafted.some_of(each, even, 1.0, took, took - 1, 3).rows)
     last = np.array([3.7, 0.1, 0.1, 0.1])
-    found = Drafted.some_of(each, last, 1.0, times(4, 0.2, 0.02), 3)
+    found = Drafted.some_of(each, last, 1.0, took, took - 1, 3)
     assert found.rows == [True, False, False, False]
 
 
@@ -177,7 +177,7 @@ def test_rounds_in_which_some_draft_cost_what_was_measured() -> None:
                 target_s=0.5 + 0.125 * (rows + drafted),
             )
         )
-    one, two, three, four = costs.of_some(4, 1)[:, 0].tolist()
+    one, two, three, four = costs.of_some(4, 1)[0][:, 0].tolist()
     assert two == pytest.approx(0.2 + 0.5 + 0.125 * 6, rel=0.03)
     assert four == pytest.approx(0.3 + 0.5 + 0.125 * 8, rel=0.03)
     assert three == pytest.approx(0.5 * (two + four), rel=0.05)
@@ -193,7 +193,7 @@ def test_rounds_in_which_few_of_many_draft_take_no_less_than_plain_ones() -> Non
         done = Round(rows, width, width, False, 0, rows, 0, False, 0, 0.5 * width, target, 0.0)
         costs.add(done)
     plain, whole = 5.0 + 0.75 * 16, 5.0 + 16.0
-    for some, took in enumerate(costs.of_some(16, 1)[:, 0].tolist(), 1):
+    for some, took in enumerate(costs.of_some(16, 1)[0][:, 0].tolist(), 1):
         assert took > 0.99 * (plain + some / 16 * (whole - plain) + 0.5)
 
 
@@ -204,14 +204,16 @@ def test_what_was_measured_of_rounds_in_which_some_draft_stands() -> None:
         spared, draft = 4 * bool(drafted) - drafted, 0.1 * bool(drafted)
         done = Round(4, bool(drafted), bool(drafted), False, 0, 4, 0, False, 0, draft, target, 0.0)
         costs.add(replace(done, spared=spared, stepping=drafted or None))
-    found = costs.of_some(4, 1)[:, 0]
+    found = costs.of_some(4, 1)[0][:, 0]
     assert found[0] == pytest.approx(1.15, rel=0.02)
     assert found[3] == pytest.approx(costs.prices(4, [0, 1]).rounds[1], rel=1e-9)
     quick = Costs()
     for width, target in ((0, 1.2), (1, 1.0)) * 60:
         draft = 0.1 * width
         quick.add(Round(4, width, width, False, 0, 4, 0, False, 0, draft, target, 0.0))
-    assert quick.of_some(4, 1)[3, 0] == pytest.approx(quick.prices(4, [0, 1]).rounds[1], rel=1e-9)
+    assert quick.of_some(4, 1)[0][3, 0] == pytest.approx(
+        quick.prices(4, [0, 1]).rounds[1], rel=1e-9
+    )
 
 
 def test_as_many_tokens_of_fewer_rows_do_not_overrule_what_was_measured() -> None:
@@ -230,7 +232,7 @@ def test_as_many_tokens_of_fewer_rows_do_not_overrule_what_was_measured() -> Non
     for _ in range(40):
         add(9, 0, 11.75, 2)
         add(9, 9, 14.0, 1)
-    assert costs.of_some(16, 1)[1, 0] == pytest.approx(18.5, rel=0.03)
+    assert costs.of_some(16, 1)[0][1, 0] == pytest.approx(18.5, rel=0.03)
 
 
 def test_no_round_in_which_some_draft_takes_less_than_a_plain_one_unless_measured() -> None:
@@ -240,7 +242,7 @@ def test_no_round_in_which_some_draft_takes_less_than_a_plain_one_unless_measure
         target = 5.0 + 0.75 * rows + 0.25 * rows * width
         costs.add(Round(rows, width, width, False, 0, rows, 0, False, 0, 0.0, target, 0.0))
     plain = float(costs.prices(16, [0]).rounds[0])
-    assert (costs.of_some(16, 1)[:-1, 0] >= 0.999 * plain).all()
+    assert (costs.of_some(16, 1)[0][:-1, 0] >= 0.999 * plain).all()
 
 
 def test_what_was_measured_of_some_rows_long_ago_is_forgotten() -> None:
@@ -255,12 +257,12 @@ def test_what_was_measured_of_some_rows_long_ago_is_forgotten() -> None:
 
     for drafted, target in ((0, 1.0), (2, 1.0), (4, 2.0)):
         add(4, drafted, target)
-    assert costs.of_some(4, 1)[1, 0] < 1.3
+    assert costs.of_some(4, 1)[0][1, 0] < 1.3
     for drafted in range(1, 31):
         add(31, drafted, 9.0)
     for rows, drafted, target in ((4, 0, 1.0), (4, 4, 2.0), (3, 3, 1.0)):
         add(rows, drafted, target)
-    half, whole = costs.of_some(4, 1)[[1, 3], 0]
+    half, whole = costs.of_some(4, 1)[0][[1, 3], 0]
     # As many tokens of three rows say nothing of four.
     assert half > 0.999 * (costs.prices(4, [0]).rounds[0] + whole) / 2
 

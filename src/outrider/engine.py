@@ -189,10 +189,10 @@ class SpeculativeDecoder:
                 drafter or a target broke its contract.
         """
         check_steppable(batch)
-        watch = Stopwatch(self._device)
         with self._lock:
+            watch = Stopwatch(self._device)
             plan = self.policy.plan(batch.states)
-        watch.planned()
+            watch.planned()
         try:
             return self._round(batch, plan, chance, watch)
         except DraftFailure as failure:

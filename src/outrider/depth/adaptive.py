@@ -26,15 +26,12 @@ from .drafted import Drafted
 from .last_to_end import Counts, LastToEnd
 from .levels import Levels, allowed
 from .looking import Looking
-from .outlook import Outlook
+from .outlook import MARGIN, Outlook
 from .purse import LONGEST, ONE_FIRST, SHARE, Purse, worth_reading
 from .seen import Seen, stepped_of
 from .shown import Shown
 from .standing import DRAFTING, Standing, plain_rounds
 from .sureness import Jointly, Steps, worth_a_step
-
-_MARGIN = 1.02
-"""How much better than plain decoding a depth has to look."""
 
 _LENIENT = 0.02
 """How much less is enough where a depth is drafted: tokens refused by chance are no verdict."""
@@ -285,7 +282,7 @@ class AdaptiveDepth:
             others = max((step for row, step in enumerate(stepped) if row not in free), default=0)
             deep = max(others, *stepped)
             prices = self._costs.prices(rows, [*map(self._levels.width, range(deep + 1)), width])
-            took = record.draft_s + max(prices.verifying[-1], prices.verifying[0])
+            took = record.draft_s + max(prices.verifying[-1], prices.verifying[others])
             emitted = sum(record.emitted[row] for row in free) / len(free)
             lost = took / (plain := prices.rounds[others]) + _CAUTION * prices.doubt(-1) - emitted
             read_on = max(record.draft_s - float(prices.drafting[deep]), 0.0) * bool(seen.behind)
@@ -336,16 +333,16 @@ class AdaptiveDepth:
         outlook, counts = self._outlook(states, prices, deepest)
         best, likely, ending = outlook.best, outlook.likely, outlook.ending
         rate, trial, wait, drafted = outlook.pace, 0, 0, outlook.drafted
-        free = outlook.at_most((prices.drafting[: most + 1] - prices.drafting[deepest]).clip(0))
-        gain, plain_s = min(rate / outlook.plain, free), drafted.seconds[0]
+        gain, plain_s = min(rate / outlook.plain, outlook.free), drafted.seconds[0]
         drafting = [state for state, own in zip(states, drafted.rows, strict=True) if own]
         behind = prices.backlog * self._seen.behind(drafting) / plain_s
         doubt = _CAUTION * prices.doubt(min(best, ceil(likely)))
         # Rows that join others in steps that are taken anyway do not end apart for that.
         apart = 0 if deepest else self._ending.apart(states, counts is not None)
-        enough = max(_MARGIN, 1 + doubt) + apart
+        enough = max(MARGIN, 1 + doubt) + apart
         enough -= _LENIENT * self._pays
-        self._pays = pays = best > 0 and free >= _MARGIN and gain >= enough + behind / _STAY
+        pays = best > 0 and outlook.free >= MARGIN and gain >= enough + behind / _STAY
+        self._pays = pays
         if not pays:
             unread = self._seen.behind(states)
             dearer = prices.backlog * unread / plain_s
@@ -417,8 +414,9 @@ class AdaptiveDepth:
         counts = self._ending.counts(states, prices) if rests else None
         drafted = whole = Drafted.all_of(each, prices, deepest)
         if counts and counts.weights is not None:
-            times = self._costs.of_some(prices.rows, most)
-            drafted = Drafted.some_of(each, counts.weights, whole.seconds[0], times, tried)
+            times, drafts = self._costs.of_some(prices.rows, most)
+            plain_s = whole.seconds[0]
+            drafted = Drafted.some_of(each, counts.weights, plain_s, times, drafts, tried)
         steps = self._steps if self._ends_early and tried == most else None
         return Outlook.of(each, drafted, whole, tried, steps), counts
 
@@ -433,14 +431,14 @@ class AdaptiveDepth:
         self, whole: Drafted, dearer: float, enough: float, up_to_date: bool
     ) -> tuple[int, int]:
         """One token where that is due and could pay, or none; and for how many rounds none."""
-        tokens, seconds = whole.tokens, whole.seconds
+        tokens, seconds = whole.tokens, whole.at_least
         left = LONGEST - self._since_draft
         kept = ((k + 1) * seconds[0] / took for k, took in enumerate(seconds) if k)
         if self._costs.puzzled or not self._levels.deepest:
             return 0, 0
         if left > 0 and not any(gain > enough for gain in kept):
             return 0, left
-        price = dearer + max(seconds[1] / seconds[0], 1.0) - tokens[1] / tokens[0]
+        price = dearer + seconds[1] / seconds[0] - tokens[1] / tokens[0]
         affords = self._purse.affords(price, up_to_date)
         return (1, 0) if affords else (0, self._purse.wait(len(whole.rows)))
 

@@ -298,7 +298,7 @@ class Costs:
             doubts=self._doubts(counts[:-1]) if self.known else None,
         )
 
-    def of_some(self, rows: int, depths: int) -> NDArray[np.float64]:
+    def of_some(self, rows: int, depths: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """What rounds take in which some rows draft, and are not padded for.
 
         What is known of rounds of as many tokens may be of fewer rows, which take less: until
@@ -310,7 +310,8 @@ class Costs:
             depths: N, at least 1.
 
         Returns:
-            Seconds where 1, 2, ... of them draft 1, 2, ..., N tokens each, float64 [rows, N].
+            Seconds where 1, 2, ... of them draft 1, 2, ..., N tokens each, float64 [rows, N], and
+            of their drafts.
         """
         some, each = np.arange(1.0, rows + 1), np.arange(1.0, depths + 1)
         drafted = some[:, None] * each
@@ -327,8 +328,8 @@ class Costs:
         guess = np.maximum(told[: rows - 1], between)
         told[: rows - 1] = (counts * own + FEW * guess) / (counts + FEW)
         verifying = np.interp(drafted, asked, told)
-        seconds = verifying + self._drafting.among(some, each)
-        return np.asarray(self._pace.at(self._rounds) * seconds).clip(_LEAST)
+        drafting, scale = self._drafting.among(some, each), self._pace.at(self._rounds)
+        return np.asarray(scale * (verifying + drafting)).clip(_LEAST), scale * drafting
 
     def _proposing_s(self, rows: int, vain: float) -> float:
         """Seconds of looking tokens up for use: once a few did, and less sure the longer ago.

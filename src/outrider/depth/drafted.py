@@ -18,11 +18,30 @@ class Drafted:
         rows: whether each does.
         tokens: of all rows, by what they count.
         seconds: of the round.
+        drafting: seconds of its draft, beside what is drafted in any case.
     """
 
     rows: list[bool]
     tokens: list[float]
     seconds: list[float]
+    drafting: list[float]
+
+    def at_most(self, tokens: float, depth: float) -> float:
+        """How many times as fast as plain decoding so many tokens are at a depth, if verified free.
+
+        Verifying drafts takes no less than a plain round. What looks so is nearly always a plain
+        round that was measured at another time, and drafts that are never kept would seem to gain.
+        """
+        plain_s = self.seconds[0]
+        draft_s = float(np.interp(depth, np.arange(len(self.drafting)), self.drafting))
+        return tokens / self.tokens[0] * plain_s / (plain_s + draft_s)
+
+    @property
+    def at_least(self) -> list[float]:
+        """Seconds of the round at each depth, but no less than of a plain one and the draft."""
+        plain_s = self.seconds[0]
+        pairs = zip(self.seconds, self.drafting, strict=True)
+        return [max(seconds, plain_s + draft_s) for seconds, draft_s in pairs]
 
     @staticmethod
     def all_of(each: NDArray[np.float64], prices: Prices, deepest: int) -> Drafted:
@@ -33,9 +52,11 @@ class Drafted:
             prices: of rounds.
             deepest: how many steps are taken in any case.
         """
-        whole = prices.rounds
-        seconds = [float(whole[max(k, deepest)]) for k in range(each.shape[1])]
-        return Drafted([True] * len(each), each.sum(0).tolist(), seconds)
+        depths = np.arange(each.shape[1]).clip(deepest)
+        drafting = prices.drafting[depths] - prices.drafting[deepest]
+        seconds = prices.rounds[depths]
+        rows, tokens = [True] * len(each), each.sum(0)
+        return Drafted(rows, tokens.tolist(), seconds.tolist(), drafting.clip(0).tolist())
 
     @staticmethod
     def some_of(
@@ -43,6 +64,7 @@ class Drafted:
         weights: NDArray[np.float64],
         plain: float,
         times: NDArray[np.float64],
+        drafting: NDArray[np.float64],
         tried: int,
     ) -> Drafted:
         """Those that gain most by it, as many as bring most in the time.
@@ -52,6 +74,7 @@ class Drafted:
             weights: what a token of each row counts, float64 [B].
             plain: seconds of a plain round.
             times: of rounds where 1, 2, ... rows draft 1, 2, ..., N tokens, float64 [M, N], M >= B.
+            drafting: of their drafts, float64 [M, N].
             tried: how deep they draft at most.
         """
         gains = weights[:, None] * (each - 1)
@@ -63,4 +86,5 @@ class Drafted:
         rows = np.zeros(len(each), dtype=np.bool_)
         rows[chosen] = True
         tokens = len(each) + gains[chosen].sum(0)
-        return Drafted(rows.tolist(), tokens.tolist(), [plain, *times[count].tolist()])
+        seconds, drafts = [plain, *times[count].tolist()], [0.0, *drafting[count].tolist()]
+        return Drafted(rows.tolist(), tokens.tolist(), seconds, drafts)

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from .drafted import Drafted
 from .sureness import Steps
 
+MARGIN = 1.02
+"""How much better than plain decoding a depth has to look, and would be if verified free."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
@@ -24,6 +27,7 @@ class Outlook:
         likely: how deep drafts are then expected to go.
         usual: seconds of a round that goes so far.
         pace: what counts for tokens, of all rows, a second.
+        free: how many times as fast as plain decoding that is if drafts are verified free.
         ending: whether drafts end early.
     """
 
@@ -34,6 +38,7 @@ class Outlook:
     likely: float
     usual: float
     pace: float
+    free: float
     ending: bool
 
     @staticmethod
@@ -50,29 +55,21 @@ class Outlook:
         tokens, seconds = drafted.tokens, drafted.seconds
         most = len(tokens) - 1
         rates = [made / took for made, took in zip(tokens, seconds, strict=True)]
-        best = max(range(tried + 1), key=rates.__getitem__)
+        free = [drafted.at_most(made, depth) for depth, made in enumerate(tokens)]
+        able = [0, *(depth for depth in range(1, tried + 1) if free[depth] >= MARGIN)]
+        best = max(able, key=rates.__getitem__)
         if steps is None or not best:
-            likely, usual = float(best), seconds[best]
-            return Outlook(each, drafted, whole, best, likely, usual, rates[best], ending=False)
+            likely, usual, pace = float(best), seconds[best], rates[best]
+            return Outlook(each, drafted, whole, best, likely, usual, pace, free[best], False)
         likely = steps.mean(best)
         usual = float(np.interp(likely, range(most + 1), seconds))
-        pace = max(rates[1], steps.emitted(tokens[most], tokens[best]) / usual)
+        emitted = steps.emitted(tokens[most], tokens[best])
+        pace, gains = emitted / usual, drafted.at_most(emitted, likely)
+        if rates[1] > pace:
+            pace, gains = rates[1], free[1]
         # Not much deeper than drafts have been, however sure the next one is.
         deep = min(most, 2 * max(best, ceil(likely)) + 1)
-        return Outlook(each, drafted, whole, deep, likely, usual, pace, ending=True)
-
-    def at_most(self, drafting: NDArray[np.float64]) -> float:
-        """How many times as fast as plain decoding drafts are if a round costs no more for them.
-
-        What looks faster was measured at another time than plain rounds.
-
-        Args:
-            drafting: seconds of drafts of each depth, beside what is drafted in any case, float64
-                [N + 1].
-        """
-        plain_s = self.drafted.seconds[0]
-        extra = float(np.interp(self.likely, np.arange(len(drafting)), drafting))
-        return self.pace * self.usual / self.drafted.tokens[0] * plain_s / (plain_s + extra)
+        return Outlook(each, drafted, whole, deep, likely, usual, pace, gains, True)
 
     @property
     def plain(self) -> float:

@@ -32,11 +32,12 @@ _GRANT = 0.002
 """How much of a new sequence's plain rounds may go into trying at once."""
 
 _APART = 8
-"""How many plain rounds come after a try that gained nothing, and for which nothing was read on: it
-may have seemed to be free."""
+"""How many plain rounds come after a try that gained nothing beyond its decisions, and for which
+nothing was read on: it may have seemed to be free."""
 
 _DECISIONS = 2
-"""What a try takes of the time that its decision did: another decision follows it."""
+"""What a try takes of the time that its decision did, with what is learnt before: another decision
+follows it."""
 
 _RECENT = 3
 """Of how many tries it is remembered what deciding took: one of them may have been slow."""

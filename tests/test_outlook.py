@@ -1,0 +1,141 @@
+"""What drafts are expected to bring: rounds are made up, no clock is read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from outrider.depth import AdaptiveDepth, Levels
+from outrider.depth.costs import Prices
+from outrider.depth.drafted import Drafted
+from outrider.depth.outlook import MARGIN, Outlook
+from outrider.depth.sureness import Steps
+
+from .test_depth import World, calibrate, decode, fixed, mean_time, steady
+
+
+def prices(verifying: list[float], step: float) -> Prices:
+    """Of one row."""
+    count = len(verifying)
+    drafting = step * np.arange(float(count))
+    return Prices(1, np.arange(count), np.array(verifying), drafting)
+
+
+def outlook(chance: float, of: Prices, steps: Steps | None = None, deepest: int = 0) -> Outlook:
+    """Where each token is kept as often."""
+    most = len(of.verifying) - 1
+    each = np.array([[sum(chance**i for i in range(depth + 1)) for depth in range(most + 1)]])
+    whole = Drafted.all_of(each, of, deepest)
+    return Outlook.of(each, whole, whole, most, steps)
+
+
+SLOW_PLAIN = prices([1.4, 1.05, 1.1, 1.15, 1.2], 0.005)
+"""Plain rounds were measured in a slow moment."""
+
+
+def test_what_is_never_kept_is_not_drafted_for_slow_plain_rounds() -> None:
+    assert SLOW_PLAIN.rounds.argmin() == 1
+    found = outlook(0.01, SLOW_PLAIN)
+    assert (found.best, found.free) == (0, 1.0)
+
+
+@pytest.mark.parametrize("usual", [1, 4])
+def test_nor_where_drafts_end_early(usual: int) -> None:
+    """How long they were is not what they bring."""
+    steps = Steps()
+    for _ in range(50):
+        steps.add(usual)
+    found = outlook(0.015, SLOW_PLAIN, steps)
+    assert found.best == 0
+    just = outlook(0.03, SLOW_PLAIN, steps)
+    assert just.ending
+    assert just.free < 1.04
+
+
+def test_a_depth_that_brings_enough_is_chosen_among_those_that_seem_to_be_faster() -> None:
+    """By measured times the deepest is the best; verified for nothing it would not be."""
+    of = prices([1.0, 1.25, 1.2, 1.1, 0.9], 0.19)
+    found = outlook(0.45, of)
+    rates = np.array(found.drafted.tokens) / found.drafted.seconds
+    assert rates.argmax() == 4
+    assert found.drafted.at_most(found.drafted.tokens[4], 4) < MARGIN
+    assert 0 < found.best < 4
+
+
+def test_where_rounds_cost_what_they_should_the_bound_is_none() -> None:
+    """Verified for nothing, no depth is slower than it is."""
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        verifying = 1 + np.append(0.0, rng.uniform(0, 0.2, 4).cumsum())
+        of = prices(verifying.tolist(), rng.uniform(0, 0.3))
+        found = outlook(rng.uniform(0, 0.9), of)
+        rates = np.array(found.drafted.tokens) / found.drafted.seconds
+        assert found.free >= found.pace / found.plain * (1 - 1e-12)
+        assert found.drafted.at_least == pytest.approx(found.drafted.seconds, rel=1e-12)
+        if rates.max() >= MARGIN * rates[0]:
+            assert found.best == rates.argmax()
+
+
+def test_rows_that_join_others_take_no_more_drafting() -> None:
+    """Their mates draft two tokens anyway: that is no price of theirs."""
+    of = prices([1.0, 1.0, 1.0, 1.0], 0.5)
+    alone, joined = outlook(0.3, of), outlook(0.3, of, deepest=2)
+    assert alone.best == 0
+    assert joined.best == 2
+    assert joined.drafted.drafting == pytest.approx([0, 0, 0, 0.5])
+
+
+@pytest.mark.parametrize("one_first", [True, False])
+@pytest.mark.parametrize("ends_early", [True, False])
+@pytest.mark.parametrize("slow", [1.1, 1.3, 1.6])
+def test_drafts_that_are_never_kept_gain_nothing_whatever_plain_rounds_took(
+    one_first: bool, ends_early: bool, slow: float
+) -> None:
+    """The machine was slower when costs were measured: plain rounds are not, but rarely, since."""
+    world, shares = World(steady(0.0), step=0.005, token=0.05, prefill=0.0), []
+    for random in range(8):
+        policy = AdaptiveDepth(Levels(8), one_first=one_first, ends_early=ends_early)
+        calibrate(policy, replace(world, slow=slow), np.random.default_rng(random))
+        _, states = decode(policy, world, tokens=256, warm=False, random=random)
+        shares.append(np.mean(np.array(states[0].depths) > 0))
+    assert max(shares) < 0.2
+
+
+@pytest.mark.parametrize("ends_early", [True, False])
+def test_nor_after_a_text_that_kept_some(ends_early: bool) -> None:
+    world, shares = World(steady(0.0), step=0.005, token=0.05, prefill=0.0), []
+    for random in range(8):
+        policy = AdaptiveDepth(Levels(8), ends_early=ends_early)
+        slow = replace(world, slow=1.3)
+        calibrate(policy, slow, np.random.default_rng(random))
+        kept = replace(slow, chance=steady(0.6))
+        decode(policy, kept, tokens=40, warm=False, random=random)
+        _, states = decode(policy, world, tokens=256, warm=False, random=random)
+        shares.append(np.mean(np.array(states[0].depths) > 0))
+    assert np.mean(shares) < 0.25
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.05, 0.1, 0.15, 0.25, 0.35])
+def test_where_plain_forwards_are_dearer_than_wider_ones_nothing_is_lost(rate: float) -> None:
+    """As products with a vector may be. What drafts would gain by that alone is left."""
+    world = World(steady(rate), step=0.25, token=0.1, alone=0.4)
+    plain = mean_time(lambda: fixed(0), world, runs=8)
+    assert plain / mean_time(lambda: AdaptiveDepth(Levels(8)), world, runs=8) >= 0.97
+
+
+def test_the_last_row_of_a_batch_is_drafted_for_by_what_that_takes_of_one_row() -> None:
+    """Seven rows are far ahead and rest: a draft for all eight would take twice as long."""
+    each = np.array([[1.0, 1.4]] * 8)
+    weights = np.array([4.0, *[4 / 7] * 7])
+    count = np.arange(1.0, 9.0)[:, None]
+    drafting = 0.05 + 0.01 * count
+    plain_s = 0.7
+    times = plain_s + 0.02 * count + drafting
+    some = Drafted.some_of(each, weights, plain_s, times, drafting, 1)
+    found = Outlook.of(each, some, some, 1, None)
+    assert some.rows == [True, *[False] * 7]
+    assert found.best == 1
+    assert found.free == pytest.approx(1.2 * plain_s / (plain_s + 0.06))
+    assert 1.2 * plain_s / (plain_s + 0.13) < MARGIN
