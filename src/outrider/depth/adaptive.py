@@ -333,7 +333,7 @@ class AdaptiveDepth:
         outlook, counts = self._outlook(states, prices, deepest)
         best, likely, ending = outlook.best, outlook.likely, outlook.ending
         rate, trial, wait, drafted = outlook.pace, 0, 0, outlook.drafted
-        gain, plain_s = min(rate / outlook.plain, outlook.free), drafted.seconds[0]
+        gain, plain_s = outlook.gain, drafted.seconds[0]
         drafting = [state for state, own in zip(states, drafted.rows, strict=True) if own]
         behind = prices.backlog * self._seen.behind(drafting) / plain_s
         doubt = _CAUTION * prices.doubt(min(best, ceil(likely)))
@@ -341,8 +341,7 @@ class AdaptiveDepth:
         apart = 0 if deepest else self._ending.apart(states, counts is not None)
         enough = max(MARGIN, 1 + doubt) + apart
         enough -= _LENIENT * self._pays
-        pays = best > 0 and outlook.free >= MARGIN and gain >= enough + behind / _STAY
-        self._pays = pays
+        self._pays = pays = best > 0 and gain >= enough + behind / _STAY
         if not pays:
             unread = self._seen.behind(states)
             dearer = prices.backlog * unread / plain_s
@@ -415,7 +414,7 @@ class AdaptiveDepth:
         drafted = whole = Drafted.all_of(each, prices, deepest)
         if counts and counts.weights is not None:
             times, drafts = self._costs.of_some(prices.rows, most)
-            plain_s = whole.seconds[0]
+            plain_s, drafts = whole.seconds[0], (drafts - prices.drafting[0]).clip(0)
             drafted = Drafted.some_of(each, counts.weights, plain_s, times, drafts, tried)
         steps = self._steps if self._ends_early and tried == most else None
         return Outlook.of(each, drafted, whole, tried, steps), counts

@@ -105,9 +105,9 @@ class Prices:
 
     @property
     def looked_up(self) -> NDArray[np.float64]:
-        """Of rounds as wide, of tokens that are looked up, float64 [N + 1]."""
+        """Of rounds as wide, of tokens that are looked up, float64 [N + 1]; none less than at 0."""
         looking = max(self.proposing, float(self.drafting[0]))
-        return np.asarray((self.verifying + looking).clip(_LEAST))
+        return np.asarray((self.verifying.clip(self.verifying[0]) + looking).clip(_LEAST))
 
     def guessed(self, cost_ratio: float) -> Prices:
         """Multiples of a plain round, for a drafter of which no step was measured.

@@ -31,6 +31,8 @@ class Drafted:
 
         Verifying drafts takes no less than a plain round. What looks so is nearly always a plain
         round that was measured at another time, and drafts that are never kept would seem to gain.
+        Drafting comes before that: a device on which it hides what launching the target takes would
+        gain more.
         """
         plain_s = self.seconds[0]
         draft_s = float(np.interp(depth, np.arange(len(self.drafting)), self.drafting))
@@ -74,7 +76,7 @@ class Drafted:
             weights: what a token of each row counts, float64 [B].
             plain: seconds of a plain round.
             times: of rounds where 1, 2, ... rows draft 1, 2, ..., N tokens, float64 [M, N], M >= B.
-            drafting: of their drafts, float64 [M, N].
+            drafting: of their drafts, beside looking tokens up, float64 [M, N].
             tried: how deep they draft at most.
         """
         gains = weights[:, None] * (each - 1)

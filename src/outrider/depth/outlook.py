@@ -12,7 +12,11 @@ from .drafted import Drafted
 from .sureness import Steps
 
 MARGIN = 1.02
-"""How much better than plain decoding a depth has to look, and would be if verified free."""
+"""How much better than plain decoding a depth has to look; and would have to be if it were verified
+for nothing, where it looks better than that."""
+
+_ROUNDING = 1e-9
+"""By how much a gain that is as high as it can be may seem to be higher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,8 @@ class Outlook:
         likely: how deep drafts are then expected to go.
         usual: seconds of a round that goes so far.
         pace: what counts for tokens, of all rows, a second.
-        free: how many times as fast as plain decoding that is if drafts are verified free.
+        gain: how many times as fast as plain decoding that is, no more than if drafts are verified
+            for nothing; 0 where it is not believed.
         ending: whether drafts end early.
     """
 
@@ -38,7 +43,7 @@ class Outlook:
     likely: float
     usual: float
     pace: float
-    free: float
+    gain: float
     ending: bool
 
     @staticmethod
@@ -55,23 +60,34 @@ class Outlook:
         tokens, seconds = drafted.tokens, drafted.seconds
         most = len(tokens) - 1
         rates = [made / took for made, took in zip(tokens, seconds, strict=True)]
-        free = [drafted.at_most(made, depth) for depth, made in enumerate(tokens)]
-        able = [0, *(depth for depth in range(1, tried + 1) if free[depth] >= MARGIN)]
-        best = max(able, key=rates.__getitem__)
+        most_gained = [drafted.at_most(made, depth) for depth, made in enumerate(tokens)]
+        pairs = zip(rates, most_gained, strict=True)
+        gains = [_believed(rate / rates[0], bound) for rate, bound in pairs]
+        best = max((k for k in range(tried + 1) if gains[k]), key=rates.__getitem__)
         if steps is None or not best:
             likely, usual, pace = float(best), seconds[best], rates[best]
-            return Outlook(each, drafted, whole, best, likely, usual, pace, free[best], False)
+            return Outlook(each, drafted, whole, best, likely, usual, pace, gains[best], False)
         likely = steps.mean(best)
         usual = float(np.interp(likely, range(most + 1), seconds))
         emitted = steps.emitted(tokens[most], tokens[best])
-        pace, gains = emitted / usual, drafted.at_most(emitted, likely)
-        if rates[1] > pace:
-            pace, gains = rates[1], free[1]
+        pace = emitted / usual
+        gain = _believed(pace / rates[0], drafted.at_most(emitted, likely))
+        if gains[1] and rates[1] > pace:
+            pace, gain = rates[1], gains[1]
         # Not much deeper than drafts have been, however sure the next one is.
         deep = min(most, 2 * max(best, ceil(likely)) + 1)
-        return Outlook(each, drafted, whole, deep, likely, usual, pace, gains, True)
+        return Outlook(each, drafted, whole, deep, likely, usual, pace, gain, True)
 
     @property
     def plain(self) -> float:
         """What counts for tokens, a second, without drafts."""
         return self.drafted.tokens[0] / self.drafted.seconds[0]
+
+
+def _believed(gain: float, most: float) -> float:
+    """What is believed of a gain, where it can be no more than so much; 0 for nothing.
+
+    One that is more says that plain rounds look dearer than they are: what they were compared with
+    is not known that well.
+    """
+    return min(gain, most) if most >= MARGIN or gain <= most * (1 + _ROUNDING) else 0.0
