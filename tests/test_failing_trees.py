@@ -104,6 +104,30 @@ def test_the_law_is_exact_although_failure_depends_on_what_was_drawn(
         assert error_of(drafter, verification=verification, **shape) > 1e-4
 
 
+@pytest.mark.parametrize("how", ["raises", "malformed", "between levels"])
+@pytest.mark.parametrize("shape", [{}, *SHAPES.values()], ids=["no tree", *SHAPES])
+def test_and_beside_mates_whose_drafts_fail_or_do_not(
+    how: str, shape: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round fails for all its rows, by what any of them drew: trees of mates always do."""
+    target, _ = mock_pair(3, 2)
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, **shape)
+    decoder = SpeculativeDecoder(target, drafter_of(how), config=config)
+    params = SamplingParams(max_tokens=3)
+    expected = exact_law(SpeculativeDecoder(target), [0], params)
+
+    def error() -> float:
+        others = SamplingParams(max_tokens=50)
+        mates = [*decoder.start([1], others), *decoder.start([2, 0], others)]
+        found = exact_law(decoder, [0], params, batch_size=1, mates=mates)
+        return max(abs(found[output] - expected[output]) for output in expected)
+
+    assert error() < 1e-12
+    if shape == SHAPES["chain"]:
+        monkeypatch.setattr(RoundContext, "_tree", lambda context, vocab_size: None)
+        assert error() > 1e-4
+
+
 @pytest.mark.parametrize("how", ["raises", "between levels"])
 @pytest.mark.parametrize("children", ["with_replacement", "without_replacement"])
 @pytest.mark.parametrize("verification", ["traversal", "recursive"])
