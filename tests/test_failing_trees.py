@@ -109,7 +109,7 @@ def test_the_law_is_exact_although_failure_depends_on_what_was_drawn(
 def test_and_beside_mates_whose_drafts_fail_or_do_not(
     how: str, shape: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A round fails for all its rows, by what any of them drew: trees of mates always do."""
+    """A round fails for all its rows, by what any of them drew: by a 1 in a tree of a mate, too."""
     target, _ = mock_pair(3, 2)
     config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, **shape)
     decoder = SpeculativeDecoder(target, drafter_of(how), config=config)

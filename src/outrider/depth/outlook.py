@@ -15,8 +15,9 @@ MARGIN = 1.02
 """How much better than plain decoding a depth has to look; and would have to be if it were verified
 for nothing, where it looks better than that."""
 
-_ROUNDING = 1e-9
-"""By how much a gain that is as high as it can be may seem to be higher."""
+_NOISE = 0.01
+"""By how much a gain may look better than it can be, since times vary, and be believed all the same
+as far as that: where drafts are verified for nothing any gain is as high as it can be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Outlook:
         emitted = steps.emitted(tokens[most], tokens[best])
         pace = emitted / usual
         gain = _believed(pace / rates[0], drafted.at_most(emitted, likely))
-        if gains[1] and rates[1] > pace:
+        if gains[1] and (rates[1] > pace or not gain):
             pace, gain = rates[1], gains[1]
         # Not much deeper than drafts have been, however sure the next one is.
         deep = min(most, 2 * max(best, ceil(likely)) + 1)
@@ -90,4 +91,4 @@ def _believed(gain: float, most: float) -> float:
     One that is more says that plain rounds look dearer than they are: what they were compared with
     is not known that well.
     """
-    return min(gain, most) if most >= MARGIN or gain <= most * (1 + _ROUNDING) else 0.0
+    return min(gain, most) if most >= MARGIN or gain <= most * (1 + _NOISE) else 0.0
