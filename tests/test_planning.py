@@ -26,16 +26,7 @@ from outrider.records import (
 
 from .test_calibration import decoder
 from .test_depth import World, calibrate, played, steady
-
-
-class Clock:
-    """Goes on when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from .test_tune import Clock
 
 
 class Slow(FixedDepth):
