@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..records import RoundRecord
 from .drafting import FEW, MUCH_FASTER, RECENT, Drafting
+from .growth import Growing
 from .lines import Curve, Line, Times
 from .pace import Pace
 from .round import Round
@@ -60,9 +61,10 @@ class Prices:
         rows: sequences in them.
         widths: tokens drafted for the row with the most at depths 0, 1, ..., N, int64 [N + 1].
         verifying: of rounds of each depth but for their drafting, float64 [N + 1].
-        drafting: of drafts of each depth, float64 [N + 1]; at 0 of looking tokens up.
+        drafting: of a model's drafts of each depth, float64 [N + 1]; 0 at 0.
         single: of a plain round of one row.
-        proposing: of looking tokens up and proposing some.
+        looking: of looking tokens up in vain, which pays for itself: no round is told with it.
+        proposing: and how much longer it takes to propose some.
         backlog: of the drafter's reading on in a row for which it has not drafted for a while.
         step: of a step of the drafter for one row, the least that a reading takes.
         token: of its reading of one token of a prompt.
@@ -76,6 +78,7 @@ class Prices:
     verifying: NDArray[np.float64]
     drafting: NDArray[np.float64]
     single: float = 0.0
+    looking: float = 0.0
     proposing: float = 0.0
     backlog: float = 0.0
     step: float = 0.0
@@ -106,8 +109,7 @@ class Prices:
     @property
     def looked_up(self) -> NDArray[np.float64]:
         """Of rounds as wide, of tokens that are looked up, float64 [N + 1]; none less than at 0."""
-        looking = max(self.proposing, float(self.drafting[0]))
-        return np.asarray((self.verifying.clip(self.verifying[0]) + looking).clip(_LEAST))
+        return np.asarray((self.verifying.clip(self.verifying[0]) + self.proposing).clip(_LEAST))
 
     def guessed(self, cost_ratio: float) -> Prices:
         """Multiples of a plain round, for a drafter of which no step was measured.
@@ -136,14 +138,14 @@ class Costs:
 
     Verification is the target's forward and what comes after it, by the tokens the target is given,
     all rows together; in rounds without drafts it is of its own kind, since products with a vector
-    are made otherwise than those with a matrix. Drafting is told by its rows and steps, and where
-    it takes none, since tokens are looked up in vain, or for use, each by its rows.
+    are made otherwise than those with a matrix. Drafting is told by its rows and steps; and looking
+    tokens up in vain, or for use, which some rounds do and others do not, apart from it, by rows.
     """
 
     def __init__(self) -> None:
         self._rounds = 0
         self._held = list[tuple[Round, bool]]()
-        self._pace = Pace()
+        self._pace, self._growing = Pace(), Growing()
         self._off = deque([_GUESS / _DEVIATION] * _KNOWN, maxlen=_NOISY)
         self._verifying = Curve()
         self._drafting = Drafting()
@@ -213,10 +215,11 @@ class Costs:
         drafted = seen.width > 0
         if seen.fresh or seen.verifying_s <= 0:
             return 1.0
-        usual = self._verifying.usual(drafted, seen.tokens)
+        growth = self._growing.at(seen.rows, seen.length)
+        usual = self._verifying.usual(drafted, seen.tokens, growth)
         if self._verifying.count(drafted, seen.tokens) < FEW:
             told, near = self._verifying.told(
-                np.array([drafted]), np.array([float(seen.tokens)]), self._spread
+                np.array([drafted]), np.array([float(seen.tokens)]), self._spread, growth
             )
             usual = float(told[0]) if near[0] >= _NEAR else seen.verifying_s
         return seen.verifying_s / max(usual, _LEAST)
@@ -226,7 +229,9 @@ class Costs:
         now, tokens, took = self._rounds, seen.tokens, seen.verifying_s
         known = self._verifying.count(seen.width > 0, tokens)
         if known >= _KNOWN and not seen.fresh and took > 0:
-            ratio = took / max(self._verifying.usual(seen.width > 0, tokens), _LEAST)
+            growth = self._growing.at(seen.rows, seen.length)
+            usual = self._verifying.usual(seen.width > 0, tokens, growth)
+            ratio = took / max(usual, _LEAST)
             self._off.append(abs(log(ratio / self._pace.at(now - 1))))
             self._pace.add(ratio, now)
         scale = self._pace.at(now)
@@ -237,17 +242,36 @@ class Costs:
             usual = float(self._drafting.at(seen.drafting, np.array([float(seen.steps)]))[0])
             self._readings.append(max(draft_s - usual, 0.0) / seen.caught_up)
         if not seen.fresh:
-            self._verifying.add(seen.width > 0, tokens, took / scale, now)
+            self._growing.add(seen.rows, tokens, seen.length, took)
+            self._verifying.add(seen.width > 0, tokens, took / scale, now, seen.length)
             self._plain += not seen.width
             if seen.rows < tokens < 2 * seen.rows:
-                self._partial.add((seen.rows, tokens), took / scale, now)
-            if seen.looked and not seen.steps:
-                found = self._proposing if seen.width else self._looking
-                found.add(seen.rows, draft_s, now)
-                if seen.width:
-                    self._proposed, self._proposed_at = self._proposed + 1, now
-        if seen.steps and not seen.caught_up:
-            self._drafting.add(seen, draft_s, now)
+                self._partial.add((seen.rows, tokens), took / scale, now, seen.length)
+            self._count_looking(seen, draft_s)
+        if seen.steps and not seen.caught_up and not self._tells_looking(seen):
+            self._drafting.add(seen, max(draft_s - self._looking_s(seen), 0.0), now)
+
+    def _count_looking(self, seen: Round, draft_s: float) -> None:
+        """Count what looking tokens up took, where it is known what the rest of it did."""
+        if seen.steps:
+            if not self._tells_looking(seen):
+                return
+            draft_s -= float(self._drafting.at(seen.drafting, np.array([float(seen.steps)]))[0])
+        if seen.found:
+            self._proposing.add(seen.rows, draft_s, self._rounds)
+            self._proposed, self._proposed_at = self._proposed + 1, self._rounds
+        elif seen.looked and not seen.steps:
+            self._looking.add(seen.rows, draft_s, self._rounds)
+
+    def _tells_looking(self, seen: Round) -> bool:
+        """Whether a draft tells what proposing tokens beside it takes, and not what it takes."""
+        return seen.found and not seen.behind and self._drafting.tells(seen.drafting)
+
+    def _looking_s(self, seen: Round) -> float:
+        """Seconds of a draft that looking tokens up took."""
+        rows = np.array(float(seen.rows))
+        vain = float(self._looking.at(rows)) * seen.looked
+        return max(float(self._proposing.at(rows)), vain) if seen.found else vain
 
     def _scale(self, factor: float) -> None:
         """Go on as if all had taken so many times as long."""
@@ -258,7 +282,7 @@ class Costs:
         self._prompts = deque([each * factor for each in self._prompts], maxlen=RECENT)
         self._readings = deque([each * factor for each in self._readings], maxlen=RECENT)
 
-    def prices(self, rows: int, widths: Sequence[int]) -> Prices:
+    def prices(self, rows: int, widths: Sequence[int], length: float = 0.0) -> Prices:
         """What rounds of so many rows take.
 
         What a token of a prompt takes the drafter is told by its latest readings. Until there are a
@@ -269,18 +293,21 @@ class Costs:
         Args:
             rows: sequences in them.
             widths: see `Prices`.
+            length: of the sequences, in tokens, by the mean.
         """
+        growth = self._growing.at(rows, length)
         scale = self._pace.at(self._rounds)
         depths = np.arange(len(widths), dtype=float)
         drafting = self._drafting.at(rows, depths)
-        drafting[0] = self._looking.at(np.array(float(rows)))
+        drafting[0] = 0.0
+        looking = float(self._looking.at(np.array(float(rows))))
         wide = np.array(widths)
-        tokens = np.append(rows * (1.0 + wide), 1.0)
-        times, counts = self._verifying.told(np.append(wide > 0, False), tokens, self._spread)
-        *verifying, single = times.tolist()
+        tokens = rows * (1.0 + wide)
+        verifying, counts = self._verifying.told(wide > 0, tokens, self._spread, growth)
+        single = float(verifying[0]) if rows == 1 else self._single(length)
         step = float(self._drafting.at(1, np.ones(1))[0])
         share = step / max(single, _LEAST)
-        more = max(verifying[-1] - verifying[0], 0.0) / max(rows * widths[-1], 1)
+        more = max(float(verifying[-1] - verifying[0]), 0.0) / max(rows * widths[-1], 1)
         each = share * (median_low(self._prompts) if self._prompts else more)
         if self._readings:
             own = median_low(self._readings)
@@ -288,17 +315,26 @@ class Costs:
         return Prices(
             rows=rows,
             widths=wide,
-            verifying=scale * np.array(verifying),
+            verifying=scale * verifying,
             drafting=scale * drafting,
             single=scale * single,
-            proposing=scale * self._proposing_s(rows, float(drafting[0])),
+            looking=scale * looking,
+            proposing=scale * self._proposing_s(rows, looking),
             backlog=scale * self._drafting.backlog,
             step=scale * step,
             token=scale * each,
-            doubts=self._doubts(counts[:-1]) if self.known else None,
+            doubts=self._doubts(counts) if self.known else None,
         )
 
-    def of_some(self, rows: int, depths: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _single(self, length: float) -> float:
+        """Seconds of a plain round of one row."""
+        growth = self._growing.at(1, length)
+        times, _ = self._verifying.told(np.array([False]), np.ones(1), self._spread, growth)
+        return float(times[0])
+
+    def of_some(
+        self, rows: int, depths: int, length: float = 0.0
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """What rounds take in which some rows draft, and are not padded for.
 
         What is known of rounds of as many tokens may be of fewer rows, which take less: until
@@ -308,6 +344,7 @@ class Costs:
         Args:
             rows: sequences in them.
             depths: N, at least 1.
+            length: of the sequences, in tokens, by the mean.
 
         Returns:
             Seconds where 1, 2, ... of them draft 1, 2, ..., N tokens each, float64 [rows, N], and
@@ -318,13 +355,14 @@ class Costs:
         # A round of a size in between is on a line between its neighbours.
         asked = np.unique(np.append(np.arange(1, rows + 1), rows * each))
         kinds, tokens = np.append(asked > 0, False), np.append(rows + asked, float(rows))
-        times, _ = self._verifying.told(kinds, tokens, self._spread)
+        growth = self._growing.at(rows, length)
+        times, _ = self._verifying.told(kinds, tokens, self._spread, growth)
         told, plain = times[:-1], float(times[-1])
         fewer = asked[: rows - 1]
         between = plain + fewer / rows * max(told[rows - 1] - plain, 0.0)
         sizes = [(rows, rows + more) for more in range(1, rows)]
         counts = np.array([self._partial.count(size) for size in sizes])
-        own = np.array([self._partial.usually(size) for size in sizes])
+        own = np.array([self._partial.usually(size, growth) for size in sizes])
         guess = np.maximum(told[: rows - 1], between)
         told[: rows - 1] = (counts * own + FEW * guess) / (counts + FEW)
         verifying = np.interp(drafted, asked, told)
@@ -332,12 +370,12 @@ class Costs:
         return np.asarray(scale * (verifying + drafting)).clip(_LEAST), scale * drafting
 
     def _proposing_s(self, rows: int, vain: float) -> float:
-        """Seconds of looking tokens up for use: once a few did, and less sure the longer ago.
+        """How much longer proposing tokens takes: once a few were, and less sure the longer ago.
 
         Slow moments are not to keep tokens from being proposed, and this from being measured.
         """
         own = float(self._proposing.at(np.array(float(rows)))) if self._proposed >= FEW else vain
-        return vain + max(own - vain, 0.0) * _UNPROPOSED ** (self._rounds - self._proposed_at)
+        return max(own - vain, 0.0) * _UNPROPOSED ** (self._rounds - self._proposed_at)
 
     def _doubts(self, counts: NDArray[np.float64]) -> NDArray[np.float64]:
         """By how many rounds of about each size are remembered, and how much rounds differ."""

@@ -9,7 +9,7 @@ from statistics import median_low
 import numpy as np
 from numpy.typing import NDArray
 
-from .lines import Line
+from .lines import Line, rising
 from .round import Round
 
 FEW = 3
@@ -77,14 +77,19 @@ class Drafting:
     def among(self, rows: NDArray[np.float64], steps: NDArray[np.float64]) -> NDArray[np.float64]:
         """Seconds of drafts for so many rows [M] of so many steps [n], float64 [M, n].
 
-        On lines between the numbers of rows that were measured, and never less for more.
+        On lines between the numbers of rows that were measured, and never less for more: where
+        fewer rows took longer, what both did counts for each, by how many times there are of it.
         """
         known = sorted(count for count, times in self._counts.items() if times >= FEW)
         if not known:
             return np.stack([self.at(int(count), steps) for count in rows.tolist()])
-        found = [self._lines[count].at(steps) for count in known]
-        told = np.maximum.accumulate(np.array(found), 0)
+        found = np.array([self._lines[count].at(steps) for count in known])
+        told = rising(found, np.array([self._lines[count].count for count in known]))
         return np.stack([np.interp(rows, known, each) for each in told.T], 1)
+
+    def tells(self, rows: int) -> bool:
+        """Whether it is known what drafts of so many rows take, or of more."""
+        return any(times >= FEW and count >= rows for count, times in self._counts.items())
 
     def cap(self, seen: Round, seconds: float) -> None:
         """The draft of a round took so many: others of as many rows no longer, beside their steps.

@@ -11,6 +11,8 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from .growth import NO_GROWTH, Growth
+
 Size = TypeVar("Size", bound=Hashable)
 
 _WINDOW = 31
@@ -70,10 +72,11 @@ class Times(Generic[Size]):
     def __init__(self) -> None:
         self._now = 0
         self._rows: dict[Size, int] = {}
-        self._found: list[deque[tuple[int, float]]] = []
+        self._found: list[deque[tuple[int, float, float]]] = []
         self._usual = np.zeros(_SIZES)
         self._counts = np.zeros(_SIZES)
         self._last = np.zeros(_SIZES)
+        self._lengths = np.zeros(_SIZES)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -83,18 +86,23 @@ class Times(Generic[Size]):
         row = self._rows.get(size)
         return 0 if row is None else len(self._found[row])
 
-    def usually(self, size: Size) -> float:
-        """What a size usually takes; 0 where it was not measured."""
+    def usually(self, size: Size, growth: Growth) -> float:
+        """What a size usually takes at a length; 0 where it was not measured."""
         row = self._rows.get(size)
-        return 0.0 if row is None else float(self._usual[row])
+        if row is None:
+            return 0.0
+        return float(self._usual[row]) * growth.since(float(self._lengths[row]))
 
-    def add(self, size: Size, y: float, now: int | None = None) -> tuple[int, float]:
+    def add(
+        self, size: Size, y: float, now: int | None = None, length: float = 0.0
+    ) -> tuple[int, float]:
         """Count a measurement.
 
         Args:
             size: what was measured.
             y: what it took.
             now: the number of the round, to tell what is old; None for the next one.
+            length: at which it was measured: see `Growth`.
 
         Returns:
             The row of the size, and what it usually takes now.
@@ -104,9 +112,13 @@ class Times(Generic[Size]):
         found = self._found[row]
         while len(found) > 1 and self._now - found[0][0] > _GAP:
             found.popleft()
-        found.append((self._now, max(y, 0.0)))
-        times = [y for _, y in found]
-        usual = median(times) if len(times) > 2 else min(times)
+        found.append((self._now, max(y, 0.0), length))
+        # The lengths of what took about as long, since they may be those of two texts.
+        ordered = sorted((y, at) for _, y, at in found)
+        ends = len(ordered) // 4
+        middle = ordered[ends : len(ordered) - ends] if len(ordered) > 2 else ordered[:1]
+        usual = median(y for y, _ in middle)
+        self._lengths[row] = sum(at for _, at in middle) / len(middle)
         self._usual[row], self._counts[row], self._last[row] = usual, len(found), self._now
         return row, usual
 
@@ -118,7 +130,7 @@ class Times(Generic[Size]):
     def change(self, becomes: Callable[[int, float], float]) -> None:
         """Go on as if all had taken something else, by their rows and what they took."""
         for row, found in enumerate(self._found):
-            times = [(then, becomes(row, y)) for then, y in found]
+            times = [(then, becomes(row, y), length) for then, y, length in found]
             found.clear()
             found.extend(times)
             self._usual[row] = becomes(row, self._usual[row])
@@ -140,6 +152,11 @@ class Times(Generic[Size]):
     def usual(self) -> NDArray[np.float64]:
         """What each row usually takes, float64 [n]."""
         return self._usual[: len(self._rows)]
+
+    @property
+    def lengths(self) -> NDArray[np.float64]:
+        """At what lengths each row was measured, by the mean, float64 [n]."""
+        return self._lengths[: len(self._rows)]
 
     @property
     def counts(self) -> NDArray[np.float64]:
@@ -187,6 +204,11 @@ class Line:
         row, _ = self._times.add(x, y, now)
         self._sizes[row] = x
         self._new += 1
+
+    @property
+    def count(self) -> float:
+        """How many times are remembered."""
+        return float(self._times.counts.sum())
 
     def scale(self, factor: float) -> None:
         """Go on as if all had taken so many times as long."""
@@ -255,13 +277,13 @@ class Curve:
         """How many times of a kind at a size are remembered."""
         return self._times.count((kind, size))
 
-    def usual(self, kind: bool, size: float) -> float:
-        """What a kind at a size usually takes; 0 where that was not measured."""
-        return self._times.usually((kind, size))
+    def usual(self, kind: bool, size: float, growth: Growth) -> float:
+        """What a kind at a size usually takes at a length; 0 where that was not measured."""
+        return self._times.usually((kind, size), growth)
 
-    def add(self, kind: bool, size: float, y: float, now: int) -> None:
+    def add(self, kind: bool, size: float, y: float, now: int, length: float = 0.0) -> None:
         """Count a measurement at a size > 0; see `Times.add`."""
-        row, usual = self._times.add((kind, size), y, now)
+        row, usual = self._times.add((kind, size), y, now, length)
         x, v = log2(size), log2(max(usual, _LEAST))
         self._kinds[row], self._sizes[row] = kind, size
         self._moments[row, 1:] = x, v, x * x, x * v
@@ -277,7 +299,11 @@ class Curve:
         self._times.forget((kind, size))
 
     def told(
-        self, kinds: NDArray[np.bool_], sizes: NDArray[np.float64], noise: float
+        self,
+        kinds: NDArray[np.bool_],
+        sizes: NDArray[np.float64],
+        noise: float,
+        growth: Growth = NO_GROWTH,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """What is expected of each kind and size, and how many times of that kind are near it.
 
@@ -285,6 +311,7 @@ class Curve:
             kinds: bool [n].
             sizes: more than 0, float64 [n].
             noise: by how much the logarithm of one time is off, about.
+            growth: at what length, and how times grow up to there.
 
         Returns:
             The expected y, float64 [n], 0 where nothing was measured; and the counts, float64 [n].
@@ -293,7 +320,9 @@ class Curve:
         if not count:
             return np.zeros(len(sizes)), np.zeros(len(sizes))
         # Another thread may be adding.
-        own, moments = self._kinds[:count].copy(), self._moments[:count]
+        own, moments = self._kinds[:count].copy(), self._moments[:count].copy()
+        moments[:, 2] += np.log2(growth.since(self._times.lengths[:count]))
+        moments[:, 4] = moments[:, 1] * moments[:, 2]
         weights = self._times.weights_by(own)
         others = _OTHERS * np.minimum(weights, 1.0)
         counts = np.where(own, [others, weights], [weights, others])
@@ -315,6 +344,31 @@ class Curve:
         most = _STEEPEST * _STEPS / log(2)
         step = (here @ moments[:, 2] - smooth).clip(-most, most)
         return np.asarray(2.0 ** (smooth + share * step)), known
+
+
+def rising(found: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The nearest to what was found that falls nowhere, by weighted least squares.
+
+    By the max-min formula of isotonic regression (Barlow, Bartholomew, Bremner and Brunk 1972,
+    "Statistical Inference under Order Restrictions", section 1.4): of the means of all stretches
+    around a place.
+
+    Args:
+        found: float64 [M, n], each of n columns by itself.
+        weights: of the rows, more than 0, float64 [M].
+
+    Returns:
+        float64 [M, n].
+    """
+    count = len(found)
+    total = np.vstack([np.zeros((1, found.shape[1])), (weights[:, None] * found).cumsum(0)])
+    weight = np.append(0.0, weights.cumsum())
+    first, last = np.arange(count)[:, None], np.arange(count)
+    stretch = np.maximum(last, first)
+    means = total[stretch + 1] - total[first]
+    means /= (weight[stretch + 1] - weight[first])[..., None]
+    least = np.minimum.accumulate(means[:, ::-1], 1)[:, ::-1]
+    return np.asarray(np.where((first <= last)[..., None], least, -np.inf).max(0))
 
 
 def _slope(sums: NDArray[np.float64], guess: NDArray[np.float64] | float) -> NDArray[np.float64]:

@@ -1,0 +1,143 @@
+"""How much more a round takes the longer its sequences are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, log2
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ROUNDS = 256
+"""How many rounds of a kind are remembered, about: a few texts, that begin short and end long."""
+
+_OFF = 0.25
+"""By how much a round may be off the mean of its kind: more was other work of the machine."""
+
+_BELIEVED = 3e4
+"""What the squares of lengths have to add up to for what they tell to count half. Rounds are off by
+a twentieth, and a token lengthens them by a few thousandths at most: until then it is all noise."""
+
+_OCTAVES = 0.7
+"""How far rounds of so many sequences tell of others: of half or twice as many they count .36."""
+
+_MOST = 0.75
+"""How much of a round may be due to its length at most."""
+
+_LONGEST = 512
+"""Of how many kinds of rounds it is remembered what they took."""
+
+Length = TypeVar("Length", float, NDArray[np.float64])
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How rounds grow up to the length of those that are planned.
+
+    Attributes:
+        per_token: what a token of the sequences' mean length adds, beside a round of none.
+        length: that of the sequences, in tokens.
+    """
+
+    per_token: float = 0.0
+    length: float = 0.0
+
+    def since(self, length: Length) -> Length:
+        """How many times as long rounds take as they did at another length, or at several [n]."""
+        return (1 + self.per_token * self.length) / (1 + self.per_token * length)
+
+
+NO_GROWTH = Growth()
+"""Of what takes as long at any length."""
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Running moments of the rounds of a kind: of their lengths and of what they took.
+
+    Attributes:
+        count: how many there were, up to `_ROUNDS`.
+        length, seconds: their means.
+        varied, together: the variance of the lengths, and the covariance of length and time, in
+            terms of the mean time.
+    """
+
+    count: int
+    length: float
+    seconds: float
+    varied: float = 0.0
+    together: float = 0.0
+
+    def add(self, length: float, seconds: float) -> None:
+        self.count = min(self.count + 1, _ROUNDS)
+        share = 1 / self.count
+        further = length - self.length
+        longer = min(max(seconds / self.seconds - 1, -_OFF), _OFF)
+        self.length += share * further
+        self.seconds *= 1 + share * longer
+        self.varied = (1 - share) * (self.varied + share * further * further)
+        self.together = (1 - share) * (self.together + share * further * longer)
+
+    @property
+    def sums(self) -> NDArray[np.float64]:
+        """Those that a slope is told by: of squares, of products, and of lengths by squares."""
+        squares = self.count * self.varied
+        return np.array([squares, self.count * self.together, squares * self.length])
+
+
+class Growing:
+    """Learns how rounds grow with the length of their sequences, by how many these are.
+
+    Reading what attention looks at takes a time of its own for every token, of a batch a good part
+    of a round. What plain rounds took in one text would else be compared with what drafting took at
+    the beginning of another. All widths of rounds of as many sequences are thought to grow alike,
+    in terms of what they take: more tokens look at as many.
+
+    Least squares within kinds of rounds, that have as many sequences and about as many tokens for
+    each; the slope beside nothing that is expected beforehand.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[int, int], _Kind] = {}
+        self._sums: dict[int, NDArray[np.float64]] = {}
+
+    def add(self, rows: int, tokens: int, length: float, seconds: float) -> None:
+        """Count a round.
+
+        Args:
+            rows: how many sequences it had.
+            tokens: what the target was given, of all of them.
+            length: of the sequences, by the mean.
+            seconds: what it took, its drafting apart; nothing is told by 0.
+        """
+        if seconds <= 0:
+            return
+        name = rows, round(2 * log2(tokens / rows))
+        kind = self._kinds.pop(name, None)
+        sums = self._sums.setdefault(rows, np.zeros(3))
+        if kind is None:
+            kind = _Kind(1, length, seconds)
+        else:
+            sums -= kind.sums
+            kind.add(length, seconds)
+            sums += kind.sums
+        # The latest comes last.
+        self._kinds[name] = kind
+        if len(self._kinds) > _LONGEST:
+            oldest = next(iter(self._kinds))
+            self._sums[oldest[0]] -= self._kinds.pop(oldest).sums
+
+    def at(self, rows: int, length: float) -> Growth:
+        """How rounds of so many sequences grow up to a length."""
+        squares = products = weighted = 0.0
+        for other, sums in self._sums.items():
+            near = exp(-0.5 * (log2(other / rows) / _OCTAVES) ** 2)
+            squares, products = squares + near * sums[0], products + near * sums[1]
+            weighted += near * sums[2]
+        if products <= 0:
+            return Growth(0.0, length)
+        mean = weighted / squares
+        # In terms of a round at the mean length; a round of none is so much less.
+        slope = min(products / (squares + _BELIEVED), _MOST / max(mean, 1.0))
+        return Growth(float(slope / (1 - slope * mean)), length)

@@ -1,0 +1,205 @@
+"""How rounds grow with the length of their sequences, and what that is learnt for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from outrider.depth.costs import Costs
+from outrider.depth.growth import NO_GROWTH, Growing, Growth
+from outrider.depth.lines import Curve, rising
+from outrider.depth.round import Round
+
+
+def plain(rows: int, length: float, seconds: float) -> Round:
+    """A round without drafts."""
+    return replace(Round(rows, 0, 0, False, 0, 0, 0, False, 0, 0.0, seconds, 0.0), length=length)
+
+
+def drafting(rows: int, length: float, seconds: float, draft_s: float = 0.1) -> Round:
+    """A round in which each row drafts one token."""
+    return replace(plain(rows, length, seconds), width=1, steps=1, missing=rows, draft_s=draft_s)
+
+
+def texts(slope: float, noise: float, seed: int, rounds: int = 200) -> Growing:
+    """Two texts' rounds of sixteen rows, plain at first, then not."""
+    rng, growing = np.random.default_rng(seed), Growing()
+    for _ in range(2):
+        for place in range(rounds):
+            length = 100 + place
+            base = 10.0 if place < rounds // 2 else 14.0
+            took = base * (1 + slope * length) * rng.lognormal(0, noise)
+            growing.add(16, 16 if place < rounds // 2 else 32, length, took)
+    return growing
+
+
+@pytest.mark.parametrize("slope", [0.0005, 0.002, 0.005])
+def test_what_a_token_adds_is_learnt(slope: float) -> None:
+    """By hand, in each of eight seeds. Rounds that draft take longer, which is no growth."""
+    for seed in range(8):
+        found = texts(slope, 0.05, seed).at(16, 400.0)
+        assert found.since(100.0) == pytest.approx((1 + 400 * slope) / (1 + 100 * slope), rel=0.06)
+
+
+def test_rounds_that_take_as_long_at_any_length_hardly_seem_to_grow() -> None:
+    for seed in range(8):
+        assert texts(0.0, 0.05, seed).at(16, 300.0).since(100.0) < 1.03
+
+
+def test_a_few_rounds_tell_nothing() -> None:
+    """Twenty, of which the last ones were slow."""
+    growing = Growing()
+    for place in range(20):
+        growing.add(4, 4, 100.0 + place, 1.0 + 0.1 * (place > 10))
+    assert growing.at(4, 300.0).since(100.0) < 1.05
+
+
+def test_slow_moments_count_for_a_quarter_more_at_most() -> None:
+    """Five in a row that take forty times as long."""
+    calm, stormy = texts(0.002, 0.0, 0), texts(0.002, 0.0, 0)
+    for _ in range(5):
+        stormy.add(16, 16, 200.0, 500.0)
+    assert stormy.at(16, 300.0).since(100.0) == pytest.approx(
+        calm.at(16, 300.0).since(100.0), rel=0.04
+    )
+
+
+def test_it_is_told_of_about_as_many_sequences() -> None:
+    """What a batch shows says little of one row, and nothing is known of none."""
+    growing = texts(0.002, 0.02, 0)
+    grown = [growing.at(rows, 300.0).per_token for rows in (16, 12, 4, 1)]
+    assert grown == sorted(grown, reverse=True)
+    assert grown[1] > 0.9 * grown[0]
+    assert grown[3] < 0.05 * grown[0]
+    assert Growing().at(4, 100.0).since(7.0) == 1.0
+
+
+def test_rounds_that_took_no_time_tell_nothing() -> None:
+    growing = texts(0.002, 0.0, 0)
+    before = growing.at(16, 300.0)
+    growing.add(16, 16, 100.0, 0.0)
+    assert growing.at(16, 300.0) == before
+
+
+def test_kinds_that_are_forgotten_leave_nothing_behind() -> None:
+    growing = Growing()
+    for _ in range(3):
+        for rows in range(1, 1200):
+            growing.add(rows, rows, 100.0, 1.0)
+            growing.add(rows, rows, 300.0, 2.0)
+    assert len(growing._kinds) <= 512
+    for rows, sums in growing._sums.items():
+        kept = [kind.sums for (own, _), kind in growing._kinds.items() if own == rows]
+        assert sums == pytest.approx(np.sum([np.zeros(3), *kept], 0), abs=1e-6)
+
+
+def test_times_are_told_at_the_length_that_is_asked_for() -> None:
+    """A curve measured at 100 tokens, by one that grows and one that does not."""
+    curve = Curve()
+    for now in range(20):
+        curve.add(False, 16.0, 2.0, now, 100.0)
+        curve.add(True, 32.0, 3.0, now, 300.0)
+    kinds, sizes = np.array([False, True]), np.array([16.0, 32.0])
+    growth = Growth(0.002, 300.0)
+    assert curve.told(kinds, sizes, 0.05)[0] == pytest.approx([2.0, 3.0], rel=0.01)
+    told, _ = curve.told(kinds, sizes, 0.05, growth)
+    assert told == pytest.approx([2.0 * 1.6 / 1.2, 3.0], rel=0.01)
+    assert curve.usual(False, 16.0, growth) == pytest.approx(2.0 * 1.6 / 1.2)
+    assert curve.usual(True, 32.0, NO_GROWTH) == pytest.approx(3.0)
+
+
+def ratio_at_the_start_of_a_text(slope: float) -> float:
+    """How a round that drafts compares with a plain one as a third text begins, 1.25 in truth.
+
+    In each text it is drafted but for a few rounds, most of which are its first ones.
+    """
+    rng, costs = np.random.default_rng(0), Costs()
+    for _ in range(2):
+        for place in range(200):
+            length = 100 + place
+            scale = (1 + slope * length) * rng.lognormal(0, 0.02)
+            made = plain if place < 8 or place % 40 == 0 else drafting
+            costs.add(made(16, length, 10.0 * scale * (1.25 if made is drafting else 1.0)))
+    for place in range(8):
+        costs.add(plain(16, 100 + place, 10.0 * (1 + slope * (100 + place))))
+    prices = costs.prices(16, [0, 1], 108.0)
+    return float(prices.verifying[1] / prices.verifying[0])
+
+
+def test_plain_rounds_of_a_new_text_are_not_compared_with_drafts_at_the_end_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Planted: without what rounds grow by, drafts look a sixth dearer, and are given up."""
+    assert ratio_at_the_start_of_a_text(0.002) == pytest.approx(1.25, rel=0.04)
+    assert ratio_at_the_start_of_a_text(0.0) == pytest.approx(1.25, rel=0.03)
+    monkeypatch.setattr(Growing, "at", lambda self, rows, length: NO_GROWTH)
+    assert ratio_at_the_start_of_a_text(0.002) > 1.4
+
+
+class TestRising:
+    """Isotonic regression, column by column."""
+
+    def test_what_rises_stays(self) -> None:
+        found = np.array([[1.0, 2.0], [1.0, 3.0], [5.0, 3.5]])
+        assert rising(found, np.array([1.0, 2.0, 3.0])) == pytest.approx(found)
+
+    def test_what_falls_is_its_weighted_mean(self) -> None:
+        told = rising(np.array([[4.0], [1.0]]), np.array([1.0, 3.0]))
+        assert told == pytest.approx(np.array([[1.75], [1.75]]))
+
+    def test_nothing_that_rises_is_nearer(self) -> None:
+        """Beside a grid of all that rises."""
+        rng = np.random.default_rng(0)
+        grid = np.arange(0, 1.01, 0.1)
+        rows = np.array([(a, b, c) for a in grid for b in grid for c in grid if a <= b <= c])
+        for _ in range(30):
+            found, weights = rng.random(3), rng.uniform(0.2, 3, 3)
+            told = rising(found[:, None], weights)[:, 0]
+            assert (np.diff(told) >= -1e-12).all()
+            best = (weights * (rows - found) ** 2).sum(1).min()
+            assert (weights * (told - found) ** 2).sum() <= best + 1e-12
+
+
+def mixed(costs: Costs, count: int, draft_s: float) -> None:
+    """Rounds of sixteen rows, of which one took tokens that were looked up."""
+    for _ in range(count):
+        round_ = drafting(16, 100.0, 12.5, draft_s)
+        costs.add(replace(round_, looked=True, found=True, stepping=15, missing=15))
+
+
+def test_drafts_beside_looked_up_tokens_are_not_thought_dear() -> None:
+    """They take half as long again, by looking: fifteen rows no longer than sixteen."""
+    costs = Costs()
+    for _ in range(8):
+        costs.add(plain(16, 100.0, 10.0))
+        costs.add(drafting(16, 100.0, 12.5, 1.0))
+    mixed(costs, 20, 1.5)
+    _, drafts = costs.of_some(16, 2, 100.0)
+    assert drafts[-1, 0] == pytest.approx(1.0, rel=0.02)
+    assert costs.prices(16, [0, 1], 100.0).drafting[1] == pytest.approx(1.0, rel=0.02)
+    # And that is what proposing takes.
+    assert costs.prices(16, [0, 1], 100.0).proposing == pytest.approx(0.5, rel=0.05)
+
+
+def test_where_no_other_drafts_are_known_they_tell_what_drafts_take() -> None:
+    costs = Costs()
+    for _ in range(8):
+        costs.add(plain(16, 100.0, 10.0))
+    costs.add(drafting(1, 100.0, 12.5, 0.2))
+    mixed(costs, 20, 1.5)
+    assert costs.prices(16, [0, 1], 100.0).drafting[1] == pytest.approx(1.5, rel=0.1)
+
+
+def test_a_few_slow_drafts_of_some_rows_do_not_make_those_of_all_dear() -> None:
+    """Three of seven rows beside thirty of sixteen."""
+    costs = Costs()
+    for _ in range(30):
+        costs.add(plain(16, 100.0, 10.0))
+        costs.add(drafting(16, 100.0, 12.5, 1.0))
+    for _ in range(3):
+        costs.add(replace(drafting(16, 100.0, 12.5, 2.0), stepping=7, missing=7))
+    _, drafts = costs.of_some(16, 1, 100.0)
+    assert drafts[-1, 0] < 1.15
+    assert (np.diff(drafts[:, 0]) >= -1e-12).all()
