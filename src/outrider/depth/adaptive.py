@@ -281,7 +281,7 @@ class AdaptiveDepth:
         if self._trying and self._costs.known:
             others = max((step for row, step in enumerate(stepped) if row not in free), default=0)
             deep = max(others, *stepped)
-            widths = [*map(self._levels.width, range(deep + 1)), ceil(seen.tokens / rows) - 1]
+            widths = [*map(self._levels.width, range(deep + 1)), seen.tokens / rows - 1]
             prices = self._costs.prices(rows, widths, seen.length)
             draft_s = max(record.draft_s - prices.looking * looked, 0.0)
             took = draft_s + max(prices.verifying[-1], prices.verifying[others])
@@ -407,7 +407,6 @@ class AdaptiveDepth:
         prior = self._shown.chances(most)
         chances = [one.acceptance.chances(most, prior, recent) for one in states]
         each = np.array([expected_tokens(row) for row in chances])
-        each = 1 + (each - 1) * self._shown.hope(states, float(each[:, :2].mean(0)[-1]) - 1)
         tried = self._shown.deepest(most, states)
         # With others in the batch it is not known when all of it ends.
         alone = prices.rows == len(states) and not deepest

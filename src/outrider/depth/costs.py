@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import log
 from statistics import median_low
 
@@ -208,7 +209,7 @@ class Costs:
         self._verifying.forget(seen.width > 0, seen.tokens)
         self._partial.forget((seen.rows, seen.tokens))
         if seen.steps and not seen.caught_up:
-            self._drafting.cap(seen, seen.draft_s / scale)
+            self._drafting.cap(seen, max(seen.draft_s / scale - self._looking_s(seen), 0.0))
 
     def _beside_usual(self, seen: Round) -> float:
         """How many times as long a round took as is known; 1 where too little is."""
@@ -219,7 +220,10 @@ class Costs:
         usual = self._verifying.usual(drafted, seen.tokens, growth)
         if self._verifying.count(drafted, seen.tokens) < FEW:
             told, near = self._verifying.told(
-                np.array([drafted]), np.array([float(seen.tokens)]), self._spread, growth
+                np.array([drafted]),
+                np.array([float(seen.tokens)]),
+                self._spread,
+                partial(self._growing.since, seen.rows, seen.length),
             )
             usual = float(told[0]) if near[0] >= _NEAR else seen.verifying_s
         return seen.verifying_s / max(usual, _LEAST)
@@ -236,36 +240,46 @@ class Costs:
             self._pace.add(ratio, now)
         scale = self._pace.at(now)
         draft_s = seen.draft_s / scale
+        own_s = max(draft_s - self._looking_s(seen), 0.0)
         if seen.read and reading:
             self._prompts.append(seen.target_s / scale / seen.read)
         if seen.caught_up and reading and self._drafting.known:
-            usual = float(self._drafting.at(seen.drafting, np.array([float(seen.steps)]))[0])
-            self._readings.append(max(draft_s - usual, 0.0) / seen.caught_up)
+            steps = np.array([float(seen.steps)])
+            usual = float(self._drafting.at(seen.drafting, steps, seen.length)[0])
+            self._readings.append(max(own_s - usual, 0.0) / seen.caught_up)
         if not seen.fresh:
             self._growing.add(seen.rows, tokens, seen.length, took)
-            self._verifying.add(seen.width > 0, tokens, took / scale, now, seen.length)
+            kind = seen.width > 0
+            self._verifying.add(kind, tokens, took / scale, now, seen.rows, seen.length)
             self._plain += not seen.width
             if seen.rows < tokens < 2 * seen.rows:
                 self._partial.add((seen.rows, tokens), took / scale, now, seen.length)
-            self._count_looking(seen, draft_s)
-        if seen.steps and not seen.caught_up and not self._tells_looking(seen):
-            self._drafting.add(seen, max(draft_s - self._looking_s(seen), 0.0), now)
+        beside_s = self._beside_s(seen, draft_s) if seen.steps else draft_s
+        if beside_s is not None and not seen.fresh:
+            self._count_looking(seen, beside_s)
+        elif seen.steps and not seen.caught_up:
+            self._drafting.add(seen, own_s, now)
 
-    def _count_looking(self, seen: Round, draft_s: float) -> None:
-        """Count what looking tokens up took, where it is known what the rest of it did."""
-        if seen.steps:
-            if not self._tells_looking(seen):
-                return
-            draft_s -= float(self._drafting.at(seen.drafting, np.array([float(seen.steps)]))[0])
+    def _count_looking(self, seen: Round, seconds: float) -> None:
+        """Count what looking tokens up took."""
         if seen.found:
-            self._proposing.add(seen.rows, draft_s, self._rounds)
+            self._proposing.add(seen.rows, seconds, self._rounds)
             self._proposed, self._proposed_at = self._proposed + 1, self._rounds
-        elif seen.looked and not seen.steps:
-            self._looking.add(seen.rows, draft_s, self._rounds)
+        elif seen.looked:
+            self._looking.add(seen.rows, seconds, self._rounds)
 
-    def _tells_looking(self, seen: Round) -> bool:
-        """Whether a draft tells what proposing tokens beside it takes, and not what it takes."""
-        return seen.found and not seen.behind and self._drafting.tells(seen.drafting)
+    def _beside_s(self, seen: Round, draft_s: float) -> float | None:
+        """Seconds that proposing tokens took beside a model's draft, if what that takes is known.
+
+        None where it is the draft that is told: also by one that took less, since what is known of
+        it is then too much.
+        """
+        usual = seen.found and not seen.behind and not seen.caught_up
+        if not usual or not self._drafting.tells(seen.drafting, self._rounds):
+            return None
+        rows, steps = np.array([float(seen.drafting)]), np.array([float(seen.steps)])
+        beside_s = draft_s - float(self._drafting.among(rows, steps, seen.length)[0, 0])
+        return beside_s if beside_s > 0 else None
 
     def _looking_s(self, seen: Round) -> float:
         """Seconds of a draft that looking tokens up took."""
@@ -276,13 +290,14 @@ class Costs:
     def _scale(self, factor: float) -> None:
         """Go on as if all had taken so many times as long."""
         self._pace = Pace()
-        for part in (self._verifying, self._drafting, self._looking, self._proposing):
+        parts = self._verifying, self._drafting, self._looking, self._proposing, self._growing
+        for part in parts:
             part.scale(factor)
         self._partial.change(lambda _, took: took * factor)
         self._prompts = deque([each * factor for each in self._prompts], maxlen=RECENT)
         self._readings = deque([each * factor for each in self._readings], maxlen=RECENT)
 
-    def prices(self, rows: int, widths: Sequence[int], length: float = 0.0) -> Prices:
+    def prices(self, rows: int, widths: Sequence[float], length: float = 0.0) -> Prices:
         """What rounds of so many rows take.
 
         What a token of a prompt takes the drafter is told by its latest readings. Until there are a
@@ -295,17 +310,17 @@ class Costs:
             widths: see `Prices`.
             length: of the sequences, in tokens, by the mean.
         """
-        growth = self._growing.at(rows, length)
+        grown = partial(self._growing.since, rows, length)
         scale = self._pace.at(self._rounds)
         depths = np.arange(len(widths), dtype=float)
-        drafting = self._drafting.at(rows, depths)
+        drafting = self._drafting.at(rows, depths, length)
         drafting[0] = 0.0
         looking = float(self._looking.at(np.array(float(rows))))
         wide = np.array(widths)
         tokens = rows * (1.0 + wide)
-        verifying, counts = self._verifying.told(wide > 0, tokens, self._spread, growth)
+        verifying, counts = self._verifying.told(wide > 0, tokens, self._spread, grown)
         single = float(verifying[0]) if rows == 1 else self._single(length)
-        step = float(self._drafting.at(1, np.ones(1))[0])
+        step = float(self._drafting.at(1, np.ones(1), length)[0])
         share = step / max(single, _LEAST)
         more = max(float(verifying[-1] - verifying[0]), 0.0) / max(rows * widths[-1], 1)
         each = share * (median_low(self._prompts) if self._prompts else more)
@@ -328,8 +343,8 @@ class Costs:
 
     def _single(self, length: float) -> float:
         """Seconds of a plain round of one row."""
-        growth = self._growing.at(1, length)
-        times, _ = self._verifying.told(np.array([False]), np.ones(1), self._spread, growth)
+        grown = partial(self._growing.since, 1, length)
+        times, _ = self._verifying.told(np.array([False]), np.ones(1), self._spread, grown)
         return float(times[0])
 
     def of_some(
@@ -356,7 +371,8 @@ class Costs:
         asked = np.unique(np.append(np.arange(1, rows + 1), rows * each))
         kinds, tokens = np.append(asked > 0, False), np.append(rows + asked, float(rows))
         growth = self._growing.at(rows, length)
-        times, _ = self._verifying.told(kinds, tokens, self._spread, growth)
+        grown = partial(self._growing.since, rows, length)
+        times, _ = self._verifying.told(kinds, tokens, self._spread, grown)
         told, plain = times[:-1], float(times[-1])
         fewer = asked[: rows - 1]
         between = plain + fewer / rows * max(told[rows - 1] - plain, 0.0)
@@ -366,7 +382,7 @@ class Costs:
         guess = np.maximum(told[: rows - 1], between)
         told[: rows - 1] = (counts * own + FEW * guess) / (counts + FEW)
         verifying = np.interp(drafted, asked, told)
-        drafting, scale = self._drafting.among(some, each), self._pace.at(self._rounds)
+        drafting, scale = self._drafting.among(some, each, length), self._pace.at(self._rounds)
         return np.asarray(scale * (verifying + drafting)).clip(_LEAST), scale * drafting
 
     def _proposing_s(self, rows: int, vain: float) -> float:

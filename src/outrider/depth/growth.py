@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp, log2
+from statistics import median
 from typing import TypeVar
 
 import numpy as np
@@ -13,7 +14,20 @@ _ROUNDS = 256
 """How many rounds of a kind are remembered, about: a few texts, that begin short and end long."""
 
 _OFF = 0.25
-"""By how much a round may be off the mean of its kind: more was other work of the machine."""
+"""By how much a round may be off what is known of its kind: more was other work of the machine."""
+
+_LEAST = 0.1
+"""What a round takes of the mean of its kind at least, by its length."""
+
+_FIRST = 5
+"""How many rounds of a kind are waited for to tell what it takes: one may be a slow moment."""
+
+_OVER = 8
+"""After how many rounds in a row that were off as far as that a kind begins anew: the machine has
+other work than it had, or no longer has it."""
+
+_BEYOND = 2.0
+"""At how many times the length at which they were measured rounds are thought to grow no more."""
 
 _BELIEVED = 3e4
 """What the squares of lengths have to add up to for what they tell to count half. Rounds are off by
@@ -57,23 +71,46 @@ class _Kind:
     """Running moments of the rounds of a kind: of their lengths and of what they took.
 
     Attributes:
-        count: how many there were, up to `_ROUNDS`.
+        first: lengths and seconds of the first ones, until there are `_FIRST`.
+        count: how many there were since, up to `_ROUNDS`.
         length, seconds: their means.
         varied, together: the variance of the lengths, and the covariance of length and time, in
             terms of the mean time.
+        over: how many in a row were off as far as they may be.
     """
 
-    count: int
-    length: float
-    seconds: float
+    first: list[tuple[float, float]] = field(default_factory=list)
+    count: int = 0
+    length: float = 0.0
+    seconds: float = 0.0
     varied: float = 0.0
     together: float = 0.0
+    over: int = 0
 
     def add(self, length: float, seconds: float) -> None:
+        """Count a round."""
+        if len(self.first) < _FIRST:
+            self.first.append((length, seconds))
+            if len(self.first) == _FIRST:
+                self.seconds = median(took for _, took in self.first)
+                for each in self.first:
+                    self._count(*each)
+            return
+        self._count(length, seconds)
+        if self.over >= _OVER:
+            self.first.clear()
+            self.count = self.over = 0
+            self.varied = self.together = 0.0
+
+    def _count(self, length: float, seconds: float) -> None:
         self.count = min(self.count + 1, _ROUNDS)
         share = 1 / self.count
         further = length - self.length
-        longer = min(max(seconds / self.seconds - 1, -_OFF), _OFF)
+        slope = max(self.together, 0.0) / (self.varied + _BELIEVED / self.count)
+        expected = max(1 + slope * further, _LEAST)
+        off = min(max(seconds / self.seconds / expected - 1, -_OFF), _OFF)
+        self.over = self.over + 1 if abs(off) == _OFF else 0
+        longer = expected * (1 + off) - 1
         self.length += share * further
         self.seconds *= 1 + share * longer
         self.varied = (1 - share) * (self.varied + share * further * further)
@@ -99,7 +136,7 @@ class Growing:
     """
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[int, int], _Kind] = {}
+        self._kinds: dict[tuple[int, int, bool], _Kind] = {}
         self._sums: dict[int, NDArray[np.float64]] = {}
 
     def add(self, rows: int, tokens: int, length: float, seconds: float) -> None:
@@ -113,15 +150,12 @@ class Growing:
         """
         if seconds <= 0:
             return
-        name = rows, round(2 * log2(tokens / rows))
-        kind = self._kinds.pop(name, None)
+        name = rows, round(2 * log2(tokens / rows)), tokens > rows
+        kind = self._kinds.pop(name, None) or _Kind()
         sums = self._sums.setdefault(rows, np.zeros(3))
-        if kind is None:
-            kind = _Kind(1, length, seconds)
-        else:
-            sums -= kind.sums
-            kind.add(length, seconds)
-            sums += kind.sums
+        sums -= kind.sums
+        kind.add(length, seconds)
+        sums += kind.sums
         # The latest comes last.
         self._kinds[name] = kind
         if len(self._kinds) > _LONGEST:
@@ -131,7 +165,8 @@ class Growing:
     def at(self, rows: int, length: float) -> Growth:
         """How rounds of so many sequences grow up to a length."""
         squares = products = weighted = 0.0
-        for other, sums in self._sums.items():
+        # Another thread may be adding.
+        for other, sums in list(self._sums.items()):
             near = exp(-0.5 * (log2(other / rows) / _OCTAVES) ** 2)
             squares, products = squares + near * sums[0], products + near * sums[1]
             weighted += near * sums[2]
@@ -140,4 +175,28 @@ class Growing:
         mean = weighted / squares
         # In terms of a round at the mean length; a round of none is so much less.
         slope = min(products / (squares + _BELIEVED), _MOST / max(mean, 1.0))
-        return Growth(float(slope / (1 - slope * mean)), length)
+        return Growth(float(slope / (1 - slope * mean)), min(length, _BEYOND * float(mean)))
+
+    def since(
+        self, rows: int, length: float, others: NDArray[np.int64], lengths: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """How much longer rounds take than those of sequences of other lengths did.
+
+        Args:
+            rows: how many sequences they have.
+            length: of these.
+            others, lengths: of rounds that were measured, [n].
+
+        Returns:
+            Factors, float64 [n]: each is of the same tokens at its own growth.
+        """
+        grown = self.at(rows, length)
+        found = {own: self.at(own, 0.0).per_token for own in set(others.tolist())}
+        slopes = np.array([found[own] for own in others.tolist()])
+        return (1 + grown.per_token * grown.length) / (1 + slopes * lengths)
+
+    def scale(self, factor: float) -> None:
+        """Go on as if all had taken so many times as long."""
+        for kind in self._kinds.values():
+            kind.seconds *= factor
+            kind.first = [(length, seconds * factor) for length, seconds in kind.first]

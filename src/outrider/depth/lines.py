@@ -195,15 +195,23 @@ class Line:
         self._least = least
         self._slope = 0.0
         self._level = 0.0
+        self._length = 0.0
         self._times = Times[float]()
         self._sizes = np.zeros(_SIZES)
         self._new = 0
 
-    def add(self, x: float, y: float, now: int | None = None) -> None:
+    def add(self, x: float, y: float, now: int | None = None, length: float = 0.0) -> None:
         """Count a measurement; see `Times.add`."""
-        row, _ = self._times.add(x, y, now)
+        row, _ = self._times.add(x, y, now, length)
         self._sizes[row] = x
         self._new += 1
+
+    @property
+    def length(self) -> float:
+        """At what length it was measured, by the mean."""
+        if self._new:
+            self._fit()
+        return self._length
 
     @property
     def count(self) -> float:
@@ -221,11 +229,11 @@ class Line:
         self._times.change(lambda row, old: min(old, y * max(1.0, self._sizes[row] / x)))
         self._new += 1
 
-    def at(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The expected y of each x."""
+    def at(self, x: NDArray[np.float64], growth: Growth = NO_GROWTH) -> NDArray[np.float64]:
+        """The expected y of each x, at a length."""
         if self._new:
             self._fit()
-        return self._level + self._slope * x
+        return (self._level + self._slope * x) * growth.since(self._length)
 
     def _fit(self) -> None:
         """Take what was measured since into account: asked for less often than something is."""
@@ -234,6 +242,7 @@ class Line:
         found, usual = self._sizes[:count], self._times.usual[:count]
         weights = self._times.weights[:count]
         weights /= weights.sum()
+        self._length = float(weights @ self._times.lengths[:count])
         mean_x, mean_y = float(weights @ found), float(weights @ usual)
         off = found - mean_x
         spread = float(weights @ off**2)
@@ -270,6 +279,7 @@ class Curve:
         self._times = Times[tuple[bool, float]]()
         self._kinds = np.zeros(_SIZES, dtype=np.bool_)
         self._sizes = np.zeros(_SIZES)
+        self._owners = np.zeros(_SIZES, dtype=np.int64)
         # Of each row 1, x, y, xx and xy, for x and y the logarithms of its size and usual time.
         self._moments = np.ones((_SIZES, 5))
 
@@ -281,9 +291,12 @@ class Curve:
         """What a kind at a size usually takes at a length; 0 where that was not measured."""
         return self._times.usually((kind, size), growth)
 
-    def add(self, kind: bool, size: float, y: float, now: int, length: float = 0.0) -> None:
-        """Count a measurement at a size > 0; see `Times.add`."""
+    def add(
+        self, kind: bool, size: float, y: float, now: int, rows: int = 1, length: float = 0.0
+    ) -> None:
+        """Count a measurement at a size > 0, of so many sequences; see `Times.add`."""
         row, usual = self._times.add((kind, size), y, now, length)
+        self._owners[row] = rows
         x, v = log2(size), log2(max(usual, _LEAST))
         self._kinds[row], self._sizes[row] = kind, size
         self._moments[row, 1:] = x, v, x * x, x * v
@@ -303,7 +316,8 @@ class Curve:
         kinds: NDArray[np.bool_],
         sizes: NDArray[np.float64],
         noise: float,
-        growth: Growth = NO_GROWTH,
+        grown: Callable[[NDArray[np.int64], NDArray[np.float64]], NDArray[np.float64]]
+        | None = None,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """What is expected of each kind and size, and how many times of that kind are near it.
 
@@ -311,7 +325,8 @@ class Curve:
             kinds: bool [n].
             sizes: more than 0, float64 [n].
             noise: by how much the logarithm of one time is off, about.
-            growth: at what length, and how times grow up to there.
+            grown: by how much what was measured is more at the length that is asked for, from how
+                many sequences they were measured of, and at what lengths; None for nothing.
 
         Returns:
             The expected y, float64 [n], 0 where nothing was measured; and the counts, float64 [n].
@@ -321,8 +336,9 @@ class Curve:
             return np.zeros(len(sizes)), np.zeros(len(sizes))
         # Another thread may be adding.
         own, moments = self._kinds[:count].copy(), self._moments[:count].copy()
-        moments[:, 2] += np.log2(growth.since(self._times.lengths[:count]))
-        moments[:, 4] = moments[:, 1] * moments[:, 2]
+        if grown is not None:
+            moments[:, 2] += np.log2(grown(self._owners[:count], self._times.lengths[:count]))
+            moments[:, 4] = moments[:, 1] * moments[:, 2]
         weights = self._times.weights_by(own)
         others = _OTHERS * np.minimum(weights, 1.0)
         counts = np.where(own, [others, weights], [weights, others])

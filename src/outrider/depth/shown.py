@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import sqrt
 
 from ..acceptance import Acceptance
 from ..records import RoundRecord, SequenceState
@@ -12,16 +11,6 @@ from .sureness import Pool
 _FIRST_WEIGHT, _DEEP_WEIGHT = 26.0, 6.0
 """For how many tokens counts what is thought of any before the first round, where one is drafted at
 first, since a text may begin where drafts fail; and where drafts are as deep as it makes them."""
-
-_MANY = 16
-"""So many rows show in a round what one shows in a text."""
-
-_HOPE = 2.0
-"""By how many standard errors less than all did they have to keep for that to be no chance; fewer
-rows by as much less, and one by none: what that keeps takes long to tell, and costs as much."""
-
-_TOLD = 16.0
-"""How many tokens have to be counted for what all have kept to be known."""
 
 
 class Shown:
@@ -54,29 +43,6 @@ class Shown:
         """How deep to draft of `most`: one token until one was kept, of these rows or of others."""
         kept = self.any_kept or any(any(state.acceptance.kept) for state in states)
         return most if kept or not self._one_first else min(most, 1)
-
-    def hope(self, states: Sequence[SequenceState], chance: float) -> float:
-        """How much likelier the first tokens of drafts may be to be kept than it looks.
-
-        Of many rows, up to what all have kept, as long as theirs may be chance: texts may begin
-        where less is kept, and drafts that are given up are not told of any more (optimism in the
-        face of uncertainty: Auer, Cesa-Bianchi and Fischer 2002, "Finite-time analysis of the
-        multiarmed bandit problem").
-
-        Args:
-            states: the rows.
-            chance: what it looks like, by the mean.
-
-        Returns:
-            A factor, 1 for no hope.
-        """
-        came = sum(self.acceptance.reached[:1])
-        if came < _TOLD or chance <= 0:
-            return 1.0
-        count = sum(sum(state.acceptance.reached[:1]) for state in states)
-        errors = _HOPE * min((len(states) - 1) / (_MANY - 1), 1.0)
-        most = chance + errors * sqrt(chance * (1 - chance) / (count + 1))
-        return max(min(most, self.acceptance.kept[0] / came) / chance, 1.0)
 
     def add(
         self,
