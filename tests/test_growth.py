@@ -111,8 +111,13 @@ def test_times_are_told_at_the_length_that_is_asked_for() -> None:
 
     told, _ = curve.told(kinds, sizes, 0.05, grown)
     assert told == pytest.approx([2.0 * 1.6 / 1.2, 3.0], rel=0.01)
-    assert curve.usual(False, 16.0, growth) == pytest.approx(2.0 * 1.6 / 1.2)
-    assert curve.usual(True, 32.0, NO_GROWTH) == pytest.approx(3.0)
+
+    def usual(rows: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        assert (rows.tolist(), lengths.tolist()) == ([16], [100.0])
+        return np.array([growth.since(100.0)])
+
+    assert curve.usual(False, 16.0, usual) == pytest.approx(2.0 * 1.6 / 1.2)
+    assert curve.usual(False, 99.0, usual) == 0.0
 
 
 def ratio_at_the_start_of_a_text(slope: float) -> float:
@@ -228,6 +233,9 @@ def test_what_was_learnt_on_a_busy_machine_is_scaled_or_learnt_anew() -> None:
             growing.add(16, 16, 100.0 + place, 5 * (1 + 0.002 * place))
         if told:
             growing.scale(0.2)
+            growing.add(16, 16, 150.0, 1.1)
+            (kind,) = growing._kinds.values()
+            assert kind.over == 0
         for place in range(100, 300):
             growing.add(16, 16, 100.0 + place, 1 + 0.002 * place)
         assert growing.at(16, 400.0).since(100.0) == pytest.approx(1.6, rel=0.1)
@@ -235,8 +243,11 @@ def test_what_was_learnt_on_a_busy_machine_is_scaled_or_learnt_anew() -> None:
 
 def test_rounds_are_not_thought_to_grow_far_beyond_what_was_measured() -> None:
     growing = texts(0.002, 0.0, 0)
-    assert growing.at(16, 390.0).length == 390.0
-    assert growing.at(16, 1e5).length < 500.0
+    here, far = growing.at(16, 390.0), growing.at(16, 1e5)
+    assert here.since(100.0) == pytest.approx(1.78 / 1.2, rel=0.1)
+    assert far.since(100.0) < 1.2 * here.since(100.0)
+    # Rounds of that length themselves take what they take.
+    assert far.since(1e4) == growing.at(16, 100.0).since(100.0) == 1.0
 
 
 def test_rounds_of_as_many_tokens_grow_by_their_own_rows() -> None:

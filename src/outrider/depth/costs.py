@@ -43,6 +43,9 @@ _FASTER = 0.6
 """What a round takes at most of what those of its size did, after one that was `MUCH_FASTER`, to
 tell of other work that the machine had when all were measured."""
 
+_MUCH_LESS = 0.75
+"""What a draft beside looked-up tokens takes at most of what is known, to tell of it itself."""
+
 _NEAR = 1.0
 """As many times at a size, or more of them further off, tell what it takes well enough for that."""
 
@@ -60,7 +63,7 @@ class Prices:
 
     Attributes:
         rows: sequences in them.
-        widths: tokens drafted for the row with the most at depths 0, 1, ..., N, int64 [N + 1].
+        widths: tokens drafted for the row with the most at depths 0, 1, ..., N, [N + 1].
         verifying: of rounds of each depth but for their drafting, float64 [N + 1].
         drafting: of a model's drafts of each depth, float64 [N + 1]; 0 at 0.
         single: of a plain round of one row.
@@ -216,14 +219,11 @@ class Costs:
         drafted = seen.width > 0
         if seen.fresh or seen.verifying_s <= 0:
             return 1.0
-        growth = self._growing.at(seen.rows, seen.length)
-        usual = self._verifying.usual(drafted, seen.tokens, growth)
+        grown = partial(self._growing.since, seen.rows, seen.length)
+        usual = self._verifying.usual(drafted, seen.tokens, grown)
         if self._verifying.count(drafted, seen.tokens) < FEW:
             told, near = self._verifying.told(
-                np.array([drafted]),
-                np.array([float(seen.tokens)]),
-                self._spread,
-                partial(self._growing.since, seen.rows, seen.length),
+                np.array([drafted]), np.array([float(seen.tokens)]), self._spread, grown
             )
             usual = float(told[0]) if near[0] >= _NEAR else seen.verifying_s
         return seen.verifying_s / max(usual, _LEAST)
@@ -233,8 +233,8 @@ class Costs:
         now, tokens, took = self._rounds, seen.tokens, seen.verifying_s
         known = self._verifying.count(seen.width > 0, tokens)
         if known >= _KNOWN and not seen.fresh and took > 0:
-            growth = self._growing.at(seen.rows, seen.length)
-            usual = self._verifying.usual(seen.width > 0, tokens, growth)
+            grown = partial(self._growing.since, seen.rows, seen.length)
+            usual = self._verifying.usual(seen.width > 0, tokens, grown)
             ratio = took / max(usual, _LEAST)
             self._off.append(abs(log(ratio / self._pace.at(now - 1))))
             self._pace.add(ratio, now)
@@ -255,10 +255,11 @@ class Costs:
             if seen.rows < tokens < 2 * seen.rows:
                 self._partial.add((seen.rows, tokens), took / scale, now, seen.length)
         beside_s = self._beside_s(seen, draft_s) if seen.steps else draft_s
-        if beside_s is not None and not seen.fresh:
+        if beside_s is None:
+            if not seen.caught_up:
+                self._drafting.add(seen, own_s, now)
+        elif not seen.fresh:
             self._count_looking(seen, beside_s)
-        elif seen.steps and not seen.caught_up:
-            self._drafting.add(seen, own_s, now)
 
     def _count_looking(self, seen: Round, seconds: float) -> None:
         """Count what looking tokens up took."""
@@ -271,21 +272,19 @@ class Costs:
     def _beside_s(self, seen: Round, draft_s: float) -> float | None:
         """Seconds that proposing tokens took beside a model's draft, if what that takes is known.
 
-        None where it is the draft that is told: also by one that took less, since what is known of
-        it is then too much.
+        None where it is the draft that is told: also by one that took much less, since what is
+        known of it is then too much.
         """
-        usual = seen.found and not seen.behind and not seen.caught_up
-        if not usual or not self._drafting.tells(seen.drafting, self._rounds):
+        alike = seen.found and not seen.behind and not seen.caught_up
+        if not alike or not self._drafting.tells(seen.drafting, self._rounds):
             return None
         rows, steps = np.array([float(seen.drafting)]), np.array([float(seen.steps)])
-        beside_s = draft_s - float(self._drafting.among(rows, steps, seen.length)[0, 0])
-        return beside_s if beside_s > 0 else None
+        usual_s = float(self._drafting.among(rows, steps, seen.length)[0, 0])
+        return max(draft_s - usual_s, 0.0) if draft_s > _MUCH_LESS * usual_s else None
 
     def _looking_s(self, seen: Round) -> float:
-        """Seconds of a draft that looking tokens up took."""
-        rows = np.array(float(seen.rows))
-        vain = float(self._looking.at(rows)) * seen.looked
-        return max(float(self._proposing.at(rows)), vain) if seen.found else vain
+        """Seconds of a draft that looking tokens up in vain took."""
+        return float(self._looking.at(np.array(float(seen.rows)))) * seen.looked
 
     def _scale(self, factor: float) -> None:
         """Go on as if all had taken so many times as long."""

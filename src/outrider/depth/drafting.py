@@ -67,7 +67,8 @@ class Drafting:
             # As if all of it took as long a token, until there is something to compare with.
             seconds *= min(READ * rows / seen.missing, 1.0)
         if not seen.behind:
-            self._growing.add(rows, rows * (1 + seen.steps), seen.length, seconds)
+            # Of each number of steps a kind.
+            self._growing.add(rows, rows * 2**seen.steps, seen.length, seconds)
         line = self._lines.setdefault(rows, Line(_STEPS_ALIKE))
         line.add(seen.steps, seconds, now, seen.length)
         self._counts[rows], self._last[rows] = count + 1, now

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import exp, log2
+from math import copysign, exp, inf, log2
 from statistics import median
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +22,8 @@ _FIRST = 5
 """How many rounds of a kind are waited for to tell what it takes: one may be a slow moment."""
 
 _OVER = 8
-"""After how many rounds in a row that were off as far as that a kind begins anew: the machine has
-other work than it had, or no longer has it."""
+"""After how many rounds in a row that were off as far as that, and alike, what a kind takes is told
+anew: the machine has other work than it had, or no longer has it."""
 
 _BEYOND = 2.0
 """At how many times the length at which they were measured rounds are thought to grow no more."""
@@ -42,8 +41,6 @@ _MOST = 0.75
 _LONGEST = 512
 """Of how many kinds of rounds it is remembered what they took."""
 
-Length = TypeVar("Length", float, NDArray[np.float64])
-
 
 @dataclass(frozen=True, slots=True)
 class Growth:
@@ -52,14 +49,20 @@ class Growth:
     Attributes:
         per_token: what a token of the sequences' mean length adds, beside a round of none.
         length: that of the sequences, in tokens.
+        limit: from what length on rounds are thought to grow no more.
     """
 
     per_token: float = 0.0
     length: float = 0.0
+    limit: float = inf
 
-    def since(self, length: Length) -> Length:
-        """How many times as long rounds take as they did at another length, or at several [n]."""
-        return (1 + self.per_token * self.length) / (1 + self.per_token * length)
+    def times(self, length: float) -> float:
+        """How many times as long as rounds of no length those of another take."""
+        return 1 + self.per_token * min(length, self.limit)
+
+    def since(self, length: float) -> float:
+        """How many times as long rounds take as they did at another length."""
+        return self.times(self.length) / self.times(length)
 
 
 NO_GROWTH = Growth()
@@ -71,12 +74,13 @@ class _Kind:
     """Running moments of the rounds of a kind: of their lengths and of what they took.
 
     Attributes:
-        first: lengths and seconds of the first ones, until there are `_FIRST`.
-        count: how many there were since, up to `_ROUNDS`.
+        first: lengths and seconds of the first ones, until there are `_FIRST`; again where what
+            they take is over.
+        count: how many are counted, up to `_ROUNDS`.
         length, seconds: their means.
         varied, together: the variance of the lengths, and the covariance of length and time, in
             terms of the mean time.
-        over: how many in a row were off as far as they may be.
+        over: how many in a row were off as far as they may be; less than 0 for too little.
     """
 
     first: list[tuple[float, float]] = field(default_factory=list)
@@ -85,31 +89,35 @@ class _Kind:
     seconds: float = 0.0
     varied: float = 0.0
     together: float = 0.0
-    over: int = 0
+    over: float = 0.0
 
     def add(self, length: float, seconds: float) -> None:
         """Count a round."""
-        if len(self.first) < _FIRST:
-            self.first.append((length, seconds))
-            if len(self.first) == _FIRST:
-                self.seconds = median(took for _, took in self.first)
-                for each in self.first:
-                    self._count(*each)
+        if len(self.first) == _FIRST:
+            self._count(length, seconds)
+            if abs(self.over) >= _OVER:
+                self.first.clear()
             return
-        self._count(length, seconds)
-        if self.over >= _OVER:
-            self.first.clear()
-            self.count = self.over = 0
-            self.varied = self.together = 0.0
+        self.first.append((length, seconds))
+        if len(self.first) == _FIRST:
+            self.over = 0
+            self.seconds = median(took / self._expected(at) for at, took in self.first)
+            for each in self.first:
+                self._count(*each)
+
+    def _expected(self, length: float) -> float:
+        """What a round of a length takes beside the mean."""
+        slope = max(self.together, 0.0) / (self.varied + _BELIEVED / max(self.count, 1))
+        return max(1 + slope * (length - self.length), _LEAST)
 
     def _count(self, length: float, seconds: float) -> None:
         self.count = min(self.count + 1, _ROUNDS)
         share = 1 / self.count
         further = length - self.length
-        slope = max(self.together, 0.0) / (self.varied + _BELIEVED / self.count)
-        expected = max(1 + slope * further, _LEAST)
+        expected = self._expected(length)
         off = min(max(seconds / self.seconds / expected - 1, -_OFF), _OFF)
-        self.over = self.over + 1 if abs(off) == _OFF else 0
+        one = copysign(1, off)
+        self.over = 0 if abs(off) < _OFF else one + self.over * (one * self.over > 0)
         longer = expected * (1 + off) - 1
         self.length += share * further
         self.seconds *= 1 + share * longer
@@ -152,15 +160,14 @@ class Growing:
             return
         name = rows, round(2 * log2(tokens / rows)), tokens > rows
         kind = self._kinds.pop(name, None) or _Kind()
-        sums = self._sums.setdefault(rows, np.zeros(3))
-        sums -= kind.sums
+        before = kind.sums
         kind.add(length, seconds)
-        sums += kind.sums
+        self._sums[rows] = self._sums.get(rows, 0.0) + kind.sums - before
         # The latest comes last.
         self._kinds[name] = kind
         if len(self._kinds) > _LONGEST:
             oldest = next(iter(self._kinds))
-            self._sums[oldest[0]] -= self._kinds.pop(oldest).sums
+            self._sums[oldest[0]] = self._sums[oldest[0]] - self._kinds.pop(oldest).sums
 
     def at(self, rows: int, length: float) -> Growth:
         """How rounds of so many sequences grow up to a length."""
@@ -170,12 +177,13 @@ class Growing:
             near = exp(-0.5 * (log2(other / rows) / _OCTAVES) ** 2)
             squares, products = squares + near * sums[0], products + near * sums[1]
             weighted += near * sums[2]
-        if products <= 0:
-            return Growth(0.0, length)
+        # What is left after kinds were forgotten may be rounding.
+        if products <= 0 or squares < 1:
+            return Growth(length=length)
         mean = weighted / squares
         # In terms of a round at the mean length; a round of none is so much less.
         slope = min(products / (squares + _BELIEVED), _MOST / max(mean, 1.0))
-        return Growth(float(slope / (1 - slope * mean)), min(length, _BEYOND * float(mean)))
+        return Growth(float(slope / (1 - slope * mean)), length, _BEYOND * float(mean))
 
     def since(
         self, rows: int, length: float, others: NDArray[np.int64], lengths: NDArray[np.float64]
@@ -190,10 +198,10 @@ class Growing:
         Returns:
             Factors, float64 [n]: each is of the same tokens at its own growth.
         """
-        grown = self.at(rows, length)
-        found = {own: self.at(own, 0.0).per_token for own in set(others.tolist())}
-        slopes = np.array([found[own] for own in others.tolist()])
-        return (1 + grown.per_token * grown.length) / (1 + slopes * lengths)
+        owners = others.tolist()
+        found = {own: self.at(own, 0.0) for own in set(owners)}
+        then = [found[own].times(at) for own, at in zip(owners, lengths.tolist(), strict=True)]
+        return self.at(rows, length).times(length) / np.array(then)
 
     def scale(self, factor: float) -> None:
         """Go on as if all had taken so many times as long."""

@@ -15,6 +15,10 @@ from .growth import NO_GROWTH, Growth
 
 Size = TypeVar("Size", bound=Hashable)
 
+Grown = Callable[[NDArray[np.int64], NDArray[np.float64]], NDArray[np.float64]]
+"""By how much what was measured is more where it is asked for, float64 [n], by how many sequences
+it was measured of, int64 [n], and at what lengths, float64 [n]: see `Growing.since`."""
+
 _WINDOW = 31
 """How many times of one size are looked at."""
 
@@ -86,6 +90,10 @@ class Times(Generic[Size]):
         row = self._rows.get(size)
         return 0 if row is None else len(self._found[row])
 
+    def row(self, size: Size) -> int | None:
+        """That of a size; None where it was not measured."""
+        return self._rows.get(size)
+
     def usually(self, size: Size, growth: Growth) -> float:
         """What a size usually takes at a length; 0 where it was not measured."""
         row = self._rows.get(size)
@@ -108,7 +116,7 @@ class Times(Generic[Size]):
             The row of the size, and what it usually takes now.
         """
         self._now = self._now + 1 if now is None else now
-        row = self._row(size)
+        row = self._room(size)
         found = self._found[row]
         while len(found) > 1 and self._now - found[0][0] > _GAP:
             found.popleft()
@@ -135,7 +143,7 @@ class Times(Generic[Size]):
             found.extend(times)
             self._usual[row] = becomes(row, self._usual[row])
 
-    def _row(self, size: Size) -> int:
+    def _room(self, size: Size) -> int:
         """That of a size; of a new one the next, or that of the size measured longest ago."""
         row = self._rows.get(size)
         if row is None and len(self._rows) < _SIZES:
@@ -279,7 +287,7 @@ class Curve:
         self._times = Times[tuple[bool, float]]()
         self._kinds = np.zeros(_SIZES, dtype=np.bool_)
         self._sizes = np.zeros(_SIZES)
-        self._owners = np.zeros(_SIZES, dtype=np.int64)
+        self._owners = np.ones(_SIZES, dtype=np.int64)
         # Of each row 1, x, y, xx and xy, for x and y the logarithms of its size and usual time.
         self._moments = np.ones((_SIZES, 5))
 
@@ -287,9 +295,18 @@ class Curve:
         """How many times of a kind at a size are remembered."""
         return self._times.count((kind, size))
 
-    def usual(self, kind: bool, size: float, growth: Growth) -> float:
-        """What a kind at a size usually takes at a length; 0 where that was not measured."""
-        return self._times.usually((kind, size), growth)
+    def usual(self, kind: bool, size: float, grown: Grown) -> float:
+        """What a kind at a size usually takes; 0 where that was not measured.
+
+        Args:
+            kind, size: of what.
+            grown: see `told`.
+        """
+        row = self._times.row((kind, size))
+        if row is None:
+            return 0.0
+        (factor,) = grown(self._owners[[row]], self._times.lengths[[row]])
+        return float(self._times.usual[row] * factor)
 
     def add(
         self, kind: bool, size: float, y: float, now: int, rows: int = 1, length: float = 0.0
@@ -316,8 +333,7 @@ class Curve:
         kinds: NDArray[np.bool_],
         sizes: NDArray[np.float64],
         noise: float,
-        grown: Callable[[NDArray[np.int64], NDArray[np.float64]], NDArray[np.float64]]
-        | None = None,
+        grown: Grown | None = None,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """What is expected of each kind and size, and how many times of that kind are near it.
 
@@ -325,8 +341,7 @@ class Curve:
             kinds: bool [n].
             sizes: more than 0, float64 [n].
             noise: by how much the logarithm of one time is off, about.
-            grown: by how much what was measured is more at the length that is asked for, from how
-                many sequences they were measured of, and at what lengths; None for nothing.
+            grown: by how much what was measured is more; None for nothing.
 
         Returns:
             The expected y, float64 [n], 0 where nothing was measured; and the counts, float64 [n].
@@ -337,7 +352,8 @@ class Curve:
         # Another thread may be adding.
         own, moments = self._kinds[:count].copy(), self._moments[:count].copy()
         if grown is not None:
-            moments[:, 2] += np.log2(grown(self._owners[:count], self._times.lengths[:count]))
+            owners, lengths = self._owners[:count].copy(), self._times.lengths[:count].copy()
+            moments[:, 2] += np.log2(grown(owners, lengths))
             moments[:, 4] = moments[:, 1] * moments[:, 2]
         weights = self._times.weights_by(own)
         others = _OTHERS * np.minimum(weights, 1.0)
