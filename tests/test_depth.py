@@ -810,11 +810,10 @@ def test_the_last_round_tells_what_was_kept_unless_a_stop_cut_it(reason, counts)
 
 
 def test_looking_tokens_up_is_counted_where_no_step_is_taken() -> None:
-    """In vain before a plain round, or for use; what a model's drafts take is without it."""
+    """In vain before a plain round, or for use; drafts of a model have it in their own time."""
 
     def seen(width: int, steps: int, draft_s: float, read: int = 0) -> Round:
-        done = Round(2, width, steps, read > 0, read, 2, 0, True, 0, draft_s, 1.0, 0.25)
-        return replace(done, found=width > steps)
+        return Round(2, width, steps, read > 0, read, 2, 0, True, 0, draft_s, 1.0, 0.25)
 
     costs = Costs()
     costs.add(seen(0, 0, 9.0, read=20))
@@ -822,10 +821,9 @@ def test_looking_tokens_up_is_counted_where_no_step_is_taken() -> None:
         costs.add(seen(0, 0, 0.5))
         costs.add(seen(3, 0, 0.5))
         costs.add(seen(3, 3, 2.0))
-    assert costs.prices(2, [0]).looking == pytest.approx(0.5)
-    assert costs.prices(2, [0]).rounds[0] == pytest.approx(1.0 + 0.25)
-    assert costs.prices(2, range(4)).looked_up[3] == pytest.approx(1.0 + 0.25)
-    assert costs.prices(2, range(4)).rounds[3] == pytest.approx(1.0 + 1.5 + 0.25)
+    assert costs.prices(2, [0]).rounds[0] == pytest.approx(1.0 + 0.5 + 0.25)
+    assert costs.prices(2, range(4)).looked_up[3] == pytest.approx(1.0 + 0.5 + 0.25)
+    assert costs.prices(2, range(4)).rounds[3] == pytest.approx(1.0 + 2.0 + 0.25)
 
 
 def test_drafts_that_take_as_long_however_deep_are_measured_as_such() -> None:

@@ -11,13 +11,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .growth import NO_GROWTH, Growth
-
 Size = TypeVar("Size", bound=Hashable)
-
-Grown = Callable[[NDArray[np.int64], NDArray[np.float64]], NDArray[np.float64]]
-"""By how much what was measured is more where it is asked for, float64 [n], by how many sequences
-it was measured of, int64 [n], and at what lengths, float64 [n]: see `Growing.since`."""
 
 _WINDOW = 31
 """How many times of one size are looked at."""
@@ -76,11 +70,10 @@ class Times(Generic[Size]):
     def __init__(self) -> None:
         self._now = 0
         self._rows: dict[Size, int] = {}
-        self._found: list[deque[tuple[int, float, float]]] = []
+        self._found: list[deque[tuple[int, float]]] = []
         self._usual = np.zeros(_SIZES)
         self._counts = np.zeros(_SIZES)
         self._last = np.zeros(_SIZES)
-        self._lengths = np.zeros(_SIZES)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -90,43 +83,30 @@ class Times(Generic[Size]):
         row = self._rows.get(size)
         return 0 if row is None else len(self._found[row])
 
-    def row(self, size: Size) -> int | None:
-        """That of a size; None where it was not measured."""
-        return self._rows.get(size)
-
-    def usually(self, size: Size, growth: Growth) -> float:
-        """What a size usually takes at a length; 0 where it was not measured."""
+    def usually(self, size: Size) -> float:
+        """What a size usually takes; 0 where it was not measured."""
         row = self._rows.get(size)
-        if row is None:
-            return 0.0
-        return float(self._usual[row]) * growth.since(float(self._lengths[row]))
+        return 0.0 if row is None else float(self._usual[row])
 
-    def add(
-        self, size: Size, y: float, now: int | None = None, length: float = 0.0
-    ) -> tuple[int, float]:
+    def add(self, size: Size, y: float, now: int | None = None) -> tuple[int, float]:
         """Count a measurement.
 
         Args:
             size: what was measured.
             y: what it took.
             now: the number of the round, to tell what is old; None for the next one.
-            length: at which it was measured: see `Growth`.
 
         Returns:
             The row of the size, and what it usually takes now.
         """
         self._now = self._now + 1 if now is None else now
-        row = self._room(size)
+        row = self._row(size)
         found = self._found[row]
         while len(found) > 1 and self._now - found[0][0] > _GAP:
             found.popleft()
-        found.append((self._now, max(y, 0.0), length))
-        # The lengths of what took about as long, since they may be those of two texts.
-        ordered = sorted((y, at) for _, y, at in found)
-        ends = len(ordered) // 4
-        middle = ordered[ends : len(ordered) - ends] if len(ordered) > 2 else ordered[:1]
-        usual = median(y for y, _ in middle)
-        self._lengths[row] = sum(at for _, at in middle) / len(middle)
+        found.append((self._now, max(y, 0.0)))
+        times = [y for _, y in found]
+        usual = median(times) if len(times) > 2 else min(times)
         self._usual[row], self._counts[row], self._last[row] = usual, len(found), self._now
         return row, usual
 
@@ -138,12 +118,12 @@ class Times(Generic[Size]):
     def change(self, becomes: Callable[[int, float], float]) -> None:
         """Go on as if all had taken something else, by their rows and what they took."""
         for row, found in enumerate(self._found):
-            times = [(then, becomes(row, y), length) for then, y, length in found]
+            times = [(then, becomes(row, y)) for then, y in found]
             found.clear()
             found.extend(times)
             self._usual[row] = becomes(row, self._usual[row])
 
-    def _room(self, size: Size) -> int:
+    def _row(self, size: Size) -> int:
         """That of a size; of a new one the next, or that of the size measured longest ago."""
         row = self._rows.get(size)
         if row is None and len(self._rows) < _SIZES:
@@ -160,11 +140,6 @@ class Times(Generic[Size]):
     def usual(self) -> NDArray[np.float64]:
         """What each row usually takes, float64 [n]."""
         return self._usual[: len(self._rows)]
-
-    @property
-    def lengths(self) -> NDArray[np.float64]:
-        """At what lengths each row was measured, by the mean, float64 [n]."""
-        return self._lengths[: len(self._rows)]
 
     @property
     def counts(self) -> NDArray[np.float64]:
@@ -203,28 +178,15 @@ class Line:
         self._least = least
         self._slope = 0.0
         self._level = 0.0
-        self._length = 0.0
         self._times = Times[float]()
         self._sizes = np.zeros(_SIZES)
         self._new = 0
 
-    def add(self, x: float, y: float, now: int | None = None, length: float = 0.0) -> None:
+    def add(self, x: float, y: float, now: int | None = None) -> None:
         """Count a measurement; see `Times.add`."""
-        row, _ = self._times.add(x, y, now, length)
+        row, _ = self._times.add(x, y, now)
         self._sizes[row] = x
         self._new += 1
-
-    @property
-    def length(self) -> float:
-        """At what length it was measured, by the mean."""
-        if self._new:
-            self._fit()
-        return self._length
-
-    @property
-    def count(self) -> float:
-        """How many times are remembered."""
-        return float(self._times.counts.sum())
 
     def scale(self, factor: float) -> None:
         """Go on as if all had taken so many times as long."""
@@ -237,11 +199,11 @@ class Line:
         self._times.change(lambda row, old: min(old, y * max(1.0, self._sizes[row] / x)))
         self._new += 1
 
-    def at(self, x: NDArray[np.float64], growth: Growth = NO_GROWTH) -> NDArray[np.float64]:
-        """The expected y of each x, at a length."""
+    def at(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The expected y of each x."""
         if self._new:
             self._fit()
-        return (self._level + self._slope * x) * growth.since(self._length)
+        return self._level + self._slope * x
 
     def _fit(self) -> None:
         """Take what was measured since into account: asked for less often than something is."""
@@ -250,7 +212,6 @@ class Line:
         found, usual = self._sizes[:count], self._times.usual[:count]
         weights = self._times.weights[:count]
         weights /= weights.sum()
-        self._length = float(weights @ self._times.lengths[:count])
         mean_x, mean_y = float(weights @ found), float(weights @ usual)
         off = found - mean_x
         spread = float(weights @ off**2)
@@ -287,7 +248,6 @@ class Curve:
         self._times = Times[tuple[bool, float]]()
         self._kinds = np.zeros(_SIZES, dtype=np.bool_)
         self._sizes = np.zeros(_SIZES)
-        self._owners = np.ones(_SIZES, dtype=np.int64)
         # Of each row 1, x, y, xx and xy, for x and y the logarithms of its size and usual time.
         self._moments = np.ones((_SIZES, 5))
 
@@ -295,25 +255,13 @@ class Curve:
         """How many times of a kind at a size are remembered."""
         return self._times.count((kind, size))
 
-    def usual(self, kind: bool, size: float, grown: Grown) -> float:
-        """What a kind at a size usually takes; 0 where that was not measured.
+    def usual(self, kind: bool, size: float) -> float:
+        """What a kind at a size usually takes; 0 where that was not measured."""
+        return self._times.usually((kind, size))
 
-        Args:
-            kind, size: of what.
-            grown: see `told`.
-        """
-        row = self._times.row((kind, size))
-        if row is None:
-            return 0.0
-        (factor,) = grown(self._owners[[row]], self._times.lengths[[row]])
-        return float(self._times.usual[row] * factor)
-
-    def add(
-        self, kind: bool, size: float, y: float, now: int, rows: int = 1, length: float = 0.0
-    ) -> None:
-        """Count a measurement at a size > 0, of so many sequences; see `Times.add`."""
-        row, usual = self._times.add((kind, size), y, now, length)
-        self._owners[row] = rows
+    def add(self, kind: bool, size: float, y: float, now: int) -> None:
+        """Count a measurement at a size > 0; see `Times.add`."""
+        row, usual = self._times.add((kind, size), y, now)
         x, v = log2(size), log2(max(usual, _LEAST))
         self._kinds[row], self._sizes[row] = kind, size
         self._moments[row, 1:] = x, v, x * x, x * v
@@ -329,11 +277,7 @@ class Curve:
         self._times.forget((kind, size))
 
     def told(
-        self,
-        kinds: NDArray[np.bool_],
-        sizes: NDArray[np.float64],
-        noise: float,
-        grown: Grown | None = None,
+        self, kinds: NDArray[np.bool_], sizes: NDArray[np.float64], noise: float
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """What is expected of each kind and size, and how many times of that kind are near it.
 
@@ -341,7 +285,6 @@ class Curve:
             kinds: bool [n].
             sizes: more than 0, float64 [n].
             noise: by how much the logarithm of one time is off, about.
-            grown: by how much what was measured is more; None for nothing.
 
         Returns:
             The expected y, float64 [n], 0 where nothing was measured; and the counts, float64 [n].
@@ -350,11 +293,7 @@ class Curve:
         if not count:
             return np.zeros(len(sizes)), np.zeros(len(sizes))
         # Another thread may be adding.
-        own, moments = self._kinds[:count].copy(), self._moments[:count].copy()
-        if grown is not None:
-            owners, lengths = self._owners[:count].copy(), self._times.lengths[:count].copy()
-            moments[:, 2] += np.log2(grown(owners, lengths))
-            moments[:, 4] = moments[:, 1] * moments[:, 2]
+        own, moments = self._kinds[:count].copy(), self._moments[:count]
         weights = self._times.weights_by(own)
         others = _OTHERS * np.minimum(weights, 1.0)
         counts = np.where(own, [others, weights], [weights, others])
@@ -376,31 +315,6 @@ class Curve:
         most = _STEEPEST * _STEPS / log(2)
         step = (here @ moments[:, 2] - smooth).clip(-most, most)
         return np.asarray(2.0 ** (smooth + share * step)), known
-
-
-def rising(found: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The nearest to what was found that falls nowhere, by weighted least squares.
-
-    By the max-min formula of isotonic regression (Barlow, Bartholomew, Bremner and Brunk 1972,
-    "Statistical Inference under Order Restrictions", section 1.4): of the means of all stretches
-    around a place.
-
-    Args:
-        found: float64 [M, n], each of n columns by itself.
-        weights: of the rows, more than 0, float64 [M].
-
-    Returns:
-        float64 [M, n].
-    """
-    count = len(found)
-    total = np.vstack([np.zeros((1, found.shape[1])), (weights[:, None] * found).cumsum(0)])
-    weight = np.append(0.0, weights.cumsum())
-    first, last = np.arange(count)[:, None], np.arange(count)
-    stretch = np.maximum(last, first)
-    means = total[stretch + 1] - total[first]
-    means /= (weight[stretch + 1] - weight[first])[..., None]
-    least = np.minimum.accumulate(means[:, ::-1], 1)[:, ::-1]
-    return np.asarray(np.where((first <= last)[..., None], least, -np.inf).max(0))
 
 
 def _slope(sums: NDArray[np.float64], guess: NDArray[np.float64] | float) -> NDArray[np.float64]:
