@@ -281,8 +281,7 @@ class AdaptiveDepth:
         if self._trying and self._costs.known:
             others = max((step for row, step in enumerate(stepped) if row not in free), default=0)
             deep = max(others, *stepped)
-            widths = [*map(self._levels.width, range(deep + 1)), seen.tokens / rows - 1]
-            prices = self._costs.prices(rows, widths)
+            prices = self._costs.prices(rows, [*map(self._levels.width, range(deep + 1)), width])
             took = record.draft_s + max(prices.verifying[-1], prices.verifying[others])
             emitted = sum(record.emitted[row] for row in free) / len(free)
             lost = took / (plain := prices.rounds[others]) + _CAUTION * prices.doubt(-1) - emitted

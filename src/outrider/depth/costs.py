@@ -58,7 +58,7 @@ class Prices:
 
     Attributes:
         rows: sequences in them.
-        widths: tokens drafted for the row with the most at depths 0, 1, ..., N, [N + 1].
+        widths: tokens drafted for the row with the most at depths 0, 1, ..., N, int64 [N + 1].
         verifying: of rounds of each depth but for their drafting, float64 [N + 1].
         drafting: of drafts of each depth, float64 [N + 1]; at 0 of looking tokens up.
         single: of a plain round of one row.
@@ -258,7 +258,7 @@ class Costs:
         self._prompts = deque([each * factor for each in self._prompts], maxlen=RECENT)
         self._readings = deque([each * factor for each in self._readings], maxlen=RECENT)
 
-    def prices(self, rows: int, widths: Sequence[float]) -> Prices:
+    def prices(self, rows: int, widths: Sequence[int]) -> Prices:
         """What rounds of so many rows take.
 
         What a token of a prompt takes the drafter is told by its latest readings. Until there are a
