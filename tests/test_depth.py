@@ -13,7 +13,7 @@ from outrider import SamplingParams
 from outrider.acceptance import Acceptance, expected_tokens
 from outrider.calibration import DEPTHS
 from outrider.certify import exact_law
-from outrider.depth import AdaptiveDepth, FixedDepth, Levels
+from outrider.depth import AdaptiveDepth, FixedDepth, Levels, purse
 from outrider.depth.costs import Costs
 from outrider.depth.lines import Line
 from outrider.depth.round import Round
@@ -146,12 +146,30 @@ def mean_time(make, world, runs=20, **kw) -> float:
     return float(np.mean([decode(make(), world, random=i, **kw)[0] for i in range(runs)]))
 
 
+def least_loss(rate: float, rows: int) -> float:
+    """What drafts that keep so few cost at least, beside plain rounds, by forty texts.
+
+    Two standard errors less than their mean: of a policy that loses what is allowed, one in forty
+    is thought to lose more.
+    """
+    world = World(steady(rate))
+    plain = mean_time(lambda: fixed(0), world, runs=10, rows=rows)
+    times = [decode(adaptive(), world, random=i, rows=rows)[0] for i in range(40)]
+    error = np.std(times, ddof=1) / np.sqrt(len(times))
+    return 1 - plain / float(np.mean(times) - 2 * error)
+
+
 @pytest.mark.parametrize("rate", [0.0, 0.05, 0.1, 0.2])
 @pytest.mark.parametrize("rows", [1, 4, 16])
 def test_drafts_that_fail_cost_less_than_two_percent(rate, rows) -> None:
-    world = World(steady(rate))
-    plain = mean_time(lambda: fixed(0), world, runs=10, rows=rows)
-    assert plain / mean_time(adaptive, world, runs=40, rows=rows) >= 0.98
+    """Planted below: three times as many tries cost more."""
+    assert least_loss(rate, rows) <= 0.02
+
+
+def test_three_times_as_many_tries_would_cost_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.depth.adaptive.ONE_FIRST", 3 * purse.ONE_FIRST)
+    monkeypatch.setattr(purse, "_GRANT", 3 * purse._GRANT)
+    assert least_loss(0.1, 4) > 0.02
 
 
 @pytest.mark.parametrize(("step", "rows"), [(0.7, 1), (0.125, 8), (0.3, 4)])
@@ -810,10 +828,11 @@ def test_the_last_round_tells_what_was_kept_unless_a_stop_cut_it(reason, counts)
 
 
 def test_looking_tokens_up_is_counted_where_no_step_is_taken() -> None:
-    """In vain before a plain round, or for use; drafts of a model have it in their own time."""
+    """In vain before a plain round, or for use; what a model's drafts take is without it."""
 
     def seen(width: int, steps: int, draft_s: float, read: int = 0) -> Round:
-        return Round(2, width, steps, read > 0, read, 2, 0, True, 0, draft_s, 1.0, 0.25)
+        done = Round(2, width, steps, read > 0, read, 2, 0, True, 0, draft_s, 1.0, 0.25)
+        return replace(done, found=width > steps)
 
     costs = Costs()
     costs.add(seen(0, 0, 9.0, read=20))
@@ -821,9 +840,10 @@ def test_looking_tokens_up_is_counted_where_no_step_is_taken() -> None:
         costs.add(seen(0, 0, 0.5))
         costs.add(seen(3, 0, 0.5))
         costs.add(seen(3, 3, 2.0))
-    assert costs.prices(2, [0]).rounds[0] == pytest.approx(1.0 + 0.5 + 0.25)
-    assert costs.prices(2, range(4)).looked_up[3] == pytest.approx(1.0 + 0.5 + 0.25)
-    assert costs.prices(2, range(4)).rounds[3] == pytest.approx(1.0 + 2.0 + 0.25)
+    assert costs.prices(2, [0]).looking == pytest.approx(0.5)
+    assert costs.prices(2, [0]).rounds[0] == pytest.approx(1.0 + 0.25)
+    assert costs.prices(2, range(4)).looked_up[3] == pytest.approx(1.0 + 0.25)
+    assert costs.prices(2, range(4)).rounds[3] == pytest.approx(1.0 + 1.5 + 0.25)
 
 
 def test_drafts_that_take_as_long_however_deep_are_measured_as_such() -> None:

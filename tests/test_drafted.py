@@ -35,8 +35,8 @@ def times(rows: int, step: float, token: float, most: int = 3) -> np.ndarray:
 
 
 def test_as_many_rows_draft_as_bring_most_in_the_time() -> None:
-    """Of all numbers of rows and depths, tried one by one."""
-    rng = np.random.default_rng(0)
+    """Of all numbers of rows and depths, tried one by one: all, unless fewer are 1% better."""
+    rng, rested = np.random.default_rng(0), 0
     for _ in range(50):
         rows = int(rng.integers(2, 7))
         each = np.array([emits(chance) for chance in rng.uniform(0, 0.9, rows)])
@@ -44,15 +44,19 @@ def test_as_many_rows_draft_as_bring_most_in_the_time() -> None:
         weights *= rows / weights.sum()
         took = times(rows, rng.uniform(0, 0.3), rng.uniform(0, 0.1))
         found = Drafted.some_of(each, weights, 1.0, took, took - 1, 2)
-        best = 0.0
+        fewer, together = 0.0, 0.0
         for depth in (1, 2):
             gains = np.sort(weights * (each[:, depth] - 1))[::-1].cumsum()
-            best = max(best, *((rows + gains) / took[:, depth - 1]))
+            *some, every = (rows + gains) / took[:, depth - 1]
+            fewer, together = max(fewer, *some), max(together, every)
         rates = np.array(found.tokens) / found.seconds
+        best = fewer if fewer > 1.01 * together else together
+        rested += not all(found.rows)
         assert max(rates[1:3]) == pytest.approx(best)
         assert rates[0] == rows
         chosen = np.array(found.rows)
         assert np.allclose(found.tokens, rows + (weights[:, None] * (each - 1))[chosen].sum(0))
+    assert 10 < rested < 40
 
 
 def test_all_draft_where_all_are_alike_and_none_where_they_rest() -> None:
@@ -129,10 +133,15 @@ def turn(
     return after, record
 
 
-def closed_batch(ends_known: bool, seed: int) -> tuple[float, int]:
+def closed_batch(ends_known: bool, seed: int, unlike: float = 0.02) -> tuple[float, int]:
     """Seconds of a batch of rows that keep unlike, and in how many rounds some drafted, not all.
 
     Where nobody knows when rows end, none rests.
+
+    Args:
+        ends_known: whether somebody does.
+        seed: of what is kept.
+        unlike: how much more each row keeps than the one before.
     """
     rng = np.random.default_rng(seed)
     policy = AdaptiveDepth(Levels(4), ragged=True)
@@ -141,7 +150,7 @@ def closed_batch(ends_known: bool, seed: int) -> tuple[float, int]:
         asked = replace(alone[0], params=replace(alone[0].params, depths=(0, *[depth] * 99)))
         alone, record = turn(policy, [asked], {0: 0.0}, rng)
         policy.measure(alone, record)
-    live, kept = batch([180] * 8), {name: 0.49 + 0.02 * name for name in range(8)}
+    live, kept = batch([180] * 8), {name: 0.56 + unlike * (name - 3.5) for name in range(8)}
     if not ends_known:
         live = [replace(state, stop_ids=frozenset({1})) for state in live]
     seconds, parted = 0.0, 0
@@ -154,12 +163,14 @@ def closed_batch(ends_known: bool, seed: int) -> tuple[float, int]:
     return seconds, parted
 
 
-def test_a_batch_ends_sooner_if_rows_that_are_ahead_rest() -> None:
-    """By a made-up clock; eight batches each."""
-    rested, some = np.mean([closed_batch(True, seed) for seed in range(8)], 0)
-    apart, _ = np.mean([closed_batch(False, seed) for seed in range(8)], 0)
+def test_a_batch_ends_sooner_if_rows_that_are_ahead_may_rest() -> None:
+    """By a made-up clock; eight batches each. Rows that differ little hardly ever do."""
+    known, some = np.mean([closed_batch(True, seed) for seed in range(8)], 0)
+    unknown, _ = np.mean([closed_batch(False, seed) for seed in range(8)], 0)
+    assert known < 0.99 * unknown
+    assert some < 8
+    _, some = np.mean([closed_batch(True, seed, 0.1) for seed in range(8)], 0)
     assert some > 10
-    assert rested < 0.99 * apart
 
 
 def test_rounds_in_which_some_draft_cost_what_was_measured() -> None:

@@ -192,8 +192,8 @@ def test_looked_up_tokens_are_not_thought_to_spare_time() -> None:
     assert honest.looked_up == pytest.approx([1.0, 1.1, 1.2])
 
 
-def test_the_bound_leaves_out_looking_up_where_plain_rounds_do() -> None:
-    """Of rounds in which some rows draft, which take what looking takes, too."""
+def test_looking_up_is_no_part_of_what_is_compared() -> None:
+    """Of rounds in which some rows draft, either, all of which look."""
     looking = 1.5
     policy = AdaptiveDepth(Levels(1), ragged=True, looks_up=True)
     for _ in range(4):
@@ -204,9 +204,9 @@ def test_the_bound_leaves_out_looking_up_where_plain_rounds_do() -> None:
             policy._costs.add(replace(plain, width=1, steps=1, missing=1, draft_s=draft_s))
     states = batch([150, 8])
     policy._shown.acceptance = Acceptance((50.0,), (25.0,))
-    outlook, counts = policy._outlook(states, policy._prices(2, 1), 0)
+    outlook, counts = policy._outlook(states, policy._prices(states, 1), 0)
     assert counts is not None
-    assert outlook.drafted.seconds[0] == pytest.approx(21.5, rel=0.02)
+    assert outlook.drafted.seconds[0] == pytest.approx(20.0, rel=0.02)
     assert outlook.drafted.drafting[1] == pytest.approx(0.9, rel=0.05)
 
 

@@ -28,9 +28,9 @@ from .levels import Levels, allowed
 from .looking import Looking
 from .outlook import MARGIN, Outlook
 from .purse import LONGEST, ONE_FIRST, SHARE, Purse, worth_reading
-from .seen import Seen, stepped_of
+from .seen import Seen, mean_length, stepped_of
 from .shown import Shown
-from .standing import DRAFTING, Standing, plain_rounds
+from .standing import Standing, drafting_rounds, plain_rounds
 from .sureness import Jointly, Steps, worth_a_step
 
 _LENIENT = 0.02
@@ -188,7 +188,7 @@ class AdaptiveDepth:
         pairs = zip(choices, states, strict=True)
         others = max(allowed(choice.likely, state) if choice else 0 for choice, state in pairs)
         # Depths that are asked for may be greater than what is planned otherwise.
-        prices = self._prices(len(states), max(self._levels.deepest, others, *steps))
+        prices = self._prices(states, max(self._levels.deepest, others, *steps))
         together = None
         if shared:
             together = self._shared_choices([states[row] for row in shared], prices, others)
@@ -281,11 +281,13 @@ class AdaptiveDepth:
         if self._trying and self._costs.known:
             others = max((step for row, step in enumerate(stepped) if row not in free), default=0)
             deep = max(others, *stepped)
-            prices = self._costs.prices(rows, [*map(self._levels.width, range(deep + 1)), width])
-            took = record.draft_s + max(prices.verifying[-1], prices.verifying[others])
+            widths = [*map(self._levels.width, range(deep + 1)), seen.tokens / rows - 1]
+            prices = self._costs.prices(rows, widths, seen.length)
+            draft_s = max(record.draft_s - prices.looking * looked, 0.0)
+            took = draft_s + max(prices.verifying[-1], prices.verifying[others])
             emitted = sum(record.emitted[row] for row in free) / len(free)
             lost = took / (plain := prices.rounds[others]) + _CAUTION * prices.doubt(-1) - emitted
-            read_on = max(record.draft_s - float(prices.drafting[deep]), 0.0) * bool(seen.behind)
+            read_on = max(draft_s - float(prices.drafting[deep]), 0.0) * bool(seen.behind)
             self._purse.spend(lost, read_on / plain, record.plan_s / plain)
 
     def measure(
@@ -309,7 +311,7 @@ class AdaptiveDepth:
         local = [self._is_local(state) for state in states]
         self._shown.add_failed(states, record, self._planned, local)
         if self._trying and self._costs.plain_known:
-            plain = self._costs.prices(len(states), [0]).rounds[0]
+            plain = self._costs.prices(len(states), [0], mean_length(states)).rounds[0]
             lost = (record.total_s - record.plan_s) / plain - sum(record.emitted) / len(states)
             self._purse.spend(lost, decided=record.plan_s / plain)
 
@@ -355,7 +357,7 @@ class AdaptiveDepth:
         token = more / max(int(prices.widths[most]), 1) / len(states)
         choice = Choice(best, bare, token, best, planned=own * outlook.usual)
         patience = ceil(self._patience(prices, gain)) if pays else 0
-        stands = max(min(DRAFTING, patience - self._since_plain - 1), 0)
+        stands = max(min(drafting_rounds(len(states)), patience - self._since_plain - 1), 0)
         if not pays:
             stands = 0 if trial else plain_rounds(len(states), wait)
             choice = replace(choice, steps=trial, likely=trial, planned=1.0)
@@ -403,9 +405,8 @@ class AdaptiveDepth:
         """What drafts are expected to bring, and what tokens count if not all alike."""
         most, recent = self._levels.deepest, _IDLE**self._since_draft
         prior = self._shown.chances(most)
-        each = np.array(
-            [expected_tokens(state.acceptance.chances(most, prior, recent)) for state in states]
-        )
+        chances = [one.acceptance.chances(most, prior, recent) for one in states]
+        each = np.array([expected_tokens(row) for row in chances])
         tried = self._shown.deepest(most, states)
         # With others in the batch it is not known when all of it ends.
         alone = prices.rows == len(states) and not deepest
@@ -413,8 +414,8 @@ class AdaptiveDepth:
         counts = self._ending.counts(states, prices) if rests else None
         drafted = whole = Drafted.all_of(each, prices, deepest)
         if counts and counts.weights is not None:
-            times, drafts = self._costs.of_some(prices.rows, most)
-            plain_s, drafts = whole.seconds[0], (drafts - prices.drafting[0]).clip(0)
+            times, drafts = self._costs.of_some(prices.rows, most, mean_length(states))
+            plain_s = whole.seconds[0]
             drafted = Drafted.some_of(each, counts.weights, plain_s, times, drafts, tried)
         steps = self._steps if self._ends_early and tried == most else None
         return Outlook.of(each, drafted, whole, tried, steps), counts
@@ -441,7 +442,8 @@ class AdaptiveDepth:
         affords = self._purse.affords(price, up_to_date)
         return (1, 0) if affords else (0, self._purse.wait(len(whole.rows)))
 
-    def _prices(self, rows: int, depth: int) -> Prices:
+    def _prices(self, states: Sequence[SequenceState], depth: int) -> Prices:
         """Of rounds up to a depth: measured, or where none was, in plain ones."""
-        prices = self._costs.prices(rows, [self._levels.width(k) for k in range(depth + 1)])
+        widths = [self._levels.width(k) for k in range(depth + 1)]
+        prices = self._costs.prices(len(states), widths, mean_length(states))
         return prices if self._costs.known else prices.guessed(self._cost_ratio)

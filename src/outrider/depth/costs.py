@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..records import RoundRecord
 from .drafting import FEW, MUCH_FASTER, RECENT, Drafting
+from .growth import Growing
 from .lines import Curve, Line, Times
 from .pace import Pace
 from .round import Round
@@ -41,6 +42,9 @@ _FASTER = 0.6
 """What a round takes at most of what those of its size did, after one that was `MUCH_FASTER`, to
 tell of other work that the machine had when all were measured."""
 
+_MUCH_LESS = 0.75
+"""What a draft beside looked-up tokens takes at most of what is known, to tell of it itself."""
+
 _NEAR = 1.0
 """As many times at a size, or more of them further off, tell what it takes well enough for that."""
 
@@ -58,11 +62,12 @@ class Prices:
 
     Attributes:
         rows: sequences in them.
-        widths: tokens drafted for the row with the most at depths 0, 1, ..., N, int64 [N + 1].
+        widths: tokens drafted for the row with the most at depths 0, 1, ..., N, [N + 1].
         verifying: of rounds of each depth but for their drafting, float64 [N + 1].
-        drafting: of drafts of each depth, float64 [N + 1]; at 0 of looking tokens up.
+        drafting: of a model's drafts of each depth, float64 [N + 1]; 0 at 0.
         single: of a plain round of one row.
-        proposing: of looking tokens up and proposing some.
+        looking: of looking tokens up in vain, which pays for itself: no round is told with it.
+        proposing: and how much longer it takes to propose some.
         backlog: of the drafter's reading on in a row for which it has not drafted for a while.
         step: of a step of the drafter for one row, the least that a reading takes.
         token: of its reading of one token of a prompt.
@@ -76,6 +81,7 @@ class Prices:
     verifying: NDArray[np.float64]
     drafting: NDArray[np.float64]
     single: float = 0.0
+    looking: float = 0.0
     proposing: float = 0.0
     backlog: float = 0.0
     step: float = 0.0
@@ -106,8 +112,7 @@ class Prices:
     @property
     def looked_up(self) -> NDArray[np.float64]:
         """Of rounds as wide, of tokens that are looked up, float64 [N + 1]; none less than at 0."""
-        looking = max(self.proposing, float(self.drafting[0]))
-        return np.asarray((self.verifying.clip(self.verifying[0]) + looking).clip(_LEAST))
+        return np.asarray((self.verifying.clip(self.verifying[0]) + self.proposing).clip(_LEAST))
 
     def guessed(self, cost_ratio: float) -> Prices:
         """Multiples of a plain round, for a drafter of which no step was measured.
@@ -136,14 +141,14 @@ class Costs:
 
     Verification is the target's forward and what comes after it, by the tokens the target is given,
     all rows together; in rounds without drafts it is of its own kind, since products with a vector
-    are made otherwise than those with a matrix. Drafting is told by its rows and steps, and where
-    it takes none, since tokens are looked up in vain, or for use, each by its rows.
+    are made otherwise than those with a matrix. Drafting is told by its rows and steps; and looking
+    tokens up in vain, or for use, which some rounds do and others do not, apart from it, by rows.
     """
 
     def __init__(self) -> None:
         self._rounds = 0
         self._held = list[tuple[Round, bool]]()
-        self._pace = Pace()
+        self._pace, self._growing = Pace(), Growing()
         self._off = deque([_GUESS / _DEVIATION] * _KNOWN, maxlen=_NOISY)
         self._verifying = Curve()
         self._drafting = Drafting()
@@ -206,24 +211,26 @@ class Costs:
         self._verifying.forget(seen.width > 0, seen.tokens)
         self._partial.forget((seen.rows, seen.tokens))
         if seen.steps and not seen.caught_up:
-            self._drafting.cap(seen, seen.draft_s / scale)
+            self._drafting.cap(seen, max(seen.draft_s / scale - self._looking_s(seen), 0.0))
 
     def _beside_usual(self, seen: Round) -> float:
         """How many times as long a round took as is known; 1 where too little is."""
         drafted = seen.width > 0
         if seen.fresh or seen.verifying_s <= 0:
             return 1.0
+        took = seen.verifying_s / self._growing.times(seen.rows, seen.length)
         usual = self._verifying.usual(drafted, seen.tokens)
         if self._verifying.count(drafted, seen.tokens) < FEW:
             told, near = self._verifying.told(
                 np.array([drafted]), np.array([float(seen.tokens)]), self._spread
             )
-            usual = float(told[0]) if near[0] >= _NEAR else seen.verifying_s
-        return seen.verifying_s / max(usual, _LEAST)
+            usual = float(told[0]) if near[0] >= _NEAR else took
+        return took / max(usual, _LEAST)
 
     def _count(self, seen: Round, reading: bool) -> None:
         """Count a round; see `add`."""
-        now, tokens, took = self._rounds, seen.tokens, seen.verifying_s
+        now, tokens = self._rounds, seen.tokens
+        took = seen.verifying_s / self._growing.times(seen.rows, seen.length)
         known = self._verifying.count(seen.width > 0, tokens)
         if known >= _KNOWN and not seen.fresh and took > 0:
             ratio = took / max(self._verifying.usual(seen.width > 0, tokens), _LEAST)
@@ -231,34 +238,62 @@ class Costs:
             self._pace.add(ratio, now)
         scale = self._pace.at(now)
         draft_s = seen.draft_s / scale
+        own_s = max(draft_s - self._looking_s(seen), 0.0)
         if seen.read and reading:
             self._prompts.append(seen.target_s / scale / seen.read)
         if seen.caught_up and reading and self._drafting.known:
-            usual = float(self._drafting.at(seen.drafting, np.array([float(seen.steps)]))[0])
-            self._readings.append(max(draft_s - usual, 0.0) / seen.caught_up)
+            steps = np.array([float(seen.steps)])
+            usual = float(self._drafting.at(seen.drafting, steps, seen.length)[0])
+            self._readings.append(max(own_s - usual, 0.0) / seen.caught_up)
         if not seen.fresh:
+            self._growing.add(seen.rows, tokens, seen.length, seen.verifying_s)
             self._verifying.add(seen.width > 0, tokens, took / scale, now)
             self._plain += not seen.width
             if seen.rows < tokens < 2 * seen.rows:
                 self._partial.add((seen.rows, tokens), took / scale, now)
-            if seen.looked and not seen.steps:
-                found = self._proposing if seen.width else self._looking
-                found.add(seen.rows, draft_s, now)
-                if seen.width:
-                    self._proposed, self._proposed_at = self._proposed + 1, now
-        if seen.steps and not seen.caught_up:
-            self._drafting.add(seen, draft_s, now)
+        beside_s = self._beside_s(seen, draft_s) if seen.steps else draft_s
+        if beside_s is None:
+            if not seen.caught_up:
+                self._drafting.add(seen, own_s, now)
+        elif not seen.fresh:
+            self._count_looking(seen, beside_s)
+
+    def _count_looking(self, seen: Round, seconds: float) -> None:
+        """Count what looking tokens up took."""
+        if seen.found:
+            self._proposing.add(seen.rows, seconds, self._rounds)
+            self._proposed, self._proposed_at = self._proposed + 1, self._rounds
+        elif seen.looked:
+            self._looking.add(seen.rows, seconds, self._rounds)
+
+    def _beside_s(self, seen: Round, draft_s: float) -> float | None:
+        """Seconds that proposing tokens took beside a model's draft, if what that takes is known.
+
+        None where it is the draft that is told: also by one that took much less, since what is
+        known of it is then too much.
+        """
+        alike = seen.found and not seen.behind and not seen.caught_up
+        if not alike or not self._drafting.tells(seen.drafting, self._rounds):
+            return None
+        rows, steps = np.array([float(seen.drafting)]), np.array([float(seen.steps)])
+        usual_s = float(self._drafting.among(rows, steps, seen.length)[0, 0])
+        return max(draft_s - usual_s, 0.0) if draft_s > _MUCH_LESS * usual_s else None
+
+    def _looking_s(self, seen: Round) -> float:
+        """Seconds of a draft that looking tokens up in vain took."""
+        return float(self._looking.at(np.array(float(seen.rows)))) * seen.looked
 
     def _scale(self, factor: float) -> None:
         """Go on as if all had taken so many times as long."""
         self._pace = Pace()
-        for part in (self._verifying, self._drafting, self._looking, self._proposing):
+        parts = self._verifying, self._drafting, self._looking, self._proposing, self._growing
+        for part in parts:
             part.scale(factor)
         self._partial.change(lambda _, took: took * factor)
         self._prompts = deque([each * factor for each in self._prompts], maxlen=RECENT)
         self._readings = deque([each * factor for each in self._readings], maxlen=RECENT)
 
-    def prices(self, rows: int, widths: Sequence[int]) -> Prices:
+    def prices(self, rows: int, widths: Sequence[float], length: float = 0.0) -> Prices:
         """What rounds of so many rows take.
 
         What a token of a prompt takes the drafter is told by its latest readings. Until there are a
@@ -269,18 +304,21 @@ class Costs:
         Args:
             rows: sequences in them.
             widths: see `Prices`.
+            length: of the sequences, in tokens, by the mean.
         """
         scale = self._pace.at(self._rounds)
         depths = np.arange(len(widths), dtype=float)
-        drafting = self._drafting.at(rows, depths)
-        drafting[0] = self._looking.at(np.array(float(rows)))
+        drafting = self._drafting.at(rows, depths, length)
+        drafting[0] = 0.0
+        looking = float(self._looking.at(np.array(float(rows))))
         wide = np.array(widths)
         tokens = np.append(rows * (1.0 + wide), 1.0)
-        times, counts = self._verifying.told(np.append(wide > 0, False), tokens, self._spread)
-        *verifying, single = times.tolist()
-        step = float(self._drafting.at(1, np.ones(1))[0])
+        told, counts = self._verifying.told(np.append(wide > 0, False), tokens, self._spread)
+        verifying = told[:-1] * self._growing.times(rows, length)
+        single = float(told[-1]) * self._growing.times(1, length)
+        step = float(self._drafting.at(1, np.ones(1), length)[0])
         share = step / max(single, _LEAST)
-        more = max(verifying[-1] - verifying[0], 0.0) / max(rows * widths[-1], 1)
+        more = max(float(verifying[-1] - verifying[0]), 0.0) / max(rows * widths[-1], 1)
         each = share * (median_low(self._prompts) if self._prompts else more)
         if self._readings:
             own = median_low(self._readings)
@@ -288,17 +326,20 @@ class Costs:
         return Prices(
             rows=rows,
             widths=wide,
-            verifying=scale * np.array(verifying),
+            verifying=scale * verifying,
             drafting=scale * drafting,
             single=scale * single,
-            proposing=scale * self._proposing_s(rows, float(drafting[0])),
+            looking=scale * looking,
+            proposing=scale * self._proposing_s(rows, looking),
             backlog=scale * self._drafting.backlog,
             step=scale * step,
             token=scale * each,
             doubts=self._doubts(counts[:-1]) if self.known else None,
         )
 
-    def of_some(self, rows: int, depths: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def of_some(
+        self, rows: int, depths: int, length: float = 0.0
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """What rounds take in which some rows draft, and are not padded for.
 
         What is known of rounds of as many tokens may be of fewer rows, which take less: until
@@ -308,6 +349,7 @@ class Costs:
         Args:
             rows: sequences in them.
             depths: N, at least 1.
+            length: of the sequences, in tokens, by the mean.
 
         Returns:
             Seconds where 1, 2, ... of them draft 1, 2, ..., N tokens each, float64 [rows, N], and
@@ -327,17 +369,18 @@ class Costs:
         own = np.array([self._partial.usually(size) for size in sizes])
         guess = np.maximum(told[: rows - 1], between)
         told[: rows - 1] = (counts * own + FEW * guess) / (counts + FEW)
-        verifying = np.interp(drafted, asked, told)
-        drafting, scale = self._drafting.among(some, each), self._pace.at(self._rounds)
+        verifying = np.interp(drafted, asked, told) * self._growing.times(rows, length)
+        drafting = self._drafting.among(some, each, length)
+        scale = self._pace.at(self._rounds)
         return np.asarray(scale * (verifying + drafting)).clip(_LEAST), scale * drafting
 
     def _proposing_s(self, rows: int, vain: float) -> float:
-        """Seconds of looking tokens up for use: once a few did, and less sure the longer ago.
+        """How much longer proposing tokens takes: once a few were, and less sure the longer ago.
 
         Slow moments are not to keep tokens from being proposed, and this from being measured.
         """
         own = float(self._proposing.at(np.array(float(rows)))) if self._proposed >= FEW else vain
-        return vain + max(own - vain, 0.0) * _UNPROPOSED ** (self._rounds - self._proposed_at)
+        return max(own - vain, 0.0) * _UNPROPOSED ** (self._rounds - self._proposed_at)
 
     def _doubts(self, counts: NDArray[np.float64]) -> NDArray[np.float64]:
         """By how many rounds of about each size are remembered, and how much rounds differ."""

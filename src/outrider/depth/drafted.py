@@ -9,6 +9,10 @@ from numpy.typing import NDArray
 
 from .costs import Prices
 
+_RESTING = 1.01
+"""How much better it has to look that some rows rest: what looks best is chosen from many, and the
+drafter has to read what they emit meanwhile."""
+
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
@@ -69,7 +73,7 @@ class Drafted:
         drafting: NDArray[np.float64],
         tried: int,
     ) -> Drafted:
-        """Those that gain most by it, as many as bring most in the time.
+        """All rows; or those that gain most, as many as bring most in the time, if clearly more.
 
         Args:
             each: see `all_of`.
@@ -83,6 +87,7 @@ class Drafted:
         order = np.argsort(-gains, axis=0, kind="stable")
         totals = len(each) + np.take_along_axis(gains, order, 0).cumsum(0)
         rates = totals[:, 1 : tried + 1] / times[: len(each), :tried]
+        rates[:-1] /= _RESTING
         count, depth = np.unravel_index(int(rates.argmax()), rates.shape)
         chosen = order[: count + 1, depth + 1]
         rows = np.zeros(len(each), dtype=np.bool_)

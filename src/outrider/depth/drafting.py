@@ -9,7 +9,8 @@ from statistics import median_low
 import numpy as np
 from numpy.typing import NDArray
 
-from .lines import Line
+from .growth import Growing
+from .lines import Line, rising
 from .round import Round
 
 FEW = 3
@@ -17,6 +18,9 @@ FEW = 3
 
 RECENT = 12
 """How many readings are looked at."""
+
+_RECENTLY = 128
+"""For how many rounds it is known what a number of rows takes."""
 
 _STEPS_ALIKE = 0.5
 """What each step of a draft is thought to take at least, beside the mean: they are mostly forwards
@@ -40,6 +44,8 @@ class Drafting:
     def __init__(self) -> None:
         self._lines: dict[int, Line] = {}
         self._counts: dict[int, int] = {}
+        self._last: dict[int, int] = {}
+        self._growing = Growing()
         self._backlogs = deque[float](maxlen=RECENT)
 
     @property
@@ -52,7 +58,7 @@ class Drafting:
         rows = seen.drafting
         count = self._counts.get(rows, 0)
         if seen.behind and count >= FEW:
-            usual = float(self.at(rows, np.array([float(seen.steps)]))[0])
+            usual = float(self.at(rows, np.array([float(seen.steps)]), seen.length)[0])
             self._backlogs.append(max(seconds - usual, 0.0) / seen.behind)
             # With a backlog it takes longer, unless what is remembered is over.
             if seconds >= usual:
@@ -60,31 +66,56 @@ class Drafting:
         elif seen.behind:
             # As if all of it took as long a token, until there is something to compare with.
             seconds *= min(READ * rows / seen.missing, 1.0)
-        self._lines.setdefault(rows, Line(_STEPS_ALIKE)).add(seen.steps, seconds, now)
-        self._counts[rows] = count + 1
+        if not seen.behind:
+            # Of each number of steps a kind.
+            self._growing.add(rows, rows * 2**seen.steps, seen.length, seconds)
+        line = self._lines.setdefault(rows, Line(_STEPS_ALIKE))
+        line.add(seen.steps, seconds / self._growing.times(rows, seen.length), now)
+        self._counts[rows], self._last[rows] = count + 1, now
 
-    def at(self, rows: int, steps: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Seconds of drafts of so many steps in a row, float64 [n]; 0 where none was measured."""
+    def at(self, rows: int, steps: NDArray[np.float64], length: float = 0.0) -> NDArray[np.float64]:
+        """Seconds of drafts of so many steps in a row, float64 [n]; 0 where none was measured.
+
+        Args:
+            rows: how many have them.
+            steps: float64 [n].
+            length: of the sequences, in tokens, by the mean.
+        """
         count = self._counts.get(rows, 0)
         others = [other for other in self._lines if other != rows and count < FEW]
         total = np.zeros(len(steps))
         if count:
-            total += count * self._lines[rows].at(steps)
+            total += count * self._told(rows, steps, length)
         if others:
-            total += self._lines[min(others, key=lambda other: abs(log(other / rows)))].at(steps)
+            nearest = min(others, key=lambda other: abs(log(other / rows)))
+            total += self._told(nearest, steps, length)
         return np.asarray(total / max(count + bool(others), 1))
 
-    def among(self, rows: NDArray[np.float64], steps: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _told(self, rows: int, steps: NDArray[np.float64], length: float) -> NDArray[np.float64]:
+        """By a number of rows that was measured."""
+        return self._lines[rows].at(steps) * self._growing.times(rows, length)
+
+    def among(
+        self, rows: NDArray[np.float64], steps: NDArray[np.float64], length: float = 0.0
+    ) -> NDArray[np.float64]:
         """Seconds of drafts for so many rows [M] of so many steps [n], float64 [M, n].
 
-        On lines between the numbers of rows that were measured, and never less for more.
+        On lines between the numbers of rows that were measured, and never less for more: where
+        fewer rows took longer, what both did counts for each, by how many times there are of it.
         """
         known = sorted(count for count, times in self._counts.items() if times >= FEW)
         if not known:
-            return np.stack([self.at(int(count), steps) for count in rows.tolist()])
-        found = [self._lines[count].at(steps) for count in known]
-        told = np.maximum.accumulate(np.array(found), 0)
+            return np.stack([self.at(int(count), steps, length) for count in rows.tolist()])
+        found = np.array([self._told(count, steps, length) for count in known])
+        told = rising(found, np.array([self._lines[count].count for count in known]))
         return np.stack([np.interp(rows, known, each) for each in told.T], 1)
+
+    def tells(self, rows: int, now: int) -> bool:
+        """Whether it is known what drafts of so many rows take, or of more, in a round."""
+        return any(
+            times >= FEW and count >= rows and now - self._last[count] <= _RECENTLY
+            for count, times in self._counts.items()
+        )
 
     def cap(self, seen: Round, seconds: float) -> None:
         """The draft of a round took so many: others of as many rows no longer, beside their steps.
@@ -92,6 +123,7 @@ class Drafting:
         Unless it is about what was known.
         """
         line = self._lines.get(seen.drafting)
+        seconds /= self._growing.times(seen.drafting, seen.length)
         if line and seconds < MUCH_FASTER * float(line.at(np.array([float(seen.steps)]))[0]):
             line.cap(seen.steps, seconds)
 
@@ -99,6 +131,7 @@ class Drafting:
         """Go on as if all had taken so many times as long."""
         for line in self._lines.values():
             line.scale(factor)
+        self._growing.scale(factor)
         self._backlogs = deque([each * factor for each in self._backlogs], maxlen=RECENT)
 
     @property

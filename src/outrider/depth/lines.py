@@ -188,6 +188,11 @@ class Line:
         self._sizes[row] = x
         self._new += 1
 
+    @property
+    def count(self) -> float:
+        """How many times are remembered."""
+        return float(self._times.counts.sum())
+
     def scale(self, factor: float) -> None:
         """Go on as if all had taken so many times as long."""
         self._times.change(lambda _, y: y * factor)
@@ -315,6 +320,31 @@ class Curve:
         most = _STEEPEST * _STEPS / log(2)
         step = (here @ moments[:, 2] - smooth).clip(-most, most)
         return np.asarray(2.0 ** (smooth + share * step)), known
+
+
+def rising(found: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The nearest to what was found that falls nowhere, by weighted least squares.
+
+    By the max-min formula of isotonic regression (Barlow, Bartholomew, Bremner and Brunk 1972,
+    "Statistical Inference under Order Restrictions", section 1.4): of the means of all stretches
+    around a place.
+
+    Args:
+        found: float64 [M, n], each of n columns by itself.
+        weights: of the rows, more than 0, float64 [M].
+
+    Returns:
+        float64 [M, n].
+    """
+    count = len(found)
+    total = np.vstack([np.zeros((1, found.shape[1])), (weights[:, None] * found).cumsum(0)])
+    weight = np.append(0.0, weights.cumsum())
+    first, last = np.arange(count)[:, None], np.arange(count)
+    stretch = np.maximum(last, first)
+    means = total[stretch + 1] - total[first]
+    means /= (weight[stretch + 1] - weight[first])[..., None]
+    least = np.minimum.accumulate(means[:, ::-1], 1)[:, ::-1]
+    return np.asarray(np.where((first <= last)[..., None], least, -np.inf).max(0))
 
 
 def _slope(sums: NDArray[np.float64], guess: NDArray[np.float64] | float) -> NDArray[np.float64]:

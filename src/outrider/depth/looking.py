@@ -52,16 +52,16 @@ class Looking:
             planned: what was planned for it.
             ragged: whether rows were verified without padding.
         """
-        took, gained = planned.prices.drafting[0], 0.0
-        share = float(took) / max(float(planned.prices.verifying[0]), _LEAST) / _SHARE
+        prices, gained = planned.prices, 0.0
+        took = prices.looking
+        share = took / max(float(prices.verifying[0]), _LEAST) / _SHARE
         self._pause = min(max(share, _PAUSES[0]), _PAUSES[1])
         if any(record.looked_up):
-            prices, steps = planned.prices, max(stepped_of(record))
             width = np.mean(record.drafted) if ragged else max(record.drafted)
-            times = prices.verifying + prices.drafting[steps] if steps else prices.looked_up
-            took = np.interp(width, np.arange(len(times)), times)
+            times = prices.looked_up + prices.drafting[max(stepped_of(record))]
+            took += float(np.interp(width, np.arange(len(times)), times))
             gained = _counted(record.emitted, planned)
-        self.count(looked, gained - planned.rate * float(took))
+        self.count(looked, gained - planned.rate * took)
 
     def count(self, looked: bool, gained: float = 0.0) -> None:
         """Count a round, and if it looked, what that gained: less than nothing, if in vain."""

@@ -23,6 +23,8 @@ class Round:
         spared: by how many tokens fewer than the widest row has the others have, in all, if the
             target is not given what would pad them.
         stepping: for how many rows a model drafted; None for all.
+        found: whether looked-up tokens were proposed.
+        length: tokens that each sequence had before it, by the mean.
     """
 
     rows: int
@@ -39,6 +41,8 @@ class Round:
     other_s: float
     spared: int = 0
     stepping: int | None = None
+    found: bool = False
+    length: float = 0.0
 
     @property
     def drafting(self) -> int:

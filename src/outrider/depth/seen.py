@@ -68,7 +68,14 @@ class Seen:
             other_s=record.total_s - record.plan_s - record.draft_s - record.target_s,
             spared=width * len(states) - sum(record.drafted) if self._ragged else 0,
             stepping=sum(step > 0 for step in stepped) or None,
+            found=any(record.looked_up),
+            length=mean_length(states) - sum(record.emitted) / len(states),
         )
+
+
+def mean_length(states: Sequence[SequenceState]) -> float:
+    """Tokens of each sequence, by the mean."""
+    return sum(len(state.prefix) for state in states) / len(states)
 
 
 def stepped_of(record: RoundRecord) -> list[int]:

@@ -10,16 +10,21 @@ from ..records import SequenceState
 from .choices import Choices
 
 DRAFTING = 5
-"""For how many more rounds it stands that drafts pay..."""
+"""For how many more rounds it stands that drafts pay, ..."""
 
 PLAIN = 11
-"""... or that they do not, for up to four sequences: of more it takes longer to be decided, ..."""
+"""... or that they do not, for up to four sequences: of more it takes longer to decide, ..."""
 
 PLAIN_AT_MOST = 35
 """... and until a try can be paid for, but not for more rounds than that, ..."""
 
 _SETTLED = 8
 """... once each of the sequences has been through so many."""
+
+
+def drafting_rounds(rows: int) -> int:
+    """For how many more rounds it stands that drafts pay for so many sequences."""
+    return int(DRAFTING * max(log2(rows) / 2, 1.0))
 
 
 def plain_rounds(rows: int, wait: int = 0) -> int:

@@ -1,0 +1,68 @@
+"""What a try of many rows is charged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from outrider import SamplingParams
+from outrider.depth import AdaptiveDepth, Levels
+from outrider.depth.purse import Purse
+from outrider.records import Prefix, SequenceState
+
+from .test_depth import World, played, steady
+
+ROWS = 16
+PLAIN, TOKEN, DRAFT = 1.0, 0.02, 0.125
+"""Seconds of a plain round, of each token more, and of a step of a draft."""
+
+
+def charged(ragged: bool, longest: int, monkeypatch: pytest.MonkeyPatch) -> float:
+    """What a try is thought to lose of which one row looked so many tokens up, the others none.
+
+    They are refused. It is known what rounds take in which each row has 0, 1, 2, 4 or 8 tokens.
+    """
+    policy = AdaptiveDepth(Levels(8), looks_up=True, ragged=ragged)
+    world = World(steady(0.0), step=DRAFT, token=TOKEN, rest=0.0, noise=0.0, prefill=0.0)
+    world, rng = replace(world, alone=PLAIN - 1 - TOKEN * (ROWS - 1)), np.random.default_rng(0)
+    params = SamplingParams(max_tokens=256, depths=(0, *[0, 1, 2, 4, 8] * 4))
+    states = [SequenceState(Prefix(n, range(9)), 9, params, frozenset(), n) for n in range(ROWS)]
+    for _ in range(21):
+        states, record = played(policy, world, states, rng)
+        policy.observe(states, record)
+    drafted = (longest, *[1] * (ROWS - 1))
+    computed = sum(drafted) if ragged else ROWS * longest
+    took = 1 + TOKEN * (ROWS + computed - 1)
+    lost: list[float] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(Purse, "spend", lambda self, price, *others: lost.append(price))
+        policy._trying = True
+        policy.observe(
+            [state.advanced([0], 1, None, state.acceptance, ()) for state in states],
+            replace(
+                record,
+                drafted=drafted,
+                depth=drafted,
+                accepted=(0,) * ROWS,
+                emitted=(1,) * ROWS,
+                bonus=(False,) * ROWS,
+                looked_up=(True, *[False] * (ROWS - 1)),
+                draft_s=DRAFT,
+                target_s=took,
+                total_s=DRAFT + took,
+            ),
+        )
+        policy._catch_up()
+    (price,) = lost
+    return price
+
+
+@pytest.mark.parametrize(("ragged", "rows"), [(True, 1), (False, ROWS)])
+def test_a_try_is_charged_what_its_tokens_take(
+    ragged: bool, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven more tokens of one row are as many of each only where the others are padded."""
+    more = charged(ragged, 8, monkeypatch) - charged(ragged, 1, monkeypatch)
+    assert more == pytest.approx(7 * rows * TOKEN / PLAIN, rel=0.2)
