@@ -1,7 +1,7 @@
 """The adaptive depth beside every fixed one: how far it is from the best, workload by workload.
 
 Above temperature 0 verification is coupled and each prompt has a seed, so that all write the same
-texts, and only their depths differ.
+texts, and only their depths differ. Of a batch all rows have the depth.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ import outrider
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
 from outrider.bench.race import Timed, race, speedup
 from outrider.bench.workload import built_in
+from outrider.config import Verification
+from outrider.loading import Pair
 
 from .report import Report, add_row, columns
-from .speedup import own_drafter, reserve
+from .speedup import dealt, own_drafter, reserve
 
 TOKENS = 256
 TEMPERATURES = (0.0, 0.8)
-DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8)
+DEPTHS = {1: (1, 2, 3, 4, 5, 6, 7, 8), 4: (1, 2, 3, 4, 5, 6), 16: (1, 2, 3, 4, 5)}
+"""By the size of a batch: the more rows, the dearer is a token of each."""
 KINDS = ("code", "editing", "json", "random")
 WARM_UP = 8
 
@@ -30,65 +33,89 @@ Seconds = Callable[[Timed], Sequence[float]]
 
 
 def run(rounds: int) -> Report:
-    """Race all depths on `rounds` prompts of each kind, at least two."""
-    pair = outrider.load("demo", device="cpu", dtype="float32", max_sequences=len(DEPTHS) + 2)
-    prompts = max(rounds, 2)
+    """Race all depths on `rounds` prompts of each kind, and a quarter as many batches of each size.
+
+    At least two of either.
+    """
+    count = {size: max(rounds if size == 1 else rounds // 4, 2) for size in DEPTHS}
+    most = max(size * (len(depths) + 2) for size, depths in DEPTHS.items())
+    pair = outrider.load("demo", device="cpu", dtype="float32", max_sequences=most)
+    prompts = max(size * batches for size, batches in count.items())
     kinds = built_in(KINDS, pair.tokenizer, pair.target.vocab_size, prompts)
     room = reserve(pair, kinds)
-    fixed = {
-        f"k={depth}": SpeculativeConfig(depth="fixed", num_speculative_tokens=depth)
-        for depth in DEPTHS
-    }
     table = columns(
-        f"tokens/s over plain decoding's, draft model, {TOKENS} tokens a prompt, {prompts} prompts",
+        f"tokens/s over plain decoding's, draft model, {TOKENS} tokens a prompt",
         "workload",
         "T",
+        "batch",
+        "batches",
         "by",
-        *fixed,
+        *(f"k={depth}" for depth in max(DEPTHS.values(), key=len)),
         "adaptive",
         "over best",
         "95%",
     )
     rows = []
     for kind in kinds:
+        found = [list(prompt.token_ids) for prompt in kind.prompts]
         for temperature in TEMPERATURES:
-            configs = fixed | {"adaptive": SpeculativeConfig()}
-            if temperature:
-                configs = {
-                    name: replace(config, verification="coupled")
-                    for name, config in configs.items()
-                }
-            decoders = [
-                SpeculativeDecoder(pair.target),
-                *(
-                    SpeculativeDecoder(pair.target, own_drafter(pair, 1, room), config=config)
-                    for config in configs.values()
-                ),
-            ]
-            params = SamplingParams(
-                max_tokens=TOKENS,
-                temperature=temperature,
-                seed=0 if temperature else None,
-                ignore_eos=True,
-            )
-            batches = [[list(prompt.token_ids)] for prompt in kind.prompts]
-            race(decoders, batches[:1], replace(params, max_tokens=WARM_UP))
-            plain, *others = race(decoders, batches, params)
-            found = dict(zip(configs, others, strict=True))
-            row = {"workload": kind.name, "temperature": temperature} | _row(plain, found)
-            rows.append(row)
-            _show(table, row)
+            for size, depths in DEPTHS.items():
+                batches = dealt(found, size)[: count[size]]
+                row = {
+                    "workload": kind.name,
+                    "temperature": temperature,
+                    "batch": size,
+                    "batches": len(batches),
+                } | _measure(pair, room, batches, depths, temperature)
+                rows.append(row)
+                _show(table, row)
     return Report(
         "depth",
         "one round of each decoder in turn; temperature 0 with block verification, the other with "
         "coupled, where all texts are the same; over best: the adaptive depth over the fixed one "
         "that turned out fastest on this workload (the luckiest of several noisy figures), with a "
-        "95% interval over prompts (bootstrap and Student's t), wide where they are few; by usual: "
-        "had each round taken what rounds of its kind took, by the median, without slow moments of "
-        "the machine, and an interval of other prompts with these medians",
+        "95% interval over prompts, or batches of them (bootstrap and Student's t), wide where "
+        "they are few; by usual: had each round taken what rounds of its kind took, by the "
+        "median, without slow moments of the machine, and an interval of other prompts with these "
+        "medians",
         table,
-        {"tokens": TOKENS, "prompts": prompts, "rows": rows},
+        {"tokens": TOKENS, "rows": rows},
     )
+
+
+def _measure(
+    pair: Pair,
+    room: int,
+    batches: list[list[list[int]]],
+    depths: Sequence[int],
+    temperature: float,
+) -> dict[str, object]:
+    """Race plain decoding, each depth, and the adaptive one."""
+    verification: Verification = "coupled" if temperature else "block"
+    fixed = {
+        f"k={depth}": SpeculativeConfig(
+            depth="fixed", num_speculative_tokens=depth, verification=verification
+        )
+        for depth in depths
+    }
+    configs = fixed | {"adaptive": SpeculativeConfig(verification=verification)}
+    size = len(batches[0])
+    decoders = [
+        SpeculativeDecoder(pair.target),
+        *(
+            SpeculativeDecoder(pair.target, own_drafter(pair, size, room), config=config)
+            for config in configs.values()
+        ),
+    ]
+    params = SamplingParams(
+        max_tokens=TOKENS,
+        temperature=temperature,
+        seed=0 if temperature else None,
+        ignore_eos=True,
+    )
+    race(decoders, batches[:1], replace(params, max_tokens=WARM_UP))
+    plain, *others = race(decoders, batches, params)
+    return _row(plain, dict(zip(configs, others, strict=True)))
 
 
 def _row(plain: Timed, found: dict[str, Timed]) -> dict[str, object]:
@@ -121,16 +148,22 @@ def _gains(plain: Timed, found: dict[str, Timed], seconds: Seconds) -> dict[str,
 
 def _show(table: Table, row: dict[str, Any]) -> None:
     for name, gains in (("seconds", row), ("usual", row["usual"])):
-        shown = [
-            f"[bold]{gain:.2f}[/bold]" if depth == gains["best"] else f"{gain:.2f}"
+        shown = {
+            depth: f"[bold]{gain:.2f}[/bold]" if depth == gains["best"] else f"{gain:.2f}"
             for depth, gain in gains["speedup"].items()
-        ]
+        }
+        adaptive = shown.pop("adaptive")
+        missing = len(max(DEPTHS.values(), key=len)) - len(shown)
         add_row(
             table,
             str(row["workload"]),
             f"{row['temperature']:g}",
+            str(row["batch"]),
+            str(row["batches"]),
             name,
-            *shown,
+            *shown.values(),
+            *["-"] * missing,
+            adaptive,
             f"{gains['over_best']:.2f}",
             f"{gains['low']:.2f}-{gains['high']:.2f}",
         )

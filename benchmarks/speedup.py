@@ -81,7 +81,7 @@ def run(rounds: int) -> Report:
         name, found = kind.name, [list(prompt.token_ids) for prompt in kind.prompts]
         for temperature in TEMPERATURES:
             for size in BATCHES:
-                batches = _dealt(found, size)[:rounds]
+                batches = dealt(found, size)[:rounds]
                 for row in _measure(pair.target, contenders, batches, temperature):
                     rows.append({"workload": name} | row)
                     _show(table, rows[-1])
@@ -172,7 +172,7 @@ def _measure(
     return rows
 
 
-def _dealt(prompts: list[list[int]], size: int) -> list[list[list[int]]]:
+def dealt(prompts: list[list[int]], size: int) -> list[list[list[int]]]:
     """As many batches as there are prompts for, dealt out: later prompts are of another sort."""
     count = len(prompts) // size
     return [prompts[first::count][:size] for first in range(count)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, sqrt
 from statistics import median
 from time import perf_counter
@@ -166,11 +166,16 @@ def race(
     Args:
         decoders: of the same models, lossless; each decodes in slots of its own.
         batches: for each batch, the token ids of its prompts.
-        params: of every request.
+        params: of every request; where it has a seed, the others of a batch have the next ones:
+            with one for all their texts would be alike.
     """
     raced = []
     for batch in batches:
-        lanes = [Lane(decoder, batch, [params] * len(batch)) for decoder in decoders]
+        each = [
+            params if params.seed is None else replace(params, seed=params.seed + row)
+            for row in range(len(batch))
+        ]
+        lanes = [Lane(decoder, batch, each) for decoder in decoders]
         in_turn(lanes)
         raced.append(lanes)
     return [Timed.of(lanes) for lanes in zip(*raced, strict=True)]
