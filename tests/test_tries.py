@@ -19,10 +19,13 @@ PLAIN, TOKEN, DRAFT = 1.0, 0.02, 0.125
 """Seconds of a plain round, of each token more, and of a step of a draft."""
 
 
-def charged(ragged: bool, longest: int, monkeypatch: pytest.MonkeyPatch) -> float:
+def charged(
+    ragged: bool, longest: int, monkeypatch: pytest.MonkeyPatch, looking: float = 0.0
+) -> float:
     """What a try is thought to lose of which one row looked so many tokens up, the others none.
 
-    They are refused. It is known what rounds take in which each row has 0, 1, 2, 4 or 8 tokens.
+    They are refused. It is known what rounds take in which each row has 0, 1, 2, 4 or 8 tokens,
+    and that looking up takes so many seconds.
     """
     policy = AdaptiveDepth(Levels(8), looks_up=True, ragged=ragged)
     world = World(steady(0.0), step=DRAFT, token=TOKEN, rest=0.0, noise=0.0, prefill=0.0)
@@ -31,7 +34,8 @@ def charged(ragged: bool, longest: int, monkeypatch: pytest.MonkeyPatch) -> floa
     states = [SequenceState(Prefix(n, range(9)), 9, params, frozenset(), n) for n in range(ROWS)]
     for _ in range(21):
         states, record = played(policy, world, states, rng)
-        policy.observe(states, record)
+        draft_s, total_s = record.draft_s + looking, record.total_s + looking
+        policy.observe(states, replace(record, draft_s=draft_s, total_s=total_s))
     drafted = (longest, *[1] * (ROWS - 1))
     computed = sum(drafted) if ragged else ROWS * longest
     took = 1 + TOKEN * (ROWS + computed - 1)
@@ -49,9 +53,9 @@ def charged(ragged: bool, longest: int, monkeypatch: pytest.MonkeyPatch) -> floa
                 emitted=(1,) * ROWS,
                 bonus=(False,) * ROWS,
                 looked_up=(True, *[False] * (ROWS - 1)),
-                draft_s=DRAFT,
+                draft_s=DRAFT + looking,
                 target_s=took,
-                total_s=DRAFT + took,
+                total_s=DRAFT + looking + took,
             ),
         )
         policy._catch_up()
@@ -66,3 +70,9 @@ def test_a_try_is_charged_what_its_tokens_take(
     """Seven more tokens of one row are as many of each only where the others are padded."""
     more = charged(ragged, 8, monkeypatch) - charged(ragged, 1, monkeypatch)
     assert more == pytest.approx(7 * rows * TOKEN / PLAIN, rel=0.2)
+
+
+def test_a_try_is_not_charged_for_looking_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which pays for itself, or is not done: here it takes two plain rounds."""
+    dear, free = (charged(True, 1, monkeypatch, looking) for looking in (2.0, 0.0))
+    assert dear == pytest.approx(free, abs=0.05)
