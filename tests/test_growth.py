@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from outrider.depth.costs import Costs
+from outrider.depth.drafting import Drafting
 from outrider.depth.growth import Growing
 from outrider.depth.lines import rising
 from outrider.depth.round import Round
@@ -96,7 +97,7 @@ def test_kinds_that_are_forgotten_leave_nothing_behind() -> None:
             growing.add(rows, rows, 300.0, 2.0)
     assert len(growing._kinds) <= 512
     for rows, sums in growing._sums.items():
-        kept = [kind.sums for (own, *_), kind in growing._kinds.items() if own == rows]
+        kept = [kind.sums for (own, _), kind in growing._kinds.items() if own == rows]
         assert sums == pytest.approx(np.sum([np.zeros(3), *kept], 0), abs=1e-6)
 
 
@@ -177,9 +178,45 @@ def test_where_no_other_drafts_are_known_they_tell_what_drafts_take() -> None:
     costs = Costs()
     for _ in range(8):
         costs.add(plain(16, 100.0, 10.0))
-    costs.add(drafting(1, 100.0, 12.5, 0.2))
+        costs.add(drafting(4, 100.0, 12.5, 0.2))
     mixed(costs, 20, 1.5)
     assert costs.prices(16, [0, 1], 100.0).drafting[1] == pytest.approx(1.5, rel=0.1)
+
+
+def test_what_drafts_took_long_ago_does_not_tell_what_proposing_takes() -> None:
+    """After two hundred plain rounds the next ones tell what drafts take, as far as it shows."""
+    costs = Costs()
+    for _ in range(8):
+        costs.add(drafting(16, 100.0, 12.5, 1.0))
+    for _ in range(200):
+        costs.add(plain(16, 100.0, 10.0))
+    mixed(costs, 3, 1.5)
+    assert costs.prices(16, [0, 1], 100.0).proposing == 0.0
+
+
+def test_reading_on_beside_looked_up_tokens_is_not_what_proposing_takes() -> None:
+    costs = Costs()
+    for _ in range(8):
+        costs.add(replace(plain(16, 100.0, 10.0), looked=True))
+        costs.add(drafting(16, 100.0, 12.5, 1.0))
+    for _ in range(5):
+        seen = replace(drafting(16, 100.0, 12.5, 5.0), looked=True, found=True)
+        costs.add(replace(seen, behind=8, missing=99))
+    prices = costs.prices(16, [0, 1], 100.0)
+    assert prices.proposing == pytest.approx(0.0, abs=0.01)
+    assert prices.backlog == pytest.approx(0.5, rel=0.05)
+
+
+def test_a_round_that_was_much_faster_caps_drafts_without_looking_up() -> None:
+    """A fifth of what is known: its draft took .4 s, and looking up .5."""
+    costs = Costs()
+    for _ in range(8):
+        costs.add(replace(plain(16, 100.0, 10.0), looked=True, draft_s=0.5))
+        costs.add(drafting(16, 100.0, 12.5, 4.0))
+    costs.add(replace(drafting(16, 100.0, 2.5, 0.9), looked=True))
+    assert costs.puzzled
+    costs.add(plain(16, 100.0, 10.0))
+    assert costs.prices(16, [0, 1], 100.0).drafting[1] == pytest.approx(0.4, rel=0.02)
 
 
 def test_a_few_slow_drafts_of_some_rows_do_not_make_those_of_all_dear() -> None:
@@ -241,6 +278,67 @@ def test_rounds_of_as_many_tokens_grow_by_their_own_rows() -> None:
     assert grown(growing, 16, 100.0, 400.0) == pytest.approx(1.6, rel=0.06)
 
 
+def test_drafts_of_long_texts_among_short_ones_are_told_in_both() -> None:
+    """Four texts of a hundred tokens for each of two thousand, in which alone it is drafted."""
+    rng, costs = np.random.default_rng(0), Costs()
+    for text in range(40):
+        long = text % 5 == 4
+        for place in range(60):
+            length = (2000.0 if long else 100.0) + place
+            scale = (1 + 0.002 * length) * rng.lognormal(0, 0.02)
+            if long and place % 2:
+                costs.add(drafting(16, length, 12.5 * scale, scale))
+            else:
+                costs.add(plain(16, length, 10.0 * scale))
+    for length in (130.0, 2000.0):
+        prices = costs.prices(16, [0, 1], length)
+        assert prices.verifying[1] / prices.verifying[0] == pytest.approx(1.25, rel=0.08)
+
+
+def test_kinds_that_are_measured_at_other_lengths_tell_one_growth() -> None:
+    """Drafts at 100 to 300 tokens, plain rounds at 1,000 to 1,200."""
+    growing = Growing()
+    for place in range(400):
+        growing.add(16, "drafts", 100.0 + place % 200, 3 * (1 + 0.002 * (100.0 + place % 200)))
+        growing.add(16, "plain", 1000.0 + place % 200, 2 * (1 + 0.002 * (1000.0 + place % 200)))
+    assert grown(growing, 16, 100.0, 1100.0) == pytest.approx(3.2 / 1.2, rel=0.05)
+
+
+def test_a_draft_of_any_number_of_steps_is_a_kind() -> None:
+    drafts = Drafting()
+    for now in range(40):
+        drafts.add(replace(drafting(1, 9.0, 1.0, 1.0), width=1200, steps=1200), 1.0, now)
+    assert drafts.at(1, np.array([1200.0]), 9.0)[0] == pytest.approx(1.0)
+
+
+def test_what_looking_up_is_thought_to_take_leaves_drafts_something() -> None:
+    """It was measured five times too slow: drafts of four seconds are no gift."""
+    costs = Costs()
+    for _ in range(8):
+        costs.add(replace(plain(16, 100.0, 50.0), looked=True, draft_s=10.0))
+        costs.add(replace(drafting(16, 100.0, 62.5, 20.0), looked=True))
+    costs.add(replace(drafting(16, 100.0, 12.5, 4.0), looked=True))
+    costs.add(plain(16, 100.0, 50.0))
+    for _ in range(8):
+        costs.add(replace(drafting(16, 100.0, 12.5, 4.0), looked=True))
+    assert costs.prices(16, [0, 1], 100.0).drafting[1] > 1.0
+
+
+def test_drafts_that_were_slow_long_ago_do_not_stay_dear_where_more_rows_draft() -> None:
+    """Forty of seven rows, and hundreds of sixteen since, half as long."""
+    costs = Costs()
+    for _ in range(40):
+        costs.add(plain(16, 100.0, 10.0))
+        costs.add(replace(drafting(16, 100.0, 12.5, 2.0), stepping=7, missing=7))
+    for _ in range(600):
+        costs.add(drafting(16, 100.0, 12.5, 1.0))
+    _, drafts = costs.of_some(16, 1, 100.0)
+    assert drafts[-1, 0] == pytest.approx(1.0, rel=0.03)
+    for _ in range(10_000):
+        costs.add(drafting(16, 100.0, 12.5, 1.0))
+    assert np.isfinite(costs.of_some(16, 1, 100.0)[1]).all()
+
+
 def test_what_was_measured_in_short_texts_is_told_in_long_ones() -> None:
     """Drafts at 150 tokens, and then plain rounds only, up to 700: 1.25 plain rounds ever."""
     costs = Costs()
@@ -284,6 +382,27 @@ def test_reading_a_prompt_beside_looked_up_tokens_is_not_what_proposing_takes() 
         seen = replace(drafting(16, 100.0, 12.5, 9.0), looked=True, found=True, caught_up=100)
         costs.add(replace(seen, stepping=15))
     assert costs.prices(16, [0, 1], 100.0).proposing == pytest.approx(0.0, abs=0.01)
+
+
+def test_no_more_than_three_quarters_of_a_round_are_thought_to_be_due_to_its_length() -> None:
+    """Where all of it is."""
+    growing = Growing()
+    for _ in range(3):
+        for place in range(400):
+            growing.add(16, 16, 10.0 + place, 0.01 * (10.0 + place))
+    assert grown(growing, 16, 0.0, 210.0) == pytest.approx(4.0, rel=0.25)
+    assert grown(growing, 16, 0.0, 210.0) < 5
+
+
+def test_all_is_compared_with_a_usual_length_and_not_with_the_first_one() -> None:
+    """One row of twenty tokens, as while a model is loaded, and then texts of hundreds."""
+    growing = Growing()
+    for place in range(16):
+        growing.add(1, 1, 20.0 + place, 7.0)
+    for _ in range(3):
+        for place in range(300):
+            growing.add(16, 16, 100.0 + place, 1 + 0.004 * place)
+    assert growing.times(16, 220.0) == pytest.approx(1.0, abs=0.3)
 
 
 def test_texts_may_grow_to_many_times_their_length() -> None:

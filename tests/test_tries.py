@@ -20,28 +20,35 @@ PLAIN, TOKEN, DRAFT = 1.0, 0.02, 0.125
 
 
 def charged(
-    ragged: bool, longest: int, monkeypatch: pytest.MonkeyPatch, looking: float = 0.0
-) -> float:
-    """What a try is thought to lose of which one row looked so many tokens up, the others none.
+    ragged: bool,
+    longest: int,
+    monkeypatch: pytest.MonkeyPatch,
+    looking: float = 0.0,
+    reading: float = 0.0,
+) -> tuple[float, float]:
+    """What a try is charged of which one row looked so many tokens up, the others none.
 
     They are refused. It is known what rounds take in which each row has 0, 1, 2, 4 or 8 tokens,
-    and that looking up takes so many seconds.
+    and that looking up takes so many seconds; what the drafter reads on takes `reading`.
+
+    Returns:
+        What it is thought to lose, and how much of that reading on took.
     """
     policy = AdaptiveDepth(Levels(8), looks_up=True, ragged=ragged)
     world = World(steady(0.0), step=DRAFT, token=TOKEN, rest=0.0, noise=0.0, prefill=0.0)
     world, rng = replace(world, alone=PLAIN - 1 - TOKEN * (ROWS - 1)), np.random.default_rng(0)
-    params = SamplingParams(max_tokens=256, depths=(0, *[0, 1, 2, 4, 8] * 4))
+    params = SamplingParams(max_tokens=256, depths=(0, *[0, 1, 2, 4, 8] * 4, *[0] * 4))
     states = [SequenceState(Prefix(n, range(9)), 9, params, frozenset(), n) for n in range(ROWS)]
-    for _ in range(21):
+    for _ in range(25):
         states, record = played(policy, world, states, rng)
         draft_s, total_s = record.draft_s + looking, record.total_s + looking
         policy.observe(states, replace(record, draft_s=draft_s, total_s=total_s))
     drafted = (longest, *[1] * (ROWS - 1))
     computed = sum(drafted) if ragged else ROWS * longest
     took = 1 + TOKEN * (ROWS + computed - 1)
-    lost: list[float] = []
+    lost: list[tuple[float, float]] = []
     with monkeypatch.context() as patched:
-        patched.setattr(Purse, "spend", lambda self, price, *others: lost.append(price))
+        patched.setattr(Purse, "spend", lambda self, price, read, _: lost.append((price, read)))
         policy._trying = True
         policy.observe(
             [state.advanced([0], 1, None, state.acceptance, ()) for state in states],
@@ -53,14 +60,14 @@ def charged(
                 emitted=(1,) * ROWS,
                 bonus=(False,) * ROWS,
                 looked_up=(True, *[False] * (ROWS - 1)),
-                draft_s=DRAFT + looking,
+                draft_s=DRAFT + looking + reading,
                 target_s=took,
-                total_s=DRAFT + looking + took,
+                total_s=DRAFT + looking + reading + took,
             ),
         )
         policy._catch_up()
-    (price,) = lost
-    return price
+    (charge,) = lost
+    return charge
 
 
 @pytest.mark.parametrize(("ragged", "rows"), [(True, 1), (False, ROWS)])
@@ -68,11 +75,12 @@ def test_a_try_is_charged_what_its_tokens_take(
     ragged: bool, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seven more tokens of one row are as many of each only where the others are padded."""
-    more = charged(ragged, 8, monkeypatch) - charged(ragged, 1, monkeypatch)
+    more = charged(ragged, 8, monkeypatch)[0] - charged(ragged, 1, monkeypatch)[0]
     assert more == pytest.approx(7 * rows * TOKEN / PLAIN, rel=0.2)
 
 
 def test_a_try_is_not_charged_for_looking_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which pays for itself, or is not done: here it takes two plain rounds."""
-    dear, free = (charged(True, 1, monkeypatch, looking) for looking in (2.0, 0.0))
+    """Which pays for itself, or is not done: here it takes a plain round."""
+    dear, free = (charged(True, 1, monkeypatch, looking, 0.5) for looking in (1.0, 0.0))
     assert dear == pytest.approx(free, abs=0.05)
+    assert dear[1] == pytest.approx(0.5, abs=0.05)

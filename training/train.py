@@ -133,7 +133,7 @@ def train(
             optimizer.param_groups[0]["lr"] = args.lr * learning_rate_factor(step, elapsed)
         windows = sample_windows(corpus.train, args.window, args.batch, generator)
         loss = loss_on(network, teacher, windows)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()

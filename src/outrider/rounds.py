@@ -218,7 +218,7 @@ class Stopwatch:
         """End one part and begin the next."""
         self._marks.append(perf_counter())
         if self._cuda:
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event = torch.cuda.Event(enable_timing=True)
             event.record(torch.cuda.current_stream(self._device))
             self._events.append(event)
 

@@ -36,7 +36,7 @@ def marked(text: str, origin: Origin) -> str:
     return text if marks is None else _around(text, *marks)
 
 
-def unpainted(text: str, origin: Origin) -> str:  # noqa: ARG001
+def unpainted(text: str, origin: Origin) -> str:
     """The text alone."""
     return text
 

@@ -43,7 +43,7 @@ class WorthDrawing:
     def __call__(
         self,
         entropies: NDArray[np.float64],
-        drafting: NDArray[np.bool_],  # noqa: ARG002  # Rows are told apart by their own laws.
+        drafting: NDArray[np.bool_],  # Rows are told apart by their own laws.
     ) -> NDArray[np.bool_]:
         """Whether each row draws another token, bool [B].
 

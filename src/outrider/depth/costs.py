@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log
+from math import log, log2
 from statistics import median_low
 
 import numpy as np
@@ -45,6 +45,9 @@ tell of other work that the machine had when all were measured."""
 _MUCH_LESS = 0.75
 """What a draft beside looked-up tokens takes at most of what is known, to tell of it itself."""
 
+_OWN = 0.05
+"""What is left at least of a draft without looking tokens up: less is a mistake."""
+
 _NEAR = 1.0
 """As many times at a size, or more of them further off, tell what it takes well enough for that."""
 
@@ -62,7 +65,8 @@ class Prices:
 
     Attributes:
         rows: sequences in them.
-        widths: tokens drafted for the row with the most at depths 0, 1, ..., N, [N + 1].
+        widths: tokens drafted for the row with the most at depths 0, 1, ..., N, or for each row by
+            the mean where rows are not padded, int64 or float64 [N + 1].
         verifying: of rounds of each depth but for their drafting, float64 [N + 1].
         drafting: of a model's drafts of each depth, float64 [N + 1]; 0 at 0.
         single: of a plain round of one row.
@@ -77,7 +81,7 @@ class Prices:
     """
 
     rows: int
-    widths: NDArray[np.int64]
+    widths: NDArray[np.int64] | NDArray[np.float64]
     verifying: NDArray[np.float64]
     drafting: NDArray[np.float64]
     single: float = 0.0
@@ -211,7 +215,7 @@ class Costs:
         self._verifying.forget(seen.width > 0, seen.tokens)
         self._partial.forget((seen.rows, seen.tokens))
         if seen.steps and not seen.caught_up:
-            self._drafting.cap(seen, max(seen.draft_s / scale - self._looking_s(seen), 0.0))
+            self._drafting.cap(seen, self._own_s(seen, seen.draft_s / scale))
 
     def _beside_usual(self, seen: Round) -> float:
         """How many times as long a round took as is known; 1 where too little is."""
@@ -238,7 +242,7 @@ class Costs:
             self._pace.add(ratio, now)
         scale = self._pace.at(now)
         draft_s = seen.draft_s / scale
-        own_s = max(draft_s - self._looking_s(seen), 0.0)
+        own_s = self._own_s(seen, draft_s)
         if seen.read and reading:
             self._prompts.append(seen.target_s / scale / seen.read)
         if seen.caught_up and reading and self._drafting.known:
@@ -246,7 +250,8 @@ class Costs:
             usual = float(self._drafting.at(seen.drafting, steps, seen.length)[0])
             self._readings.append(max(own_s - usual, 0.0) / seen.caught_up)
         if not seen.fresh:
-            self._growing.add(seen.rows, tokens, seen.length, seen.verifying_s)
+            kind = round(2 * log2(tokens / seen.rows)), seen.width > 0
+            self._growing.add(seen.rows, kind, seen.length, seen.verifying_s)
             self._verifying.add(seen.width > 0, tokens, took / scale, now)
             self._plain += not seen.width
             if seen.rows < tokens < 2 * seen.rows:
@@ -279,9 +284,15 @@ class Costs:
         usual_s = float(self._drafting.among(rows, steps, seen.length)[0, 0])
         return max(draft_s - usual_s, 0.0) if draft_s > _MUCH_LESS * usual_s else None
 
-    def _looking_s(self, seen: Round) -> float:
-        """Seconds of a draft that looking tokens up in vain took."""
-        return float(self._looking.at(np.array(float(seen.rows)))) * seen.looked
+    def _own_s(self, seen: Round, draft_s: float) -> float:
+        """Seconds of a draft without what looking tokens up took.
+
+        Where next to nothing is left, what is known of looking up is over: half is the draft's.
+        """
+        looking = float(self._looking.at(np.array(float(seen.rows)))) * seen.looked
+        proposing = self._proposing_s(seen.rows, looking) if seen.found else 0.0
+        own_s = draft_s - looking - proposing
+        return own_s if own_s > _OWN * draft_s else draft_s / 2
 
     def _scale(self, factor: float) -> None:
         """Go on as if all had taken so many times as long."""

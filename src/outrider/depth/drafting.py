@@ -22,6 +22,12 @@ RECENT = 12
 _RECENTLY = 128
 """For how many rounds it is known what a number of rows takes."""
 
+_FADING = 0.99
+"""What drafts of some rows count beside those of others that were made a round later."""
+
+_LEAST = 1e-6
+"""And at least."""
+
 _STEPS_ALIKE = 0.5
 """What each step of a draft is thought to take at least, beside the mean: they are mostly forwards
 of one model."""
@@ -67,8 +73,7 @@ class Drafting:
             # As if all of it took as long a token, until there is something to compare with.
             seconds *= min(READ * rows / seen.missing, 1.0)
         if not seen.behind:
-            # Of each number of steps a kind.
-            self._growing.add(rows, rows * 2**seen.steps, seen.length, seconds)
+            self._growing.add(rows, seen.steps, seen.length, seconds)
         line = self._lines.setdefault(rows, Line(_STEPS_ALIKE))
         line.add(seen.steps, seconds / self._growing.times(rows, seen.length), now)
         self._counts[rows], self._last[rows] = count + 1, now
@@ -101,13 +106,16 @@ class Drafting:
         """Seconds of drafts for so many rows [M] of so many steps [n], float64 [M, n].
 
         On lines between the numbers of rows that were measured, and never less for more: where
-        fewer rows took longer, what both did counts for each, by how many times there are of it.
+        fewer rows took longer, what both did counts for each, by how many times there are of it,
+        the less the longer ago.
         """
         known = sorted(count for count, times in self._counts.items() if times >= FEW)
         if not known:
             return np.stack([self.at(int(count), steps, length) for count in rows.tolist()])
         found = np.array([self._told(count, steps, length) for count in known])
-        told = rising(found, np.array([self._lines[count].count for count in known]))
+        ago = max(self._last.values()) - np.array([self._last[count] for count in known])
+        times = np.array([self._lines[count].count for count in known])
+        told = rising(found, (times * _FADING**ago).clip(_LEAST))
         return np.stack([np.interp(rows, known, each) for each in told.T], 1)
 
     def tells(self, rows: int, now: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from math import copysign, exp, log2
 from statistics import median
@@ -22,10 +23,10 @@ _OVER = 8
 """After how many rounds in a row that were off as far as that, and alike, what a kind takes is told
 anew: the machine has other work than it had, or no longer has it."""
 
-_BEYOND = 2.0
-"""At how many times the length at which they were measured rounds are thought to grow no more."""
+_BEYOND = 1.5
+"""At how many times the greatest length that was measured rounds are thought to grow no more."""
 
-_BELIEVED = 3e4
+_BELIEVED = 2e4
 """What the squares of lengths have to add up to for what they tell to count half. Rounds are off by
 a twentieth, and a token lengthens them by a few thousandths at most: until then it is all noise."""
 
@@ -39,7 +40,7 @@ _OCTAVES = 0.7
 _MOST = 0.75
 """How much of a round may be due to its length at most."""
 
-_LONGEST = 512
+_KINDS = 512
 """Of how many kinds of rounds it is remembered what they took."""
 
 _TOGETHER = 16
@@ -48,7 +49,7 @@ hundreds of rounds tell does not hang on the last few."""
 
 
 _Sums = tuple[float, float, float]
-"""Those that a slope is told by: of squares, of products, and of lengths by squares."""
+"""Those that a slope is told by: of squares, of products, and of products by mean lengths."""
 
 
 @dataclass(slots=True)
@@ -110,8 +111,8 @@ class _Kind:
     @property
     def sums(self) -> _Sums:
         """Of its rounds."""
-        squares = self.count * self.varied
-        return squares, self.count * self.together, squares * self.length
+        products = self.count * self.together
+        return self.count * self.varied, products, products * self.length
 
 
 class Growing:
@@ -127,43 +128,46 @@ class Growing:
     """
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[int, int, bool], _Kind] = {}
+        self._kinds: dict[tuple[int, Hashable], _Kind] = {}
         self._sums: dict[int, _Sums] = {}
-        self._waiting: list[tuple[int, int, float, float]] = []
-        self._told: dict[int, tuple[float, float]] = {}
-        self._usual = 0.0
+        self._waiting: list[tuple[int, Hashable, float, float]] = []
+        self._told: dict[int, float] = {}
+        self._count, self._usual, self._longest = 0, 0.0, 0.0
+        self._settled = False
 
-    def add(self, rows: int, tokens: int, length: float, seconds: float) -> None:
+    def add(self, rows: int, kind: Hashable, length: float, seconds: float) -> None:
         """Count a round.
 
         Args:
             rows: how many sequences it had.
-            tokens: what the target was given, of all of them.
+            kind: what else it takes its time for: rounds of a kind differ by their length.
             length: of the sequences, by the mean.
-            seconds: what it took, its drafting apart; nothing is told by 0.
+            seconds: what it took; nothing is told by 0.
         """
         if seconds <= 0:
             return
-        self._waiting.append((rows, tokens, length, seconds))
-        if len(self._waiting) == _TOGETHER:
+        self._waiting.append((rows, kind, length, seconds))
+        if len(self._waiting) >= _TOGETHER:
             for each in self._waiting:
                 self._learn(*each)
             self._waiting.clear()
-            self._told = {}
-            squares, _, weighted = map(sum, zip(*self._sums.values(), strict=True))
-            if squares >= 1 and (squares < _SETTLED or not self._usual):
-                self._usual = weighted / squares
+            self._told.clear()
+            self._settled |= sum(squares for squares, *_ in self._sums.values()) > _SETTLED
 
-    def _learn(self, rows: int, tokens: int, length: float, seconds: float) -> None:
+    def _learn(self, rows: int, kind: Hashable, length: float, seconds: float) -> None:
         """Learn from a round."""
-        name = rows, round(2 * log2(tokens / rows)), tokens > rows
-        kind = self._kinds.pop(name, None) or _Kind()
-        before = kind.sums
-        kind.add(length, seconds)
-        self._change(rows, before, kind.sums)
+        self._longest = max(self._longest, length)
+        if not self._settled:
+            self._count += 1
+            self._usual += (length - self._usual) / self._count
+        name = rows, kind
+        alike = self._kinds.pop(name, None) or _Kind()
+        before = alike.sums
+        alike.add(length, seconds)
+        self._change(rows, before, alike.sums)
         # The latest comes last.
-        self._kinds[name] = kind
-        if len(self._kinds) > _LONGEST:
+        self._kinds[name] = alike
+        if len(self._kinds) > _KINDS:
             oldest = next(iter(self._kinds))
             self._change(oldest[0], self._kinds.pop(oldest).sums, _Kind().sums)
 
@@ -178,12 +182,29 @@ class Growing:
 
     def times(self, rows: int, length: float) -> float:
         """How many times as long rounds of so many sequences take as at a usual length."""
-        # Another thread may be adding.
-        known = self._told
-        if rows not in known:
-            known[rows] = _told_by(rows, list(self._sums.items()))
-        per_token, limit = known[rows]
-        return (1 + per_token * min(length, limit)) / (1 + per_token * min(self._usual, limit))
+        per_token = self._told.get(rows)
+        if per_token is None:
+            per_token = self._told[rows] = self._per_token(rows)
+        limit = _BEYOND * self._longest
+        return (1 + per_token * min(length, limit)) / (1 + per_token * self._usual)
+
+    def _per_token(self, rows: int) -> float:
+        """What a token adds for so many sequences, beside a round of none.
+
+        Of a kind with a mean length m, a round of that length takes 1 + m c times what one of none
+        does, so that its products P are c / (1 + m c) times its squares S; in all, the sum of P is
+        c times that of S - m P.
+        """
+        squares = products = weighted = 0.0
+        for other, own in self._sums.items():
+            near = exp(-0.5 * (log2(other / rows) / _OCTAVES) ** 2)
+            squares, products = squares + near * own[0], products + near * own[1]
+            weighted += near * own[2]
+        # What is left after kinds were forgotten may be rounding.
+        if products <= 0 or squares < 1:
+            return 0.0
+        squares += _BELIEVED
+        return products / max(squares - weighted, (1 - _MOST) * squares)
 
     def scale(self, factor: float) -> None:
         """Go on as if all had taken so many times as long."""
@@ -191,22 +212,5 @@ class Growing:
             kind.seconds *= factor
             kind.first = [(length, seconds * factor) for length, seconds in kind.first]
         self._waiting = [
-            (rows, tokens, length, seconds * factor)
-            for rows, tokens, length, seconds in self._waiting
+            (rows, kind, length, seconds * factor) for rows, kind, length, seconds in self._waiting
         ]
-
-
-def _told_by(rows: int, sums: list[tuple[int, _Sums]]) -> tuple[float, float]:
-    """What a token adds for so many sequences, beside a round of none, and up to what length."""
-    squares = products = weighted = 0.0
-    for other, own in sums:
-        near = exp(-0.5 * (log2(other / rows) / _OCTAVES) ** 2)
-        squares, products = squares + near * own[0], products + near * own[1]
-        weighted += near * own[2]
-    # What is left after kinds were forgotten may be rounding.
-    if products <= 0 or squares < 1:
-        return 0.0, 0.0
-    mean = weighted / squares
-    # In terms of a round at the mean length; a round of none is so much less.
-    slope = min(products / (squares + _BELIEVED), _MOST / max(mean, 1.0))
-    return slope / (1 - slope * mean), _BEYOND * mean

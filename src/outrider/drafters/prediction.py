@@ -174,7 +174,7 @@ class PredictionDrafter(LookupDrafter):
         ]
         return self._record.applied(prefixes, found, ctx)
 
-    def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:  # noqa: ARG002
+    def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
         """Forget how far these sequences came."""
         for sequence_id in sequence_ids:
             self._alignments.pop(sequence_id, None)

@@ -148,7 +148,7 @@ class _MappedModel:
         cursor = self.models[0].open(self._prefixes.written(prefixes, depth), depth)
         return _MappedCursor(self, cursor)
 
-    def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:  # noqa: ARG002
+    def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
         """Forget how these sequences' prefixes were written."""
         self._prefixes.release(sequence_ids)
 
@@ -264,6 +264,6 @@ class _Prefixes:
         dropped = min(-(-surplus // half) * half, len(prefix) - 1)
         return Prefix(prefix.sequence_id, prefix.tokens[dropped:])
 
-    def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:  # noqa: ARG002
+    def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
         """Forget how these sequences' prefixes were written."""
         self._respeller.release(sequence_ids)

@@ -99,7 +99,7 @@ class CompiledForward:
         return step(tokens, view.positions, _dense(view), view.columns, *self._slots[slot])
 
 
-class _OneRow(Cache):  # type: ignore[misc]  # transformers is untyped
+class _OneRow(Cache):
     """One slot of the cache, in the middle of a forward that is compiled."""
 
     def __init__(
@@ -116,8 +116,8 @@ class _OneRow(Cache):  # type: ignore[misc]  # transformers is untyped
         key_states: Tensor,
         value_states: Tensor,
         layer_idx: int,
-        *args: object,  # noqa: ARG002
-        **kwargs: object,  # noqa: ARG002
+        *args: object,
+        **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
         """Write a layer's keys and values [1, heads, q, width], and return the span's."""
         keys, values = self._keys[layer_idx], self._values[layer_idx]
@@ -125,7 +125,7 @@ class _OneRow(Cache):  # type: ignore[misc]  # transformers is untyped
         values[0, :, self._columns[0]] = value_states[0]
         return keys[:, :, : self._span], values[:, :, : self._span]
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+    def get_seq_length(self, layer_idx: int = 0) -> int:
         """Zero: positions are always given explicitly."""
         return 0
 

@@ -84,7 +84,7 @@ class ModuleForward:
     def __init__(self, hf_model: Any) -> None:
         self.hf_model = hf_model
 
-    def __call__(self, *, ragged: Ragged | None = None, **inputs: Any) -> Tensor:  # noqa: ARG002
+    def __call__(self, *, ragged: Ragged | None = None, **inputs: Any) -> Tensor:
         """Logits [B, keep, V] of all columns; see `forward_of`."""
         logits: Tensor = self.hf_model(use_cache=True, **inputs).logits
         return logits

@@ -36,7 +36,7 @@ class HostCopy:
         if tokens.is_cuda:
             self._host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
             self._host.copy_(tokens, non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event = torch.cuda.Event()
             self._event.record(torch.cuda.current_stream(tokens.device))
 
     def read(self) -> tuple[Tokens, Parents | None]:

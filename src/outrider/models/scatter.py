@@ -56,7 +56,7 @@ class IndexScatter:
         self._heads = {n: torch.arange(n, device=keys[0].device)[:, None] for n in counts}
         self._places: dict[int, Tensor] = {}
 
-    def aim(self, rows: Tensor, starts: Sequence[int], columns: Tensor) -> None:  # noqa: ARG002
+    def aim(self, rows: Tensor, starts: Sequence[int], columns: Tensor) -> None:
         """Say where; see `Scatter`."""
         slots, below = rows[:, None, None], columns[:, None]
         self._places = {

@@ -59,7 +59,7 @@ class Span:
         return self.keys.index_select(0, self.rows), self.values.index_select(0, self.rows)
 
 
-class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
+class SlotCache(Cache):
     """Keys and values of all slots and layers, as the cache a transformers model writes to.
 
     Before each forward `aim` says which rows the batch is and which columns it computes; the
@@ -230,8 +230,8 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         key_states: Tensor,
         value_states: Tensor,
         layer_idx: int,
-        *args: object,  # noqa: ARG002
-        **kwargs: object,  # noqa: ARG002
+        *args: object,
+        **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
         """Write a layer's keys and values [B, heads, length, width], and return the span's."""
         self.write(key_states, value_states, layer_idx)
@@ -261,7 +261,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         keys, values = (each[layer][:, :, :span] for each in self._all)
         return Span(keys, values, slots)
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+    def get_seq_length(self, layer_idx: int = 0) -> int:
         """Zero: positions are always given explicitly."""
         return 0
 

@@ -77,7 +77,7 @@ class TabularModel:
                 logits[row, node] = self._logits(path)
         return TargetScores(logits)
 
-    def open(self, prefixes: Sequence[Prefix], depth: int) -> TabularCursor:  # noqa: ARG002
+    def open(self, prefixes: Sequence[Prefix], depth: int) -> TabularCursor:
         """A cursor at the end of the prefixes."""
         return TabularCursor(self._logits, [tuple(p.tokens.tolist()) for p in prefixes])
 

@@ -80,7 +80,7 @@ def excess(
     return sums.sum(-1, dtype=torch.float64)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _normalise(
     logits: Any,
     scale: Any,
@@ -103,7 +103,7 @@ def _normalise(
     tl.store(masses + out, tl.sum(tl.exp2((read - under) * tl.load(scale + row)), axis=0))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _exceed(
     logits: Any,
     scale: Any,

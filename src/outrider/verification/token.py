@@ -41,7 +41,7 @@ class TokenVerification:
     def stop_edges(
         self,
         chains: PlainChains,
-        uniforms: Sequence[float] | None,  # noqa: ARG002
+        uniforms: Sequence[float] | None,
     ) -> tuple[list[list[float]], list[list[float]]]:
         """As `LazyMethod` says; the law is known without a sum over a row."""
         edges = []
