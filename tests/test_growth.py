@@ -207,6 +207,19 @@ def test_reading_on_beside_looked_up_tokens_is_not_what_proposing_takes() -> Non
     assert prices.backlog == pytest.approx(0.5, rel=0.05)
 
 
+def test_what_proposing_takes_is_no_reading_on() -> None:
+    """Half a second beside each draft, some of which read on in eight rows: .1 s each."""
+    costs = Costs()
+    for _ in range(8):
+        costs.add(plain(16, 100.0, 10.0))
+        costs.add(drafting(16, 100.0, 12.5, 1.0))
+    mixed(costs, 20, 1.5)
+    for _ in range(5):
+        seen = replace(drafting(16, 100.0, 12.5, 1.0 + 0.5 + 0.8), looked=True, found=True)
+        costs.add(replace(seen, behind=8, missing=99))
+    assert costs.prices(16, [0, 1], 100.0).backlog == pytest.approx(0.1, rel=0.1)
+
+
 def test_a_round_that_was_much_faster_caps_drafts_without_looking_up() -> None:
     """A fifth of what is known: its draft took .4 s, and looking up .5."""
     costs = Costs()
@@ -302,6 +315,13 @@ def test_kinds_that_are_measured_at_other_lengths_tell_one_growth() -> None:
         growing.add(16, "drafts", 100.0 + place % 200, 3 * (1 + 0.002 * (100.0 + place % 200)))
         growing.add(16, "plain", 1000.0 + place % 200, 2 * (1 + 0.002 * (1000.0 + place % 200)))
     assert grown(growing, 16, 100.0, 1100.0) == pytest.approx(3.2 / 1.2, rel=0.05)
+
+
+def test_the_longest_text_is_remembered_through_short_ones() -> None:
+    growing = Growing()
+    for place in (*range(1000), *range(64)):
+        growing.add(16, 16, 100.0 + place, 1 + 0.002 * place)
+    assert grown(growing, 16, 200.0, 1100.0) > 2
 
 
 def test_a_draft_of_any_number_of_steps_is_a_kind() -> None:
