@@ -82,7 +82,7 @@ def attained(target: Law, draft: Law, depth: int, method: str) -> float:
     total = 0.0
     for mass, path, targets, drafts in paths(target, draft, depth):
         spy = _Spy()
-        laws = Laws(probs=drafts[None])  # type: ignore[arg-type]
+        laws = Laws(probs=drafts[None])
         tokens: Any = np.array([path])
         verify(DraftProposal(tokens, np.array([depth]), laws), targets[None], METHODS[method], spy)
         total += mass * float(spy.law[0] @ np.arange(1, depth + 2))
@@ -314,8 +314,7 @@ def test_two_distinct_drafts_of_a_large_vocabulary_lie_between_their_bounds() ->
     rng = np.random.default_rng(4)
     target, draft = rng.dirichlet(np.full(32_000, 0.02), 2)
     alike, distinct = (
-        float(transport_optimum(target, draft, 2, kind))
-        for kind in ("iid", "without_replacement")  # type: ignore[arg-type]
+        float(transport_optimum(target, draft, 2, kind)) for kind in ("iid", "without_replacement")
     )
     assert float(np.minimum(target, draft).sum()) < alike < distinct
     # No token is kept more often than it is drafted.
@@ -436,7 +435,7 @@ def test_tree_probabilities_are_those_of_the_trees_the_engine_drafts(
 def test_bad_arguments_are_named() -> None:
     law = np.array([0.5, 0.5])
     with pytest.raises(InvalidConfigError, match="kind='best'"):
-        transport_optimum(law, law, 2, "best")  # type: ignore[arg-type]
+        transport_optimum(law, law, 2, "best")
     with pytest.raises(InvalidConfigError, match="num_drafts=0"):
         transport_optimum(law, law, 0, "iid")
     with pytest.raises(InvalidConfigError, match="at most 12"):

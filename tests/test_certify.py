@@ -398,7 +398,7 @@ class TestReference:
             "temperature": (0, [1, 0, 0, 0]),
         }
         for name, (value, expected) in given.items():
-            params = SamplingParams(**{name: value})  # type: ignore[arg-type]
+            params = SamplingParams(**{name: value})
             assert filtered(row, params) == pytest.approx(expected)
 
 

@@ -83,5 +83,5 @@ def test_the_best_number_of_drafts_is_the_argmax() -> None:
 )
 def test_bad_values_are_named(call: object, field: str) -> None:
     with pytest.raises(InvalidConfigError) as caught:
-        call()  # type: ignore[operator]
+        call()
     assert caught.value.field == field

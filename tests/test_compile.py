@@ -101,4 +101,4 @@ def test_graphs_that_differ_from_the_eager_forward_are_not_used(
 
 def test_compile_is_true_or_false() -> None:
     with pytest.raises(InvalidConfigError, match="compile"):
-        TransformersModel(random_model("gpt2"), compile="yes")  # type: ignore[arg-type]
+        TransformersModel(random_model("gpt2"), compile="yes")

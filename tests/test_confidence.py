@@ -42,7 +42,7 @@ COST = 0.25
 def configured(verification: str = "block", k: int = 3, **more: Any) -> SpeculativeConfig:
     settings = {"depth": "confidence", "cost_ratio": COST, "strict": True}
     asked = settings | {"num_speculative_tokens": k, "verification": verification} | more
-    return SpeculativeConfig(**asked)  # type: ignore[arg-type]
+    return SpeculativeConfig(**asked)
 
 
 def wavering(vocab_size: int, seed: int) -> tuple[TabularModel, TabularModel]:

@@ -80,13 +80,13 @@ def test_numbers_of_other_libraries_mean_what_pythons_do() -> None:
         name: type(value) for name, value in own.items()
     }
     config = SpeculativeConfig(
-        num_speculative_tokens=np.int64(2),  # type: ignore[arg-type]
-        cost_ratio=Fraction(1, 8),  # type: ignore[arg-type]
+        num_speculative_tokens=np.int64(2),
+        cost_ratio=Fraction(1, 8),
         strict=True,
     )
     assert config == SpeculativeConfig(num_speculative_tokens=2, cost_ratio=0.125, strict=True)
     decoder = SpeculativeDecoder(target, draft, config=config)
-    first, second = (decoder.generate([0], SamplingParams(**f)) for f in (own, others))  # type: ignore[arg-type]
+    first, second = (decoder.generate([0], SamplingParams(**f)) for f in (own, others))
     assert [c.token_ids for c in first.choices] == [c.token_ids for c in second.choices]
 
 
@@ -141,7 +141,7 @@ def test_a_long_value_is_shortened_and_its_type_named() -> None:
 
 
 def test_sequences_become_tuples_and_greedy_is_temperature_zero() -> None:
-    params = SamplingParams(stop_token_ids=[3, 4], depths=[1, 0], temperature=0)  # type: ignore[arg-type]
+    params = SamplingParams(stop_token_ids=[3, 4], depths=[1, 0], temperature=0)
     assert params.stop_token_ids == (3, 4)
     assert params.depths == (1, 0)
     assert params.greedy

@@ -124,7 +124,7 @@ def test_real_models_coupled_give_the_text_of_plain_keyed_sampling() -> None:
     params = SamplingParams(max_tokens=24, seed=5, n=2)
     expected = plain.generate([3, 1, 4], params)
     for more in ({}, {"tree_shape": (3, 2, 1)}, {"tree_budget": 8}, {"num_speculative_tokens": 7}):
-        config = SpeculativeConfig(depth="fixed", verification="coupled", **more)  # type: ignore[arg-type]
+        config = SpeculativeConfig(depth="fixed", verification="coupled", **more)
         decoder = SpeculativeDecoder(target, draft, config=config)
         found = decoder.generate([3, 1, 4], params)
         assert [c.token_ids for c in found.choices] == [c.token_ids for c in expected.choices]

@@ -158,7 +158,7 @@ def test_narrower_dtypes_are_rounded_as_the_model_does() -> None:
 class _Counted(TorchDispatchMode):
     count = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # as torch calls it
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # as torch calls it
         self.count += 1
         return func(*args, **(kwargs or {}))
 

@@ -107,8 +107,8 @@ def test_what_drafts_cannot_be_told_is_refused(field: dict[str, Any]) -> None:
 
 def test_what_is_no_parameters_or_no_token_is_refused() -> None:
     with pytest.raises(InvalidConfigError, match="draft_params="):
-        SpeculativeConfig(depth="fixed", draft_params={"temperature": 1})  # type: ignore[arg-type]
+        SpeculativeConfig(depth="fixed", draft_params={"temperature": 1})
     for field in ({"logit_bias": {V: 1.0}}, {"bad_words": ((0, V),)}):
-        config = SpeculativeConfig(depth="fixed", draft_params=SamplingParams(**field))  # type: ignore[arg-type]
+        config = SpeculativeConfig(depth="fixed", draft_params=SamplingParams(**field))
         with pytest.raises(TokenOutOfRangeError, match=rf"draft_params\.{next(iter(field))}"):
             SpeculativeDecoder(*mock_pair(V), config=config)

@@ -163,7 +163,7 @@ def test_what_cannot_be_left_early_is_refused(llama: Any) -> None:
     _, target = llama
     for layers in (0, 3, True + 0.5):
         with pytest.raises(InvalidConfigError, match=r"an integer in 1\.\.2"):
-            EarlyExitDrafter(target, layers)  # type: ignore[arg-type]
+            EarlyExitDrafter(target, layers)
     with pytest.raises(InvalidConfigError, match="a TransformersModel"):
         EarlyExitDrafter(target.hf_model, 1)
     twice = random_model("llama")

@@ -44,7 +44,7 @@ def models() -> tuple[TransformersModel, TransformersModel]:
 def config(verification: str = "block", k: int = 4, **more: Any) -> SpeculativeConfig:
     return SpeculativeConfig(
         depth="fixed", num_speculative_tokens=k, verification=verification, **more
-    )  # type: ignore[arg-type]
+    )
 
 
 @pytest.mark.parametrize("verification", METHODS)

@@ -33,7 +33,7 @@ TOLERANCE = 1e-12
 
 def configured(verification: str, k: int, **more: Any) -> SpeculativeConfig:
     settings = {"depth": "fixed", "num_speculative_tokens": k, "verification": verification}
-    return SpeculativeConfig(**(settings | more))  # type: ignore[arg-type]
+    return SpeculativeConfig(**(settings | more))
 
 
 def error(

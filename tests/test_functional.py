@@ -197,7 +197,7 @@ def test_rows_steps_and_seeds_have_noise_of_their_own() -> None:
     draft, target, tokens = (np.repeat(array, 400, axis=0) for array in round_of(3, 1, 3, 6))
 
     def verdict(**keys: int) -> list[int]:
-        found = outrider.verify_speculative_tokens(draft, target, tokens, **keys)  # type: ignore[arg-type]
+        found = outrider.verify_speculative_tokens(draft, target, tokens, **keys)
         return (found.num_accepted * 6 + found.next_token).tolist()
 
     same = verdict(seed=1, step=0)
@@ -292,7 +292,7 @@ def test_a_coin_comes_up_with_the_ratio(library: str) -> None:
 def test_a_coin_at_the_edges(as_array: bool) -> None:
     def kept(draft: float, target: float, uniform: float) -> bool:
         make = np.asarray if as_array else float
-        return bool(outrider.accept(make(draft), make(target), make(uniform)))  # type: ignore[operator]
+        return bool(outrider.accept(make(draft), make(target), make(uniform)))
 
     assert not kept(-1.0, -math.inf, 0.0)  # the target never emits it, even at u = 0
     assert not kept(-math.inf, -math.inf, 0.0)

@@ -72,7 +72,7 @@ BAD: list[tuple[type[OutriderError], str, Callable[[], object]]] = [
     (
         DegenerateDistributionError,
         r"target_probs\[1, 3\].*least entry -0.5",
-        lambda: verification(target=changed(T, (1, 3), [-0.5, 1.5, 0, 0])),  # type: ignore[arg-type]
+        lambda: verification(target=changed(T, (1, 3), [-0.5, 1.5, 0, 0])),
     ),
     (DegenerateDistributionError, "sum to one", lambda: verification(target=T * 1.001)),
     (DegenerateDistributionError, "sum to one", lambda: verification(target=T * 0)),

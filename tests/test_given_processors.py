@@ -189,7 +189,7 @@ def test_coupled_samples_are_those_of_plain_decoding(heard: Heard, asked: dict[s
     inputs = padded((4, 9, 6))
     texts = []
     for draft, shape in ((None, {}), (heard.draft, {}), (heard.draft, {"tree_shape": (3, 2)})):
-        config = SpeculativeConfig(depth="fixed", verification="coupled", **shape)  # type: ignore[arg-type]
+        config = SpeculativeConfig(depth="fixed", verification="coupled", **shape)
         torch.manual_seed(4)
         texts.append(
             heard.target.generate(

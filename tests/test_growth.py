@@ -153,6 +153,15 @@ class TestRising:
             assert (weights * (told - found) ** 2).sum() <= best + 1e-12
 
 
+def measured() -> Costs:
+    """Rounds of sixteen rows, of 10 s plain, and of 12.5 s with a draft of 1."""
+    costs = Costs()
+    for _ in range(8):
+        costs.add(plain(16, 100.0, 10.0))
+        costs.add(drafting(16, 100.0, 12.5, 1.0))
+    return costs
+
+
 def mixed(costs: Costs, count: int, draft_s: float) -> None:
     """Rounds of sixteen rows, of which one took tokens that were looked up."""
     for _ in range(count):
@@ -162,10 +171,7 @@ def mixed(costs: Costs, count: int, draft_s: float) -> None:
 
 def test_drafts_beside_looked_up_tokens_are_not_thought_dear() -> None:
     """They take half as long again, by looking: fifteen rows no longer than sixteen."""
-    costs = Costs()
-    for _ in range(8):
-        costs.add(plain(16, 100.0, 10.0))
-        costs.add(drafting(16, 100.0, 12.5, 1.0))
+    costs = measured()
     mixed(costs, 20, 1.5)
     _, drafts = costs.of_some(16, 2, 100.0)
     assert drafts[-1, 0] == pytest.approx(1.0, rel=0.02)
@@ -209,10 +215,7 @@ def test_reading_on_beside_looked_up_tokens_is_not_what_proposing_takes() -> Non
 
 def test_what_proposing_takes_is_no_reading_on() -> None:
     """Half a second beside each draft, some of which read on in eight rows: .1 s each."""
-    costs = Costs()
-    for _ in range(8):
-        costs.add(plain(16, 100.0, 10.0))
-        costs.add(drafting(16, 100.0, 12.5, 1.0))
+    costs = measured()
     mixed(costs, 20, 1.5)
     for _ in range(5):
         seen = replace(drafting(16, 100.0, 12.5, 1.0 + 0.5 + 0.8), looked=True, found=True)

@@ -135,7 +135,7 @@ def planned(tree: dict[str, Any], k: int) -> Planned:
 
 def configured(verification: str, k: int = 3, **more: Any) -> SpeculativeConfig:
     settings = {"depth": "fixed", "num_speculative_tokens": k, "verification": verification}
-    return SpeculativeConfig(**(settings | more))  # type: ignore[arg-type]
+    return SpeculativeConfig(**(settings | more))
 
 
 def error(
@@ -265,7 +265,7 @@ def chosen_by_value(drawn: DraftProposal, candidates: Sequence[Candidate]) -> Dr
     """The planted fault: a drawn token is kept only if it is not 0."""
     right = merged(drawn, candidates)
     first = drawn.tokens[:, 0].numpy()
-    lengths = np.where((first == 0) & (right.looked_up == 0), 0, right.lengths)  # type: ignore[operator]
+    lengths = np.where((first == 0) & (right.looked_up == 0), 0, right.lengths)
     return replace(right, lengths=lengths)
 
 
@@ -865,7 +865,7 @@ def test_calibration_measures_steps_of_the_model(models: Any) -> None:
 
     drafter = HybridDrafter(draft, Always())
     decoder = SpeculativeDecoder(target, drafter, config=configured("block", depth="adaptive"))
-    assert decoder.policy.calibrated  # type: ignore[attr-defined]
+    assert decoder.policy.calibrated
 
 
 def test_release_reaches_every_part() -> None:
@@ -905,7 +905,7 @@ def test_lossy_methods_are_refused_at_once(verification: str) -> None:
         (lambda draft: HybridDrafter(draft), "lookups"),
         (lambda draft: HybridDrafter(draft, draft), "lookups"),
         (lambda draft: HybridDrafter(SuffixDrafter(), SuffixDrafter()), "drafter"),
-        (lambda draft: HybridDrafter(None, SuffixDrafter()), "drafter"),  # type: ignore[arg-type]
+        (lambda draft: HybridDrafter(None, SuffixDrafter()), "drafter"),
         (lambda draft: HybridDrafter(draft, SuffixDrafter(), min_expected=-1), "min_expected"),
         (lambda draft: HybridDrafter(draft, SuffixDrafter(), min_expected=True), "min_expected"),
     ],

@@ -78,7 +78,7 @@ def test_all_tokens_count_alike_where_ends_are_not_known() -> None:
     for other in (
         replace(behind, stop_ids=frozenset({2})),
         row(1, 50, stop=("end",)),
-        replace(behind, grammar=object()),  # type: ignore[arg-type]
+        replace(behind, grammar=object()),
     ):
         assert weights(last, [ahead, other]) is None
 

@@ -149,8 +149,8 @@ def test_a_file_that_cannot_be_loaded_costs_nobody_else(monkeypatch: pytest.Monk
             raise ValueError("Failed to load model from file")
 
     fake, lookup = ModuleType("llama_cpp"), ModuleType("llama_cpp.llama_speculative")
-    fake.Llama = Broken  # type: ignore[attr-defined]
-    lookup.LlamaPromptLookupDecoding = object  # type: ignore[attr-defined]
+    fake.Llama = Broken
+    lookup.LlamaPromptLookupDecoding = object
     monkeypatch.setitem(sys.modules, "llama_cpp", fake)
     monkeypatch.setitem(sys.modules, "llama_cpp.llama_speculative", lookup)
     run_ = bench(peer_depths=(None,))

@@ -115,7 +115,7 @@ def test_block_reaches_its_ceiling_on_chains_and_token_does_not(
 ) -> None:
     """About 2,500 rounds of one seed: shares of about 1 and .95 with errors below .01."""
     target, draft = mock_pair(4, 1, 0.0)
-    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=4, verification=verification)  # type: ignore[arg-type]
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=4, verification=verification)
     decoder = SpeculativeDecoder(target, draft, config=config)
     decoder.generate((0,), SamplingParams(max_tokens=20, n=250, seed=3))
     share, error = decoder.metrics.ceiling_share, decoder.metrics.ceiling_share_error

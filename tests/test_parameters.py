@@ -130,7 +130,7 @@ def test_coupled_text_is_that_of_plain_keyed_sampling(shaping: dict[str, Any]) -
         target, config=SpeculativeConfig(depth="fixed", verification="coupled")
     )
     for speculation in ({"num_speculative_tokens": 3}, {"tree_shape": (3, 2)}):
-        config = SpeculativeConfig(depth="fixed", verification="coupled", **speculation)  # type: ignore[arg-type]
+        config = SpeculativeConfig(depth="fixed", verification="coupled", **speculation)
         decoder = SpeculativeDecoder(target, draft, config=config)
         for seed in range(10):
             params = SamplingParams(max_tokens=20, seed=seed, **shaping)
@@ -180,4 +180,4 @@ def test_the_law_under_processors_of_a_users_own(speculation: dict[str, Any]) ->
 def test_what_is_no_processor_is_refused() -> None:
     for wrong in (5, [3], "no"):
         with pytest.raises(InvalidConfigError, match="logits_processors="):
-            SamplingParams(logits_processors=wrong)  # type: ignore[arg-type]
+            SamplingParams(logits_processors=wrong)

@@ -83,30 +83,30 @@ def tokenizer() -> object:
     "text", ["def f(x):\n    return x", "naïve → 日本語 🙂🙃 é", "", "🇩🇪 👩‍👩‍👧"]
 )
 def test_streamed_text_is_the_text_and_never_half_a_character(tokenizer: object, text: str) -> None:
-    ids = tokenizer.encode(text)  # type: ignore[attr-defined]
-    decoder = StreamDecoder(tokenizer)  # type: ignore[arg-type]
+    ids = tokenizer.encode(text)
+    decoder = StreamDecoder(tokenizer)
     pieces = [decoder.push(token) for token in ids]
     assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
     assert "".join(pieces) + decoder.finish(text) == text
 
 
 def test_text_cut_in_the_middle_of_a_character_is_flushed(tokenizer: object) -> None:
-    ids = tokenizer.encode("ab 日")[:-1]  # type: ignore[attr-defined]
-    decoder = StreamDecoder(tokenizer)  # type: ignore[arg-type]
+    ids = tokenizer.encode("ab 日")[:-1]
+    decoder = StreamDecoder(tokenizer)
     shown = "".join(decoder.push(token) for token in ids)
     assert not shown.endswith("\N{REPLACEMENT CHARACTER}")
-    shown += decoder.finish(tokenizer.decode(ids))  # type: ignore[attr-defined]
-    assert shown == tokenizer.decode(ids)  # type: ignore[attr-defined]
+    shown += decoder.finish(tokenizer.decode(ids))
+    assert shown == tokenizer.decode(ids)
 
 
 def test_random_tokens_stream_to_what_decoding_them_gives(tokenizer: object) -> None:
     rng = random.Random(1)
     for _ in range(200):
         ids = [rng.randrange(1, 4096) for _ in range(rng.randrange(1, 20))]
-        decoder = StreamDecoder(tokenizer)  # type: ignore[arg-type]
+        decoder = StreamDecoder(tokenizer)
         shown = "".join(decoder.push(token) for token in ids)
-        shown += decoder.finish(tokenizer.decode(ids))  # type: ignore[attr-defined]
-        assert shown == tokenizer.decode(ids)  # type: ignore[attr-defined]
+        shown += decoder.finish(tokenizer.decode(ids))
+        assert shown == tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
@@ -122,8 +122,8 @@ def test_numpy_and_torch_verify_alike(method: object, point_mass: bool) -> None:
     for array in (np.asarray, torch.from_numpy):
         laws = Laws(atoms=array(tokens)) if point_mass else Laws(probs=array(draft))
         chain = Chain.of(DraftProposal(array(tokens), lengths, laws), array(target))
-        stop, weights = method.stop_law(chain)  # type: ignore[attr-defined]
-        residual = method.residual(chain, weights, array(node))  # type: ignore[attr-defined]
+        stop, weights = method.stop_law(chain)
+        residual = method.residual(chain, weights, array(node))
         found.append((np.asarray(stop), np.asarray(residual)))
     for by_numpy, by_torch in zip(*found, strict=True):
         assert np.abs(by_numpy - by_torch).max() < 1e-15

@@ -240,7 +240,7 @@ def test_bad_predictions_are_refused_at_the_door() -> None:
     with pytest.raises(InvalidConfigError, match="prediction="):
         decoder.generate([1], SamplingParams(prediction="text"))
     with pytest.raises(InvalidConfigError, match="prediction="):
-        SamplingParams(prediction=3.5)  # type: ignore[arg-type]
+        SamplingParams(prediction=3.5)
 
 
 def test_an_id_may_come_back_as_another_text() -> None:

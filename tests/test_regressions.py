@@ -119,7 +119,7 @@ class Padded:
 @pytest.mark.parametrize("padding", [float("nan"), -1e30, 0.0])
 def test_what_lies_beyond_a_rows_drafts_is_not_looked_at(verification: str, padding: float) -> None:
     target, draft = mock_pair(3, 2)
-    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=3, verification=verification)  # type: ignore[arg-type]
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=3, verification=verification)
     decoder = SpeculativeDecoder(target, Padded(draft, padding), config=config)
     params = SamplingParams(max_tokens=4)
     law = exact_law(decoder, (0, 1), params)
@@ -252,12 +252,12 @@ def test_prompts_may_be_any_sequence_and_are_never_half_consumed() -> None:
         torch.tensor([[0], [1], [2]]),
         ((0,), (1,), (2,)),
     ):
-        outputs: Any = decoder.generate(prompts, params)  # type: ignore[call-overload]
+        outputs: Any = decoder.generate(prompts, params)
         assert [output.token_ids for output in outputs] == expected
     for one in (np.array([2]), torch.tensor([2]), (2,)):
-        assert decoder.generate(one, params).token_ids == expected[2]  # type: ignore[call-overload]
+        assert decoder.generate(one, params).token_ids == expected[2]
     with pytest.raises(InvalidConfigError, match="prompts="):
-        decoder.generate((p for p in [[0], [1]]), params)  # type: ignore[call-overload]
+        decoder.generate((p for p in [[0], [1]]), params)
 
 
 def test_a_step_refuses_what_cannot_be_stepped() -> None:
@@ -300,7 +300,7 @@ def test_the_check_at_construction_sees_a_fault_in_bfloat16() -> None:
 
         sound = TransformersModel(copy.deepcopy(model))
         assert sound.dtype == torch.bfloat16
-        careless.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+        careless.__signature__ = inspect.signature(forward)
         model.forward = careless
         try:
             TransformersModel(model)
@@ -318,7 +318,7 @@ def test_what_is_no_model_and_no_parameter_is_refused_by_name() -> None:
     decoder = SpeculativeDecoder(target)
     for params in ({"max_tokens": 2}, 5):
         with pytest.raises(InvalidConfigError, match="params="):
-            decoder.generate([0], params)  # type: ignore[call-overload]
+            decoder.generate([0], params)
     with pytest.raises(InvalidConfigError, match=r"depths=\(3, 1\).*no drafter"):
         decoder.generate([0], SamplingParams(max_tokens=5, depths=(3, 1)))
 
@@ -357,11 +357,11 @@ def test_arguments_of_the_wrong_kind_are_refused_by_name() -> None:
     with pytest.raises(InvalidConfigError, match=r"hf_model='folder'.*outrider\.load"):
         TransformersModel("folder")
     with pytest.raises(InvalidConfigError, match=r"config=\{'k': 3\}"):
-        SpeculativeDecoder(target, config={"k": 3})  # type: ignore[arg-type]
+        SpeculativeDecoder(target, config={"k": 3})
     with pytest.raises(InvalidConfigError, match="max_sequences='8'"):
-        TransformersModel(small(4), max_sequences="8")  # type: ignore[arg-type]
+        TransformersModel(small(4), max_sequences="8")
     with pytest.raises(InvalidConfigError, match="target=5"):
-        load(5)  # type: ignore[arg-type]
+        load(5)
 
 
 def three(max_tokens: int, **asked: Any) -> SamplingParams:
@@ -406,7 +406,7 @@ def test_nan_in_a_round_of_trees_is_named(method: str) -> None:
         depth="fixed",
         num_speculative_tokens=2,
         tree_shape=(2, 1),
-        draft_sample_method=method,  # type: ignore[arg-type]
+        draft_sample_method=method,
     )
     decoder = SpeculativeDecoder(Broken(), draft, config=config)
     states = [decoder.start((i,), three(9, seed=1, depths=(1 + i,)))[0] for i in (0, 1)]
@@ -432,7 +432,7 @@ def test_nan_in_a_draft_is_blamed_on_the_row_that_drafted() -> None:
             return Cursor(len(prefixes))
 
     strict = SpeculativeConfig(depth="fixed", strict=True)
-    decoder = SpeculativeDecoder(target, ModelDrafter(Draft()), config=strict)  # type: ignore[arg-type]
+    decoder = SpeculativeDecoder(target, ModelDrafter(Draft()), config=strict)
     states = [decoder.start((0,), three(9, depths=(depth,)))[0] for depth in (0, 2)]
     wanted = f"draft model's logits for sequence {states[1].prefix.sequence_id}"
     with pytest.raises(DegenerateDistributionError, match=wanted):

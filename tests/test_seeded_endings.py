@@ -31,7 +31,7 @@ PROMPTS = ([1, 2, 3], [4], [0, 5, 6, 7, 2], [3, 3])
 def configured(verification: str = "block", k: int = 3, cost: float = 0.5) -> SpeculativeConfig:
     return SpeculativeConfig(
         num_speculative_tokens=k,
-        verification=verification,  # type: ignore[arg-type]
+        verification=verification,
         cost_ratio=cost,
         strict=True,
     )

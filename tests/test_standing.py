@@ -103,7 +103,7 @@ def test_most_rounds_go_by_a_decision_that_stands() -> None:
         stood.append(choices(states))
         return stood[-1]
 
-    policy._standing.choices = counted  # type: ignore[method-assign]
+    policy._standing.choices = counted
     states = [
         SequenceState(Prefix(7, range(50)), 50, SamplingParams(max_tokens=300), frozenset(), 0)
     ]
@@ -129,7 +129,7 @@ def test_a_drafter_that_cannot_pay_is_thought_about_the_more_rarely() -> None:
         decided.append(states[0].round)
         return decision(states)
 
-    policy._decision = counted  # type: ignore[method-assign]
+    policy._decision = counted
     states = [
         SequenceState(Prefix(7, range(50)), 50, SamplingParams(max_tokens=256), frozenset(), 0)
     ]

@@ -80,7 +80,7 @@ def error(speculation: dict[str, Any]) -> float:
     processor = StatefulProcessor(Echo())
     params = SamplingParams(max_tokens=3, temperature=0.8, logits_processors=(processor,))
     found = exact_law(decoder, PROMPT, params)
-    assert processor.processor.calls == 0, "the request's own is not called"  # type: ignore[attr-defined]
+    assert processor.processor.calls == 0, "the request's own is not called"
     return distance(found, echo_law(target, 3, 0.8))
 
 
@@ -234,7 +234,7 @@ def test_memory_and_form_go_together() -> None:
             target,
             draft,
             tokenizer=tokenizer,
-            config=SpeculativeConfig(depth="fixed", verification="coupled", **speculation),  # type: ignore[arg-type]
+            config=SpeculativeConfig(depth="fixed", verification="coupled", **speculation),
         )
         .generate(PROMPT, params)
         .token_ids
@@ -267,11 +267,11 @@ def test_what_cannot_remember_apart_is_refused() -> None:
         return logits
 
     with pytest.raises(InvalidConfigError, match="a callable object"):
-        StatefulProcessor(3)  # type: ignore[arg-type]
+        StatefulProcessor(3)
     with pytest.raises(InvalidConfigError, match="a function's is not copied"):
         StatefulProcessor(function)
     with pytest.raises(InvalidConfigError, match="fork="):
-        StatefulProcessor(Echo(), fork=None)  # type: ignore[arg-type]
+        StatefulProcessor(Echo(), fork=None)
     StatefulProcessor(function, fork=lambda processor: processor)
 
     locked = Echo()

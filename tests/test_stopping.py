@@ -249,14 +249,14 @@ def test_parameters_that_do_not_fit_the_model_are_refused_before_any_forward() -
     decoder = SpeculativeDecoder(target)
     for wrong in ({"logit_bias": {4: 1.0}}, {"bad_words": [[1, 9]]}):
         with pytest.raises(TokenOutOfRangeError, match=next(iter(wrong))):
-            decoder.generate([0], SamplingParams(**wrong))  # type: ignore[arg-type]
+            decoder.generate([0], SamplingParams(**wrong))
     every = [[token] for token in range(4)]
     with pytest.raises(InvalidConfigError, match=r"bad_words=.*none that forbid every token"):
-        decoder.generate([0], SamplingParams(bad_words=every))  # type: ignore[arg-type]
+        decoder.generate([0], SamplingParams(bad_words=every))
     with pytest.raises(InvalidConfigError, match=r"min_tokens=1.*every token"):
         decoder.generate(
             [0],
-            SamplingParams(bad_words=every[:3], min_tokens=1, stop_token_ids=(3,)),  # type: ignore[arg-type]
+            SamplingParams(bad_words=every[:3], min_tokens=1, stop_token_ids=(3,)),
         )
     with pytest.raises(InvalidConfigError, match=r"stop=.*without a tokenizer"):
         decoder.generate([0], SamplingParams(stop="a"))

@@ -332,7 +332,7 @@ def looked_at(length: int, monkeypatch: pytest.MonkeyPatch) -> int:
 
     def whole(self: SequenceState) -> list[int]:
         nonlocal total
-        ids = output_ids.fget(self)  # type: ignore[attr-defined]
+        ids = output_ids.fget(self)
         total += len(ids)
         return list(ids)
 
@@ -592,7 +592,7 @@ def test_a_form_needs_a_tokenizer_that_can_be_read() -> None:
             decoder.start([0], params)
     words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     with pytest.raises(InvalidConfigError, match="one that works on bytes"):
-        SpeculativeDecoder(Unasked(), tokenizer=words).start([0], params)  # type: ignore[arg-type]
+        SpeculativeDecoder(Unasked(), tokenizer=words).start([0], params)
     gaps = alphabet(("a", "b"), ids=(0, 2), end=False)
     with pytest.raises(InvalidConfigError, match="whose ids have gaps"):
         SpeculativeDecoder(Unasked(), tokenizer=gaps).start([0], params)
@@ -691,7 +691,7 @@ def test_forms_of_the_wrong_type_are_refused(fields: dict[str, Any], message: st
     with pytest.raises(InvalidConfigError, match=message):
         StructuredOutput(**fields)
     with pytest.raises(InvalidConfigError, match="a StructuredOutput, or None"):
-        SamplingParams(structured_output="regex")  # type: ignore[arg-type]
+        SamplingParams(structured_output="regex")
 
 
 def test_a_form_is_kept_as_it_was_given() -> None:

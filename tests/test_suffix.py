@@ -56,7 +56,7 @@ def asked(
 def configured(verification: str, k: int, **more: Any) -> SpeculativeConfig:
     return SpeculativeConfig(
         depth="fixed", num_speculative_tokens=k, verification=verification, **more
-    )  # type: ignore[arg-type]
+    )
 
 
 def eager(**more: Any) -> SuffixDrafter:
@@ -205,7 +205,7 @@ def test_drafts_are_a_function_of_the_prefix() -> None:
 def test_memory_is_bounded_by_requests_and_tokens() -> None:
     rng = np.random.default_rng(5)
     bounds = {"max_pool_tokens": 400, "max_request_tokens": 100, "max_requests": 3}
-    drafter = SuffixDrafter(**bounds)  # type: ignore[arg-type]
+    drafter = SuffixDrafter(**bounds)
     held = []
     for number in range(300):
         length = int(rng.integers(1, 250))

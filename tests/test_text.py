@@ -288,7 +288,7 @@ def test_what_is_decoded_for_a_token_does_not_grow(
 
 
 def test_what_is_not_known_is_not_assumed() -> None:
-    class Own(tf.PreTrainedTokenizerFast):  # type: ignore[misc]
+    class Own(tf.PreTrainedTokenizerFast):
         def decode(self, *args: Any, **kwargs: Any) -> Any:
             return super().decode(*args, **kwargs).upper()
 
@@ -307,5 +307,5 @@ def test_what_is_not_known_is_not_assumed() -> None:
         made(joined),
         None,
     ):
-        assert Anchors.of(tokenizer) is None  # type: ignore[arg-type]
+        assert Anchors.of(tokenizer) is None
     assert Anchors.of(made(byte_level)) == replace(Anchors(made(byte_level), runs=True), runs=False)

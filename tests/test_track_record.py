@@ -83,7 +83,7 @@ def test_what_is_expected_of_long_candidates_is_what_is_kept_of_them() -> None:
     found = Candidate(np.arange(1, 9), np.arange(8), np.full(8, 0.5), 1, 4.0)
     prefix, expected, kept = Prefix(1, (0,)), list[float](), list[int]()
     for _ in range(2000):
-        (scaled,) = record.applied([prefix], [found], ctx)  # type: ignore[arg-type]
+        (scaled,) = record.applied([prefix], [found], ctx)
         came = rng.random(8) < [0.7, *[0.8] * 7]
         count = int(np.argmin([*came, False]))
         prefix = prefix.extended([*range(1, count + 1), 0])

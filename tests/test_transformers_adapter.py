@@ -306,7 +306,7 @@ def test_a_model_whose_cache_disagrees_with_its_forward_is_refused() -> None:
         return forward(*args, position_ids=wrong, **kwargs)
 
     model.forward = careless
-    careless.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+    careless.__signature__ = inspect.signature(forward)
     with pytest.raises(ModelError, match="other logits after a rejected draft"):
         TransformersModel(model)
 
@@ -324,7 +324,7 @@ def test_a_model_whose_siblings_see_each_other_is_refused() -> None:
         return forward(*args, attention_mask=attention_mask, **kwargs)
 
     model.forward = careless
-    careless.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+    careless.__signature__ = inspect.signature(forward)
     with pytest.raises(ModelError, match="other logits after a rejected draft"):
         TransformersModel(model)
 

@@ -121,7 +121,7 @@ def test_a_greedy_request_walks_its_tree_to_plain_greedy_text() -> None:
     params = SamplingParams(max_tokens=20, temperature=0)
     plain = SpeculativeDecoder(target).generate([1], params)
     for shaped in ({"tree_shape": (3, 2, 1)}, {"tree_budget": 9}):
-        config = SpeculativeConfig(depth="fixed", num_speculative_tokens=3, **shaped)  # type: ignore[arg-type]
+        config = SpeculativeConfig(depth="fixed", num_speculative_tokens=3, **shaped)
         out = SpeculativeDecoder(target, draft, config=config).generate([1], params)
         assert out.token_ids == plain.token_ids
         assert out.metrics.acceptance_length is not None
@@ -227,7 +227,7 @@ def test_traversal_keeps_at_least_as_much_as_recursive_rejection() -> None:
 def test_the_same_seed_gives_the_same_text_alone_and_in_a_batch_of_trees() -> None:
     target, draft = mock_pair(8, 10)
     for shaped in ({"tree_shape": (2, 2)}, {"tree_budget": 5}):
-        config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, **shaped)  # type: ignore[arg-type]
+        config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, **shaped)
         decoder = SpeculativeDecoder(target, draft, config=config)
         asked = [([i], SamplingParams(max_tokens=5 + i, seed=3)) for i in range(6)]
         alone = [decoder.generate(*pair).token_ids for pair in asked]

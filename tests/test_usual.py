@@ -95,7 +95,7 @@ def test_its_law_is_the_targets(config: dict[str, Any], seed: int | None) -> Non
 def test_both_kinds_of_rounds_are_in_the_tests_of_exactness() -> None:
     target, draft = mock_pair(3, 1)
     for depth in ("fixed", "adaptive"):
-        config = SpeculativeConfig(num_speculative_tokens=2, depth=depth, cost_ratio=0.3)  # type: ignore[arg-type]
+        config = SpeculativeConfig(num_speculative_tokens=2, depth=depth, cost_ratio=0.3)
         seen = set()
         decoder = SpeculativeDecoder(
             target,

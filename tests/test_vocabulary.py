@@ -123,7 +123,7 @@ def error(
 def drafter(name: str, match: str = "tokens", seed: int = 0) -> VocabularyDrafter:
     tokenizer = DRAFTS[name]
     model = mock_pair(len(tokenizer), 40 + seed)[0]
-    return VocabularyDrafter(model, tokenizer, TARGET, match=match)  # type: ignore[arg-type]
+    return VocabularyDrafter(model, tokenizer, TARGET, match=match)
 
 
 @pytest.mark.parametrize("name", DRAFTS)
@@ -200,9 +200,7 @@ def test_the_law_drawn_from_is_the_drafts_cut_to_the_common_tokens() -> None:
     cursor = (
         VocabularyDrafter(model, DRAFTS["smaller"], TARGET)
         ._drafter.models[0]
-        .open(  # type: ignore[attr-defined]
-            [Prefix(0, [0, 2, 1])], 2
-        )
+        .open([Prefix(0, [0, 2, 1])], 2)
     )
     after = (1, 1, 0, 0)  # "a" "ab" "b" in the draft's tokens
     law = cursor.logits.softmax(-1)[0]
@@ -352,7 +350,7 @@ def test_greedy_text_is_the_targets_own(large: Any, draft: Any, match: str) -> N
     """At every depth, on a ragged batch, with text in several scripts."""
     reference, target = large
     tokenizer, model = draft
-    made = VocabularyDrafter(model, tokenizer, LARGE, match=match)  # type: ignore[arg-type]
+    made = VocabularyDrafter(model, tokenizer, LARGE, match=match)
     prompts = [LARGE.encode(prompt) for prompt in PROMPTS]
     expected = [greedy_reference(reference, prompt, 24) for prompt in prompts]
     for k in range(9):
@@ -368,7 +366,7 @@ def test_greedy_text_is_the_targets_own(large: Any, draft: Any, match: str) -> N
     assert not model.live_sequences
     keeper = [part for part in made.models if isinstance(part, KeepsSequences)][-1]
     prefixes = getattr(keeper, "_prefixes", keeper)
-    assert prefixes._respeller._settled == {}  # type: ignore[attr-defined]
+    assert prefixes._respeller._settled == {}
 
 
 def renumbered(tokenizer: Any, order: list[int]) -> Any:
@@ -451,7 +449,7 @@ def test_a_text_that_the_draft_ends_ends_for_the_target() -> None:
     )
     stops = TabularModel(lambda prefix: [0, 0, 1] if prefix[-1] == 0 else [1, 0, 0], 3)
     for match in ("tokens", "text"):
-        made = VocabularyDrafter(stops, other, ending, match=match)  # type: ignore[arg-type]
+        made = VocabularyDrafter(stops, other, ending, match=match)
         target = TabularModel(lambda prefix: np.eye(5)[4 if prefix[-1] == 1 else 1], 5)
         out = SpeculativeDecoder(target, made).generate(
             [0], SamplingParams(max_tokens=9, stop_token_ids=(4,))

@@ -266,7 +266,8 @@ def _column(values: Any, dtype: torch.dtype) -> Tensor | float:
         if len(values) == 1:
             return float(values[0])
         values = torch.from_numpy(values)
-    return values.to(dtype)[:, None]  # type: ignore[no-any-return]
+    column: Tensor = values.to(dtype)[:, None]
+    return column
 
 
 def _joined(parts: Iterator[Tensor]) -> Tensor:
