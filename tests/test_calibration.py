@@ -7,8 +7,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from outrider import ModelDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
+from outrider import (
+    HybridDrafter,
+    ModelDrafter,
+    SamplingParams,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    SuffixDrafter,
+)
+from outrider.calibration import ABREAST, DEPTHS
 from outrider.depth import AdaptiveDepth
+from outrider.depth.costs import Costs
+from outrider.drafters.candidate import Candidate
 from outrider.errors import DegenerateDistributionError
 from outrider.models.tabular import TabularModel
 from outrider.models.transformers import TransformersModel
@@ -41,6 +51,47 @@ def test_it_is_calibrated_and_nothing_else_has_changed() -> None:
     assert not made.target.live_sequences
     plan = made.policy.plan(made.start([1, 2], SamplingParams(max_tokens=50)))
     assert plan.deepest <= 16
+
+
+def test_no_made_up_token_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they find, and how long that takes, is no other text's."""
+    seen = []
+    add = Costs.add
+
+    def added(self, round_, reading=True) -> None:
+        seen.append(round_)
+        add(self, round_, reading)
+
+    def candidates(self, prefixes, plan, ctx) -> list[Candidate]:
+        raise AssertionError("a made-up token was looked up")
+
+    monkeypatch.setattr(Costs, "add", added)
+    monkeypatch.setattr(SuffixDrafter, "candidates", candidates)
+    models = [tiny(sequences=4) for _ in range(2)]
+    made = SpeculativeDecoder(models[0], HybridDrafter.usual(models[1], SuffixDrafter()))
+    assert made.policy.calibrated
+    assert len(seen) == len(DEPTHS) + len(ABREAST)
+    assert not any(round_.looked or round_.found for round_ in seen)
+
+
+def test_drafts_of_batches_are_told_with_nothing_to_be_read_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """But for the first, which reads prompts, and one; all of them are kept here."""
+    seen = []
+    add = Costs.add
+
+    def added(self, round_, reading=True) -> None:
+        seen.append(round_)
+        add(self, round_, reading)
+
+    monkeypatch.setattr(Costs, "add", added)
+    draft = tiny(sequences=4)
+    target = tiny(sequences=4)
+    SpeculativeDecoder(target, ModelDrafter(draft))
+    drafts = [round_ for round_ in seen if round_.rows == 4 and round_.steps]
+    assert [bool(round_.caught_up) for round_ in drafts] == [True] + [False] * 6
+    assert [bool(round_.behind) for round_ in drafts[1:]] == [False] * 2 + [True] + [False] * 3
 
 
 def test_what_is_kept_of_made_up_tokens_is_not_learnt(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -316,11 +316,11 @@ def test_what_is_read_on_is_counted_apart() -> None:
     for _ in range(9):
         costs.add(seen(4, 1, 3.0))
     for _ in range(3):
-        assert costs.prices(4, range(2)).backlog == 0
+        assert costs.prices(4, range(2)).reading_on(3) == 0
         costs.add(seen(4, 1, 9.0, behind=3, missing=24))
     prices = costs.prices(4, range(2))
     assert prices.drafting[1] == pytest.approx(3.0, rel=0.01)
-    assert prices.backlog == pytest.approx(2.0, rel=0.01)
+    assert prices.reading_on(3) == pytest.approx(6.0, rel=0.01)
 
 
 def test_tries_that_seem_to_cost_nothing_are_apart() -> None:

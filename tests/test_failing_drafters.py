@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,17 @@ from outrider import (
 from outrider.acceptance import Acceptance
 from outrider.certify import exact_law
 from outrider.drafters.model import ModelDrafter
-from outrider.errors import DegenerateDistributionError, DraftShapeError, KeyReuseError
+from outrider.errors import (
+    DegenerateDistributionError,
+    DraftShapeError,
+    KeyReuseError,
+    TokenOutOfRangeError,
+)
 from outrider.models.tabular import TabularModel, mock_pair
-from outrider.proposals import evidence, undrawn, without
+from outrider.proposals import bounded, evidence, impossible, undrawn, without
 from outrider.protocols import DraftContext
 from outrider.records import DraftPlan, DraftProposal, Laws
+from outrider.rounds import check_laws
 
 
 def law(prefix: tuple[int, ...]) -> np.ndarray:
@@ -494,6 +501,102 @@ def test_a_softmax_over_many_tokens_is_a_law(gap: float, spread: float) -> None:
 TREES: Any = [{}, {"tree_shape": (2, 2)}, {"tree_budget": 5, "num_speculative_tokens": 3}]
 
 
+def outside(**laws: Any) -> DraftProposal:
+    """Two rows of three drafts, of a vocabulary of four; one id in each row is outside."""
+    tokens = torch.tensor([[1, 9, 2], [3, 0, -1]])
+    given = {key: value(tokens) if callable(value) else value for key, value in laws.items()}
+    rows = given.pop("law_rows", None)
+    return DraftProposal(tokens, np.array([3, 3]), Laws(**given), law_rows=rows)
+
+
+@pytest.mark.parametrize(
+    "laws",
+    [
+        {"atoms": lambda tokens: tokens},
+        {"atoms": lambda tokens: tokens.clone()},
+        {"probs": torch.full((2, 3, 4), 0.25)},
+        {"probs": torch.full((2, 3, 4), 0.25), "law_rows": np.array([[0, -1, 1], [1, 2, -1]])},
+        {"probs": torch.full((2, 1, 4), 0.25), "law_rows": np.array([[0, 0, 0], [0, -1, 0]])},
+    ],
+    ids=["atoms", "other atoms", "laws", "laws and points", "one law"],
+)
+def test_an_id_outside_the_vocabulary_is_told_where_it_was_not_looked_for(
+    laws: dict[str, Any],
+) -> None:
+    """As on a device, whose kernels must not see it: whatever law it came with."""
+    proposal = outside(**laws)
+    found = [part.tolist() for part in evidence(proposal, 4)]
+    wrong = undrawn(proposal, found)
+    assert wrong == [(0, 1), (1, 2)]
+    safe = bounded(proposal, 4)
+    assert safe.tokens.tolist() == [[1, 3, 2], [3, 0, 0]]
+    assert safe.laws is not None
+    if safe.laws.atoms is not None:
+        assert safe.laws.atoms.tolist() == safe.tokens.tolist()
+    rest = without(safe, wrong)
+    assert rest.lengths.tolist() == [1, 2]
+    assert 0 <= rest.tokens.min() <= rest.tokens.max() < 4
+    error = impossible(proposal, 0, 1, 7, 4)
+    assert isinstance(error, TokenOutOfRangeError)
+    assert "token 9 as draft 2 for sequence 7; expected ids in 0..3" in str(error)
+    # All of them inside, nothing is wrong, and what stands for its own law goes on doing so.
+    inside = replace(safe, laws=safe.laws if "atoms" in laws else proposal.laws)
+    assert undrawn(inside, [part.tolist() for part in evidence(inside, 4)]) == []
+    assert (evidence(bounded(inside, 4)) == []) == (inside.laws.atoms is inside.tokens)
+
+
+def test_a_law_that_is_not_a_point_masss_own_says_nothing_of_it() -> None:
+    """Whether a node goes depends on nothing drawn after it, such as the first law of a table."""
+    tokens, rows = torch.tensor([[1, 2]]), np.array([[-1, 0]])
+    for entry in (-torch.inf, torch.nan, -1.0):
+        probs = torch.tensor([[[0.0, entry, 1.0]]])
+        proposal = DraftProposal(tokens, np.array([2]), Laws(probs=probs), law_rows=rows)
+        for size in (None, 3):
+            assert undrawn(proposal, [part.tolist() for part in evidence(proposal, size)]) == [
+                (0, 1)
+            ]
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_laws_on_a_device_wait_only_where_the_verdict_draws_nothing(
+    greedy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that draws would draw twice under the same keys, were it made again."""
+    proposal = SimpleNamespace(tokens=SimpleNamespace(device=torch.device("cuda")))
+    found, failure = [torch.zeros(1, 1)], ValueError("told at once")
+    monkeypatch.setattr(rounds, "evidence", lambda proposal, size: found if size == 3 else [])
+    monkeypatch.setattr(rounds, "undrawn", lambda proposal, parts: [(0, 0)])
+    monkeypatch.setattr(rounds, "_failure", lambda *_: failure)
+    context: Any = SimpleNamespace(witnesses=[])
+    if greedy:
+        assert check_laws(proposal, context, 3, greedy) is found
+        return
+    with pytest.raises(ValueError, match="told at once"):
+        check_laws(proposal, context, 3, greedy)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_drafts_on_another_device_are_the_drafters_failure(strict: bool) -> None:
+    class Elsewhere(ModelDrafter):
+        def propose(self, prefixes: Any, plan: DraftPlan, ctx: DraftContext) -> DraftProposal:
+            found = super().propose(prefixes, plan, ctx)
+            tokens = found.tokens.to("meta")
+            return replace(found, tokens=tokens, laws=Laws(atoms=tokens))
+
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, strict=strict)
+    decoder = SpeculativeDecoder(
+        TabularModel(law, 3), Elsewhere(TabularModel(even, 3)), config=config
+    )
+    params, told = SamplingParams(max_tokens=9), "tokens on meta; expected them on cpu"
+    if strict:
+        with pytest.raises(DraftShapeError, match=told):
+            decoder.generate([1], params)
+        return
+    with pytest.warns(RuntimeWarning, match=told):
+        assert len(decoder.generate([1], params).token_ids) == 9
+    assert decoder.metrics.draft_failures > 0
+
+
 @pytest.mark.filterwarnings("ignore:the drafter failed")
 @pytest.mark.parametrize("shape", TREES, ids=str)
 @pytest.mark.parametrize("name", ["sound", "a law of .15", "NaN", "both"])
@@ -535,7 +638,7 @@ def test_on_a_device_laws_are_looked_at_with_the_rounds_result(
 
     at_once = run()
     assert bool(at_once[1][3]) == (name != "sound")
-    monkeypatch.setattr(engine, "check_laws", lambda proposal, context: evidence(proposal))
+    monkeypatch.setattr(engine, "check_laws", lambda proposal, *_: evidence(proposal, 3))
     assert run() == at_once
 
 

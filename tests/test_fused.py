@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from outrider import verification
 from outrider.chance import Enumerator, Philox4x32, RoundDraws, inverse_cdf, round_keys
 from outrider.config import SamplingParams
 from outrider.records import DraftProposal, Laws, Prefix, SequenceState
@@ -458,6 +459,53 @@ for method in ("token", "block"):
     counts = disagreements(10, 9, method, (7, 5000))
     assert counts["differ far from an edge"] == 0, counts
 """
+
+
+COMPILED = """
+import sys
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from outrider.verification import kernels
+
+for logits in ("fp16", "bf16", "fp32", "fp64"):
+    wide = "fp64" if logits == "fp64" else "fp32"
+    given = {"logits": f"*{logits}", "draft": "*fp32", "index": "*i64", "column": "*i64"}
+    for kernel in (kernels._normalise, kernels._exceed):
+        kinds = {
+            name: given.get(name, "i32" if name.endswith(("size", "stride")) else f"*{wide}")
+            for name in kernel.arg_names
+            if name != "BLOCK"
+        }
+        source = ASTSource(kernel, {**kinds, "BLOCK": "constexpr"}, {"BLOCK": kernels._BLOCK})
+        assert "ptx" in compile(source, target=GPUTarget("cuda", 90, 32)).asm
+"""
+
+
+def test_the_kernels_compile_for_a_device() -> None:
+    """The interpreter takes what the compiler does not, such as annotations of another module."""
+    pytest.importorskip("triton")
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    subprocess.run([sys.executable, "-c", COMPILED], check=True, timeout=300, env=environment)
+
+
+def test_without_kernels_that_run_torch_is_used_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No compiler, or a Triton that does not know the device: here one without kernels at all."""
+    pytest.importorskip("triton")
+    lazy._builds_kernels.cache_clear()
+    monkeypatch.delattr(verification, "kernels", raising=False)
+    monkeypatch.setitem(sys.modules, "outrider.verification.kernels", None)
+    device = torch.device("cpu")
+    with caplog.at_level("WARNING"):
+        assert [lazy._builds_kernels(device) for _ in range(3)] == [False] * 3
+    (record,) = caplog.records
+    assert "do not run on cpu; torch is used: ModuleNotFoundError" in record.getMessage()
+    lazy._builds_kernels.cache_clear()
+    # And the code for devices takes that for an answer.
+    monkeypatch.setattr(lazy, "_has_kernels", lambda logits: lazy._builds_kernels(logits.device))
+    test_the_code_for_devices_gives_the_same_verdicts("block", monkeypatch)
+    lazy._builds_kernels.cache_clear()
 
 
 def test_the_kernels_are_their_readable_twins() -> None:

@@ -180,6 +180,21 @@ def test_drafts_beside_looked_up_tokens_are_not_thought_dear() -> None:
     assert costs.prices(16, [0, 1], 100.0).proposing == pytest.approx(0.5, rel=0.05)
 
 
+def test_the_first_rounds_that_look_tell_what_that_takes() -> None:
+    """Drafts are known from made-up tokens, for which nothing was: they did not get dearer."""
+    costs = measured()
+    for _ in range(3):
+        assert costs.prices(16, [0, 1], 100.0).drafting[1] == pytest.approx(1.0, rel=0.01)
+        costs.add(replace(drafting(16, 100.0, 12.5, 1.3), looked=True))
+    assert costs.prices(16, [0, 1], 100.0).looking == pytest.approx(0.3, rel=0.05)
+    # From then on they tell what drafts take, which may change.
+    for _ in range(31):
+        costs.add(replace(drafting(16, 100.0, 12.5, 1.8), looked=True))
+    prices = costs.prices(16, [0, 1], 100.0)
+    assert prices.drafting[1] == pytest.approx(1.5, rel=0.05)
+    assert prices.looking == pytest.approx(0.3, rel=0.05)
+
+
 def test_where_no_other_drafts_are_known_they_tell_what_drafts_take() -> None:
     costs = Costs()
     for _ in range(8):
@@ -210,17 +225,17 @@ def test_reading_on_beside_looked_up_tokens_is_not_what_proposing_takes() -> Non
         costs.add(replace(seen, behind=8, missing=99))
     prices = costs.prices(16, [0, 1], 100.0)
     assert prices.proposing == pytest.approx(0.0, abs=0.01)
-    assert prices.backlog == pytest.approx(0.5, rel=0.05)
+    assert prices.reading_on(8) == pytest.approx(4.0, rel=0.05)
 
 
 def test_what_proposing_takes_is_no_reading_on() -> None:
-    """Half a second beside each draft, some of which read on in eight rows: .1 s each."""
+    """Half a second beside each draft, some of which read on in eight rows, for .8 s."""
     costs = measured()
     mixed(costs, 20, 1.5)
     for _ in range(5):
         seen = replace(drafting(16, 100.0, 12.5, 1.0 + 0.5 + 0.8), looked=True, found=True)
         costs.add(replace(seen, behind=8, missing=99))
-    assert costs.prices(16, [0, 1], 100.0).backlog == pytest.approx(0.1, rel=0.1)
+    assert costs.prices(16, [0, 1], 100.0).reading_on(8) == pytest.approx(0.8, rel=0.1)
 
 
 def test_a_round_that_was_much_faster_caps_drafts_without_looking_up() -> None:

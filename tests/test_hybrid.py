@@ -118,6 +118,7 @@ class Planned:
         widths = plain.sum() + token.sum() * np.arange(self.depth + 1)
         weights = np.array([0.4 + 0.6 * (number % 2) for number in told]) if self.weighed else None
         shared = SharedWorth(plain + 0.4, widths, widths[1], 0.1, self.ragged, weights)
+        shared = replace(shared, reading_on=0.1)
         together = shared if self.together else None
         worth = Worth(plain, token, together)
         looks = not self.together or states[0].round != 1
@@ -554,6 +555,58 @@ class TestRowsTogether:
         # The drafter has to read them later.
         plan = replace(plan, worth=Worth(alone, alone, replace(narrow, backlog=9.0)))
         assert len(decide(found, plan).taken[0]) == 0
+
+    @pytest.mark.parametrize("ragged", [None, 2.0])
+    def test_what_reading_on_takes_at_all_is_paid_once(self, ragged: float | None) -> None:
+        """More than what one row gains, and less than what two do; nothing where none steps."""
+        widths = 6 + 0.01 * np.arange(5)
+        worth = SharedWorth(np.full(4, 1.2), widths, widths[2], ragged=ragged)
+
+        def taken(sure: int, steps: int, **paid: float) -> int:
+            found = [self.SURE] * sure + [self.NONE] * (4 - sure)
+            told = both(replace(worth, **paid))
+            plan = DraftPlan(np.full(4, 4), steps=np.full(4, steps), worth=told)
+            made = decide(found, plan)
+            return sum(map(bool, map(len, made.taken.values()))) * (made.stepping or -1)
+
+        # .9 + .81 + .73, and 1.2 x 1.2 - 1 beforehand: 2 beyond what the model drafts.
+        assert taken(1, 2) == 1
+        assert taken(1, 2, reading_on=1.5) == 1
+        assert taken(1, 2, reading_on=2.5) == 0
+        assert taken(2, 2, reading_on=2.5) == 2
+        assert taken(2, 2, reading_on=2.5, backlog=1.0) == 0
+        # Where the model takes no step, nothing is to be read on in its place.
+        assert abs(taken(1, 0, reading_on=2.5)) == abs(taken(1, 0))
+
+    @pytest.mark.parametrize("ragged", [None, 2.0])
+    def test_rows_for_which_the_model_rests_have_nothing_to_read_on(
+        self, ragged: float | None
+    ) -> None:
+        """One that does takes what it finds, be there another that is not worth reading on for."""
+        steps, widths = np.array([0, 2, 2, 2]), 6 + 0.01 * np.arange(5)
+        worth = SharedWorth(np.full(4, 1.2), widths, widths[2], ragged=ragged, reading_on=2.5)
+        plan = DraftPlan(np.full(4, 4), steps=steps, worth=both(worth))
+        for found, taken in (
+            ([self.SURE, self.NONE, self.NONE, self.NONE], [True, False, False, False]),
+            ([self.SURE, self.SURE, self.NONE, self.NONE], [True, False, False, False]),
+            ([self.SURE, self.SURE, self.SURE, self.NONE], [True, True, True, False]),
+            ([self.NONE, self.SURE, self.NONE, self.NONE], [False] * 4),
+        ):
+            made = decide(found, plan)
+            assert made.stepping
+            assert [len(made.taken[row]) > 0 for row in range(4)] == taken
+
+    @pytest.mark.parametrize("reading_on", [0.0, 1.0, 3.0])
+    def test_what_is_saved_by_no_step_is_less_what_has_to_be_read_on(
+        self, reading_on: float
+    ) -> None:
+        """All rows without a step: 4 + 4 x 2.44 less 4, a fifth of that and what is read on."""
+        saved = 4 + 4 * (0.9 + 0.81 + 0.729) - 1.2 * 4.0
+        worth = SharedWorth(np.full(4, 9.0), np.full(5, 4.0), 4.0, ragged=2.0)
+        for margin in (-0.1, 0.1):
+            told = replace(worth, backlog=(saved - reading_on + margin) / 4, reading_on=reading_on)
+            plan = DraftPlan(np.full(4, 4), steps=np.full(4, 2), worth=both(told))
+            assert decide([self.SURE] * 4, plan).stepping == (margin > 0)
 
     @staticmethod
     def best(found: list[Candidate], worth: SharedWorth) -> float:

@@ -165,6 +165,77 @@ def test_what_looking_up_gained_counts_as_much(
     assert looking.wanted() == looks
 
 
+@pytest.mark.parametrize(
+    ("backlog", "steps", "looks"), [(0.0, 1, True), (1.5, 1, False), (1.5, 0, True)]
+)
+def test_what_has_to_be_read_on_is_part_of_what_looking_up_takes(
+    backlog: float, steps: int, looks: bool
+) -> None:
+    """A round and a half of it, where seven tokens come in the time of four: not if none reads.
+
+    Once, when the drafter drafts again, however many rounds it did not.
+    """
+    world, rng = World(steady(0.3), step=0.3), np.random.default_rng(0)
+    policy = AdaptiveDepth(Levels(4), looks_up=True)
+    calibrate(policy, world, rng)
+    states = [row(name, 80) for name in range(2)]
+    policy.plan(states)
+    planned = policy._together
+    assert planned is not None
+    plain = planned.prices.verifying[0]
+    prices = replace(
+        planned.prices,
+        verifying=np.array([1.0, 1.3, 1.6, 2.0]) * plain,
+        backlog=np.array([0.0, 9.0, backlog]) * plain,
+    )
+    rows = [replace(choice, steps=steps) for choice in planned.rows]
+    told = replace(planned, prices=prices, rows=rows, weights=None)
+    _, record = played(policy, world, states, rng)
+    record = replace(record, drafted=(3, 3), depth=(3, 3), emitted=(6, 1), looked_up=(True, True))
+    drafted = replace(record, drafted=(1, 1), depth=(1, 1), looked_up=(False, False))
+    looking = Looking()
+    for _ in range(30):
+        looking.count_round(True, record, told, False)
+        looking.count_round(True, drafted, told, False)
+    assert looking.wanted() == looks
+    # Of a round without looking it is a part as well, and only where rows read on.
+    gained = looking._gained
+    looking.count_round(False, drafted, told, False)
+    assert looking._gained == gained
+    looking.count_round(True, record, told, False)
+    gained = looking._gained
+    looking.count_round(False, drafted, told, False)
+    paid = 0.1 * told.rate * backlog * plain * steps
+    assert gained - looking._gained == pytest.approx(paid)
+    for _ in range(40):
+        looking.count_round(True, record, told, False)
+    looking.count_round(True, drafted, told, False)
+    assert looking.wanted()
+
+
+def test_rows_that_propose_nothing_are_not_read_either_where_no_step_is_taken() -> None:
+    """One of two found something, and the model rests for both."""
+    world, rng = World(steady(0.3), step=0.3), np.random.default_rng(0)
+    policy = AdaptiveDepth(Levels(4), looks_up=True)
+    calibrate(policy, world, rng)
+    states = [row(name, 80) for name in range(2)]
+    policy.plan(states)
+    planned = policy._together
+    assert planned is not None
+    told = replace(planned, rows=[replace(choice, steps=1) for choice in planned.rows])
+    _, record = played(policy, world, states, rng)
+    found = replace(record, drafted=(3, 0), depth=(3, 0), looked_up=(True, False))
+    drafted = replace(record, drafted=(1, 1), depth=(1, 1), looked_up=(False, False))
+    looking = Looking()
+    assert looking._read(found, told) == 0
+    assert looking._read(drafted, told) == 2
+    assert looking._read(drafted, told) == 0
+    # With others in the next round it is not known.
+    looking._read(found, told)
+    looking._read(replace(drafted, sequence_ids=(7, 8)), told)
+    assert looking._read(drafted, told) == 0
+
+
 def test_a_batch_that_another_thread_planned_for_is_not_counted() -> None:
     """Policies are shared by threads, which plan and observe in any order."""
     world, rng = World(steady(0.3), step=0.3), np.random.default_rng(0)

@@ -101,7 +101,7 @@ def test_what_drafts_take_beyond_usual_ones_is_told_at_their_length() -> None:
         costs.add(replace(seen, behind=8, missing=99, draft_s=usual + 0.3 + 0.8))
     prices = costs.prices(ROWS, [0, 1], 120.0)
     assert prices.token == pytest.approx(4.0 / 400, rel=0.05)
-    assert prices.backlog == pytest.approx(0.8 / 8, rel=0.2)
+    assert prices.reading_on(8) == pytest.approx(0.8, rel=0.2)
     assert prices.looking == pytest.approx(0.3, rel=0.05)
 
 

@@ -9,6 +9,7 @@ import torch
 from .chance import Noise, RoundDraws, Uniforms, position_keys, round_keys
 from .config import SamplingParams
 from .logprobs import Report
+from .models.transfer import sent
 from .outputs import Origin
 from .protocols import Chance
 from .records import RoundRecord, SequenceState
@@ -110,7 +111,7 @@ class Batch:
             return Noise(self.noise.uniforms, self.noise.used + 1)
         rounds = max(1, _NOISE_ROWS // len(self.states))
         uniforms = torch.from_numpy(make(round_keys(self.states, width, rounds)))
-        return Noise(uniforms.to(self.device), 1)
+        return Noise(sent(uniforms, self.device), 1)
 
     def draws(
         self, chance: Chance, width: int, noise: Noise | None, *, coupled: bool

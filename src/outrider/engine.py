@@ -29,7 +29,7 @@ from .metrics import SpeculationMetrics, Tally
 from .outputs import Choice, GenerationOutput, StreamEvent
 from .pairing import check_models, check_vocabularies, common_device, parts_of
 from .paths import Path
-from .proposals import check_proposal
+from .proposals import bounded, check_proposal
 from .protocols import (
     AutoregressiveModel,
     CachedModel,
@@ -59,6 +59,7 @@ from .running import Run
 from .stopping import final_text, until_stop
 from .text import StreamDecoder
 from .verification import Verifier
+from .verification.lazy import prepare
 
 
 class SpeculativeDecoder:
@@ -116,6 +117,8 @@ class SpeculativeDecoder:
         self._keepers = [part for part in parts if isinstance(part, KeepsSequences)]
         self._learners = [part for part in parts if isinstance(part, LearnsOutputs)]
         self._device = common_device(self._cached)
+        if self.verifier.lazy is not None:
+            prepare(self._device)
         eos = target.eos_token_ids if isinstance(target, CachedModel) else frozenset[int]()
         contexts = [
             (part.max_length, "draft" if place else "target")
@@ -219,8 +222,10 @@ class SpeculativeDecoder:
             batch, draws, plan, self._device, self.config, draft_shaper, remembers=chance is None
         )
         watch.mark()
-        proposal = failure.rest if failure else self._propose(prefixes, plan, context)
-        laws = [] if failure else check_laws(proposal, context)
+        given = failure.rest if failure else self._propose(prefixes, plan, context)
+        greedy = batch.params.all_greedy
+        laws = [] if failure else check_laws(given, context, vocab_size, greedy)
+        proposal = given if self._device.type == "cpu" else bounded(given, vocab_size)
         watch.mark()
         scores = self.target.verify(prefixes, proposal)
         watch.mark()
@@ -228,7 +233,7 @@ class SpeculativeDecoder:
         logits = scores.logits if shaper is None else shaper(scores.logits, Path.to_nodes(proposal))
         verdict, witness = judge(proposal, logits, batch.params, self.verifier, draws)
         rows = read(proposal, verdict, witness, context, laws)
-        check_witnesses(proposal, witness, context, rows, laws)
+        check_witnesses(given, witness, context, rows, laws, vocab_size)
         draft_s, target_s = watch.spans()[-2:]
         told = (failure or context).told.within([row.depth for row in rows])
         looked_up, planned, repeats = proposal.stepless, plan.model_steps, plan.repeated
@@ -400,7 +405,7 @@ class SpeculativeDecoder:
             return no_drafts(len(prefixes), self._device)
         try:
             proposal = self.drafter.propose(prefixes, plan, ctx)
-            check_proposal(proposal, plan, self.target.vocab_size)
+            check_proposal(proposal, plan, self.target.vocab_size, self._device)
         except Exception as error:
             if error is ctx.request_error or isinstance(error, KeyReuseError):
                 raise

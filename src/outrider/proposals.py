@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 import torch
@@ -31,14 +32,17 @@ softmax is off that adds them up in float32, in eight lanes, if every addition r
 about twice of what was seen of torch's over 151,936 tokens."""
 
 
-def check_proposal(proposal: DraftProposal, plan: DraftPlan, vocab_size: int) -> None:
+def check_proposal(
+    proposal: DraftProposal, plan: DraftPlan, vocab_size: int, device: torch.device
+) -> None:
     """Check a drafter's work.
 
     Raises:
-        DraftShapeError: tokens, lengths and laws do not fit the plan or each other.
+        DraftShapeError: tokens, lengths and laws do not fit the plan or each other, or are not on
+            the device.
         DistributionWidthError: the laws are not as wide as the vocabulary.
-        TokenOutOfRangeError: a token is outside the vocabulary (looked for on the CPU only; a
-            device's own check would wait for it).
+        TokenOutOfRangeError: a token is outside the vocabulary (looked for on the CPU only, since
+            that would wait for another device: see `bounded`).
     """
     _check_kinds(proposal)
     batch, width = len(plan.depth), proposal.tokens.shape[-1]
@@ -46,6 +50,12 @@ def check_proposal(proposal: DraftProposal, plan: DraftPlan, vocab_size: int) ->
         raise DraftShapeError(
             f"the drafter returned tokens of shape {tuple(proposal.tokens.shape)} and "
             f"{proposal.tokens.dtype}; expected int64 [B, N] with B = {batch}"
+        )
+    own = proposal.tokens.device
+    if own.type != device.type or (own.index or 0) != (device.index or 0):
+        raise DraftShapeError(
+            f"the drafter returned tokens on {own}; expected them on {device}, where ctx.device "
+            "says"
         )
     if proposal.lengths is not plan.depth:
         _check_lengths(proposal, plan)
@@ -98,19 +108,41 @@ def deepest(proposal: DraftProposal) -> NDArray[np.int64]:
     return most
 
 
-def evidence(proposal: DraftProposal) -> list[Tensor]:
+def bounded(proposal: DraftProposal, vocab_size: int) -> DraftProposal:
+    """The same with ids inside the vocabulary, since others end a process on a device.
+
+    What they were is told by the `evidence` of what came in.
+    """
+    tokens, laws = proposal.tokens.clamp(0, vocab_size - 1), proposal.laws
+    if laws is not None and laws.atoms is not None:
+        own = laws.atoms is proposal.tokens
+        laws = Laws(atoms=tokens if own else laws.atoms.clamp(0, vocab_size - 1))
+    return replace(proposal, tokens=tokens, laws=laws)
+
+
+def evidence(proposal: DraftProposal, vocab_size: int | None = None) -> list[Tensor]:
     """Numbers that tell whether tokens may have been drawn from the laws that come with them.
 
     Args:
         proposal: of the form that `check_proposal` asks for.
+        vocab_size: that of the target, where it is not known whether all tokens are in its
+            vocabulary.
 
     Returns:
         For each token, [B, N] each: of dense laws their total mass, their least entry, and the
-        probability of the token; of atoms whether they are the tokens. Nothing if all tokens stand
-        for their own laws, or there are none.
+        probability of the token, -inf for one outside the vocabulary; of atoms whether they are the
+        tokens. Nothing if there are none, or if all tokens are known to be some and stand for their
+        own laws.
     """
     tokens, laws = proposal.tokens, proposal.laws
-    if not proposal.width or laws is None or laws.atoms is tokens:
+    if not proposal.width or laws is None:
+        return []
+    if vocab_size is not None:
+        safe = bounded(proposal, vocab_size)
+        inside = tokens == safe.tokens
+        *found, own = evidence(safe) or [inside]
+        return [*found, own & inside if not found else own.masked_fill(~inside, -torch.inf)]
+    if laws.atoms is tokens:
         return []
     if laws.probs is None:
         assert laws.atoms is not None
@@ -120,7 +152,9 @@ def evidence(proposal: DraftProposal) -> list[Tensor]:
         return [probs.sum(-1), probs.amin(-1), probs.gather(-1, tokens[..., None])[..., 0]]
     law_rows = sent(torch.from_numpy(proposal.law_rows.astype(np.int64).clip(0)), tokens.device)
     rows = torch.arange(len(tokens), device=tokens.device)[:, None]
-    own = probs[rows, law_rows, tokens]
+    # A point mass has no share of another node's law.
+    point = sent(torch.from_numpy(proposal.law_rows < 0), tokens.device)
+    own = probs[rows, law_rows, tokens].masked_fill(point, 1.0)
     if probs.shape[1] > proposal.width:
         looked_at = probs[rows, law_rows]
         return [looked_at.sum(-1), looked_at.amin(-1), own]
@@ -153,7 +187,8 @@ def undrawn(
     for row, column in drafted:
         # NaN fails all of it.
         fine = abs(totals[row][column] - 1) <= off and least[row][column] >= 0 < own[row][column]
-        if not fine and (law_rows is None or law_rows[row][column] >= 0):
+        point = law_rows is not None and law_rows[row][column] < 0
+        if not (fine or point) or own[row][column] == -inf:
             wrong.append((row, column))
     return wrong
 
@@ -205,11 +240,16 @@ def without(
 
 
 def impossible(
-    proposal: DraftProposal, row: int, column: int, sequence_id: int
-) -> DegenerateDistributionError:
+    proposal: DraftProposal, row: int, column: int, sequence_id: int, vocab_size: int
+) -> DegenerateDistributionError | TokenOutOfRangeError:
     """What to say of a token that cannot have been drawn from its law."""
     laws, token = proposal.laws, int(proposal.tokens[row, column])
     assert laws is not None
+    if not 0 <= token < vocab_size:
+        return TokenOutOfRangeError(
+            f"the drafter returned token {token} as draft {column + 1} for sequence {sequence_id}; "
+            f"expected ids in 0..{vocab_size - 1}"
+        )
     if laws.probs is None:
         assert laws.atoms is not None
         told = f"the atom {int(laws.atoms[row, column])}"

@@ -215,14 +215,15 @@ class SharedWorth:
         widths: in the time of a round with no step of a model, as wide as 0, 1, ..., N drafted
             tokens, float64 [N + 1].
         covered: in the time of such a round as wide as the planned one usually is.
-        backlog: in the time that the drafter takes to read on in a row which took none of its
-            tokens.
+        backlog: in the time that the drafter takes to read on in each row which took none of
+            its tokens.
         ragged: where forwards take what their tokens take, whichever rows have them, about how many
             a row of the planned round drafts; None where a forward is as wide for all rows as for
             the widest.
         weights: what a token of each row counts, float64 [B], 1 on average; None if all the same.
         certain: and so much of it, however far ahead of the others its row is.
         spread: of the rest, to a row so many tokens ahead of all, another one counts for 1 / e.
+        reading_on: in the time that reading on takes beyond that, however few rows have to.
     """
 
     planned: NDArray[np.float64]
@@ -233,6 +234,7 @@ class SharedWorth:
     weights: NDArray[np.float64] | None = None
     certain: float = 0.0
     spread: float = inf
+    reading_on: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

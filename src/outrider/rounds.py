@@ -23,7 +23,7 @@ from .errors import (
     InvalidConfigError,
     TargetShapeError,
 )
-from .proposals import deepest, evidence, impossible, undrawn, without
+from .proposals import bounded, deepest, evidence, impossible, undrawn, without
 from .records import DraftProposal, TargetScores, Verdict
 from .sampling import PackedParams
 from .verification import Verifier, verify_atoms
@@ -257,27 +257,32 @@ def check_scores(scores: TargetScores, proposal: DraftProposal, vocab_size: int)
         )
 
 
-def check_laws(proposal: DraftProposal, context: RoundContext) -> list[Tensor]:
-    """Check the laws that drafts come with, and those that were made: at once if on the host.
+def check_laws(
+    proposal: DraftProposal, context: RoundContext, vocab_size: int, greedy: bool
+) -> list[Tensor]:
+    """Check the laws that drafts come with, and those that were made.
 
     Args:
         proposal: the drafts.
         context: what is known of them.
+        vocab_size: that of the target.
+        greedy: whether no verdict draws anything, so that one may be made again.
 
     Returns:
-        Evidence that is on a device, where nothing is to wait for it.
+        Evidence that is on a device and can wait for the round's result.
 
     Raises:
         DraftFailure: a token was not drawn from its law, or that means nothing; the drafts before
             it are left.
     """
-    found = evidence(proposal)
-    if proposal.tokens.device.type != "cpu":
+    apart = proposal.tokens.device.type != "cpu"
+    found = evidence(proposal, vocab_size if apart else None)
+    if apart and greedy:
         return found
     wrong = undrawn(proposal, [part.tolist() for part in found])
     made = context.witnesses
     suspect = bool(wrong) or (bool(made) and not isfinite(torch.cat(made, 1).sum()))
-    failure = _failure(proposal, context, wrong) if suspect else None
+    failure = _failure(proposal, context, vocab_size, wrong) if suspect else None
     if failure:
         raise failure
     return []
@@ -294,7 +299,7 @@ def failed(error: Exception, context: RoundContext, vocab_size: int) -> DraftFai
 
 
 def _failure(
-    proposal: DraftProposal, context: RoundContext, wrong: list[tuple[int, int]]
+    proposal: DraftProposal, context: RoundContext, vocab_size: int, wrong: list[tuple[int, int]]
 ) -> DraftFailure | None:
     """That tokens, by row and column, came with no laws, or laws of logits that mean nothing."""
     draft, ids, levels = context.witnesses, context.sequence_ids, context.levels
@@ -311,10 +316,10 @@ def _failure(
                 sound[row] = min(sound[row], bisect(levels, position) - 1)
     if wrong and reason is None:
         row, column = wrong[0]
-        reason = impossible(proposal, row, column, ids[row])
+        reason = impossible(proposal, row, column, ids[row], vocab_size)
     if reason is None:
         return None
-    rest = without(proposal, wrong, sound)
+    rest = without(bounded(proposal, vocab_size), wrong, sound)
     cut = (rest.lengths < proposal.lengths).tolist()
     return DraftFailure(reason, rest, context.told, cut)
 
@@ -325,15 +330,17 @@ def check_witnesses(
     context: RoundContext,
     rows: list[RowVerdict],
     laws: list[Tensor],
+    vocab_size: int,
 ) -> None:
     """Name the model whose logits were degenerate, if some were.
 
     Args:
-        proposal: the drafts.
+        proposal: the drafts, as they came.
         target: the target's witnesses [B, N + 1].
         context: has the draft model's, [B, M] for the nodes of each depth.
         rows: what was drafted and kept.
         laws: the evidence of the laws that came with the drafts, but for what was looked at.
+        vocab_size: that of the target.
 
     Raises:
         DegenerateDistributionError: a witness of the target is not finite at a node that a row
@@ -345,7 +352,8 @@ def check_witnesses(
     for row, position in (~torch.isfinite(target)).nonzero().tolist():
         if position in rows[row].nodes:
             raise _degenerate("target", context.sequence_ids[row], position)
-    failure = _failure(proposal, context, undrawn(proposal, [part.tolist() for part in laws]))
+    wrong = undrawn(proposal, [part.tolist() for part in laws])
+    failure = _failure(proposal, context, vocab_size, wrong)
     if failure:
         raise failure
 

@@ -295,12 +295,14 @@ class AdaptiveDepth:
     ) -> None:
         """Learn what a round costs, and nothing from what it kept: for rounds on made-up tokens.
 
+        None are looked up for them.
+
         Args:
             states: the sequences after it.
             record: what it did; its drafter has not failed.
             reading: whether to learn what reading prompts takes.
         """
-        self._costs.add(self._seen.round(states, record, self._looks), reading)
+        self._costs.add(self._seen.round(states, record, looked=False), reading)
 
     def _observe_failure(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
         """Learn from a round whose drafter failed: what it took, and that it is not worth it."""
@@ -337,7 +339,7 @@ class AdaptiveDepth:
         rate, trial, wait, drafted = outlook.pace, 0, 0, outlook.drafted
         gain, plain_s = outlook.gain, drafted.seconds[0]
         drafting = [state for state, own in zip(states, drafted.rows, strict=True) if own]
-        behind = prices.backlog * self._seen.behind(drafting) / plain_s
+        behind = prices.reading_on(self._seen.behind(drafting)) / plain_s
         doubt = _CAUTION * prices.doubt(min(best, ceil(likely)))
         # Rows that join others in steps that are taken anyway do not end apart for that.
         apart = 0 if deepest else self._ending.apart(states, counts is not None)
@@ -346,7 +348,7 @@ class AdaptiveDepth:
         self._pays = pays = best > 0 and gain >= enough + behind / _STAY
         if not pays:
             unread = self._seen.behind(states)
-            dearer = prices.backlog * unread / plain_s
+            dearer = prices.reading_on(unread) / plain_s
             dearer += _CAUTION * prices.doubt(min(1, most))
             rate, whole = outlook.plain, outlook.whole
             trial, wait = self._trial(whole, dearer, enough, not unread)
@@ -384,7 +386,9 @@ class AdaptiveDepth:
                 for one, tokens in zip(choices, outlook.each, strict=True)
             ]
         deep, step_pace = float(max(likely, deepest)), outlook.pace if ending else 0.0
-        covered, backlog = float(np.interp(deep, range(most + 1), widths)), rate * prices.backlog
+        covered = float(np.interp(deep, range(most + 1), widths))
+        one, all_read = (rate * prices.reading_on(rows) for rows in (1, len(states)))
+        backlog = (all_read - one) / max(len(states) - 1, 1)
         return Choices(
             choices,
             prices,
@@ -396,6 +400,7 @@ class AdaptiveDepth:
             stands,
             deep * sum(drafted.rows) / len(states),
             rounds=None if counts is None else np.array(drafted.seconds),
+            reading_on=max(one - backlog, 0.0),
             **({} if counts is None else counts.named),
         )
 

@@ -43,7 +43,7 @@ class Choices:
     Attributes:
         rows: for each of them.
         prices: of rounds.
-        widths, covered, backlog: see `SharedWorth`.
+        widths, covered, backlog, reading_on: see `SharedWorth`.
         rate: tokens a second of all of them, decoded as is best without looking any up.
         pace: tokens a second of all of them that a step has to bring if drafts end early; 0 for
             drafts that do not.
@@ -69,6 +69,7 @@ class Choices:
     weights: NDArray[np.float64] | None = None
     certain: float = 0.0
     spread: float = inf
+    reading_on: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ class Decision:
                 self.together.weights,
                 self.together.certain,
                 self.together.spread,
+                self.together.reading_on,
             )
         return Worth(
             np.array([choice.plain for choice in self.rows]),

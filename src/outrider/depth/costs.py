@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..records import RoundRecord
-from .drafting import FEW, MUCH_FASTER, RECENT, Drafting
+from .drafting import MUCH_FASTER, Drafting
 from .growth import Growing
-from .lines import Curve, Line, Times
+from .lines import FEW, RECENT, Curve, Line, Times
 from .pace import Pace
 from .round import Round
 
@@ -72,7 +72,8 @@ class Prices:
         single: of a plain round of one row.
         looking: of looking tokens up in vain, which pays for itself: no round is told with it.
         proposing: and how much longer it takes to propose some.
-        backlog: of the drafter's reading on in a row for which it has not drafted for a while.
+        backlog: of the drafter's reading on in 0, 1, ... rows for which it has not drafted for a
+            while, float64 [rows + 1]; None where nothing was measured.
         step: of a step of the drafter for one row, the least that a reading takes.
         token: of its reading of one token of a prompt.
         doubts: standard errors of the logarithms of what rounds of each depth take but for their
@@ -87,7 +88,7 @@ class Prices:
     single: float = 0.0
     looking: float = 0.0
     proposing: float = 0.0
-    backlog: float = 0.0
+    backlog: NDArray[np.float64] | None = None
     step: float = 0.0
     token: float = 0.0
     doubts: NDArray[np.float64] | None = None
@@ -134,6 +135,10 @@ class Prices:
             drafting=cost_ratio * np.arange(float(len(verifying))),
             single=self.single / max(float(verifying[0]), _LEAST),
         )
+
+    def reading_on(self, rows: int) -> float:
+        """Of the drafter's reading on in so many rows."""
+        return 0.0 if self.backlog is None else float(self.backlog[rows])
 
     def reading(self, tokens: int) -> float:
         """Of the drafter's reading of a prompt."""
@@ -272,12 +277,13 @@ class Costs:
             self._looking.add(seen.rows, seconds, self._rounds)
 
     def _beside_s(self, seen: Round, draft_s: float) -> float | None:
-        """Seconds that proposing tokens took beside a model's draft, if what that takes is known.
+        """Seconds that looking tokens up took beside a model's draft, if what that takes is known.
 
-        None where it is the draft that is told: also by one that took much less, since what is
-        known of it is then too much.
+        Of those that are proposed, and of the first ones. None where it is the draft that is told:
+        also by one that took much less, since what is known of it is then too much.
         """
-        alike = seen.found and not seen.behind and not seen.caught_up
+        tells = seen.found or (seen.looked and self._looking.count < FEW)
+        alike = tells and not seen.behind and not seen.caught_up
         if not alike or not self._drafting.tells(seen.drafting, self._rounds):
             return None
         rows, steps = np.array([float(seen.drafting)]), np.array([float(seen.steps)])
@@ -342,7 +348,7 @@ class Costs:
             single=scale * single,
             looking=scale * looking,
             proposing=scale * self._proposing_s(rows, looking),
-            backlog=scale * self._drafting.backlog,
+            backlog=scale * self._drafting.backlog.upto(rows),
             step=scale * step,
             token=scale * each,
             doubts=self._doubts(counts[:-1]) if self.known else None,

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
 from math import log
-from statistics import median_low
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .backlog import Backlog
 from .growth import Growing
-from .lines import Line, rising
+from .lines import FEW, Line, rising
 from .round import Round
-
-FEW = 3
-"""From so many on, measurements stand for themselves: one of them may have been slow."""
-
-RECENT = 12
-"""How many readings are looked at."""
 
 _RECENTLY = 128
 """For how many rounds it is known what a number of rows takes."""
@@ -43,8 +36,11 @@ work that the machine had when they were measured."""
 class Drafting:
     """Seconds of a draft: for each number of rows a line in its steps.
 
-    Where hardly any was made for so many, what those for the nearest number took counts too. What
-    a drafter reads beyond its last drafts, in rows that took looked-up tokens, is counted apart.
+    Where hardly any was made for so many, what those for the nearest number took counts too.
+
+    Attributes:
+        backlog: what a drafter's reading beyond its last drafts takes, in rows that took looked-up
+            tokens or none.
     """
 
     def __init__(self) -> None:
@@ -52,7 +48,7 @@ class Drafting:
         self._counts: dict[int, int] = {}
         self._last: dict[int, int] = {}
         self._growing = Growing()
-        self._backlogs = deque[float](maxlen=RECENT)
+        self.backlog = Backlog()
 
     @property
     def known(self) -> bool:
@@ -63,9 +59,10 @@ class Drafting:
         """Count the draft of a round, which took so many seconds at the usual pace."""
         rows = seen.drafting
         count = self._counts.get(rows, 0)
-        if seen.behind and count >= FEW:
-            usual = float(self.at(rows, np.array([float(seen.steps)]), seen.length)[0])
-            self._backlogs.append(max(seconds - usual, 0.0) / seen.behind)
+        if seen.behind and (count >= FEW or self.tells(rows, now)):
+            these, steps = np.array([float(rows)]), np.array([float(seen.steps)])
+            usual = float(self.among(these, steps, seen.length)[0, 0])
+            self.backlog.add(seen.behind, max(seconds - usual, 0.0), now)
             # With a backlog it takes longer, unless what is remembered is over.
             if seconds >= usual:
                 return
@@ -140,9 +137,4 @@ class Drafting:
         for line in self._lines.values():
             line.scale(factor)
         self._growing.scale(factor)
-        self._backlogs = deque([each * factor for each in self._backlogs], maxlen=RECENT)
-
-    @property
-    def backlog(self) -> float:
-        """Seconds that reading on takes in a row, when little was read so far."""
-        return median_low(self._backlogs) if len(self._backlogs) >= FEW else 0.0
+        self.backlog.scale(factor)

@@ -13,6 +13,12 @@ from numpy.typing import NDArray
 
 Size = TypeVar("Size", bound=Hashable)
 
+FEW = 3
+"""From so many on, measurements stand for themselves: one of them may have been slow."""
+
+RECENT = 12
+"""How many readings of a drafter are looked at."""
+
 _WINDOW = 31
 """How many times of one size are looked at."""
 

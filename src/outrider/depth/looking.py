@@ -36,6 +36,7 @@ class Looking:
         self._gained = 1.0
         self._since = 0
         self._pause = _PAUSE
+        self._unread = set[int]()
 
     def wanted(self) -> bool:
         """Whether the next round is to look."""
@@ -45,6 +46,9 @@ class Looking:
         self, looked: bool, record: RoundRecord, planned: Choices, ragged: bool
     ) -> None:
         """Count what looking tokens up gained in a round: at what rounds usually take.
+
+        What the drafter reads on is part of that, in rows for which it would have drafted before
+        but for such tokens, be they others' for which no step was taken.
 
         Args:
             looked: whether it did.
@@ -62,6 +66,20 @@ class Looking:
             took += float(np.interp(width, np.arange(len(times)), times))
             gained = _counted(record.emitted, planned)
         self.count(looked, gained - planned.rate * took)
+        read_s = prices.reading_on(self._read(record, planned))
+        self._gained -= (1 - _MEMORY) * planned.rate * read_s
+
+    def _read(self, record: RoundRecord, planned: Choices) -> int:
+        """In how many rows the drafter read on what looked-up tokens had kept it from."""
+        if not self._unread and not any(record.looked_up):
+            return 0
+        stepped = dict(zip(record.sequence_ids, stepped_of(record), strict=True))
+        read = {name for name in self._unread if stepped.get(name)}
+        self._unread = (self._unread & stepped.keys()) - read
+        if any(record.looked_up):
+            rows = zip(stepped.items(), planned.rows, strict=True)
+            self._unread |= {name for (name, steps), row in rows if row.steps and not steps}
+        return len(read)
 
     def count(self, looked: bool, gained: float = 0.0) -> None:
         """Count a round, and if it looked, what that gained: less than nothing, if in vain."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from .. import trees
 from ..errors import InvalidConfigError
+from ..models.transfer import sent
 from ..protocols import DraftContext
 from ..records import DraftPlan, DraftProposal, Laws, Prefix
 
@@ -162,7 +163,7 @@ def as_proposal(
     for row, candidate in enumerate(candidates):
         tokens[row, : len(candidate)] = candidate.tokens
         parents[row, : len(candidate)] = candidate.parents
-    drafted = torch.from_numpy(tokens).to(device)
+    drafted = sent(torch.from_numpy(tokens), device)
     return DraftProposal(
         drafted,
         lengths,

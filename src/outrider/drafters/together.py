@@ -71,13 +71,10 @@ def decide(found: Sequence[Candidate], plan: DraftPlan) -> Together:
         chances = _counted(chances, weights, worth.certain, worth.spread)
         needed *= weights
     needed += worth.backlog * steps
-    resting = len(rows) - (margin - 1) * worth.widths[0] - worth.backlog * steps.sum()
-    if worth.ragged is None:
-        beside = _wide_beside(chances, needed, worth)
-        alone = _wide_alone(chances, float(resting), worth)
-    else:
-        beside = _beside(chances, needed, steps, worth)
-        alone = _alone(chances, float(resting), worth)
+    reading_on = worth.reading_on * steps.any()
+    resting = len(rows) - (margin - 1) * worth.widths[0] - worth.backlog * steps.sum() - reading_on
+    alone = (_wide_alone if worth.ragged is None else _alone)(chances, float(resting), worth)
+    beside = _paid_beside(chances, needed, steps, worth)
     stepping = beside.gain if steps.any() else 0.0
     stays = alone.gain <= max(stepping, 0.0)
     chosen = beside if stays else alone
@@ -104,6 +101,32 @@ def _counted(
     # No token counts for more than one that it follows.
     counts = certain + (weights[:, None] - certain) * np.exp(-ahead / spread)
     return np.minimum.accumulate(chances * counts, 1)
+
+
+def _paid_beside(
+    chances: NDArray[np.float64],
+    needed: NDArray[np.float64],
+    steps: NDArray[np.bool_],
+    worth: SharedWorth,
+) -> _Way:
+    """Beside the model's steps, of which a row that takes tokens has some to make up for.
+
+    Args:
+        chances, needed, worth: see `_wide_beside`.
+        steps: for which rows the model would draft, bool [rows].
+    """
+
+    def beside(chances: NDArray[np.float64]) -> _Way:
+        if worth.ragged is None:
+            return _wide_beside(chances, needed, worth)
+        return _beside(chances, needed, steps, worth)
+
+    found = beside(chances)
+    if not steps[found.lengths > 0].any():
+        return found
+    paid = _Way(found.lengths, found.gain - worth.reading_on)
+    idle = beside(np.where(steps[:, None], 0.0, chances))
+    return max(paid, idle, key=lambda way: way.gain)
 
 
 def _wide_beside(

@@ -57,10 +57,21 @@ class FedTokens:
     def __init__(self, rows: int) -> None:
         self.calls: list[tuple[Tensor, Tensor | None]] = []
         self._rows = rows
+        self._read: tuple[int, tuple[Tokens, Parents | None]] | None = None
 
     def read(self) -> tuple[Tokens, Parents | None]:
-        """The tokens fed so far, int64 [B, n], and their parents [B, n], None for chains."""
+        """The tokens fed so far, int64 [B, n], and their parents [B, n], None for chains.
+
+        Each row of the batch asks for them, which are copied from the device once.
+        """
         calls = list(self.calls)
+        found = self._read
+        if found is None or found[0] != len(calls):
+            found = self._read = len(calls), self._joined(calls)
+        return found[1]
+
+    def _joined(self, calls: list[tuple[Tensor, Tensor | None]]) -> tuple[Tokens, Parents | None]:
+        """What calls fed, on the host."""
         if not calls:
             return np.empty((self._rows, 0), dtype=np.int64), None
         tokens = [tokens for tokens, _ in calls]

@@ -7,8 +7,6 @@ rows; what the blocks come to is joined in torch.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -34,7 +32,8 @@ def normalisers(logits: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor]:
     )
     grid = (rows, peaks.shape[1])
     scales = _per_row(scale, logits)
-    _normalise[grid](logits, scales, peaks, masses, size, logits.stride(0), BLOCK=_BLOCK)
+    with torch.cuda.device_of(logits):
+        _normalise[grid](logits, scales, peaks, masses, size, logits.stride(0), BLOCK=_BLOCK)
     peak = peaks.amax(-1, keepdim=True)
     return peak, (masses * torch.exp2((peaks - peak) * scales.view(-1, 1))).sum(-1, keepdim=True)
 
@@ -63,31 +62,32 @@ def excess(
     logits, draft = _dense(logits), _dense(draft)
     blocks = triton.cdiv(size, _BLOCK)
     sums = torch.empty((count, blocks), dtype=_dtype(logits), device=logits.device)
-    _exceed[(count, blocks)](
-        logits,
-        _per_row(scale, logits),
-        peak,
-        index,
-        factor.to(sums.dtype),
-        draft,
-        column,
-        sums,
-        size,
-        logits.stride(0),
-        draft.stride(0),
-        BLOCK=_BLOCK,
-    )
+    with torch.cuda.device_of(logits):
+        _exceed[(count, blocks)](
+            logits,
+            _per_row(scale, logits),
+            peak,
+            index,
+            factor.to(sums.dtype),
+            draft,
+            column,
+            sums,
+            size,
+            logits.stride(0),
+            draft.stride(0),
+            BLOCK=_BLOCK,
+        )
     return sums.sum(-1, dtype=torch.float64)
 
 
 @triton.jit
 def _normalise(
-    logits: Any,
-    scale: Any,
-    peaks: Any,
-    masses: Any,
-    size: Any,
-    stride: Any,
+    logits: tl.tensor,
+    scale: tl.tensor,
+    peaks: tl.tensor,
+    masses: tl.tensor,
+    size: tl.tensor,
+    stride: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
     """One block of one row: its largest logit, and the sum of its powers under that."""
@@ -105,17 +105,17 @@ def _normalise(
 
 @triton.jit
 def _exceed(
-    logits: Any,
-    scale: Any,
-    peak: Any,
-    index: Any,
-    factor: Any,
-    draft: Any,
-    column: Any,
-    sums: Any,
-    size: Any,
-    stride: Any,
-    draft_stride: Any,
+    logits: tl.tensor,
+    scale: tl.tensor,
+    peak: tl.tensor,
+    index: tl.tensor,
+    factor: tl.tensor,
+    draft: tl.tensor,
+    column: tl.tensor,
+    sums: tl.tensor,
+    size: tl.tensor,
+    stride: tl.tensor,
+    draft_stride: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
     """One block of one sum."""

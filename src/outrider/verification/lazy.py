@@ -8,8 +8,10 @@ logit, taken away first so that nothing large is rounded.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -17,6 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+_LOG = logging.getLogger(__name__)
 
 _NUMPY, _KEPT, _AT_A_TIME = 1 << 16, 1 << 20, 1 << 17
 """Up to how many logits NumPy works on them; up to how many their powers are kept (4 megabytes of
@@ -294,5 +298,29 @@ def on_host(array: Tensor) -> bool:
     return array.device.type == "cpu"
 
 
+def prepare(device: torch.device) -> None:
+    """Build the kernels for a device, so that the first rounds wait less for a compiler."""
+    _has_kernels(torch.empty(0, device=device))
+
+
 def _has_kernels(logits: Tensor) -> bool:
-    return logits.is_cuda and find_spec("triton") is not None
+    return logits.is_cuda and _builds_kernels(logits.device)
+
+
+@cache
+def _builds_kernels(device: torch.device) -> bool:
+    """Whether Triton's kernels run on a device: asked once, since building them takes a while."""
+    if find_spec("triton") is None:
+        return False
+    try:
+        from . import kernels
+
+        rows, index = torch.zeros(1, 16, device=device), torch.zeros(1, dtype=torch.int64)
+        peak, mass = kernels.normalisers(rows, 1.0)
+        index = index.to(device)
+        kernels.excess(rows, 1.0, peak, index, 1 / mass[:, 0], rows, index).tolist()
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        _LOG.warning("Triton's kernels do not run on %s; torch is used: %s", device, told)
+        return False
+    return True
