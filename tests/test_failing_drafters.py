@@ -284,6 +284,55 @@ def test_no_law_that_means_nothing_changes_what_comes_of_a_tree(
     assert error() > 1e-4
 
 
+class PointFirst(ModelDrafter):
+    """Drafts a 1 for sure, then 0 or 2 twice; after a 0 the law of the third is none.
+
+    That is the first in its table of laws, and has -inf for the 1.
+    """
+
+    def propose(self, prefixes: Any, plan: DraftPlan, ctx: DraftContext) -> DraftProposal:
+        if plan.deepest < 3:
+            return super().propose(prefixes, plan, ctx)
+        half = torch.tensor([[0.5, 0.0, 0.5]] * len(prefixes), dtype=torch.float64)
+        second, third = (ctx.pick(Laws(probs=half), place) for place in (1, 2))
+        wrong = torch.tensor([0.5, -torch.inf, 0.5], dtype=torch.float64)
+        probs = torch.stack([torch.where(second[:, None] == 0, wrong, half), half], 1)
+        tokens = torch.stack([torch.ones_like(second), second, third], 1)
+        law_rows = np.tile([[-1, 1, 0]], (len(prefixes), 1))
+        return DraftProposal(tokens, plan.depth, Laws(probs=probs), law_rows=law_rows)
+
+
+@pytest.mark.filterwarnings("ignore:the drafter failed")
+@pytest.mark.parametrize("apart", [False, True], ids=["on the host", "as on a device"])
+def test_the_law_is_exact_where_a_later_law_is_wrong_beside_a_point_mass(
+    apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: a point mass that goes by what the first law of the table says of its token."""
+
+    def confused(proposal: DraftProposal, vocab_size: int | None = None) -> list[torch.Tensor]:
+        found = evidence(proposal, 3)
+        if proposal.law_rows is None or proposal.laws is None or proposal.laws.probs is None:
+            return found
+        first = proposal.laws.probs[:, 0].gather(-1, proposal.tokens)
+        return [*found[:2], torch.where(torch.from_numpy(proposal.law_rows < 0), first, found[2])]
+
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=3)
+    target = TabularModel(law, 3)
+    decoder = SpeculativeDecoder(target, PointFirst(TabularModel(even, 3)), config=config)
+    params = SamplingParams(max_tokens=4)
+    expected = exact_law(SpeculativeDecoder(target), [0], params)
+
+    def error() -> float:
+        found = exact_law(decoder, [0], params, batch_size=1)
+        return max(abs(found[output] - expected[output]) for output in expected)
+
+    if apart:
+        monkeypatch.setattr(rounds, "evidence", lambda proposal, size=None: evidence(proposal, 3))
+    assert error() < 1e-12
+    monkeypatch.setattr(rounds, "evidence", confused)
+    assert error() > 1e-3
+
+
 def no_depth(proposal: DraftProposal, wrong: Any, depths: Any = None) -> DraftProposal:
     """The planted fault: all drafts go where one does."""
     return replace(proposal, lengths=np.zeros_like(proposal.lengths))
