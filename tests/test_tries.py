@@ -25,11 +25,13 @@ def charged(
     monkeypatch: pytest.MonkeyPatch,
     looking: float = 0.0,
     reading: float = 0.0,
+    new: bool = False,
 ) -> tuple[float, float]:
     """What a try is charged of which one row looked so many tokens up, the others none.
 
     They are refused. It is known what rounds take in which each row has 0, 1, 2, 4 or 8 tokens,
-    and that looking up takes so many seconds; what the drafter reads on takes `reading`.
+    and that looking up takes so many seconds; what the drafter reads on takes `reading`, or what it
+    reads of prompts, if the texts are `new`.
 
     Returns:
         What it is thought to lose, and how much of that reading on took.
@@ -50,6 +52,8 @@ def charged(
     with monkeypatch.context() as patched:
         patched.setattr(Purse, "spend", lambda self, price, read, _: lost.append((price, read)))
         policy._trying = True
+        if new:
+            policy._seen._read.clear()
         policy.observe(
             [state.advanced([0], 1, None, state.acceptance, ()) for state in states],
             replace(
@@ -84,3 +88,12 @@ def test_a_try_is_not_charged_for_looking_up(monkeypatch: pytest.MonkeyPatch) ->
     dear, free = (charged(True, 1, monkeypatch, looking, 0.5) for looking in (1.0, 0.0))
     assert dear == pytest.approx(free, abs=0.05)
     assert dear[1] == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("reading", [0.0, 1.5])
+def test_a_try_is_not_charged_what_reading_prompts_takes(
+    reading: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That has a share of its own. Charged, sixteen rows were not tried again for 250 rounds."""
+    told = charged(True, 1, monkeypatch, reading=reading, new=True)
+    assert told == pytest.approx(charged(True, 1, monkeypatch), abs=0.05)

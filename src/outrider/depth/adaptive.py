@@ -287,8 +287,11 @@ class AdaptiveDepth:
             took = draft_s + max(prices.verifying[-1], prices.verifying[others])
             emitted = sum(record.emitted[row] for row in free) / len(free)
             lost = took / (plain := prices.rounds[others]) + _CAUTION * prices.doubt(-1) - emitted
-            read_on = max(draft_s - float(prices.drafting[deep]), 0.0) * bool(seen.behind)
-            self._purse.spend(lost, read_on / plain, record.plan_s / plain)
+            beyond = max(draft_s - float(prices.drafting[deep]), 0.0) / plain
+            if seen.caught_up:
+                # Reading prompts has a share of its own: see `worth_reading`.
+                lost, beyond = lost - beyond, 0.0
+            self._purse.spend(lost, beyond * bool(seen.behind), record.plan_s / plain)
 
     def measure(
         self, states: Sequence[SequenceState], record: RoundRecord, reading: bool = True
