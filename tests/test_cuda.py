@@ -1,0 +1,122 @@
+"""Whole rounds on a CUDA device; skipped where there is none."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from outrider import (
+    HybridDrafter,
+    ModelDrafter,
+    SamplingParams,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    SuffixDrafter,
+)
+from outrider.errors import DegenerateDistributionError, TokenOutOfRangeError
+from outrider.models.transformers import TransformersModel
+from outrider.protocols import DraftContext
+from outrider.records import DraftPlan, DraftProposal, Laws
+from outrider.verification import lazy
+
+from .test_calibration import tiny
+
+DEVICE = torch.device("cuda")
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+PROMPTS = [[1, 2, 3, 1, 2], [4, 5], [6, 7, 8, 9], [1, 1, 1]]
+
+
+def on_device() -> TransformersModel:
+    return TransformersModel(tiny().hf_model.to(DEVICE), max_sequences=4)
+
+
+def drafters() -> dict[str, tuple[Any, dict[str, Any]]]:
+    """Drafters, and what is configured beside."""
+    model = on_device()
+    return {
+        "a model": (ModelDrafter(model), {}),
+        "a tree": (ModelDrafter(model), {"depth": "fixed", "tree_shape": (2, 2)}),
+        "lookup": (SuffixDrafter(), {}),
+        "hybrid": (HybridDrafter.usual(model), {}),
+    }
+
+
+def texts(drafter: Any, params: SamplingParams, **configured: Any) -> list[tuple[int, ...]]:
+    config = SpeculativeConfig(**configured)
+    decoder = SpeculativeDecoder(on_device(), drafter, config=config)
+    return [output.token_ids for output in decoder.generate(PROMPTS, params)]
+
+
+@pytest.mark.parametrize("name", ["a model", "a tree", "lookup", "hybrid"])
+def test_greedy_texts_are_plain_decodings(name: str) -> None:
+    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+    drafter, configured = drafters()[name]
+    assert texts(drafter, params, **configured) == texts(None, params)
+
+
+@pytest.mark.parametrize("name", ["a model", "a tree", "hybrid"])
+@pytest.mark.parametrize("shaped", [{}, {"top_p": 0.9}, {"repetition_penalty": 1.2}], ids=str)
+def test_a_seed_repeats(name: str, shaped: dict[str, Any]) -> None:
+    params = SamplingParams(max_tokens=40, seed=3, ignore_eos=True, **shaped)
+    first, again = (texts(drafter, params, **more) for drafter, more in (drafters()[name],) * 2)
+    assert first == again
+
+
+class Wrong(ModelDrafter):
+    """Hands over what it must not: an id of no vocabulary, or no law."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(on_device())
+        self.how = how
+
+    def propose(self, prefixes: Any, plan: DraftPlan, ctx: DraftContext) -> DraftProposal:
+        found = super().propose(prefixes, plan, ctx)
+        if self.how == "an id":
+            tokens = torch.full_like(found.tokens, 99)
+            return replace(found, tokens=tokens, laws=Laws(atoms=tokens), law_rows=None)
+        assert found.laws is not None
+        if found.laws.probs is None:
+            return replace(found, laws=Laws(atoms=found.tokens + 1))
+        return replace(found, laws=Laws(probs=torch.full_like(found.laws.probs, 0.01)))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("how", ["an id", "a law"])
+def test_what_a_drafter_must_not_hand_over_is_counted(how: str, temperature: float) -> None:
+    """And the text goes on, greedy ones as without drafts; `strict` says what it was."""
+    params = SamplingParams(max_tokens=30, temperature=temperature, seed=1, ignore_eos=True)
+    settings: dict[str, Any] = {"depth": "fixed", "num_speculative_tokens": 2}
+    decoder = SpeculativeDecoder(on_device(), Wrong(how), config=SpeculativeConfig(**settings))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        outputs = decoder.generate(PROMPTS, params)
+    assert [str(each.message) for each in told if "drafter failed" in str(each.message)]
+    assert decoder.metrics.draft_failures > 0
+    assert all(len(output.token_ids) == 30 for output in outputs)
+    if not temperature:
+        assert [output.token_ids for output in outputs] == texts(None, params)
+    config = SpeculativeConfig(strict=True, **settings)
+    strict = SpeculativeDecoder(on_device(), Wrong(how), config=config)
+    error = TokenOutOfRangeError if how == "an id" else DegenerateDistributionError
+    with pytest.raises(error):
+        strict.generate(PROMPTS, params)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [7, 4096, 50_000])
+def test_the_kernels_are_their_readable_twins(dtype: torch.dtype, size: int) -> None:
+    pytest.importorskip("triton")
+    from outrider.verification import kernels
+
+    logits = (4 * torch.randn(5, size, device=DEVICE)).to(dtype)
+    logits[1, 1:] = -torch.inf
+    peak, mass = kernels.normalisers(logits, 1.25)
+    assert lazy._builds_kernels(logits.device)
+    expected = lazy.normalisers(logits, 1.25)
+    torch.testing.assert_close((peak, mass), expected, rtol=1e-5, atol=0)
