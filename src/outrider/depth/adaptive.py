@@ -289,8 +289,8 @@ class AdaptiveDepth:
             lost = took / (plain := prices.rounds[others]) + _CAUTION * prices.doubt(-1) - emitted
             beyond = max(draft_s - float(prices.drafting[deep]), 0.0) / plain
             if seen.caught_up:
-                # Reading prompts has a share of its own: see `worth_reading`.
-                lost, beyond = lost - beyond, 0.0
+                # At the rate at which so many rows fill the purse.
+                lost -= beyond * (1 - rows**-0.5)
             self._purse.spend(lost, beyond * bool(seen.behind), record.plan_s / plain)
 
     def measure(
