@@ -58,8 +58,7 @@ from .rounds import (
 from .running import Run
 from .stopping import final_text, until_stop
 from .text import StreamDecoder
-from .verification import Verifier
-from .verification.lazy import prepare
+from .verification import Verifier, lazy
 
 
 class SpeculativeDecoder:
@@ -117,8 +116,7 @@ class SpeculativeDecoder:
         self._keepers = [part for part in parts if isinstance(part, KeepsSequences)]
         self._learners = [part for part in parts if isinstance(part, LearnsOutputs)]
         self._device = common_device(self._cached)
-        if self.verifier.lazy is not None:
-            prepare(self._device)
+        lazy.prepare(self._device)
         eos = target.eos_token_ids if isinstance(target, CachedModel) else frozenset[int]()
         contexts = [
             (part.max_length, "draft" if place else "target")
@@ -133,8 +131,7 @@ class SpeculativeDecoder:
         self._next_id = secrets.randbits(40) << 22
         self._lock = Lock()
         self._tally = Tally(lossy=self._lossy)
-        self._on_round = on_round
-        self._warned = False
+        self._on_round, self._warned = on_round, False
         if policy is None and self.policy.learns and self.drafter is not None and self._cached:
             calibrate(self, self._round, self._cached)
 
@@ -223,8 +220,7 @@ class SpeculativeDecoder:
         )
         watch.mark()
         given = failure.rest if failure else self._propose(prefixes, plan, context)
-        greedy = batch.params.all_greedy
-        laws = [] if failure else check_laws(given, context, vocab_size, greedy)
+        laws = [] if failure else check_laws(given, context, vocab_size, batch.params.all_greedy)
         proposal = given if self._device.type == "cpu" else bounded(given, vocab_size)
         watch.mark()
         scores = self.target.verify(prefixes, proposal)

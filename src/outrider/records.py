@@ -210,20 +210,18 @@ class SharedWorth:
     in `Worth`, but in tokens of all rows that decide together.
 
     Attributes:
-        planned: what each row emits in the round as it is planned, float64 [B]; NaN for a row that
-            decides by itself.
+        planned: what each row emits in the planned round, float64 [B]; NaN if it is by itself.
         widths: in the time of a round with no step of a model, as wide as 0, 1, ..., N drafted
             tokens, float64 [N + 1].
         covered: in the time of such a round as wide as the planned one usually is.
-        backlog: in the time that the drafter takes to read on in each row which took none of
-            its tokens.
+        backlog, reading_on: in the time that the drafter takes to read on, for each row which took
+            none of its tokens, and beyond that, however few rows there are.
         ragged: where forwards take what their tokens take, whichever rows have them, about how many
             a row of the planned round drafts; None where a forward is as wide for all rows as for
             the widest.
         weights: what a token of each row counts, float64 [B], 1 on average; None if all the same.
         certain: and so much of it, however far ahead of the others its row is.
         spread: of the rest, to a row so many tokens ahead of all, another one counts for 1 / e.
-        reading_on: in the time that reading on takes beyond that, however few rows have to.
     """
 
     planned: NDArray[np.float64]

@@ -139,8 +139,7 @@ class AdaptiveDepth:
         self._usual = standing.prices if standing and self._costs.known else None
         decision = Decision.standing(standing, states) if standing else self._decision(states)
         steps, together, rule = decision.steps, decision.together, decision.rule
-        ids = [state.prefix.sequence_id for state in states]
-        self._planned = dict(zip(ids, steps, strict=True))
+        self._planned = {each.prefix.sequence_id: k for each, k in zip(states, steps, strict=True)}
         if not self._looks_up:
             return self._levels.plan(steps, keep_going=rule, repeats=decision.repeats)
         # A row that is by itself, or new, finds what there is for it; and where no model drafts,
@@ -288,17 +287,14 @@ class AdaptiveDepth:
             emitted = sum(record.emitted[row] for row in free) / len(free)
             lost = took / (plain := prices.rounds[others]) + _CAUTION * prices.doubt(-1) - emitted
             beyond = max(draft_s - float(prices.drafting[deep]), 0.0) / plain
-            if seen.caught_up:
-                # At the rate at which so many rows fill the purse.
-                lost -= beyond * (1 - rows**-0.5)
+            # Reading prompts at the rate at which so many rows fill the purse.
+            lost -= beyond * (1 - rows**-0.5) * bool(seen.caught_up)
             self._purse.spend(lost, beyond * bool(seen.behind), record.plan_s / plain)
 
     def measure(
         self, states: Sequence[SequenceState], record: RoundRecord, reading: bool = True
     ) -> None:
-        """Learn what a round costs, and nothing from what it kept: for rounds on made-up tokens.
-
-        None are looked up for them.
+        """Learn what a round on made-up tokens costs, of which none are looked up, and no more.
 
         Args:
             states: the sequences after it.
@@ -313,8 +309,7 @@ class AdaptiveDepth:
         self._standing.end()
         self._since_plain += 1
         self._since_draft = 0
-        local = [self._is_local(state) for state in states]
-        self._shown.add_failed(states, record, self._planned, local)
+        self._shown.add_failed(states, record, self._planned, list(map(self._is_local, states)))
         if self._trying and self._costs.plain_known:
             plain = self._costs.prices(len(states), [0], mean_length(states)).rounds[0]
             lost = (record.total_s - record.plan_s) / plain - sum(record.emitted) / len(states)
@@ -389,21 +384,19 @@ class AdaptiveDepth:
                 for one, tokens in zip(choices, outlook.each, strict=True)
             ]
         deep, step_pace = float(max(likely, deepest)), outlook.pace if ending else 0.0
-        covered = float(np.interp(deep, range(most + 1), widths))
-        one, all_read = (rate * prices.reading_on(rows) for rows in (1, len(states)))
-        backlog = (all_read - one) / max(len(states) - 1, 1)
+        backlog, reading_on = (rate * part for part in prices.unread())
         return Choices(
             choices,
             prices,
             widths,
-            covered,
+            float(np.interp(deep, range(most + 1), widths)),
             backlog,
             rate,
             step_pace,
             stands,
             deep * sum(drafted.rows) / len(states),
             rounds=None if counts is None else np.array(drafted.seconds),
-            reading_on=max(one - backlog, 0.0),
+            reading_on=reading_on,
             **({} if counts is None else counts.named),
         )
 

@@ -140,6 +140,12 @@ class Prices:
         """Of the drafter's reading on in so many rows."""
         return 0.0 if self.backlog is None else float(self.backlog[rows])
 
+    def unread(self) -> tuple[float, float]:
+        """Of reading on for each row, and beyond that, however few rows there are."""
+        one = self.reading_on(1)
+        each = (self.reading_on(self.rows) - one) / max(self.rows - 1, 1)
+        return each, max(one - each, 0.0)
+
     def reading(self, tokens: int) -> float:
         """Of the drafter's reading of a prompt."""
         return max(self.step, tokens * self.token)

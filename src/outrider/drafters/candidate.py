@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from .. import trees
 from ..errors import InvalidConfigError
-from ..models.transfer import sent
 from ..protocols import DraftContext
 from ..records import DraftPlan, DraftProposal, Laws, Prefix
 
@@ -163,7 +162,7 @@ def as_proposal(
     for row, candidate in enumerate(candidates):
         tokens[row, : len(candidate)] = candidate.tokens
         parents[row, : len(candidate)] = candidate.parents
-    drafted = sent(torch.from_numpy(tokens), device)
+    drafted = torch.from_numpy(tokens).to(device)
     return DraftProposal(
         drafted,
         lengths,

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import trees
-from ..models.transfer import sent
 from ..records import DraftProposal, Verdict
 from .chain import Chain, target_over_draft
 from .lazy import RowLaws, entries, on_host, row_laws, small
@@ -222,7 +221,7 @@ class LazyChain(Chain):
         drawn = None
         if draft is not None:
             drawn = entries(draft.flatten(0, 1), column, tokens.flatten()).view(batch, width)
-        length = sent(torch.as_tensor(proposal.lengths), tokens.device)
+        length = torch.as_tensor(proposal.lengths, device=tokens.device)
         ragged = bool((proposal.lengths < width).any())
         ratio = target_over_draft(kept, drawn, length if ragged else None)
         return LazyChain(tokens, length, target, draft, ragged, ratio)
