@@ -18,6 +18,7 @@ from outrider import (
 from outrider.calibration import ABREAST, DEPTHS
 from outrider.depth import AdaptiveDepth
 from outrider.depth.costs import Costs
+from outrider.depth.round import Round
 from outrider.drafters.candidate import Candidate
 from outrider.errors import DegenerateDistributionError
 from outrider.models.tabular import TabularModel
@@ -53,8 +54,8 @@ def test_it_is_calibrated_and_nothing_else_has_changed() -> None:
     assert plan.deepest <= 16
 
 
-def test_no_made_up_token_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they find, and how long that takes, is no other text's."""
+def rounds_counted(monkeypatch: pytest.MonkeyPatch) -> list[Round]:
+    """The rounds whose costs are counted from now on."""
     seen = []
     add = Costs.add
 
@@ -62,10 +63,17 @@ def test_no_made_up_token_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(round_)
         add(self, round_, reading)
 
+    monkeypatch.setattr(Costs, "add", added)
+    return seen
+
+
+def test_no_made_up_token_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they find, and how long that takes, is no other text's."""
+    seen = rounds_counted(monkeypatch)
+
     def candidates(self, prefixes, plan, ctx) -> list[Candidate]:
         raise AssertionError("a made-up token was looked up")
 
-    monkeypatch.setattr(Costs, "add", added)
     monkeypatch.setattr(SuffixDrafter, "candidates", candidates)
     models = [tiny(sequences=4) for _ in range(2)]
     made = SpeculativeDecoder(models[0], HybridDrafter.usual(models[1], SuffixDrafter()))
@@ -78,14 +86,7 @@ def test_drafts_of_batches_are_told_with_nothing_to_be_read_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """But for the first, which reads prompts, and one; all of them are kept here."""
-    seen = []
-    add = Costs.add
-
-    def added(self, round_, reading=True) -> None:
-        seen.append(round_)
-        add(self, round_, reading)
-
-    monkeypatch.setattr(Costs, "add", added)
+    seen = rounds_counted(monkeypatch)
     draft = tiny(sequences=4)
     target = tiny(sequences=4)
     SpeculativeDecoder(target, ModelDrafter(draft))

@@ -139,6 +139,17 @@ def _three(record: RoundRecord) -> dict[str, Any]:
     }
 
 
+def planned_for_two() -> tuple[Choices, RoundRecord]:
+    """What is planned together for two rows, and a round of theirs."""
+    world, rng = World(steady(0.3), step=0.3), np.random.default_rng(0)
+    policy = AdaptiveDepth(Levels(4), looks_up=True)
+    calibrate(policy, world, rng)
+    states = [row(name, 80) for name in range(2)]
+    policy.plan(states)
+    assert policy._together is not None
+    return policy._together, played(policy, world, states, rng)[1]
+
+
 @pytest.mark.parametrize(
     ("counts", "looks"), [(None, True), ((3.0, 0.0), True), ((0.0, 2.0), False)]
 )
@@ -146,18 +157,11 @@ def test_what_looking_up_gained_counts_as_much(
     counts: tuple[float, ...] | None, looks: bool
 ) -> None:
     """Tokens of the first of two rows, in rounds that take twice a plain one's time."""
-    world, rng = World(steady(0.3), step=0.3), np.random.default_rng(0)
-    policy = AdaptiveDepth(Levels(4), looks_up=True)
-    calibrate(policy, world, rng)
-    states = [row(name, 80) for name in range(2)]
-    policy.plan(states)
-    planned = policy._together
-    assert planned is not None
+    planned, record = planned_for_two()
     verifying = np.array([1.0, 1.3, 1.6, 2.0]) * planned.prices.verifying[0]
     prices = replace(planned.prices, verifying=verifying)
     told = replace(planned, prices=prices, weights=None if counts is None else np.array(counts))
     told = replace(told, spread=100.0, certain=0.0)
-    _, record = played(policy, world, states, rng)
     record = replace(record, drafted=(3, 3), depth=(3, 3), emitted=(6, 1), looked_up=(True, True))
     looking = Looking()
     for _ in range(30):
@@ -175,13 +179,7 @@ def test_what_has_to_be_read_on_is_part_of_what_looking_up_takes(
 
     Once, when the drafter drafts again, however many rounds it did not.
     """
-    world, rng = World(steady(0.3), step=0.3), np.random.default_rng(0)
-    policy = AdaptiveDepth(Levels(4), looks_up=True)
-    calibrate(policy, world, rng)
-    states = [row(name, 80) for name in range(2)]
-    policy.plan(states)
-    planned = policy._together
-    assert planned is not None
+    planned, record = planned_for_two()
     plain = planned.prices.verifying[0]
     prices = replace(
         planned.prices,
@@ -190,7 +188,6 @@ def test_what_has_to_be_read_on_is_part_of_what_looking_up_takes(
     )
     rows = [replace(choice, steps=steps) for choice in planned.rows]
     told = replace(planned, prices=prices, rows=rows, weights=None)
-    _, record = played(policy, world, states, rng)
     record = replace(record, drafted=(3, 3), depth=(3, 3), emitted=(6, 1), looked_up=(True, True))
     drafted = replace(record, drafted=(1, 1), depth=(1, 1), looked_up=(False, False))
     looking = Looking()
@@ -215,15 +212,8 @@ def test_what_has_to_be_read_on_is_part_of_what_looking_up_takes(
 
 def test_rows_that_propose_nothing_are_not_read_either_where_no_step_is_taken() -> None:
     """One of two found something, and the model rests for both."""
-    world, rng = World(steady(0.3), step=0.3), np.random.default_rng(0)
-    policy = AdaptiveDepth(Levels(4), looks_up=True)
-    calibrate(policy, world, rng)
-    states = [row(name, 80) for name in range(2)]
-    policy.plan(states)
-    planned = policy._together
-    assert planned is not None
+    planned, record = planned_for_two()
     told = replace(planned, rows=[replace(choice, steps=1) for choice in planned.rows])
-    _, record = played(policy, world, states, rng)
     found = replace(record, drafted=(3, 0), depth=(3, 0), looked_up=(True, False))
     drafted = replace(record, drafted=(1, 1), depth=(1, 1), looked_up=(False, False))
     looking = Looking()
