@@ -15,7 +15,7 @@ from outrider.depth import AdaptiveDepth, Levels, lines
 from outrider.depth.costs import Costs, Prices
 from outrider.depth.lines import Curve, Line
 from outrider.depth.looking import Looking
-from outrider.depth.purse import ONE_FIRST, SHARE, Purse, worth_reading
+from outrider.depth.purse import ONE_FIRST, SHARE, Purse
 from outrider.depth.round import Round
 from outrider.models.transformers import _cheapest
 from outrider.records import DraftPlan, Prefix, SequenceState
@@ -624,36 +624,42 @@ def reading(rows: int, tokens: int, known: int = 0, remaining: int = 100) -> lis
 def test_as_many_are_read_as_the_guess_allows_until_drafts_are_worth_more() -> None:
     none = np.zeros(1, dtype=np.int64)
     prices = Prices(16, none, np.ones(1), np.zeros(1), token=0.001)
-    assert worth_reading(reading(16, 200), prices, 1.0, 0) == [True] * 12 + [False] * 4
-    assert worth_reading(reading(16, 200, known=12), prices, 1.0, 0) == [True] * 12 + [False] * 4
-    assert worth_reading(reading(16, 200, remaining=1000), prices, 1.0, 0) == [True] * 16
-    assert not any(worth_reading(reading(16, 4000), prices, 1.0, 0))
+    assert Purse().worth_reading(reading(16, 200), prices, 1.0, 0) == [True] * 12 + [False] * 4
+    rest = reading(16, 200, known=12)
+    purse = Purse()
+    purse.owed = 2.4
+    assert purse.worth_reading(rest, prices, 1.0, 0) == [True] * 12 + [False] * 4
+    for _ in range(40):
+        purse.fill(False, [], 16)
+    assert purse.worth_reading(rest, prices, 1.0, 0) == [True] * 13 + [False] * 3
+    assert Purse().worth_reading(reading(16, 200, remaining=1000), prices, 1.0, 0) == [True] * 16
+    assert not any(Purse().worth_reading(reading(16, 4000), prices, 1.0, 0))
     # Twice as fast, a quarter of what remains may go into it.
-    assert all(worth_reading(reading(16, 200), prices, 2.0, 0))
-    assert not any(worth_reading(reading(16, 2600), prices, 2.0, 0))
+    assert all(Purse().worth_reading(reading(16, 200), prices, 2.0, 0))
+    assert not any(Purse().worth_reading(reading(16, 2600), prices, 2.0, 0))
 
 
 def test_nothing_is_read_to_try_drafts_of_a_text_that_is_nearly_over() -> None:
     """Reading takes two plain rounds: ten that are left are not to make up for it."""
     prices = Prices(1, np.zeros(1, dtype=np.int64), np.ones(1), np.zeros(1), token=0.01)
-    assert worth_reading(reading(1, 200, remaining=30), prices, 1.0, 0) == [True]
-    assert worth_reading(reading(1, 200, remaining=10), prices, 1.0, 0) == [False]
-    assert worth_reading(reading(1, 200, remaining=10), prices, 1.0, 500) == [False]
+    assert Purse().worth_reading(reading(1, 200, remaining=30), prices, 1.0, 0) == [True]
+    assert Purse().worth_reading(reading(1, 200, remaining=10), prices, 1.0, 0) == [False]
+    assert Purse().worth_reading(reading(1, 200, remaining=10), prices, 1.0, 500) == [False]
     # Where all texts are short, once in long; and where drafts were kept, for what they save.
-    assert worth_reading(reading(1, 200, remaining=10), prices, 1.0, 512) == [True]
-    assert worth_reading(reading(1, 200, remaining=10), prices, 2.0, 0) == [True]
+    assert Purse().worth_reading(reading(1, 200, remaining=10), prices, 1.0, 512) == [True]
+    assert Purse().worth_reading(reading(1, 200, remaining=10), prices, 2.0, 0) == [True]
 
 
 def test_what_reading_takes_counts_for_all_rows_of_a_round_and_once() -> None:
     prices = Prices(16, np.zeros(1, dtype=np.int64), np.ones(1), np.zeros(1), token=0.001)
     # One beside fifteen that are planned by themselves: all of them wait for its reading.
-    assert not any(worth_reading(reading(1, 200, remaining=25), prices, 1.3, 0))
-    assert all(worth_reading(reading(1, 100, remaining=25), prices, 1.3, 0))
+    assert not any(Purse().worth_reading(reading(1, 200, remaining=25), prices, 1.3, 0))
+    assert all(Purse().worth_reading(reading(1, 100, remaining=25), prices, 1.3, 0))
     # What a text has grown by since was read as it came.
     alone = replace(prices, rows=2)
     old, new = reading(2, 100, known=1, remaining=5000)
     grown = replace(old, prefix=Prefix(0, range(3100)))
-    assert worth_reading([grown, new], alone, 1.0, 0) == [True, True]
+    assert Purse().worth_reading([grown, new], alone, 1.0, 0) == [True, True]
 
 
 def test_a_machine_that_stands_still_for_a_while_is_not_thought_to_be_that_noisy() -> None:

@@ -14,7 +14,7 @@ from outrider.depth import AdaptiveDepth, Levels
 from outrider.depth.choices import Choices
 from outrider.depth.costs import Costs, Prices
 from outrider.depth.drafted import Drafted
-from outrider.depth.purse import Purse, worth_reading
+from outrider.depth.purse import Purse
 from outrider.depth.round import Round
 from outrider.records import Prefix, RoundRecord, SequenceState
 
@@ -356,7 +356,7 @@ def test_what_a_few_rows_draft_is_read_for_them_alone() -> None:
     """Those that come first in a batch and rest take nothing of what reading may take."""
     prices = Prices(4, np.arange(2), np.ones(2), np.zeros(2), step=2.0, token=0.01)
     new = [replace(state, acceptance=NOTHING_KNOWN) for state in batch([150] * 4)]
-    first = worth_reading(new, prices, 1.0, 0)
-    last = worth_reading(new, prices, 1.0, 0, [False, False, False, True])
+    first = Purse().worth_reading(new, prices, 1.0, 0)
+    last = Purse().worth_reading(new, prices, 1.0, 0, [False, False, False, True])
     assert first == [True, False, False, False]
     assert last == [False, False, False, True]

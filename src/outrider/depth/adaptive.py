@@ -27,7 +27,7 @@ from .last_to_end import Counts, LastToEnd
 from .levels import Levels, allowed
 from .looking import Looking
 from .outlook import MARGIN, Outlook
-from .purse import LONGEST, ONE_FIRST, SHARE, Purse, worth_reading
+from .purse import LONGEST, ONE_FIRST, SHARE, Purse
 from .seen import Seen, mean_length, stepped_of
 from .shown import Shown
 from .standing import Standing, drafting_rounds, plain_rounds
@@ -72,7 +72,7 @@ class AdaptiveDepth:
 
     These draft one token until one was kept. Where nothing is expected to pay, one is tried now and
     then, the more rarely the more that costs, and sooner in a text that is new: for about 1.2% of
-    the time, decisions included, of several rows less. Reading prompts may take .6% meanwhile.
+    the time, decisions included, of several rows less; reading prompts for that may take .6% more.
     Where not even a token that is always kept would pay, one is tried after 512 plain rounds.
 
     Args:
@@ -164,8 +164,7 @@ class AdaptiveDepth:
     def _decision(self, states: Sequence[SequenceState]) -> Decision:
         """What is planned for each row, by itself and together."""
         self._catch_up()
-        choices: list[Choice | None] = [None] * len(states)
-        shared = []
+        choices, shared = list[Choice | None]([None] * len(states)), list[int]()
         # Until a step of a model has been measured, depths that are asked for are to show one.
         replays = 0.0 if self._costs.known else inf
         repeats = [-1] * len(states)
@@ -274,10 +273,10 @@ class AdaptiveDepth:
             self._since_draft += 1
             return
         self._since_draft = 0
-        together = [stepped[row] for row in free if record.entropies[row]]
-        if together:
+        if together := [stepped[row] for row in free if record.entropies[row]]:
             self._steps.add(max(together))
-        if self._trying and self._costs.known:
+        guessed = seen.caught_up > 0 and not self._shown.any_kept
+        if (self._trying or guessed) and self._costs.known:
             others = max((step for row, step in enumerate(stepped) if row not in free), default=0)
             deep = max(others, *stepped)
             widths = [*map(self._levels.width, range(deep + 1)), seen.tokens / rows - 1]
@@ -287,9 +286,10 @@ class AdaptiveDepth:
             emitted = sum(record.emitted[row] for row in free) / len(free)
             lost = took / (plain := prices.rounds[others]) + _CAUTION * prices.doubt(-1) - emitted
             beyond = max(draft_s - float(prices.drafting[deep]), 0.0) / plain
-            # Reading prompts at the rate at which so many rows fill the purse.
-            lost -= beyond * (1 - rows**-0.5) * bool(seen.caught_up)
-            self._purse.spend(lost, beyond * bool(seen.behind), record.plan_s / plain)
+            read, on = (beyond, 0.0) if seen.caught_up else (0.0, beyond * bool(seen.behind))
+            self._purse.owed += read
+            if self._trying:
+                self._purse.spend(lost - read, on, record.plan_s / plain)
 
     def measure(
         self, states: Sequence[SequenceState], record: RoundRecord, reading: bool = True
@@ -372,7 +372,7 @@ class AdaptiveDepth:
         if self._costs.known:
             believed = max(gain / enough, 1.0) if pays and self._shown.any_kept else 1.0
             since = self._since_draft
-            read = worth_reading(states, prices, believed, since, drafted.rows)
+            read = self._purse.worth_reading(states, prices, believed, since, drafted.rows)
         if trial and not any(read):
             self._trying, likely, stands = False, 0, plain_rounds(len(states))
         choices = [choice if able else idle for able in read]

@@ -46,66 +46,23 @@ _MEMORY = 0.9
 """What the rounds of a sequence weigh beside those of the next one, to tell how many are usual."""
 
 
-def worth_reading(
-    states: Sequence[SequenceState],
-    prices: Prices,
-    gain: float,
-    since: int,
-    asked: Sequence[bool] | None = None,
-) -> list[bool]:
-    """Whether each sequence may be drafted for, which a drafter that does not know it has to read.
-
-    Where drafts were kept before, reading may take less than half of what drafting is expected to
-    save. Otherwise, and for a try, that is a guess: it may take two and a half plain rounds, or a
-    share of those since anything was drafted and of what remains; at most a tenth of what remains,
-    unless nothing was drafted for long: texts may all be short.
-    Of several sequences as many are read as take no longer together, and show whether drafts are
-    kept at all.
-
-    Args:
-        states: the sequences.
-        prices: of rounds of all sequences that take part in them, these or more.
-        gain: how many times as fast drafting is expected to be, beside what it has to be to be
-            taken for faster; 1 where that is not known.
-        since: how many rounds drafted nothing.
-        asked: which of them are to be drafted for, and no other may be; None for all.
-    """
-    wanted = [True] * len(states) if asked is None else asked
-    plain = float(prices.rounds[0])
-    saved = 0.5 * (1 - 1 / gain)
-    known = [bool(state.acceptance.reached) for state in states]
-    spent = sum(
-        prices.reading(state.prompt_length) / plain
-        for state, read in zip(states, known, strict=True)
-        if read
-    )
-    worth = []
-    for state, read, one in zip(states, known, wanted, strict=True):
-        took = prices.reading(state.prefix.length) / plain
-        guess = max(READING, SHARE * (since + state.remaining))
-        if since < LONGEST:
-            guess = min(guess, _OF_THE_REST * state.remaining)
-        guess *= len(states) / prices.rows
-        new = one and not read and took < max(guess - spent, saved * state.remaining / prices.rows)
-        spent += took * new
-        worth.append(one and (read or new))
-    return worth
-
-
 class Purse:
     """Filled by plain rounds and tries that gain, emptied by those that lose. In plain rounds.
 
     Args:
         share: of the time, for one sequence.
+
+    Attributes:
+        owed: what reading prompts on a guess took beyond `SHARE` of the time since.
     """
 
     def __init__(self, share: float = ONE_FIRST) -> None:
         self._share = share
         self._filled = 0.0
         self._since = _APART
-        self._price = self._read_on = 0.0
+        self._price = self._read_on = self.owed = 0.0
         self._decisions = deque([0.0], maxlen=_RECENT)
-        self._rounds = self._count = 0.0
+        self._rounds, self._count = float(LONGEST), 1.0
 
     def ended(self, rounds: int) -> None:
         """Count a sequence that took so many rounds."""
@@ -122,8 +79,8 @@ class Purse:
         """
         self._since += plain
         self._read_on *= not plain
-        usual = self._rounds / self._count if self._count else LONGEST
-        self._filled += _GRANT * sum(min(LONGEST, usual, most) for most in new) / rows
+        self.owed = max(self.owed - SHARE, 0.0)
+        self._filled += _GRANT * sum(min(self._usual, most) for most in new) / rows
         self._filled = min(self._filled + self._share * rows**-0.5 * plain, self._most)
 
     def affords(self, price: float, up_to_date: bool = False) -> bool:
@@ -148,6 +105,50 @@ class Purse:
         missing = max(self._price - self._filled, 0.0) * sqrt(rows) / self._share
         return max(ceil(missing), _APART - self._since)
 
+    def worth_reading(
+        self,
+        states: Sequence[SequenceState],
+        prices: Prices,
+        gain: float,
+        since: int,
+        asked: Sequence[bool] | None = None,
+    ) -> list[bool]:
+        """Whether each sequence may be drafted for, which a drafter new to it has to read before.
+
+        Where drafts were kept before, reading may take less than half of what drafting is expected
+        to save. Otherwise, and for a try, that is a guess: it may take two and a half plain rounds,
+        or a share of those since anything was drafted and of what remains, less what is owed for
+        other guesses; at most a tenth of what remains or of a usual text, unless nothing was
+        drafted for long.
+        Of several sequences as many are read as take no longer together, and show whether drafts
+        are kept at all.
+
+        Args:
+            states: the sequences.
+            prices: of rounds of all sequences that take part in them, these or more.
+            gain: how many times as fast drafting is expected to be, beside what it has to be to be
+                taken for faster; 1 where that is not known.
+            since: how many rounds drafted nothing.
+            asked: which of them are to be drafted for, and no other may be; None for all.
+        """
+        wanted = [True] * len(states) if asked is None else asked
+        plain = float(prices.rounds[0])
+        saved = 0.5 * (1 - 1 / gain)
+        known = [bool(state.acceptance.reached) for state in states]
+        spent = self.owed
+        worth = []
+        for state, read, one in zip(states, known, wanted, strict=True):
+            took = prices.reading(state.prefix.length) / plain
+            guess = max(READING, SHARE * (since + state.remaining))
+            if since < LONGEST:
+                guess = min(guess, _OF_THE_REST * min(state.remaining, self._usual))
+            guess *= len(states) / prices.rows
+            most = max(guess - spent, saved * state.remaining / prices.rows)
+            new = one and not read and took < most
+            spent += took * new
+            worth.append(one and (read or new))
+        return worth
+
     def spend(self, lost: float, read_on: float = 0.0, decided: float = 0.0) -> None:
         """Take what a try lost, but for most of a hiccup: the next try is not to be years off.
 
@@ -165,6 +166,11 @@ class Purse:
         self._since = _APART if lost < 0 else 0
         self._filled = max(self._filled - lost, -2 * max(self._price, READING))
         self._filled = min(self._filled, self._most)
+
+    @property
+    def _usual(self) -> float:
+        """How many rounds a sequence takes, as far as is known, and no more than `LONGEST`."""
+        return min(LONGEST, self._rounds / self._count)
 
     @property
     def _most(self) -> float:
