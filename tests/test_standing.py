@@ -182,6 +182,25 @@ def test_what_ends_drafts_stands_with_the_decision() -> None:
     assert stood > 30
 
 
+@pytest.mark.parametrize("rows", [1, 2, 16])
+def test_drafts_end_apart_from_what_was_planned_in_rows_by_themselves_alone(rows: int) -> None:
+    """Rows of a batch take their steps together, and are as deep as was decided for all."""
+    policy, rng = AdaptiveDepth(Levels(8), ends_early=True), np.random.default_rng(0)
+    world = World(steady(0.8), token=0.005)
+    calibrate(policy, world, rng)
+    params = SamplingParams(max_tokens=200)
+    states = [SequenceState(Prefix(i, range(50)), 50, params, frozenset(), i) for i in range(rows)]
+    deep = ending = 0
+    for _ in range(30):
+        plan = policy.plan(states)
+        deep += plan.deepest > 1
+        ending += plan.keep_going is not None
+        states, record = played(Planned(plan), world, states, rng)
+        policy.observe(states, record)
+    assert deep > 20
+    assert ending == (deep if rows == 1 else 0)
+
+
 class Prompt(AdaptiveDepth):
     """Learns from every round at once."""
 

@@ -5,8 +5,9 @@ that the i-th is kept if the one before is, and takes t(k) seconds. Both are est
 rounds so far, and the k with the largest sum of E over t is drafted: one k for all rows of a batch
 that draft, which wait for each other. Where a batch waits for its last row, those ahead rest.
 
-Where the drafter can end a draft early, that k is decided anew after every token, by how sure the
-draft has been so far: `WorthAStep`.
+Where the drafter can end a draft early, the k of a row by itself is decided anew after every token,
+by how sure the draft has been so far: `WorthAStep`. Rows that wait for each other are not all sure
+at once.
 """
 
 from __future__ import annotations
@@ -201,14 +202,12 @@ class AdaptiveDepth:
                 for row, state in enumerate(states)
             ]
             pace = together.pace if together else 0.0
-            rounds, weights = (together.rounds, together.weights) if together else (None, None)
-            if rounds is None:
-                rounds = prices.rounds[np.arange(len(prices.rounds)).clip(others)]
+            rounds = prices.rounds[np.arange(len(prices.rounds)).clip(others)]
             rule = worth_a_step(
                 [self._shown.sureness.chances(state, self._is_local(state)) for state in states],
                 paces,
                 self._cost_ratio,
-                Jointly(shared if pace else [], pace, rounds, weights),
+                Jointly(shared if pace else [], pace, rounds),
             )
         if together and len(shared) == len(states):
             self._standing.decide(states, replace(together, rule=rule))
@@ -395,7 +394,6 @@ class AdaptiveDepth:
             step_pace,
             stands,
             deep * sum(drafted.rows) / len(states),
-            rounds=None if counts is None else np.array(drafted.seconds),
             reading_on=reading_on,
             **({} if counts is None else counts.named),
         )
@@ -418,8 +416,8 @@ class AdaptiveDepth:
             times, drafts = self._costs.of_some(prices.rows, most, mean_length(states))
             plain_s = whole.seconds[0]
             drafted = Drafted.some_of(each, counts.weights, plain_s, times, drafts, tried)
-        steps = self._steps if self._ends_early and tried == most else None
-        return Outlook.of(each, drafted, whole, tried, steps), counts
+        ends = self._ends_early and len(states) == 1 and tried == most
+        return Outlook.of(each, drafted, whole, tried, self._steps if ends else None), counts
 
     def _patience(self, prices: Prices, gain: float) -> float:
         """After how many rounds a plain one is put in."""

@@ -50,8 +50,6 @@ class Choices:
         stands: for how many more rounds it is as good; 0 for an exception.
         likely: about how many tokens are drafted for a row.
         rule: what ends drafts of these rows alone, if anything does.
-        rounds: seconds of a round at each depth, if as many rows draft as planned; None for those
-            of `prices`.
         weights, certain, spread: see `SharedWorth`.
     """
 
@@ -65,7 +63,6 @@ class Choices:
     stands: int
     likely: float = 0.0
     rule: WorthAStep | None = None
-    rounds: NDArray[np.float64] | None = None
     weights: NDArray[np.float64] | None = None
     certain: float = 0.0
     spread: float = inf

@@ -128,13 +128,11 @@ class Jointly:
         rows: which; none if nothing ends their drafts.
         pace: tokens a second of all of them that a step has to bring.
         rounds: seconds of a round at each depth, float64 [N + 1].
-        weights: what a token of each of the rows counts; None if all the same.
     """
 
     rows: list[int]
     pace: float
     rounds: NDArray[np.float64]
-    weights: NDArray[np.float64] | None
 
 
 def worth_a_step(
@@ -160,8 +158,6 @@ def worth_a_step(
         groups[jointly.rows] = 0
         paces.append(jointly.pace)
         times.append(jointly.rounds)
-        if jointly.weights is not None:
-            following[jointly.rows] *= jointly.weights
     for row, own in enumerate(own_paces):
         if own is not None:
             groups[row] = len(paces)
