@@ -170,6 +170,8 @@ def test_load_refuses_what_it_cannot_load(tmp_path: Any) -> None:
     missing = tmp_path / "no" / "model"
     with pytest.raises(ModelError, match=f"there is no model at '{missing}'"):
         load(missing)
+    with pytest.raises(ModelError, match=r"there is no model at '\./nosuch'"):
+        load("./nosuch")
     with pytest.raises(ModelError, match=r"has no config\.json"):
         load(tmp_path)
     (tmp_path / "config.json").write_text("{}")

@@ -68,8 +68,9 @@ def test_the_output_goes_on_and_the_failures_are_counted(how: str, verification:
     config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, verification=verification)
     decoder = SpeculativeDecoder(TabularModel(law, 3), Failing(how), config=config)
     params = SamplingParams(max_tokens=60, seed=5)
-    with pytest.warns(RuntimeWarning, match="went on with what is left: .*strict=True"):
+    with pytest.warns(RuntimeWarning, match="went on with what is left: .*strict=True") as warned:
         output = decoder.generate([1], params)
+    assert warned[0].filename == __file__
     assert len(output.token_ids) == 60
     failures = decoder.metrics.draft_failures
     assert 0 < failures < decoder.metrics.rounds

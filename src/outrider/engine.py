@@ -7,7 +7,6 @@ laws, verifies, and commits. Plain decoding is a round that drafts nothing.
 from __future__ import annotations
 
 import secrets
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from threading import Lock
@@ -413,7 +412,7 @@ class SpeculativeDecoder:
         """Say once that the drafter fails."""
         if not self._warned:
             self._warned = True
-            warnings.warn(failure.warning(self.drafter), RuntimeWarning, stacklevel=3)
+            failure.warn(self.drafter)
 
     def _parse(self, prompt: Any, params: Any) -> Request:
         given = SamplingParams() if params is None else params

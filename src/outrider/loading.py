@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,8 +88,8 @@ def load(
         tokenizer = demo.tokenizer()
         draft_tokenizer = tokenizer if draft is None else _tokenizer(paths[1])
     else:
-        given = (Path(target).expanduser(), None if draft is None else Path(draft).expanduser())
-        paths = str(given[0]), str(given[1] or "")
+        # As given: a path that begins with a dot is no hub id.
+        paths = os.path.expanduser(target), os.path.expanduser(draft or "")
         tokenizer = _tokenizer(paths[0])
         draft_tokenizer = _tokenizer(paths[1]) if paths[1] else None
     loaded = _model("target", paths[0], place, number, max_sequences, compile)

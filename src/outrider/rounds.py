@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -177,13 +179,23 @@ class DraftFailure(Exception):
         self.told = told
         self.cut = cut
 
-    def warning(self, drafter: object) -> str:
-        """What a user is warned with, whose drafter it is."""
-        return (
+    def warn(self, drafter: object) -> None:
+        """Warn a user whose drafter it is, at the call of theirs that it happened in."""
+        warnings.warn(
             "the drafter failed, and the round went on with what is left: "
             f"{type(drafter).__name__}: {type(self.reason).__name__}: {self.reason}; further "
-            "failures are counted in metrics.draft_failures; SpeculativeConfig(strict=True) raises"
+            "failures are counted in metrics.draft_failures; SpeculativeConfig(strict=True) raises",
+            RuntimeWarning,
+            _calls_inside(),
         )
+
+
+def _calls_inside() -> int:
+    """How many calls of ours and torch's the caller is inside of: the `stacklevel` of a warning."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back and frame.f_globals["__name__"].partition(".")[0] in ("outrider", "torch"):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def no_drafts(batch: int, device: torch.device) -> DraftProposal:
