@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -170,8 +171,11 @@ def test_load_refuses_what_it_cannot_load(tmp_path: Any) -> None:
     missing = tmp_path / "no" / "model"
     with pytest.raises(ModelError, match=f"there is no model at '{missing}'"):
         load(missing)
-    with pytest.raises(ModelError, match=r"there is no model at '\./nosuch'"):
-        load("./nosuch")
+    for path in ("./nosuch", "nosuch/", "a\\nosuch", Path("nosuch")):
+        with pytest.raises(ModelError, match=r"there is no model at '.*nosuch/?'"):
+            load(path)
+    with pytest.raises(InvalidConfigError, match="a path or a hub id"):
+        load(tmp_path, "")
     with pytest.raises(ModelError, match=r"has no config\.json"):
         load(tmp_path)
     (tmp_path / "config.json").write_text("{}")

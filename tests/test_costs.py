@@ -650,6 +650,39 @@ def test_nothing_is_read_to_try_drafts_of_a_text_that_is_nearly_over() -> None:
     assert Purse().worth_reading(reading(1, 200, remaining=10), prices, 2.0, 0) == [True]
 
 
+def test_where_texts_are_short_the_next_is_thought_to_be() -> None:
+    """Unless it has gone on for long; half a plain round is a tenth of five."""
+    prices = Prices(1, np.zeros(1, dtype=np.int64), np.ones(1), np.zeros(1), token=0.01)
+    purse, new = Purse(), reading(1, 50)
+    assert purse.worth_reading(new, prices, 1.0, 0) == [True]
+    for _ in range(60):
+        purse.ended(4)
+    assert purse.worth_reading(new, prices, 1.0, 0) == [False]
+    assert purse.worth_reading(new, prices, 1.0, 512) == [True]
+    gone_on = [replace(new[0], depths=(0,) * 60)]
+    assert purse.worth_reading(gone_on, prices, 1.0, 0) == [True]
+
+
+def test_a_read_during_which_the_machine_stood_still_is_not_owed_for_ever() -> None:
+    prices = Prices(1, np.zeros(1, dtype=np.int64), np.ones(1), np.zeros(1), token=0.01)
+    purse, new = Purse(), reading(1, 50, remaining=400)
+    purse.read(300.0, 0.5)
+    assert purse.worth_reading(new, prices, 1.0, 0) == [False]
+    rounds = 0
+    while not purse.worth_reading(new, prices, 1.0, 0)[0]:
+        purse.fill(True, [], 1)
+        rounds += 1
+    assert 400 < rounds < 600
+
+
+def test_where_drafts_were_kept_a_guess_reads_for_the_first_alone() -> None:
+    """Three in a hundred of fifty rounds are saved, and a prompt takes two."""
+    prices = Prices(16, np.zeros(1, dtype=np.int64), np.ones(1), np.zeros(1), token=0.01)
+    assert Purse().worth_reading(reading(16, 200), prices, 1.03, 0) == [True] + [False] * 15
+    assert not any(Purse().worth_reading(reading(16, 200, known=1), prices, 1.03, 0)[1:])
+    assert Purse().worth_reading(reading(16, 200, known=1), prices, 1.0, 0)[1]
+
+
 def test_what_reading_takes_counts_for_all_rows_of_a_round_and_once() -> None:
     prices = Prices(16, np.zeros(1, dtype=np.int64), np.ones(1), np.zeros(1), token=0.001)
     # One beside fifteen that are planned by themselves: all of them wait for its reading.

@@ -10,14 +10,14 @@ import pytest
 
 import outrider
 from outrider import SamplingParams
-from outrider.acceptance import Acceptance, expected_tokens
+from outrider.acceptance import Acceptance, Chances, expected_tokens
 from outrider.calibration import DEPTHS
 from outrider.certify import exact_law
 from outrider.depth import AdaptiveDepth, FixedDepth, Levels, purse
 from outrider.depth.costs import Costs
 from outrider.depth.lines import Line
 from outrider.depth.round import Round
-from outrider.depth.sureness import WorthAStep
+from outrider.depth.sureness import WorthAStep, worth_a_step
 from outrider.models.tabular import TabularModel
 from outrider.protocols import DepthPolicy
 from outrider.records import Prefix, RoundRecord, SequenceState
@@ -195,43 +195,28 @@ def test_rounds_of_seeded_rows_are_no_trials() -> None:
 class TestWorthAStep:
     """Two rows, the first sure of itself, the second not."""
 
-    RULE = WorthAStep(
-        groups=np.array([0, 0]),
-        chances=np.tile(np.linspace(1, 0, 11), (2, 1)),
-        following=np.array([0.9, 0.9]),
-        times=1 + 0.2 * np.arange(6)[None],
-        paces=np.array([2.0]),
-    )
+    CHANCES = Chances(tuple(np.linspace(1, 0, 11)), 0.9)
+    TIMES = 1 + 0.2 * np.arange(6)
     ENTROPIES = np.array([[0.0], [4.5]])
+    BOTH = np.array([True, True])
 
-    def test_rows_go_on_together(self) -> None:
-        both = np.array([True, True])
-        assert self.RULE(self.ENTROPIES, both).tolist() == [True, True]
+    def rule(self, *paces: float | None) -> WorthAStep:
+        made = worth_a_step([self.CHANCES] * 2, paces, [self.TIMES, self.TIMES])
+        assert made is not None
+        return made
 
-    def test_a_row_that_drafts_no_further_counts_for_nothing(self) -> None:
+    def test_each_goes_by_itself(self) -> None:
+        assert self.rule(2.0, 2.0)(self.ENTROPIES, self.BOTH).tolist() == [True, False]
+        # .9 of the sure one's next tokens are kept, and .09 of the other's; a step takes .2.
+        assert self.rule(4.6, 0.4)(self.ENTROPIES, self.BOTH).tolist() == [False, True]
+
+    def test_a_row_without_a_pace_goes_as_deep_as_planned(self) -> None:
+        assert self.rule(4.6, None)(self.ENTROPIES, self.BOTH).tolist() == [False, True]
+        assert worth_a_step([self.CHANCES] * 2, [None, None], [self.TIMES] * 2) is None
+
+    def test_a_row_that_drafts_no_further_takes_no_step(self) -> None:
         second = np.array([False, True])
-        assert self.RULE(self.ENTROPIES, second).tolist() == [False, False]
-
-    def test_rows_of_no_group_go_as_deep_as_planned(self) -> None:
-        both = np.array([True, True])
-        rule = replace(self.RULE, groups=np.array([0, -1]))
-        assert rule(self.ENTROPIES, both).tolist() == [True, True]
-        rule = replace(self.RULE, groups=np.array([-1, 0]))
-        assert rule(self.ENTROPIES, both).tolist() == [True, False]
-
-    def test_groups_end_by_themselves(self) -> None:
-        rule = replace(
-            self.RULE,
-            groups=np.array([1, 0]),
-            times=np.array([1 + 0.2 * np.arange(6), 1 + 0.5 * np.arange(6)]),
-            paces=np.array([2.0, 1.7]),
-        )
-        both = np.array([True, True])
-        assert rule(self.ENTROPIES, both).tolist() == [True, False]
-        assert replace(rule, paces=np.array([0.0, 1.9]))(self.ENTROPIES, both).tolist() == [
-            False,
-            True,
-        ]
+        assert self.rule(2.0, None)(self.ENTROPIES, second).tolist() == [False, True]
 
 
 def test_rounds_that_are_measured_tell_what_they_cost_and_nothing_else() -> None:

@@ -71,6 +71,9 @@ def test_the_output_goes_on_and_the_failures_are_counted(how: str, verification:
     with pytest.warns(RuntimeWarning, match="went on with what is left: .*strict=True") as warned:
         output = decoder.generate([1], params)
     assert warned[0].filename == __file__
+    decoder = SpeculativeDecoder(TabularModel(law, 3), Failing(how), config=config)
+    with pytest.warns(RuntimeWarning, match="went on with what is left"):
+        exec("list(decoder.stream([1], params))", {"decoder": decoder, "params": params})
     assert len(output.token_ids) == 60
     failures = decoder.metrics.draft_failures
     assert 0 < failures < decoder.metrics.rounds

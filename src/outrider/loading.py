@@ -88,8 +88,7 @@ def load(
         tokenizer = demo.tokenizer()
         draft_tokenizer = tokenizer if draft is None else _tokenizer(paths[1])
     else:
-        # As given: a path that begins with a dot is no hub id.
-        paths = os.path.expanduser(target), os.path.expanduser(draft or "")
+        paths = _source(target), "" if draft is None else _source(draft)
         tokenizer = _tokenizer(paths[0])
         draft_tokenizer = _tokenizer(paths[1]) if paths[1] else None
     loaded = _model("target", paths[0], place, number, max_sequences, compile)
@@ -163,14 +162,22 @@ def _tokenizer(source: str) -> Any:
         ) from error
 
 
+def _source(given: str | Path) -> str:
+    """As transformers takes it; a `Path` is no hub id, and looks like none."""
+    if not str(given):
+        raise InvalidConfigError("target or draft", given, "'demo', a path or a hub id")
+    return (
+        os.path.expanduser(given) if isinstance(given, str) else str(given.expanduser().absolute())
+    )
+
+
 def _refuse_missing(source: str) -> None:
-    """A path that is not there is no hub id: at most one slash, and none at the ends."""
+    """A path that is not there is no hub id: one slash at most, and none at the ends."""
     path = Path(source)
     if path.is_file():
         raise ModelError(f"{source!r} is a file; expected a folder with config.json, or a hub id")
-    if not path.exists() and (
-        path.is_absolute() or source.startswith(".") or source.count("/") > 1
-    ):
+    like_a_path = source.startswith(".") or source.endswith("/") or "\\" in source
+    if not path.exists() and (path.is_absolute() or like_a_path or source.count("/") > 1):
         raise ModelError(
             f"there is no model at {source!r}; expected an existing folder with config.json, a "
             "hub id such as 'owner/name', or 'demo'"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import isfinite, isnan
 from time import perf_counter
+from types import FrameType
 
 import numpy as np
 import torch
@@ -193,9 +194,14 @@ class DraftFailure(Exception):
 def _calls_inside() -> int:
     """How many calls of ours and torch's the caller is inside of: the `stacklevel` of a warning."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back and frame.f_globals["__name__"].partition(".")[0] in ("outrider", "torch"):
+    while frame.f_back and _package(frame) in ("outrider", "torch"):
         frame, level = frame.f_back, level + 1
     return level
+
+
+def _package(frame: FrameType) -> str:
+    """Of the module whose code it runs; code that is executed may have no module."""
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
 def no_drafts(batch: int, device: torch.device) -> DraftProposal:

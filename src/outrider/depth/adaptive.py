@@ -5,9 +5,9 @@ that the i-th is kept if the one before is, and takes t(k) seconds. Both are est
 rounds so far, and the k with the largest sum of E over t is drafted: one k for all rows of a batch
 that draft, which wait for each other. Where a batch waits for its last row, those ahead rest.
 
-Where the drafter can end a draft early, the k of a row by itself is decided anew after every token,
-by how sure the draft has been so far: `WorthAStep`. Rows that wait for each other are not all sure
-at once.
+Where the drafter can end a draft early, the k of a row that shares it with no other is decided anew
+after every token, by how sure the draft has been so far: `WorthAStep`. Rows that share one are not
+all sure at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .purse import LONGEST, ONE_FIRST, SHARE, Purse
 from .seen import Seen, mean_length, stepped_of
 from .shown import Shown
 from .standing import Standing, drafting_rounds, plain_rounds
-from .sureness import Jointly, Steps, worth_a_step
+from .sureness import Steps, worth_a_step
 
 _LENIENT = 0.02
 """How much less is enough where a depth is drafted: tokens refused by chance are no verdict."""
@@ -84,9 +84,9 @@ class AdaptiveDepth:
         looks_up: whether the drafter has tokens to propose that take no step of a model. Depths are
             then the most that may be proposed, and the plan says how many steps are worth taking,
             and what tokens without one have to bring.
-        ends_early: whether the drafter ends chains where the plan says so. A round is then planned
-            as deep as allowed, and what is learnt of acceptance counts a token that was not drafted
-            since it was not worth it as refused.
+        ends_early: whether the drafter ends chains where the plan says so. That of a row which
+            shares its depth with no other is planned deeper than pays, and what is learnt of
+            acceptance counts a token that was not drafted since it was not worth it as refused.
         ragged: whether chains are verified without what would pad rows to the longest.
         one_first: whether a step proposes a token, so that one tells as much as several.
     """
@@ -197,17 +197,18 @@ class AdaptiveDepth:
         chosen = [choice for choice in choices if choice is not None]
         rule = None
         if self._ends_early:
+            depths, local = np.arange(len(prices.rounds)), list(map(self._is_local, states))
+            shared_s = prices.rounds[depths.clip(others)]
+            own_s = np.asarray(1 + self._cost_ratio * depths, dtype=np.float64)
+            pace = together.pace or None if together else None
             paces = [
-                chosen[row].pace if steps[row] and self._is_local(state) else None
-                for row, state in enumerate(states)
+                chosen[row].pace if steps[row] and alone else pace if row in shared else None
+                for row, alone in enumerate(local)
             ]
-            pace = together.pace if together else 0.0
-            rounds = prices.rounds[np.arange(len(prices.rounds)).clip(others)]
             rule = worth_a_step(
-                [self._shown.sureness.chances(state, self._is_local(state)) for state in states],
+                [self._shown.sureness.chances(*pair) for pair in zip(states, local, strict=True)],
                 paces,
-                self._cost_ratio,
-                Jointly(shared if pace else [], pace, rounds),
+                [own_s if alone else shared_s for alone in local],
             )
         if together and len(shared) == len(states):
             self._standing.decide(states, replace(together, rule=rule))
@@ -261,6 +262,7 @@ class AdaptiveDepth:
             if state.finish_reason is not None:
                 self._purse.ended(state.round)
         rows, width, steps, free = len(states), max(record.drafted), 0, list[int]()
+        any_kept = self._shown.any_kept
         stepped = stepped_of(record)
         if width or any(record.ended):
             free = [row for row, state in enumerate(states) if self._is_free(state)]
@@ -272,9 +274,9 @@ class AdaptiveDepth:
             self._since_draft += 1
             return
         self._since_draft = 0
-        if together := [stepped[row] for row in free if record.entropies[row]]:
-            self._steps.add(max(together))
-        guessed = seen.caught_up > 0 and not self._shown.any_kept
+        if len(free) == 1 and record.entropies[free[0]]:
+            self._steps.add(stepped[free[0]])
+        guessed = seen.caught_up > 0 and not any_kept
         if (self._trying or guessed) and self._costs.known:
             others = max((step for row, step in enumerate(stepped) if row not in free), default=0)
             deep = max(others, *stepped)
@@ -286,7 +288,7 @@ class AdaptiveDepth:
             lost = took / (plain := prices.rounds[others]) + _CAUTION * prices.doubt(-1) - emitted
             beyond = max(draft_s - float(prices.drafting[deep]), 0.0) / plain
             read, on = (beyond, 0.0) if seen.caught_up else (0.0, beyond * bool(seen.behind))
-            self._purse.owed += read
+            self._purse.read(read, prices.reading(seen.caught_up) / plain)
             if self._trying:
                 self._purse.spend(lost - read, on, record.plan_s / plain)
 

@@ -116,10 +116,10 @@ class Purse:
         """Whether each sequence may be drafted for, which a drafter new to it has to read before.
 
         Where drafts were kept before, reading may take less than half of what drafting is expected
-        to save. Otherwise, and for a try, that is a guess: it may take two and a half plain rounds,
-        or a share of those since anything was drafted and of what remains, less what is owed for
-        other guesses; at most a tenth of what remains or of a usual text, unless nothing was
-        drafted for long.
+        to save. For a try, and where no sequence was drafted for, that is a guess: it may take two
+        and a half plain rounds, or a share of those since anything was drafted and of what remains,
+        less what is owed for other guesses; at most a tenth of what remains or of a usual text,
+        unless nothing was drafted for long.
         Of several sequences as many are read as take no longer together, and show whether drafts
         are kept at all.
 
@@ -141,13 +141,25 @@ class Purse:
             took = prices.reading(state.prefix.length) / plain
             guess = max(READING, SHARE * (since + state.remaining))
             if since < LONGEST:
-                guess = min(guess, _OF_THE_REST * min(state.remaining, self._usual))
+                left = min(state.remaining, max(self._usual, state.round))
+                guess = min(guess, _OF_THE_REST * left)
             guess *= len(states) / prices.rows
-            most = max(guess - spent, saved * state.remaining / prices.rows)
+            most = saved * state.remaining / prices.rows
+            if not saved or not any(known):
+                most = max(guess - spent, most)
             new = one and not read and took < most
             spent += took * new
             worth.append(one and (read or new))
         return worth
+
+    def read(self, took: float, expected: float) -> None:
+        """Owe what reading prompts on a guess took, but for most of a hiccup.
+
+        Args:
+            took: in plain rounds.
+            expected: what that many tokens were thought to take.
+        """
+        self.owed += min(took, 2 * max(READING, expected))
 
     def spend(self, lost: float, read_on: float = 0.0, decided: float = 0.0) -> None:
         """Take what a try lost, but for most of a hiccup: the next try is not to be years off.
@@ -169,7 +181,7 @@ class Purse:
 
     @property
     def _usual(self) -> float:
-        """How many rounds a sequence takes, as far as is known, and no more than `LONGEST`."""
+        """How many rounds a sequence takes; beforehand it is as if one had taken `LONGEST`."""
         return min(LONGEST, self._rounds / self._count)
 
     @property

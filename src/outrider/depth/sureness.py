@@ -66,39 +66,32 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class WorthAStep:
-    """Whether another step of the draft pays, for groups of rows that take their steps together.
+    """Whether another step of its draft pays for a row.
 
-    After n tokens in a row the next step emits, summed over a group's rows, the chance that all n
-    are kept and the next one too, and takes what a round of n + 1 tokens takes beyond one of n. It
-    pays where that is more tokens in the time than rounds bring on the whole: the rule of greatest
-    reward a second in a renewal process (Ross 1970, "Applied Probability Models with Optimization
-    Applications", chapter 7). How likely the next token is to be kept is not known before the
-    step, so that what tokens on the whole are stands for it.
+    After n tokens in a row the next step emits the chance that all n are kept and the next one too,
+    and takes what a round of n + 1 tokens takes beyond one of n. It pays where that is more tokens
+    in the time than rounds bring on the whole: the rule of greatest reward a second in a renewal
+    process (Ross 1970, "Applied Probability Models with Optimization Applications", chapter 7). How
+    likely the next token is to be kept is not known before the step, so that what tokens on the
+    whole are stands for it.
 
     Attributes:
-        groups: the index of each row's group, int64 [B]; -1 for one that goes as deep as planned.
         chances: of each row's classes of entropies, float64 [B, C].
         following: the chance of a next token to be kept, float64 [B].
-        times: of a round at each depth, float64 [G, N + 1] for drafts of N at most.
-        paces: tokens in a unit of that time, of all rows of the group, that a step has to bring,
-            float64 [G]; 0 for one that is never ended.
+        needed: tokens that the step after n has to bring, float64 [B, N] for drafts of N at most; 0
+            for a row that goes as deep as planned.
     """
 
-    groups: NDArray[np.int64]
     chances: NDArray[np.float64]
     following: NDArray[np.float64]
-    times: NDArray[np.float64]
-    paces: NDArray[np.float64]
-    _rows: tuple[tuple[int, list[float], float], ...] = field(init=False, repr=False)
-    _needed: list[list[float]] = field(init=False, repr=False)
+    needed: NDArray[np.float64]
+    _rows: tuple[tuple[list[float], float, list[float]], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         # Plain numbers, made once: between two forwards a loop over few rows takes a fraction of
         # what operations on arrays do.
-        each = (self.groups.tolist(), self.chances.tolist(), self.following.tolist())
-        needed = np.diff(self.times, axis=1) * self.paces[:, None]
+        each = (self.chances.tolist(), self.following.tolist(), self.needed.tolist())
         object.__setattr__(self, "_rows", tuple(zip(*each, strict=True)))
-        object.__setattr__(self, "_needed", needed.tolist())
 
     def __call__(
         self, entropies: NDArray[np.float64], drafting: NDArray[np.bool_]
@@ -110,65 +103,34 @@ class WorthAStep:
             drafting: the rows that may take another step, bool [B].
         """
         taken = entropies.shape[1]
-        more = [0.0] * len(self._needed)
-        rows = zip(self._rows, drafting.tolist(), entropies.tolist(), strict=True)
-        for (group, chances, following), goes_on, found in rows:
-            if goes_on and group >= 0:
-                kept = prod(chances[bisect_right(EDGES, entropy)] for entropy in found)
-                more[group] += kept * following
-        pays = [brings >= needed[taken] for brings, needed in zip(more, self._needed, strict=True)]
-        return np.array([group < 0 or pays[group] for group, _, _ in self._rows], np.bool_)
-
-
-@dataclass(frozen=True, slots=True)
-class Jointly:
-    """Rows that take their steps together.
-
-    Attributes:
-        rows: which; none if nothing ends their drafts.
-        pace: tokens a second of all of them that a step has to bring.
-        rounds: seconds of a round at each depth, float64 [N + 1].
-    """
-
-    rows: list[int]
-    pace: float
-    rounds: NDArray[np.float64]
+        pays = drafting.tolist()
+        for row, (chances, following, needed) in enumerate(self._rows):
+            if pays[row] and needed[taken]:
+                kept = prod(chances[bisect_right(EDGES, one)] for one in entropies[row].tolist())
+                pays[row] = kept * following >= needed[taken]
+        return np.array(pays, np.bool_)
 
 
 def worth_a_step(
     known: Sequence[Chances],
-    own_paces: Sequence[float | None],
-    cost_ratio: float,
-    jointly: Jointly,
+    paces: Sequence[float | None],
+    times: Sequence[NDArray[np.float64]],
 ) -> WorthAStep | None:
     """What ends drafts; None if nothing does.
 
+    All rows are asked about, so that their entropies are known whoever shares the batch.
+
     Args:
         known: what each row keeps.
-        own_paces: of each row that ends by itself, None for one that does not. All of them are
-            asked about, so that their entropies are known whoever shares the batch.
-        cost_ratio: a step beside a plain round, for these.
-        jointly: the others.
+        paces: tokens in a unit of its time that a step of each row has to bring; None for one that
+            goes as deep as planned.
+        times: of each row's rounds at each depth, float64 [N + 1].
     """
-    depths = np.arange(len(jointly.rounds), dtype=np.int64)
-    groups = np.full(len(known), -1, dtype=np.int64)
-    following = np.array([one.overall for one in known])
-    paces, times = list[float](), list[NDArray[np.float64]]()
-    if jointly.rows:
-        groups[jointly.rows] = 0
-        paces.append(jointly.pace)
-        times.append(jointly.rounds)
-    for row, own in enumerate(own_paces):
-        if own is not None:
-            groups[row] = len(paces)
-            paces.append(own)
-            times.append(np.asarray(1 + cost_ratio * depths))
-    if not paces:
+    if all(pace is None for pace in paces):
         return None
+    pairs = zip(paces, times, strict=True)
     return WorthAStep(
-        groups=groups,
         chances=np.array([one.classes for one in known]),
-        following=following,
-        times=np.array(times),
-        paces=np.array(paces),
+        following=np.array([one.overall for one in known]),
+        needed=np.array([np.diff(took) * (pace or 0.0) for pace, took in pairs]),
     )
