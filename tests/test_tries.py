@@ -26,12 +26,13 @@ def charged(
     looking: float = 0.0,
     reading: float = 0.0,
     new: bool = False,
+    trying: bool = True,
 ) -> tuple[float, float, float]:
     """What a try is charged of which one row looked so many tokens up, the others none.
 
     They are refused. It is known what rounds take in which each row has 0, 1, 2, 4 or 8 tokens,
     and that looking up takes so many seconds; what the drafter reads on takes `reading`, or what it
-    reads of prompts, if the texts are `new`.
+    reads of prompts, if the texts are `new`. It is a try, or is thought to pay.
 
     Returns:
         What it is thought to lose, how much of that reading on took, and what is owed for prompts.
@@ -51,7 +52,7 @@ def charged(
     lost: list[tuple[float, float]] = []
     with monkeypatch.context() as patched:
         patched.setattr(Purse, "spend", lambda self, price, read, _: lost.append((price, read)))
-        policy._trying = True
+        policy._trying = trying
         if new:
             policy._seen._read.clear()
         policy.observe(
@@ -70,8 +71,8 @@ def charged(
             ),
         )
         policy._catch_up()
-    (charge,) = lost
-    return *charge, policy._purse.owed
+    assert len(lost) == trying
+    return *(lost[0] if trying else (0.0, 0.0)), policy._purse.owed
 
 
 @pytest.mark.parametrize(("ragged", "rows"), [(True, 1), (False, ROWS)])
@@ -101,3 +102,6 @@ def test_what_reading_prompts_takes_is_not_charged_to_tries(
     assert told[1] == 0.0
     assert told[2] == pytest.approx(reading, abs=0.05)
     assert usual[2] == 0.0
+    # Nor is it free where drafts are thought to pay of which none was kept.
+    paying = charged(True, 1, monkeypatch, reading=reading, new=True, trying=False)
+    assert paying[2] == pytest.approx(reading, abs=0.05)
