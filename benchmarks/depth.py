@@ -33,11 +33,11 @@ Seconds = Callable[[Timed], Sequence[float]]
 
 
 def run(rounds: int) -> Report:
-    """Race all depths on `rounds` prompts of each kind, and a quarter as many batches of each size.
+    """Race all depths on `rounds` prompts of each kind, and half as many batches of each size.
 
     At least two of either.
     """
-    count = {size: max(rounds if size == 1 else rounds // 4, 2) for size in DEPTHS}
+    count = {size: max(rounds if size == 1 else rounds // 2, 2) for size in DEPTHS}
     most = max(size * (len(depths) + 2) for size, depths in DEPTHS.items())
     pair = outrider.load("demo", device="cpu", dtype="float32", max_sequences=most)
     prompts = max(size * batches for size, batches in count.items())

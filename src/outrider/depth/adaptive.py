@@ -31,7 +31,7 @@ from .outlook import MARGIN, Outlook
 from .purse import LONGEST, ONE_FIRST, SHARE, Purse
 from .seen import Seen, mean_length, stepped_of
 from .shown import Shown
-from .standing import Standing, drafting_rounds, plain_rounds
+from .standing import DRAFTING, Standing, plain_rounds
 from .sureness import Steps, worth_a_step
 
 _LENIENT = 0.02
@@ -358,7 +358,7 @@ class AdaptiveDepth:
         token = more / max(int(prices.widths[most]), 1) / len(states)
         choice = Choice(best, bare, token, best, planned=own * outlook.usual)
         patience = ceil(self._patience(prices, gain)) if pays else 0
-        stands = max(min(drafting_rounds(len(states)), patience - self._since_plain - 1), 0)
+        stands = max(min(DRAFTING, patience - self._since_plain - 1), 0)
         if not pays:
             stands = 0 if trial else plain_rounds(len(states), wait)
             choice = replace(choice, steps=trial, likely=trial, planned=1.0)

@@ -9,7 +9,7 @@ from math import log2
 from ..records import SequenceState
 from .choices import Choices
 
-DRAFTING = 5
+DRAFTING = 8
 """For how many more rounds it stands that drafts pay, ..."""
 
 PLAIN = 11
@@ -20,11 +20,6 @@ PLAIN_AT_MOST = 35
 
 _SETTLED = 8
 """... once each of the sequences has been through so many."""
-
-
-def drafting_rounds(rows: int) -> int:
-    """For how many more rounds it stands that drafts pay for so many sequences."""
-    return int(DRAFTING * max(log2(rows) / 2, 1.0))
 
 
 def plain_rounds(rows: int, wait: int = 0) -> int:
