@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -15,35 +17,43 @@ from outrider.bench.workload import built_in
 from outrider.loading import Pair
 from outrider.models.transformers import TransformersModel
 from outrider.protocols import DraftContext, DraftModel
-from outrider.records import DraftPlan, DraftProposal, Laws, Prefix
+from outrider.records import DraftPlan, DraftProposal, Laws, Prefix, RoundRecord
 
 from .report import Report, add_row, columns
-from .speedup import reserve
+from .speedup import KINDS, dealt, reserve
 
 TOKENS = 256
 TEMPERATURES = (0.0, 0.8, 1.0)
+SIZES = (1, 4, 16)
 WARM_UP = 8
-SLOTS = 9
-"""Sequences that hold a slot of the target at once: plain decoding, and four drafters twice."""
 
 
 def run(rounds: int) -> Report:
-    """Race each drafter against plain decoding on `rounds` prompts of code, at least two."""
-    prompts = max(rounds, 2)
-    pair = outrider.load("demo", device="cpu", dtype="float32", max_sequences=SLOTS)
-    (kind,) = built_in(("code",), pair.tokenizer, pair.target.vocab_size, prompts)
-    room = reserve(pair, (kind,))
-    # A model each, so that none finds a prompt that another has read.
-    models = [_second(pair, room) for _ in range(2)]
-    found = [list(prompt.token_ids) for prompt in kind.prompts]
+    """Race each drafter against plain decoding on `rounds` prompts of all kinds in turn.
+
+    Of batches half as many of each size; at least two of either.
+    """
+    count = {size: max(rounds if size == 1 else rounds // 2, 2) for size in SIZES}
+    # Decoders that hold slots at once: plain, and each drafter's twice.
+    most = max(size * (9 if size == 1 else 5) for size in SIZES)
+    pair = outrider.load("demo", device="cpu", dtype="float32", max_sequences=most)
+    prompts = max(size * batches for size, batches in count.items())
+    each = -(-prompts // len(KINDS))
+    kinds = built_in(KINDS, pair.tokenizer, pair.target.vocab_size, each)
+    room = reserve(pair, kinds)
+    mixed = zip(*(kind.prompts for kind in kinds), strict=True)
+    found = [list(prompt.token_ids) for prompts in mixed for prompt in prompts]
     table = columns(
-        f"tokens/s over plain decoding's, code, batch 1, {TOKENS} tokens a prompt, "
-        f"{prompts} prompts",
+        f"tokens/s over plain decoding's, {', '.join(KINDS)}, {TOKENS} tokens a prompt",
         "drafter",
         "T",
+        "batch",
+        "batches",
         "speedup",
         "95%",
         "usual",
+        "unpaid",
+        "planning",
         "new",
         "95%",
         "usual",
@@ -51,32 +61,46 @@ def run(rounds: int) -> Report:
         "drafted",
     )
     rows = []
-    for temperature in TEMPERATURES:
-        for row in _measure(pair, models, found, temperature):
-            rows.append(row)
-            add_row(
-                table,
-                row["drafter"],
-                f"{temperature:g}",
-                *(shown for side in ("same", "new") for shown in _shown(row[side])),
-                "-" if row["kept"] is None else f"{row['kept']:.2f}",
-                f"{row['drafting']:.2f}",
-            )
+    for size in SIZES:
+        # A model each, so that none finds a prompt that another has read.
+        models = [_second(pair, size, room) for _ in range(2)]
+        batches = dealt(found, size)[: count[size]]
+        for temperature in TEMPERATURES:
+            for row in _measure(pair, models, batches, temperature):
+                rows.append(row)
+                same, new = _shown(row["same"]), _shown(row["new"])
+                add_row(
+                    table,
+                    row["drafter"],
+                    f"{temperature:g}",
+                    str(size),
+                    str(len(batches)),
+                    *same,
+                    f"{row['unpaid']:.1%}",
+                    f"{row['planning']:.1%}",
+                    *new,
+                    "-" if row["kept"] is None else f"{row['kept']:.2f}",
+                    f"{row['drafting']:.2f}",
+                )
     return Report(
         "losing",
         "default settings; one round of each decoder in turn; the target's first forward, with "
-        "which it reads the prompt, is not timed; 95%: bootstrap and Student's t over prompts; "
+        "which it reads the prompt, is not timed; 95%: bootstrap and Student's t over prompts, or "
+        "batches of them; "
         "usual: speedup if each round had taken what rounds of its kind took, by the median: "
         "without slow moments of the machine, and without a drafter's reading after the first "
-        "round; at first one decoder for all prompts, which learns from each, and under new "
+        "round; unpaid: what rounds that drafted took beyond the usual plain ones of as many "
+        "tokens, a drafter's reading included, and planning: what deciding took, both as shares "
+        "of all rounds' time; at first one decoder for all prompts, which learns from each, and "
+        "under new "
         "another one for every prompt: what rounds cost is measured when it is made, which is not "
         "timed, and whether drafts are kept it has to find out; kept: share of first tokens that "
         "were; drafted: share of rounds that drafted, both by the one for all prompts; wrong: "
         "drafts that are never kept; dear: a draft, each step of which takes two target forwards, "
         "so that it is best left alone; exit: the target's own first layers and its head, of a "
-        "target that was not trained for it",
+        "target that was not trained for it, one by one alone",
         table,
-        {"tokens": TOKENS, "prompts": prompts, "rows": rows},
+        {"tokens": TOKENS, "kinds": KINDS, "rows": rows},
     )
 
 
@@ -106,52 +130,74 @@ class Dear(ModelDrafter):
         return super().propose(prefixes, plan, ctx)
 
 
-def _second(pair: Pair, room: int) -> TransformersModel:
-    """The target once more, in slots of its own, with room for so many tokens."""
-    assert isinstance(pair.target, TransformersModel)
-    model = TransformersModel(pair.target.hf_model, max_sequences=1)
+def _second(pair: Pair, size: int, room: int) -> TransformersModel:
+    """The target once more, in so many slots of its own, with room for so many tokens."""
+    model = TransformersModel(pair.target.hf_model, max_sequences=size)
     model.reserve(room)
     return model
 
 
-def _drafters(pair: Pair, second: TransformersModel) -> dict[str, DraftModel]:
-    assert isinstance(pair.target, TransformersModel)
+def _drafters(pair: Pair, second: TransformersModel, size: int) -> dict[str, DraftModel]:
+    made: dict[str, DraftModel] = {"wrong": Wrong(), "dear": Dear(second)}
+    if size > 1:
+        return made
     layers = pair.target.hf_model.config.num_hidden_layers
     exits = {f"exit {k}": EarlyExitDrafter(pair.target, k) for k in (layers // 4, layers // 2)}
-    return {"wrong": Wrong(), "dear": Dear(second), **exits}
+    return made | exits
 
 
 def _measure(
-    pair: Pair, models: list[TransformersModel], prompts: list[list[int]], temperature: float
+    pair: Pair, models: list[TransformersModel], batches: list[list[list[int]]], temperature: float
 ) -> list[dict[str, Any]]:
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, ignore_eos=True)
+    size = len(batches[0])
 
     def decoders(second: TransformersModel) -> dict[str, SpeculativeDecoder]:
-        drafters = _drafters(pair, second)
+        drafters = _drafters(pair, second, size)
         return {name: SpeculativeDecoder(pair.target, each) for name, each in drafters.items()}
 
     same = decoders(models[0])
     raced = []
     first = [SpeculativeDecoder(pair.target), *same.values()]
-    for prompt, count in [(prompts[0], WARM_UP), *((prompt, TOKENS) for prompt in prompts)]:
+    for batch, count in [(batches[0], WARM_UP), *((batch, TOKENS) for batch in batches)]:
         asked = replace(params, max_tokens=count)
         each = [*first, *decoders(models[1]).values()]
-        raced.append([Lane(decoder, [prompt], [asked]) for decoder in each])
+        raced.append([Lane(decoder, batch, [asked] * size) for decoder in each])
         in_turn(raced[-1])
-    plain, *others = (Timed.of(lanes) for lanes in zip(*raced[1:], strict=True))
+    by_decoder = list(zip(*raced[1:], strict=True))
+    plain, *others = map(Timed.of, by_decoder)
     known, new = others[: len(same)], others[len(same) :]
     return [
         {
             "drafter": name,
             "temperature": temperature,
+            "batch": size,
+            "batches": len(batches),
             "same": _gain(plain, one),
             "new": _gain(plain, other),
             "kept": next(iter(one.metrics.per_position), None),
             "drafting": one.metrics.draft_rounds / one.metrics.rounds,
             "plain_tokens_per_s": plain.metrics.tokens_per_s,
         }
-        for name, one, other in zip(same, known, new, strict=True)
+        | _overhead([record for lane in lanes for record in lane.records[1:]])
+        for name, one, other, lanes in zip(same, known, new, by_decoder[1:], strict=False)
     ]
+
+
+def _overhead(records: Sequence[RoundRecord]) -> dict[str, float]:
+    """Shares of the time of rounds: that of drafts which did not pay, and that of planning."""
+    plain = defaultdict(list)
+    for one in records:
+        if not max(one.drafted):
+            plain[len(one.emitted)].append(one.total_s - one.plan_s)
+    usual = {rows: median(times) for rows, times in plain.items()}
+    unpaid = sum(
+        one.total_s - one.plan_s - usual[len(one.emitted)] * fmean(one.emitted)
+        for one in records
+        if max(one.drafted) and len(one.emitted) in usual
+    )
+    took = sum(one.total_s for one in records)
+    return {"unpaid": unpaid / took, "planning": sum(one.plan_s for one in records) / took}
 
 
 def _gain(plain: Timed, other: Timed) -> dict[str, float | None]:

@@ -112,3 +112,15 @@ def greedy_reference(model: Any, prompt: list[int], length: int) -> tuple[int, .
         pad_token_id=0,
     )
     return tuple(out[0, len(prompt) :].tolist())
+
+
+class Distributions:
+    """What a model of transformers says without a cache, as a law."""
+
+    def __init__(self, hf_model: Any) -> None:
+        self._hf_model = hf_model
+        self.vocab_size = hf_model.config.vocab_size
+
+    def probabilities(self, prefix: tuple[int, ...]) -> Any:
+        with torch.no_grad():
+            return self._hf_model(torch.tensor([prefix])).logits[0, -1].softmax(-1).numpy()

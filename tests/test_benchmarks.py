@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from benchmarks import depth, modes, parameters
+from benchmarks import depth, losing, modes, parameters
 from benchmarks.__main__ import main
 
 from outrider.bench.race import Timed
 from outrider.metrics import Tally
+from outrider.records import RoundRecord
 
 
 @pytest.mark.parametrize(
@@ -67,10 +68,41 @@ def test_the_losing_benchmark(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On fewer tokens, and at one temperature."""
-    for name, value in {"TOKENS": 6, "TEMPERATURES": (0.8,), "WARM_UP": 2}.items():
+    few = {"TOKENS": 6, "TEMPERATURES": (0.8,), "SIZES": (1, 2), "WARM_UP": 2}
+    for name, value in few.items():
         monkeypatch.setattr(f"benchmarks.losing.{name}", value)
-    figures = {"rows", "tokens", "prompts"}
+    figures = {"rows", "tokens", "kinds"}
     test_a_benchmark_ends_in_one_line_of_json("losing", 1, figures, capsys, monkeypatch)
+
+
+def test_what_did_not_pay_is_a_share_of_the_time() -> None:
+    """Of two rows: plain rounds of 10 s, and one of 25 s that emitted 1.5 tokens for each."""
+
+    def record(drafted: int, emitted: tuple[int, int], total_s: float) -> RoundRecord:
+        nothing = ((),) * 2
+        return RoundRecord(
+            sequence_ids=(0, 1),
+            drafted=(drafted,) * 2,
+            depth=(drafted,) * 2,
+            accepted=(0, 0),
+            emitted=emitted,
+            bonus=(False,) * 2,
+            ceiling=(None,) * 2,
+            first_ceiling=(None,) * 2,
+            draft_failed=False,
+            looked_up=(False,) * 2,
+            ended=(False,) * 2,
+            entropies=nothing,
+            draft_s=0.0,
+            target_s=0.0,
+            total_s=total_s,
+            plan_s=1.0,
+        )
+
+    rounds = [record(0, (1, 1), 11.0)] * 3 + [record(1, (1, 2), 26.0)]
+    found = losing._overhead(rounds)
+    assert found["unpaid"] == pytest.approx((25 - 1.5 * 10) / 59)
+    assert found["planning"] == pytest.approx(4 / 59)
 
 
 def test_the_depth_benchmark(

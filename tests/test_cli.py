@@ -241,6 +241,29 @@ class TestGenerate:
             assert found["config"]["draft"] == draft
         assert "expected a readable file" in error_of(capsys, *flags, f"@{tmp_path}")
 
+    def test_the_targets_first_layers_draft(self, capsys):
+        flags = ("generate", "-p", PROMPT, "--temp", "0", "-m", "8")
+        plain = document(capsys, *flags, "--method", "none")
+        asked = ("--method", "early_exit", "--exit-layers", "8", "--depth", "fixed")
+        found = document(capsys, *flags, *asked)
+        assert found["token_ids"] == plain["token_ids"]
+        assert found["speculation"]["drafted"] > 0
+        assert found["config"]["exit_layers"] == 8
+        assert found["config"]["draft"] is None
+
+    def test_a_prediction_needs_no_draft_model(self, capsys, target):
+        """One that is the output is kept whole, in few rounds."""
+        flags = ("generate", "-p", PROMPT, "--target", target, "--temp", "0", "-m", "24")
+        plain = document(capsys, *flags, "--method", "none")
+        asked = (*flags, "--method", "prediction", "--depth", "fixed", "--prediction")
+        found = document(capsys, *asked, plain["text"], "--strict")
+        assert found["token_ids"] == plain["token_ids"]
+        assert found["speculation"]["rounds"] < 24
+        assert found["config"]["method"] == "prediction"
+        assert found["config"]["draft"] is None
+        assert found["config"]["speculation"]["strict"] is True
+        assert plain["config"]["speculation"]["strict"] is False
+
     def test_stop_token_ends_the_text(self, capsys, target):
         flags = ("generate", "-p", PROMPT, "--target", target, "--temp", "0", "-m", "8")
         stop = document(capsys, *flags)["token_ids"][0]
@@ -540,6 +563,9 @@ class TestErrors:
             (("--method", "draft_model"), "expected --draft MODEL beside it, or --method ngram"),
             (("--method", "hybrid"), "expected --draft MODEL beside it, or --method ngram"),
             (("--prediction", "text"), "--prediction='text' is not allowed: expected --method"),
+            (("--method", "prediction"), "expected --prediction TEXT beside it"),
+            (("--method", "early_exit"), "expected --exit-layers N beside it"),
+            (("--exit-layers", "2"), "expected none with --method ngram; drop one of the two"),
             (("--method", "suffix", "--draft", "d"), "--draft='d' is not allowed: expected none"),
             (("--method", "ngram", "--draft", "d"), "--draft='d' is not allowed: expected none"),
             (("--min-tokens", "9", "-m", "8"), "--min-tokens=9 is not allowed: expected at most"),

@@ -150,7 +150,8 @@ def test_sequences_become_tuples_and_greedy_is_temperature_zero() -> None:
 
 
 def test_lookup_lengths() -> None:
-    for bad in ({"prompt_lookup_max": 0}, {"prompt_lookup_min": 6}, {"prompt_lookup_min": 0}):
+    longest = ({"prompt_lookup_max": bad} for bad in (0, 2.5, "3", True))
+    for bad in (*longest, {"prompt_lookup_min": 6}, {"prompt_lookup_min": 0}):
         with pytest.raises(InvalidConfigError, match="prompt_lookup_"):
             NgramDrafter(**bad)
 
@@ -191,3 +192,9 @@ def test_a_draft_of_another_padded_width_is_aligned() -> None:
     narrow, wide = mock_pair(3, 0)[0], mock_pair(6, 0)[0]
     assert ModelDrafter(narrow, 5).vocab_size == 5
     assert ModelDrafter(wide, 5).vocab_size == 5
+
+
+@pytest.mark.parametrize("model", [object(), TabularModel, "demo"], ids=str)
+def test_what_is_no_draft_model_is_named(model: Any) -> None:
+    with pytest.raises(InvalidConfigError, match=r"model='.*expected an instance of a model"):
+        ModelDrafter(model)

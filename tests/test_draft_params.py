@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder, StructuredOutput
 from outrider.certify import exact_law
@@ -69,6 +70,29 @@ def test_drafts_are_shaped_as_told() -> None:
     assert acceptance(SamplingParams(), **asked) < 0.9
     # A greedy request is drafted greedily: a draft without its penalty is right where that is idle.
     assert acceptance(SamplingParams(temperature=1.5), temperature=0) == 1
+
+
+def test_a_draft_is_penalised_for_the_prompt_as_it_is_told() -> None:
+    """By its own repetition penalty, be the request without one: and for nothing not seen."""
+    target, _ = mock_pair(8, 3)
+    drafted = SamplingParams(repetition_penalty=1.7)
+    config = SpeculativeConfig(
+        depth="fixed", num_speculative_tokens=1, draft_params=drafted, verification="coupled"
+    )
+    decoder = SpeculativeDecoder(target, target, config=config)
+    params, told = SamplingParams(max_tokens=2, seed=5), []
+    propose = decoder.drafter.propose
+
+    def heard(*given: Any) -> Any:
+        told.append(propose(*given))
+        return told[-1]
+
+    decoder.drafter.propose = heard
+    decoder.generate(list(PROMPT), params)
+    logits = torch.from_numpy(target.probabilities(PROMPT)).log()
+    for token in set(PROMPT):
+        logits[token] *= 1.7 if logits[token] < 0 else 1 / 1.7
+    assert torch.allclose(told[0].laws.probs[0, 0].double(), logits.softmax(-1))
 
 
 def test_a_form_is_kept_to_by_drafts_in_any_case() -> None:

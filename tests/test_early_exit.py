@@ -16,7 +16,7 @@ from outrider.models.early_exit import EarlyExit, truncated
 from outrider.models.transformers import TransformersModel
 from outrider.records import Prefix
 
-from .families import greedy_reference, random_model
+from .families import Distributions, greedy_reference, random_model
 from .test_transformers_adapter import random_prompts
 
 FAMILIES = ("llama", "qwen3", "mistral", "gemma3", "gpt2", "gpt_neox", "opt", "falcon")
@@ -54,18 +54,6 @@ def test_greedy_equals_generate_on_ragged_batches(family: Any, layers: int) -> N
     assert [out.token_ids for out in outputs] == expected
     target.check_integrity()
     assert not target.live_sequences
-
-
-class Distributions:
-    """What a model of transformers says without a cache, as a law."""
-
-    def __init__(self, hf_model: Any) -> None:
-        self._hf_model = hf_model
-        self.vocab_size = hf_model.config.vocab_size
-
-    def probabilities(self, prefix: tuple[int, ...]) -> Any:
-        with torch.no_grad():
-            return self._hf_model(torch.tensor([prefix])).logits[0, -1].softmax(-1).numpy()
 
 
 @pytest.mark.parametrize("config", [{}, {"tree_shape": (2, 1)}], ids=["chain", "tree"])

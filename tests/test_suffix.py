@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -221,6 +222,31 @@ def test_memory_is_bounded_by_requests_and_tokens() -> None:
     for _ in range(2):
         proposal = drafter.propose(prefixes, plan, many)
         assert proposal.tokens[:, 0].tolist() == [2] * 5
+
+
+def test_memory_is_bounded_under_a_soak() -> None:
+    """2.5 million tokens go through one with its usual bounds, and the pool turns over four times.
+
+    What numpy and Python hold is traced, and at most half as much again where arrays grow.
+    """
+    rng, bound = np.random.default_rng(6), 128 * 1_000_000
+    drafter, held = SuffixDrafter(), []
+    tracemalloc.start()
+    try:
+        for number in range(2500):
+            text = rng.integers(0, 500, 1001).tolist()
+            for length in (900, 1001):
+                asked(drafter, Prefix(number, text[:length]), 1)
+            if number % 2:
+                drafter.release([number])
+            held.append(drafter.nbytes)
+            assert drafter.pooled_tokens <= 1_000_000
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert max(held) <= bound + 256 * 128 * 1001
+    assert most <= 1.5 * (bound + 256 * 128 * 1001)
+    assert drafter.pooled_tokens > 400_000
 
 
 def test_the_score_is_the_number_kept_if_the_future_is_as_the_past() -> None:

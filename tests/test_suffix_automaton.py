@@ -238,6 +238,28 @@ def test_the_cost_would_be_seen_to_grow() -> None:
     assert automaton.operations[1] > (2 * 16 + 1) * 2000
 
 
+def test_a_tree_does_not_depend_on_when_the_table_grew() -> None:
+    """Most of what follows was seen once, so that the order of equals decides."""
+    rng, sizes = np.random.default_rng(8), list[int]()
+    limits = 40, 3, 9.0, 40.0, 0.001, 1
+    for _ in range(20):
+        text = np.append(rng.integers(0, 12, 699), 0)
+        at_once, grown = SuffixAutomaton(8, 1000), SuffixAutomaton(8, 1000)
+        at_once.reserve(1000)
+        at_once.extend(text)
+        for first in range(0, len(text), 7):
+            grown.extend(text[first : first + 7])
+        trees = []
+        for automaton in (at_once, grown):
+            out = np.empty(40, np.int64), np.empty(40, np.int64), np.empty(40)
+            state, length = automaton.own_match()
+            count, *_ = suffix_kernels.draft(automaton.arrays, state, length, 8, limits, True, out)
+            trees.append([part[:count].tolist() for part in out])
+        assert trees[0] == trees[1]
+        sizes.append(len(trees[0][0]))
+    assert sum(sizes) > 200
+
+
 def test_memory_stays_bounded_and_the_oldest_is_forgotten() -> None:
     rng = np.random.default_rng(0)
     most = 2000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,9 @@ from outrider.drafters.spelling import Spelling, counterparts
 from outrider.errors import InvalidConfigError, VocabMismatchError
 from outrider.models.tabular import TabularModel, mock_pair
 from outrider.protocols import KeepsSequences
-from outrider.records import Prefix
+from outrider.records import DraftPlan, Prefix
 
-from .families import greedy_reference
+from .families import Distributions, greedy_reference
 
 TOLERANCE = 1e-12
 TEXT = '''def area(width, height):
@@ -369,6 +370,76 @@ def test_greedy_text_is_the_targets_own(large: Any, draft: Any, match: str) -> N
     assert prefixes._respeller._settled == {}
 
 
+TRAINED = {"smaller": (LARGE, SMALL), "larger": (SMALL, LARGE)}
+"""Target and draft, by what the draft is beside the target."""
+
+
+def trained_error(names: str, match: str, flat: bool = False, **config: Any) -> float:
+    """How far the law is from the target's, of two byte-level BPEs that were trained.
+
+    Four tokens are allowed at each place, to keep the enumeration small: those that the draft
+    writes first, where it writes text, and letters, which both have.
+
+    Args:
+        names: of `TRAINED`.
+        match: by tokens, or by text.
+        flat: a fault: the draft's law is reported as if all tokens it allows were as likely.
+        config: of the decoder, beside two tokens at most.
+    """
+    tokenizer, other = TRAINED[names]
+    target = TransformersModel(llama(tokenizer, 0), max_sequences=8)
+    model = TransformersModel(llama(other, 1), max_sequences=9)
+    made = VocabularyDrafter(model, other, tokenizer, match=match)
+    if flat:
+        propose = made._drafter.propose
+
+        def faulty(*given: Any) -> Any:
+            proposal = propose(*given)
+            allowed = (proposal.laws.probs > 0).double()
+            laws = replace(proposal.laws, probs=allowed / allowed.sum(-1, keepdim=True))
+            return replace(proposal, laws=laws)
+
+        made._drafter.propose = faulty
+    settings = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, **config)
+    decoder = SpeculativeDecoder(target, made, tokenizer=tokenizer, config=settings)
+    prompt = tokenizer.encode(PROMPTS[0])
+    letters = [tokenizer.encode(letter)[0] for letter in "abcd"]
+    if match == "text":
+        context: Any = SimpleNamespace(device=torch.device("cpu"))
+        plan = DraftPlan(np.array([2]))
+        with torch.inference_mode():
+            written = made.propose([Prefix(1, prompt)], plan, context).tokens[0].tolist()
+        letters = [*written, *letters]
+    allowed = dict.fromkeys(list(dict.fromkeys(letters))[:4], 80.0)
+    params = SamplingParams(max_tokens=3, top_k=4, temperature=2.0, logit_bias=allowed)
+    decoder.generate([prompt] * 64, [replace(params, seed=seed) for seed in range(64)])
+    assert 0 < decoder.metrics.accepted < decoder.metrics.drafted
+    reference = Distributions(llama(tokenizer, 0))
+    expected = target_law(reference, tuple(prompt), params)
+    return distance(exact_law(decoder, prompt, params), expected)
+
+
+@pytest.mark.parametrize("names", TRAINED)
+@pytest.mark.parametrize("match", ["tokens", "text"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"verification": "block"},
+        {"verification": "token"},
+        {"verification": "coupled"},
+        {"tree_shape": (2, 1)},
+    ],
+    ids=str,
+)
+def test_the_law_with_trained_tokenizers(names: str, match: str, config: dict[str, Any]) -> None:
+    assert trained_error(names, match, **config) < 1e-9
+
+
+@pytest.mark.parametrize("names", TRAINED)
+def test_a_fault_shows_with_trained_tokenizers(names: str) -> None:
+    assert trained_error(names, "tokens", flat=True) > 1e-3
+
+
 def renumbered(tokenizer: Any, order: list[int]) -> Any:
     """The tokenizer with its token `order[i]` as number i."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -399,6 +470,59 @@ def test_a_draft_that_is_the_target_in_other_ids_is_kept(large: Any, shape: Any)
     out = decoder.generate(TEXT[:100], SamplingParams(max_tokens=4, temperature=0))
     assert out.metrics.accepted == 3
     assert out.depths == (3,)
+
+
+def test_how_text_is_written_does_not_depend_on_the_batch() -> None:
+    """A row of one token beside one of four, which would write "ab" for the first row, too."""
+    alternating = TabularModel(lambda prefix: [0, 1] if prefix[-1] == 0 else [1, 0], 2)
+    made = VocabularyDrafter(alternating, toy(["b", "a"], []), TARGET, match="text")
+    params = SamplingParams(max_tokens=2, seed=3)
+    longer = replace(params, max_tokens=9)
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=4)
+    seen = []
+    for seed in range(30):
+        target, _ = mock_pair(4, seed)
+        decoder = SpeculativeDecoder(target, made, config=config)
+        alone = decoder.generate([3, 2], params)
+        beside, _ = decoder.generate([[3, 2], [3, 2]], [params, longer])
+        assert alone.token_ids == beside.token_ids
+        assert alone.depths == beside.depths
+        seen.append(alone.token_ids)
+    assert len(set(seen)) > 3
+
+
+def test_what_a_draft_is_shown_does_not_depend_on_depths() -> None:
+    """Of a text that is longer than its context, as long as a quarter of that is not exceeded."""
+    letters = byte_level(258, "a b")
+    model = TransformersModel(llama(letters, 2), max_length=96)
+    spelling = Spelling.of(letters)
+    prefixes = vocabulary._Prefixes(model, Respeller(spelling, Writer(letters, spelling), {}))
+    for length in range(60, 200):
+        prefix = Prefix(length, letters.encode("ab" * 100)[:length])
+        shown = [prefixes.written([prefix], depth)[0].tokens.tolist() for depth in (0, 2, 7, 24)]
+        assert shown[1:] == shown[:-1]
+        assert 36 <= len(shown[0]) <= 72
+    assert len(prefixes.written([prefix], 60)[0]) <= 36
+
+
+def test_tokens_that_the_draft_has_no_embedding_for() -> None:
+    """A mark that was added to its tokenizer alone, in a prompt; and padding that was left on."""
+    marked = byte_level(330, TEXT)
+    plain = llama(marked, 1)
+    expected = Writer(marked, Spelling.of(marked)).written(b"def area", opens=True)
+    marked.add_special_tokens({"pad_token": "[PAD]"})
+    assert len(marked) > plain.config.vocab_size
+    marked(["a"], padding="max_length", max_length=64, truncation=True)
+    assert Writer(marked, Spelling.of(marked)).written(b"def area", opens=True) == expected
+    model = TransformersModel(plain, max_sequences=2)
+    target = TransformersModel(llama(LARGE, 0), max_sequences=2)
+    prompt = LARGE.encode("def [PAD] area")
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, strict=True)
+    for match in ("tokens", "text"):
+        made = VocabularyDrafter(model, marked, LARGE, match=match)
+        decoder = SpeculativeDecoder(target, made, tokenizer=LARGE, config=config)
+        out = decoder.generate(prompt, SamplingParams(max_tokens=9, temperature=0))
+        assert out.token_ids == greedy_reference(llama(LARGE, 0), prompt, 9)
 
 
 def test_text_is_proposed_as_the_target_writes_it() -> None:
@@ -462,6 +586,26 @@ def test_few_common_tokens_go_by_text(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drafter("larger", "auto").match == "tokens"
     monkeypatch.setattr(vocabulary, "_FEW", 0.9)
     assert drafter("larger", "auto").match == "text"
+
+
+def test_load_goes_by_text_where_few_tokens_are_common(
+    tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One token in twelve is common to the two: "c", of a draft that knows no other letter."""
+    runs = ["c" * length for length in range(1, 13)]
+    letters = toy(runs, [("c" * (length - 1), "c") for length in range(2, 13)])
+    target, draft = saved(tmp_path, "target", LARGE, 0), saved(tmp_path, "draft", letters, 1)
+    with caplog.at_level("INFO", logger="outrider"):
+        pair = load(target, draft, dtype="float64")
+    assert "have 1 tokens in common: drafting by text" in caplog.text
+    fixed = SpeculativeConfig(depth="fixed")
+    decoder = SpeculativeDecoder(
+        pair.target, pair.model_drafter, tokenizer=pair.tokenizer, config=fixed
+    )
+    out = decoder.generate(PROMPTS[0], SamplingParams(max_tokens=12, temperature=0))
+    expected = greedy_reference(llama(LARGE, 0), LARGE.encode(PROMPTS[0]), 12)
+    assert out.token_ids == expected
+    assert out.metrics.drafted > 0
 
 
 def saved(folder: Any, name: str, tokenizer: Any, seed: int) -> Any:

@@ -58,6 +58,7 @@ class Shaping:
     repetition: Tensor | None
     presence: Tensor | None
     frequency: Tensor | None
+    whole: tuple[bool, ...]
     words: tuple[_Words, ...]
     floor: tuple[Tensor, Tensor, Tensor] | None
     processors: tuple[int, ...]
@@ -99,6 +100,7 @@ class Shaping:
             repetition=column([p.repetition_penalty for p in params], 1.0),
             presence=column([p.presence_penalty for p in params], 0.0),
             frequency=column([p.frequency_penalty for p in params], 0.0),
+            whole=tuple(p.repetition_penalty != 1 for p in params),
             words=tuple(
                 _Words(
                     torch.tensor([row for row, _ in found], device=device),
@@ -146,12 +148,14 @@ class _History:
     again: Tensor
 
     @staticmethod
-    def of(states: Sequence[SequenceState], device: torch.device) -> _History:
-        """What the sequences have seen that a penalty of theirs looks at."""
+    def of(
+        states: Sequence[SequenceState], whole: Sequence[bool], device: torch.device
+    ) -> _History:
+        """What the sequences have seen: their outputs, or where it is looked at the `whole`."""
         found = []
-        for state in states:
+        for state, prompt_too in zip(states, whole, strict=True):
             output = state.prefix.tokens[state.prompt_length :]
-            looked_at = output if state.params.repetition_penalty == 1 else state.prefix.tokens
+            looked_at = state.prefix.tokens if prompt_too else output
             # Where nothing was seen, any token does: its count is 0, and its penalty none.
             tokens = np.flatnonzero(np.bincount(looked_at)) if len(looked_at) else np.zeros(1, int)
             counts = np.bincount(output, minlength=int(tokens[-1]) + 1)
@@ -229,7 +233,7 @@ class Shaper:
         self._emitted = torch.tensor(emitted, device=device)[:, None]
         penalties = (shaping.repetition, shaping.presence, shaping.frequency)
         penalised = any(penalty is not None for penalty in penalties)
-        self._history = _History.of(states, device) if penalised else None
+        self._history = _History.of(states, shaping.whole, device) if penalised else None
         longest = max((int(words.before.shape[1]) for words in shaping.words), default=0)
         tails = np.full((len(states), longest), -1, dtype=np.int64)
         for row, state in enumerate(states):

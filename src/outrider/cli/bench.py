@@ -61,6 +61,7 @@ def configure(parser: ArgumentParser) -> None:
         usual_method="draft_model",
         prompt_lookup_max=None,
         prompt_lookup_min=None,
+        exit_layers=None,
     )
     parser.add_argument(
         "--quick", action="store_true", help="a small matrix, with plots and a page, in minutes"

@@ -78,6 +78,7 @@ def configure(parser: ArgumentParser) -> None:
         usual_method="draft_model",
         prompt_lookup_max=None,
         prompt_lookup_min=None,
+        exit_layers=None,
     )
     parser.add_argument(
         "--tier",

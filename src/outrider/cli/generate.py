@@ -48,7 +48,7 @@ def configure(parser: ArgumentParser) -> None:
     request_flags.add_stopping_flags(parser)
     request_flags.add_prediction_flag(parser)
     request_flags.add_report_flags(parser)
-    options.add_speculation_flags(parser)
+    options.add_speculation_flags(parser, (*options.METHODS, "prediction"))
     add_trace_flag(parser, "what every round did")
     options.add_output_flags(parser, "text, seed, depths, acceptance, timing and settings")
 

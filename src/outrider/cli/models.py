@@ -72,6 +72,8 @@ class Loaded:
         from ..drafters.model import ModelDrafter
         from ..drafters.vocabulary import VocabularyDrafter
 
+        if self.facts["exit_layers"]:
+            return f"the target's first {self.facts['exit_layers']} layers"
         looked_up = {"suffix": "suffix lookup", "hybrid": "suffix lookup and "}
         source = looked_up.get(self.facts["method"], "prompt lookup")
         drafter: object = self.drafter
@@ -114,7 +116,7 @@ def load(args: Namespace, console: Console, **more: Any) -> Loaded:
             compile=args.compile,
             **more,
         )
-        drafter = ngram if method == "ngram" else _drafter(method, pair)
+        drafter = ngram if method == "ngram" else _drafter(method, pair, args.exit_layers)
     facts = {
         "outrider": __version__,
         "target": args.target,
@@ -122,6 +124,7 @@ def load(args: Namespace, console: Console, **more: Any) -> Loaded:
         "draft": (args.draft or args.target) if method in ("draft_model", "hybrid") else None,
         "prompt_lookup_max": ngram.prompt_lookup_max if method == "ngram" else None,
         "prompt_lookup_min": ngram.prompt_lookup_min if method == "ngram" else None,
+        "exit_layers": args.exit_layers,
         "threads": torch.get_num_threads(),
         "device": str(pair.target.device),
         "dtype": str(pair.target.hf_model.dtype).removeprefix("torch."),
@@ -142,12 +145,18 @@ def _compile_s(pair: Pair) -> dict[str, float | None]:
     return seconds
 
 
-def _drafter(method: str, pair: Pair) -> DraftModel | None:
+def _drafter(method: str, pair: Pair, exit_layers: int | None) -> DraftModel | None:
     """What proposes tokens."""
+    from ..drafters.early_exit import EarlyExitDrafter
+    from ..drafters.prediction import PredictionDrafter
     from ..drafters.suffix import SuffixDrafter
 
     if method == "suffix":
         return SuffixDrafter()
+    if method == "prediction":
+        return PredictionDrafter()
+    if exit_layers is not None:
+        return EarlyExitDrafter(pair.target, exit_layers)
     with_model = {"draft_model": pair.model_drafter, "hybrid": pair.drafter}
     return with_model.get(method)
 

@@ -7,7 +7,7 @@ record and is checked by it, so that a bad value is refused before anything is l
 from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, _ArgumentGroup
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, get_args
 
@@ -23,7 +23,7 @@ from ..errors import InvalidConfigError
 from .config_file import add_config_flag
 
 DRAFTERS = ("draft_model", "ngram", "suffix", "hybrid")
-METHODS = (*DRAFTERS, "none")
+METHODS = (*DRAFTERS, "early_exit", "none")
 
 _LOSSY = (
     ("lenience", "lenient", "no token becomes more than 1/X times as likely"),
@@ -38,6 +38,7 @@ _WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
     "none": ("num_speculative_tokens", "depth", "cost_ratio", "draft_sample_method", *_OF_TREES),
     "ngram": ("draft_sample_method", *_OF_TREES),
     "suffix": ("draft_sample_method", "tree_children"),
+    "prediction": ("draft_sample_method", *_OF_TREES),
 }
 """Fields that do nothing with some methods."""
 
@@ -73,8 +74,8 @@ def add_model_flags(parser: ArgumentParser) -> None:
     )
 
 
-def add_speculation_flags(parser: ArgumentParser) -> None:
-    """How speculation is done, and a file that may say so."""
+def add_speculation_flags(parser: ArgumentParser, methods: Sequence[str] = METHODS) -> None:
+    """How speculation is done, by one of some methods, and a file that may say so."""
     add_config_flag(parser)
     parser.set_defaults(usual_method="hybrid")
     group = parser.add_argument_group(
@@ -84,10 +85,22 @@ def add_speculation_flags(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "--method",
-        choices=METHODS,
+        choices=methods,
         help="what proposes tokens (default: hybrid, the draft model beside a look-up of what came "
         "before, if there is a draft; draft_model for trees, a depth that does not go by measured "
         "costs and lossy methods; ngram without a draft)",
+    )
+    group.add_argument(
+        "--exit-layers",
+        type=integer_from(1),
+        metavar="N",
+        help="early_exit: how many of the target's first layers draft, followed by its head; pays "
+        "for models that were trained to be left early",
+    )
+    group.add_argument(
+        "--strict",
+        action="store_true",
+        help="end with an error where a drafter fails, in place of going on without its drafts",
     )
     add_field_flag(
         group,
@@ -374,6 +387,10 @@ def speculation_method(args: Namespace) -> str:
     ):
         if method != "ngram" and value is not None:
             raise InvalidConfigError(flag, value, f"none with --method {method}; drop the flag")
+    if method == "early_exit" and args.exit_layers is None:
+        raise InvalidConfigError("--method", method, "--exit-layers N beside it")
+    if method != "early_exit" and args.exit_layers is not None:
+        raise _contradiction("--exit-layers", args.exit_layers, f"--method {method}")
     return method
 
 

@@ -191,8 +191,8 @@ def add_prediction_flag(parser: ArgumentParser) -> None:
         "--prediction",
         type=_text_or_file,
         metavar="TEXT",
-        help="a text that the output is expected to resemble, drafted from with --method hybrid; "
-        "@PATH reads a UTF-8 file",
+        help="a text that the output is expected to resemble, drafted from with --method hybrid, "
+        "or with --method prediction, which needs no draft; @PATH reads a UTF-8 file",
     )
 
 
@@ -236,8 +236,11 @@ def check_together(args: Namespace) -> None:
         raise InvalidConfigError(
             "--min-tokens", args.min_tokens, f"at most --max-tokens {args.max_tokens}"
         )
-    if args.prediction is not None and args.method != "hybrid":
-        raise InvalidConfigError("--prediction", args.prediction, "--method hybrid beside it")
+    if args.prediction is not None and args.method not in ("hybrid", "prediction"):
+        remedy = "--method hybrid, or --method prediction, beside it"
+        raise InvalidConfigError("--prediction", args.prediction, remedy)
+    if args.prediction is None and args.method == "prediction":
+        raise InvalidConfigError("--method", args.method, "--prediction TEXT beside it")
     tokens = [token for token, _ in args.logit_bias]
     for token in tokens:
         if tokens.count(token) > 1:

@@ -57,6 +57,7 @@ def configure(parser: ArgumentParser) -> None:
         usual_method="draft_model",
         prompt_lookup_max=None,
         prompt_lookup_min=None,
+        exit_layers=None,
     )
     prompts = parser.add_argument_group("prompts")
     prompts.add_argument(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..errors import InvalidConfigError
 from ..protocols import AutoregressiveModel, DraftContext
 from ..records import DraftPlan, DraftProposal, Laws, Prefix
 from .some_rows import opened
@@ -27,9 +28,16 @@ class ModelDrafter:
         vocab_size: the target's V, where the two models share a tokenizer but pad their logits to
             different widths: missing ids get no probability, surplus ones are masked before
             sampling. None takes the model's own.
+
+    Raises:
+        InvalidConfigError: `model` is no such model.
     """
 
     def __init__(self, model: AutoregressiveModel, vocab_size: int | None = None) -> None:
+        if isinstance(model, type) or not isinstance(model, AutoregressiveModel):
+            name = model.__name__ if isinstance(model, type) else type(model).__name__
+            expected = "an instance of a model with vocab_size and open, such as TransformersModel"
+            raise InvalidConfigError("model", name, expected)
         self.model = model
         self._vocab_size = vocab_size or model.vocab_size
 

@@ -32,9 +32,9 @@ class NgramDrafter(LookupDrafter):
     """
 
     def __init__(self, prompt_lookup_max: int = 5, prompt_lookup_min: int = 1) -> None:
-        if prompt_lookup_max < 1:
+        if not _is_integer(prompt_lookup_max) or prompt_lookup_max < 1:
             raise InvalidConfigError("prompt_lookup_max", prompt_lookup_max, "an integer >= 1")
-        if not 1 <= prompt_lookup_min <= prompt_lookup_max:
+        if not _is_integer(prompt_lookup_min) or not 1 <= prompt_lookup_min <= prompt_lookup_max:
             raise InvalidConfigError(
                 "prompt_lookup_min",
                 prompt_lookup_min,
@@ -95,3 +95,7 @@ class NgramDrafter(LookupDrafter):
                 break
             best, matched = ends, length
         return (int(best[0]) + 1, matched) if matched else (0, 0)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

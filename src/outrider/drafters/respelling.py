@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from ..records import Prefix
 from .spelling import Spelling
@@ -31,7 +32,10 @@ class Writer:
     """
 
     def __init__(self, tokenizer: Any, spelling: Spelling) -> None:
-        self._backend = tokenizer.backend_tokenizer
+        # As texts are written, whatever batches it was last used for.
+        self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        self._backend.no_padding()
+        self._backend.no_truncation()
         self.spelling = spelling
         # Some put a space before every text, which a text that goes on must not get.
         spelled = [spelling.words.get(index, b"") for index in self._encode("a")]

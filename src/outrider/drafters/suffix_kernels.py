@@ -82,17 +82,27 @@ def _connect(nodes: Nodes, table: Table, meta: Meta, state: int, token: int, rea
 
 @compiled
 def rehash(nodes: Nodes, old: Table, table: Table) -> None:
-    """Move all transitions to a larger, empty table."""
+    """Move all transitions to a larger, empty table; those of a state stay in their order.
+
+    Of transitions that are worth as much a tree takes the first, which is not to depend on when the
+    table grew.
+    """
+    heads = np.zeros(len(old), dtype=np.bool_)
     for index in range(len(old)):
         if old[index, 2] != 0:
-            nodes[old[index, 0], CHAIN] = 0
-    for index in range(len(old)):
-        if old[index, 2] != 0:
-            state = old[index, 0]
+            heads[nodes[old[index, 0], CHAIN] - 1] = True
+    for head in np.flatnonzero(heads):
+        state = old[head, 0]
+        index, before = int(head), -1
+        while index >= 0:
             slot = _slot(table, state, old[index, 1])
             table[slot] = old[index]
-            table[slot, 3] = nodes[state, CHAIN]
-            nodes[state, CHAIN] = slot + 1
+            table[slot, 3] = 0
+            if before < 0:
+                nodes[state, CHAIN] = slot + 1
+            else:
+                table[before, 3] = slot + 1
+            before, index = slot, int(old[index, 3]) - 1
 
 
 @compiled

@@ -31,6 +31,9 @@ from .spelling import Spelling, counterparts
 _FEW = 0.1
 """Below this share of the draft's tokens in common, drafting goes by text."""
 
+_FOR_DRAFTS = 4
+"""What part of the draft's context is left for what it drafts."""
+
 _FAR = -1e4
 """The logit of a target token that the draft does not have.
 
@@ -218,7 +221,8 @@ class _TextDrafter:
         while len(drafted) < depth:
             drafted.append(cursor.step(drafted[-1]).argmax(-1))
         runs = [
-            self._as_target(row)[:most]
+            # What a row's mates draft beyond its own depth is not to change how it is written.
+            self._as_target(row[:most])[:most]
             for row, most in zip(torch.stack(drafted, 1).tolist(), plan.depth, strict=True)
         ]
         lengths = np.array([len(run) for run in runs], dtype=np.int64)
@@ -246,22 +250,31 @@ class _Prefixes:
     def __init__(self, model: AutoregressiveModel, respeller: Respeller) -> None:
         self._respeller = respeller
         self._room = model.max_length if isinstance(model, CachedModel) else None
+        self._known = model.vocab_size
 
     def written(self, prefixes: Sequence[Prefix], depth: int) -> list[Prefix]:
         """The prefixes as the draft writes them, to be followed by up to `depth` tokens.
 
         The draft may need more tokens for a text than the target. If they are more than its
-        context, it is shown the last of them; half a context is dropped at a time, so that its
-        cache serves again.
+        context, it is shown the last of them; a third of a context is dropped at a time, so that
+        its cache serves again. A quarter is left for drafts of any depth up to that: what a row is
+        shown is not to depend on how deep another drafts.
+
+        Tokens that the draft has no embedding for are its last: any prefix is a lawful one.
         """
         return [self._cut(self._respeller.written(prefix), depth) for prefix in prefixes]
 
     def _cut(self, prefix: Prefix, depth: int) -> Prefix:
-        if self._room is None or len(prefix) + depth <= self._room:
+        if prefix.tokens.max(initial=0) >= self._known:
+            prefix = Prefix(prefix.sequence_id, np.minimum(prefix.tokens, self._known - 1))
+        if self._room is None:
             return prefix
-        half = max(1, (self._room - depth) // 2)
-        surplus = len(prefix) + depth - self._room
-        dropped = min(-(-surplus // half) * half, len(prefix) - 1)
+        most = self._room - max(depth, self._room // _FOR_DRAFTS)
+        if len(prefix) <= most:
+            return prefix
+        some = max(1, most // 2)
+        surplus = len(prefix) - most
+        dropped = min(-(-surplus // some) * some, len(prefix) - 1)
         return Prefix(prefix.sequence_id, prefix.tokens[dropped:])
 
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
