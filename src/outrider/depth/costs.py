@@ -104,8 +104,10 @@ class Prices:
             record: the round.
             ragged: whether rows were verified without padding.
         """
-        width = np.mean(record.drafted) if ragged else max(record.drafted)
-        depth = min(int(np.searchsorted(self.widths, width)), len(self.widths) - 1)
+        drafted = record.drafted
+        width = sum(drafted) / len(drafted) if ragged else max(drafted)
+        deeper = (depth for depth, most in enumerate(self.widths.tolist()) if most >= width)
+        depth = next(deeper, len(self.widths) - 1)
         verifying_s = record.total_s - record.plan_s - record.draft_s
         return verifying_s < MUCH_FASTER * float(self.verifying[depth])
 

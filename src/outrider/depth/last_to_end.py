@@ -129,9 +129,10 @@ class LastToEnd:
         ended, and how many tokens each row emitted.
         """
         if len(emitted) > 1:
-            variance = 0.0 if len(set(emitted)) == 1 else float(np.var(emitted))
-            self._variance = _MEMORY * self._variance + (1 - _MEMORY) * variance
-        ids = frozenset(state.prefix.sequence_id for state in states)
+            variance = sum(each * each for each in emitted) / len(emitted)
+            variance -= (sum(emitted) / len(emitted)) ** 2
+            self._variance = _MEMORY * self._variance + (1 - _MEMORY) * max(variance, 0.0)
+        ids = frozenset([state.prefix.sequence_id for state in states])
         if ids - self._ids:
             self._joined = bool(ids & self._ids)
         elif ids < self._ids:
