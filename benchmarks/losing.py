@@ -20,7 +20,7 @@ from outrider.protocols import DraftContext, DraftModel
 from outrider.records import DraftPlan, DraftProposal, Laws, Prefix, RoundRecord
 
 from .report import Report, add_row, columns
-from .speedup import KINDS, dealt, reserve
+from .speedup import KINDS, MOST, reserve
 
 TOKENS = 256
 TEMPERATURES = (0.0, 0.8, 1.0)
@@ -38,7 +38,7 @@ def run(rounds: int) -> Report:
     most = max(size * (9 if size == 1 else 5) for size in SIZES)
     pair = outrider.load("demo", device="cpu", dtype="float32", max_sequences=most)
     prompts = max(size * batches for size, batches in count.items())
-    each = -(-prompts // len(KINDS))
+    each = min(-(-prompts // len(KINDS)), *MOST.values())
     kinds = built_in(KINDS, pair.tokenizer, pair.target.vocab_size, each)
     room = reserve(pair, kinds)
     mixed = zip(*(kind.prompts for kind in kinds), strict=True)
@@ -64,7 +64,8 @@ def run(rounds: int) -> Report:
     for size in SIZES:
         # A model each, so that none finds a prompt that another has read.
         models = [_second(pair, size, room) for _ in range(2)]
-        batches = dealt(found, size)[: count[size]]
+        batches = [found[first : first + size] for first in range(0, size * count[size], size)]
+        batches = [batch for batch in batches if len(batch) == size]
         for temperature in TEMPERATURES:
             for row in _measure(pair, models, batches, temperature):
                 rows.append(row)
@@ -89,9 +90,9 @@ def run(rounds: int) -> Report:
         "batches of them; "
         "usual: speedup if each round had taken what rounds of its kind took, by the median: "
         "without slow moments of the machine, and without a drafter's reading after the first "
-        "round; unpaid: what rounds that drafted took beyond the usual plain ones of as many "
-        "tokens, a drafter's reading included, and planning: what deciding took, both as shares "
-        "of all rounds' time; at first one decoder for all prompts, which learns from each, and "
+        "round; unpaid: what rounds that drafted took beyond plain decoding's usual ones of as "
+        "many tokens, a drafter's reading included, and planning: what deciding took, both of "
+        "all rounds' time; at first one decoder for all prompts, which learns from each, and "
         "under new "
         "another one for every prompt: what rounds cost is measured when it is made, which is not "
         "timed, and whether drafts are kept it has to find out; kept: share of first tokens that "
@@ -179,22 +180,32 @@ def _measure(
             "drafting": one.metrics.draft_rounds / one.metrics.rounds,
             "plain_tokens_per_s": plain.metrics.tokens_per_s,
         }
-        | _overhead([record for lane in lanes for record in lane.records[1:]])
+        | _overhead(_rounds(lanes), _rounds(by_decoder[0]))
         for name, one, other, lanes in zip(same, known, new, by_decoder[1:], strict=False)
     ]
 
 
-def _overhead(records: Sequence[RoundRecord]) -> dict[str, float]:
-    """Shares of the time of rounds: that of drafts which did not pay, and that of planning."""
-    plain = defaultdict(list)
-    for one in records:
-        if not max(one.drafted):
-            plain[len(one.emitted)].append(one.total_s - one.plan_s)
-    usual = {rows: median(times) for rows, times in plain.items()}
+def _rounds(lanes: Sequence[Lane]) -> list[RoundRecord]:
+    """Those in which no prompt was read by the target."""
+    return [record for lane in lanes for record in lane.records[1:]]
+
+
+def _overhead(records: Sequence[RoundRecord], plain: Sequence[RoundRecord]) -> dict[str, float]:
+    """Shares of the time of rounds: that of drafts which did not pay, and that of planning.
+
+    Args:
+        records: of the rounds.
+        plain: of plain decoding's beside it, of as many sequences.
+    """
+    times = defaultdict(list)
+    for one in plain:
+        times[len(one.emitted)].append(one.total_s - one.plan_s)
+    usual = {rows: median(found) for rows, found in times.items()}
+    rows = max(usual)
     unpaid = sum(
-        one.total_s - one.plan_s - usual[len(one.emitted)] * fmean(one.emitted)
+        one.total_s - one.plan_s - usual.get(len(one.emitted), usual[rows]) * fmean(one.emitted)
         for one in records
-        if max(one.drafted) and len(one.emitted) in usual
+        if max(one.drafted)
     )
     took = sum(one.total_s for one in records)
     return {"unpaid": unpaid / took, "planning": sum(one.plan_s for one in records) / took}

@@ -113,24 +113,23 @@ def run(rounds: int) -> Report:
 
 
 def _soak(tokens: NDArray[np.int64]) -> tuple[float, str]:
-    """Seconds a token takes a pool that forgets, and what the process holds for it.
+    """Seconds a token takes a pool that forgets, and what more is held once it is full.
 
     First in the run: the most that a process ever held says nothing of what comes after more.
     """
     drafter, most = SuffixDrafter(max_match=ORDER, max_pool_tokens=TOKENS), 0
     fill, whole = 2 * TOKENS, 10 * TOKENS
-    drafter.learn(tokens[:_TEXT_TOKENS])
-    before, full, start = _resident(), 0, perf_counter()
+    full, start = 0, perf_counter()
     for first in range(0, whole, _TEXT_TOKENS):
         place = first % len(tokens)
         drafter.learn(tokens[place : place + _TEXT_TOKENS])
         most = max(most, drafter.nbytes)
         full = _resident() if first + _TEXT_TOKENS == fill else full
     seconds = (perf_counter() - start) / whole
-    grown, after = (f"{(found - before) / 1e6:.0f} MB" for found in (full, _resident()))
+    grown = (_resident() - full) / 1e6
     return seconds, (
-        f"{drafter.pooled_tokens:,} kept, {most / 1e6:.0f} MB at most; the process grew by {grown} "
-        f"in {fill:,} tokens, and by {after} in {whole:,}"
+        f"{drafter.pooled_tokens:,} kept, {most / 1e6:.0f} MB at most; from {fill:,} to {whole:,} "
+        f"tokens the process grew by {grown:.0f} MB"
     )
 
 

@@ -99,8 +99,8 @@ def test_what_did_not_pay_is_a_share_of_the_time() -> None:
             plan_s=1.0,
         )
 
-    rounds = [record(0, (1, 1), 11.0)] * 3 + [record(1, (1, 2), 26.0)]
-    found = losing._overhead(rounds)
+    plain = [record(0, (1, 1), 11.0)] * 3
+    found = losing._overhead([*plain, record(1, (1, 2), 26.0)], plain)
     assert found["unpaid"] == pytest.approx((25 - 1.5 * 10) / 59)
     assert found["planning"] == pytest.approx(4 / 59)
 

@@ -151,7 +151,12 @@ def test_sequences_become_tuples_and_greedy_is_temperature_zero() -> None:
 
 def test_lookup_lengths() -> None:
     longest = ({"prompt_lookup_max": bad} for bad in (0, 2.5, "3", True))
-    for bad in (*longest, {"prompt_lookup_min": 6}, {"prompt_lookup_min": 0}):
+    for bad in (
+        *longest,
+        {"prompt_lookup_min": 6},
+        {"prompt_lookup_min": 0},
+        {"prompt_lookup_min": 1.5},
+    ):
         with pytest.raises(InvalidConfigError, match="prompt_lookup_"):
             NgramDrafter(**bad)
 
@@ -194,7 +199,7 @@ def test_a_draft_of_another_padded_width_is_aligned() -> None:
     assert ModelDrafter(wide, 5).vocab_size == 5
 
 
-@pytest.mark.parametrize("model", [object(), TabularModel, "demo"], ids=str)
+@pytest.mark.parametrize("model", [object(), TabularModel, "demo"], ids=["object", "class", "name"])
 def test_what_is_no_draft_model_is_named(model: Any) -> None:
     with pytest.raises(InvalidConfigError, match=r"model='.*expected an instance of a model"):
         ModelDrafter(model)

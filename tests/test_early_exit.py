@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from outrider import EarlyExitDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
+from outrider import (
+    EarlyExitDrafter,
+    HybridDrafter,
+    SamplingParams,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    SuffixDrafter,
+)
 from outrider.certify import exact_law
 from outrider.certify.reference import distance, target_law
 from outrider.errors import InvalidConfigError, ModelError
@@ -145,6 +153,25 @@ def test_columns_that_were_only_drafted_are_not_relied_on(llama: Any) -> None:
     outputs = decoder.generate(prompts, greedy(16))
     assert [out.token_ids for out in outputs] != expected
     target.release(target.live_sequences, discard=True)
+
+
+def test_a_seeded_request_goes_by_the_share_of_layers(llama: Any) -> None:
+    """As if it had been configured: a step in two of three layers is no eighth of a forward."""
+    _, target = llama
+    drafter, params = EarlyExitDrafter(target, 2), SamplingParams(max_tokens=40, temperature=1.0)
+    prompts = random_prompts(3, (5, 8, 13, 21))
+    drafters = [(drafter, None), (drafter, 2 / 3), (drafter, 0.125)]
+    hybrid = HybridDrafter(drafter, SuffixDrafter(max_pool_tokens=0))
+    drafters += [(hybrid, None), (hybrid, 2 / 3)]
+    depths = []
+    for one, cost_ratio in drafters:
+        config = SpeculativeConfig(cost_ratio=cost_ratio)
+        outputs = SpeculativeDecoder(target, one, config=config).generate(
+            prompts, [replace(params, seed=seed) for seed in range(len(prompts))]
+        )
+        depths.append([out.depths for out in outputs])
+    assert depths[0] == depths[1] != depths[2]
+    assert depths[3] == depths[4]
 
 
 def test_what_cannot_be_left_early_is_refused(llama: Any) -> None:

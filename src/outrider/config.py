@@ -211,7 +211,8 @@ class SpeculativeConfig:
             another token to pay by the `cost_ratio`, chains only.
         cost_ratio: what a draft step costs beside a plain forward of the target, a number >= 0:
             what confidence goes by, and an adaptive depth for a sampled request with a seed, so
-            that its text repeats, and for the others until costs were measured. None is .125.
+            that its text repeats, and for the others until costs were measured. None is what the
+            drafter says of itself, as an `EarlyExitDrafter` does, or else .125.
         draft_params: how the draft model's logits become the laws that drafts are drawn from: its
             temperature, filters, penalties, logit_bias and bad_words take the place of each
             request's own. None takes the request's own, so that a perfect draft is always kept. A

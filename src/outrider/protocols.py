@@ -189,6 +189,16 @@ class EndsEarly(Protocol):
 
 
 @runtime_checkable
+class KnowsCost(Protocol):
+    """A drafter that may say beforehand what a step of it costs."""
+
+    @property
+    def cost_ratio(self) -> float | None:
+        """A draft step beside a plain forward of the target; None where that is not known."""
+        ...
+
+
+@runtime_checkable
 class VerifiesRagged(Protocol):
     """A target that may verify rows of different lengths without padding them."""
 

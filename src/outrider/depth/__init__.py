@@ -7,6 +7,7 @@ from ..protocols import (
     DepthPolicy,
     DraftModel,
     EndsEarly,
+    KnowsCost,
     LooksUp,
     TargetModel,
     VerifiesRagged,
@@ -32,13 +33,16 @@ def policy_of(
     most = 0 if drafter is None else config.deepest
     levels = Levels(most, config.tree_shape, config.tree_budget)
     looks_up = isinstance(drafter, LooksUp)
+    cost_ratio = config.cost_ratio
+    if cost_ratio is None:
+        cost_ratio = _cost_ratio(drafter)
     if config.depth == "fixed" or not most:
         return FixedDepth(levels, looks_up=looks_up)
     if config.depth == "confidence":
-        return ConfidenceDepth(levels, config.cost_ratio, looks_up=looks_up)
+        return ConfidenceDepth(levels, cost_ratio, looks_up=looks_up)
     return AdaptiveDepth(
         levels,
-        config.cost_ratio,
+        cost_ratio,
         coupled=config.verification == "coupled",
         looks_up=looks_up,
         ends_early=_ends_early(drafter),
@@ -46,6 +50,10 @@ def policy_of(
         one_first=_ends_early(drafter),
         ragged=isinstance(target, VerifiesRagged) and target.ragged,
     )
+
+
+def _cost_ratio(drafter: object) -> float | None:
+    return drafter.cost_ratio if isinstance(drafter, KnowsCost) else None
 
 
 def _ends_early(drafter: object) -> bool:

@@ -30,4 +30,11 @@ class EarlyExitDrafter(ModelDrafter):
     """
 
     def __init__(self, target: TransformersModel, layers: int) -> None:
-        super().__init__(EarlyExit(target, layers))
+        first = EarlyExit(target, layers)
+        super().__init__(first)
+        self._share = first.share
+
+    @property
+    def cost_ratio(self) -> float:
+        """The share of the target's layers: what a drafted token costs beside one of its own."""
+        return self._share

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..acceptance import expected_tokens
 from ..errors import InvalidConfigError
-from ..protocols import AutoregressiveModel, DraftContext, DraftModel, EndsEarly
+from ..protocols import AutoregressiveModel, DraftContext, DraftModel, EndsEarly, KnowsCost
 from ..records import DraftPlan, DraftProposal, Prefix
 from .candidate import Candidate, as_asked, as_proposal
 from .merge import merged
@@ -123,6 +123,11 @@ class HybridDrafter:
     def ends_early(self) -> bool:
         """Whether the model's chains do."""
         return isinstance(self.drafter, EndsEarly) and self.drafter.ends_early
+
+    @property
+    def cost_ratio(self) -> float | None:
+        """The model's, if it says so."""
+        return self.drafter.cost_ratio if isinstance(self.drafter, KnowsCost) else None
 
     def candidates(
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext

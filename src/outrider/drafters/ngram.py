@@ -9,6 +9,7 @@ m / (m + i), as a record of earlier matches has it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,4 +99,4 @@ class NgramDrafter(LookupDrafter):
 
 
 def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -33,7 +33,9 @@ class Writer:
 
     def __init__(self, tokenizer: Any, spelling: Spelling) -> None:
         # As texts are written, whatever batches it was last used for.
-        self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        given = tokenizer.backend_tokenizer
+        self._backend = Tokenizer.from_str(given.to_str())
+        self._backend.encode_special_tokens = given.encode_special_tokens
         self._backend.no_padding()
         self._backend.no_truncation()
         self.spelling = spelling

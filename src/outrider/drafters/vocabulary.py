@@ -31,8 +31,8 @@ from .spelling import Spelling, counterparts
 _FEW = 0.1
 """Below this share of the draft's tokens in common, drafting goes by text."""
 
-_FOR_DRAFTS = 4
-"""What part of the draft's context is left for what it drafts."""
+_FOR_DRAFTS = 64
+"""How many tokens of the draft's context are left for what it drafts, a quarter of it at most."""
 
 _FAR = -1e4
 """The logit of a target token that the draft does not have.
@@ -256,9 +256,9 @@ class _Prefixes:
         """The prefixes as the draft writes them, to be followed by up to `depth` tokens.
 
         The draft may need more tokens for a text than the target. If they are more than its
-        context, it is shown the last of them; a third of a context is dropped at a time, so that
-        its cache serves again. A quarter is left for drafts of any depth up to that: what a row is
-        shown is not to depend on how deep another drafts.
+        context, it is shown the last of them; half of that is dropped at a time, so that
+        its cache serves again. Room is left for drafts of any usual depth: what a row is shown is
+        not to depend on how deep another drafts.
 
         Tokens that the draft has no embedding for are its last: any prefix is a lawful one.
         """
@@ -269,7 +269,7 @@ class _Prefixes:
             prefix = Prefix(prefix.sequence_id, np.minimum(prefix.tokens, self._known - 1))
         if self._room is None:
             return prefix
-        most = self._room - max(depth, self._room // _FOR_DRAFTS)
+        most = self._room - max(depth, min(self._room // 4, _FOR_DRAFTS))
         if len(prefix) <= most:
             return prefix
         some = max(1, most // 2)

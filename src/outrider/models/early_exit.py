@@ -37,6 +37,9 @@ class EarlyExit:
         target: any model whose decoder layers are one plain list.
         layers: how many of them are run, at least one and not all.
 
+    Attributes:
+        share: of the target's layers, those that are run.
+
     Raises:
         InvalidConfigError: there are not more layers than that.
         ModelError: the model's layers are not found, or do not run without those after them.
@@ -47,6 +50,7 @@ class EarlyExit:
             raise InvalidConfigError("target", type(target).__name__, "a TransformersModel")
         self._target = target
         self._hf_model = truncated(target.hf_model, layers)
+        self.share = layers / _depth(target.hf_model)
         self._forward = forward_of(self._hf_model)
         self._check()
 
@@ -117,7 +121,7 @@ def truncated(hf_model: Any, layers: int) -> Any:
         InvalidConfigError: it has not more layers than that.
         ModelError: its decoder layers are not one plain list.
     """
-    total = int(hf_model.config.get_text_config().num_hidden_layers)
+    total = _depth(hf_model)
     if not isinstance(layers, int) or not 1 <= layers < total:
         raise InvalidConfigError(
             "layers", layers, f"an integer in 1..{total - 1}: some of the target's {total} layers"
@@ -140,6 +144,11 @@ def truncated(hf_model: Any, layers: int) -> Any:
         owner = owner._modules[name]
     owner._modules[last] = owner._modules[last][:layers]
     return model
+
+
+def _depth(hf_model: Any) -> int:
+    """How many decoder layers it has."""
+    return int(hf_model.config.get_text_config().num_hidden_layers)
 
 
 def _sharing(module: Module) -> Any:
