@@ -14,6 +14,7 @@ import outrider
 from outrider import EarlyExitDrafter, ModelDrafter, SamplingParams, SpeculativeDecoder
 from outrider.bench.race import Lane, Timed, compared, in_turn
 from outrider.bench.workload import built_in
+from outrider.drafters.some_rows import opened
 from outrider.loading import Pair
 from outrider.models.transformers import TransformersModel
 from outrider.protocols import DraftContext, DraftModel
@@ -125,7 +126,7 @@ class Dear(ModelDrafter):
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
     ) -> DraftProposal:
         """What the target would say, at twice its price."""
-        cursor = self.model.open(prefixes, plan.deepest)
+        cursor = opened(self.model, prefixes, plan.depth)
         for _ in range(plan.deepest - 1):
             cursor.step(cursor.logits.argmax(-1))
         return super().propose(prefixes, plan, ctx)
