@@ -97,6 +97,10 @@ def document(capsys: pytest.CaptureFixture[str], *args: str) -> Any:
     return json.loads(printed(capsys, *args, "--json"))
 
 
+FIXED = ("--depth", "fixed")
+"""Whatever rounds take here."""
+
+
 class TestGenerate:
     def test_prompt_of_a_flag_a_file_and_standard_input_give_the_same_text(
         self, capsys, monkeypatch, tmp_path, target, draft
@@ -212,9 +216,9 @@ class TestGenerate:
     @pytest.mark.parametrize(
         ("flags", "method", "drafts"),
         [
-            ((), "ngram", True),
-            (("--prompt-lookup-max", "3", "--prompt-lookup-min", "2"), "ngram", True),
-            (("--method", "suffix"), "suffix", True),
+            (FIXED, "ngram", True),
+            ((*FIXED, "--prompt-lookup-max", "3", "--prompt-lookup-min", "2"), "ngram", True),
+            ((*FIXED, "--method", "suffix"), "suffix", True),
             (("--method", "none"), "none", False),
             (("-k", "0"), "ngram", False),
         ],
@@ -390,7 +394,7 @@ class TestGenerate:
         shell = ".venv/bin/outrider "
         commands = [shlex.split(part) for part in blocks.split(shell)[1:]]
         commands = [command for command in commands if command[0] == "generate"]
-        assert len(commands) == 11
+        assert len(commands) == 12
         for command in commands:
             assert printed(capsys, *command, "-m", "40").strip(), command
 

@@ -855,7 +855,7 @@ def test_greedy_text_is_the_targets(models: Any, k: int, depth: str) -> None:
     given = [params, params, replace(params, prediction=expected[2]), params]
     outputs = decoder.generate(prompts(4), given)
     assert [output.token_ids for output in outputs] == expected
-    if k == 8:
+    if k == 8 and depth == "fixed":
         assert len(outputs[2].depths) < len(outputs[0].depths)
 
 
