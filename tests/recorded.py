@@ -150,6 +150,7 @@ class Player:
             looked_up=(False,),
             ended=(ended,),
             entropies=(entropies,),
+            cached=(0,),
             draft_s=draft / 1e3,
             target_s=(whole - self._machine.rest) / 1e3,
             total_s=(draft + whole) / 1e3,

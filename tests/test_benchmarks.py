@@ -93,6 +93,7 @@ def test_what_did_not_pay_is_a_share_of_the_time() -> None:
             looked_up=(False,) * 2,
             ended=(False,) * 2,
             entropies=nothing,
+            cached=(0, 0),
             draft_s=0.0,
             target_s=0.0,
             total_s=total_s,

@@ -293,6 +293,19 @@ def test_what_prompts_take_is_not_learnt_from_batches() -> None:
         assert len(made.policy._costs._readings) == 0
 
 
+def test_prompts_that_the_target_has_read_before_do_not_tell_what_reading_takes() -> None:
+    """A drafter that has not would be thought to read them in no time, and be tried too soon."""
+    target, params = tiny(sequences=4), SamplingParams(max_tokens=4, ignore_eos=True)
+    prompts = [[row + 1, *range(30)] for row in range(3)]
+    SpeculativeDecoder(target).generate(prompts, params)
+    made = SpeculativeDecoder(target, ModelDrafter(tiny(sequences=4)))
+    assert isinstance(made.policy, AdaptiveDepth)
+    made.generate(prompts[:1], params)
+    assert len(made.policy._costs._prompts) == 1
+    made.generate([[9, *range(30)]], params)
+    assert len(made.policy._costs._prompts) == 2
+
+
 def test_a_batch_that_fails_leaves_what_one_sequence_took() -> None:
     target = tiny(sequences=4)
     verify = target.verify

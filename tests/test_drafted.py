@@ -126,6 +126,7 @@ def turn(
         looked_up=(False,) * rows,
         ended=(False,) * rows,
         entropies=((),) * rows,
+        cached=(0,) * rows,
         draft_s=draft_s,
         target_s=target_s,
         total_s=draft_s + target_s,

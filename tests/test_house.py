@@ -13,7 +13,7 @@ SOURCE = Path(outrider.__file__).parent
 
 FLOORS = (
     {"errors", "jit"},
-    {"config", "trees", "acceptance", "processors", "structured"},
+    {"config", "trees", "acceptance", "processors", "structured", "worth"},
     {"records", "protocols", "grammar"},
     {"noise"},
     {"chance", "sampling", "shaping", "paths", "masks"},

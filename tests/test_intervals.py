@@ -67,6 +67,7 @@ def record(depth: int, total_s: float) -> RoundRecord:
         looked_up=(False,),
         ended=(False,),
         entropies=((),),
+        cached=(0,),
         draft_s=0.0,
         target_s=0.0,
         total_s=total_s,

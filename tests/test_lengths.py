@@ -196,6 +196,20 @@ def test_a_round_is_as_long_as_its_sequences_were_before_it() -> None:
     assert not Seen().round(after, plainly, looked=True).found
 
 
+@pytest.mark.parametrize(
+    ("cached", "read"), [((0, 0), 31), ((5, 0), 26), ((0, 15), 16), ((0, 16), 0), ((10, 21), 0)]
+)
+def test_prompts_that_were_mostly_computed_already_tell_nothing_of_reading(
+    cached: tuple[int, int], read: int
+) -> None:
+    """Else what was computed counts, and nothing of sequences that go on."""
+    states = some_states([10, 21], SamplingParams(max_tokens=9))
+    after, done = played(fixed(0), World(steady(0.5)), states, np.random.default_rng(0))
+    assert Seen().round(after, replace(done, cached=cached), looked=False).read == read
+    later, done = played(fixed(0), World(steady(0.5)), after, np.random.default_rng(0))
+    assert Seen().round(later, done, looked=False).read == 0
+
+
 @pytest.mark.parametrize("ragged", [False, True])
 def test_whatever_is_planned_or_charged_is_priced_at_the_length_of_its_rows(
     ragged: bool, monkeypatch: pytest.MonkeyPatch

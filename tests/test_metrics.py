@@ -32,6 +32,7 @@ def tallied(*rounds: tuple[int, int, float | None, float | None]) -> Speculation
                 looked_up=(False,),
                 ended=(False,),
                 entropies=((),),
+                cached=(0,),
                 draft_s=0.0,
                 target_s=0.0,
                 total_s=1.0,

@@ -47,6 +47,7 @@ def record(depth: int = 2, accepted: int = 1, seconds: float = 0.01) -> RoundRec
         looked_up=(False,),
         ended=(False,),
         entropies=((),),
+        cached=(0,),
         draft_s=seconds / 4,
         target_s=seconds / 2,
         total_s=seconds,

@@ -297,6 +297,7 @@ def record(drafted: tuple[int, ...]) -> RoundRecord:
         looked_up=(True,) * count,
         ended=(False,) * count,
         entropies=((),) * count,
+        cached=(0,) * count,
         draft_s=0.001,
         target_s=0.01,
         total_s=0.012,

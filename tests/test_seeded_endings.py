@@ -290,6 +290,7 @@ def test_what_a_seeded_row_was_taught_is_not_shared() -> None:
         looked_up=(False,),
         ended=(True,),
         entropies=((0.1, 0.1, 3.0),),
+        cached=(0,),
         draft_s=0.3,
         target_s=1.0,
         total_s=1.4,

@@ -30,6 +30,7 @@ RECORD = RoundRecord(
     looked_up=(True, False),
     ended=(True, False),
     entropies=((0.5, 1.25), ()),
+    cached=(3, 0),
     draft_s=0.001,
     target_s=0.1 + 0.2,
     total_s=0.4,
@@ -152,7 +153,7 @@ class TestDamage:
         ("change", "said"),
         [
             ({"format": "x"}, "its format is 'x'"),
-            ({"version": 1}, "its version is 1; expected the header of a trace, format 2"),
+            ({"version": 1}, "its version is 1; expected the header of a trace, format 3"),
             ({"lossy": "no"}, "lossy is 'no'; expected bool"),
             ({"settings": 1}, "settings is 1; expected dict"),
         ],

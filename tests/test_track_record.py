@@ -18,7 +18,8 @@ from outrider import (
 from outrider.drafters.candidate import Candidate
 from outrider.drafters.track_record import TrackRecord
 from outrider.models.tabular import TabularModel
-from outrider.records import DraftPlan, Prefix, SequenceState, Worth
+from outrider.records import DraftPlan, Prefix, SequenceState
+from outrider.worth import Worth
 
 from .test_hybrid import Context, chain, counting
 

@@ -176,6 +176,19 @@ def test_a_prompt_that_shares_a_long_prefix_with_a_live_one(family: Wrapped) -> 
     assert (*first, *rest) == greedy_reference(family.reference, shared, 30)
 
 
+def test_what_of_a_new_prefix_was_computed_already_is_told_with_its_logits(llama: Wrapped) -> None:
+    """By the caller's rows; what a sequence goes on with is not told again."""
+    target = TransformersModel(copy.deepcopy(llama.reference), max_sequences=3)
+    shared, other = random_prompts(7, (40, 30))
+    nothing = drafted([])
+    assert target.verify([Prefix(0, shared)], nothing).cached == (0,)
+    assert target.verify([Prefix(0, [*shared, 1])], nothing).cached == (0,)
+    prefixes = [Prefix(2, other), Prefix(1, [*shared, 5, 7])]
+    assert target.verify(prefixes, drafted([], [])).cached == (0, 40)
+    target.release([0, 1, 2])
+    assert target.verify([Prefix(3, [*other, 3])], nothing).cached == (30,)
+
+
 def test_long_prompts_are_prefilled_in_chunks(llama: Wrapped) -> None:
     target = TransformersModel(copy.deepcopy(llama.reference), max_sequences=3, prefill_chunk=16)
     prompts = random_prompts(7, (100, 33, 65))

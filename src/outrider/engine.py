@@ -260,6 +260,7 @@ class SpeculativeDecoder:
             looked_up=looked_up,
             ended=told.ended,
             entropies=told.entropies,
+            cached=scores.cached or (0,) * len(rows),
             draft_s=draft_s,
             target_s=target_s,
             total_s=watch.total(),

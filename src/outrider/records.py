@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,6 +17,7 @@ from . import trees
 from .acceptance import NOTHING_KNOWN, Acceptance
 from .config import SamplingParams
 from .grammar import Grammar
+from .worth import Worth
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -203,58 +203,6 @@ class SequenceState:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedWorth:
-    """What looked-up tokens have to bring in rows that decide together about them.
-
-    A forward waits for the slowest draft, and is as wide for all of them, or `ragged`. Counted as
-    in `Worth`, but in tokens of all rows that decide together.
-
-    Attributes:
-        planned: what each row emits in the planned round, float64 [B]; NaN if it is by itself.
-        widths: in the time of a round with no step of a model, as wide as 0, 1, ..., N drafted
-            tokens, float64 [N + 1].
-        covered: in the time of such a round as wide as the planned one usually is.
-        backlog, reading_on: in the time that the drafter takes to read on, for each row which took
-            none of its tokens, and beyond that, however few rows there are.
-        ragged: where forwards take what their tokens take, whichever rows have them, about how many
-            a row of the planned round drafts; None where a forward is as wide for all rows as for
-            the widest.
-        weights: what a token of each row counts, float64 [B], 1 on average; None if all the same.
-        certain: and so much of it, however far ahead of the others its row is.
-        spread: of the rest, to a row so many tokens ahead of all, another one counts for 1 / e.
-    """
-
-    planned: NDArray[np.float64]
-    widths: NDArray[np.float64]
-    covered: float
-    backlog: float = 0.0
-    ragged: float | None = None
-    weights: NDArray[np.float64] | None = None
-    certain: float = 0.0
-    spread: float = inf
-    reading_on: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Worth:
-    """What tokens that cost nothing to propose have to bring, to be worth their verification.
-
-    In tokens that each of B rows emits in the same time if it is decoded as it is best decoded
-    without them.
-
-    Attributes:
-        plain: in a round that drafts nothing, float64 [B].
-        token: in the time that one more drafted token takes the target, float64 [B].
-        together: of rows that share forwards, and so decide together; None where every row is for
-            itself.
-    """
-
-    plain: NDArray[np.float64]
-    token: NDArray[np.float64]
-    together: SharedWorth | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class DraftPlan:
     """How far to draft, and in what shape.
 
@@ -391,9 +339,16 @@ class DraftProposal:
 
 @dataclass(frozen=True, slots=True)
 class TargetScores:
-    """Target logits [B, N + 1, V]: after each node, the prefix first, then each drafted token."""
+    """What the target makes of B prefixes and their drafts.
+
+    Attributes:
+        logits: [B, N + 1, V], after each node, the prefix first, then each drafted token.
+        cached: how many tokens of each prefix it had not been asked about before, and did not have
+            to compute all the same; 0 of a prefix that it goes on with. Empty where it cannot tell.
+    """
 
     logits: Tensor
+    cached: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,8 +383,10 @@ class RoundRecord:
     says that the drafter failed, so that less was drafted, `looked_up` which rows' drafts took
     no step of a model. `ended` says which rows' drafts the plan's `keep_going` ended, `entropies`
     how sure the draft was of each token of a row, in nats: nothing where the plan has none or the
-    drafter does not ask it. `draft_s` and `target_s` are the time spent proposing and in the
-    target's forward pass, `plan_s` the time spent choosing the depth, `total_s` all of the round.
+    drafter does not ask it. `cached` counts tokens of prompts that the target found computed, in
+    the round in which it reads them. `draft_s` and `target_s` are the time spent proposing and in
+    the target's forward pass, `plan_s` the time spent choosing the depth, `total_s` all of the
+    round.
     """
 
     sequence_ids: tuple[int, ...]
@@ -444,6 +401,7 @@ class RoundRecord:
     looked_up: tuple[bool, ...]
     ended: tuple[bool, ...]
     entropies: tuple[tuple[float, ...], ...]
+    cached: tuple[int, ...]
     draft_s: float
     target_s: float
     total_s: float

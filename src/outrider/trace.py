@@ -20,7 +20,7 @@ from .metrics import SpeculationMetrics, Tally
 from .records import RoundRecord
 
 FORMAT = "outrider trace"
-VERSION = 2
+VERSION = 3
 
 _LARGEST = sys.float_info.max
 _FIELDS = tuple(field.name for field in fields(RoundRecord))
@@ -262,4 +262,5 @@ _PER_ROW: dict[str, tuple[Callable[[object], bool], str]] = {
     "looked_up": _BOOLS,
     "ended": _BOOLS,
     "entropies": (_is_entropies, "lists of numbers >= 0"),
+    "cached": _COUNTS,
 }

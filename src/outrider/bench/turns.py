@@ -119,6 +119,7 @@ def rounds(prompt_tokens: int, answer: Answer) -> list[RoundRecord]:
                 looked_up=(False,),
                 ended=(False,),
                 entropies=((),),
+                cached=(0,),
                 draft_s=answer.draft_s if first else 0.0,
                 target_s=sum(each.seconds for each in forwards) if first else 0.0,
                 total_s=answer.total_s if first else 0.0,

@@ -9,7 +9,8 @@ from math import inf, nan
 import numpy as np
 from numpy.typing import NDArray
 
-from ..records import SequenceState, SharedWorth, Worth
+from ..records import SequenceState
+from ..worth import SharedWorth, Worth
 from .costs import Prices
 from .levels import allowed
 from .sureness import WorthAStep

@@ -323,8 +323,7 @@ class Costs:
 
         What a token of a prompt takes the drafter is told by its latest readings. Until there are a
         few, it is no more than what one took the target, scaled as their steps are. The median
-        stands for all, since prompts, or parts of them, may be found in a cache, and moments are
-        slow.
+        stands for all, since moments are slow, and a drafter may find parts in a cache.
 
         Args:
             rows: sequences in them.

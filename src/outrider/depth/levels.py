@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from .. import trees
-from ..records import DraftPlan, KeepGoing, SequenceState, Worth
+from ..records import DraftPlan, KeepGoing, SequenceState
+from ..worth import Worth
 
 
 class Levels:

@@ -58,7 +58,7 @@ class Seen:
             width=width,
             steps=max(stepped),
             fresh=any(state.round == 1 for state in states),
-            read=_prompts(states),
+            read=_read(states, record),
             missing=missing,
             behind=behind,
             looked=looked,
@@ -84,6 +84,12 @@ def stepped_of(record: RoundRecord) -> list[int]:
     return [0 if looked_up else depth for depth, looked_up in pairs]
 
 
-def _prompts(states: Sequence[SequenceState]) -> int:
-    """Tokens of prompts that the target has just read: the choices of a request share one."""
-    return sum(state.prompt_length for state in states if state.round == 1 and state.choice == 0)
+def _read(states: Sequence[SequenceState], record: RoundRecord) -> int:
+    """Tokens of prompts that the target has just read; 0 if it found the greater part computed.
+
+    The choices of a request share a prompt.
+    """
+    pairs = zip(states, record.cached, strict=True)
+    new = [(one.prompt_length, found) for one, found in pairs if not one.choice and one.round == 1]
+    tokens, cached = sum(length for length, _ in new), sum(found for _, found in new)
+    return tokens - cached if 2 * cached <= tokens else 0

@@ -62,7 +62,7 @@ class Candidate:
         return len(self.tokens)
 
     def worthwhile(self, plain: float, token: float) -> Candidate:
-        """What of it is worth its verification, if anything is; see `outrider.records.Worth`.
+        """What of it is worth its verification, if anything is; see `outrider.worth.Worth`.
 
         The best part of it is made of the tokens that are likelier to be kept than what verifying
         one brings elsewhere: the first ones of a chain, and of a tree with each those that lead to

@@ -45,12 +45,14 @@ class SlotBatch:
         starts: the first column each computes.
         tokens: int64 [B, m], the last m tokens of each prefix, on the device.
         order: the caller's row of each; None if it is the same.
+        cached: how many tokens of each new prefix were found computed, by the caller's rows.
     """
 
     slots: list[int]
     starts: list[int]
     tokens: Tensor
     order: list[int] | None
+    cached: list[int]
 
 
 class SlotCursor:

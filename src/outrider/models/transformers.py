@@ -240,7 +240,7 @@ class TransformersModel:
             logits = self.forward(batch.slots, batch.starts, tokens, view, keep, ragged=ragged)
             drafted = None if ragged is None else proposal.lengths.tolist()
             self._settle(prefixes, HostCopy(proposal.tokens, parents), drafted)
-        return TargetScores(unsorted(logits, batch.order))
+        return TargetScores(unsorted(logits, batch.order), tuple(batch.cached))
 
     @torch.inference_mode()
     def open(self, prefixes: Sequence[Prefix], depth: int) -> SlotCursor:
@@ -288,12 +288,13 @@ class TransformersModel:
                 )
         shortest, together = min(map(len, prefixes)), self._chunk // len(prefixes)
         few = self._chunk if len(prefixes) == 1 else min(_TOGETHER, self._chunk)
-        slots, behind = [], []
+        slots, behind, cached = [], [], []
         for prefix in prefixes:
+            known = prefix.sequence_id in self._table.owner
             # What only its own row misses is read by all at once, as long as that is a chunk.
-            most = max(few, together) if prefix.sequence_id in self._table.owner else few
-            most = min(alone_beyond or most, shortest)
+            most = min(alone_beyond or (max(few, together) if known else few), shortest)
             placement = self._table.place(prefix)
+            cached.append(0 if known else placement.shared)
             self._cache.collect(placement)
             slots.append(placement.slot)
             behind.append(len(prefix) - placement.shared)
@@ -316,7 +317,7 @@ class TransformersModel:
             slots = [slots[row] for row in order]
         tokens = np.array([prefix.tokens[-missing:] for prefix in prefixes])
         starts = [len(prefix) - missing for prefix in prefixes]
-        return SlotBatch(slots, starts, sent(torch.from_numpy(tokens), self.device), order)
+        return SlotBatch(slots, starts, sent(torch.from_numpy(tokens), self.device), order, cached)
 
     def _swap(self, slot: int, other: int) -> None:
         """Exchange a live slot with an idle one; if that fails, both are known to hold nothing."""
