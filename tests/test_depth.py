@@ -702,6 +702,8 @@ def test_looked_up_tokens_have_to_bring_what_the_best_plan_without_them_would() 
     policy = looking()
     # Costs are measured, and drafts of the model hardly ever kept.
     decode(policy, World(steady(0.02)), tokens=300)
+    # Nor is one tried.
+    policy._purse.spend(2.0)
     states = [
         SequenceState(Prefix(i, [1]), 1, SamplingParams(max_tokens=40), frozenset(), 0)
         for i in range(2)

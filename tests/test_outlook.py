@@ -204,7 +204,7 @@ def test_looking_up_is_no_part_of_what_is_compared() -> None:
             policy._costs.add(replace(plain, width=1, steps=1, missing=1, draft_s=draft_s))
     states = batch([150, 8])
     policy._shown.acceptance = Acceptance((50.0,), (25.0,))
-    outlook, counts = policy._outlook(states, policy._prices(states, 1), 0)
+    outlook, counts = policy._outlook(states, policy._pricing.prices(states, 1), 0)
     assert counts is not None
     assert outlook.drafted.seconds[0] == pytest.approx(20.0, rel=0.02)
     assert outlook.drafted.drafting[1] == pytest.approx(0.9, rel=0.05)

@@ -28,6 +28,7 @@ from .last_to_end import Counts, LastToEnd
 from .levels import Levels, allowed
 from .looking import Looking
 from .outlook import MARGIN, Outlook
+from .pricing import Pricing
 from .purse import LONGEST, ONE_FIRST, SHARE, Purse
 from .seen import Seen, mean_length, stepped_of
 from .shown import Shown
@@ -112,6 +113,7 @@ class AdaptiveDepth:
         self._shown = Shown(one_first)
         self._steps = Steps()
         self._costs = Costs()
+        self._pricing = Pricing(self._costs, levels, self._cost_ratio)
         self._since_draft = 0
         self._since_plain = 0
         self._trying = self._due = False
@@ -187,7 +189,7 @@ class AdaptiveDepth:
         pairs = zip(choices, states, strict=True)
         others = max(allowed(choice.likely, state) if choice else 0 for choice, state in pairs)
         # Depths that are asked for may be greater than what is planned otherwise.
-        prices = self._prices(states, max(self._levels.deepest, others, *steps))
+        prices = self._pricing.prices(states, max(self._levels.deepest, others, *steps))
         together = None
         if shared:
             together = self._shared_choices([states[row] for row in shared], prices, others)
@@ -226,6 +228,7 @@ class AdaptiveDepth:
             self._observe_failure(states, record)
             return
         self._standing.happened(states)
+        self._pricing.happened(states)
         self._ending.happened(states, record.emitted)
         if self._together and len(self._together.rows) == len(states):
             self._looking.count_round(self._looks, record, self._together, self._ragged)
@@ -415,9 +418,8 @@ class AdaptiveDepth:
         counts = self._ending.counts(states, prices) if rests else None
         drafted = whole = Drafted.all_of(each, prices, deepest)
         if counts and counts.weights is not None:
-            times, drafts = self._costs.of_some(prices.rows, most, mean_length(states))
-            plain_s = whole.seconds[0]
-            drafted = Drafted.some_of(each, counts.weights, plain_s, times, drafts, tried)
+            some = self._pricing.of_some(states, prices)
+            drafted = Drafted.some_of(each, counts.weights, whole.seconds[0], *some, tried)
         ends = self._ends_early and len(states) == 1 and tried == most
         return Outlook.of(each, drafted, whole, tried, self._steps if ends else None), counts
 
@@ -442,9 +444,3 @@ class AdaptiveDepth:
         price = dearer + seconds[1] / seconds[0] - tokens[1] / tokens[0]
         affords = self._purse.affords(price, up_to_date)
         return (1, 0) if affords else (0, self._purse.wait(len(whole.rows)))
-
-    def _prices(self, states: Sequence[SequenceState], depth: int) -> Prices:
-        """Of rounds up to a depth: measured, or where none was, in plain ones."""
-        widths = [self._levels.width(k) for k in range(depth + 1)]
-        prices = self._costs.prices(len(states), widths, mean_length(states))
-        return prices if self._costs.known else prices.guessed(self._cost_ratio)

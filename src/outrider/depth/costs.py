@@ -48,6 +48,9 @@ _MUCH_LESS = 0.75
 _OWN = 0.05
 """What is left at least of a draft without looking tokens up: less is a mistake."""
 
+_STEADY, _SLOW = 1.1, 1.5
+"""How many times as long, or as short, that is at most, of some rounds and of the latest one."""
+
 _NEAR = 1.0
 """As many times at a size, or more of them further off, tell what it takes well enough for that."""
 
@@ -160,12 +163,16 @@ class Costs:
     all rows together; in rounds without drafts it is of its own kind, since products with a vector
     are made otherwise than those with a matrix. Drafting is told by its rows and steps; and looking
     tokens up in vain, or for use, which some rounds do and others do not, apart from it, by rows.
+
+    Attributes:
+        revisions: how many times what was known was found to be over.
     """
 
     def __init__(self) -> None:
         self._rounds = 0
+        self.revisions = 0
         self._held = list[tuple[Round, bool]]()
-        self._pace, self._growing = Pace(), Growing()
+        self._pace, self._growing, self._latest = Pace(), Growing(), 1.0
         self._off = deque([_GUESS / _DEVIATION] * _KNOWN, maxlen=_NOISY)
         self._verifying = Curve()
         self._drafting = Drafting()
@@ -175,6 +182,17 @@ class Costs:
         self._prompts = deque[float](maxlen=RECENT)
         self._readings = deque[float](maxlen=RECENT)
         self._plain = 0
+
+    @property
+    def rounds(self) -> int:
+        """How many were counted."""
+        return self._rounds
+
+    @property
+    def steady(self) -> bool:
+        """Whether rounds take about as long lately as they did, the latest one included."""
+        pace = self._pace.at(self._rounds)
+        return 1 / _STEADY < pace < _STEADY and 1 / _SLOW < self._latest < _SLOW
 
     @property
     def plain_known(self) -> bool:
@@ -225,6 +243,7 @@ class Costs:
     def _disprove(self, seen: Round) -> None:
         """Forget what was known of a round that takes much less; see `add`."""
         scale = self._pace.at(self._rounds)
+        self.revisions += 1
         self._verifying.forget(seen.width > 0, seen.tokens)
         self._partial.forget((seen.rows, seen.tokens))
         if seen.steps and not seen.caught_up:
@@ -253,6 +272,7 @@ class Costs:
             ratio = took / max(self._verifying.usual(seen.width > 0, tokens), _LEAST)
             self._off.append(abs(log(ratio / self._pace.at(now - 1))))
             self._pace.add(ratio, now)
+            self._latest = ratio
         scale = self._pace.at(now)
         draft_s = seen.draft_s / scale
         own_s = self._own_s(seen, draft_s)
@@ -311,6 +331,7 @@ class Costs:
     def _scale(self, factor: float) -> None:
         """Go on as if all had taken so many times as long."""
         self._pace = Pace()
+        self.revisions += 1
         parts = self._verifying, self._drafting, self._looking, self._proposing, self._growing
         for part in parts:
             part.scale(factor)

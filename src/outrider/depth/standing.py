@@ -18,8 +18,8 @@ PLAIN = 11
 PLAIN_AT_MOST = 35
 """... and until a try can be paid for, but not for more rounds than that, ..."""
 
-_SETTLED = 8
-"""... once each of the sequences has been through so many."""
+_SETTLED, _TOGETHER = 8, 4
+"""... once a sequence has been through so many, or each of several, which show more in a round."""
 
 
 def plain_rounds(rows: int, wait: int = 0) -> int:
@@ -72,7 +72,8 @@ class Standing:
 
     def decide(self, states: Sequence[SequenceState], choices: Choices) -> None:
         """Note a decision, unless it is an exception, or too early to go by it again."""
-        settled = choices.stands and min(state.round for state in states) >= _SETTLED
+        enough = _SETTLED if len(states) == 1 else _TOGETHER
+        settled = choices.stands and min(state.round for state in states) >= enough
         ids, rounds = [state.prefix.sequence_id for state in states], [s.round for s in states]
         self._planned = _Decision(ids, rounds, choices) if settled else None
 
