@@ -38,10 +38,9 @@ from outrider.records import (
     Laws,
     Prefix,
     SequenceState,
-    SharedWorth,
-    Worth,
 )
 from outrider.verification import METHODS
+from outrider.worth import SharedWorth, Worth
 
 from .families import greedy_reference, random_model, resembling
 
