@@ -76,12 +76,12 @@ def run(rounds: int) -> Report:
         "depth",
         "one round of each decoder in turn; temperature 0 with block verification, the other with "
         "coupled, where all texts are the same; over best: the adaptive depth over the fixed one "
-        "that turned out fastest on this workload (the luckiest of several noisy figures); held out: "
-        "over the one that was fastest on all other prompts, as a search beforehand finds it; with a "
-        "95% interval over prompts, or batches of them (bootstrap and Student's t), wide where "
-        "they are few; by usual: had each round taken what rounds of its kind took, by the "
-        "median, without slow moments of the machine, and an interval of other prompts with these "
-        "medians",
+        "that turned out fastest on this workload (the luckiest of several noisy figures); held "
+        "out: over the one that was fastest on all other prompts, as a search beforehand finds it; "
+        "both with a 95% interval over prompts, or batches of them (bootstrap and Student's t), "
+        "wide where they are few; by usual: had each round taken what rounds of its kind took, by "
+        "the median, without slow moments of the machine, and an interval of other prompts with "
+        "these medians",
         table,
         {"tokens": TOKENS, "rows": rows},
     )

@@ -10,7 +10,7 @@ each of its places, and rounds can be played without a model: with times of our 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -69,9 +69,6 @@ class Machine:
     token: float = 0.03
     noise: float = 0.08
     slow: float = 0.02
-
-
-QUIET = replace(Machine(), noise=0.0, slow=0.0)
 
 
 def texts(kind: str, temperature: float) -> list[Text]:

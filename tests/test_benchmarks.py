@@ -134,6 +134,19 @@ def test_the_adaptive_depth_stands_beside_the_fastest_fixed_one() -> None:
     assert (row["usual"]["best"], row["usual"]["over_best"]) == ("k=1", pytest.approx(1.0))
 
 
+def test_a_depth_that_other_prompts_choose_is_not_the_luckiest() -> None:
+    """Each of two is chosen for the prompt on which it is slower."""
+    nothing = Tally().metrics()
+
+    def timed(*seconds: float) -> Timed:
+        return Timed(seconds, (((0,) * 10,),) * 2, nothing, usual=seconds)
+
+    found = {"k=1": timed(1.0, 9.0), "k=2": timed(5.0, 3.0), "adaptive": timed(2.0, 2.0)}
+    row = depth._row(timed(4.0, 4.0), found)
+    assert row["over_best"] == pytest.approx((5 + 3) / 4)
+    assert row["held_out"][0] == pytest.approx((5 + 9) / 4)
+
+
 def test_the_faster_mode_of_each_side_is_compared() -> None:
     """Of made-up times: plain decoding is faster eagerly, speculation compiled."""
     nothing = Tally().metrics()

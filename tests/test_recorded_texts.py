@@ -14,18 +14,19 @@ from statistics import mean
 import pytest
 
 from outrider.depth import AdaptiveDepth, FixedDepth, Levels
+from outrider.protocols import DepthPolicy
 from outrider.records import RoundRecord, SequenceState
 
-from .recorded import DEEPEST, KINDS, QUIET, TEMPERATURES, TEXTS, Machine, Player, texts
+from .recorded import DEEPEST, KINDS, TEMPERATURES, TEXTS, Machine, Player, texts
 
 SEEDS = 4
 
 
 @cache
 def fixed(kind: str, temperature: float) -> tuple[float, ...]:
-    """Seconds of each depth from 0."""
+    """Seconds of each depth from 0, on the same noisy machine, the mean of several runs."""
     return tuple(
-        Player(FixedDepth(Levels(depth)), QUIET).seconds(texts(kind, temperature), temperature)
+        mean_seconds(kind, temperature, lambda _, depth=depth: FixedDepth(Levels(depth)))
         for depth in range(DEEPEST + 1)
     )
 
@@ -34,7 +35,7 @@ def policy(temperature: float) -> AdaptiveDepth:
     return AdaptiveDepth(Levels(16), coupled=temperature > 0, ends_early=True)
 
 
-def mean_seconds(kind: str, temperature: float, made: Callable[[float], AdaptiveDepth]) -> float:
+def mean_seconds(kind: str, temperature: float, made: Callable[[float], DepthPolicy]) -> float:
     found = texts(kind, temperature)
     assert len(found) == TEXTS
     return mean(
@@ -55,10 +56,10 @@ def test_it_is_no_loss_and_not_far_from_the_best(kind: str, temperature: float) 
     plain, *others = fixed(kind, temperature)
     took = adaptive(kind, temperature)
     assert plain / took >= 0.97
-    assert min(others) / took >= 0.9
+    assert min(others) / took >= 0.94
 
 
-@pytest.mark.parametrize(("temperature", "least"), [(0.0, 0.95), (0.8, 0.93)])
+@pytest.mark.parametrize(("temperature", "least"), [(0.0, 0.98), (0.8, 0.965)])
 def test_over_all_kinds_it_is_near_the_best(temperature: float, least: float) -> None:
     """The best of eight for each kind, which is known afterwards only."""
     shares = [min(fixed(k, temperature)[1:]) / adaptive(k, temperature) for k in KINDS]
@@ -78,7 +79,7 @@ def test_a_policy_that_shuns_drafts_is_found() -> None:
         return Shy(Levels(16), coupled=temperature > 0, ends_early=True)
 
     shares = [min(fixed(k, 0.8)[1:]) / mean_seconds(k, 0.8, made) for k in KINDS]
-    assert mean(shares) < 0.87
+    assert mean(shares) < 0.82
 
 
 def test_a_depth_that_is_too_great_is_found() -> None:
