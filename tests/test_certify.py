@@ -561,6 +561,23 @@ class TestCommand:
         )
         assert max(map(len, lines)) <= 100
 
+    @pytest.mark.parametrize(
+        ("flags", "dtype"), [([], "float32"), (["--dtype", "bfloat16"], "bfloat16")]
+    )
+    def test_the_statistical_tier_is_as_exact_as_asked(
+        self, monkeypatch: pytest.MonkeyPatch, flags: list[str], dtype: str
+    ) -> None:
+        """On any device: models that are stored in bfloat16 would be loaded in it on CUDA."""
+        asked = []
+
+        def load(args: Any, *_: Any, **__: Any) -> None:
+            asked.append(args.dtype)
+            raise InvalidConfigError("target", args.target, "nothing")
+
+        monkeypatch.setattr("outrider.cli.models.load", load)
+        assert run("--tier", "statistical", *flags) == 2
+        assert asked == [dtype]
+
     def test_the_statistical_tier_on_the_demo_pair(self, capsys: Any) -> None:
         """False alarms: one in a thousand, deterministic once written."""
         assert run("--tier", "statistical", "--samples", "100", "--seed", "1", "--json") == 0

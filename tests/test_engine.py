@@ -24,7 +24,7 @@ from outrider.errors import (
     VocabMismatchError,
 )
 from outrider.models.tabular import TabularModel, mock_pair
-from outrider.records import DraftPlan, DraftProposal, Laws, Prefix, TargetScores
+from outrider.records import DraftPlan, DraftProposal, Laws, Prefix, RoundRecord, TargetScores
 
 from .families import VOCAB, random_model, resembling
 
@@ -361,6 +361,37 @@ def test_malformed_scores_are_refused(shape: tuple[int, ...], error: type[Except
 
     with pytest.raises(error, match="the target returned logits of shape"):
         SpeculativeDecoder(Odd()).generate([0], SamplingParams(max_tokens=2))
+
+
+class Telling:
+    """A target that says what of its prefixes it found computed."""
+
+    vocab_size = 4
+
+    def __init__(self, cached: Any) -> None:
+        self.cached = cached
+
+    def verify(self, prefixes: list[Prefix], proposal: DraftProposal) -> TargetScores:
+        logits = torch.zeros(len(prefixes), proposal.width + 1, self.vocab_size)
+        return TargetScores(logits, self.cached)
+
+
+@pytest.mark.parametrize(
+    "cached", [(1, 2, 3), (1, -1), (0.5, 1), [0, 0], torch.zeros(2, dtype=torch.int64), None]
+)
+def test_malformed_counts_of_what_was_cached_are_refused(cached: Any) -> None:
+    """At once, not when they are learnt from, for all requests."""
+    decoder = SpeculativeDecoder(Telling(cached))
+    with pytest.raises(TargetShapeError, match="a tuple of 2 integers"):
+        decoder.generate([[0], [1]], SamplingParams(max_tokens=2))
+
+
+@pytest.mark.parametrize(("cached", "told"), [((), (0, 0)), ((3, 1), (3, 1))])
+def test_what_was_cached_is_recorded(cached: tuple[int, ...], told: tuple[int, ...]) -> None:
+    records: list[RoundRecord] = []
+    decoder = SpeculativeDecoder(Telling(cached), on_round=records.append)
+    decoder.generate([[0], [1]], SamplingParams(max_tokens=1))
+    assert records[0].cached == told
 
 
 def test_a_target_needs_nothing_but_its_protocol() -> None:

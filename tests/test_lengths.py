@@ -210,6 +210,14 @@ def test_prompts_that_were_mostly_computed_already_tell_nothing_of_reading(
     assert Seen().round(later, done, looked=False).read == 0
 
 
+def test_choices_of_a_request_share_a_prompt_that_is_read_once() -> None:
+    states = some_states([20, 20], SamplingParams(max_tokens=9))
+    states = [states[0], replace(states[1], choice=1)]
+    after, done = played(fixed(0), World(steady(0.5)), states, np.random.default_rng(0))
+    for cached, read in (((0, 0), 20), ((0, 19), 20), ((8, 19), 12), ((12, 19), 0)):
+        assert Seen().round(after, replace(done, cached=cached), looked=False).read == read
+
+
 @pytest.mark.parametrize("ragged", [False, True])
 def test_whatever_is_planned_or_charged_is_priced_at_the_length_of_its_rows(
     ragged: bool, monkeypatch: pytest.MonkeyPatch
@@ -233,7 +241,7 @@ def test_whatever_is_planned_or_charged_is_priced_at_the_length_of_its_rows(
     policy, rng = AdaptiveDepth(Levels(4), ragged=ragged), np.random.default_rng(0)
     params = SamplingParams(max_tokens=400, depths=(0, 0, 0, 1, 1, 1))
     states = some_states([50, 70, 90, 110], params)
-    tried = 0
+    tried = priced = 0
     for number in range(200):
         before = np.mean([len(state.prefix) for state in states])
         states, done = played(policy, World(steady(0.1)), states, rng)
@@ -244,5 +252,7 @@ def test_whatever_is_planned_or_charged_is_priced_at_the_length_of_its_rows(
         policy._catch_up()
         after = np.mean([len(state.prefix) for state in states])
         assert all(length in (before, after) for length in asked)
+        priced += len(asked)
         asked.clear()
     assert tried > 4
+    assert priced > 20

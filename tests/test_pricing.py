@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +32,8 @@ def plain(seconds: float = 1.0) -> Round:
     return Round(2, 0, 0, False, 0, 0, 0, False, 0, 0.0, seconds, 0.0)
 
 
-def measured(rounds: int = 400) -> tuple[Costs, Pricing]:
+def measured(rounds: int = 320) -> tuple[Costs, Pricing]:
+    """After so many rounds of two sequences."""
     costs = Costs()
     for number in range(rounds):
         drafted = Round(2, 1, 1, False, 0, 2, 0, False, 0, 0.1, 1.2, 0.0)
@@ -53,18 +54,21 @@ def told_anew(
     return pricing.prices(states, depth) is not before
 
 
-def test_prices_stand_for_the_same_sequences_for_sixteen_rounds() -> None:
-    _, pricing = measured()
+def test_prices_stand_for_the_same_sequences_until_sixteen_rounds_were_counted() -> None:
+    costs, pricing = measured()
     before = told(pricing)
-    assert not told_anew(pricing, before, at(10, 1, 2))
-    assert not told_anew(pricing, before, at(24, 1, 2))
-    assert told_anew(pricing, before, at(25, 1, 2))
+    for _ in range(15):
+        assert not told_anew(pricing, before, at(10, 1, 2))
+        costs.add(plain())
+    assert not told_anew(pricing, before, at(40, 1, 2))
+    costs.add(plain())
+    assert told_anew(pricing, before, at(10, 1, 2))
 
 
 @pytest.mark.parametrize(
     ("states", "depth"),
-    [(at(10, 1, 3), 4), (at(10, 1), 4), (at(10, 2, 1), 4), (at(8, 1, 2), 4), (at(10, 1, 2), 3)],
-    ids=["another", "fewer", "in another order", "from the start", "not as deep"],
+    [(at(10, 1, 3), 4), (at(10, 1), 4), (at(10, 2, 1), 4), (at(9, 1, 2), 4), (at(10, 1, 2), 3)],
+    ids=["another", "fewer", "in another order", "the same round", "not as deep"],
 )
 def test_prices_are_of_these_sequences_alone(states: list[SequenceState], depth: int) -> None:
     _, pricing = measured()
@@ -73,19 +77,26 @@ def test_prices_are_of_these_sequences_alone(states: list[SequenceState], depth:
 
 def test_what_is_told_for_a_round_that_is_not_done_leaves_no_trace() -> None:
     _, pricing = measured()
-    before = pricing.prices(at(9, 1, 2), 4)
-    assert told_anew(pricing, before, at(9, 1, 2))
-    pricing.happened(at(10, 1, 3))
+    for after in (at(9, 1, 2), at(11, 1, 2), at(10, 1, 3), [*at(10, 1), *at(11, 2)]):
+        before = pricing.prices(at(9, 1, 2), 4)
+        pricing.happened(after)
+        assert told_anew(pricing, before, at(10, 1, 2))
+    before = told(pricing)
+    pricing.end()
     assert told_anew(pricing, before, at(10, 1, 2))
 
 
-def test_prices_that_few_rounds_told_are_told_again_soon() -> None:
-    _, pricing = measured(64)
+def test_prices_that_few_rounds_of_as_many_sequences_told_are_told_again_soon() -> None:
+    costs, pricing = measured(48)
     before = told(pricing)
+    costs.add(plain())
+    costs.add(plain())
     assert not told_anew(pricing, before, at(12, 1, 2))
+    costs.add(plain())
     assert told_anew(pricing, before, at(13, 1, 2))
-    _, pricing = measured(8)
-    assert told_anew(pricing, told(pricing), at(10, 1, 2))
+    pricing.prices(at(9, 1, 2, 3), 4)
+    pricing.happened(at(10, 1, 2, 3))
+    assert told_anew(pricing, pricing.prices(at(10, 1, 2, 3), 4), at(10, 1, 2, 3))
 
 
 def test_prices_are_told_anew_where_rounds_take_longer_or_what_was_known_is_over() -> None:
@@ -113,10 +124,13 @@ def test_prices_are_told_anew_at_another_pace() -> None:
 
 
 def test_guesses_do_not_stand() -> None:
-    pricing = Pricing(Costs(), LEVELS, 0.5)
+    costs = Costs()
+    for _ in range(320):
+        costs.add(plain())
+    pricing = Pricing(costs, LEVELS, 0.5)
     before = told(pricing)
-    assert before.rounds.tolist() == [1.0, 1.5, 2.0, 2.5, 3.0]
-    assert told_anew(pricing, before, at(9, 1, 2))
+    assert before.drafting.tolist() == [0.0, 0.5, 1.0, 1.5, 2.0]
+    assert told_anew(pricing, before, at(10, 1, 2))
 
 
 def test_what_rounds_of_some_rows_take_is_told_with_the_prices(
@@ -138,23 +152,37 @@ def test_what_rounds_of_some_rows_take_is_told_with_the_prices(
     pricing.happened(at(10, 1, 2))
     assert pricing.of_some(at(12, 1, 2), pricing.prices(at(12, 1, 2), 4)) is first
     assert asked == [(2, 4)]
+    for _ in range(16):
+        costs.add(plain())
     pricing.of_some(at(25, 1, 2), pricing.prices(at(25, 1, 2), 4))
     pricing.of_some(at(25, 1, 2), costs.prices(2, [0, 1, 2, 3, 4]))
     assert asked == [(2, 4)] * 3
 
 
-def test_most_decisions_of_a_batch_go_by_prices_that_stand() -> None:
+def test_most_decisions_of_a_batch_go_by_prices_that_stand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted = {"prices": 0, "_decision": 0}
+
+    def counting(kind: type, name: str) -> None:
+        real = getattr(kind, name)
+
+        def called(*args: Any) -> Any:
+            counted[name] += 1
+            return real(*args)
+
+        monkeypatch.setattr(kind, name, called)
+
     policy, rng = AdaptiveDepth(Levels(4), ragged=True), np.random.default_rng(0)
     world = World(steady(0.7), noise=0.03)
     calibrate(policy, world, rng)
-    found = []
-    for name in range(3):
+    for name in range(4):
+        if name == 2:
+            counting(Costs, "prices")
+            counting(AdaptiveDepth, "_decision")
         states = at(0, *range(4 * name, 4 * name + 4))
         while all(state.remaining > 100 for state in states):
-            prices = policy._pricing.prices(states, 4)
-            found.append(prices)
             states, record = played(policy, world, states, rng)
             policy.observe(states, record)
-    fresh = sum(one is not other for one, other in pairwise(found))
-    assert len(found) > 150
-    assert fresh < len(found) / 4
+    assert counted["_decision"] > 30
+    assert counted["prices"] < 0.6 * counted["_decision"]

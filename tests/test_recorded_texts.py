@@ -55,7 +55,7 @@ def adaptive(kind: str, temperature: float) -> float:
 def test_it_is_no_loss_and_not_far_from_the_best(kind: str, temperature: float) -> None:
     plain, *others = fixed(kind, temperature)
     took = adaptive(kind, temperature)
-    assert plain / took >= 0.97
+    assert plain / took >= 1.0
     assert min(others) / took >= 0.94
 
 

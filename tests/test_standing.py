@@ -57,6 +57,15 @@ def test_a_decision_stands_for_some_more_rounds_of_the_same_sequences(rounds: in
     assert standing.choices(at(9, 1, 2)) is None
 
 
+@pytest.mark.parametrize(("names", "enough"), [((1,), 8), ((1, 2), 4), ((1, 2, 3, 4, 5), 4)])
+def test_several_sequences_settle_sooner_than_one(names: tuple[int, ...], enough: int) -> None:
+    standing = Standing()
+    for rounds, stands in ((enough - 1, False), (enough, True)):
+        standing.decide(at(rounds, *names), DECIDED)
+        standing.happened(at(rounds + 1, *names))
+        assert (standing.choices(at(rounds + 1, *names)) is not None) == stands
+
+
 def test_what_is_planned_and_not_done_an_exception_or_early_does_not_stand() -> None:
     standing = Standing()
     standing.decide(at(8, 1), DECIDED)

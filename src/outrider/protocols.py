@@ -39,6 +39,7 @@ class TargetModel(Protocol):
     def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
         """Logits [B, N + 1, V] after each prefix and after each of its drafted tokens.
 
+        And how many tokens of prefixes that are new were found in a cache, if that can be told.
         Neither kept nor rejected tokens are reported back: the next call's prefixes say it all.
         """
         ...

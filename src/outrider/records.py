@@ -344,7 +344,8 @@ class TargetScores:
     Attributes:
         logits: [B, N + 1, V], after each node, the prefix first, then each drafted token.
         cached: how many tokens of each prefix it had not been asked about before, and did not have
-            to compute all the same; 0 of a prefix that it goes on with. Empty where it cannot tell.
+            to compute all the same; 0 of a prefix that it goes on with, or that a drafter in the
+            same slots has read. Empty where it cannot tell.
     """
 
     logits: Tensor
@@ -383,7 +384,7 @@ class RoundRecord:
     says that the drafter failed, so that less was drafted, `looked_up` which rows' drafts took
     no step of a model. `ended` says which rows' drafts the plan's `keep_going` ended, `entropies`
     how sure the draft was of each token of a row, in nats: nothing where the plan has none or the
-    drafter does not ask it. `cached` counts tokens of prompts that the target found computed, in
+    drafter does not ask it. `cached` counts tokens of prefixes that the target found computed, in
     the round in which it reads them. `draft_s` and `target_s` are the time spent proposing and in
     the target's forward pass, `plan_s` the time spent choosing the depth, `total_s` all of the
     round.

@@ -25,6 +25,7 @@ from .errors import (
     DistributionWidthError,
     InvalidConfigError,
     TargetShapeError,
+    shown,
 )
 from .proposals import bounded, deepest, evidence, impossible, undrawn, without
 from .records import DraftProposal, TargetScores, Verdict
@@ -258,7 +259,8 @@ def check_scores(scores: TargetScores, proposal: DraftProposal, vocab_size: int)
     """Check the shape of a target's work.
 
     Raises:
-        TargetShapeError: there is not one row of logits for each prefix and drafted token.
+        TargetShapeError: there is not one row of logits for each prefix and drafted token, or
+            `cached` is no tuple of a count for each prefix.
         DistributionWidthError: the rows are not as wide as the vocabulary.
     """
     batch, width = proposal.tokens.shape
@@ -273,6 +275,16 @@ def check_scores(scores: TargetScores, proposal: DraftProposal, vocab_size: int)
             f"the target returned logits of shape {shape}; expected the last dimension to be its "
             f"vocab_size, {vocab_size}"
         )
+    cached = scores.cached
+    if not isinstance(cached, tuple) or len(cached) not in (0, batch) or not _counts(cached):
+        raise TargetShapeError(
+            f"the target returned cached={shown(cached)}; expected a tuple of {batch} integers >= "
+            "0, tokens of each prefix that it found computed, or an empty one"
+        )
+
+
+def _counts(values: Sequence[object]) -> bool:
+    return all(isinstance(value, int) and value >= 0 for value in values)
 
 
 def check_laws(

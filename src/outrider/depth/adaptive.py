@@ -311,6 +311,7 @@ class AdaptiveDepth:
         """Learn from a round whose drafter failed: what it took, and that it is not worth it."""
         self._catch_up()
         self._standing.end()
+        self._pricing.end()
         self._since_plain += 1
         self._since_draft = 0
         self._shown.add_failed(states, record, self._planned, list(map(self._is_local, states)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log, log2
@@ -170,6 +170,7 @@ class Costs:
 
     def __init__(self) -> None:
         self._rounds = 0
+        self._counts = Counter[int]()
         self.revisions = 0
         self._held = list[tuple[Round, bool]]()
         self._pace, self._growing, self._latest = Pace(), Growing(), 1.0
@@ -187,6 +188,10 @@ class Costs:
     def rounds(self) -> int:
         """How many were counted."""
         return self._rounds
+
+    def count(self, rows: int) -> int:
+        """How many rounds of so many sequences were."""
+        return self._counts[rows]
 
     @property
     def steady(self) -> bool:
@@ -222,6 +227,7 @@ class Costs:
             reading: whether to learn what prompts take, too.
         """
         self._rounds += 1
+        self._counts[seen.rows] += 1
         ratio = self._beside_usual(seen)
         if not self._held and ratio < MUCH_FASTER:
             self._held.append((seen, reading))
@@ -343,8 +349,9 @@ class Costs:
         """What rounds of so many rows take.
 
         What a token of a prompt takes the drafter is told by its latest readings. Until there are a
-        few, it is no more than what one took the target, scaled as their steps are. The median
-        stands for all, since moments are slow, and a drafter may find parts in a cache.
+        few, it is what one takes most, since prompts may be found in its cache, but no more than
+        what one took the target, scaled as their steps are. The median stands for all, since
+        moments are slow.
 
         Args:
             rows: sequences in them.
@@ -366,8 +373,8 @@ class Costs:
         more = max(float(verifying[-1] - verifying[0]), 0.0) / max(rows * widths[-1], 1)
         each = share * (median_low(self._prompts) if self._prompts else more)
         if self._readings:
-            own = median_low(self._readings)
-            each = own if len(self._readings) >= FEW else min(own, each)
+            known = len(self._readings) >= FEW
+            each = median_low(self._readings) if known else min(max(self._readings), each)
         return Prices(
             rows=rows,
             widths=wide,

@@ -12,10 +12,11 @@ from ..records import SequenceState
 from .costs import Costs, Prices
 from .levels import Levels
 from .seen import mean_length
+from .standing import Moment
 
 _STANDS, _SHARE = 16, 16
-"""For how many rounds of the same sequences it is gone by, and for what share of all rounds that it
-was told by at most: one in so many. What a machine takes changes slowly, if at all."""
+"""For how many rounds it is gone by, and for what share of those that were measured of as many
+sequences at most: one in so many. What a machine takes changes slowly, if at all."""
 
 Some = tuple[NDArray[np.float64], NDArray[np.float64]]
 """See `Costs.of_some`."""
@@ -23,17 +24,17 @@ Some = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    sequences: list[int]
-    round: int
+    moment: Moment
+    counted: int
     stands: int
     revisions: int
     prices: Prices
     some: Some | None = None
 
-    def since(self, states: Sequence[SequenceState]) -> int:
-        """How many rounds the same sequences have been through; -1 for others."""
-        same = self.sequences == [state.prefix.sequence_id for state in states]
-        return states[0].round - self.round if same else -1
+    def stand(self, states: Sequence[SequenceState], costs: Costs) -> bool:
+        """Whether they are gone by for the next round of these."""
+        recent = costs.rounds - self.counted < self.stands and costs.revisions == self.revisions
+        return recent and costs.steady and self.moment.since(states) >= 1
 
 
 class Pricing:
@@ -57,18 +58,15 @@ class Pricing:
     def prices(self, states: Sequence[SequenceState], depth: int) -> Prices:
         """Of rounds up to a depth, as they are or were a few rounds ago."""
         done, costs = self._done, self._costs
-        if done and done.revisions == costs.revisions and costs.steady:
-            alike = len(done.prices.widths) == depth + 1
-            if alike and 0 <= done.since(states) < done.stands:
-                self._planned = done
-                return done.prices
+        if done and len(done.prices.widths) == depth + 1 and done.stand(states, costs):
+            self._planned = done
+            return done.prices
         widths = [self._levels.width(k) for k in range(depth + 1)]
         prices = costs.prices(len(states), widths, mean_length(states))
         if not costs.known:
             return prices.guessed(self._cost_ratio)
-        ids, stands = [state.prefix.sequence_id for state in states], costs.rounds // _SHARE
-        stands = min(stands, _STANDS)
-        self._planned = _Told(ids, states[0].round, stands, costs.revisions, prices)
+        stands = min(costs.count(len(states)) // _SHARE, _STANDS)
+        self._planned = _Told(Moment.of(states), costs.rounds, stands, costs.revisions, prices)
         return prices
 
     def of_some(self, states: Sequence[SequenceState], prices: Prices) -> Some:
@@ -84,5 +82,9 @@ class Pricing:
     def happened(self, states: Sequence[SequenceState]) -> None:
         """Go by the latest prices if a round was planned by them, which ended in these states."""
         planned = self._planned
-        if planned and planned is not self._done and planned.since(states) >= 1:
+        if planned and planned is not self._done and planned.moment.since(states) == 1:
             self._done = planned
+
+    def end(self) -> None:
+        """Something happened for which they are to be told anew."""
+        self._planned = self._done = None

@@ -33,10 +33,22 @@ def plain_rounds(rows: int, wait: int = 0) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Decision:
+class Moment:
+    """Where sequences that are decoded together were.
+
+    Attributes:
+        sequences: their names.
+        rounds: how many each had been through.
+    """
+
     sequences: list[int]
     rounds: list[int]
-    choices: Choices
+
+    @staticmethod
+    def of(states: Sequence[SequenceState]) -> Moment:
+        """Where they are."""
+        ids = [state.prefix.sequence_id for state in states]
+        return Moment(ids, [state.round for state in states])
 
     def since(self, states: Sequence[SequenceState]) -> int:
         """How many rounds the same sequences have been through together; -1 for others."""
@@ -44,6 +56,12 @@ class _Decision:
             return -1
         passed = {state.round - then for state, then in zip(states, self.rounds, strict=True)}
         return passed.pop() if len(passed) == 1 else -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    moment: Moment
+    choices: Choices
 
 
 class Standing:
@@ -61,7 +79,7 @@ class Standing:
     def choices(self, states: Sequence[SequenceState]) -> Choices | None:
         """What was decided for these sequences, if that stands for their next round."""
         done = self._done
-        since = done.since(states) if done else -1
+        since = done.moment.since(states) if done else -1
         self._left = done.choices.stands - since if done and since >= 1 else -1
         return done.choices if done and self._left >= 0 else None
 
@@ -74,13 +92,12 @@ class Standing:
         """Note a decision, unless it is an exception, or too early to go by it again."""
         enough = _SETTLED if len(states) == 1 else _TOGETHER
         settled = choices.stands and min(state.round for state in states) >= enough
-        ids, rounds = [state.prefix.sequence_id for state in states], [s.round for s in states]
-        self._planned = _Decision(ids, rounds, choices) if settled else None
+        self._planned = _Decision(Moment.of(states), choices) if settled else None
 
     def happened(self, states: Sequence[SequenceState]) -> None:
         """Go by the latest decision if a round was done by it, which ended in these states."""
         planned = self._planned
-        if planned and planned is not self._done and planned.since(states) == 1:
+        if planned and planned is not self._done and planned.moment.since(states) == 1:
             self._done = planned
 
     def end(self) -> None:
