@@ -97,7 +97,7 @@ def _measured(
             plan = replace(policy.plan(batch.states), looks=False)
             watch.planned()
             step = run(batch, plan, decoder.chance, watch)
-            # What several prompts share is read once, and would make reading look cheap.
+            # What several prompts share a drafter reads once, which would make reading look cheap.
             policy.measure(step.batch.states, step.record, reading=rows == 1)
             batch = replace(step.batch, noise=None)
     except Exception:
