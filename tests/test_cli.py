@@ -661,6 +661,11 @@ class TestErrors:
         assert "device='moon' is not allowed" in error_of(capsys, *common, "--device", "moon")
         assert "dtype='int3' is not allowed" in error_of(capsys, *common, "--dtype", "int3")
 
+    def test_more_layers_than_the_target_has(self, capsys, target):
+        flags = ("--method", "early_exit", "--exit-layers", "99")
+        line = error_of(capsys, "generate", "-p", PROMPT, "--target", target, *flags)
+        assert "--exit-layers=99 is not allowed: expected an integer in 1.." in line
+
     def test_lookup_shorter_than_its_minimum(self, capsys, target):
         flags = ("--prompt-lookup-max", "2", "--prompt-lookup-min", "3")
         line = error_of(capsys, "generate", "-p", PROMPT, "--target", target, *flags)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..config import SamplingParams, SpeculativeConfig
+from ..errors import InvalidConfigError
 from .options import speculation_method
 
 if TYPE_CHECKING:
@@ -156,7 +157,10 @@ def _drafter(method: str, pair: Pair, exit_layers: int | None) -> DraftModel | N
     if method == "prediction":
         return PredictionDrafter()
     if exit_layers is not None:
-        return EarlyExitDrafter(pair.target, exit_layers)
+        try:
+            return EarlyExitDrafter(pair.target, exit_layers)
+        except InvalidConfigError as error:
+            raise InvalidConfigError("--exit-layers", exit_layers, error.expected) from None
     with_model = {"draft_model": pair.model_drafter, "hybrid": pair.drafter}
     return with_model.get(method)
 
