@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from outrider import SamplingParams
 from outrider.acceptance import EDGES
-from outrider.calibration import DEPTHS
+from outrider.calibration import ABREAST, DEPTHS
 from outrider.depth import AdaptiveDepth
 from outrider.protocols import DepthPolicy
-from outrider.records import Prefix, RoundRecord, SequenceState
+from outrider.records import DraftPlan, Prefix, RoundRecord, SequenceState
 
 FILE = Path(__file__).parent / "data" / "recorded.npz"
 KINDS = ("code", "editing", "json", "random")
@@ -53,22 +53,42 @@ class Machine:
     What reading takes, and how times vary, is made up.
 
     Attributes:
-        forward: of a round but for its drafting, with so many tokens drafted.
+        forward: of a round of one sequence but for its drafting, with so many tokens drafted.
+        row: what each sequence more adds to that where nothing is drafted, ...
+        more: ... and each token more, drafted or not, where something is.
         rest: of it, what is not the target's forward.
         first, step: of a draft, and of each of its tokens.
+        other, others: what each sequence more adds to them.
         reading, token: of reading on, and of each token that is read.
         noise: standard deviation of the logarithm of what a part of a round takes.
         slow: how likely a part of a round takes longer, by as much again on average.
     """
 
     forward: Sequence[float] = (16.6, 18.5, 17.8, 22.5, 22.7, 23.1, 23.9, 24.0, 24.5)
+    row: float = 1.4
+    more: float = 0.63
     rest: float = 1.2
     first: float = 0.5
     step: float = 2.5
+    other: float = 0.5
+    others: float = 0.1
     reading: float = 3.0
     token: float = 0.03
     noise: float = 0.08
     slow: float = 0.02
+
+    def verifying(self, rows: int, drafted: int) -> float:
+        """Of a round but for its drafting, in which so many tokens are drafted in all."""
+        if rows == 1:
+            return self.forward[drafted]
+        if not drafted:
+            return self.forward[0] + (rows - 1) * self.row
+        return self.forward[1] + (rows + drafted - 2) * self.more
+
+    def drafting(self, rows: int, depth: int, missing: int) -> float:
+        """Of drafts for so many sequences, of which so many tokens are to be read before."""
+        draft = self.first + self.step * depth + (rows - 1) * (self.other + self.others * depth)
+        return draft + (self.reading + self.token * missing) * (missing > 0)
 
 
 def texts(kind: str, temperature: float) -> list[Text]:
@@ -85,74 +105,123 @@ def texts(kind: str, temperature: float) -> list[Text]:
 
 
 class Player:
-    """Plays a policy's rounds of one text after the other, and adds up what they take."""
+    """Plays a policy's rounds of one batch of texts after the other, and adds up what they take."""
 
-    def __init__(self, policy: DepthPolicy, machine: Machine, random: int = 0) -> None:
+    def __init__(
+        self, policy: DepthPolicy, machine: Machine, random: int = 0, rows: int = 1
+    ) -> None:
         self._policy = policy
         self._machine = machine
         self._rng = np.random.default_rng(random)
-        self._read = 0
-        if isinstance(policy, AdaptiveDepth):
-            nothing = Text(16, np.zeros(TOKENS, np.uint8), np.zeros((TOKENS, DEEPEST)))
-            state = _start(-1, nothing, SamplingParams(max_tokens=100, depths=DEPTHS))
-            for _ in DEPTHS:
-                state, record = self._round(state, nothing)
-                policy.measure([state], record)
+        self._rows = rows
+        self._read: dict[int, int] = {}
+        if not isinstance(policy, AdaptiveDepth):
+            return
+        nothing = Text(16, np.zeros(TOKENS, np.uint8), np.zeros((TOKENS, DEEPEST)))
+        for count, depths in ((1, DEPTHS), (rows, ABREAST)):
+            if count == 1 and depths is ABREAST:
+                continue
+            asked = SamplingParams(max_tokens=100, depths=depths)
+            states = [_start(-1 - row, nothing, asked) for row in range(count)]
+            self._read.clear()
+            for _ in depths:
+                states, record = self._round(states, [nothing] * count)
+                policy.measure(states, record, reading=count == 1)
 
     def seconds(self, found: Sequence[Text], temperature: float) -> float:
         """Of all texts, the target's reading of prompts apart."""
         total = 0.0
-        for place, text in enumerate(found):
+        for first in range(0, len(found), self._rows):
             params = SamplingParams(max_tokens=TOKENS, temperature=temperature)
-            state, self._read = _start(place, text, params), 0
-            while state.finish_reason is None:
-                state, record = self._round(state, text)
-                self._policy.observe([state], record)
+            batch = [
+                (_start(place, text, params), text)
+                for place, text in enumerate(found[first : first + self._rows], first)
+            ]
+            self._read.clear()
+            while batch:
+                states, record = self._round(*map(list, zip(*batch, strict=True)))
+                self._policy.observe(states, record)
                 total += record.total_s
+                pairs = zip(states, batch, strict=True)
+                batch = [(state, text) for state, (_, text) in pairs if not state.finish_reason]
         return total
 
-    def _round(self, state: SequenceState, text: Text) -> tuple[SequenceState, RoundRecord]:
-        place, length = len(state.prefix) - text.prompt, len(state.prefix)
-        plan = self._policy.plan([state])
-        most = min(int(plan.depth[0]), DEEPEST)
-        depth, ended = (1 if plan.keep_going and most else most), False
-        while plan.keep_going and 0 < depth < most and not ended:
-            sure = text.entropies[place : place + 1, :depth]
-            ended = not plan.keep_going(sure, np.array([True]))[0]
-            depth += not ended
-        entropies = tuple(text.entropies[place, :depth].tolist()) if plan.keep_going else ()
-        accepted = min(int(text.kept[place]), depth)
-        emitted = min(accepted + 1, state.remaining)
-        draft = 0.0
-        if depth:
-            missing = length - self._read
-            draft = self._machine.first + self._machine.step * depth
-            draft += (self._machine.reading + self._machine.token * missing) * (missing > 2)
-            draft, self._read = self._took(draft), length + min(accepted, depth - 1)
-        whole = self._took(self._machine.forward[depth])
-        known = state.acceptance
-        if self._policy.learns and depth:
-            known = known.after(depth + ended, accepted, entropies)
-        over = "length" if accepted + 1 >= state.remaining else None
+    def _round(
+        self, states: list[SequenceState], found: list[Text]
+    ) -> tuple[list[SequenceState], RoundRecord]:
+        plan = self._policy.plan(states)
+        places = [
+            len(state.prefix) - text.prompt for state, text in zip(states, found, strict=True)
+        ]
+        depths, ended = self._drafted(plan, found, places)
+        rows = range(len(states))
+        entropies = [
+            tuple(found[row].entropies[places[row], : depths[row]].tolist())
+            if plan.keep_going
+            else ()
+            for row in rows
+        ]
+        accepted = [min(int(found[row].kept[places[row]]), depths[row]) for row in rows]
+        emitted = [min(accepted[row] + 1, states[row].remaining) for row in rows]
+        draft = self._took(self._draft(states, depths, accepted)) if any(depths) else 0.0
+        whole = self._took(self._machine.verifying(len(states), sum(depths)))
         record = RoundRecord(
-            sequence_ids=(state.prefix.sequence_id,),
-            drafted=(depth,),
-            depth=(depth,),
-            accepted=(accepted,),
-            emitted=(emitted,),
-            bonus=(accepted == depth,),
-            ceiling=(None,),
-            first_ceiling=(None,),
+            sequence_ids=tuple(state.prefix.sequence_id for state in states),
+            drafted=tuple(depths),
+            depth=tuple(depths),
+            accepted=tuple(accepted),
+            emitted=tuple(emitted),
+            bonus=tuple(accepted[row] == depths[row] for row in rows),
+            ceiling=(None,) * len(states),
+            first_ceiling=(None,) * len(states),
             draft_failed=False,
-            looked_up=(False,),
-            ended=(ended,),
-            entropies=(entropies,),
-            cached=(0,),
+            looked_up=(False,) * len(states),
+            ended=tuple(ended),
+            entropies=tuple(entropies),
+            cached=(0,) * len(states),
             draft_s=draft / 1e3,
             target_s=(whole - self._machine.rest) / 1e3,
             total_s=(draft + whole) / 1e3,
         )
-        return state.advanced([0] * emitted, depth, over, known, ()), record
+        after = []
+        for row, state in enumerate(states):
+            known = state.acceptance
+            if self._policy.learns and depths[row]:
+                known = known.after(depths[row] + ended[row], accepted[row], entropies[row])
+            over = "length" if accepted[row] + 1 >= state.remaining else None
+            after.append(state.advanced([0] * emitted[row], depths[row], over, known, ()))
+        return after, record
+
+    def _drafted(
+        self, plan: DraftPlan, found: list[Text], places: list[int]
+    ) -> tuple[list[int], list[bool]]:
+        """How deep the draft of each row goes, and whether the plan ended it."""
+        most = [min(int(depth), DEEPEST) for depth in plan.depth]
+        if not plan.keep_going:
+            return most, [False] * len(most)
+        depths, ended = [min(depth, 1) for depth in most], [False] * len(most)
+        for step in range(1, DEEPEST):
+            going = np.array([step < deep for deep in most]) & ~np.array(ended)
+            if not going.any():
+                break
+            pairs = zip(found, places, strict=True)
+            sure = np.stack([text.entropies[place, :step] for text, place in pairs])
+            kept = plan.keep_going(sure, going)
+            for row in np.flatnonzero(going).tolist():
+                depths[row] += bool(kept[row])
+                ended[row] = not kept[row]
+        return depths, ended
+
+    def _draft(self, states: list[SequenceState], depths: list[int], accepted: list[int]) -> float:
+        """What drafts take, which are read on to where they begin."""
+        unread = 0
+        for state, depth, kept in zip(states, depths, accepted, strict=True):
+            if depth:
+                name, length = state.prefix.sequence_id, len(state.prefix)
+                missing = length - self._read.get(name, 0)
+                unread += missing * (missing > 2)
+                self._read[name] = length + min(kept, depth - 1)
+        return self._machine.drafting(sum(depth > 0 for depth in depths), max(depths), unread)
 
     def _took(self, usual: float) -> float:
         slow = self._rng.random() < self._machine.slow
@@ -171,7 +240,7 @@ def _record() -> None:
     from outrider import ModelDrafter, SpeculativeConfig, SpeculativeDecoder
     from outrider.bench.workload import built_in
     from outrider.protocols import DraftContext
-    from outrider.records import DraftPlan, DraftProposal
+    from outrider.records import DraftProposal
     from outrider.rounds import no_drafts
 
     class Always:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,20 @@ def test_prices_are_told_anew_at_another_pace() -> None:
     for _ in range(5):
         costs.add(plain(1.2))
     assert told_anew(pricing, before, at(14, 1, 2))
+
+
+def test_a_drafter_that_fails_has_prices_told_anew() -> None:
+    policy, rng = AdaptiveDepth(Levels(4)), np.random.default_rng(0)
+    world = World(steady(0.7), noise=0.03)
+    calibrate(policy, world, rng)
+    states = at(0, 1, 2)
+    for _ in range(60):
+        states, record = played(policy, world, states, rng)
+        policy.observe(states, record)
+    assert policy._pricing._done is not None
+    states, record = played(policy, world, states, rng)
+    policy.observe(states, replace(record, draft_failed=True))
+    assert policy._pricing._done is None
 
 
 def test_guesses_do_not_stand() -> None:

@@ -66,20 +66,55 @@ def test_over_all_kinds_it_is_near_the_best(temperature: float, least: float) ->
     assert mean(shares) >= least
 
 
+class Shy(AdaptiveDepth):
+    """Fault: drafts are thought to take four times as long."""
+
+    def observe(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
+        more = 3 * record.draft_s
+        dear = replace(record, draft_s=record.draft_s + more, total_s=record.total_s + more)
+        super().observe(states, dear)
+
+
 def test_a_policy_that_shuns_drafts_is_found() -> None:
     """The bounds above are such that it matters what a policy does."""
-
-    class Shy(AdaptiveDepth):
-        def observe(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
-            more = 3 * record.draft_s
-            dear = replace(record, draft_s=record.draft_s + more, total_s=record.total_s + more)
-            super().observe(states, dear)
 
     def made(temperature: float) -> AdaptiveDepth:
         return Shy(Levels(16), coupled=temperature > 0, ends_early=True)
 
     shares = [min(fixed(k, 0.8)[1:]) / mean_seconds(k, 0.8, made) for k in KINDS]
     assert mean(shares) < 0.82
+
+
+ROWS = 4
+
+
+def batched(temperature: float, made: Callable[[], DepthPolicy]) -> float:
+    """Seconds of batches of all kinds, the mean of several runs."""
+    found = [text for kind in KINDS for text in texts(kind, temperature)]
+    return mean(
+        Player(made(), Machine(), seed, ROWS).seconds(found, temperature) for seed in range(SEEDS)
+    )
+
+
+def beside_the_best(temperature: float, kind: type[AdaptiveDepth]) -> float:
+    """A policy's tokens a second in batches over those of the best fixed depth."""
+
+    def made() -> AdaptiveDepth:
+        return kind(Levels(16), coupled=temperature > 0, ends_early=True, ragged=True)
+
+    depths = range(DEEPEST + 1)
+    best = min(batched(temperature, lambda k=k: FixedDepth(Levels(k))) for k in depths)
+    return best / batched(temperature, made)
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_batches_are_near_the_best(temperature: float) -> None:
+    """Which is no loss, since plain decoding is one of the fixed depths."""
+    assert beside_the_best(temperature, AdaptiveDepth) >= 0.95
+
+
+def test_a_policy_that_shuns_drafts_of_batches_is_found() -> None:
+    assert beside_the_best(0.0, Shy) < 0.9
 
 
 def test_a_depth_that_is_too_great_is_found() -> None:
