@@ -12,7 +12,7 @@ from ..records import SequenceState
 from .costs import Costs, Prices
 from .levels import Levels
 from .seen import mean_length
-from .standing import Moment
+from .standing import Followed, Moment
 
 _STANDS, _SHARE = 16, 16
 """For how many rounds it is gone by, and for what share of those that were measured of as many
@@ -37,10 +37,8 @@ class _Told:
         return recent and costs.steady and self.moment.since(states) >= 1
 
 
-class Pricing:
+class Pricing(Followed[_Told]):
     """By what was measured; or in plain rounds, where that is not enough.
-
-    What was told for a round that was not done leaves no trace: see `Standing`.
 
     Args:
         costs: what was measured.
@@ -49,11 +47,10 @@ class Pricing:
     """
 
     def __init__(self, costs: Costs, levels: Levels, cost_ratio: float) -> None:
+        super().__init__()
         self._costs = costs
         self._levels = levels
         self._cost_ratio = cost_ratio
-        self._planned: _Told | None = None
-        self._done: _Told | None = None
 
     def prices(self, states: Sequence[SequenceState], depth: int) -> Prices:
         """Of rounds up to a depth, as they are or were a few rounds ago."""
@@ -78,13 +75,3 @@ class Pricing:
         if planned and planned.prices is prices:
             self._planned = replace(planned, some=some)
         return some
-
-    def happened(self, states: Sequence[SequenceState]) -> None:
-        """Go by the latest prices if a round was planned by them, which ended in these states."""
-        planned = self._planned
-        if planned and planned is not self._done and planned.moment.since(states) == 1:
-            self._done = planned
-
-    def end(self) -> None:
-        """Something happened for which they are to be told anew."""
-        self._planned = self._done = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log2
+from typing import Generic, Protocol, TypeVar
 
 from ..records import SequenceState
 from .choices import Choices
@@ -58,22 +59,47 @@ class Moment:
         return passed.pop() if len(passed) == 1 else -1
 
 
-@dataclass(frozen=True, slots=True)
-class _Decision:
-    moment: Moment
-    choices: Choices
+class _HasMoment(Protocol):
+    @property
+    def moment(self) -> Moment: ...
 
 
-class Standing:
-    """The latest decision that a round was done by, for the next rounds of the same sequences.
+Told = TypeVar("Told", bound=_HasMoment)
+
+
+class Followed(Generic[Told]):
+    """The latest of what was told for a round that was done.
 
     What is planned and not done leaves no trace: plans are functions of the states and of what was
     observed.
     """
 
     def __init__(self) -> None:
-        self._planned: _Decision | None = None
-        self._done: _Decision | None = None
+        self._planned: Told | None = None
+        self._done: Told | None = None
+
+    def happened(self, states: Sequence[SequenceState]) -> None:
+        """Go by the latest that was told if a round was done by it, which ended in these states."""
+        planned = self._planned
+        if planned and planned is not self._done and planned.moment.since(states) == 1:
+            self._done = planned
+
+    def end(self) -> None:
+        """Something happened for which it has to be told anew."""
+        self._planned = self._done = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    moment: Moment
+    choices: Choices
+
+
+class Standing(Followed[_Decision]):
+    """The latest decision that a round was done by, for the next rounds of the same sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self._left = -1
 
     def choices(self, states: Sequence[SequenceState]) -> Choices | None:
@@ -93,13 +119,3 @@ class Standing:
         enough = _SETTLED if len(states) == 1 else _TOGETHER
         settled = choices.stands and min(state.round for state in states) >= enough
         self._planned = _Decision(Moment.of(states), choices) if settled else None
-
-    def happened(self, states: Sequence[SequenceState]) -> None:
-        """Go by the latest decision if a round was done by it, which ended in these states."""
-        planned = self._planned
-        if planned and planned is not self._done and planned.moment.since(states) == 1:
-            self._done = planned
-
-    def end(self) -> None:
-        """Something happened that a new decision has to take into account."""
-        self._planned = self._done = None
