@@ -13,7 +13,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from outrider import ModelDrafter, Pair, TransformersModel
+from outrider import ModelDrafter, Pair, SpeculativeDecoder, TransformersModel
 from outrider.bench import documents, tables
 from outrider.bench.curve import forward_times
 from outrider.bench.matrix import Matrix
@@ -297,6 +297,51 @@ def test_a_pair_without_a_draft() -> None:
         run(small(MODEL), (KIND,), lambda _: lone, {}, lambda *_: None)
 
 
+@pytest.mark.parametrize("depth", [2, None])
+def test_first_layers_draft_without_a_draft_model(depth: int | None) -> None:
+    lone = Pair(TransformersModel(TARGET, max_sequences=2), None, None)
+    exits = [
+        Contender("outrider", "early_exit", method, depth, exit_layers=layers)
+        for method, layers in (("block", 1), ("coupled", 2))
+    ]
+    matrix = small(*exits, batches=(2,))
+    found = run(matrix, (KIND,), lambda _: lone, {}, lambda *_: None)
+    told = "adaptive" if depth is None else "k=2"
+    labels = [f"outrider early_exit of 1 {told}", f"outrider early_exit of 2 coupled {told}"]
+    assert [each.contender.label for each in found.measurements] == ["outrider plain", *labels] * 2
+    for each in found.measurements:
+        assert each.tokens == (20, 20)
+        assert each.identical in (2, None)
+        assert each.metrics is not None
+        assert each.metrics.draft_failures == 0
+        # Adaptive, it may find out beforehand that these layers cannot pay.
+        assert each.contender.plain or depth is None or each.metrics.drafted > 0
+
+
+def test_what_a_prompt_expects_is_drafted() -> None:
+    """All of it is kept where the prediction is what plain decoding writes, none where it lies."""
+    (plain, *_) = bench(small(MODEL, temperatures=(0.0,))).measurements
+    texts = []
+    for prompt in PROMPTS:
+        decoder = SpeculativeDecoder(TransformersModel(TARGET))
+        params = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
+        texts.append(decoder.generate(list(prompt.token_ids), params).token_ids)
+    foretold = [
+        replace(prompt, prediction=tuple(text)) for prompt, text in zip(PROMPTS, texts, strict=True)
+    ]
+    wrong = [replace(prompt, prediction=(prompt.token_ids[0],) * 9) for prompt in PROMPTS]
+    contender = Contender("outrider", "prediction", "block", 3)
+    workloads = Workload("foretold", tuple(foretold)), Workload("wrong", tuple(wrong))
+    found = bench(small(contender, temperatures=(0.0,)), workloads)
+    right, lied = found.measurements[1], found.measurements[3]
+    assert right.identical == lied.identical == 3
+    assert right.tokens == lied.tokens == plain.tokens
+    assert right.metrics is not None
+    assert lied.metrics is not None
+    assert right.metrics.accepted == right.metrics.drafted >= 18
+    assert lied.metrics.accepted < right.metrics.accepted
+
+
 def test_prompts_beyond_the_context_are_left_out() -> None:
     long = Prompt((1,) * (CONTEXT - 5), "line 7")
     found = bench(small(MODEL, temperatures=(0.0,)), (Workload("mine", (*PROMPTS, long)),))
@@ -380,6 +425,11 @@ def test_matrices_that_mean_nothing(settings: dict[str, Any], message: str) -> N
             small(Contender("outrider", "crystal ball")),
             "drafters='crystal ball'.*draft_model, ngram",
         ),
+        (small(Contender("outrider", "early_exit", "block", 2)), "exit_layers=None.*1..2"),
+        (
+            small(Contender("outrider", "early_exit", "block", 2, exit_layers=3)),
+            "exit_layers=3.*1..2: some of the target's 3 layers",
+        ),
         (small(Contender("outrider", "hybrid", "typical", 2)), "verification='typical'"),
         (small(MODEL, peers=("vllm",)), "peers='vllm'.*transformers, llama.cpp"),
     ],
@@ -400,7 +450,10 @@ def test_the_curve_of_forwards() -> None:
 def result() -> BenchResult:
     """A real one: trees, peers, a curve, and prompts that were left out."""
     tree = Contender("outrider", "draft_model", "block", 2, (2, 2))
-    matrix = small(MODEL, tree, peers=("transformers",), peer_depths=(2,), temperatures=(0.0,))
+    first = Contender("outrider", "early_exit", "block", 2, exit_layers=1)
+    matrix = small(
+        MODEL, tree, first, peers=("transformers",), peer_depths=(2,), temperatures=(0.0,)
+    )
     long = Prompt((1,) * CONTEXT, "line 7")
     found = bench(matrix, (Workload("mine", (*PROMPTS, long)),))
     points = forward_times(TARGET, (1,), widths=(1, 2), repeats=1)

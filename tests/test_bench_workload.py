@@ -110,6 +110,25 @@ def test_openai_batch_rows(tmp_path: Path) -> None:
     assert [prompt.max_tokens for prompt in found.prompts] == [7, 3]
 
 
+def test_predictions_of_rows(tmp_path: Path) -> None:
+    """As a text, as ids, and as OpenAI's API has it, in one piece or several."""
+    content = {"type": "content", "content": "x = 1"}
+    parts = [{"type": "text", "text": "x ="}, {"type": "text", "text": " 1"}]
+    call = {"prompt": "a", "prediction": {"type": "content", "content": parts}}
+    found = read_rows(
+        tmp_path,
+        {"prompt": "a", "prediction": "x = 1"},
+        {"prompt": "a", "prediction": [5, 6]},
+        {"prompt": "a", "prediction": content},
+        {"custom_id": "b", "body": call},
+        {"prompt": "a", "prediction": None},
+        {"prompt": "a", "prediction": ""},
+    )
+    ids = tuple(TOKENIZER.encode("x = 1", add_special_tokens=False))
+    predictions = [prompt.prediction for prompt in found.prompts]
+    assert predictions == [ids, (5, 6), ids, ids, None, ()]
+
+
 def test_a_chat_template_is_used(tmp_path: Path) -> None:
     tokenizer = demo.tokenizer()
     tokenizer.chat_template = (
@@ -143,6 +162,11 @@ def test_a_chat_template_is_used(tmp_path: Path) -> None:
         ({"prompt": [-1]}, "token id -1 is outside"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens=0"),
         ({"prompt": "x", "max_tokens": "9"}, "max_tokens='9'"),
+        ({"prompt": "x", "prediction": 5}, "prediction is neither a text nor a list"),
+        ({"prompt": "x", "prediction": [1, "a"]}, "prediction is neither a text nor a list"),
+        ({"prompt": "x", "prediction": [4096]}, "prediction: token id 4096 is outside"),
+        ({"prompt": "x", "prediction": "\ud800"}, "prediction has half a character"),
+        ({"prompt": "x", "prediction": {"type": "content"}}, "content is not a text"),
         ({"turns": []}, "turns is not a list"),
         ({"turns": [7]}, "turns[0] is not a text"),
         ({"body": "x"}, "body is a str"),

@@ -92,6 +92,31 @@ def test_quick_names_a_folder_of_its_own(
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
+def test_first_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [*SMALL[:-3], "early_exit", "--exit-layers", "4,8", "--peers", "none", "--jsonl"]
+    assert main(asked) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["exit_layers"] for row in rows] == [None, 4, 8]
+    assert [row["drafter"] for row in rows] == ["none", "early_exit", "early_exit"]
+    assert rows[2]["contender"] == "outrider early_exit of 8 k=2"
+    assert all(row["identical"] == 2 for row in rows)
+
+
+def test_predictions_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which alone give the drafter of that name something to draft."""
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "def f(x):", "prediction": "\\n    return x"}\n')
+    asked = ["--prompts", str(path), "-m", "6", "--temps", "0", "-k", "2", "--peers", "none"]
+    assert main(["bench", *asked, "--drafters", "prediction,hybrid", "--jsonl"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["drafter"] for row in rows] == ["none", "prediction", "hybrid"]
+    assert all(row["identical"] == 1 for row in rows)
+    assert rows[1]["drafted"] > 0
+    path.write_bytes(ROWS)
+    told = refused([*asked, "--drafters", "prediction"], capsys)
+    assert "--drafters='prediction' is not allowed: expected --prompts FILE beside it" in told
+
+
 ROWS = b'{"prompt": "def f(x):"}\n{"prompt": 5}\n{"prompt": "x =", "max_tokens": 3}\n'
 
 
@@ -169,7 +194,14 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_run(
         (["--prompts", "x", "--prompts-per-workload", "2"], "none beside --prompts"),
         (["--prompts", "/nowhere/x.jsonl"], "a readable JSONL file (No such file"),
         (["--workloads", "poems"], "'poems' is not allowed: expected one of code, editing"),
-        (["--drafters", "oracle"], "--drafters: 'oracle' is not allowed: expected some of"),
+        (
+            ["--drafters", "oracle"],
+            "--drafters: 'oracle' is not allowed: expected one of draft_model",
+        ),
+        (["--drafters", "early_exit"], "--drafters='early_exit' is not allowed: expected --exit-"),
+        (["--exit-layers", "4"], "--exit-layers='4' is not allowed: expected --drafters early"),
+        (["--drafters", "early_exit", "--exit-layers", "0"], "an integer >= 1"),
+        (["--drafters", "early_exit", "--exit-layers", "99"], "exit_layers=99 is not allowed"),
         (["--peers", "vllm"], "'vllm' is not allowed: expected one of transformers, llama.cpp"),
         (["--drafters", "hybrid", "--verification", "typical"], "expected draft_model beside"),
     ],

@@ -5,15 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from ..config import SpeculativeConfig
+from ..drafters.early_exit import EarlyExitDrafter
 from ..drafters.hybrid import HybridDrafter
 from ..drafters.ngram import NgramDrafter
+from ..drafters.prediction import PredictionDrafter
 from ..drafters.suffix import SuffixDrafter
 from ..errors import InvalidConfigError
+from ..models.transformers import TransformersModel
 from ..protocols import DraftModel
 from .records import Contender
 
 DRAFTERS = ("draft_model", "ngram", "suffix", "hybrid")
 """What may draft: the draft model, prompt lookup, suffix lookup, the model beside suffix lookup."""
+
+ASKED_FOR = ("early_exit", "prediction")
+"""What drafts where more is given than a pair: how many of the target's first layers; the text that
+is expected."""
 
 WITH_MODEL = ("draft_model", "hybrid")
 LOOKUPS = ("ngram", "suffix")
@@ -28,8 +35,9 @@ def config_of(contender: Contender) -> SpeculativeConfig:
     Raises:
         InvalidConfigError: it is not known, or its settings contradict each other.
     """
-    if contender.drafter not in (*DRAFTERS, "none"):
-        raise InvalidConfigError("drafters", contender.drafter, f"some of {', '.join(DRAFTERS)}")
+    known = (*DRAFTERS, *ASKED_FOR)
+    if contender.drafter not in (*known, "none"):
+        raise InvalidConfigError("drafters", contender.drafter, f"some of {', '.join(known)}")
     depth = contender.num_speculative_tokens
     # The record checks what the command line was given.
     verification: Any = contender.verification or "block"
@@ -66,3 +74,28 @@ def drafter_of(name: str, model: DraftModel | None) -> DraftModel | None:
         case "draft_model" if model is not None:
             return model
     raise InvalidConfigError("drafters", name, f"{' or '.join(LOOKUPS)} where there is no draft")
+
+
+def entered(
+    contender: Contender, target: TransformersModel, model: DraftModel | None
+) -> DraftModel | None:
+    """What drafts for a contender of a benchmark: `drafter_of`, or what is asked for beside a pair.
+
+    Args:
+        contender: who.
+        target: its target.
+        model: as `drafter_of` takes it.
+
+    Raises:
+        InvalidConfigError: as `drafter_of`, or the target has no such layers.
+    """
+    match contender.drafter:
+        case "prediction":
+            return PredictionDrafter()
+        case "early_exit":
+            try:
+                return EarlyExitDrafter(target, contender.exit_layers or 0)
+            except InvalidConfigError as error:
+                layers = contender.exit_layers
+                raise InvalidConfigError("exit_layers", layers, error.expected) from None
+    return drafter_of(contender.drafter, model)

@@ -101,6 +101,7 @@ def row(found: Measurement) -> dict[str, Any]:
         "contender": contender.label,
         "system": contender.system,
         "drafter": contender.drafter,
+        "exit_layers": contender.exit_layers,
         "verification": contender.verification,
         "num_speculative_tokens": contender.num_speculative_tokens,
         "tree_shape": None if shape is None else "x".join(map(str, shape)),

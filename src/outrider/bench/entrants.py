@@ -14,7 +14,7 @@ from ..errors import InvalidConfigError
 from ..loading import Pair
 from ..models.transformers import TransformersModel
 from ..protocols import DraftModel
-from .contending import LOOKUPS, WITH_MODEL, config_of, drafter_of
+from .contending import LOOKUPS, WITH_MODEL, config_of, entered
 from .race import Lane, Racer
 from .records import Contender
 
@@ -111,11 +111,11 @@ class OutriderEntrant:
 
     def undrafted(self) -> OutriderEntrant:
         """Its twin that decodes plainly, in the same slots."""
-        plain = replace(self._contender, drafter="none", num_speculative_tokens=0, tree_shape=None)
-        return OutriderEntrant(plain, self._target)
+        verification = self._contender.verification
+        return OutriderEntrant(Contender("outrider", "none", verification, 0), self._target)
 
     def _drafter(self) -> DraftModel | None:
-        return drafter_of(self._contender.drafter, self._model)
+        return entered(self._contender, self._target, self._model)
 
 
 def _drafter_of_its_own(pair: Pair, max_sequences: int) -> ModelDrafter | VocabularyDrafter:

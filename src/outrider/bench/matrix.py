@@ -111,6 +111,7 @@ class Regime:
                 max_tokens=min(self._most(prompt), most or self._most(prompt)),
                 temperature=self.temperature,
                 ignore_eos=True,
+                prediction=prompt.prediction,
             )
             for prompt in prompts
         ]

@@ -16,11 +16,13 @@ class Prompt:
         token_ids: of the prompt, by the pair's tokenizer.
         name: where it comes from, for messages and reports: "line 3", "heapq.py".
         max_tokens: what a request file asks for; None leaves it to the benchmark.
+        prediction: what the output is expected to be; None expects nothing.
     """
 
     token_ids: tuple[int, ...]
     name: str
     max_tokens: int | None = None
+    prediction: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Contender:
         verification: the method, None where there is no choice.
         num_speculative_tokens: the depth of a draft, None where it is adaptive.
         tree_shape: children at each level of a tree, None for chains.
+        exit_layers: how many of the target's first layers draft, None unless it is they that do.
     """
 
     system: str
@@ -56,6 +59,7 @@ class Contender:
     verification: str | None = None
     num_speculative_tokens: int | None = None
     tree_shape: tuple[int, ...] | None = None
+    exit_layers: int | None = None
 
     @property
     def plain(self) -> bool:
@@ -69,6 +73,8 @@ class Contender:
             return f"{self.system} plain"
         depth = self.num_speculative_tokens
         parts = [self.system, self.drafter]
+        if self.exit_layers is not None:
+            parts.append(f"of {self.exit_layers}")
         if self.verification not in (None, "block"):
             parts.append(str(self.verification))
         if self.tree_shape is not None:

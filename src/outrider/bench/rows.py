@@ -43,13 +43,10 @@ def prompt_of(line: bytes, name: str, tokenizer: Any) -> Prompt:
         raise BadRowError(f"no prompt, messages or turns; expected {FORMATS}")
     if not ids:
         raise BadRowError("the prompt is empty; expected at least one token")
-    size = len(tokenizer)
-    for token in (min(ids), max(ids)):
-        if not 0 <= token < size:
-            raise BadRowError(f"token id {token} is outside the vocabulary, 0..{size - 1}")
+    _check_ids("", ids, tokenizer)
     category = row.get("category")
     shown = f"{name} ({category})" if isinstance(category, str) else name
-    return Prompt(tuple(ids), shown, _max_tokens(row))
+    return Prompt(tuple(ids), shown, _max_tokens(row), _prediction(row, tokenizer))
 
 
 def chat_ids(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> list[int]:
@@ -98,6 +95,30 @@ def _prompt_ids(prompt: object, tokenizer: Any) -> list[int]:
     if isinstance(prompt, list) and all(type(token) is int for token in prompt):
         return prompt
     raise BadRowError("prompt is neither a text nor a list of token ids")
+
+
+def _check_ids(of: str, ids: Sequence[int], tokenizer: Any) -> None:
+    size = len(tokenizer)
+    for token in (min(ids), max(ids)):
+        if not 0 <= token < size:
+            raise BadRowError(f"{of}token id {token} is outside the vocabulary, 0..{size - 1}")
+
+
+def _prediction(row: Mapping[str, Any], tokenizer: Any) -> tuple[int, ...] | None:
+    """What is expected: a text, token ids, or a content of text as OpenAI's API has it."""
+    given = row.get("prediction")
+    if given is None:
+        return None
+    if isinstance(given, dict):
+        given = _content(given.get("content"))
+    if isinstance(given, str):
+        text = _text("prediction", given)
+        given = [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
+    if not isinstance(given, list) or not all(type(token) is int for token in given):
+        raise BadRowError("prediction is neither a text nor a list of token ids")
+    if given:
+        _check_ids("prediction: ", given, tokenizer)
+    return tuple(given)
 
 
 def _messages(messages: object) -> list[dict[str, str]]:

@@ -93,9 +93,10 @@ def built_in(
 def read(path: str | Path, tokenizer: Any, lines: Lines | None = None) -> Workload:
     """The prompts of a JSONL file, one a line; empty lines mean nothing.
 
-    Three formats are read, even mixed: {"prompt": text or token ids}, with "max_tokens" if wanted;
-    Spec-Bench's {"question_id", "category", "turns"}, the first turn alone; and OpenAI's batch
-    requests {"custom_id", "body"}, with a prompt or messages in the body. Turns and messages are
+    Three formats are read, even mixed: {"prompt": text or token ids}, with "max_tokens" and the
+    "prediction" of its output if wanted; Spec-Bench's {"question_id", "category", "turns"}, the
+    first turn alone; and OpenAI's batch requests {"custom_id", "body"}, with a prompt or messages
+    in the body, and a prediction's content. Turns and messages are
     written by the tokenizer's chat template; without one their contents stand alone, with empty
     lines between them. A row that cannot be used is skipped, and named in `Workload.skipped`.
 

@@ -28,6 +28,7 @@ FORMATS = ("json", "jsonl", "md", "csv")
 USUAL: dict[str, Any] = {
     "workloads": ("code", "editing", "json", "quote", "chat", "random"),
     "drafters": None,
+    "exits": (),
     "verifications": ("block",),
     "depths": (4, None),
     "trees": (),
@@ -44,6 +45,8 @@ QUICK = USUAL | {
     "max_tokens": 40,
 }
 """What is measured unless flags say otherwise, and with --quick."""
+
+_DRAFTERS = (*options.DRAFTERS, "early_exit", "prediction")
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -85,10 +88,18 @@ def configure(parser: ArgumentParser) -> None:
         matrix,
         "--drafters",
         "drafters",
-        options.drafter,
+        _drafter,
         "NAME,...",
-        f"of {', '.join(options.DRAFTERS)} (default: draft_model and hybrid; without a draft the "
-        "others)",
+        f"of {', '.join(_DRAFTERS)} (default: draft_model and hybrid, or without a draft suffix "
+        "and ngram); the last and hybrid look at the prediction in a row of --prompts",
+    )
+    _add_list(
+        matrix,
+        "--exit-layers",
+        "exits",
+        options.integer_from(1),
+        "N,...",
+        "early_exit: how many of the target's first layers draft",
     )
     _add_list(matrix, "--verification", "verifications", _verification, "NAME,...", "how checked")
     _add_list(matrix, "-k, --k", "depths", _depth, "K,...", "tokens drafted in a row, or adaptive")
@@ -201,6 +212,11 @@ def _measure(args: Namespace, settings: Namespace, console: Console, ending: End
         with_model = ("draft_model",) if settings.lossy else ("draft_model", "hybrid")
         settings.drafters = ("suffix", "ngram") if pair.model_drafter is None else with_model
     workloads = _workloads(args, lines, settings, pair)
+    expected = any(prompt.prediction for each in workloads for prompt in each.prompts)
+    if "prediction" in settings.drafters and not expected:
+        raise InvalidConfigError(
+            "--drafters", "prediction", '--prompts FILE beside it, with rows that have "prediction"'
+        )
     dtype = str(loaded.facts["dtype"])
     matrix = _matrix(settings, (dtype, *others))
     models = {name: loaded.facts[name] for name in ("target", "draft", "device")}
@@ -282,6 +298,12 @@ def _settings(args: Namespace) -> Namespace:
             f"draft_model beside --verification {found.lossy[0]}, which takes a model's drafts "
             "alone",
         )
+    exits = "early_exit" in (found.drafters or ())
+    if exits and not found.exits:
+        raise InvalidConfigError("--drafters", "early_exit", "--exit-layers N beside it")
+    if found.exits and not exits:
+        asked = ",".join(map(str, found.exits))
+        raise InvalidConfigError("--exit-layers", asked, "--drafters early_exit beside it")
     if args.prompts is not None and "count" in given:
         raise InvalidConfigError(
             "--prompts-per-workload", found.count, "none beside --prompts: all rows are measured"
@@ -308,16 +330,21 @@ def _matrix(settings: Namespace, dtypes: tuple[str, ...]) -> Matrix:
 def _contenders(settings: Namespace) -> tuple[Contender, ...]:
     from ..bench.records import Contender
 
-    pairs = list(product(settings.drafters, settings.verifications))
-    chains = [
-        Contender("outrider", drafter, verification, depth)
-        for (drafter, verification), depth in product(pairs, settings.depths)
+    drafting = [
+        (drafter, layers)
+        for drafter in settings.drafters
+        for layers in (settings.exits if drafter == "early_exit" else (None,))
     ]
-    # Prompt lookup finds one continuation: it has no trees.
+    pairs = list(product(drafting, settings.verifications))
+    chains = [
+        Contender("outrider", drafter, verification, depth, exit_layers=layers)
+        for ((drafter, layers), verification), depth in product(pairs, settings.depths)
+    ]
+    # Prompt lookup and predictions find one continuation: they have no trees.
     trees = [
-        Contender("outrider", drafter, verification, len(shape), shape)
-        for (drafter, verification), shape in product(pairs, settings.trees)
-        if drafter != "ngram"
+        Contender("outrider", drafter, verification, len(shape), shape, layers)
+        for ((drafter, layers), verification), shape in product(pairs, settings.trees)
+        if drafter not in ("ngram", "prediction")
     ]
     return (*chains, *trees)
 
@@ -397,6 +424,10 @@ def _tree(text: str) -> tuple[int, ...]:
         raise InvalidConfigError("trees", text, "children at each depth, such as 2x2x1")
     SpeculativeConfig(tree_shape=shape)
     return shape
+
+
+def _drafter(text: str) -> str:
+    return _one_of("drafters", text, _DRAFTERS)
 
 
 def _verification(text: str) -> str:

@@ -298,26 +298,31 @@ def _offer(
 ) -> int:
     """Offer the transitions of a state that are worth at least `least`; how many offers now.
 
-    `offers` rows are (state, length, depth, parent); the commonest transition comes first.
+    `offers` rows are (state, length, depth, parent); the commonest transition comes first. None is
+    worth more than all that have not been looked at together.
     """
     nodes, table, meta = automaton
     best = int(nodes[state, BEST])
     if state == ROOT or best == 0:
         return count
-    share = weight / _followed(nodes, meta, state)
+    left = _followed(nodes, meta, state)
+    share = weight / left
     reached = best
     slot = int(nodes[state, CHAIN])
     seen = -2
-    while seen < _SIBLINGS:
+    while seen < _SIBLINGS and share * left >= least:
         worth = share * nodes[reached, COUNT]
-        new = seen == -2 or reached != best
-        if new and nodes[reached, SYMBOL] >= 0 and worth >= least and count < len(weights):
-            offers[count, 0] = reached
-            offers[count, 1] = length + 1
-            offers[count, 2] = depth + 1
-            offers[count, 3] = parent
-            weights[count] = worth
-            count += 1
+        if seen == -2 or reached != best:
+            left -= int(nodes[reached, COUNT])
+            if nodes[reached, SYMBOL] >= 0 and worth >= least and count < len(weights):
+                offers[count, 0] = reached
+                offers[count, 1] = length + 1
+                offers[count, 2] = depth + 1
+                offers[count, 3] = parent
+                weights[count] = worth
+                count += 1
+            elif seen == -2:
+                return count
         if seen == -2:
             reached = int(nodes[state, FIRST])
         elif slot == 0:
