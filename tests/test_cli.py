@@ -237,10 +237,12 @@ class TestGenerate:
         file = tmp_path / "expected.txt"
         file.write_text("abc")
         flags = (*flags, "--draft", draft, "--method", "hybrid", "--prediction")
-        for given, expected in (("abc", "abc"), (f"@{file}", "abc")):
-            found = document(capsys, *flags, given)
+        # With a draft it is what is used unless another method is asked for.
+        unsaid = [flag for flag in flags if flag not in ("--method", "hybrid")]
+        for asked, given in ((flags, "abc"), (flags, f"@{file}"), (unsaid, "abc")):
+            found = document(capsys, *asked, given)
             assert found["token_ids"] == plain["token_ids"]
-            assert found["config"]["sampling"]["prediction"] == expected
+            assert found["config"]["sampling"]["prediction"] == "abc"
             assert found["config"]["method"] == "hybrid"
             assert found["config"]["draft"] == draft
         assert "expected a readable file" in error_of(capsys, *flags, f"@{tmp_path}")
@@ -567,6 +569,7 @@ class TestErrors:
             (("--method", "draft_model"), "expected --draft MODEL beside it, or --method ngram"),
             (("--method", "hybrid"), "expected --draft MODEL beside it, or --method ngram"),
             (("--prediction", "text"), "--prediction='text' is not allowed: expected --method"),
+            (("--prediction", "text", "--method", "ngram"), "expected --method hybrid, or"),
             (("--method", "prediction"), "expected --prediction TEXT beside it"),
             (("--method", "early_exit"), "expected --exit-layers N beside it"),
             (("--exit-layers", "2"), "expected none with --method ngram; drop one of the two"),

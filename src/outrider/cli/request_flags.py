@@ -15,7 +15,7 @@ from typing import Any
 from ..config import SamplingParams
 from ..errors import InvalidConfigError, shown
 from ..structured import StructuredOutput
-from .options import add_field_flag, add_law_flags, integer_from
+from .options import add_field_flag, add_law_flags, integer_from, speculation_method
 
 _BIAS = re.compile(r"(\d+)(?:=|(?=[+-]))(.+)")
 
@@ -191,8 +191,9 @@ def add_prediction_flag(parser: ArgumentParser) -> None:
         "--prediction",
         type=_text_or_file,
         metavar="TEXT",
-        help="a text that the output is expected to resemble, drafted from with --method hybrid, "
-        "or with --method prediction, which needs no draft; @PATH reads a UTF-8 file",
+        help="a text that the output is expected to resemble, drafted from with --method hybrid "
+        "(the default with a draft), or with --method prediction, which needs none; @PATH reads a "
+        "UTF-8 file",
     )
 
 
@@ -236,7 +237,7 @@ def check_together(args: Namespace) -> None:
         raise InvalidConfigError(
             "--min-tokens", args.min_tokens, f"at most --max-tokens {args.max_tokens}"
         )
-    if args.prediction is not None and args.method not in ("hybrid", "prediction"):
+    if args.prediction is not None and speculation_method(args) not in ("hybrid", "prediction"):
         remedy = "--method hybrid, or --method prediction, beside it"
         raise InvalidConfigError("--prediction", args.prediction, remedy)
     if args.prediction is None and args.method == "prediction":
