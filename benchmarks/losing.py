@@ -20,6 +20,7 @@ from outrider.models.transformers import TransformersModel
 from outrider.protocols import DraftContext, DraftModel
 from outrider.records import DraftPlan, DraftProposal, Laws, Prefix, RoundRecord
 
+from .regimes import ALL, Regimes
 from .report import Report, add_row, columns
 from .speedup import KINDS, MOST, reserve
 
@@ -29,26 +30,26 @@ SIZES = (1, 4, 16)
 WARM_UP = 8
 
 
-def run(rounds: int) -> Report:
+def run(rounds: int, regimes: Regimes = ALL) -> Report:
     """Race each drafter against plain decoding on `rounds` prompts of all kinds in turn.
 
     Of batches half as many of each size; at least two of either.
     """
-    count = {size: max(rounds if size == 1 else rounds // 2, 2) for size in SIZES}
+    names, temperatures, sizes = regimes.of(KINDS, TEMPERATURES, SIZES)
+    count = {size: max(rounds if size == 1 else rounds // 2, 2) for size in sizes}
     # Decoders that hold slots at once: plain, and each drafter's twice.
-    most = max(size * (9 if size == 1 else 5) for size in SIZES)
+    most = max(size * (9 if size == 1 else 5) for size in sizes)
     pair = outrider.load("demo", device="cpu", dtype="float32", max_sequences=most)
     prompts = max(size * batches for size, batches in count.items())
-    each = min(-(-prompts // len(KINDS)), *MOST.values())
-    kinds = built_in(KINDS, pair.tokenizer, pair.target.vocab_size, each)
+    each = min(-(-prompts // len(names)), *MOST.values())
+    kinds = built_in(names, pair.tokenizer, pair.target.vocab_size, each)
     room = reserve(pair, kinds)
     mixed = zip(*(kind.prompts for kind in kinds), strict=True)
     found = [list(prompt.token_ids) for prompts in mixed for prompt in prompts]
     table = columns(
-        f"tokens/s over plain decoding's, {', '.join(KINDS)}, {TOKENS} tokens a prompt",
+        f"tokens/s over plain decoding's, {', '.join(names)}, {TOKENS} tokens a prompt",
         "drafter",
         "T",
-        "batch",
         "batches",
         "speedup",
         "95%",
@@ -58,16 +59,17 @@ def run(rounds: int) -> Report:
         "new",
         "95%",
         "usual",
+        "unpaid",
         "kept",
         "drafted",
     )
     rows = []
-    for size in SIZES:
+    for size in sizes:
         # A model each, so that none finds a prompt that another has read.
         models = [_second(pair, size, room) for _ in range(2)]
         batches = [found[first : first + size] for first in range(0, size * count[size], size)]
         batches = [batch for batch in batches if len(batch) == size]
-        for temperature in TEMPERATURES:
+        for temperature in temperatures:
             for row in _measure(pair, models, batches, temperature):
                 rows.append(row)
                 same, new = _shown(row["same"]), _shown(row["new"])
@@ -75,12 +77,12 @@ def run(rounds: int) -> Report:
                     table,
                     row["drafter"],
                     f"{temperature:g}",
-                    str(size),
-                    str(len(batches)),
+                    f"{len(batches)} of {size}",
                     *same,
                     f"{row['unpaid']:.1%}",
                     f"{row['planning']:.1%}",
                     *new,
+                    f"{row['new_unpaid']:.1%}",
                     "-" if row["kept"] is None else f"{row['kept']:.2f}",
                     f"{row['drafting']:.2f}",
                 )
@@ -102,7 +104,7 @@ def run(rounds: int) -> Report:
         "so that it is best left alone; exit: the target's own first layers and its head, of a "
         "target that was not trained for it, one by one alone",
         table,
-        {"tokens": TOKENS, "kinds": KINDS, "rows": rows},
+        {"tokens": TOKENS, "kinds": names, "rows": rows},
     )
 
 
@@ -182,7 +184,10 @@ def _measure(
             "plain_tokens_per_s": plain.metrics.tokens_per_s,
         }
         | _overhead(_rounds(lanes), _rounds(by_decoder[0]))
-        for name, one, other, lanes in zip(same, known, new, by_decoder[1:], strict=False)
+        | {"new_unpaid": _overhead(_rounds(own), _rounds(by_decoder[0]))["unpaid"]}
+        for name, one, other, lanes, own in zip(
+            same, known, new, by_decoder[1:], by_decoder[1 + len(same) :], strict=False
+        )
     ]
 
 

@@ -25,6 +25,7 @@ from outrider.loading import Pair
 from outrider.models.transformers import TransformersModel
 from outrider.protocols import DraftModel, TargetModel
 
+from .regimes import ALL, Regimes
 from .report import Report, add_row, columns
 
 TOKENS = 256
@@ -36,28 +37,29 @@ MOST = {"code": 64, "editing": 128}
 """How many prompts of a kind are used at most: Python's own library has few more to cut."""
 
 
-def run(rounds: int) -> Report:
+def run(rounds: int, regimes: Regimes = ALL) -> Report:
     """Race drafters against plain decoding on `rounds` prompts of each kind, at least two.
 
     Of batches as many, or as many as there are prompts for: no prompt is in two of a size.
     """
     rounds = max(rounds, 2)
-    pair = outrider.load(
-        "demo", device="cpu", dtype="float32", max_sequences=max(6, 3 * max(BATCHES))
-    )
-    wanted = rounds * max(BATCHES)
+    names, temperatures, sizes = regimes.of(KINDS, TEMPERATURES, BATCHES)
+    # As many whatever is chosen: what else is measured changes no prompt.
+    most = max(BATCHES)
+    pair = outrider.load("demo", device="cpu", dtype="float32", max_sequences=max(6, 3 * most))
+    wanted = rounds * most
     kinds = [
         kind
-        for name in KINDS
+        for name in names
         for kind in built_in(
             (name,), pair.tokenizer, pair.target.vocab_size, min(wanted, MOST.get(name, wanted))
         )
     ]
     room = reserve(pair, kinds)
     contenders: dict[str, DraftModel] = {
-        "model": own_drafter(pair, max(BATCHES), room),
+        "model": own_drafter(pair, most, room),
         "hybrid": HybridDrafter.usual(
-            own_drafter(pair, max(BATCHES), room), SuffixDrafter(max_pool_tokens=0)
+            own_drafter(pair, most, room), SuffixDrafter(max_pool_tokens=0)
         ),
     }
     table = columns(
@@ -79,17 +81,18 @@ def run(rounds: int) -> Report:
     rows = []
     for kind in kinds:
         name, found = kind.name, [list(prompt.token_ids) for prompt in kind.prompts]
-        for temperature in TEMPERATURES:
-            for size in BATCHES:
+        for temperature in temperatures:
+            for size in sizes:
                 batches = dealt(found, size)[:rounds]
                 for row in _measure(pair.target, contenders, batches, temperature):
                     rows.append({"workload": name} | row)
                     _show(table, rows[-1])
     return Report(
         "speedup",
-        "default settings; one round of each decoder in turn; the target's first forward, with "
-        "which it reads the prompt, is not timed, what the drafter reads is; 95%: bootstrap and "
-        "Student's t over "
+        "default settings, without the pool of earlier outputs, from which a prompt that comes "
+        "again would be answered; one round of each decoder in turn; the target's first forward, "
+        "with which it reads the prompt, is not timed, what the drafter reads is; 95%: bootstrap "
+        "and Student's t over "
         "prompts, or over batches of them, wide where they are few; usual: speedup if each round "
         "had taken what rounds of its kind took, by the median: without slow moments of the "
         "machine, and without a drafter's reading after the first round, its interval that of "

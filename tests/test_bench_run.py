@@ -311,7 +311,8 @@ def test_first_layers_draft_without_a_draft_model(depth: int | None) -> None:
     assert [each.contender.label for each in found.measurements] == ["outrider plain", *labels] * 2
     for each in found.measurements:
         assert each.tokens == (20, 20)
-        assert each.identical in (2, None)
+        fixed = each.temperature == 0 or each.contender.verification == "coupled"
+        assert each.identical == (2 if fixed else None)
         assert each.metrics is not None
         assert each.metrics.draft_failures == 0
         # Adaptive, it may find out beforehand that these layers cannot pay.
@@ -319,7 +320,7 @@ def test_first_layers_draft_without_a_draft_model(depth: int | None) -> None:
 
 
 def test_what_a_prompt_expects_is_drafted() -> None:
-    """All of it is kept where the prediction is what plain decoding writes, none where it lies."""
+    """All of it is kept where the prediction is what plain decoding writes; less where it lies."""
     (plain, *_) = bench(small(MODEL, temperatures=(0.0,))).measurements
     texts = []
     for prompt in PROMPTS:
@@ -425,7 +426,7 @@ def test_matrices_that_mean_nothing(settings: dict[str, Any], message: str) -> N
             small(Contender("outrider", "crystal ball")),
             "drafters='crystal ball'.*draft_model, ngram",
         ),
-        (small(Contender("outrider", "early_exit", "block", 2)), "exit_layers=None.*1..2"),
+        (small(Contender("outrider", "early_exit", "block", 2)), "exit_layers=None.*how many"),
         (
             small(Contender("outrider", "early_exit", "block", 2, exit_layers=3)),
             "exit_layers=3.*1..2: some of the target's 3 layers",

@@ -175,6 +175,40 @@ def test_the_benchmark_of_modes(
     test_a_benchmark_ends_in_one_line_of_json("modes", 1, {"rows", "tokens"}, capsys, monkeypatch)
 
 
+def test_some_regimes_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order in which they are measured where all are."""
+    few = {"TOKENS": 4, "WARM_UP": 2, "DEPTHS": {1: (1,), 2: (1,), 3: (1,)}}
+    for name, value in few.items():
+        monkeypatch.setattr(f"benchmarks.depth.{name}", value)
+    main(["depth", "--rounds", "1", "--batches", "3,1", "--temps", "0.8", "--workloads", "json"])
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["depth"]["rows"]
+    assert [(row["workload"], row["temperature"], row["batch"]) for row in rows] == [
+        ("json", 0.8, 1),
+        ("json", 0.8, 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["depth", "--batches", "5"], "--batches=5 is not allowed: expected some of 1, 4, 16"),
+        (["losing", "--temps", "2"], "--temps=2.0 is not allowed: expected some of 0.0, 0.8, 1.0"),
+        (["speedup", "--workloads", "x"], "--workloads='x' is not allowed: expected some of code"),
+        (["speedup", "--batches", "one"], "'one' is not allowed: expected ints"),
+        (["suffix", "--temps", "0"], "suffix has no regimes to choose from; speedup, losing, dep"),
+        (["--temps", "0"], "overhead has no regimes to choose from"),
+    ],
+)
+def test_regimes_that_there_are_not(
+    args: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(args)
+    assert message in capsys.readouterr().err
+
+
 def test_an_unknown_benchmark_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["overhed"])

@@ -15,6 +15,7 @@ import pytest
 
 import outrider.cli.certify
 from outrider import (
+    ModelDrafter,
     SamplingParams,
     SpeculativeConfig,
     SpeculativeDecoder,
@@ -24,6 +25,7 @@ from outrider import (
 from outrider.certify import cases, ceilings, checks, controls, exact, faults, goodness, toys
 from outrider.certify.covering import coverage, covering
 from outrider.certify.exact import exact_tier
+from outrider.certify.known_costs import KnownCosts
 from outrider.certify.modules import load_part
 from outrider.certify.reference import allowed, ended, filtered
 from outrider.certify.statistics import Cell, fitted_positions, judged, sample
@@ -34,6 +36,8 @@ from outrider.models.tabular import mock_pair
 from outrider.shaping import Shaper
 from outrider.verification import TokenVerification, Verifier
 from outrider.verification.lossy import LenientVerification
+
+from .test_confidence import shortened
 
 
 def quiet(done: int, total: int, what: str) -> None:
@@ -189,6 +193,52 @@ class TestLevels:
         assert all(case.measure().passed for case in chosen)
         fault(monkeypatch)
         assert not all(case.measure().passed for case in chosen)
+
+    def test_measured_costs_decide(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Beside what was kept: as many tokens may be left, and are drafted for or not."""
+        planned: dict[str, set[tuple[int, int]]] = {}
+        plan = KnownCosts.plan
+
+        def noted(self: KnownCosts, states: Any) -> Any:
+            made = plan(self, states)
+            left = [min(state.remaining - 1, 3) for state in states]
+            planned[kind].update(zip(made.model_steps.tolist(), left, strict=True))
+            return made
+
+        monkeypatch.setattr(KnownCosts, "plan", noted)
+        usual = {factor: levels[0] for factor, levels in cases.FACTORS.items()}
+        for kind in ("model", "hybrid", "early exit", "tree, greedy"):
+            planned[kind] = set()
+            values = {"drafter": kind, "policy": "adaptive, measured", "depth": "3"}
+            measured = cases.Case(5, usual | values).measure()
+            assert measured.passed, measured
+        assert planned["model"] >= {(1, 1), (2, 2), (3, 3)}
+        assert planned["hybrid"] >= {(0, 1), (1, 1), (2, 2), (3, 3)}
+        assert planned["tree, greedy"] >= {(1, 1), (1, 2), (1, 3)}
+
+    @pytest.mark.parametrize("level", ["adaptive, measured", "confidence"])
+    def test_a_draft_that_ends_by_its_last_token_is_seen(
+        self, monkeypatch: pytest.MonkeyPatch, level: str
+    ) -> None:
+        """Where the draft ends early by the plan: the unlikely token that it ended with is lost."""
+        chosen = [
+            case
+            for case in designed()[1]
+            if {"policy": level, "drafter": "model", "replay": "no"}.items() <= case.values.items()
+            and case.values["sampling"] != "greedy"
+        ]
+        assert all(case.measure().passed for case in chosen)
+        propose = ModelDrafter.propose
+
+        def loses(self: ModelDrafter, prefixes: Any, plan: Any, ctx: Any) -> Any:
+            sound = propose(self, prefixes, plan, ctx)
+            if plan.keep_going is None:
+                return sound
+            return shortened(sound, lambda law, token: law[token] < 0.3)
+
+        monkeypatch.setattr(ModelDrafter, "propose", loses)
+        found = [case.measure() for case in chosen]
+        assert any(not each.passed and each.problem is None for each in found)
 
     def test_every_parameter_is_in_a_case_or_said_to_be_in_none(self) -> None:
         levels = [*cases.SAMPLING.values(), *cases.SHAPING.values(), *cases.STOP.values()]

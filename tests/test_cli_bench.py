@@ -107,6 +107,11 @@ def test_predictions_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str
     path = tmp_path / "mine.jsonl"
     path.write_text('{"prompt": "def f(x):", "prediction": "\\n    return x"}\n')
     asked = ["--prompts", str(path), "-m", "6", "--temps", "0", "-k", "2", "--peers", "none"]
+    assert main(["bench", *asked, "--drafters", "prediction,hybrid", "--md"]) == 0
+    assert (
+        "mine: prompts with a prediction, which only prediction and hybrid see: 1"
+        in capsys.readouterr().out
+    )
     assert main(["bench", *asked, "--drafters", "prediction,hybrid", "--jsonl"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["drafter"] for row in rows] == ["none", "prediction", "hybrid"]
@@ -114,7 +119,7 @@ def test_predictions_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert rows[1]["drafted"] > 0
     path.write_bytes(ROWS)
     told = refused([*asked, "--drafters", "prediction"], capsys)
-    assert "--drafters='prediction' is not allowed: expected --prompts FILE beside it" in told
+    assert 'mine.jsonl has no row that can be used with a prediction; expected "pred' in told
 
 
 ROWS = b'{"prompt": "def f(x):"}\n{"prompt": 5}\n{"prompt": "x =", "max_tokens": 3}\n'
@@ -199,6 +204,10 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_run(
             "--drafters: 'oracle' is not allowed: expected one of draft_model",
         ),
         (["--drafters", "early_exit"], "--drafters='early_exit' is not allowed: expected --exit-"),
+        (
+            ["--drafters", "prediction"],
+            "--drafters='prediction' is not allowed: expected --prompts",
+        ),
         (["--exit-layers", "4"], "--exit-layers='4' is not allowed: expected --drafters early"),
         (["--drafters", "early_exit", "--exit-layers", "0"], "an integer >= 1"),
         (["--drafters", "early_exit", "--exit-layers", "99"], "exit_layers=99 is not allowed"),

@@ -1,4 +1,7 @@
-"""What rounds cost, as the adaptive depth believes: times are made up, no clock is read."""
+"""What rounds cost, as the adaptive depth believes: times are made up, no clock is read.
+
+What is random is seeded: a test passes or fails alike each time, and none alarms falsely.
+"""
 
 from __future__ import annotations
 

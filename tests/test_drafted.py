@@ -1,4 +1,7 @@
-"""Which rows of a batch draft: rounds are made up, no clock is read."""
+"""Which rows of a batch draft: rounds are made up, no clock is read.
+
+What is random is seeded: a test passes or fails alike each time, and none alarms falsely.
+"""
 
 from __future__ import annotations
 

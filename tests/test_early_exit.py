@@ -12,6 +12,7 @@ from torch import Tensor
 from outrider import (
     EarlyExitDrafter,
     HybridDrafter,
+    ModelDrafter,
     SamplingParams,
     SpeculativeConfig,
     SpeculativeDecoder,
@@ -22,7 +23,7 @@ from outrider.certify.reference import distance, target_law
 from outrider.errors import InvalidConfigError, ModelError
 from outrider.models.early_exit import EarlyExit, truncated
 from outrider.models.transformers import TransformersModel
-from outrider.records import Prefix
+from outrider.records import Prefix, RoundRecord
 
 from .families import Distributions, greedy_reference, random_model
 from .test_transformers_adapter import random_prompts
@@ -132,6 +133,46 @@ def test_a_prefix_is_computed_once_and_a_draft_forward_has_one_column(
     decoder.generate(random_prompts(8, (40,))[0], greedy(12))
     assert calls[:5] == [(39, 3), (1, 1), (1, 1), (1, 1), (4, 3)]
     assert all(call in ((1, 1), (4, 3), (3, 3), (2, 3), (1, 3)) for call in calls[1:])
+
+
+@pytest.mark.parametrize("looks_up", [False, True])
+def test_the_target_reads_prompts_in_its_own_time(
+    llama: Any, monkeypatch: pytest.MonkeyPatch, looks_up: bool
+) -> None:
+    """Before the drafter is asked: it drafts with the first layers, and computes no column in all.
+
+    What the target found of a prompt is told, as where it reads it when it verifies.
+    """
+    _, target = llama
+    drafter: Any = EarlyExitDrafter(target, 1)
+    if looks_up:
+        drafter = HybridDrafter(drafter, SuffixDrafter(max_pool_tokens=0), min_expected=99.0)
+    records: list[RoundRecord] = []
+    decoder = SpeculativeDecoder(
+        target,
+        drafter,
+        config=SpeculativeConfig(depth="fixed", num_speculative_tokens=3),
+        on_round=records.append,
+    )
+    calls, drafting = counted(target, monkeypatch), []
+    propose = ModelDrafter.propose
+
+    def noting(self: Any, *args: Any) -> Any:
+        first = len(calls)
+        proposal = propose(self, *args)
+        drafting.extend(calls[first:])
+        return proposal
+
+    monkeypatch.setattr(ModelDrafter, "propose", noting)
+    prompts = random_prompts(14 + looks_up, (40, 23))
+    decoder.generate(prompts, greedy(12))
+    assert [call for call in calls if call[0] > 4] == [(39, 3), (22, 3)]
+    assert drafting
+    assert {depth for _, depth in drafting} == {1}
+    assert records[0].cached == (0, 0)
+    records.clear()
+    decoder.generate(prompts, greedy(2))
+    assert records[0].cached == (39, 22)
 
 
 def test_columns_that_were_only_drafted_are_not_relied_on(llama: Any) -> None:

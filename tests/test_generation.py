@@ -191,6 +191,24 @@ def test_weights_may_change_between_calls(first: list[int]) -> None:
     assert target.generate(prompt, max_new_tokens=8, custom_generate=inside).equal(expected)
 
 
+def test_costs_are_kept_for_the_model_that_they_are_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Noted(outrider.SpeculativeDecoder):
+        def __init__(self, *args: Any, **more: Any) -> None:
+            super().__init__(*args, **more)
+            made.append(self.policy)
+
+    monkeypatch.setattr("outrider.generation.SpeculativeDecoder", Noted)
+    inside = outrider.generate_with(outrider.NgramDrafter())
+    first, second = random_model("llama"), random_model("qwen2")
+    for model in (first, first, second, second):
+        model.generate(**padded((4,)), max_new_tokens=3, do_sample=False, custom_generate=inside)
+    assert made[0] is made[1]
+    assert made[2] is made[3]
+    assert made[0] is not made[2]
+
+
 def test_the_example_of_the_readme() -> None:
     readme = (Path(__file__).parent.parent / "README.md").read_text()
     _, code, _, printed, _ = readme.split("## Inside transformers")[1].split("```", 4)

@@ -37,6 +37,7 @@ from .protocols import (
     DraftModel,
     KeepsSequences,
     LearnsOutputs,
+    ReadsAhead,
     TargetModel,
     Tokenizer,
 )
@@ -56,7 +57,7 @@ from .rounds import (
 )
 from .running import Run
 from .stopping import final_text, until_stop
-from .text import StreamDecoder
+from .streaming import events
 from .verification import Verifier, lazy
 
 
@@ -76,7 +77,8 @@ class SpeculativeDecoder:
 
     Raises:
         VocabMismatchError: drafter and target have different vocabulary sizes.
-        InvalidConfigError: drafter and target are on different devices, or are no models at all.
+        InvalidConfigError: drafter and target are on different devices, or are no models at all, or
+            the policy is none.
         TokenOutOfRangeError: the configuration's `draft_params` name a token that there is not.
     """
 
@@ -99,7 +101,7 @@ class SpeculativeDecoder:
         self.tokenizer = tokenizer
         self.config = config or SpeculativeConfig()
         self.chance: Chance = chance or Philox4x32()
-        check_models(target, self.drafter, self.config)
+        check_models(target, self.drafter, self.config, policy)
         check_vocabularies(target, self.drafter)
         if self.config.draft_params is not None:
             check_tokens(target.vocab_size, self.config.draft_params, "draft_params.")
@@ -114,6 +116,7 @@ class SpeculativeDecoder:
         self._cached = [model for model in parts if isinstance(model, CachedModel)]
         self._keepers = [part for part in parts if isinstance(part, KeepsSequences)]
         self._learners = [part for part in parts if isinstance(part, LearnsOutputs)]
+        self._ahead = [part for part in parts if isinstance(part, ReadsAhead)]
         self._device = common_device(self._cached)
         lazy.prepare(self._device)
         eos = target.eos_token_ids if isinstance(target, CachedModel) else frozenset[int]()
@@ -218,6 +221,8 @@ class SpeculativeDecoder:
             batch, draws, plan, self._device, self.config, draft_shaper, remembers=chance is None
         )
         watch.mark()
+        found = () if failure else self._read_ahead(batch, prefixes, plan)
+        watch.mark()
         given = failure.rest if failure else self._propose(prefixes, plan, context)
         laws = [] if failure else check_laws(given, context, vocab_size, batch.params.all_greedy)
         proposal = given if self._device.type == "cpu" else bounded(given, vocab_size)
@@ -229,7 +234,7 @@ class SpeculativeDecoder:
         verdict, witness = judge(proposal, logits, batch.params, self.verifier, draws)
         rows = read(proposal, verdict, witness, context, laws)
         check_witnesses(given, witness, context, rows, laws, vocab_size)
-        draft_s, target_s = watch.spans()[-2:]
+        read_s, draft_s, verify_s = watch.spans()[-3:]
         told = (failure or context).told.within([row.depth for row in rows])
         looked_up, planned, repeats = proposal.stepless, plan.model_steps, plan.repeated
         states, emitted, accepted = [], [], []
@@ -260,9 +265,9 @@ class SpeculativeDecoder:
             looked_up=looked_up,
             ended=told.ended,
             entropies=told.entropies,
-            cached=scores.cached or (0,) * len(rows),
+            cached=found or scores.cached or (0,) * len(rows),
             draft_s=draft_s,
-            target_s=target_s,
+            target_s=read_s + verify_s,
             total_s=watch.total(),
             plan_s=watch.plan_s,
         )
@@ -343,45 +348,8 @@ class SpeculativeDecoder:
             params: as for `generate`.
         """
         listed: Any = [prompts] if is_single_prompt(prompts) else prompts
-        return self._events(self._runs(self._parse_all(listed, params)))
-
-    def _events(self, runs: list[list[SequenceState]]) -> Iterator[StreamEvent]:
-        owner = {state.prefix.sequence_id: i for i, run in enumerate(runs) for state in run}
-        decoders = {
-            state.prefix.sequence_id: StreamDecoder(self.tokenizer, state.params.stop)
-            for run in runs
-            for state in run
-            if self.tokenizer is not None
-        }
-        for step in Run.of(self, runs):
-            for row, (state, tokens) in enumerate(
-                zip(step.batch.states, step.emitted, strict=True)
-            ):
-                sequence_id = state.prefix.sequence_id
-                first = len(state.prefix) - state.prompt_length - len(tokens)
-                for index, token in enumerate(tokens):
-                    last = index == len(tokens) - 1 and state.finish_reason is not None
-                    decoder = decoders.get(sequence_id)
-                    text = None
-                    if decoder is not None and self.tokenizer is not None:
-                        text = (
-                            decoder.finish(final_text(state, self.tokenizer))
-                            if last
-                            else decoder.push(token)
-                        )
-                    told = step.logprobs[row][index] if step.logprobs[row] else None
-                    yield StreamEvent(
-                        request=owner[sequence_id],
-                        choice=state.choice,
-                        token_id=token,
-                        text=text,
-                        origin=step.origin(row, index),
-                        position=first + index,
-                        round=state.round - 1,
-                        finish_reason=state.finish_reason if last else None,
-                        logprob=None if told is None else told.logprob,
-                        top_logprobs=None if told is None else told.top,
-                    )
+        runs = self._runs(self._parse_all(listed, params))
+        return events(Run.of(self, runs), runs, self.tokenizer)
 
     def release(self, states: Iterable[SequenceState], *, discard: bool = False) -> None:
         """Free what the models hold for sequences that will not be stepped again.
@@ -408,6 +376,11 @@ class SpeculativeDecoder:
             raise failed(error, ctx, self.target.vocab_size) from error
         ctx.forget()
         return proposal
+
+    def _read_ahead(self, batch: Batch, prefixes: list[Prefix], plan: DraftPlan) -> tuple[int, ...]:
+        """Let the target read new prompts before they are drafted from in its own slots."""
+        new = plan.width > 0 and any(state.round == 0 for state in batch.states)
+        return next((part.read_ahead(prefixes) for part in self._ahead), ()) if new else ()
 
     def _warn(self, failure: DraftFailure) -> None:
         """Say once that the drafter fails."""

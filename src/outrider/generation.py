@@ -73,8 +73,8 @@ def generate_with(
     """
     speculation = config or SpeculativeConfig()
     target_loan, draft_loan = _Loan(max_sequences), _Loan(max_sequences)
-    # Costs are measured at the first call, and kept for the next.
-    policies: list[DepthPolicy] = []
+    # Costs are measured at the first call, and kept for the next of the same model.
+    known: list[tuple[TransformersModel, DepthPolicy]] = []
 
     def decode(
         model: PreTrainedModel,
@@ -107,9 +107,9 @@ def generate_with(
             if isinstance(draft_model, PreTrainedModel):
                 lent = loans.enter_context(draft_loan.of(draft_model))
                 drafter = ModelDrafter(lent, target.vocab_size)
-            policy = policies[0] if policies else None
+            policy = next((kept for owner, kept in known if owner is target), None)
             decoder = SpeculativeDecoder(target, drafter, config=speculation, policy=policy)
-            policies[:] = [decoder.policy]
+            known[:] = [(target, decoder.policy)]
             outputs = _Rows(decoder, input_ids, prompts, params, criteria, custom).outputs()
         width = max(map(len, outputs))
         rows = [[*tokens, *[pad] * (width - len(tokens))] for tokens in outputs]

@@ -6,11 +6,14 @@ import torch
 
 from .config import LOSSY, SpeculativeConfig
 from .errors import InvalidConfigError, VocabMismatchError
-from .protocols import CachedModel, DraftModel, LooksUp, ModelBacked, TargetModel
+from .protocols import CachedModel, DepthPolicy, DraftModel, LooksUp, ModelBacked, TargetModel
 
 
-def check_models(target: object, drafter: object, config: object) -> None:
-    """Raise InvalidConfigError unless these are a target, a drafter or None, and its config."""
+def check_models(target: object, drafter: object, config: object, policy: object) -> None:
+    """Raise InvalidConfigError unless these are a target, a drafter, its config, and a policy.
+
+    There may be no drafter, and no policy, None.
+    """
     if not isinstance(config, SpeculativeConfig):
         raise InvalidConfigError("config", config, "a SpeculativeConfig")
     for name, part in (("target", target), ("drafter", drafter)):
@@ -28,6 +31,13 @@ def check_models(target: object, drafter: object, config: object) -> None:
             type(drafter).__name__,
             "a drafter with vocab_size and propose, or a model with open (wrap transformers models "
             "in TransformersModel)",
+        )
+    if policy is not None and (isinstance(policy, type) or not isinstance(policy, DepthPolicy)):
+        raise InvalidConfigError(
+            "policy",
+            policy if isinstance(policy, str | type) else type(policy).__name__,
+            "a depth policy with learns, plan and observe; those that come with the library are "
+            'named by SpeculativeConfig(depth="adaptive")',
         )
     mixes = all(isinstance(drafter, kind) for kind in (LooksUp, ModelBacked))
     if mixes and config.verification in LOSSY:

@@ -180,6 +180,19 @@ class ModelBacked(Protocol):
 
 
 @runtime_checkable
+class ReadsAhead(Protocol):
+    """What drafts in the target's own slots, where the target would read prompts later."""
+
+    def read_ahead(self, prefixes: Sequence[Prefix]) -> tuple[int, ...]:
+        """Have the target compute all but the last few tokens of each prefix.
+
+        Returns:
+            How many tokens of each it found computed, of new ones.
+        """
+        ...
+
+
+@runtime_checkable
 class EndsEarly(Protocol):
     """A drafter that may end a draft before its planned depth."""
 
@@ -320,6 +333,7 @@ class HasSlots(Protocol):
         ...
 
 
+@runtime_checkable
 class DepthPolicy(Protocol):
     """Decides how many tokens to draft for each sequence."""
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import product
 from typing import Any
 
 from ..config import SpeculativeConfig
-from ..drafters.early_exit import EarlyExitDrafter
 from ..drafters.hybrid import HybridDrafter
 from ..drafters.ngram import NgramDrafter
 from ..drafters.prediction import PredictionDrafter
 from ..drafters.suffix import SuffixDrafter
 from ..errors import InvalidConfigError
-from ..models.transformers import TransformersModel
 from ..protocols import DraftModel
 from .records import Contender
 
@@ -22,11 +22,47 @@ ASKED_FOR = ("early_exit", "prediction")
 """What drafts where more is given than a pair: how many of the target's first layers; the text that
 is expected."""
 
+KNOWN = (*DRAFTERS, *ASKED_FOR)
 WITH_MODEL = ("draft_model", "hybrid")
 LOOKUPS = ("ngram", "suffix")
 
 PLAIN = Contender("outrider", "none")
 """The baseline: the same engine at depth 0."""
+
+
+def contenders(
+    drafters: Iterable[str],
+    exits: Iterable[int],
+    verifications: Iterable[str],
+    depths: Iterable[int | None],
+    trees: Iterable[tuple[int, ...]],
+) -> tuple[Contender, ...]:
+    """Every drafter with every verification, at every depth, and in every tree that it can draft.
+
+    Args:
+        drafters: some of `KNOWN`.
+        exits: how many of the target's first layers draft, for "early_exit".
+        verifications: methods, by name.
+        depths: of chains; None is an adaptive one.
+        trees: children by depth.
+    """
+    drafting = [
+        (drafter, layers)
+        for drafter in drafters
+        for layers in (exits if drafter == "early_exit" else (None,))
+    ]
+    pairs = list(product(drafting, verifications))
+    chains = [
+        Contender("outrider", drafter, verification, depth, exit_layers=layers)
+        for ((drafter, layers), verification), depth in product(pairs, depths)
+    ]
+    # Prompt lookup and predictions find one continuation: they have no trees.
+    branching = [
+        Contender("outrider", drafter, verification, len(shape), shape, layers)
+        for ((drafter, layers), verification), shape in product(pairs, trees)
+        if drafter not in ("ngram", "prediction")
+    ]
+    return (*chains, *branching)
 
 
 def config_of(contender: Contender) -> SpeculativeConfig:
@@ -35,9 +71,8 @@ def config_of(contender: Contender) -> SpeculativeConfig:
     Raises:
         InvalidConfigError: it is not known, or its settings contradict each other.
     """
-    known = (*DRAFTERS, *ASKED_FOR)
-    if contender.drafter not in (*known, "none"):
-        raise InvalidConfigError("drafters", contender.drafter, f"some of {', '.join(known)}")
+    if contender.drafter not in (*KNOWN, "none"):
+        raise InvalidConfigError("drafters", contender.drafter, f"some of {', '.join(KNOWN)}")
     depth = contender.num_speculative_tokens
     # The record checks what the command line was given.
     verification: Any = contender.verification or "block"
@@ -56,8 +91,8 @@ def drafter_of(name: str, model: DraftModel | None) -> DraftModel | None:
     would be answered from it.
 
     Args:
-        name: one of `DRAFTERS`, or "none".
-        model: drafts with the draft model; None if there is none.
+        name: one of `KNOWN`, or "none".
+        model: drafts with the draft model, or the target's first layers; None if there is none.
 
     Raises:
         InvalidConfigError: the name is not known, or wants a draft model.
@@ -71,31 +106,8 @@ def drafter_of(name: str, model: DraftModel | None) -> DraftModel | None:
             return SuffixDrafter(max_pool_tokens=0)
         case "hybrid" if model is not None:
             return HybridDrafter.usual(model, SuffixDrafter(max_pool_tokens=0))
-        case "draft_model" if model is not None:
-            return model
-    raise InvalidConfigError("drafters", name, f"{' or '.join(LOOKUPS)} where there is no draft")
-
-
-def entered(
-    contender: Contender, target: TransformersModel, model: DraftModel | None
-) -> DraftModel | None:
-    """What drafts for a contender of a benchmark: `drafter_of`, or what is asked for beside a pair.
-
-    Args:
-        contender: who.
-        target: its target.
-        model: as `drafter_of` takes it.
-
-    Raises:
-        InvalidConfigError: as `drafter_of`, or the target has no such layers.
-    """
-    match contender.drafter:
         case "prediction":
             return PredictionDrafter()
-        case "early_exit":
-            try:
-                return EarlyExitDrafter(target, contender.exit_layers or 0)
-            except InvalidConfigError as error:
-                layers = contender.exit_layers
-                raise InvalidConfigError("exit_layers", layers, error.expected) from None
-    return drafter_of(contender.drafter, model)
+        case "draft_model" | "early_exit" if model is not None:
+            return model
+    raise InvalidConfigError("drafters", name, f"{' or '.join(LOOKUPS)} where there is no draft")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from ..config import SamplingParams
+from ..drafters.early_exit import EarlyExitDrafter
 from ..drafters.model import ModelDrafter
 from ..drafters.vocabulary import VocabularyDrafter
 from ..engine import SpeculativeDecoder
@@ -14,7 +15,7 @@ from ..errors import InvalidConfigError
 from ..loading import Pair
 from ..models.transformers import TransformersModel
 from ..protocols import DraftModel
-from .contending import LOOKUPS, WITH_MODEL, config_of, entered
+from .contending import LOOKUPS, WITH_MODEL, config_of, drafter_of
 from .race import Lane, Racer
 from .records import Contender
 
@@ -78,8 +79,11 @@ class OutriderEntrant:
             InvalidConfigError: its settings contradict each other, or there is no draft model.
         """
         target = TransformersModel(pair.target.hf_model, max_sequences=max_sequences)
-        drafts = contender.drafter in WITH_MODEL
-        model = _drafter_of_its_own(pair, max_sequences) if drafts else None
+        model: ModelDrafter | VocabularyDrafter | None = None
+        if contender.drafter == "early_exit":
+            model = _first_layers(target, contender.exit_layers)
+        elif contender.drafter in WITH_MODEL:
+            model = _drafter_of_its_own(pair, max_sequences)
         return OutriderEntrant(contender, target, model)
 
     @property
@@ -115,7 +119,16 @@ class OutriderEntrant:
         return OutriderEntrant(Contender("outrider", "none", verification, 0), self._target)
 
     def _drafter(self) -> DraftModel | None:
-        return entered(self._contender, self._target, self._model)
+        return drafter_of(self._contender.drafter, self._model)
+
+
+def _first_layers(target: TransformersModel, layers: int | None) -> EarlyExitDrafter:
+    if layers is None:
+        raise InvalidConfigError("exit_layers", None, "how many of the target's first layers draft")
+    try:
+        return EarlyExitDrafter(target, layers)
+    except InvalidConfigError as error:
+        raise InvalidConfigError("exit_layers", layers, error.expected) from None
 
 
 def _drafter_of_its_own(pair: Pair, max_sequences: int) -> ModelDrafter | VocabularyDrafter:

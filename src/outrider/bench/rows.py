@@ -110,7 +110,7 @@ def _prediction(row: Mapping[str, Any], tokenizer: Any) -> tuple[int, ...] | Non
     if given is None:
         return None
     if isinstance(given, dict):
-        given = _content(given.get("content"))
+        given = _content("prediction", given.get("content"))
     if isinstance(given, str):
         text = _text("prediction", given)
         given = [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
@@ -129,15 +129,15 @@ def _messages(messages: object) -> list[dict[str, str]]:
         given = _mapping("a message", message)
         if not isinstance(given.get("role"), str):
             raise BadRowError("a message has no role")
-        found.append({"role": given["role"], "content": _content(given.get("content"))})
+        found.append({"role": given["role"], "content": _content("content", given.get("content"))})
     return found
 
 
-def _content(content: object) -> str:
+def _content(what: str, content: object) -> str:
     if isinstance(content, list):
-        parts = [_mapping("a part of a message", part) for part in content]
-        return "".join(_text("text", part.get("text")) for part in parts)
-    return _text("content", content)
+        parts = [_mapping(f"a part of {what}", part) for part in content]
+        return "".join(_text(f"a part of {what}", part.get("text")) for part in parts)
+    return _text(what, content)
 
 
 def _first_turn(turns: object) -> str:

@@ -131,6 +131,8 @@ def remarks(result: BenchResult) -> Iterator[str]:
         yield chance
     if result.partial:
         yield "partial: the run was interrupted, and this is what had been measured"
+    for name, count in result.provenance.get("settings", {}).get("predictions", {}).items():
+        yield f"{name}: prompts with a prediction, which only prediction and hybrid see: {count}"
     for found in result.measurements:
         where = f"{found.contender.label}, {found.workload}, temperature {found.temperature:g}"
         metrics = found.metrics

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from ..config import LOSSY, SamplingParams, SpeculativeConfig, Verification
-from ..depth import policy_of
+from ..depth import AdaptiveDepth, Levels, policy_of
 from ..drafters.early_exit import EarlyExitDrafter
 from ..drafters.hybrid import HybridDrafter
+from ..drafters.model import ModelDrafter
 from ..drafters.ngram import NgramDrafter
 from ..drafters.prediction import PredictionDrafter
 from ..drafters.suffix import SuffixDrafter
@@ -26,6 +27,7 @@ from .checks import TOLERANCE
 from .contracts import checked_drafter, checked_verifier, described
 from .covering import Coverage, coverage, covering
 from .enumeration import exact_law
+from .known_costs import KnownCosts
 from .layered import layered
 from .reference import Source, distance, target_law
 
@@ -119,11 +121,14 @@ DRAFTING: dict[str, SamplingParams | None] = {
 POLICIES: dict[str, dict[str, Any]] = {
     "fixed": {"depth": "fixed"},
     "adaptive": {"depth": "adaptive", "cost_ratio": 0.4},
+    "adaptive, measured": {"depth": "adaptive"},
     "confidence": {"depth": "confidence", "cost_ratio": 0.25},
 }
-"""What decides how far to draft. Adaptive cases have a seed, so that history decides.
+"""What decides how far to draft.
 
-In those of confidence a token costs so much that some paths end early and others do not.
+Adaptive cases have a seed, so that their own history and the cost ratio decide; or costs were
+measured, on rounds that are made up, and decide beside what all sequences share. In those of
+confidence a token costs so much that some paths end early and others do not.
 """
 
 FACTORS: dict[str, tuple[str, ...]] = {
@@ -258,7 +263,7 @@ class Case:
         return SamplingParams(**asked)
 
     def _models(self) -> tuple[TargetModel, Source, Any]:
-        """The target, its law, and a drafter, or a model for the engine to wrap, or None."""
+        """The target, its law, and a drafter, or None."""
         kind, agreement = self.values["drafter"], _AGREEMENTS[self.values["draft"]]
         if kind in _EARLY_EXITS:
             left, law = layered(self._vocab_size, self.number, agreement)
@@ -274,14 +279,19 @@ class Case:
         config = configured(method, self.values["drafter"], self._depth)
         policy = POLICIES[self.values["policy"]]
         config = replace(config, draft_params=DRAFTING[self.values["drafting"]], **policy)
+        # Without a round to measure costs by, so that no depth depends on a clock.
+        deciding = policy_of(config, drafter, target)
+        if self.values["policy"] == "adaptive, measured":
+            assert isinstance(deciding, AdaptiveDepth)
+            levels = Levels(config.deepest, config.tree_shape, config.tree_budget)
+            deciding = KnownCosts(deciding, levels)
         return SpeculativeDecoder(
             target,
             drafter,
             tokenizer=toys.tokenizer(toys.TEXTS[: self._vocab_size]),
             config=config,
             verifier=verifier,
-            # Without a round to measure costs by, so that no depth depends on a clock.
-            policy=policy_of(config, drafter, target),
+            policy=deciding,
         )
 
 
@@ -321,7 +331,7 @@ def configured(method: Verification, kind: str, depth: int) -> SpeculativeConfig
 
 
 def _drafter(kind: str, draft: TabularModel) -> Any:
-    """A drafter of a kind, or the model for the engine to wrap, or None."""
+    """A drafter of a kind, or None."""
     if kind in _VOCABULARIES:
         by_text = kind == "vocabulary, text"
         return toys.of_another_vocabulary(draft, _VOCABULARIES[kind], by_text=by_text)
@@ -336,7 +346,7 @@ def _drafter(kind: str, draft: TabularModel) -> Any:
             return _suffixes()
         case "hybrid" | "tree, hybrid":
             return HybridDrafter(draft, _suffixes(), min_expected=0.5)
-    return draft
+    return ModelDrafter(draft)
 
 
 def _suffixes() -> SuffixDrafter:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
-from itertools import product
 from typing import TYPE_CHECKING, Any, get_args
 
 from ..config import SpeculativeConfig, Verification
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..bench.matrix import Matrix
-    from ..bench.records import BenchResult, Contender, Workload
+    from ..bench.records import BenchResult, Workload
     from ..bench.workload import Lines
     from ..loading import Pair
     from .models import Loaded
@@ -72,7 +71,14 @@ def configure(parser: ArgumentParser) -> None:
     options.add_model_flags(parser)
     prompts = parser.add_argument_group("prompts")
     which = prompts.add_mutually_exclusive_group()
-    _add_list(which, "--workloads", "workloads", _workload, "KIND,...", "built-in kinds of prompts")
+    _add_list(
+        which,
+        "--workloads",
+        "workloads",
+        _among("workloads", USUAL["workloads"]),
+        "KIND,...",
+        "built-in kinds of prompts",
+    )
     which.add_argument(
         "--prompts",
         metavar="FILE",
@@ -88,10 +94,10 @@ def configure(parser: ArgumentParser) -> None:
         matrix,
         "--drafters",
         "drafters",
-        _drafter,
+        _among("drafters", _DRAFTERS),
         "NAME,...",
         f"of {', '.join(_DRAFTERS)} (default: draft_model and hybrid, or without a draft suffix "
-        "and ngram); the last and hybrid look at the prediction in a row of --prompts",
+        "and ngram); prediction and hybrid look at the prediction in a row of --prompts",
     )
     _add_list(
         matrix,
@@ -101,7 +107,14 @@ def configure(parser: ArgumentParser) -> None:
         "N,...",
         "early_exit: how many of the target's first layers draft",
     )
-    _add_list(matrix, "--verification", "verifications", _verification, "NAME,...", "how checked")
+    _add_list(
+        matrix,
+        "--verification",
+        "verifications",
+        _among("verification", get_args(Verification)),
+        "NAME,...",
+        "how checked",
+    )
     _add_list(matrix, "-k, --k", "depths", _depth, "K,...", "tokens drafted in a row, or adaptive")
     _add_list(
         matrix,
@@ -126,7 +139,7 @@ def configure(parser: ArgumentParser) -> None:
         matrix,
         "--peers",
         "peers",
-        _peer,
+        _among("peers", (*USUAL["peers"], "none")),
         "NAME,...",
         "of transformers, llama.cpp; or none. With peers contenders take turns by whole requests, "
         "without them by rounds, which a noisy machine disturbs less",
@@ -212,11 +225,13 @@ def _measure(args: Namespace, settings: Namespace, console: Console, ending: End
         with_model = ("draft_model",) if settings.lossy else ("draft_model", "hybrid")
         settings.drafters = ("suffix", "ngram") if pair.model_drafter is None else with_model
     workloads = _workloads(args, lines, settings, pair)
-    expected = any(prompt.prediction for each in workloads for prompt in each.prompts)
-    if "prediction" in settings.drafters and not expected:
-        raise InvalidConfigError(
-            "--drafters", "prediction", '--prompts FILE beside it, with rows that have "prediction"'
-        )
+    predictions = {
+        each.name: sum(prompt.prediction is not None for prompt in each.prompts)
+        for each in workloads
+    }
+    if "prediction" in settings.drafters and not any(predictions.values()):
+        what = f"{args.prompts} has no row that can be used with a prediction"
+        raise InvalidConfigError("prompts", args.prompts, '"prediction" in its rows', given=what)
     dtype = str(loaded.facts["dtype"])
     matrix = _matrix(settings, (dtype, *others))
     models = {name: loaded.facts[name] for name in ("target", "draft", "device")}
@@ -225,6 +240,7 @@ def _measure(args: Namespace, settings: Namespace, console: Console, ending: End
     told = {
         "quick": args.quick,
         "prompts": {each.name: len(each.prompts) for each in workloads},
+        "predictions": {name: count for name, count in predictions.items() if count},
         "max_tokens": matrix.max_tokens,
         "repeats": matrix.repeats,
         "messages": "the chat template" if template else "contents alone: no chat template",
@@ -298,6 +314,9 @@ def _settings(args: Namespace) -> Namespace:
             f"draft_model beside --verification {found.lossy[0]}, which takes a model's drafts "
             "alone",
         )
+    if "prediction" in (found.drafters or ()) and args.prompts is None:
+        wanted = '--prompts FILE beside it, with "prediction" in its rows'
+        raise InvalidConfigError("--drafters", "prediction", wanted)
     exits = "early_exit" in (found.drafters or ())
     if exits and not found.exits:
         raise InvalidConfigError("--drafters", "early_exit", "--exit-layers N beside it")
@@ -312,10 +331,17 @@ def _settings(args: Namespace) -> Namespace:
 
 
 def _matrix(settings: Namespace, dtypes: tuple[str, ...]) -> Matrix:
+    from ..bench.contending import contenders
     from ..bench.matrix import Matrix
 
     return Matrix(
-        contenders=_contenders(settings),
+        contenders=contenders(
+            settings.drafters,
+            settings.exits,
+            settings.verifications,
+            settings.depths,
+            settings.trees,
+        ),
         temperatures=settings.temperatures,
         batches=settings.batches,
         dtypes=dtypes,
@@ -325,28 +351,6 @@ def _matrix(settings: Namespace, dtypes: tuple[str, ...]) -> Matrix:
         peer_depths=settings.peer_depths,
         curve_rows=tuple(sorted({1, *settings.batches})),
     )
-
-
-def _contenders(settings: Namespace) -> tuple[Contender, ...]:
-    from ..bench.records import Contender
-
-    drafting = [
-        (drafter, layers)
-        for drafter in settings.drafters
-        for layers in (settings.exits if drafter == "early_exit" else (None,))
-    ]
-    pairs = list(product(drafting, settings.verifications))
-    chains = [
-        Contender("outrider", drafter, verification, depth, exit_layers=layers)
-        for ((drafter, layers), verification), depth in product(pairs, settings.depths)
-    ]
-    # Prompt lookup and predictions find one continuation: they have no trees.
-    trees = [
-        Contender("outrider", drafter, verification, len(shape), shape, layers)
-        for ((drafter, layers), verification), shape in product(pairs, settings.trees)
-        if drafter not in ("ngram", "prediction")
-    ]
-    return (*chains, *trees)
 
 
 def _workloads(
@@ -426,23 +430,10 @@ def _tree(text: str) -> tuple[int, ...]:
     return shape
 
 
-def _drafter(text: str) -> str:
-    return _one_of("drafters", text, _DRAFTERS)
+def _among(name: str, names: Sequence[str]) -> Callable[[str], str]:
+    def convert(text: str) -> str:
+        if text not in names:
+            raise InvalidConfigError(name, text, f"one of {', '.join(names)}")
+        return text
 
-
-def _verification(text: str) -> str:
-    return _one_of("verification", text, get_args(Verification))
-
-
-def _workload(text: str) -> str:
-    return _one_of("workloads", text, USUAL["workloads"])
-
-
-def _peer(text: str) -> str:
-    return _one_of("peers", text, (*USUAL["peers"], "none"))
-
-
-def _one_of(name: str, text: str, names: Sequence[str]) -> str:
-    if text not in names:
-        raise InvalidConfigError(name, text, f"one of {', '.join(names)}")
-    return text
+    return convert

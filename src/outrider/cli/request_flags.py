@@ -191,9 +191,8 @@ def add_prediction_flag(parser: ArgumentParser) -> None:
         "--prediction",
         type=_text_or_file,
         metavar="TEXT",
-        help="a text that the output is expected to resemble, drafted from with --method hybrid "
-        "(the default with a draft), or with --method prediction, which needs none; @PATH reads a "
-        "UTF-8 file",
+        help="a text that the output is expected to resemble, drafted from with --method hybrid, "
+        "or with --method prediction, which needs no draft; @PATH reads a UTF-8 file",
     )
 
 

@@ -63,8 +63,8 @@ def configure(parser: ArgumentParser) -> None:
     prompts.add_argument(
         "--prompts",
         metavar="FILE",
-        help='JSON lines: {"prompt": text}, Spec-Bench or OpenAI batch requests (default: the '
-        "beginnings of Python files)",
+        help='JSON lines: {"prompt": text}, Spec-Bench or OpenAI batch requests, of which '
+        "predictions are not looked at (default: the beginnings of Python files)",
     )
     prompts.add_argument(
         "--max-prompts",

@@ -298,8 +298,8 @@ def _offer(
 ) -> int:
     """Offer the transitions of a state that are worth at least `least`; how many offers now.
 
-    `offers` rows are (state, length, depth, parent); the commonest transition comes first. None is
-    worth more than all that have not been looked at together.
+    `offers` rows are (state, length, depth, parent); the commonest transition comes first. Once all
+    that have not been looked at are worth less together, none of them is looked at.
     """
     nodes, table, meta = automaton
     best = int(nodes[state, BEST])

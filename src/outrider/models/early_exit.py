@@ -75,6 +75,19 @@ class EarlyExit:
         return self._target.views
 
     @torch.inference_mode()
+    def read_ahead(self, prefixes: Sequence[Prefix]) -> tuple[int, ...]:
+        """Have the target compute all but the last few tokens of each prefix, in all layers.
+
+        Returns:
+            How many tokens of each it found computed, of new ones.
+
+        Raises:
+            ContextLengthError, ModelError: as `open`.
+        """
+        with self.lock:
+            return tuple(self._target.enter(prefixes, [0] * len(prefixes), _FEW).cached)
+
+    @torch.inference_mode()
     def open(self, prefixes: Sequence[Prefix], depth: int) -> SlotCursor:
         """A cursor at the end of the prefixes, to be fed fewer than `depth` tokens in a row.
 
