@@ -569,7 +569,23 @@ class TestErrors:
             (("--method", "draft_model"), "expected --draft MODEL beside it, or --method ngram"),
             (("--method", "hybrid"), "expected --draft MODEL beside it, or --method ngram"),
             (("--prediction", "text"), "--prediction='text' is not allowed: expected --method"),
-            (("--prediction", "text", "--method", "ngram"), "expected --method hybrid, or"),
+            (("--prediction", "text", "--method", "ngram"), "expected --method prediction beside"),
+            (
+                ("--prediction", "t", "--tree-shape", "2", "--draft", "d"),
+                "expected --method hybrid b",
+            ),
+            (
+                ("--prediction", "t", "--depth", "fixed", "--draft", "d"),
+                "expected --method hybrid, or --method prediction beside it",
+            ),
+            (
+                ("--prediction", "t", "--verification", "typical", "--draft", "d"),
+                "expected --method prediction beside it",
+            ),
+            (
+                ("--prediction", "t", "--tree-shape", "2,1", "--method", "ngram"),
+                "--tree-shape=(2, 1) is not allowed: expected none with --method ngram",
+            ),
             (("--method", "prediction"), "expected --prediction TEXT beside it"),
             (("--method", "early_exit"), "expected --exit-layers N beside it"),
             (("--exit-layers", "2"), "expected none with --method ngram; drop one of the two"),

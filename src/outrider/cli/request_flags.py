@@ -15,7 +15,13 @@ from typing import Any
 from ..config import SamplingParams
 from ..errors import InvalidConfigError, shown
 from ..structured import StructuredOutput
-from .options import add_field_flag, add_law_flags, integer_from, speculation_method
+from .options import (
+    add_field_flag,
+    add_law_flags,
+    integer_from,
+    speculation_method,
+    speculative_config,
+)
 
 _BIAS = re.compile(r"(\d+)(?:=|(?=[+-]))(.+)")
 
@@ -237,14 +243,22 @@ def check_together(args: Namespace) -> None:
             "--min-tokens", args.min_tokens, f"at most --max-tokens {args.max_tokens}"
         )
     if args.prediction is not None and speculation_method(args) not in ("hybrid", "prediction"):
-        remedy = "--method hybrid, or --method prediction, beside it"
-        raise InvalidConfigError("--prediction", args.prediction, remedy)
+        raise InvalidConfigError("--prediction", args.prediction, _remedy(args))
     if args.prediction is None and args.method == "prediction":
         raise InvalidConfigError("--method", args.method, "--prediction TEXT beside it")
     tokens = [token for token, _ in args.logit_bias]
     for token in tokens:
         if tokens.count(token) > 1:
             raise InvalidConfigError("--logit-bias", token, "one bias for each token")
+
+
+def _remedy(args: Namespace) -> str:
+    """What drafts from a prediction beside the other flags."""
+    config = speculative_config(args)
+    model = args.draft is not None or args.target == "demo"
+    ways = ["--method hybrid"] if model and not config.lossy else []
+    ways += [] if config.drafts_trees else ["--method prediction"]
+    return f"{', or '.join(ways)} beside it" if ways else "none with these other flags"
 
 
 def _bias(text: str) -> tuple[int, float]:
