@@ -26,7 +26,7 @@ from outrider.depth.round import Round
 from outrider.depth.sureness import WorthAStep, worth_a_step
 from outrider.models.tabular import TabularModel, mock_pair
 from outrider.protocols import DepthPolicy
-from outrider.records import Prefix, RoundRecord, SequenceState
+from outrider.records import DraftPlan, Prefix, RoundRecord, SequenceState
 
 
 @dataclass
@@ -179,6 +179,38 @@ def test_the_policy_of_the_readme() -> None:
     out = decoder.generate((0, 1), SamplingParams(max_tokens=80, seed=1))
     assert out.depths[:8] == (6,) * 8
     assert set(out.depths[8:-2]) == {2}
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (None, "the policy returned a NoneType; expected a DraftPlan"),
+        ([2], "the policy returned a list; expected a DraftPlan"),
+        (
+            DraftPlan([2]),
+            r"the policy planned depth=\[2\]; expected .* an integer NumPy array \[1\]",
+        ),
+        (DraftPlan(np.array([2.5])), r"planned depth=array\(\[2.5\]\)"),
+        (DraftPlan(np.array([2, 2])), r"planned depths of shape \(2,\)"),
+        (DraftPlan(np.array([-1])), r"planned -1 tokens for row 0; expected 0..4"),
+        (DraftPlan(np.array([100_000])), r"planned 100000 tokens for row 0; expected 0..4"),
+    ],
+)
+def test_a_plan_that_cannot_be_carried_out_is_refused(plan: Any, message: str) -> None:
+    """Before anything is drafted by it."""
+
+    class Planned:
+        learns = False
+
+        def plan(self, states: Any) -> Any:
+            return plan
+
+        def observe(self, states: Any, record: Any) -> None:
+            raise AssertionError("a round was done")
+
+    decoder = outrider.SpeculativeDecoder(*mock_pair(4), policy=Planned())
+    with pytest.raises(outrider.errors.InvalidConfigError, match=message):
+        decoder.generate([1], SamplingParams(max_tokens=5))
 
 
 @pytest.mark.parametrize("policy", ["fixed", AdaptiveDepth, object()])

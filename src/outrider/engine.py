@@ -47,6 +47,7 @@ from .rounds import (
     DraftFailure,
     Stopwatch,
     check_laws,
+    check_plan,
     check_scores,
     check_steppable,
     check_witnesses,
@@ -72,7 +73,8 @@ class SpeculativeDecoder:
         chance: where randomness comes from; Philox4x32-10 keyed by each request's seed if None.
         verifier: a verification method of your own, in the place of the one that
             `config.verification` names; `outrider certify --module` tells whether it is lossless.
-        policy: a depth policy of your own, in the place of the one that `config.depth` names.
+        policy: a depth policy of your own, in the place of the one that `config.depth` names; it
+            is not bound by `num_speculative_tokens`, only by the tokens that remain.
         on_round: is told each round that `metrics` counts, one at a time; see `outrider.trace`.
 
     Raises:
@@ -111,6 +113,7 @@ class SpeculativeDecoder:
         # Plain decoding is exact, whatever would check drafts.
         self._lossy = self.verifier.lossy and self.drafter is not None
         self._uniforms = self.chance.uniforms if type(self.chance) is Philox4x32 else None
+        self._own_policy = policy is not None
         self.policy = policy or policy_of(self.config, self.drafter, target)
         parts = parts_of(target, self.drafter)
         self._cached = [model for model in parts if isinstance(model, CachedModel)]
@@ -185,7 +188,8 @@ class SpeculativeDecoder:
         what was drafted before, unless `strict`.
 
         Raises:
-            InvalidConfigError: the batch is empty, or has a finished sequence or one twice.
+            InvalidConfigError: the batch is empty, or has a finished sequence or one twice; or a
+                policy of your own gave no plan that can be carried out.
             DegenerateDistributionError: a model's logits hold NaN, +inf or nothing finite.
             DraftShapeError, TargetShapeError, DistributionWidthError, TokenOutOfRangeError: a
                 drafter or a target broke its contract.
@@ -194,6 +198,8 @@ class SpeculativeDecoder:
         with self._lock:
             watch = Stopwatch(self._device)
             plan = self.policy.plan(batch.states)
+            if self._own_policy:
+                check_plan(plan, batch.states)
             watch.planned()
         try:
             return self._round(batch, plan, chance, watch)

@@ -28,7 +28,7 @@ from .errors import (
     shown,
 )
 from .proposals import bounded, deepest, evidence, impossible, undrawn, without
-from .records import DraftProposal, TargetScores, Verdict
+from .records import DraftPlan, DraftProposal, SequenceState, TargetScores, Verdict
 from .sampling import PackedParams
 from .verification import Verifier, verify_atoms
 from .verification.fused import verify_logits
@@ -253,6 +253,29 @@ class Stopwatch:
     def total(self) -> float:
         """Seconds on the wall clock since the start."""
         return perf_counter() - self._marks[0]
+
+
+def check_plan(plan: object, states: Sequence[SequenceState]) -> None:
+    """Raise InvalidConfigError unless a policy of a user's own gave a plan for these sequences."""
+    expected = (
+        f"a DraftPlan(depth) with depth an integer NumPy array [{len(states)}], a sequence each"
+    )
+    if not isinstance(plan, DraftPlan):
+        told = f"the policy returned a {type(plan).__name__}"
+        raise InvalidConfigError("policy", plan, expected, given=told)
+    depth: object = plan.depth
+    if not isinstance(depth, np.ndarray) or depth.dtype.kind not in "iu":
+        told = f"the policy planned depth={shown(depth)}"
+        raise InvalidConfigError("policy", plan, expected, given=told)
+    if depth.shape != (len(states),):
+        told = f"the policy planned depths of shape {depth.shape}"
+        raise InvalidConfigError("policy", plan, expected, given=told)
+    for row, (state, tokens) in enumerate(zip(states, depth.tolist(), strict=True)):
+        most = max(0, state.remaining - 1)
+        if not 0 <= tokens <= most:
+            told = f"the policy planned {tokens} tokens for row {row}"
+            wanted = f"0..{most}: its remaining tokens but the last, which is the target's own"
+            raise InvalidConfigError("policy", plan, wanted, given=told)
 
 
 def check_scores(scores: TargetScores, proposal: DraftProposal, vocab_size: int) -> None:
