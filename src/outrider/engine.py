@@ -385,8 +385,9 @@ class SpeculativeDecoder:
 
     def _read_ahead(self, batch: Batch, prefixes: list[Prefix], plan: DraftPlan) -> tuple[int, ...]:
         """Let the target read new prompts before they are drafted from in its own slots."""
-        new = plan.width > 0 and any(state.round == 0 for state in batch.states)
-        return next((part.read_ahead(prefixes) for part in self._ahead), ()) if new else ()
+        if self._ahead and plan.width and any(state.round == 0 for state in batch.states):
+            return self._ahead[0].read_ahead(prefixes)
+        return ()
 
     def _warn(self, failure: DraftFailure) -> None:
         """Say once that the drafter fails."""
