@@ -27,7 +27,7 @@ bench: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt torch
-	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e packages/outrider-demo -e ".[dev]"
 	touch $(INSTALLED)
 
 clean:

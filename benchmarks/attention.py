@@ -19,8 +19,8 @@ from transformers import DynamicCache, LlamaConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
-from outrider.models import attention
-from outrider.models.slot_cache import LayerShape, SlotCache
+from outrider.runtimes.transformers import attention
+from outrider.runtimes.transformers.slot_cache import LayerShape, SlotCache
 
 from .assisted import snapshot
 from .report import Report, Spread, add_row, columns

@@ -17,8 +17,8 @@ import outrider
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
 from outrider.bench.race import Timed, race, speedup
 from outrider.bench.workload import built_in
-from outrider.config import Verification
-from outrider.loading import Pair
+from outrider.config.params import Verification
+from outrider.engine.loading import Pair
 
 from .regimes import ALL, Regimes
 from .report import Report, add_row, columns

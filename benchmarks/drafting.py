@@ -13,6 +13,7 @@ from torch.nn.functional import linear
 from transformers import StaticCache
 
 import outrider
+import outrider_demo as demo
 from outrider import (
     ModelDrafter,
     SamplingParams,
@@ -20,7 +21,6 @@ from outrider import (
     SpeculativeDecoder,
     TransformersModel,
 )
-from outrider.models import demo
 
 from .report import Report, Spread, add_row, columns
 

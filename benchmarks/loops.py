@@ -11,8 +11,8 @@ import torch
 
 import outrider
 from outrider import TransformersModel
-from outrider.models import products
-from outrider.records import DraftProposal, Laws, Prefix
+from outrider.runtimes.transformers import products
+from outrider.types.records import Distributions, DraftProposal, Prefix
 
 from .report import Report, Spread, add_row, columns
 
@@ -76,7 +76,7 @@ def _times(
     for _ in range(rounds + 2):
         drafts = torch.from_numpy(rng.integers(5, 4000, (sequences, width - 1)))
         lengths = np.full(sequences, width - 1)
-        proposal = DraftProposal(drafts, lengths, Laws(atoms=drafts))
+        proposal = DraftProposal(drafts, lengths, Distributions(point_masses=drafts))
         for name, model in models.items():
             start = perf_counter()
             model.verify(prefixes, proposal)

@@ -15,10 +15,10 @@ from outrider import EarlyExitDrafter, ModelDrafter, SamplingParams, Speculative
 from outrider.bench.race import Lane, Timed, compared, in_turn
 from outrider.bench.workload import built_in
 from outrider.drafters.some_rows import opened
-from outrider.loading import Pair
-from outrider.models.transformers import TransformersModel
-from outrider.protocols import DraftContext, DraftModel
-from outrider.records import DraftPlan, DraftProposal, Laws, Prefix, RoundRecord
+from outrider.engine.loading import Pair
+from outrider.runtimes.transformers.model import TransformersModel
+from outrider.types.protocols import DraftContext, Drafter
+from outrider.types.records import Distributions, DraftPlan, DraftProposal, Prefix, RoundRecord
 
 from .regimes import ALL, Regimes
 from .report import Report, add_row, columns
@@ -118,7 +118,7 @@ class Wrong:
     ) -> DraftProposal:
         """Token 1, as often as planned."""
         tokens = torch.ones(len(prefixes), plan.deepest, dtype=torch.int64, device=ctx.device)
-        return DraftProposal(tokens, plan.depth, Laws(atoms=tokens))
+        return DraftProposal(tokens, plan.depth, Distributions(point_masses=tokens))
 
 
 class Dear(ModelDrafter):
@@ -141,8 +141,8 @@ def _second(pair: Pair, size: int, room: int) -> TransformersModel:
     return model
 
 
-def _drafters(pair: Pair, second: TransformersModel, size: int) -> dict[str, DraftModel]:
-    made: dict[str, DraftModel] = {"wrong": Wrong(), "dear": Dear(second)}
+def _drafters(pair: Pair, second: TransformersModel, size: int) -> dict[str, Drafter]:
+    made: dict[str, Drafter] = {"wrong": Wrong(), "dear": Dear(second)}
     if size > 1:
         return made
     layers = pair.target.hf_model.config.num_hidden_layers

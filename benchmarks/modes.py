@@ -10,8 +10,8 @@ import outrider
 from outrider import HybridDrafter, ModelDrafter, SamplingParams, SpeculativeDecoder, SuffixDrafter
 from outrider.bench.race import Timed, race, speedup
 from outrider.bench.workload import built_in
-from outrider.loading import Pair
-from outrider.models.transformers import TransformersModel
+from outrider.engine.loading import Pair
+from outrider.runtimes.transformers.model import TransformersModel
 
 from .report import Report, add_row, columns
 from .speedup import reserve

@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import outrider
+import outrider_demo as demo
 from outrider import ModelDrafter, SamplingParams, TransformersModel
-from outrider.models import demo
 
 from .assisted import assisted_samples
 from .replay import SKIPPED, Replay, Sample

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+import outrider_demo as demo
 from outrider import (
     SamplingParams,
     SpeculativeConfig,
@@ -21,9 +22,8 @@ from outrider import (
     StatefulProcessor,
     StructuredOutput,
 )
-from outrider.batch import Batch
-from outrider.models import demo
-from outrider.records import DraftProposal, Prefix, TargetScores
+from outrider.engine.batch import Batch
+from outrider.types.records import DraftProposal, Prefix, TargetScores
 
 from .report import Report, Spread, add_row, columns
 

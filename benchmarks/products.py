@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 import outrider
-from outrider.models import products
-from outrider.models.direct import same_inputs
-from outrider.models.packed import Packed, packable
+from outrider.runtimes.transformers import products
+from outrider.runtimes.transformers.direct import same_inputs
+from outrider.runtimes.transformers.packed import Packed, packable
 
 from .report import Report, Spread, add_row, columns
 

@@ -10,7 +10,7 @@ import torch
 
 import outrider
 from outrider import TransformersModel
-from outrider.records import DraftProposal, Laws, Prefix
+from outrider.types.records import Distributions, DraftProposal, Prefix
 
 from .report import Report, Spread, add_row, columns
 
@@ -71,7 +71,7 @@ def _seconds(target: TransformersModel, lengths: tuple[int, ...], seed: int) -> 
     last = np.random.default_rng(seed).integers(target.vocab_size, size=(len(lengths), 17))
     prefixes = [Prefix(row, np.append(texts[row], last[row, 16])) for row, _ in enumerate(lengths)]
     drafts = torch.from_numpy(last[:, : max(lengths)])
-    proposal = DraftProposal(drafts, np.array(lengths), Laws(atoms=drafts))
+    proposal = DraftProposal(drafts, np.array(lengths), Distributions(point_masses=drafts))
     start = perf_counter()
     target.verify(prefixes, proposal)
     return perf_counter() - start

@@ -28,7 +28,7 @@ from outrider import (
     SpeculativeDecoder,
     TransformersModel,
 )
-from outrider.models.slot_cache import SlotCache
+from outrider.runtimes.transformers.slot_cache import SlotCache
 
 SKIPPED = 3
 """Rounds at the start of a request that are not timed: the prefill, and the first of each shape."""

@@ -11,19 +11,13 @@ from dataclasses import replace
 from rich.table import Table
 
 import outrider
-from outrider import (
-    HybridDrafter,
-    ModelDrafter,
-    SamplingParams,
-    SpeculativeDecoder,
-    SuffixDrafter,
-)
+from outrider import HybridDrafter, ModelDrafter, SamplingParams, SpeculativeDecoder, SuffixDrafter
 from outrider.bench.race import Timed, compared, race
 from outrider.bench.records import Workload
 from outrider.bench.workload import built_in
-from outrider.loading import Pair
-from outrider.models.transformers import TransformersModel
-from outrider.protocols import DraftModel, TargetModel
+from outrider.engine.loading import Pair
+from outrider.runtimes.transformers.model import TransformersModel
+from outrider.types.protocols import Drafter, Target
 
 from .regimes import ALL, Regimes
 from .report import Report, add_row, columns
@@ -56,7 +50,7 @@ def run(rounds: int, regimes: Regimes = ALL) -> Report:
         )
     ]
     room = reserve(pair, kinds)
-    contenders: dict[str, DraftModel] = {
+    contenders: dict[str, Drafter] = {
         "model": own_drafter(pair, most, room),
         "hybrid": HybridDrafter.usual(
             own_drafter(pair, most, room), SuffixDrafter(max_pool_tokens=0)
@@ -130,8 +124,8 @@ def own_drafter(pair: Pair, max_sequences: int, room: int) -> ModelDrafter:
 
 
 def _measure(
-    target: TargetModel,
-    drafters: dict[str, DraftModel],
+    target: Target,
+    drafters: dict[str, Drafter],
     batches: list[list[list[int]]],
     temperature: float,
 ) -> list[dict[str, object]]:

@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+import outrider_demo as demo
 from outrider import SuffixDrafter
-from outrider.drafters import suffix_kernels as kernels
-from outrider.drafters.suffix_automaton import SuffixAutomaton
-from outrider.jit import compiled
-from outrider.models import demo
-from outrider.records import DraftPlan, Prefix
+from outrider.drafters.suffix import kernels as kernels
+from outrider.drafters.suffix.automaton import SuffixAutomaton
+from outrider.drafters.suffix.jit import compiled
+from outrider.types.records import DraftPlan, Prefix
 
 from .report import Report, Spread, add_row, columns
 

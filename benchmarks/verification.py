@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from transformers.generation.utils import _speculative_sampling
 
-from outrider import SamplingParams, sampling
-from outrider.chance import Philox4x32, RoundDraws
-from outrider.records import DraftProposal, Laws
+from outrider import SamplingParams
+from outrider.random.chance import Philox4x32, RoundDraws
+from outrider.sampling import distributions as sampling
+from outrider.types.records import Distributions, DraftProposal
 from outrider.verification import METHODS, verify
 from outrider.verification.fused import verify_logits
 
@@ -36,7 +37,7 @@ class Case:
     """A round to verify: what each side of the engine would have at hand.
 
     Attributes:
-        proposal: drafts of B rows and the laws they were drawn from, known from drafting.
+        proposal: drafts of B rows and the distributions they were drawn from, known from drafting.
         draft_logits: float32 [B, K, V], which transformers keeps in their stead.
         logits: float32 [B, K + 1, V], the target's.
         uniforms: float64 [B, 2].
@@ -53,9 +54,11 @@ class Case:
         logits = torch.randn(batch, DEPTH + 1, vocabulary, generator=random) * _SPREAD
         noise = torch.randn(batch, DEPTH, vocabulary, generator=random) * _NOISE
         draft_logits = logits[:, :DEPTH] + noise
-        laws = draft_logits.softmax(-1)
-        tokens = torch.multinomial(laws.flatten(0, 1), 1, generator=random).view(batch, DEPTH)
-        proposal = DraftProposal(tokens, np.full(batch, DEPTH), Laws(probs=laws))
+        distributions = draft_logits.softmax(-1)
+        tokens = torch.multinomial(distributions.flatten(0, 1), 1, generator=random).view(
+            batch, DEPTH
+        )
+        proposal = DraftProposal(tokens, np.full(batch, DEPTH), Distributions(probs=distributions))
         uniforms = torch.rand(batch, 2, dtype=torch.float64, generator=random)
         return Case(proposal, draft_logits, logits, uniforms)
 
@@ -114,7 +117,7 @@ def run(rounds: int) -> Report:
     regime = (
         "CPU, float32 logits to verdict at temperature 1, the ways in turn, in random order; "
         f"normal logits of spread {_SPREAD:g}, the draft's off by noise of {_NOISE:g}; "
-        "ours with the drafts' laws as drafting leaves them; "
+        "ours with the drafts' distributions as drafting leaves them; "
         "transformers' _speculative_sampling takes one row a call, so a batch is as many calls; "
         "reference: softmax of all rows, then verify; kept: drafts of "
         f"{DEPTH}, mean"
@@ -151,8 +154,8 @@ def _timed(cases: Sequence[Case], rounds: int) -> dict[str, Timed]:
 
     def reference(method: str) -> Callable[[Case], float]:
         def call(case: Case) -> float:
-            laws, _ = sampling.laws(case.logits, packed)
-            verdict = verify(case.proposal, laws.probs, METHODS[method], case.draws)
+            distributions, _ = sampling.distributions(case.logits, packed)
+            verdict = verify(case.proposal, distributions.probs, METHODS[method], case.draws)
             return float(verdict.node.double().mean())
 
         return call

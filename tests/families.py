@@ -115,7 +115,7 @@ def greedy_reference(model: Any, prompt: list[int], length: int) -> tuple[int, .
 
 
 class Distributions:
-    """What a model of transformers says without a cache, as a law."""
+    """What a model of transformers says without a cache, as a distribution."""
 
     def __init__(self, hf_model: Any) -> None:
         self._hf_model = hf_model

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider import SamplingParams
-from outrider.acceptance import EDGES
-from outrider.calibration import ABREAST, DEPTHS
-from outrider.depth import AdaptiveDepth
-from outrider.protocols import DepthPolicy
-from outrider.records import DraftPlan, Prefix, RoundRecord, SequenceState
+from outrider.engine.calibration import ABREAST, DEPTHS
+from outrider.policies import AdaptiveDepth
+from outrider.types.acceptance import EDGES
+from outrider.types.protocols import Policy
+from outrider.types.records import DraftPlan, Prefix, RoundRecord, SequenceState
 
 FILE = Path(__file__).parent / "data" / "recorded.npz"
 KINDS = ("code", "editing", "json", "random")
@@ -38,7 +38,7 @@ class Text:
     Attributes:
         prompt: how many tokens its prompt has.
         kept: how many of the tokens drafted at each place are kept, [TOKENS], DEEPEST at most.
-        entropies: of their laws, in nats, [TOKENS, DEEPEST]: one for each class of `EDGES`.
+        entropies: of their distributions, in nats, [TOKENS, DEEPEST]: one for each class of `EDGES`.
     """
 
     prompt: int
@@ -107,9 +107,7 @@ def texts(kind: str, temperature: float) -> list[Text]:
 class Player:
     """Plays a policy's rounds of one batch of texts after the other, and adds up what they take."""
 
-    def __init__(
-        self, policy: DepthPolicy, machine: Machine, random: int = 0, rows: int = 1
-    ) -> None:
+    def __init__(self, policy: Policy, machine: Machine, random: int = 0, rows: int = 1) -> None:
         self._policy = policy
         self._machine = machine
         self._rng = np.random.default_rng(random)
@@ -239,9 +237,9 @@ def _record() -> None:
     import outrider
     from outrider import ModelDrafter, SpeculativeConfig, SpeculativeDecoder
     from outrider.bench.workload import built_in
-    from outrider.protocols import DraftContext
-    from outrider.records import DraftProposal
-    from outrider.rounds import no_drafts
+    from outrider.engine.rounds import no_drafts
+    from outrider.types.protocols import DraftContext
+    from outrider.types.records import DraftProposal
 
     class Always:
         learns = False

@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from outrider import TransformersModel, trees
+from outrider import TransformersModel
 from outrider.errors import ContextLengthError, ModelError
-from outrider.models.pending import HostCopy, RowTokens
-from outrider.models.slot_cache import SlotCache
-from outrider.models.slots import Placement, Slot, SlotTable
-from outrider.models.tabular import mock_pair
-from outrider.models.views import View, Views
-from outrider.records import DraftProposal, Laws, Prefix
+from outrider.runtimes.tabular import mock_pair
+from outrider.runtimes.transformers.pending import HostCopy, RowTokens
+from outrider.runtimes.transformers.slot_cache import SlotCache
+from outrider.runtimes.transformers.slots import Placement, Slot, SlotTable
+from outrider.runtimes.transformers.views import View, Views
+from outrider.types import trees
+from outrider.types.records import Distributions, DraftProposal, Prefix
 
 from .families import CONTEXT, FAMILIES, VOCAB, random_model
 
@@ -42,7 +43,7 @@ def proposal(*rows: Row) -> DraftProposal:
     for index, (drafted, follows) in enumerate(rows):
         tokens[index, : len(drafted)] = torch.tensor(drafted, dtype=torch.int64)
         parents[index, : len(drafted)] = follows
-    return DraftProposal(tokens, lengths, Laws(atoms=tokens), parents)
+    return DraftProposal(tokens, lengths, Distributions(point_masses=tokens), parents)
 
 
 def path_tokens(row: Row, node: int) -> list[int]:
@@ -360,8 +361,8 @@ def test_a_tabular_model_verifies_and_expands_trees() -> None:
     expanded = torch.cat(fed, 1)
     for index, (path, row) in enumerate(zip(paths, rows, strict=True)):
         for node in range(len(row[0]) + 1):
-            law = model.probabilities((*path, *path_tokens(row, node)))
-            assert np.array_equal(logits[index, node].exp().numpy(), np.exp(np.log(law)))
+            distribution = model.probabilities((*path, *path_tokens(row, node)))
+            assert np.array_equal(logits[index, node].exp().numpy(), np.exp(np.log(distribution)))
             if node:
                 assert (expanded[index, node - 1] == logits[index, node]).all()
     assert (logits[1, 5:] == 0).all()

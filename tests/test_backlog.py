@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from outrider import SamplingParams
-from outrider.depth import AdaptiveDepth, Levels
-from outrider.depth.backlog import Backlog
-from outrider.depth.costs import Costs
-from outrider.records import DraftPlan, Prefix, SequenceState
+from outrider.policies import AdaptiveDepth, Levels
+from outrider.policies.backlog import Backlog
+from outrider.policies.costs import Costs
+from outrider.types.records import DraftPlan, Prefix, SequenceState
 
 from .test_depth import World, played, steady
 from .test_growth import drafting, plain

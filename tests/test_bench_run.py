@@ -22,9 +22,9 @@ from outrider.bench.provenance import provenance
 from outrider.bench.race import speedup
 from outrider.bench.records import BenchResult, Contender, Prompt, Workload
 from outrider.bench.run import run
-from outrider.config import SamplingParams
+from outrider.config.params import SamplingParams
+from outrider.engine.metrics import Tally
 from outrider.errors import InvalidConfigError
-from outrider.metrics import Tally
 
 from .families import CONTEXT, random_model, resembling
 

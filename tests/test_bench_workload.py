@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+import outrider_demo as demo
 from outrider.bench.records import Workload
 from outrider.bench.workload import NAMES, built_in, lines_of, read
 from outrider.errors import InvalidConfigError
-from outrider.models import demo
 
 TOKENIZER = demo.tokenizer()
 

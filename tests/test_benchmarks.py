@@ -9,8 +9,8 @@ from benchmarks import depth, losing, modes, parameters
 from benchmarks.__main__ import main
 
 from outrider.bench.race import Timed
-from outrider.metrics import Tally
-from outrider.records import RoundRecord
+from outrider.engine.metrics import Tally
+from outrider.types.records import RoundRecord
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,9 @@ def test_the_benchmark_of_modes(
         "WARM_UP": 2,
     }.items():
         monkeypatch.setattr(f"benchmarks.modes.{name}", value)
-    monkeypatch.setattr("outrider.models.compiled.torch.compile", lambda step, **_: step)
+    monkeypatch.setattr(
+        "outrider.runtimes.transformers.compiled.torch.compile", lambda step, **_: step
+    )
     test_a_benchmark_ends_in_one_line_of_json("modes", 1, {"rows", "tokens"}, capsys, monkeypatch)
 
 

@@ -15,14 +15,14 @@ from outrider import (
     SpeculativeDecoder,
     SuffixDrafter,
 )
-from outrider.calibration import ABREAST, DEPTHS
-from outrider.depth import AdaptiveDepth
-from outrider.depth.costs import Costs
-from outrider.depth.round import Round
 from outrider.drafters.candidate import Candidate
+from outrider.engine.calibration import ABREAST, DEPTHS
 from outrider.errors import DegenerateDistributionError
-from outrider.models.tabular import TabularModel
-from outrider.models.transformers import TransformersModel
+from outrider.policies import AdaptiveDepth
+from outrider.policies.costs import Costs
+from outrider.policies.round import Round
+from outrider.runtimes.tabular import TabularModel
+from outrider.runtimes.transformers.model import TransformersModel
 
 
 def tiny(context: int = 128, sequences: int = 2) -> TransformersModel:
@@ -159,7 +159,7 @@ def test_models_whose_room_is_taken_are_not_calibrated_and_no_harm_is_done() -> 
 
 
 def test_a_policy_of_ones_own_is_left_alone() -> None:
-    from outrider.depth import Levels
+    from outrider.policies import Levels
 
     policy = AdaptiveDepth(Levels(4))
     made = SpeculativeDecoder(tiny(), ModelDrafter(tiny()), policy=policy)
@@ -175,7 +175,7 @@ def test_greedy_text_is_that_of_plain_decoding() -> None:
 
 
 class Failing(ModelDrafter):
-    """Raises as long as it is told to, or drafts from laws of NaN."""
+    """Raises as long as it is told to, or drafts from distributions of NaN."""
 
     def __init__(self, how: str) -> None:
         super().__init__(tiny())
@@ -185,7 +185,7 @@ class Failing(ModelDrafter):
         if self.how == "raises":
             raise ValueError("no draft today")
         if self.how == "nan":
-            ctx.law(torch.full((len(prefixes), 40), torch.nan))
+            ctx.distribution(torch.full((len(prefixes), 40), torch.nan))
         return super().propose(prefixes, plan, ctx)
 
 

@@ -14,18 +14,18 @@ import torch
 from numpy.typing import NDArray
 
 from outrider import ModelDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
-from outrider.chance import Enumerator
 from outrider.errors import (
     DistributionWidthError,
     DraftShapeError,
     InvalidConfigError,
     TargetShapeError,
 )
-from outrider.models.tabular import mock_pair
-from outrider.records import DraftProposal, Laws
+from outrider.random.chance import Enumerator
+from outrider.runtimes.tabular import mock_pair
+from outrider.types.records import Distributions, DraftProposal
 from outrider.verification import METHODS, verify
 from outrider.verification.ceilings import (
-    Law,
+    Distribution,
     block_ceiling,
     cover_bound,
     deterministic_ceiling,
@@ -39,36 +39,36 @@ from outrider.verification.transport import first_token_optimum, transport_optim
 Floats = NDArray[np.float64]
 
 
-def table(seed: int, width: int, concentration: float = 0.7) -> Law:
-    """A law [width] for every prefix, of some zeros."""
+def table(seed: int, width: int, concentration: float = 0.7) -> Distribution:
+    """A distribution [width] for every prefix, of some zeros."""
 
-    def law(prefix: tuple[int, ...]) -> Floats:
+    def distribution(prefix: tuple[int, ...]) -> Floats:
         rng = np.random.default_rng([seed, len(prefix), *prefix])
         row = rng.dirichlet(np.full(width, concentration)) * (rng.random(width) > 0.2)
         return row / row.sum() if row.sum() > 0 else np.full(width, 1 / width)
 
-    return law
+    return distribution
 
 
-def constant(*row: float) -> Law:
+def constant(*row: float) -> Distribution:
     return lambda prefix: row
 
 
 class _Spy:
-    """Draws that note the law of the number of tokens kept, and take the first of everything."""
+    """Draws that note the distribution of the number of tokens kept, and take the first of everything."""
 
-    def stop(self, laws: Floats) -> NDArray[np.int64]:
-        self.law = laws
-        return np.zeros(len(laws), dtype=np.int64)
+    def stop(self, distributions: Floats) -> NDArray[np.int64]:
+        self.distribution = distributions
+        return np.zeros(len(distributions), dtype=np.int64)
 
-    def token(self, laws: Floats) -> NDArray[np.int64]:
-        return np.zeros(len(laws), dtype=np.int64)
+    def token(self, distributions: Floats) -> NDArray[np.int64]:
+        return np.zeros(len(distributions), dtype=np.int64)
 
 
 def paths(
-    target: Law, draft: Law, depth: int
+    target: Distribution, draft: Distribution, depth: int
 ) -> Iterator[tuple[float, tuple[int, ...], Floats, Floats]]:
-    """Every drafted chain with its probability and the laws on both sides."""
+    """Every drafted chain with its probability and the distributions on both sides."""
     width = len(draft(()))
     for path in product(range(width), repeat=depth):
         drafts = np.array([draft(path[:i]) for i in range(depth)])
@@ -77,15 +77,20 @@ def paths(
             yield mass, path, np.array([target(path[:i]) for i in range(depth + 1)]), drafts
 
 
-def attained(target: Law, draft: Law, depth: int, method: str) -> float:
+def attained(target: Distribution, draft: Distribution, depth: int, method: str) -> float:
     """Tokens that shipped verification emits on average, over every drafted chain."""
     total = 0.0
     for mass, path, targets, drafts in paths(target, draft, depth):
         spy = _Spy()
-        laws = Laws(probs=drafts[None])
+        distributions = Distributions(probs=drafts[None])
         tokens: Any = np.array([path])
-        verify(DraftProposal(tokens, np.array([depth]), laws), targets[None], METHODS[method], spy)
-        total += mass * float(spy.law[0] @ np.arange(1, depth + 2))
+        verify(
+            DraftProposal(tokens, np.array([depth]), distributions),
+            targets[None],
+            METHODS[method],
+            spy,
+        )
+        total += mass * float(spy.distribution[0] @ np.arange(1, depth + 2))
     return total
 
 
@@ -111,12 +116,12 @@ def test_block_attains_its_value_and_no_bound_is_below_it(seed: int, depth: int)
     assert cover <= 1 + depth + 1e-13
 
 
-def test_values_after_a_prefix_are_those_of_the_laws_there() -> None:
+def test_values_after_a_prefix_are_those_of_the_distributions_there() -> None:
     target, draft = table(1, 3), table(2, 3)
     prefix = (2, 0)
 
-    def after(law: Law) -> Law:
-        return lambda path: law((*prefix, *path))
+    def after(distribution: Distribution) -> Distribution:
+        return lambda path: distribution((*prefix, *path))
 
     assert exact_block_value(target, draft, 2, prefix) == exact_block_value(
         after(target), after(draft), 2
@@ -127,7 +132,7 @@ def test_values_after_a_prefix_are_those_of_the_laws_there() -> None:
     assert oracle_bound(target, 5, prefix) == oracle_bound(after(target), 5)
 
 
-def test_path_probabilities_are_a_law_on_every_level() -> None:
+def test_path_probabilities_are_a_distribution_on_every_level() -> None:
     found = path_probabilities(table(3, 3), 3)
     for level in (1, 2, 3):
         assert sum(mass for path, mass in found.items() if len(path) == level) == pytest.approx(1)
@@ -221,7 +226,7 @@ def test_a_chain_of_point_masses_is_a_block() -> None:
 
 
 def drafted_sets(draft: Floats, num_drafts: int, kind: str) -> dict[frozenset[int], float]:
-    """The law of the set of drafted tokens, by walking every outcome of every draw."""
+    """The distribution of the set of drafted tokens, by walking every outcome of every draw."""
     top: frozenset[int] = frozenset()
     draws = num_drafts
     if kind == "greedy":
@@ -289,23 +294,23 @@ def test_iid_optimum_of_a_large_vocabulary_lies_between_its_bounds() -> None:
 
 @pytest.mark.parametrize("width", [2, 3, 6, 9])
 def test_two_drafts_without_replacement_in_closed_form(width: int) -> None:
-    """Against all sets, over laws flat and sharp, with zeros and with almost one atom."""
+    """Against all sets, over distributions flat and sharp, with zeros and with almost one atom."""
     rng = np.random.default_rng(width)
-    laws = []
+    distributions = []
     for concentration in (0.05, 0.3, 1.0, 5.0):
         rows = rng.dirichlet(np.full(width, concentration), (12, 2))
         rows[::3] *= rng.random(rows[::3].shape) > 0.4
         rows += (rows.sum(-1, keepdims=True) == 0) / width
-        laws.append(rows)
+        distributions.append(rows)
     sharp = np.full((4, 2, width), 1e-17)
     sharp[np.arange(4), 1, np.arange(4) % width] = 1.0
     sharp[:, 0] = rng.dirichlet(np.ones(width), 4)
-    pairs = np.concatenate([*laws, sharp])
+    pairs = np.concatenate([*distributions, sharp])
     pairs /= pairs.sum(-1, keepdims=True)
     expected = [brute_force(p, q, 2, "without_replacement") for p, q in pairs]
     found = transport_optimum(pairs[:, 0], pairs[:, 1], 2, "without_replacement")
     np.testing.assert_allclose(found, expected, atol=1e-12)
-    # The test can fail: drafts that may be the same token are another law.
+    # The test can fail: drafts that may be the same token are another distribution.
     with_replacement = transport_optimum(pairs[:, 0], pairs[:, 1], 2, "iid")
     assert np.abs(with_replacement - expected).max() > 0.05
 
@@ -324,13 +329,16 @@ def test_two_distinct_drafts_of_a_large_vocabulary_lie_between_their_bounds() ->
 
 
 def drawn(
-    tokens: list[list[int]], laws: list[list[Floats]], lengths: list[int], rows: list[list[int]]
+    tokens: list[list[int]],
+    distributions: list[list[Floats]],
+    lengths: list[int],
+    rows: list[list[int]],
 ) -> DraftProposal:
     """Siblings at the root, [B, 2]."""
     return DraftProposal(
         torch.tensor(tokens),
         np.array(lengths),
-        Laws(probs=torch.tensor(np.array(laws))),
+        Distributions(probs=torch.tensor(np.array(distributions))),
         np.zeros((len(tokens), len(tokens[0])), dtype=np.int64),
         np.array(rows),
     )
@@ -341,44 +349,44 @@ class TestFirstTokens:
     draft = np.array([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]])
 
     def left(self, row: int, token: int) -> Floats:
-        law = self.draft[row].copy()
-        law[token] = 0
-        return np.asarray(law / law.sum())
+        distribution = self.draft[row].copy()
+        distribution[token] = 0
+        return np.asarray(distribution / distribution.sum())
 
     def found(self, proposal: DraftProposal) -> list[float] | None:
         values = first_token_optimum(proposal, torch.tensor(self.target))
         return None if values is None else list(values.tolist())
 
     def test_two_drawn_without_replacement(self) -> None:
-        laws = [[self.draft[0], self.left(0, 1)], [self.draft[1], self.left(1, 3)]]
-        found = self.found(drawn([[1, 3], [3, 0]], laws, [2, 2], [[0, 1], [0, 1]]))
+        distributions = [[self.draft[0], self.left(0, 1)], [self.draft[1], self.left(1, 3)]]
+        found = self.found(drawn([[1, 3], [3, 0]], distributions, [2, 2], [[0, 1], [0, 1]]))
         expected = transport_optimum(self.target, self.draft, 2, "without_replacement")
         assert found == pytest.approx(expected.tolist(), abs=1e-12)
 
-    def test_a_row_whose_second_law_is_foreign_is_not_known(self) -> None:
-        laws = [[self.draft[0], self.left(0, 2)], [self.draft[1], self.left(1, 3)]]
-        found = self.found(drawn([[1, 3], [3, 0]], laws, [2, 2], [[0, 1], [0, 1]]))
+    def test_a_row_whose_second_distribution_is_foreign_is_not_known(self) -> None:
+        distributions = [[self.draft[0], self.left(0, 2)], [self.draft[1], self.left(1, 3)]]
+        found = self.found(drawn([[1, 3], [3, 0]], distributions, [2, 2], [[0, 1], [0, 1]]))
         assert found is not None
         assert np.isnan(found).tolist() == [True, False]
 
     def test_a_row_without_drafts_does_not_stand_in_the_way(self) -> None:
-        laws = [[self.draft[0]] * 2, [self.draft[1], self.left(1, 3)]]
-        found = self.found(drawn([[0, 0], [3, 0]], laws, [0, 2], [[0, 1], [0, 1]]))
+        distributions = [[self.draft[0]] * 2, [self.draft[1], self.left(1, 3)]]
+        found = self.found(drawn([[0, 0], [3, 0]], distributions, [0, 2], [[0, 1], [0, 1]]))
         expected = transport_optimum(self.target, self.draft, 2, "without_replacement")
         assert found is not None
         assert found[1] == pytest.approx(expected[1], abs=1e-12)
 
     def test_a_row_of_one_draft_or_of_likeliest_tokens_may_stand_beside(self) -> None:
-        laws = [[self.draft[0]] * 2, [self.draft[1]] * 2]
-        one = self.found(drawn([[0, 0], [3, 3]], laws, [1, 2], [[0, 0], [0, 0]]))
-        outright = self.found(drawn([[0, 1], [3, 3]], laws, [2, 2], [[-1, -1], [0, 0]]))
+        distributions = [[self.draft[0]] * 2, [self.draft[1]] * 2]
+        one = self.found(drawn([[0, 0], [3, 3]], distributions, [1, 2], [[0, 0], [0, 0]]))
+        outright = self.found(drawn([[0, 1], [3, 3]], distributions, [2, 2], [[-1, -1], [0, 0]]))
         several = float(transport_optimum(self.target[1], self.draft[1], 2, "iid"))
         single = float(np.minimum(self.target[0], self.draft[0]).sum())
         assert one == pytest.approx([single, several], abs=1e-12)
         assert outright == pytest.approx([0.1 + 0.2, several], abs=1e-12)
 
     def test_what_has_no_short_form_is_none(self) -> None:
-        laws = [[self.draft[0]] * 3, [self.draft[1]] * 3]
+        distributions = [[self.draft[0]] * 3, [self.draft[1]] * 3]
         tokens = [[0, 1, 2], [0, 1, 2]]
         for lengths, rows in (
             ([3, 3], [[0, 1, 2], [0, 1, 2]]),  # three without replacement
@@ -386,7 +394,7 @@ class TestFirstTokens:
             ([2, 3], [[0, 0, 0], [0, 0, 0]]),  # two drawn and three drawn
             ([2, 2], [[0, 0, 0], [0, 1, 0]]),  # with and without replacement
         ):
-            assert self.found(drawn(tokens, laws, lengths, rows)) is None
+            assert self.found(drawn(tokens, distributions, lengths, rows)) is None
 
 
 class _Watched(ModelDrafter):
@@ -433,19 +441,19 @@ def test_tree_probabilities_are_those_of_the_trees_the_engine_drafts(
 
 
 def test_bad_arguments_are_named() -> None:
-    law = np.array([0.5, 0.5])
+    distribution = np.array([0.5, 0.5])
     with pytest.raises(InvalidConfigError, match="kind='best'"):
-        transport_optimum(law, law, 2, "best")
+        transport_optimum(distribution, distribution, 2, "best")
     with pytest.raises(InvalidConfigError, match="num_drafts=0"):
-        transport_optimum(law, law, 0, "iid")
+        transport_optimum(distribution, distribution, 0, "iid")
     with pytest.raises(InvalidConfigError, match="at most 12"):
         transport_optimum(np.full(13, 1 / 13), np.full(13, 1 / 13), 3, "without_replacement")
     with pytest.raises(DistributionWidthError, match="last dimension of 2"):
-        transport_optimum(law, np.full(3, 1 / 3), 1, "iid")
+        transport_optimum(distribution, np.full(3, 1 / 3), 1, "iid")
     with pytest.raises(DraftShapeError, match="draft has shape"):
-        transport_optimum(law[None], law, 1, "iid")
+        transport_optimum(distribution[None], distribution, 1, "iid")
     with pytest.raises(TargetShapeError, match="dtype"):
-        transport_optimum(np.array([0, 1]), law, 1, "iid")
+        transport_optimum(np.array([0, 1]), distribution, 1, "iid")
     with pytest.raises(DraftShapeError, match="lengths are"):
         block_ceiling(np.ones((1, 2)), np.array([3]))
     with pytest.raises(DraftShapeError, match="ratios has shape"):

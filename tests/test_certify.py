@@ -20,7 +20,6 @@ from outrider import (
     SpeculativeConfig,
     SpeculativeDecoder,
     StructuredOutput,
-    stopping,
 )
 from outrider.certify import cases, ceilings, checks, controls, exact, faults, goodness, toys
 from outrider.certify.covering import coverage, covering
@@ -29,11 +28,12 @@ from outrider.certify.known_costs import KnownCosts
 from outrider.certify.modules import load_part
 from outrider.certify.reference import allowed, ended, filtered
 from outrider.certify.statistics import Cell, fitted_positions, judged, sample
-from outrider.chance import inverse_cdf, philox4x32
 from outrider.cli import main
+from outrider.engine import stopping
 from outrider.errors import InvalidConfigError
-from outrider.models.tabular import mock_pair
-from outrider.shaping import Shaper
+from outrider.random.chance import inverse_cdf, philox4x32
+from outrider.runtimes.tabular import mock_pair
+from outrider.sampling.shaping import Shaper
 from outrider.verification import TokenVerification, Verifier
 from outrider.verification.lossy import LenientVerification
 
@@ -109,7 +109,7 @@ class TestExactTier:
             tier = exact_tier(quiet, cases.Part("own", verifier=Verifier(method, None)))
             assert tier.passed is passes
 
-    def test_the_checks_beside_the_laws_pass(self) -> None:
+    def test_the_checks_beside_the_distributions_pass(self) -> None:
         findings = [run() for _, run in exact._checks(None)]
         assert all(finding.passed for finding in findings), findings
         assert {"keys", "batches", "metrics", "perfect draft", "known answers"} <= {
@@ -144,8 +144,8 @@ def late_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopping, "_first_completed", late)
 
 
-def drafts_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The target's laws are made by the parameters of the draft's."""
+def drafts_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target's distributions are made by the parameters of the draft's."""
     pack = SpeculativeDecoder.pack
 
     def packed(self: SpeculativeDecoder, states: Any) -> Any:
@@ -172,7 +172,7 @@ class TestLevels:
             ("stop", "at a string", late_stops),
             ("stop", "not before two", late_stops),
             ("stop", "not before two", stale),
-            ("drafting", "otherwise", drafts_law),
+            ("drafting", "otherwise", drafts_distribution),
         ],
     )
     def test_a_fault_is_seen(
@@ -234,7 +234,7 @@ class TestLevels:
             sound = propose(self, prefixes, plan, ctx)
             if plan.keep_going is None:
                 return sound
-            return shortened(sound, lambda law, token: law[token] < 0.3)
+            return shortened(sound, lambda distribution, token: distribution[token] < 0.3)
 
         monkeypatch.setattr(ModelDrafter, "propose", loses)
         found = [case.measure() for case in chosen]
@@ -311,7 +311,7 @@ class TestControls:
     def test_there_are_enough_of_them(self) -> None:
         named = [verdict(control).planted.check for control in controls.CONTROLS]
         assert len(named) >= 12
-        assert sum(name in ("law", "keys") for name in named) >= 8
+        assert sum(name in ("distribution", "keys") for name in named) >= 8
         assert any("ranked away" in control.fault for control in controls.CONTROLS)
         assert {"known answers", "perfect draft", "metrics", "engine"} <= set(named)
 
@@ -332,24 +332,24 @@ class TestGoodness:
         assert goodness.noncentral_tail(5, 3, 0) == pytest.approx(goodness.chi_squared_tail(5, 3))
 
     def test_p_values_of_sound_data_are_uniform(self) -> None:
-        """4,000 tests of laws with rare outcomes: shares within 5 standard errors, 1 in 2e6."""
+        """4,000 tests of distributions with rare outcomes: shares within 5 standard errors, 1 in 2e6."""
         rng = np.random.default_rng(1)
         p_values = []
         for _ in range(4000):
-            law = rng.dirichlet(np.full(9, 0.6))
-            counts = np.bincount(rng.choice(9, size=300, p=law), minlength=9)
-            p_values.append(goodness.fit(counts, law).p_value)
+            distribution = rng.dirichlet(np.full(9, 0.6))
+            counts = np.bincount(rng.choice(9, size=300, p=distribution), minlength=9)
+            p_values.append(goodness.fit(counts, distribution).p_value)
         for level in (0.01, 0.05, 0.25, 0.5, 0.75):
             share = float(np.mean(np.array(p_values) < level))
             assert abs(share - level) < 5 * (level * (1 - level) / 4000) ** 0.5
 
     def test_power_is_what_the_formula_says_at_least(self) -> None:
-        """A law off by .05 in total variation, 400 times: the share rejected against the bound."""
+        """A distribution off by .05 in total variation, 400 times: the share rejected against the bound."""
         rng = np.random.default_rng(2)
-        law = np.array([0.4, 0.3, 0.2, 0.1])
-        off = law + np.array([0.05, -0.05, 0, 0])
+        distribution = np.array([0.4, 0.3, 0.2, 0.1])
+        off = distribution + np.array([0.05, -0.05, 0, 0])
         fits = [
-            goodness.fit(np.bincount(rng.choice(4, size=1500, p=off), minlength=4), law)
+            goodness.fit(np.bincount(rng.choice(4, size=1500, p=off), minlength=4), distribution)
             for _ in range(400)
         ]
         rejected = float(np.mean([item.p_value < 0.01 for item in fits]))
@@ -394,8 +394,8 @@ class TestGoodness:
         outputs = []
         for _ in range(2000):
             first = int(inverse_cdf(target.probabilities((0,))[None], rng.random(1))[0])
-            law = target.probabilities((0, first))[None]
-            outputs.append((first, int(inverse_cdf(law, 0.85 * rng.random(1))[0])))
+            distribution = target.probabilities((0, first))[None]
+            outputs.append((first, int(inverse_cdf(distribution, 0.85 * rng.random(1))[0])))
 
         def probabilities(prefixes: Any) -> Any:
             return np.array([target.probabilities(prefix) for prefix in prefixes])
@@ -488,56 +488,56 @@ class Cached(Lists):
         pass
 
 class Changed(TokenVerification):
-    def law(self, found):
+    def distribution(self, found):
         return found
 
-    def last(self, law):
-        return law
+    def last(self, distribution):
+        return distribution
 
-    def stop_law(self, chain):
-        return self.law(super().stop_law(chain))
+    def stop_distribution(self, chain):
+        return self.distribution(super().stop_distribution(chain))
 
     def residual(self, chain, weights, node):
         return self.last(super().residual(chain, weights, node))
 
 class InNumPy(Changed):
-    def law(self, found):
+    def distribution(self, found):
         return found[0].numpy()
 
 class HalfInNumPy(Changed):
-    def law(self, found):
+    def distribution(self, found):
         return found[0].numpy(), found[1]
 
 class Short(Changed):
-    def law(self, found):
+    def distribution(self, found):
         return found[0][:, 1:], found[1]
 
 class Single(Changed):
-    def law(self, found):
+    def distribution(self, found):
         return found[0].float(), found[1]
 
 class Heavy(Changed):
-    def law(self, found):
+    def distribution(self, found):
         return found[0] * 2, found[1]
 
 class NaN(Changed):
-    def last(self, law):
-        return law / 0 * 0
+    def last(self, distribution):
+        return distribution / 0 * 0
 
 class Nothing(Changed):
-    def last(self, law):
+    def last(self, distribution):
         return None
 
 class Narrow(Changed):
-    def last(self, law):
-        return law[:, 1:]
+    def last(self, distribution):
+        return distribution[:, 1:]
 
 class Stumbles(Changed):
-    def last(self, law):
-        return law.sum(nowhere=1)
+    def last(self, distribution):
+        return distribution.sum(nowhere=1)
 
 class TooFew(TokenVerification):
-    def stop_law(self):
+    def stop_distribution(self):
         return None
 
 class Needs(TokenVerification):
@@ -669,21 +669,39 @@ class TestCommand:
         [
             (
                 "InNumPy",
-                "InNumPy.stop_law returned a numpy.ndarray; expected two torch tensors: the law "
+                "InNumPy.stop_distribution returned a numpy.ndarray; expected two torch tensors: the distribution "
                 "[B, N + 1] and weights [B, N + 1], float64",
             ),
             (
                 "HalfInNumPy",
-                "HalfInNumPy.stop_law returned a tuple of a numpy.ndarray and a torch.Tensor;",
+                "HalfInNumPy.stop_distribution returned a tuple of a numpy.ndarray and a torch.Tensor;",
             ),
-            ("Short", "Short.stop_law returned a law of shape [1, 1]; expected [B, N + 1], here"),
-            ("Single", "Single.stop_law returned a law of torch.float32; expected torch.float64"),
-            ("Heavy", "Heavy.stop_law returned a law with total mass 2 and least entry"),
-            ("NaN", "NaN.residual returned a law with total mass nan and least entry nan;"),
-            ("Nothing", "Nothing.residual returned None; expected a torch tensor: the law [B, V]"),
-            ("Narrow", "Narrow.residual returned a law of shape [1, "),
+            (
+                "Short",
+                "Short.stop_distribution returned a distribution of shape [1, 1]; expected [B, N + 1], here",
+            ),
+            (
+                "Single",
+                "Single.stop_distribution returned a distribution of torch.float32; expected torch.float64",
+            ),
+            (
+                "Heavy",
+                "Heavy.stop_distribution returned a distribution with total mass 2 and least entry",
+            ),
+            (
+                "NaN",
+                "NaN.residual returned a distribution with total mass nan and least entry nan;",
+            ),
+            (
+                "Nothing",
+                "Nothing.residual returned None; expected a torch tensor: the distribution [B, V]",
+            ),
+            ("Narrow", "Narrow.residual returned a distribution of shape [1, "),
             ("Stumbles", "Stumbles.residual raised TypeError: sum() "),
-            ("TooFew", "TooFew.stop_law raised TypeError: TooFew.stop_law() takes 1 positional"),
+            (
+                "TooFew",
+                "TooFew.stop_distribution raised TypeError: TooFew.stop_distribution() takes 1 positional",
+            ),
             ("Lists", "Lists.propose returned a list of a list of an int; expected a Draft"),
             ("Cached", "Cached.propose returned a list"),
         ],
@@ -694,7 +712,9 @@ class TestCommand:
         assert run("--module", f"{module}:{name}") == 1
         report = " ".join(capsys.readouterr().out.split())
         assert report.count(message) == 1, report
-        everywhere = "An exception was raised in every case: no law could be compared." in report
+        everywhere = (
+            "An exception was raised in every case: no distribution could be compared." in report
+        )
         assert everywhere is (report.count("FAIL 4 cases") == 1)
 
     def test_a_method_on_trees_is_checked_too(self, module: Path) -> None:
@@ -703,7 +723,7 @@ class TestCommand:
         found = {item.problem for item in measured}
         assert found == {
             None,
-            "FalseTrees.residual returned a numpy.ndarray; expected a torch tensor: the law [B, V] "
+            "FalseTrees.residual returned a numpy.ndarray; expected a torch tensor: the distribution [B, V] "
             "of the token that follows, float64",
         }
 
@@ -724,7 +744,7 @@ class TestCommand:
         path = tmp_path / "own.py"
         path.write_text(code)
         assert run("--module", f"{path}:Own") == 0
-        path.write_text(code.replace("chain.residual_law(node, weights[:, 0])", wrong))
+        path.write_text(code.replace("chain.residual_distribution(node, weights[:, 0])", wrong))
         assert run("--module", f"{path}:Own") == 1
         assert "FAIL  error " in capsys.readouterr().out
 
@@ -734,7 +754,7 @@ class TestCommand:
         path = tmp_path / "own.py"
         path.write_text(code)
         assert run("--module", f"{path}:Again") == 0
-        path.write_text(code.replace("[law.probs]", "[law.probs / 2]"))
+        path.write_text(code.replace("[distribution.probs]", "[distribution.probs / 2]"))
         assert run("--module", f"{path}:Again") == 1
         assert "total mass 0.5" in capsys.readouterr().out
 
@@ -762,7 +782,7 @@ class TestCommand:
             (("--module", "no_such_module:Name"), "a path that ends in .py"),
             (("--module", f"{Path(__file__).parent.parent}/README.md:X"), "that ends in .py, or"),
             (("--module", "outrider.certify.faults:Nothing"), "has no Nothing"),
-            (("--module", "outrider.certify.faults:DraftsTooDeep"), "stop_law, residual"),
+            (("--module", "outrider.certify.faults:DraftsTooDeep"), "stop_distribution, residual"),
             (("--module", "a.py:B", "--tier", "controls"), "drop one of the two flags"),
         ],
     )
@@ -799,7 +819,7 @@ def test_known_answers_need_the_published_constant() -> None:
 def test_help_says_how_a_module_is_made(capsys: Any) -> None:
     assert run("--help") == 0
     shown = capsys.readouterr().out
-    assert "stop_law and residual" in " ".join(shown.split())
-    assert "method.stop_law(chain) -> (law, weights)\n" in shown
-    assert "drafter.propose(prefixes, plan, ctx) -> outrider.records.DraftProposal\n" in shown
+    assert "stop_distribution and residual" in " ".join(shown.split())
+    assert "method.stop_distribution(chain) -> (distribution, weights)\n" in shown
+    assert "drafter.propose(prefixes, plan, ctx) -> outrider.types.records.DraftProposal\n" in shown
     assert outrider.cli.certify.TIERS == ("exact", "statistical", "controls")

@@ -1,4 +1,4 @@
-"""Philox against its published answers, and draws against their laws."""
+"""Philox against its published answers, and draws against their distributions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.chance import Philox4x32, inverse_cdf, philox4x32, stream_key
+from outrider.random.chance import Philox4x32, inverse_cdf, philox4x32, stream_key
 
 KNOWN_ANSWERS = [
     ("00000000 " * 4, "00000000 " * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
@@ -45,7 +45,7 @@ def test_numpy_and_torch_give_the_same_bits() -> None:
 
 def test_a_wrong_multiplier_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The constant 0xD2561A75, found in a port, does not give the published answers."""
-    monkeypatch.setattr("outrider.chance._MULTIPLIERS", (0xD2561A75, 0xCD9E8D57))
+    monkeypatch.setattr("outrider.random.chance._MULTIPLIERS", (0xD2561A75, 0xCD9E8D57))
     counter, key, block = KNOWN_ANSWERS[0]
     blocks = philox4x32(np.array(words(counter))[:, None], np.array(words(key))[:, None])
     assert blocks[:, 0].tolist() != words(block)
@@ -64,18 +64,18 @@ def test_uniforms_carry_53_bits_below_one() -> None:
 
 def test_the_least_and_the_largest_uniform_draw_inside_the_support() -> None:
     extremes = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
-    for law in ([0.3, 0.7, 0.0], [1e-30, 0.0, 0.0], [0.1] * 10 + [0.0], [3.0, 1e-16, 0.0]):
-        rows = torch.tensor([law, law], dtype=torch.float64)
-        assert all(law[index] > 0 for index in inverse_cdf(rows, extremes).tolist())
+    for distribution in ([0.3, 0.7, 0.0], [1e-30, 0.0, 0.0], [0.1] * 10 + [0.0], [3.0, 1e-16, 0.0]):
+        rows = torch.tensor([distribution, distribution], dtype=torch.float64)
+        assert all(distribution[index] > 0 for index in inverse_cdf(rows, extremes).tolist())
 
 
 def test_draws_never_land_on_zero_mass() -> None:
     rng = np.random.default_rng(1)
-    laws = rng.dirichlet(np.full(40, 0.05), size=2000)
-    laws[rng.random(laws.shape) < 0.6] = 0
-    laws = laws[laws.sum(1) > 0]
+    distributions = rng.dirichlet(np.full(40, 0.05), size=2000)
+    distributions[rng.random(distributions.shape) < 0.6] = 0
+    distributions = distributions[distributions.sum(1) > 0]
     for dtype in (np.float32, np.float64):
-        rows = laws.astype(dtype)
+        rows = distributions.astype(dtype)
         rows = rows[rows.sum(1) > 0]
         index = inverse_cdf(rows, rng.random(len(rows)))
         assert (rows[np.arange(len(rows)), index] > 0).all()
@@ -83,7 +83,7 @@ def test_draws_never_land_on_zero_mass() -> None:
 
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("make", [np.asarray, torch.asarray, array_api_strict.asarray])
-def test_what_is_no_law_gives_an_index_inside_it(make: Any) -> None:
+def test_what_is_no_distribution_gives_an_index_inside_it(make: Any) -> None:
     """On a device, which takes the last branch, a token outside the vocabulary would be fatal."""
     rows = [[0.0, 0.0, 0.0], [1.0, np.inf, 1.0], [np.nan, 1.0, 0.0], [-1.0, 0.5, 0.0]]
     for uniform in (0.0, 0.5, 1 - 2.0**-53):
@@ -91,9 +91,9 @@ def test_what_is_no_law_gives_an_index_inside_it(make: Any) -> None:
         assert all(0 <= int(index) < 3 for index in found)
 
 
-def chi_squared(law: np.ndarray, indices: np.ndarray) -> float:
-    expected = law * len(indices)
-    counts = np.bincount(indices, minlength=len(law))
+def chi_squared(distribution: np.ndarray, indices: np.ndarray) -> float:
+    expected = distribution * len(indices)
+    counts = np.bincount(indices, minlength=len(distribution))
     return float(((counts - expected) ** 2 / expected).sum())
 
 
@@ -108,20 +108,20 @@ def keys_of(count: int, field: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("field", range(5), ids=["stream", "choice", "round", "purpose", "slot"])
-def test_draws_follow_their_law_over_every_field_of_the_key(field: int) -> None:
+def test_draws_follow_their_distribution_over_every_field_of_the_key(field: int) -> None:
     """False alarms: 5 tests at 1 in 3e5, deterministic once written."""
-    law = np.random.default_rng(2).dirichlet(np.ones(12))
-    laws = torch.from_numpy(np.tile(law, (20_000, 1)))
-    indices = Philox4x32().draw(laws, keys_of(20_000, field)).numpy()
-    assert chi_squared(law, indices) < THRESHOLD
+    distribution = np.random.default_rng(2).dirichlet(np.ones(12))
+    distributions = torch.from_numpy(np.tile(distribution, (20_000, 1)))
+    indices = Philox4x32().draw(distributions, keys_of(20_000, field)).numpy()
+    assert chi_squared(distribution, indices) < THRESHOLD
 
 
 def test_the_statistical_test_sees_a_biased_draw() -> None:
     """Planted: uniforms squeezed by 5%."""
-    law = np.random.default_rng(2).dirichlet(np.ones(12))
-    laws = np.tile(law, (20_000, 1))
+    distribution = np.random.default_rng(2).dirichlet(np.ones(12))
+    distributions = np.tile(distribution, (20_000, 1))
     uniforms = Philox4x32().uniforms(keys_of(20_000, 2)) * 0.95
-    assert chi_squared(law, inverse_cdf(laws, uniforms)) > THRESHOLD
+    assert chi_squared(distribution, inverse_cdf(distributions, uniforms)) > THRESHOLD
 
 
 def test_the_stream_key_depends_on_seed_and_prompt() -> None:

@@ -21,7 +21,7 @@ from outrider.cli import main
 from outrider.cli.comparison import Comparison, Side
 from outrider.cli.demo_screen import Screen
 from outrider.cli.paint import colored, marked, wants_color
-from outrider.metrics import SpeculationMetrics
+from outrider.engine.metrics import SpeculationMetrics
 
 CONTEXT = 64
 PROMPT = "def f(x):"
@@ -136,7 +136,7 @@ class TestGenerate:
         lossy = ("--verification", "mixture", "--mixture-budget", "0.5")
         assert run("generate", "-p", PROMPT, *flags, *lossy) == 0
         lines = capsys.readouterr().err.splitlines()
-        assert lines[0] == "lossy: the output's law is not the target's"
+        assert lines[0] == "lossy: the output's distribution is not the target's"
         assert len(lines) > 2
         assert all(line.startswith("lossy: ") for line in lines)
         assert run("generate", "-p", PROMPT, *flags, *lossy, "--json") == 0

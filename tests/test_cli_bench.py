@@ -12,7 +12,7 @@ import pytest
 from outrider.bench import documents
 from outrider.bench import run as matrix
 from outrider.cli import main
-from outrider.models.transformers import TransformersModel
+from outrider.runtimes.transformers.model import TransformersModel
 
 SMALL = [
     *("bench", "--workloads", "json", "--prompts-per-workload", "2", "-m", "4", "--temps", "0"),

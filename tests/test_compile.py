@@ -13,9 +13,9 @@ import torch
 
 from outrider import ModelDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
 from outrider.errors import InvalidConfigError, ModelError
-from outrider.models import compiled
-from outrider.models.transformers import TransformersModel
-from outrider.records import DraftProposal, Laws, Prefix
+from outrider.runtimes.transformers import compiled
+from outrider.runtimes.transformers.model import TransformersModel
+from outrider.types.records import Distributions, DraftProposal, Prefix
 
 from .families import greedy_reference, random_model, resembling
 
@@ -27,7 +27,9 @@ needs_compiler = pytest.mark.skipif(
 def proposal(rng: np.random.Generator, width: int, tree: bool) -> DraftProposal:
     tokens = torch.from_numpy(rng.integers(0, 60, (1, width)))
     parents = np.array([[int(rng.integers(0, node + 1)) for node in range(width)]])
-    return DraftProposal(tokens, np.array([width]), Laws(atoms=tokens), parents if tree else None)
+    return DraftProposal(
+        tokens, np.array([width]), Distributions(point_masses=tokens), parents if tree else None
+    )
 
 
 @needs_compiler
@@ -53,7 +55,7 @@ def test_compiled_logits_and_text_are_the_eager_ones(family: str) -> None:
     # Two rows are computed eagerly, from the same slots.
     pairs = [Prefix(1, [1, 2, 3]), Prefix(2, [4, 5, 6, 7])]
     tokens = torch.tensor([[3, 4], [5, 6]])
-    both = DraftProposal(tokens, np.array([2, 2]), Laws(atoms=tokens))
+    both = DraftProposal(tokens, np.array([2, 2]), Distributions(point_masses=tokens))
     found, expected = (of.verify(pairs, both).logits for of in (model, eager))
     assert float((found - expected).abs().max()) < allowed
     model.release([1, 2])

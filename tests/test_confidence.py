@@ -1,4 +1,4 @@
-"""Depth by confidence: where drafts end, and that the output's law does not depend on it.
+"""Depth by confidence: where drafts end, and that the output's distribution does not depend on it.
 
 Drafts of these tests are sure of themselves after some tokens and not after others, so that where a
 draft ends depends on the very tokens that were drawn: what an inexact rule would be caught by.
@@ -16,20 +16,20 @@ import pytest
 import torch
 
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder, TransformersModel
-from outrider.acceptance import Acceptance
-from outrider.certify import exact_law
-from outrider.certify.reference import distance, target_law
+from outrider.certify import exact_distribution
+from outrider.certify.reference import distance, target_distribution
 from outrider.cli import main
-from outrider.depth import AdaptiveDepth, ConfidenceDepth, Levels, policy_of
-from outrider.depth.confidence import GAMMA, WorthDrawing
 from outrider.drafters.hybrid import HybridDrafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.errors import DegenerateDistributionError, InvalidConfigError
-from outrider.models.tabular import TabularModel, mock_pair
-from outrider.protocols import DraftContext
-from outrider.records import DraftPlan, DraftProposal, Prefix
+from outrider.policies import AdaptiveDepth, ConfidenceDepth, Levels, policy_of
+from outrider.policies.confidence import GAMMA, WorthDrawing
+from outrider.runtimes.tabular import TabularModel, mock_pair
+from outrider.types.acceptance import Acceptance
+from outrider.types.protocols import DraftContext
+from outrider.types.records import DraftPlan, DraftProposal, Prefix
 from outrider.verification import METHODS
 
 from .families import random_model, resembling
@@ -49,12 +49,12 @@ def wavering(vocab_size: int, seed: int) -> tuple[TabularModel, TabularModel]:
     """A random target, and a draft that is sure, less sure or unsure by the last token but one."""
     target, likeness = mock_pair(vocab_size, seed)
 
-    def law(prefix: tuple[int, ...]) -> Any:
+    def distribution(prefix: tuple[int, ...]) -> Any:
         sharpness = (6.0, 0.2, 1.5)[prefix[-min(2, len(prefix))] % 3]
         powers = likeness.probabilities(prefix) ** sharpness
         return powers / powers.sum()
 
-    return target, TabularModel(law, vocab_size)
+    return target, TabularModel(distribution, vocab_size)
 
 
 def error(
@@ -65,7 +65,10 @@ def error(
     **more: Any,
 ) -> float:
     decoder = SpeculativeDecoder(target, drafter, config=config)
-    return distance(exact_law(decoder, (0, 1), params, **more), target_law(target, (0, 1), params))
+    return distance(
+        exact_distribution(decoder, (0, 1), params, **more),
+        target_distribution(target, (0, 1), params),
+    )
 
 
 class TestRule:
@@ -117,10 +120,10 @@ class TestWhereDraftsEnd:
 
     @staticmethod
     def decoder(**more: Any) -> SpeculativeDecoder:
-        def law(prefix: tuple[int, ...]) -> Any:
+        def distribution(prefix: tuple[int, ...]) -> Any:
             return [1.0, 0, 0, 0] if len(prefix) < 5 else [0.25] * 4
 
-        model = TabularModel(law, 4)
+        model = TabularModel(distribution, 4)
         return SpeculativeDecoder(model, model, config=configured(k=8, **more))
 
     @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
@@ -188,7 +191,7 @@ class TestExactness:
     @pytest.mark.parametrize("verification", VERIFICATIONS)
     @pytest.mark.parametrize("vocab_size", [3, 4])
     @pytest.mark.parametrize("k", [1, 2, 3])
-    def test_the_engine_emits_the_targets_law(
+    def test_the_engine_emits_the_targets_distribution(
         self, verification: str, vocab_size: int, k: int
     ) -> None:
         config = configured(verification, k)
@@ -245,8 +248,8 @@ class TestExactness:
         ]
         mates = [decoder.start([1] * (i + 1), params)[0] for i, params in enumerate(asked)]
         params = SamplingParams(max_tokens=4, top_p=0.9)
-        found = exact_law(decoder, (0, 1), params, batch_size=batch_size, mates=mates)
-        assert distance(found, target_law(target, (0, 1), params)) < TOLERANCE
+        found = exact_distribution(decoder, (0, 1), params, batch_size=batch_size, mates=mates)
+        assert distance(found, target_distribution(target, (0, 1), params)) < TOLERANCE
 
     @pytest.mark.parametrize("verification", ["block", "token", "coupled"])
     @pytest.mark.parametrize("number", range(2))
@@ -260,8 +263,8 @@ class TestExactness:
         policy._shown.acceptance = Acceptance().after(3, 3)
         decoder = SpeculativeDecoder(target, drafter, config=config, policy=policy)
         params = SamplingParams(max_tokens=4, stop_token_ids=(2,))
-        found = exact_law(decoder, (0, 1), params)
-        assert distance(found, target_law(target, (0, 1), params)) < TOLERANCE
+        found = exact_distribution(decoder, (0, 1), params)
+        assert distance(found, target_distribution(target, (0, 1), params)) < TOLERANCE
         ended = set()
         for _ in range(20):
             batch = decoder.pack(decoder.start([0, 1], SamplingParams(max_tokens=20)))
@@ -298,7 +301,7 @@ class TestExactness:
         params = SamplingParams(max_tokens=4)
         assert error(target, draft, config, params, batch_size=1) < TOLERANCE
 
-    def test_a_law_that_means_nothing_is_a_failure_not_an_end(self) -> None:
+    def test_a_distribution_that_means_nothing_is_a_failure_not_an_end(self) -> None:
         target, _ = mock_pair(3, 0)
 
         class Nan(TabularModel):
@@ -322,7 +325,7 @@ class EndsByItsLastToken(ModelDrafter):
     ) -> DraftProposal:
         """The sound draft, shortened by what was drawn."""
         sound = super().propose(prefixes, plan, ctx)
-        return shortened(sound, lambda laws, token: token != laws.argmax())
+        return shortened(sound, lambda distributions, token: token != distributions.argmax())
 
 
 class LooksOnBeforeItIncludes(ModelDrafter):
@@ -346,13 +349,13 @@ class LooksOnBeforeItIncludes(ModelDrafter):
 
 def shortened(sound: DraftProposal, drops: Any) -> DraftProposal:
     lengths = sound.lengths.copy()
-    if sound.laws is None or sound.laws.probs is None:
+    if sound.distributions is None or sound.distributions.probs is None:
         return sound
     for row, length in enumerate(lengths.tolist()):
         last = max(0, length - 1)
-        if drops(sound.laws.probs[row, last], sound.tokens[row, last]) and length:
+        if drops(sound.distributions.probs[row, last], sound.tokens[row, last]) and length:
             lengths[row] -= 1
-    return DraftProposal(sound.tokens, lengths, sound.laws)
+    return DraftProposal(sound.tokens, lengths, sound.distributions)
 
 
 @pytest.mark.parametrize("fault", [EndsByItsLastToken, LooksOnBeforeItIncludes])

@@ -24,8 +24,8 @@ from outrider.errors import (
     InvalidConfigError,
     ModelError,
 )
-from outrider.models.tabular import TabularModel, mock_pair
-from outrider.records import TargetScores
+from outrider.runtimes.tabular import TabularModel, mock_pair
+from outrider.types.records import TargetScores
 
 
 @pytest.mark.parametrize(
@@ -161,16 +161,16 @@ def test_lookup_lengths() -> None:
             NgramDrafter(**bad)
 
 
-def test_tabular_laws_are_checked() -> None:
+def test_tabular_distributions_are_checked() -> None:
     with pytest.raises(InvalidConfigError, match="vocab_size=0"):
         TabularModel(lambda _: [], 0)
     with pytest.raises(InvalidConfigError, match=r"agreement=1\.5"):
         mock_pair(3, 0, 1.5)
     with pytest.raises(DistributionWidthError, match=r"after \(1, 2\) has shape \(3,\)"):
         TabularModel(lambda _: [0.5, 0.25, 0.25], 2).probabilities((1, 2))
-    for law in ([0.5, 0.6], [1.5, -0.5], [float("nan"), 1.0]):
+    for distribution in ([0.5, 0.6], [1.5, -0.5], [float("nan"), 1.0]):
         with pytest.raises(DegenerateDistributionError, match="sum to one"):
-            TabularModel(lambda _, law=law: law, 2).probabilities(())
+            TabularModel(lambda _, distribution=distribution: distribution, 2).probabilities(())
 
 
 def test_load_refuses_what_it_cannot_load(tmp_path: Any) -> None:

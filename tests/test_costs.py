@@ -13,15 +13,15 @@ import pytest
 from numpy.typing import NDArray
 
 from outrider import SamplingParams
-from outrider.acceptance import NOTHING_KNOWN, Acceptance
-from outrider.depth import AdaptiveDepth, Levels, lines
-from outrider.depth.costs import Costs, Prices
-from outrider.depth.lines import Curve, Line
-from outrider.depth.looking import Looking
-from outrider.depth.purse import ONE_FIRST, SHARE, Purse
-from outrider.depth.round import Round
-from outrider.models.transformers import _cheapest
-from outrider.records import DraftPlan, Prefix, SequenceState
+from outrider.policies import AdaptiveDepth, Levels, lines
+from outrider.policies.costs import Costs, Prices
+from outrider.policies.lines import Curve, Line
+from outrider.policies.looking import Looking
+from outrider.policies.purse import ONE_FIRST, SHARE, Purse
+from outrider.policies.round import Round
+from outrider.runtimes.transformers.model import _cheapest
+from outrider.types.acceptance import NOTHING_KNOWN, Acceptance
+from outrider.types.records import DraftPlan, Prefix, SequenceState
 
 from .test_depth import World, adaptive, calibrate, decode, played, steady
 

@@ -1,6 +1,6 @@
 """Coupled mode: a seed's text is the text of plain keyed sampling, whatever is proposed.
 
-Its law is proven in test_trees and below: one draw of the target's law at each position, over
+Its distribution is proven in test_trees and below: one draw of the target's distribution at each position, over
 every proposal.
 """
 
@@ -22,14 +22,14 @@ from outrider import (
     SpeculativeConfig,
     SpeculativeDecoder,
     TransformersModel,
-    noise,
 )
-from outrider.chance import POSITION, Philox4x32, Race
-from outrider.models.tabular import TabularModel, mock_pair
-from outrider.records import DraftPlan, DraftProposal, Laws
+from outrider.random import noise
+from outrider.random.chance import POSITION, Philox4x32, Race
+from outrider.runtimes.tabular import TabularModel, mock_pair
+from outrider.types.records import Distributions, DraftPlan, DraftProposal
 
 from .families import random_model, resembling
-from .test_exact_law import TOLERANCE, configured, error
+from .test_exact_distribution import TOLERANCE, configured, error
 
 CASES = 1000
 
@@ -48,7 +48,7 @@ class Stubborn:
             [[self.rng.randrange(self.vocab_size) for _ in range(shape[1])] for _ in prefixes],
             dtype=torch.int64,
         ).reshape(shape)
-        return DraftProposal(tokens, lengths, Laws(atoms=tokens))
+        return DraftProposal(tokens, lengths, Distributions(point_masses=tokens))
 
 
 def drafter_and_config(
@@ -132,7 +132,7 @@ def test_real_models_coupled_give_the_text_of_plain_keyed_sampling() -> None:
 
 
 @pytest.mark.parametrize("k", [0, 1, 2, 3])
-def test_the_law_of_coupled_chains(k: int) -> None:
+def test_the_distribution_of_coupled_chains(k: int) -> None:
     target, draft = mock_pair(3, 11)
     params = SamplingParams(max_tokens=4, stop_token_ids=(1,))
     assert error(target, draft, configured("coupled", k), params) < TOLERANCE
@@ -187,7 +187,7 @@ from outrider import SpeculativeConfig, SpeculativeDecoder
 from outrider.models.tabular import mock_pair
 
 SpeculativeDecoder(*mock_pair(3, 1), config=SpeculativeConfig(verification=sys.argv[1]))
-noise = sys.modules.get("outrider.noise")
+noise = sys.modules.get("outrider.random.noise")
 sys.exit(0 if noise and noise._fill.signatures else 1)
 """
 
@@ -209,13 +209,13 @@ def test_filtered_tokens_get_no_noise_and_none_is_made_twice() -> None:
 
     keys = np.zeros((1, 5), dtype=np.uint64)
     race = Race(Counted(), keys)
-    law = torch.zeros(1, 1000)
-    law[0, :10] = 0.1
-    first = race.times(law, 2)
+    distribution = torch.zeros(1, 1000)
+    distribution[0, :10] = 0.1
+    first = race.times(distribution, 2)
     assert asked == [10]
-    assert (race.times(law, 2) == first).all()
+    assert (race.times(distribution, 2) == first).all()
     assert asked == [10]
-    wider = law.clone()
+    wider = distribution.clone()
     wider[0, 10:14] = 0.1
     assert (race.times(wider, 2)[0, :10] == first[0, :10]).all()
     assert asked == [10, 4]
@@ -223,7 +223,7 @@ def test_filtered_tokens_get_no_noise_and_none_is_made_twice() -> None:
 
 
 def test_one_noise_for_two_positions_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted fault: the position is left out of the key. Law by frequencies, 2,000 samples.
+    """Planted fault: the position is left out of the key. Distribution by frequencies, 2,000 samples.
 
     Sound, the second token equals the first with probability 0.5: the count is beyond 5 standard
     deviations (112) of 1,000 once in 1.7 million times.

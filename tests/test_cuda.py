@@ -18,9 +18,9 @@ from outrider import (
     SuffixDrafter,
 )
 from outrider.errors import DegenerateDistributionError, TokenOutOfRangeError
-from outrider.models.transformers import TransformersModel
-from outrider.protocols import DraftContext
-from outrider.records import DraftPlan, DraftProposal, Laws
+from outrider.runtimes.transformers.model import TransformersModel
+from outrider.types.protocols import DraftContext
+from outrider.types.records import Distributions, DraftPlan, DraftProposal
 from outrider.verification import lazy
 
 from .test_calibration import tiny
@@ -69,7 +69,7 @@ def test_a_seed_repeats(name: str, shaped: dict[str, Any]) -> None:
 
 
 class Wrong(ModelDrafter):
-    """Hands over what it must not: an id of no vocabulary, or no law."""
+    """Hands over what it must not: an id of no vocabulary, or no distribution."""
 
     def __init__(self, how: str) -> None:
         super().__init__(on_device())
@@ -79,15 +79,23 @@ class Wrong(ModelDrafter):
         found = super().propose(prefixes, plan, ctx)
         if self.how == "an id":
             tokens = torch.full_like(found.tokens, 99)
-            return replace(found, tokens=tokens, laws=Laws(atoms=tokens), law_rows=None)
-        assert found.laws is not None
-        if found.laws.probs is None:
-            return replace(found, laws=Laws(atoms=found.tokens + 1))
-        return replace(found, laws=Laws(probs=torch.full_like(found.laws.probs, 0.01)))
+            return replace(
+                found,
+                tokens=tokens,
+                distributions=Distributions(point_masses=tokens),
+                distribution_rows=None,
+            )
+        assert found.distributions is not None
+        if found.distributions.probs is None:
+            return replace(found, distributions=Distributions(point_masses=found.tokens + 1))
+        return replace(
+            found,
+            distributions=Distributions(probs=torch.full_like(found.distributions.probs, 0.01)),
+        )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("how", ["an id", "a law"])
+@pytest.mark.parametrize("how", ["an id", "a distribution"])
 def test_what_a_drafter_must_not_hand_over_is_counted(how: str, temperature: float) -> None:
     """And the text goes on, greedy ones as without drafts; `strict` says what it was."""
     params = SamplingParams(max_tokens=30, temperature=temperature, seed=1, ignore_eos=True)

@@ -15,18 +15,18 @@ import pytest
 
 import outrider
 from outrider import SamplingParams
-from outrider.acceptance import Acceptance, Chances, expected_tokens
-from outrider.calibration import DEPTHS
-from outrider.certify import exact_law
-from outrider.certify.reference import distance, target_law
-from outrider.depth import AdaptiveDepth, FixedDepth, Levels, purse
-from outrider.depth.costs import Costs
-from outrider.depth.lines import Line
-from outrider.depth.round import Round
-from outrider.depth.sureness import WorthAStep, worth_a_step
-from outrider.models.tabular import TabularModel, mock_pair
-from outrider.protocols import DepthPolicy
-from outrider.records import DraftPlan, Prefix, RoundRecord, SequenceState
+from outrider.certify import exact_distribution
+from outrider.certify.reference import distance, target_distribution
+from outrider.engine.calibration import DEPTHS
+from outrider.policies import AdaptiveDepth, FixedDepth, Levels, purse
+from outrider.policies.costs import Costs
+from outrider.policies.lines import Line
+from outrider.policies.round import Round
+from outrider.policies.sureness import WorthAStep, worth_a_step
+from outrider.runtimes.tabular import TabularModel, mock_pair
+from outrider.types.acceptance import Acceptance, Chances, expected_tokens
+from outrider.types.protocols import Policy
+from outrider.types.records import DraftPlan, Prefix, RoundRecord, SequenceState
 
 
 @dataclass
@@ -44,7 +44,7 @@ class World:
 
 
 def decode(
-    policy: DepthPolicy,
+    policy: Policy,
     world: World,
     tokens: int = 256,
     rows: int = 1,
@@ -121,7 +121,7 @@ def played(policy, world, states, rng):
 
 
 def calibrate(policy, world, rng, slow=None) -> None:
-    """As `outrider.calibration`: what rounds cost is measured, what they keep is not looked at.
+    """As `outrider.engine.calibration`: what rounds cost is measured, what they keep is not looked at.
 
     `slow` says how slow the machine is in each round, in place of the world's.
     """
@@ -174,8 +174,8 @@ def test_the_policy_of_the_readme() -> None:
     target, draft = mock_pair(3)
     decoder = outrider.SpeculativeDecoder(target, draft, policy=names["Sparing"]())
     params = SamplingParams(max_tokens=3)
-    found = exact_law(decoder, (0, 1), params)
-    assert distance(found, target_law(target, (0, 1), params)) < 1e-12
+    found = exact_distribution(decoder, (0, 1), params)
+    assert distance(found, target_distribution(target, (0, 1), params)) < 1e-12
     out = decoder.generate((0, 1), SamplingParams(max_tokens=80, seed=1))
     assert out.depths[:8] == (6,) * 8
     assert set(out.depths[8:-2]) == {2}
@@ -227,7 +227,7 @@ def test_drafts_that_fail_cost_less_than_two_percent(rate, rows) -> None:
 
 
 def test_three_times_as_many_tries_would_cost_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.depth.adaptive.ONE_FIRST", 3 * purse.ONE_FIRST)
+    monkeypatch.setattr("outrider.policies.adaptive.ONE_FIRST", 3 * purse.ONE_FIRST)
     monkeypatch.setattr(purse, "_GRANT", 3 * purse._GRANT)
     assert least_loss(0.1, 4) > 0.02
 
@@ -696,12 +696,12 @@ def test_what_reached_a_token_is_counted_and_not_what_was_cut_short() -> None:
     assert expected_tokens([0.5, 0.5]) == [1.0, 1.5, 1.75]
 
 
-def law(prefix: tuple[int, ...]) -> np.ndarray:
+def distribution(prefix: tuple[int, ...]) -> np.ndarray:
     weights = np.array([1.0 + (len(prefix) + i * prefix[-1]) % 3 for i in range(3)])
     return weights / weights.sum()
 
 
-def draft_law(prefix: tuple[int, ...]) -> np.ndarray:
+def draft_distribution(prefix: tuple[int, ...]) -> np.ndarray:
     weights = np.array([2.0, 1.0, 1.0 + prefix[-1]])
     return weights / weights.sum()
 
@@ -709,7 +709,9 @@ def draft_law(prefix: tuple[int, ...]) -> np.ndarray:
 @pytest.mark.parametrize("verification", ["block", "token"])
 @pytest.mark.parametrize("tree_shape", [None, (2, 1, 1)])
 @pytest.mark.parametrize("seed", [None, 3])
-def test_the_law_is_exact_whatever_depth_history_asks_for(verification, tree_shape, seed) -> None:
+def test_the_distribution_is_exact_whatever_depth_history_asks_for(
+    verification, tree_shape, seed
+) -> None:
     config = outrider.SpeculativeConfig(
         num_speculative_tokens=3,
         verification=verification,
@@ -719,10 +721,10 @@ def test_the_law_is_exact_whatever_depth_history_asks_for(verification, tree_sha
     )
     params = SamplingParams(max_tokens=4, seed=seed)
     decoder = outrider.SpeculativeDecoder(
-        TabularModel(law, 3), TabularModel(draft_law, 3), config=config
+        TabularModel(distribution, 3), TabularModel(draft_distribution, 3), config=config
     )
-    plain = outrider.SpeculativeDecoder(TabularModel(law, 3))
-    found, expected = (exact_law(made, [1], params) for made in (decoder, plain))
+    plain = outrider.SpeculativeDecoder(TabularModel(distribution, 3))
+    found, expected = (exact_distribution(made, [1], params) for made in (decoder, plain))
     assert max(abs(found[output] - expected[output]) for output in expected) < 1e-12
 
 
@@ -733,11 +735,11 @@ def test_depths_that_depend_on_the_batch_can_be_enumerated(cost_ratio) -> None:
         num_speculative_tokens=3, depth="adaptive", cost_ratio=cost_ratio
     )
     decoder = outrider.SpeculativeDecoder(
-        TabularModel(law, 3), TabularModel(draft_law, 3), config=config
+        TabularModel(distribution, 3), TabularModel(draft_distribution, 3), config=config
     )
-    plain = outrider.SpeculativeDecoder(TabularModel(law, 3))
+    plain = outrider.SpeculativeDecoder(TabularModel(distribution, 3))
     found, expected = (
-        exact_law(made, [1], SamplingParams(max_tokens=5)) for made in (decoder, plain)
+        exact_distribution(made, [1], SamplingParams(max_tokens=5)) for made in (decoder, plain)
     )
     assert max(abs(found[output] - expected[output]) for output in expected) < 1e-12
 
@@ -746,7 +748,7 @@ def test_the_depth_of_a_seeded_request_follows_what_was_kept() -> None:
     """So that the test above walks more than one depth."""
     config = outrider.SpeculativeConfig(num_speculative_tokens=3, depth="adaptive", cost_ratio=0.4)
     decoder = outrider.SpeculativeDecoder(
-        TabularModel(law, 3), TabularModel(draft_law, 3), config=config
+        TabularModel(distribution, 3), TabularModel(draft_distribution, 3), config=config
     )
     params = [SamplingParams(max_tokens=8, seed=seed) for seed in range(20)]
     depths = {output.depths[1] for output in decoder.generate([[1]] * 20, params)}

@@ -30,9 +30,14 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from outrider import TransformersModel
-from outrider.models import attention, direct, products
-from outrider.models.direct import DirectForward, ModuleForward, forward_of, same_inputs
-from outrider.models.early_exit import EarlyExit
+from outrider.runtimes.transformers import attention, direct, products
+from outrider.runtimes.transformers.direct import (
+    DirectForward,
+    ModuleForward,
+    forward_of,
+    same_inputs,
+)
+from outrider.runtimes.transformers.early_exit import EarlyExit
 
 SIZES = {
     "vocab_size": 61,

@@ -1,4 +1,4 @@
-"""Drafts that are shaped otherwise than the request: the law is the request's all the same."""
+"""Drafts that are shaped otherwise than the request: the distribution is the request's all the same."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder, StructuredOutput
-from outrider.certify import exact_law
-from outrider.certify.reference import distance, target_law
+from outrider.certify import exact_distribution
+from outrider.certify.reference import distance, target_distribution
 from outrider.errors import InvalidConfigError, TokenOutOfRangeError
-from outrider.models.tabular import mock_pair
+from outrider.runtimes.tabular import mock_pair
 from tests.alphabet import alphabet
 
 TOLERANCE = 1e-12
@@ -41,14 +41,16 @@ ASKED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("speculation", SHAPES, ids=str)
 @pytest.mark.parametrize("drafted", DRAFTED, ids=str)
-def test_the_law_is_the_requests_own(speculation: dict[str, Any], drafted: dict[str, Any]) -> None:
+def test_the_distribution_is_the_requests_own(
+    speculation: dict[str, Any], drafted: dict[str, Any]
+) -> None:
     target, draft = mock_pair(V, 1)
     config = SpeculativeConfig(depth="fixed", draft_params=SamplingParams(**drafted), **speculation)
     for asked in ASKED:
         decoder = SpeculativeDecoder(target, draft, config=config)
         params = SamplingParams(max_tokens=3, **asked)
-        found = exact_law(decoder, PROMPT, params)
-        assert distance(found, target_law(target, PROMPT, params)) < TOLERANCE
+        found = exact_distribution(decoder, PROMPT, params)
+        assert distance(found, target_distribution(target, PROMPT, params)) < TOLERANCE
 
 
 def acceptance(drafted: SamplingParams | None, **asked: Any) -> float:
@@ -92,7 +94,7 @@ def test_a_draft_is_penalised_for_the_prompt_as_it_is_told() -> None:
     logits = torch.from_numpy(target.probabilities(PROMPT)).log()
     for token in set(PROMPT):
         logits[token] *= 1.7 if logits[token] < 0 else 1 / 1.7
-    assert torch.allclose(told[0].laws.probs[0, 0].double(), logits.softmax(-1))
+    assert torch.allclose(told[0].distributions.probs[0, 0].double(), logits.softmax(-1))
 
 
 def test_a_form_is_kept_to_by_drafts_in_any_case() -> None:

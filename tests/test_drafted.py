@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from outrider import SamplingParams
-from outrider.acceptance import NOTHING_KNOWN
-from outrider.depth import AdaptiveDepth, Levels
-from outrider.depth.choices import Choices
-from outrider.depth.costs import Costs, Prices
-from outrider.depth.drafted import Drafted
-from outrider.depth.purse import Purse
-from outrider.depth.round import Round
-from outrider.records import Prefix, RoundRecord, SequenceState
+from outrider.policies import AdaptiveDepth, Levels
+from outrider.policies.choices import Choices
+from outrider.policies.costs import Costs, Prices
+from outrider.policies.drafted import Drafted
+from outrider.policies.purse import Purse
+from outrider.policies.round import Round
+from outrider.types.acceptance import NOTHING_KNOWN
+from outrider.types.records import Prefix, RoundRecord, SequenceState
 
 from .test_depth import World, calibrate, played, steady
 

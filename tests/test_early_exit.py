@@ -18,12 +18,12 @@ from outrider import (
     SpeculativeDecoder,
     SuffixDrafter,
 )
-from outrider.certify import exact_law
-from outrider.certify.reference import distance, target_law
+from outrider.certify import exact_distribution
+from outrider.certify.reference import distance, target_distribution
 from outrider.errors import InvalidConfigError, ModelError
-from outrider.models.early_exit import EarlyExit, truncated
-from outrider.models.transformers import TransformersModel
-from outrider.records import Prefix, RoundRecord
+from outrider.runtimes.transformers.early_exit import EarlyExit, truncated
+from outrider.runtimes.transformers.model import TransformersModel
+from outrider.types.records import Prefix, RoundRecord
 
 from .families import Distributions, greedy_reference, random_model
 from .test_transformers_adapter import random_prompts
@@ -66,14 +66,14 @@ def test_greedy_equals_generate_on_ragged_batches(family: Any, layers: int) -> N
 
 
 @pytest.mark.parametrize("config", [{}, {"tree_shape": (2, 1)}], ids=["chain", "tree"])
-def test_the_law_is_the_targets(family: Any, config: dict[str, Any]) -> None:
+def test_the_distribution_is_the_targets(family: Any, config: dict[str, Any]) -> None:
     """Three tokens likely enough at each place, to keep the enumeration small."""
     reference, target = family
     settings = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, **config)
     decoder = SpeculativeDecoder(target, EarlyExitDrafter(target, 1), config=settings)
     params = SamplingParams(max_tokens=3, top_k=3, temperature=2.0)
-    found = exact_law(decoder, (5, 9, 2), params)
-    expected = target_law(Distributions(reference), (5, 9, 2), params)
+    found = exact_distribution(decoder, (5, 9, 2), params)
+    expected = target_distribution(Distributions(reference), (5, 9, 2), params)
     assert distance(found, expected) < 1e-9
 
 

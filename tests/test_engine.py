@@ -23,8 +23,15 @@ from outrider.errors import (
     TokenOutOfRangeError,
     VocabMismatchError,
 )
-from outrider.models.tabular import TabularModel, mock_pair
-from outrider.records import DraftPlan, DraftProposal, Laws, Prefix, RoundRecord, TargetScores
+from outrider.runtimes.tabular import TabularModel, mock_pair
+from outrider.types.records import (
+    Distributions,
+    DraftPlan,
+    DraftProposal,
+    Prefix,
+    RoundRecord,
+    TargetScores,
+)
 
 from .families import VOCAB, random_model, resembling
 
@@ -315,34 +322,52 @@ class Fixed:
 
     vocab_size = 4
 
-    def __init__(self, tokens: Any, lengths: Any, laws: Any) -> None:
-        self.proposal = DraftProposal(torch.tensor(tokens), np.array(lengths), laws)
+    def __init__(self, tokens: Any, lengths: Any, distributions: Any) -> None:
+        self.proposal = DraftProposal(torch.tensor(tokens), np.array(lengths), distributions)
 
     def propose(self, prefixes: list[Prefix], plan: DraftPlan, ctx: Any) -> DraftProposal:
         return self.proposal
 
 
 @pytest.mark.parametrize(
-    ("tokens", "lengths", "laws", "error", "message"),
+    ("tokens", "lengths", "distributions", "error", "message"),
     [
         ([1, 2], [2], None, DraftShapeError, r"tokens of shape \(2,\)"),
         ([[1.0, 2.0]], [2], None, DraftShapeError, "float32; expected int64"),
         ([[1, 2]], [2, 2], None, DraftShapeError, r"lengths \[2, 2\]"),
         ([[1, 2, 3, 0]], [4], None, DraftShapeError, r"lengths \[4\].*planned depths \[3\]"),
         ([[1, 2]], [3], None, DraftShapeError, "only 2 columns"),
-        ([[1, 2]], [2], None, DraftShapeError, "without their laws"),
-        ([[1, 2]], [2], Laws(), DraftShapeError, "without their laws"),
-        ([[1, 2]], [2], Laws(atoms=torch.zeros(1, 3)), DraftShapeError, "one law for each token"),
-        ([[1, 2]], [2], Laws(probs=torch.ones(1, 2, 5)), DistributionWidthError, "vocabulary, 4"),
-        ([[1, 4]], [2], Laws(atoms=torch.tensor([[1, 4]])), TokenOutOfRangeError, r"\[\[1, 4\]\]"),
+        ([[1, 2]], [2], None, DraftShapeError, "without their distributions"),
+        ([[1, 2]], [2], Distributions(), DraftShapeError, "without their distributions"),
+        (
+            [[1, 2]],
+            [2],
+            Distributions(point_masses=torch.zeros(1, 3)),
+            DraftShapeError,
+            "one distribution for each token",
+        ),
+        (
+            [[1, 2]],
+            [2],
+            Distributions(probs=torch.ones(1, 2, 5)),
+            DistributionWidthError,
+            "vocabulary, 4",
+        ),
+        (
+            [[1, 4]],
+            [2],
+            Distributions(point_masses=torch.tensor([[1, 4]])),
+            TokenOutOfRangeError,
+            r"\[\[1, 4\]\]",
+        ),
     ],
 )
 def test_malformed_proposals_are_refused(
-    tokens: Any, lengths: Any, laws: Any, error: type[Exception], message: str
+    tokens: Any, lengths: Any, distributions: Any, error: type[Exception], message: str
 ) -> None:
     decoder = SpeculativeDecoder(
         mock_pair(4, 1)[0],
-        Fixed(tokens, lengths, laws),
+        Fixed(tokens, lengths, distributions),
         config=replace(config(k=3), strict=True),
     )
     with pytest.raises(error, match=message):

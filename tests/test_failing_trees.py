@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from outrider import HybridDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
-from outrider.certify import exact_law
-from outrider.context import RoundContext
+from outrider.certify import exact_distribution
 from outrider.drafters.model import ModelDrafter
+from outrider.engine.context import RoundContext
 from outrider.errors import DraftShapeError
-from outrider.models.tabular import TabularModel, mock_pair
-from outrider.protocols import AutoregressiveModel, Cursor, DraftContext
-from outrider.records import Children, DraftPlan, DraftProposal, Laws
+from outrider.runtimes.tabular import TabularModel, mock_pair
+from outrider.types.protocols import AutoregressiveModel, Cursor, DraftContext
+from outrider.types.records import Children, Distributions, DraftPlan, DraftProposal
 
 from .test_hybrid import Guess
 
@@ -78,22 +78,22 @@ def drafter_of(how: str) -> Any:
 
 
 def error_of(drafter: Any, **settings: Any) -> float:
-    """How far the output's law is from the target's: the largest difference of a probability."""
+    """How far the output's distribution is from the target's: the largest difference of a probability."""
     settings = {"num_speculative_tokens": 2} | settings
     target, _ = mock_pair(3, 2)
     decoder = SpeculativeDecoder(
         target, drafter, config=SpeculativeConfig(depth="fixed", **settings)
     )
     params = SamplingParams(max_tokens=3)
-    expected = exact_law(SpeculativeDecoder(target), [0], params)
-    found = exact_law(decoder, [0], params, batch_size=1)
+    expected = exact_distribution(SpeculativeDecoder(target), [0], params)
+    found = exact_distribution(decoder, [0], params, batch_size=1)
     return max(abs(found[output] - expected[output]) for output in expected)
 
 
 @pytest.mark.parametrize("how", ["raises", "malformed", "between levels"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("verification", ["traversal", "recursive", "coupled"])
-def test_the_law_is_exact_although_failure_depends_on_what_was_drawn(
+def test_the_distribution_is_exact_although_failure_depends_on_what_was_drawn(
     how: str, shape: dict[str, Any], verification: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafter = drafter_of(how)
@@ -114,12 +114,12 @@ def test_and_beside_mates_whose_drafts_fail_or_do_not(
     config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, **shape)
     decoder = SpeculativeDecoder(target, drafter_of(how), config=config)
     params = SamplingParams(max_tokens=3)
-    expected = exact_law(SpeculativeDecoder(target), [0], params)
+    expected = exact_distribution(SpeculativeDecoder(target), [0], params)
 
     def error() -> float:
         others = SamplingParams(max_tokens=50)
         mates = [*decoder.start([1], others), *decoder.start([2, 0], others)]
-        found = exact_law(decoder, [0], params, batch_size=1, mates=mates)
+        found = exact_distribution(decoder, [0], params, batch_size=1, mates=mates)
         return max(abs(found[output] - expected[output]) for output in expected)
 
     assert error() < 1e-12
@@ -158,9 +158,11 @@ ODD: dict[str, Any] = {
 def test_whatever_a_drafter_asked_for_its_own_error_is_told(counts: Any) -> None:
     class Odd(ModelDrafter):
         def propose(self, prefixes: Any, plan: DraftPlan, ctx: DraftContext) -> DraftProposal:
-            law = ctx.law(self.model.open(prefixes, plan.width).logits[:, None], None)
-            assert law.probs is not None
-            ctx.children(law, counts, 2, 0, 0)
+            distribution = ctx.distribution(
+                self.model.open(prefixes, plan.width).logits[:, None], None
+            )
+            assert distribution.probs is not None
+            ctx.children(distribution, counts, 2, 0, 0)
             raise ValueError("no draft today")
 
     target, draft = mock_pair(3, 2)
@@ -211,13 +213,13 @@ def test_a_tree_is_what_was_proposed() -> None:
             proposal = super().propose(prefixes, plan, ctx)
             drawn = ctx.drawn(3)
             assert drawn is not None
-            assert drawn.laws is not None
-            assert proposal.laws is not None
-            for name in ("tokens", "lengths", "parents", "law_rows"):
+            assert drawn.distributions is not None
+            assert proposal.distributions is not None
+            for name in ("tokens", "lengths", "parents", "distribution_rows"):
                 assert (getattr(drawn, name) == getattr(proposal, name)).all()
-            assert drawn.laws.probs is not None
-            assert proposal.laws.probs is not None
-            assert (drawn.laws.probs == proposal.laws.probs).all()
+            assert drawn.distributions.probs is not None
+            assert proposal.distributions.probs is not None
+            assert (drawn.distributions.probs == proposal.distributions.probs).all()
             return proposal
 
     for shape in SHAPES.values():
@@ -241,9 +243,11 @@ class Expanding(ModelDrafter):
         for level in range(plan.deepest):
             if children is not None:
                 cursor.step(children.tokens[:, 0, 0])
-            law = ctx.law(cursor.logits[:, None], None)
-            assert law.probs is not None
-            children = ctx.children(Laws(probs=law.probs), counts, 2, 2 * level, level)
+            distribution = ctx.distribution(cursor.logits[:, None], None)
+            assert distribution.probs is not None
+            children = ctx.children(
+                Distributions(probs=distribution.probs), counts, 2, 2 * level, level
+            )
         raise ValueError("no draft today")
 
 

@@ -1,4 +1,4 @@
-"""The pure functions: one answer on every array library, right laws, and errors at the door.
+"""The pure functions: one answer on every array library, right distributions, and errors at the door.
 
 Statistical tests are seeded, so they always or never fail on given code; each says how often a
 correct implementation would fail under a fresh seed.
@@ -59,7 +59,7 @@ def kind_of(array: Any) -> str:
     return type(array).__module__.split(".")[0]
 
 
-def laws(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any = np.float64) -> Any:
+def distributions(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any = np.float64) -> Any:
     """Random rows, some of their entries zero."""
     rows = rng.dirichlet(np.full(shape[-1], 0.7), shape[:-1]).reshape(shape)
     rows = rows * (rng.random(shape) > 0.2)
@@ -71,10 +71,10 @@ def laws(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any = np.float
 def round_of(
     seed: int, batch: int, width: int, vocabulary: int, dtype: Any = np.float64
 ) -> tuple[Any, Any, Any]:
-    """Draft laws, target laws, and tokens drawn from the draft laws."""
+    """Draft distributions, target distributions, and tokens drawn from the draft distributions."""
     rng = np.random.default_rng(seed)
-    draft = laws(rng, (batch, width, vocabulary), dtype)
-    target = laws(rng, (batch, width + 1, vocabulary), dtype)
+    draft = distributions(rng, (batch, width, vocabulary), dtype)
+    target = distributions(rng, (batch, width + 1, vocabulary), dtype)
     tokens = outrider.sample_index(draft, rng.random((batch, width)))
     return draft, target, tokens
 
@@ -165,8 +165,8 @@ def g_statistic(counts: Any, expected: Any) -> float:
 
 
 @pytest.mark.parametrize("method", ["token", "block"])
-def test_the_target_law_is_what_is_emitted(method: str) -> None:
-    """A G-test of the first two emitted tokens against the target's law of pairs.
+def test_the_target_distribution_is_what_is_emitted(method: str) -> None:
+    """A G-test of the first two emitted tokens against the target's distribution of pairs.
 
     60,000 rows, 15 degrees of freedom; a correct implementation exceeds 44.3 once in 10,000 seeds.
     """
@@ -305,10 +305,10 @@ def test_a_coin_at_the_edges(as_array: bool) -> None:
 
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("shape", [(5,), (4, 5), (2, 3, 5), (0, 5)])
-def test_the_adjusted_law_and_draws_from_it(library: str, shape: tuple[int, ...]) -> None:
+def test_the_adjusted_distribution_and_draws_from_it(library: str, shape: tuple[int, ...]) -> None:
     make = LIBRARIES[library]
     rng = np.random.default_rng(6)
-    target, draft = laws(rng, shape), laws(rng, shape)
+    target, draft = distributions(rng, shape), distributions(rng, shape)
     uniform = rng.random(shape[:-1])
     found = outrider.adjusted_distribution(make(logs(target)), make(logs(draft)))
     excess = np.maximum(target - draft, 0)
@@ -322,7 +322,7 @@ def test_the_adjusted_law_and_draws_from_it(library: str, shape: tuple[int, ...]
     np.testing.assert_array_equal(host(drawn), host(outrider.sample_index(found, make(uniform))))
 
 
-def test_equal_laws_leave_the_target() -> None:
+def test_equal_distributions_leave_the_target() -> None:
     rows = np.log(np.array([[0.25, 0.75], [0.5, 0.5]]))
     np.testing.assert_allclose(outrider.adjusted_distribution(rows, rows), np.exp(rows), rtol=1e-15)
     assert outrider.resample_from_adjusted_target(rows, rows, np.array([0.3, 0.3])).tolist() == [
@@ -338,27 +338,33 @@ def test_an_index_is_where_the_cumulative_mass_passes_the_uniform(
     library: str, seed: int, width: int, uniform: float
 ) -> None:
     make = LIBRARIES[library]
-    law = laws(np.random.default_rng(seed), (width,))
-    index = int(outrider.sample_index(make(law), uniform))
-    assert law[index] > 0
-    assert law[:index].sum() <= uniform + 1e-12
-    assert uniform <= law[: index + 1].sum() + 1e-12
-    assert abs(int(outrider.sample_from_logprobs(make(logs(law)), uniform)) - index) <= width
+    distribution = distributions(np.random.default_rng(seed), (width,))
+    index = int(outrider.sample_index(make(distribution), uniform))
+    assert distribution[index] > 0
+    assert distribution[:index].sum() <= uniform + 1e-12
+    assert uniform <= distribution[: index + 1].sum() + 1e-12
+    assert (
+        abs(int(outrider.sample_from_logprobs(make(logs(distribution)), uniform)) - index) <= width
+    )
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("uniform", [0.0, 0.5, LAST])
 def test_nothing_without_mass_is_drawn_at_any_uniform(library: str, uniform: float) -> None:
     make = LIBRARIES[library]
-    law = np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    distribution = np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
     uniforms = make(np.full(3, uniform))
-    assert host(outrider.sample_index(make(law), uniforms)).tolist() == [1, 2, 0]
-    assert host(outrider.sample_from_logprobs(make(logs(law)), uniforms)).tolist() == [1, 2, 0]
+    assert host(outrider.sample_index(make(distribution), uniforms)).tolist() == [1, 2, 0]
+    assert host(outrider.sample_from_logprobs(make(logs(distribution)), uniforms)).tolist() == [
+        1,
+        2,
+        0,
+    ]
 
 
 def test_log_probabilities_draw_what_probabilities_draw() -> None:
     rng = np.random.default_rng(8)
-    rows, uniforms = laws(rng, (300, 9)), rng.random(300)
+    rows, uniforms = distributions(rng, (300, 9)), rng.random(300)
     expected = outrider.sample_index(rows, uniforms)
     assert outrider.sample_from_logprobs(logs(rows), uniforms).tolist() == expected.tolist()
     assert len(set(expected.tolist())) == 9
@@ -378,10 +384,12 @@ def test_half_precision_rows_are_rows() -> None:
     rng = np.random.default_rng(9)
     draft, target, tokens = round_of(9, 8, 3, 50)
     for dtype in (torch.float16, torch.bfloat16):
-        laws_of = [torch.tensor(rows).to(dtype) for rows in (draft, target)]
-        verdict = outrider.verify_speculative_tokens(*laws_of, torch.tensor(tokens), seed=1)
+        distributions_of = [torch.tensor(rows).to(dtype) for rows in (draft, target)]
+        verdict = outrider.verify_speculative_tokens(
+            *distributions_of, torch.tensor(tokens), seed=1
+        )
         assert verdict.next_token.shape == (8,)
-        outrider.sample_index(laws_of[0], torch.tensor(rng.random((8, 3))))
+        outrider.sample_index(distributions_of[0], torch.tensor(rng.random((8, 3))))
     half = np.asarray(draft, dtype=np.float16)
     assert outrider.compute_acceptance_probs(half, target.astype(np.float16))[0].dtype == np.float16
 

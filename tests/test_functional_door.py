@@ -53,7 +53,11 @@ NOT_DRAWN = changed(changed(D, (1, 2), 0.0), (1, 2, 0), 1.0)
 
 BAD: list[tuple[type[OutriderError], str, Callable[[], object]]] = [
     (DraftShapeError, r"draft_probs has shape \(3, 4\)", lambda: verification(D[0])),
-    (TargetShapeError, r"expected \[2, 4, V\], a law", lambda: verification(target=T[:, :3])),
+    (
+        TargetShapeError,
+        r"expected \[2, 4, V\], a distribution",
+        lambda: verification(target=T[:, :3]),
+    ),
     (TargetShapeError, "target_probs has shape", lambda: verification(target=T[:1])),
     (TargetShapeError, "target_probs has shape", lambda: verification(target=T[0])),
     (DraftShapeError, "draft_tokens has shape", lambda: verification(tokens=X[:, :2])),
@@ -241,10 +245,10 @@ SHAPES = [(), (0,), (2,), (3,), (1, 2), (2, 2), (0, 2), (2, 0), (2, 1, 2), (2, 2
 
 
 def rows_of(kind: str, shape: tuple[int, ...]) -> Any:
-    """An array of one shape: laws, their logarithms, or something that is neither."""
+    """An array of one shape: distributions, their logarithms, or something that is neither."""
     even = np.full(shape, 1 / shape[-1] if shape and shape[-1] else 1.0)
     made = {
-        "laws": even,
+        "distributions": even,
         "logs": np.log(even),
         "single": even.astype(np.float32),
         "zeros": even * 0,
@@ -260,7 +264,7 @@ def rows_of(kind: str, shape: tuple[int, ...]) -> Any:
     return made[kind]
 
 
-KINDS = ["laws", "logs", "single", "zeros", "nan", "negative", "large", "minus infinity"]
+KINDS = ["distributions", "logs", "single", "zeros", "nan", "negative", "large", "minus infinity"]
 KINDS += ["infinity", "integers", "booleans", "complex"]
 
 

@@ -1,4 +1,4 @@
-"""Verification from raw logits against the readable reference: verdicts, laws, and soundness."""
+"""Verification from raw logits against the readable reference: verdicts, distributions, and soundness."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from outrider import verification
-from outrider.chance import Enumerator, Philox4x32, RoundDraws, inverse_cdf, round_keys
-from outrider.config import SamplingParams
-from outrider.records import DraftProposal, Laws, Prefix, SequenceState
+from outrider.config.params import SamplingParams
+from outrider.random.chance import Enumerator, Philox4x32, RoundDraws, inverse_cdf, round_keys
+from outrider.types.records import Distributions, DraftProposal, Prefix, SequenceState
 from outrider.verification import METHODS, BlockVerification, fused, lazy, verify
 from outrider.verification.fused import verify_logits
-from outrider.verification.plain import PlainChains, stop, stop_law
+from outrider.verification.plain import PlainChains, stop, stop_distribution
 
 EDGE = 1e-6
 
@@ -32,7 +32,7 @@ class Case:
     temperature: Tensor | float | None
 
     def target(self) -> Tensor:
-        """The target's laws in float64: the truth that both paths round."""
+        """The target's distributions in float64: the truth that both paths round."""
         scores = self.logits.double()
         if isinstance(self.temperature, Tensor):
             scores = scores / self.temperature[:, None, None]
@@ -66,15 +66,15 @@ def random_case(rng: np.random.Generator, sizes: tuple[int, ...] = (7, 300, 5_00
     tokens = torch.from_numpy(rng.random((batch, width)))
     tokens = torch.stack([inverse_cdf(probs[:, i], tokens[:, i]) for i in range(width)], 1)
     if rng.random() < 0.25:
-        laws = Laws(atoms=probs.argmax(-1))
-        tokens = laws.atoms
+        distributions = Distributions(point_masses=probs.argmax(-1))
+        tokens = distributions.point_masses
     else:
-        laws = Laws(probs=probs.to(torch.promote_types(dtype, torch.float32)))
-    return Case(DraftProposal(tokens, lengths, laws), logits, temperature)
+        distributions = Distributions(probs=probs.to(torch.promote_types(dtype, torch.float32)))
+    return Case(DraftProposal(tokens, lengths, distributions), logits, temperature)
 
 
 class Noted:
-    """Draws by Philox that remember each law's edges and where its uniforms fell."""
+    """Draws by Philox that remember each distribution's edges and where its uniforms fell."""
 
     def __init__(self, batch: int, width: int, seed: int) -> None:
         states = [
@@ -89,14 +89,14 @@ class Noted:
     def stop_uniforms(self) -> Tensor:
         return self.uniforms[:, 0]
 
-    def stop(self, laws: Tensor) -> Tensor:
-        return self._note(laws, self.uniforms[:, 0], self._draws.stop(laws))
+    def stop(self, distributions: Tensor) -> Tensor:
+        return self._note(distributions, self.uniforms[:, 0], self._draws.stop(distributions))
 
-    def token(self, laws: Tensor) -> Tensor:
-        return self._note(laws, self.uniforms[:, 1], self._draws.token(laws))
+    def token(self, distributions: Tensor) -> Tensor:
+        return self._note(distributions, self.uniforms[:, 1], self._draws.token(distributions))
 
-    def _note(self, laws: Tensor, uniforms: Tensor, drawn: Tensor) -> Tensor:
-        edges = laws.double().cumsum(-1)
+    def _note(self, distributions: Tensor, uniforms: Tensor, drawn: Tensor) -> Tensor:
+        edges = distributions.double().cumsum(-1)
         gaps = (edges / edges[:, -1:] - uniforms[:, None]).abs().amin(-1)
         self.near.append(gaps < EDGE)
         return drawn
@@ -133,7 +133,7 @@ def disagreements(
 def test_the_fast_path_gives_the_verdicts_of_the_reference(method: str) -> None:
     counts = disagreements(60, 3, method, (7, 300, 5_000, 50_000))
     assert counts["differ far from an edge"] == 0, counts
-    # Edges of a law of 50,000 tokens lie close together: some uniforms are near one.
+    # Edges of a distribution of 50,000 tokens lie close together: some uniforms are near one.
     assert counts["near"] <= counts["draws"] // 20, counts
     assert counts["differ"] <= 3, counts
 
@@ -142,30 +142,34 @@ def mixed_case(rng: np.random.Generator, sizes: tuple[int, ...]) -> Case:
     """Rows some of whose tokens were drawn and some proposed outright, in any order."""
     while True:
         case = random_case(rng, sizes)
-        laws, tokens = case.proposal.laws, case.proposal.tokens
-        if laws is not None and laws.probs is not None and tokens.shape[1]:
+        distributions, tokens = case.proposal.distributions, case.proposal.tokens
+        if distributions is not None and distributions.probs is not None and tokens.shape[1]:
             break
     batch, width = tokens.shape
     order = rng.permuted(np.tile(np.arange(width), (batch, 1)), axis=1)
-    laws = Laws(
-        probs=laws.probs.gather(1, torch.from_numpy(order)[..., None].expand_as(laws.probs))
+    distributions = Distributions(
+        probs=distributions.probs.gather(
+            1, torch.from_numpy(order)[..., None].expand_as(distributions.probs)
+        )
     )
     rows = np.argsort(order, axis=1)
     rows[rng.random((batch, width)) < 0.5] = -1
     likeliest = case.target()[:, :width].argmax(-1)
     tokens = torch.where(torch.from_numpy(rows < 0), likeliest, tokens)
-    proposal = DraftProposal(tokens, case.proposal.lengths, laws, law_rows=rows)
+    proposal = DraftProposal(tokens, case.proposal.lengths, distributions, distribution_rows=rows)
     return Case(proposal, case.logits, case.temperature)
 
 
 def dense(case: Case, sound: bool = True) -> tuple[DraftProposal, Tensor]:
-    """The same with point masses written out as laws."""
-    proposal, rows = case.proposal, torch.from_numpy(case.proposal.law_rows)
-    probs = proposal.laws.probs
+    """The same with point masses written out as distributions."""
+    proposal, rows = case.proposal, torch.from_numpy(case.proposal.distribution_rows)
+    probs = proposal.distributions.probs
     own = probs.gather(1, rows.clip(0)[..., None].expand(-1, -1, probs.shape[2]))
-    atoms = torch.zeros_like(own).scatter_(2, proposal.tokens[..., None], 1)
-    laws = Laws(probs=torch.where((rows < 0)[..., None], atoms, own) if sound else own)
-    return DraftProposal(proposal.tokens, proposal.lengths, laws), case.target()
+    point_masses = torch.zeros_like(own).scatter_(2, proposal.tokens[..., None], 1)
+    distributions = Distributions(
+        probs=torch.where((rows < 0)[..., None], point_masses, own) if sound else own
+    )
+    return DraftProposal(proposal.tokens, proposal.lengths, distributions), case.target()
 
 
 @pytest.mark.parametrize("sound", [True, False])
@@ -194,7 +198,7 @@ def test_drawn_tokens_beside_point_masses_get_the_verdicts_of_the_reference(
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kept", [True, False], ids=["powers kept", "raised again"])
-def test_every_way_of_holding_the_laws_gives_the_same_verdicts(
+def test_every_way_of_holding_the_distributions_gives_the_same_verdicts(
     method: str, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small rounds through the code for large ones, one and several rows at a time."""
@@ -228,9 +232,9 @@ class NextRowSummed(BlockVerification):
         return super().stop_edges(PlainChains(chains.ratios, later), uniforms)
 
 
-def wrong_row(laws: type) -> Any:
-    """Laws whose rows are normalised by the next row's mass."""
-    make = laws.of
+def wrong_row(distributions: type) -> Any:
+    """Distributions whose rows are normalised by the next row's mass."""
+    make = distributions.of
 
     def of(logits: Tensor, scale: Any) -> Any:
         found = make(logits, scale)
@@ -270,7 +274,7 @@ class CountedSums:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_edges_found_until_the_draw_resolves_draw_as_the_whole_law(method: str) -> None:
+def test_edges_found_until_the_draw_resolves_draw_as_the_whole_distribution(method: str) -> None:
     """The same node for every uniform, and for block fewer sums."""
     rng = np.random.default_rng(11)
     kind = METHODS[method]
@@ -284,17 +288,17 @@ def test_edges_found_until_the_draw_resolves_draw_as_the_whole_law(method: str) 
         edges, weights = kind.stop_edges(chains, None)
         whole += sums.made * len(uniforms)
         sums.made = 0
-        laws = np.array([stop_law(row, 6) for row in edges])
-        assert (laws >= 0).all()
-        assert abs(laws.sum(1) - 1).max() < 1e-15
-        assert (laws[np.arange(7) > lengths[:, None]] == 0).all()
+        distributions = np.array([stop_distribution(row, 6) for row in edges])
+        assert (distributions >= 0).all()
+        assert abs(distributions.sum(1) - 1).max() < 1e-15
+        assert (distributions[np.arange(7) > lengths[:, None]] == 0).all()
         for uniform in uniforms:
             found, same = kind.stop_edges(chains, [uniform] * 4)
             assert same == weights
             nodes = [stop(row, uniform) for row in found]
             assert nodes == [stop(row, uniform) for row in edges]
-            inverted = (laws.cumsum(1) <= uniform).sum(1)
-            near = (abs(laws.cumsum(1) - uniform) < 1e-12).any(1)
+            inverted = (distributions.cumsum(1) <= uniform).sum(1)
+            near = (abs(distributions.cumsum(1) - uniform) < 1e-12).any(1)
             assert ((inverted == nodes) | near).all()
         resolved += sums.made
     assert (whole > 0) == isinstance(kind, BlockVerification)
@@ -304,11 +308,11 @@ def test_edges_found_until_the_draw_resolves_draw_as_the_whole_law(method: str) 
 def first_tokens(
     logits: Tensor, drafts: Tensor, tokens: tuple[int, ...], temperature: Any, method: str, cut: int
 ) -> dict[tuple[int, ...], float]:
-    """The exact law of the first `cut` tokens that a round emits when it drafts `tokens`.
+    """The exact distribution of the first `cut` tokens that a round emits when it drafts `tokens`.
 
-    Where a round emits fewer, the target's own law completes them.
+    Where a round emits fewer, the target's own distribution completes them.
     """
-    law: dict[tuple[int, ...], float] = {}
+    distribution: dict[tuple[int, ...], float] = {}
     width = len(tokens)
     target = (logits.double() / temperature).softmax(-1)
     pending: list[tuple[int, ...]] = [()]
@@ -320,8 +324,10 @@ def first_tokens(
         chance = Enumerator([path])
         states = [SequenceState(Prefix("a", [1]), 1, SamplingParams(), frozenset(), 0)]
         draws = RoundDraws(chance, round_keys(states, width)[0], None)
-        laws = torch.stack([drafts[row] for row in rows[:-1]])[None]
-        proposal = DraftProposal(torch.tensor([tokens]), np.array([width]), Laws(probs=laws))
+        distributions = torch.stack([drafts[row] for row in rows[:-1]])[None]
+        proposal = DraftProposal(
+            torch.tensor([tokens]), np.array([width]), Distributions(probs=distributions)
+        )
         verdict, _ = verify_logits(
             proposal, logits[rows][None], temperature, METHODS[method], draws
         )
@@ -334,13 +340,13 @@ def first_tokens(
                 if position >= len(emitted):
                     mass *= float(target[row, token])
                 row = row * logits.shape[-1] + token + 1
-            law[whole[:cut]] = law.get(whole[:cut], 0.0) + mass
-    return law
+            distribution[whole[:cut]] = distribution.get(whole[:cut], 0.0) + mass
+    return distribution
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("held", ["numpy", "kept", "raised again"])
-def test_the_law_of_a_round_is_the_targets(
+def test_the_distribution_of_a_round_is_the_targets(
     method: str, held: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By exact enumeration over drafts, stops and tokens: V = 3, two drafts, float64 logits."""
@@ -357,8 +363,8 @@ def test_the_law_of_a_round_is_the_targets(
     found: dict[tuple[int, ...], float] = {}
     for tokens in itertools.product(range(size), repeat=width):
         drafted = float(drafts[0, tokens[0]] * drafts[tokens[0] + 1, tokens[1]])
-        law = first_tokens(logits, drafts, tokens, temperature, method, width + 1)
-        for emitted, mass in law.items():
+        distribution = first_tokens(logits, drafts, tokens, temperature, method, width + 1)
+        for emitted, mass in distribution.items():
             found[emitted] = found.get(emitted, 0.0) + drafted * mass
     error = 0.0
     for a, b, c in itertools.product(range(size), repeat=3):
@@ -376,8 +382,10 @@ def test_the_witness_tells_of_unsound_rows(bad: float, size: int, method: str) -
     logits[1, 2] = bad
     if np.isnan(bad):
         logits[1, 2, 1:] = 0
-    laws = torch.full((2, 3, size), 1 / size)
-    proposal = DraftProposal(torch.full((2, 3), 1), np.array([3, 3]), Laws(probs=laws))
+    distributions = torch.full((2, 3, size), 1 / size)
+    proposal = DraftProposal(
+        torch.full((2, 3), 1), np.array([3, 3]), Distributions(probs=distributions)
+    )
     verdict, witness = verify_logits(proposal, logits, None, METHODS[method], Noted(2, 3, 0))
     unsound = torch.zeros(2, 4, dtype=torch.bool)
     unsound[1, 2] = True
@@ -387,25 +395,25 @@ def test_the_witness_tells_of_unsound_rows(bad: float, size: int, method: str) -
 
 
 @pytest.mark.parametrize("size", [5_000, 16_384, 50_257])
-def test_wide_laws_are_drawn_from_where_there_is_mass(size: int) -> None:
+def test_wide_distributions_are_drawn_from_where_there_is_mass(size: int) -> None:
     rng = np.random.default_rng(7)
-    laws = rng.gamma(0.02, size=(200, size)) * (rng.random((200, size)) < 0.01)
-    laws[:, -1] = rng.random(200) < 0.5
-    laws[0] = 0
-    laws[0, -1] = 1e-300
+    distributions = rng.gamma(0.02, size=(200, size)) * (rng.random((200, size)) < 0.01)
+    distributions[:, -1] = rng.random(200) < 0.5
+    distributions[0] = 0
+    distributions[0, -1] = 1e-300
     uniforms = rng.random(200)
     uniforms[:4] = uniforms[4:8] = [0.0, 1 - 2.0**-53, 2.0**-53, 0.5]
-    wide = torch.from_numpy(laws)
+    wide = torch.from_numpy(distributions)
     found = inverse_cdf(wide, torch.from_numpy(uniforms))
-    assert (laws[np.arange(200), found] > 0).all()
+    assert (distributions[np.arange(200), found] > 0).all()
     # Whatever the batch, and whatever the library.
     alone = [
         int(inverse_cdf(wide[i : i + 1], torch.from_numpy(uniforms[i : i + 1]))) for i in range(40)
     ]
     assert alone == found[:40].tolist()
-    running = laws.cumsum(-1)
+    running = distributions.cumsum(-1)
     drawn = running[np.arange(200), found] / running[:, -1]
-    before = drawn - laws[np.arange(200), found] / running[:, -1]
+    before = drawn - distributions[np.arange(200), found] / running[:, -1]
     assert ((before - 1e-12 <= uniforms) & (uniforms <= drawn + 1e-12)).all()
 
 

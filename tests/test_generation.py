@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 import outrider
 from outrider import SamplingParams, SpeculativeConfig, StatefulProcessor
 from outrider.errors import InvalidConfigError
-from outrider.settings import REFUSED, REFUSED_IN_SAMPLING
+from outrider.integrations.generation_config import REFUSED, REFUSED_IN_SAMPLING
 
 from .families import VOCAB, random_model, resembling
 from .test_greedy_parameters import toy_tokenizer
@@ -199,7 +199,7 @@ def test_costs_are_kept_for_the_model_that_they_are_of(monkeypatch: pytest.Monke
             super().__init__(*args, **more)
             made.append(self.policy)
 
-    monkeypatch.setattr("outrider.generation.SpeculativeDecoder", Noted)
+    monkeypatch.setattr("outrider.integrations.transformers_generate.SpeculativeDecoder", Noted)
     inside = outrider.generate_with(outrider.NgramDrafter())
     first, second = random_model("llama"), random_model("qwen2")
     for model in (first, first, second, second):
@@ -367,7 +367,7 @@ def test_no_setting_of_transformers_is_undecided() -> None:
         no_repeat_ngram_size sequence_bias num_return_sequences eos_token_id pad_token_id
         return_dict_in_generate"""
     # Of caches, of compilation, of assistants, of beams, of prompts that generate makes itself,
-    # and renormalisation, which changes no law.
+    # and renormalisation, which changes no distribution.
     nothing = """use_cache cache_implementation cache_config max_cache_len compile_config
         disable_compile prefill_chunk_size low_memory continuous_batching_config is_assistant
         num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold

@@ -11,10 +11,11 @@ import transformers as tf
 from torch import Tensor
 
 import outrider
-from outrider import SpeculativeConfig, SpeculativeDecoder, StatefulProcessor, sampling
+from outrider import SpeculativeConfig, SpeculativeDecoder, StatefulProcessor
 from outrider.errors import InvalidConfigError
-from outrider.records import SequenceState
-from outrider.shaping import Path, Shaper, Shaping
+from outrider.sampling import distributions as sampling
+from outrider.sampling.shaping import Path, Shaper, Shaping
+from outrider.types.records import SequenceState
 
 from .families import VOCAB, random_model, resembling
 from .test_generation import PAD, padded
@@ -129,7 +130,7 @@ class Heard:
             **inputs, **asked, do_sample=True, max_new_tokens=LENGTH, custom_generate=between
         )
 
-    def law(self, row: int, drafted: Tensor, logits: Tensor) -> Tensor:
+    def distribution(self, row: int, drafted: Tensor, logits: Tensor) -> Tensor:
         """Ours, of the token after a row's prompt and `drafted` tokens."""
         state, device = self.states[row], torch.device("cpu")
         shaping = Shaping.pack([state], device)
@@ -137,9 +138,9 @@ class Heard:
         shaper = Shaper(shaping, [state], VOCAB, device)
         shaped = shaper(logits[None, None], Path.of(drafted[None, None]))
         packed = sampling.PackedParams.pack([state.params], VOCAB, device)
-        laws, _ = sampling.laws(shaped, packed)
-        assert laws.probs is not None
-        return laws.probs[0, 0]
+        distributions, _ = sampling.distributions(shaped, packed)
+        assert distributions.probs is not None
+        return distributions.probs[0, 0]
 
 
 @pytest.fixture(scope="module")
@@ -161,12 +162,14 @@ def largest_error(heard: Heard, inputs: dict[str, Tensor], asked: dict[str, Any]
             # Every row, because some processors know theirs by its place among them.
             whole = torch.cat([ids, drafted])[None].repeat(len(inputs["input_ids"]), 1)
             theirs = heard.theirs(whole, logits[None].repeat(len(whole), 1))[row].softmax(-1)
-            worst = max(worst, float((heard.law(row, drafted, logits) - theirs).abs().max()))
+            worst = max(
+                worst, float((heard.distribution(row, drafted, logits) - theirs).abs().max())
+            )
     return worst
 
 
 @pytest.mark.parametrize("asked", SAMPLED, ids="-".join)
-def test_the_law_of_a_token_is_that_of_transformers_own_list(
+def test_the_distribution_of_a_token_is_that_of_transformers_own_list(
     heard: Heard, asked: dict[str, Any]
 ) -> None:
     """After random tokens and logits: the order counts, against temperature and filters too."""
@@ -175,12 +178,12 @@ def test_the_law_of_a_token_is_that_of_transformers_own_list(
 
 def test_another_order_is_seen(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted fault: the caller's own after the temperature."""
-    laws = sampling.laws
+    distributions = sampling.distributions
 
     def late(logits: Tensor, params: Any) -> Any:
-        return laws(logits * 0.6, params)
+        return distributions(logits * 0.6, params)
 
-    monkeypatch.setattr(sampling, "laws", late)
+    monkeypatch.setattr(sampling, "distributions", late)
     assert largest_error(heard, padded((4, 9)), SAMPLED[len(ASKED)]) > 1e-2
 
 

@@ -18,8 +18,8 @@ import transformers as tf
 
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder, TransformersModel
 from outrider.errors import TokenOutOfRangeError
-from outrider.records import DraftProposal
-from outrider.shaping import Path
+from outrider.sampling.shaping import Path
+from outrider.types.records import DraftProposal
 
 from .families import VOCAB, greedy_reference, random_model, resembling
 

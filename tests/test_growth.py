@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from outrider.depth.costs import Costs
-from outrider.depth.drafting import Drafting
-from outrider.depth.growth import Growing
-from outrider.depth.lines import rising
-from outrider.depth.round import Round
+from outrider.policies.costs import Costs
+from outrider.policies.drafting import Drafting
+from outrider.policies.growth import Growing
+from outrider.policies.lines import rising
+from outrider.policies.round import Round
 
 
 def plain(rows: int, length: float, seconds: float) -> Round:

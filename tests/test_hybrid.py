@@ -1,4 +1,4 @@
-"""The hybrid drafter: exact laws from mixed sources, and who is asked for what."""
+"""The hybrid drafter: exact distributions from mixed sources, and who is asked for what."""
 
 from __future__ import annotations
 
@@ -22,25 +22,18 @@ from outrider import (
     SpeculativeDecoder,
     SuffixDrafter,
     TransformersModel,
-    proposals,
-    rounds,
 )
-from outrider.certify import exact_law
-from outrider.certify.reference import distance, target_law
+from outrider.certify import exact_distribution
+from outrider.certify.reference import distance, target_distribution
 from outrider.drafters import hybrid, merge
 from outrider.drafters.candidate import Candidate
 from outrider.drafters.together import Together, _beside, decide
+from outrider.engine import proposals, rounds
 from outrider.errors import DegenerateDistributionError, InvalidConfigError
-from outrider.models.tabular import TabularModel, mock_pair
-from outrider.records import (
-    DraftPlan,
-    DraftProposal,
-    Laws,
-    Prefix,
-    SequenceState,
-)
+from outrider.runtimes.tabular import TabularModel, mock_pair
+from outrider.types.records import Distributions, DraftPlan, DraftProposal, Prefix, SequenceState
+from outrider.types.worth import SharedWorth, Worth
 from outrider.verification import METHODS
-from outrider.worth import SharedWorth, Worth
 
 from .families import greedy_reference, random_model, resembling
 
@@ -149,7 +142,9 @@ def error(
     drafter = HybridDrafter(draft, Guess(3, 1, number), Guess(3, 3, number + 9), min_expected=0)
     decoder = SpeculativeDecoder(target, drafter, config=config, policy=policy)
     params = SamplingParams(max_tokens=max_tokens, stop_token_ids=(1,), **sampling)
-    return distance(exact_law(decoder, PROMPT, params), target_law(target, PROMPT, params))
+    return distance(
+        exact_distribution(decoder, PROMPT, params), target_distribution(target, PROMPT, params)
+    )
 
 
 @pytest.fixture
@@ -169,7 +164,9 @@ def mixed_rounds(monkeypatch: pytest.MonkeyPatch) -> list[DraftProposal]:
     "policy", ["fixed", "planned", "together", "ragged", "weighed", "adaptive"]
 )
 @pytest.mark.parametrize("verification", [*METHODS, "coupled"])
-def test_the_law_with_chains(verification: str, policy: str, mixed_rounds: list[Any]) -> None:
+def test_the_distribution_with_chains(
+    verification: str, policy: str, mixed_rounds: list[Any]
+) -> None:
     """Branches of an enumeration share batches, so that sources are mixed in them."""
     together = ("together", "ragged", "weighed")
     if verification == "coupled" and policy in (*together, "adaptive"):
@@ -188,13 +185,13 @@ def test_the_law_with_chains(verification: str, policy: str, mixed_rounds: list[
     assert error(5, config, given, temperature=0.7, top_k=2, **own) < TOLERANCE
     if policy != "adaptive":
         assert error(4, config, given, temperature=0.0) < TOLERANCE
-    assert any(made.law_rows is not None for made in mixed_rounds)
+    assert any(made.distribution_rows is not None for made in mixed_rounds)
 
 
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("policy", ["fixed", "planned"])
 @pytest.mark.parametrize("verification", ["traversal", "recursive", "coupled"])
-def test_the_law_with_trees(
+def test_the_distribution_with_trees(
     verification: str, policy: str, tree: str, mixed_rounds: list[Any]
 ) -> None:
     config = configured(verification, **TREES[tree])
@@ -207,7 +204,7 @@ def test_the_law_with_trees(
 
 
 @pytest.mark.parametrize("verification", ["traversal", "recursive", "coupled"])
-def test_the_law_where_tokens_stand_twice_in_a_tree(
+def test_the_distribution_where_tokens_stand_twice_in_a_tree(
     monkeypatch: pytest.MonkeyPatch, verification: str, mixed_rounds: list[Any]
 ) -> None:
     """As on a device, whose tokens are not looked at."""
@@ -229,7 +226,7 @@ def test_the_law_where_tokens_stand_twice_in_a_tree(
 
 
 @pytest.mark.parametrize("children", ["greedy", "without_replacement", "with_replacement"])
-def test_the_law_with_every_kind_of_children(children: str) -> None:
+def test_the_distribution_with_every_kind_of_children(children: str) -> None:
     for shape in ((2, 2), (3, 1)):
         config = configured("traversal", 2, tree_shape=shape, tree_children=children)
         assert error(6, config, planned({"tree_shape": shape}, 2)) < TOLERANCE
@@ -238,7 +235,7 @@ def test_the_law_with_every_kind_of_children(children: str) -> None:
 @pytest.mark.parametrize("policy", ["fixed", "adaptive"])
 @pytest.mark.parametrize("tree", [{}, {"tree_shape": (2, 1)}], ids=["chain", "tree"])
 @pytest.mark.parametrize("verification", ["block", "token"])
-def test_the_law_with_prompt_lookup(
+def test_the_distribution_with_prompt_lookup(
     verification: str, tree: dict[str, Any], policy: str, mixed_rounds: list[Any]
 ) -> None:
     """Beside a model, for the rows in which the last tokens stood before."""
@@ -248,17 +245,17 @@ def test_the_law_with_prompt_lookup(
     drafter = HybridDrafter(draft, NgramDrafter(3), min_expected=0.5)
     decoder = SpeculativeDecoder(target, drafter, config=config)
     for prompt in ((0, 1, 0), (0, 1)):
-        found = exact_law(decoder, prompt, params)
-        assert distance(found, target_law(target, prompt, params)) < TOLERANCE
+        found = exact_distribution(decoder, prompt, params)
+        assert distance(found, target_distribution(target, prompt, params)) < TOLERANCE
     assert mixed_rounds or policy == "adaptive"
 
 
 def claimed_to_be_drawn(drawn: DraftProposal, candidates: Sequence[Candidate]) -> DraftProposal:
-    """The planted fault: looked-up tokens are said to come from a law of the model's."""
+    """The planted fault: looked-up tokens are said to come from a distribution of the model's."""
     right = merged(drawn, candidates)
-    if right.law_rows is None:
+    if right.distribution_rows is None:
         return right
-    return replace(right, law_rows=np.maximum(right.law_rows, 0))
+    return replace(right, distribution_rows=np.maximum(right.distribution_rows, 0))
 
 
 def chosen_by_value(drawn: DraftProposal, candidates: Sequence[Candidate]) -> DraftProposal:
@@ -285,23 +282,29 @@ def test_a_faulty_merge_is_seen(
             error(1, tree)
 
 
-def no_laws_after_a_1(drawn: DraftProposal, candidates: Sequence[Candidate]) -> DraftProposal:
-    """What is drawn after a drafted 1 comes with something that is no law."""
+def no_distributions_after_a_1(
+    drawn: DraftProposal, candidates: Sequence[Candidate]
+) -> DraftProposal:
+    """What is drawn after a drafted 1 comes with something that is no distribution."""
     right = merged(drawn, candidates)
-    if right.laws is None or right.laws.probs is None or right.law_rows is None:
+    if (
+        right.distributions is None
+        or right.distributions.probs is None
+        or right.distribution_rows is None
+    ):
         return right
-    probs, parents = right.laws.probs.clone(), right.structure
+    probs, parents = right.distributions.probs.clone(), right.structure
     for row, length in enumerate(right.lengths.tolist()):
         for column in range(length):
-            above, at = parents[row, column] - 1, right.law_rows[row, column]
+            above, at = parents[row, column] - 1, right.distribution_rows[row, column]
             if above >= 0 <= at and right.tokens[row, above] == 1:
                 probs[row, at] = 0.05
-    return replace(right, laws=Laws(probs=probs))
+    return replace(right, distributions=Distributions(probs=probs))
 
 
 @pytest.mark.filterwarnings("ignore:the drafter failed")
 @pytest.mark.parametrize("verification", ["traversal", "recursive"])
-def test_the_law_where_some_drafts_come_with_no_laws(
+def test_the_distribution_where_some_drafts_come_with_no_distributions(
     monkeypatch: pytest.MonkeyPatch, verification: str
 ) -> None:
     """Looked-up tokens stand in columns after the model's, of all depths."""
@@ -316,7 +319,7 @@ def test_the_law_where_some_drafts_come_with_no_laws(
         lengths[[row for row, _ in wrong]] = 0
         return replace(proposal, lengths=lengths)
 
-    monkeypatch.setattr(hybrid, "merged", no_laws_after_a_1)
+    monkeypatch.setattr(hybrid, "merged", no_distributions_after_a_1)
     monkeypatch.setattr(rounds, "without", noted)
     config = configured(verification, tree_shape=(2, 1, 1))
     for number in (3, 5):
@@ -353,7 +356,7 @@ def test_a_looked_up_node_is_as_sound_as_it_is_alone(mate: list[int] | None) -> 
 
 @dataclass
 class Context:
-    """As much of a round's context as lookups read, and laws that are uniform."""
+    """As much of a round's context as lookups read, and distributions that are uniform."""
 
     rows: int
     greedy: bool = False
@@ -402,9 +405,9 @@ def chain(*tokens: int, chance: float = 1.0) -> Candidate:
 
 def counting(prefix: tuple[int, ...]) -> np.ndarray:
     """The next number, of 50."""
-    law = np.zeros(50)
-    law[(prefix[-1] + 1) % 50] = 1
-    return law
+    distribution = np.zeros(50)
+    distribution[(prefix[-1] + 1) % 50] = 1
+    return distribution
 
 
 def test_a_candidate_is_cut_to_what_is_worth_its_time() -> None:

@@ -12,8 +12,8 @@ from outrider import SamplingParams, SpeculativeDecoder
 from outrider.bench import race
 from outrider.bench.race import compared, speedup
 from outrider.bench.student import quantile
-from outrider.models.tabular import TabularModel
-from outrider.records import RoundRecord
+from outrider.runtimes.tabular import TabularModel
+from outrider.types.records import RoundRecord
 
 RUNS = 1500
 
@@ -29,9 +29,9 @@ def test_quantiles_of_student(freedom: int, known: float) -> None:
 
 def test_rounds_of_a_full_batch_are_told_apart() -> None:
     """Those until the first text is over, but for the target's reading of the prompts."""
-    laws = np.random.default_rng(0).dirichlet(np.ones(5), 10)
-    target = TabularModel(lambda tokens: laws[tokens[-1]], 5)
-    draft = TabularModel(lambda tokens: laws[5 + tokens[-1]], 5)
+    distributions = np.random.default_rng(0).dirichlet(np.ones(5), 10)
+    target = TabularModel(lambda tokens: distributions[tokens[-1]], 5)
+    draft = TabularModel(lambda tokens: distributions[5 + tokens[-1]], 5)
     params = SamplingParams(max_tokens=24, temperature=1.0, ignore_eos=True, seed=1)
     (lane,) = race.race([SpeculativeDecoder(target, draft)], [[[0], [1], [2], [3]]], params)
     assert lane.tokens == (96,)

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from outrider import SamplingParams
-from outrider.depth import AdaptiveDepth, Levels
-from outrider.depth.choices import Choices
-from outrider.depth.costs import Prices
-from outrider.depth.last_to_end import LastToEnd
-from outrider.depth.looking import Looking
 from outrider.drafters.together import _counted
-from outrider.records import Prefix, RoundRecord, SequenceState
+from outrider.policies import AdaptiveDepth, Levels
+from outrider.policies.choices import Choices
+from outrider.policies.costs import Prices
+from outrider.policies.last_to_end import LastToEnd
+from outrider.policies.looking import Looking
+from outrider.types.records import Prefix, RoundRecord, SequenceState
 
 from .test_depth import World, calibrate, played, steady
 
@@ -38,7 +38,7 @@ def weights(last: LastToEnd, states: Sequence[SequenceState]) -> Any:
 
 
 def test_what_is_left_tells_which_row_ends_last() -> None:
-    """A logistic law of distances as wide as half the root of what the last one has left."""
+    """A logistic distribution of distances as wide as half the root of what the last one has left."""
     found = weights(LastToEnd(), [row(0, 64), row(1, 56), row(2, 48), row(3, 64)])
     assert found.sum() == pytest.approx(4)
     assert found[0] == found[3] == pytest.approx(4 / (2 + np.exp(-2) + np.exp(-4)))

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from outrider import SamplingParams
-from outrider.depth import AdaptiveDepth, Levels
-from outrider.depth.costs import Costs, Prices
-from outrider.depth.drafting import Drafting
-from outrider.depth.growth import Growing
-from outrider.depth.seen import Seen
-from outrider.records import Prefix, SequenceState
+from outrider.policies import AdaptiveDepth, Levels
+from outrider.policies.costs import Costs, Prices
+from outrider.policies.drafting import Drafting
+from outrider.policies.growth import Growing
+from outrider.policies.seen import Seen
+from outrider.types.records import Prefix, SequenceState
 
 from .test_depth import World, fixed, played, steady
 from .test_growth import drafting, plain

@@ -22,8 +22,8 @@ from outrider.bench.llama import LlamaEntrant, entrants
 from outrider.bench.matrix import Matrix
 from outrider.bench.records import BenchResult, Contender, Prompt, Workload
 from outrider.bench.run import run
-from outrider.config import SamplingParams
-from outrider.models.demo import PROMPTS
+from outrider.config.params import SamplingParams
+from outrider_demo import PROMPTS
 
 from .families import CONTEXT, VOCAB, greedy_reference, random_model
 

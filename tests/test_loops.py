@@ -18,15 +18,15 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider import TransformersModel
-from outrider.models import products, rotary, team
-from outrider.models.products import Ways
-from outrider.models.ragged import Ragged
-from outrider.models.slot_cache import SlotCache, Span
-from outrider.records import DraftProposal, Laws, Prefix
+from outrider.runtimes.transformers import products, rotary, team
+from outrider.runtimes.transformers.products import Ways
+from outrider.runtimes.transformers.ragged import Ragged
+from outrider.runtimes.transformers.slot_cache import SlotCache, Span
+from outrider.types.records import Distributions, DraftProposal, Prefix
 
 pytestmark = pytest.mark.skipif(not team.AVAILABLE, reason="torch's threads are not OpenMP's")
 if team.AVAILABLE:
-    from outrider.models import host_attention, host_rows, panels
+    from outrider.runtimes.transformers import host_attention, host_rows, panels
 
 PACKED = Ways(single=False, few=0, packed=1)
 
@@ -285,12 +285,12 @@ def test_a_models_logits_are_a_rows_own_to_the_bit(
         width = max(lengths)
         prefixes = [Prefix(row, texts[row]) for row in rows]
         tokens = drafts[rows, :width]
-        law = Laws(atoms=tokens)
+        distribution = Distributions(point_masses=tokens)
         given = np.array(lengths)
-        nothing = DraftProposal(tokens[:, :0], 0 * given, Laws(atoms=tokens[:, :0]))
+        nothing = DraftProposal(tokens[:, :0], 0 * given, Distributions(point_masses=tokens[:, :0]))
         # Prompts are read in forwards of their own, and the next one is a round's.
         target.verify([Prefix(row, texts[row][:-1]) for row in rows], nothing)
-        return target.verify(prefixes, DraftProposal(tokens, given, law, parents)).logits
+        return target.verify(prefixes, DraftProposal(tokens, given, distribution, parents)).logits
 
     together = logits([0, 1, 2, 3], [5, 0, 2, 5])
     assert asked, "attention goes by the loops"
@@ -302,7 +302,7 @@ def test_a_models_logits_are_a_rows_own_to_the_bit(
         target = model(biased)
         known = np.concatenate([step, drafts[3, :place].numpy()])
         nothing = DraftProposal(
-            drafts[:1, :0], np.zeros(1, dtype=np.int64), Laws(atoms=drafts[:1, :0])
+            drafts[:1, :0], np.zeros(1, dtype=np.int64), Distributions(point_masses=drafts[:1, :0])
         )
         target.verify([Prefix(3, step[:-1])], nothing)
         for end in range(len(step), len(known) + 1):
@@ -330,11 +330,13 @@ def test_slots_are_read_where_they_lie(most: int, monkeypatch: pytest.MonkeyPatc
     def logits(rows: list[int]) -> Tensor:
         target = model(biased=False)
         nothing = DraftProposal(
-            drafts[:, :0], np.zeros(4, dtype=np.int64), Laws(atoms=drafts[:, :0])
+            drafts[:, :0], np.zeros(4, dtype=np.int64), Distributions(point_masses=drafts[:, :0])
         )
         target.verify([Prefix(row, texts[row][:-1]) for row in range(4)], nothing)
         target.release([row for row in range(4) if row not in rows])
-        proposal = DraftProposal(drafts[rows], np.array([2] * len(rows)), Laws(atoms=drafts[rows]))
+        proposal = DraftProposal(
+            drafts[rows], np.array([2] * len(rows)), Distributions(point_masses=drafts[rows])
+        )
         with monkeypatch.context() as patched:
             patched.setattr(SlotCache, "swap", moved)
             patched.setattr(Span, "gathered", moved)
@@ -364,12 +366,14 @@ def test_a_layer_that_is_exchanged_later_is_left_to_the_model(
     target, rng = model(biased=False), np.random.default_rng(0)
     prefixes = [Prefix(row, rng.integers(0, 96, 9)) for row in range(3)]
     none = torch.zeros(3, 0, dtype=torch.int64)
-    nothing = DraftProposal(none, np.zeros(3, dtype=np.int64), Laws(atoms=none))
+    nothing = DraftProposal(none, np.zeros(3, dtype=np.int64), Distributions(point_masses=none))
     expected = target.verify(prefixes, nothing).logits
     target.release([1])
     layers = target.hf_model.model.layers
     layers[0] = Passing(layers[0])
-    apart = DraftProposal(none[:2], np.zeros(2, dtype=np.int64), Laws(atoms=none[:2]))
+    apart = DraftProposal(
+        none[:2], np.zeros(2, dtype=np.int64), Distributions(point_masses=none[:2])
+    )
     found = target.verify([prefixes[0], prefixes[2]], apart).logits
     torch.testing.assert_close(found, expected[[0, 2]])
 

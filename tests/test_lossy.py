@@ -8,25 +8,25 @@ import numpy as np
 import pytest
 
 from outrider import NgramDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
-from outrider.certify import exact_law
-from outrider.certify.reference import distance, target_law
-from outrider.models.tabular import TabularModel, mock_pair
+from outrider.certify import exact_distribution
+from outrider.certify.reference import distance, target_distribution
+from outrider.runtimes.tabular import TabularModel, mock_pair
 
-from .test_exact_law import TOLERANCE, configured
+from .test_exact_distribution import TOLERANCE, configured
 
 ONE = SamplingParams(max_tokens=1)
 TWO = SamplingParams(max_tokens=2)
 
 
-def first_token_law(
+def first_token_distribution(
     target: TabularModel, drafter: Any, config: SpeculativeConfig
 ) -> np.ndarray[Any, Any]:
-    """The law of the first of two tokens, the one that a draft was checked for."""
+    """The distribution of the first of two tokens, the one that a draft was checked for."""
     decoder = SpeculativeDecoder(target, drafter, config=config)
-    law = np.zeros(target.vocab_size)
-    for output, probability in exact_law(decoder, (0,), TWO).items():
-        law[output[0]] += probability
-    return law
+    distribution = np.zeros(target.vocab_size)
+    for output, probability in exact_distribution(decoder, (0,), TWO).items():
+        distribution[output[0]] += probability
+    return distribution
 
 
 @pytest.mark.parametrize("budget", [0.0, 0.02, 0.1, 0.5, 1.0])
@@ -34,11 +34,13 @@ def test_the_mixture_stays_within_its_total_variation(budget: float) -> None:
     for seed in range(4):
         target, draft = mock_pair(4, seed, 0.3)
         p, q = target.probabilities((0,)), draft.probabilities((0,))
-        law = first_token_law(target, draft, configured("mixture", 1, mixture_budget=budget))
-        given_away = np.abs(law - p).sum() / 2
+        distribution = first_token_distribution(
+            target, draft, configured("mixture", 1, mixture_budget=budget)
+        )
+        given_away = np.abs(distribution - p).sum() / 2
         allowed = min(budget, np.abs(p - q).sum() / 2)
         assert given_away == pytest.approx(allowed, abs=1e-12)
-        looked_up = first_token_law(
+        looked_up = first_token_distribution(
             target, NgramDrafter(1), configured("mixture", 1, mixture_budget=budget)
         )
         assert np.abs(looked_up - p).sum() / 2 <= budget + 1e-12
@@ -50,9 +52,11 @@ def test_lenience_bounds_every_probability(lenience: float) -> None:
     for seed in range(4):
         target, draft = mock_pair(4, seed, 0.3)
         p = target.probabilities((0,))
-        law = first_token_law(target, draft, configured("lenient", 1, lenience=lenience))
-        assert (law <= p / lenience + 1e-12).all()
-        moved = max(moved, float(np.abs(law - p).max()))
+        distribution = first_token_distribution(
+            target, draft, configured("lenient", 1, lenience=lenience)
+        )
+        assert (distribution <= p / lenience + 1e-12).all()
+        moved = max(moved, float(np.abs(distribution - p).max()))
     assert moved < TOLERANCE if lenience == 1 else moved > 1e-3
 
 
@@ -66,7 +70,7 @@ def test_typical_acceptance_keeps_what_is_above_its_threshold() -> None:
     assert 0 < kept.sum() < 4
     config = configured("typical", 1, typical_epsilon=0.2, typical_delta=0.6)
     expected = np.where(kept, 0.25, 0) + 0.25 * (~kept).sum() * p
-    assert first_token_law(target, draft, config) == pytest.approx(expected, abs=1e-12)
+    assert first_token_distribution(target, draft, config) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("verification", ["typical", "lenient", "mixture"])
@@ -100,10 +104,10 @@ def test_plain_decoding_is_never_lossy() -> None:
     assert not decoder.metrics.lossy
 
 
-def test_the_exact_law_of_a_lossy_method_is_not_the_targets() -> None:
+def test_the_exact_distribution_of_a_lossy_method_is_not_the_targets() -> None:
     target, draft = mock_pair(3, 1, 0.3)
     for verification in ("typical", "lenient", "mixture"):
         decoder = SpeculativeDecoder(target, draft, config=configured(verification, 2))
         params = SamplingParams(max_tokens=3)
-        found = exact_law(decoder, (0,), params)
-        assert distance(found, target_law(target, (0,), params)) > 1e-3
+        found = exact_distribution(decoder, (0,), params)
+        assert distance(found, target_distribution(target, (0,), params)) > 1e-3

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
-from outrider.metrics import SpeculationMetrics, Tally
-from outrider.models.tabular import mock_pair
-from outrider.records import RoundRecord
+from outrider.engine.metrics import SpeculationMetrics, Tally
+from outrider.runtimes.tabular import mock_pair
+from outrider.types.records import RoundRecord
 
 
 def tallied(*rounds: tuple[int, int, float | None, float | None]) -> SpeculationMetrics:

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from outrider.acceptance import Acceptance
-from outrider.depth import AdaptiveDepth, Levels
-from outrider.depth.costs import Prices
-from outrider.depth.drafted import Drafted
-from outrider.depth.outlook import MARGIN, Outlook
-from outrider.depth.round import Round
-from outrider.depth.sureness import Steps
+from outrider.policies import AdaptiveDepth, Levels
+from outrider.policies.costs import Prices
+from outrider.policies.drafted import Drafted
+from outrider.policies.outlook import MARGIN, Outlook
+from outrider.policies.round import Round
+from outrider.policies.sureness import Steps
+from outrider.types.acceptance import Acceptance
 
 from .test_depth import World, calibrate, decode, fixed, mean_time, steady
 from .test_drafted import batch

@@ -1,4 +1,4 @@
-"""Every sampling parameter, alone and in combination, under speculation: the exact law.
+"""Every sampling parameter, alone and in combination, under speculation: the exact distribution.
 
 The engine is enumerated with chains and trees, and held against a recursion that shapes one row at
 a time from the definitions.
@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
-from outrider.certify import exact_law
-from outrider.certify.reference import distance, target_law
+from outrider.certify import exact_distribution
+from outrider.certify.reference import distance, target_distribution
 from outrider.errors import InvalidConfigError
-from outrider.models.tabular import TabularModel, mock_pair
-from outrider.paths import Path
-from outrider.shaping import Shaper
+from outrider.runtimes.tabular import TabularModel, mock_pair
+from outrider.sampling.paths import Path
+from outrider.sampling.shaping import Shaper
 
 V = 3
 TOLERANCE = 1e-12
@@ -52,12 +52,16 @@ def error(seed: int, speculation: dict[str, Any], params: SamplingParams) -> flo
     decoder = SpeculativeDecoder(
         target, draft, config=SpeculativeConfig(depth="fixed", **speculation)
     )
-    return distance(exact_law(decoder, PROMPT, params), target_law(target, PROMPT, params))
+    return distance(
+        exact_distribution(decoder, PROMPT, params), target_distribution(target, PROMPT, params)
+    )
 
 
 @pytest.mark.parametrize("speculation", SHAPES, ids=str)
 @pytest.mark.parametrize("shaping", ALONE, ids=str)
-def test_the_law_under_each_parameter(speculation: dict[str, Any], shaping: dict[str, Any]) -> None:
+def test_the_distribution_under_each_parameter(
+    speculation: dict[str, Any], shaping: dict[str, Any]
+) -> None:
     params = SamplingParams(max_tokens=3, **shaping)
     assert error(1, speculation, params) < TOLERANCE
 
@@ -85,7 +89,7 @@ ANY = st.fixed_dictionaries(
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(0, 50), st.sampled_from(SHAPES), ANY)
-def test_the_law_under_any_of_them_together(
+def test_the_distribution_under_any_of_them_together(
     seed: int, speculation: dict[str, Any], shaping: dict[str, Any]
 ) -> None:
     params = SamplingParams(max_tokens=3, **shaping)
@@ -103,8 +107,8 @@ def test_rows_of_a_batch_keep_their_own_parameters() -> None:
             for i, shaping in enumerate(ALONE[:4])
         ]
         params = SamplingParams(max_tokens=3, presence_penalty=1.0, top_p=0.9)
-        found = exact_law(decoder, PROMPT, params, mates=mates)
-        assert distance(found, target_law(target, PROMPT, params)) < TOLERANCE
+        found = exact_distribution(decoder, PROMPT, params, mates=mates)
+        assert distance(found, target_distribution(target, PROMPT, params)) < TOLERANCE
 
 
 @pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0, 1.5])
@@ -156,10 +160,10 @@ def oddly(history: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("speculation", SHAPES, ids=str)
-def test_the_law_under_processors_of_a_users_own(speculation: dict[str, Any]) -> None:
+def test_the_distribution_under_processors_of_a_users_own(speculation: dict[str, Any]) -> None:
     target, draft = mock_pair(V, 1)
 
-    def shaped_law(prefix: tuple[int, ...]) -> Any:
+    def shaped_distribution(prefix: tuple[int, ...]) -> Any:
         logits = torch.from_numpy(target.probabilities(prefix)).log()
         history = torch.tensor(prefix)
         logits = oddly(history, logits)
@@ -173,8 +177,8 @@ def test_the_law_under_processors_of_a_users_own(speculation: dict[str, Any]) ->
         target, draft, config=SpeculativeConfig(depth="fixed", **speculation)
     )
     plain = SamplingParams(max_tokens=3, temperature=0.8)
-    expected = target_law(TabularModel(shaped_law, V), PROMPT, plain)
-    assert distance(exact_law(decoder, PROMPT, params), expected) < TOLERANCE
+    expected = target_distribution(TabularModel(shaped_distribution, V), PROMPT, plain)
+    assert distance(exact_distribution(decoder, PROMPT, params), expected) < TOLERANCE
 
 
 def test_what_is_no_processor_is_refused() -> None:

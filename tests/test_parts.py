@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider import ModelDrafter, NgramDrafter, SamplingParams, SpeculativeDecoder, load
-from outrider.certify import exact_law
-from outrider.certify.reference import distance, target_law
-from outrider.models.tabular import TabularModel, mock_pair
-from outrider.records import DraftProposal, Laws, Prefix
-from outrider.text import StreamDecoder
+from outrider.certify import exact_distribution
+from outrider.certify.reference import distance, target_distribution
+from outrider.engine.text import StreamDecoder
+from outrider.runtimes.tabular import TabularModel, mock_pair
+from outrider.types.records import Distributions, DraftProposal, Prefix
 from outrider.verification import METHODS, Chain
 
 
@@ -120,9 +120,13 @@ def test_numpy_and_torch_verify_alike(method: object, point_mass: bool) -> None:
     node = np.array([1, 0, 2, 1])
     found = []
     for array in (np.asarray, torch.from_numpy):
-        laws = Laws(atoms=array(tokens)) if point_mass else Laws(probs=array(draft))
-        chain = Chain.of(DraftProposal(array(tokens), lengths, laws), array(target))
-        stop, weights = method.stop_law(chain)
+        distributions = (
+            Distributions(point_masses=array(tokens))
+            if point_mass
+            else Distributions(probs=array(draft))
+        )
+        chain = Chain.of(DraftProposal(array(tokens), lengths, distributions), array(target))
+        stop, weights = method.stop_distribution(chain)
         residual = method.residual(chain, weights, array(node))
         found.append((np.asarray(stop), np.asarray(residual)))
     for by_numpy, by_torch in zip(*found, strict=True):
@@ -137,8 +141,8 @@ def test_a_draft_padded_to_another_width_stays_lossless(own: int, common: int) -
     target = mock_pair(common, 4)[0]
     drafter = ModelDrafter(mock_pair(own, 5)[0], common)
     params = SamplingParams(max_tokens=3)
-    law = exact_law(SpeculativeDecoder(target, drafter), (0, 1), params)
-    assert distance(law, target_law(target, (0, 1), params)) < 1e-12
+    distribution = exact_distribution(SpeculativeDecoder(target, drafter), (0, 1), params)
+    assert distance(distribution, target_distribution(target, (0, 1), params)) < 1e-12
 
 
 def test_a_one_token_vocabulary() -> None:

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder, rounds
-from outrider.calibration import DEPTHS
-from outrider.depth import AdaptiveDepth, FixedDepth, Levels
-from outrider.models.tabular import TabularModel
-from outrider.protocols import DraftContext
-from outrider.records import (
+from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
+from outrider.engine import rounds
+from outrider.engine.calibration import DEPTHS
+from outrider.policies import AdaptiveDepth, FixedDepth, Levels
+from outrider.runtimes.tabular import TabularModel
+from outrider.types.protocols import DraftContext
+from outrider.types.records import (
+    Distributions,
     DraftPlan,
     DraftProposal,
-    Laws,
     Prefix,
     RoundRecord,
     SequenceState,
@@ -56,7 +57,7 @@ class Drafter:
         if self._fails:
             raise ValueError("no drafts today")
         tokens = torch.zeros(len(prefixes), plan.deepest, dtype=torch.int64)
-        return DraftProposal(tokens, plan.depth, Laws(atoms=tokens))
+        return DraftProposal(tokens, plan.depth, Distributions(point_masses=tokens))
 
 
 class Target(TabularModel):

@@ -20,10 +20,10 @@ from outrider.bench.tables import as_markdown, closing, remarks, rendered
 from outrider.bench.trace_page import CUT_SHORT, trace_page
 from outrider.bench.trace_plots import wilson
 from outrider.bench.verdicts import Regime, caution, none_faster, outcome, verdicts
+from outrider.engine.metrics import SpeculationMetrics, Tally
+from outrider.engine.trace import Trace
 from outrider.errors import InvalidConfigError
-from outrider.metrics import SpeculationMetrics, Tally
-from outrider.records import RoundRecord
-from outrider.trace import Trace
+from outrider.types.records import RoundRecord
 
 PLAIN = Contender("outrider", "none")
 DRAFT = Contender("outrider", "draft_model", "block", 2)

@@ -22,8 +22,8 @@ from outrider.bench.predict import (
 )
 from outrider.bench.replay import Drafted, Kept, draft_ratios, replayed
 from outrider.errors import InvalidConfigError
-from outrider.models.tabular import TabularModel
-from outrider.records import DraftProposal, Laws
+from outrider.runtimes.tabular import TabularModel
+from outrider.types.records import Distributions, DraftProposal
 from outrider.verification import METHODS, Chain
 from outrider.verification.ceilings import exact_block_value
 
@@ -31,24 +31,24 @@ SIZE = 3
 PROMPT = (0,)
 
 
-def law(name: str, prefix: tuple[int, ...]) -> np.ndarray:
+def distribution(name: str, prefix: tuple[int, ...]) -> np.ndarray:
     rng = np.random.default_rng(zlib.crc32(f"{name}{prefix}".encode()))
     return rng.dirichlet(np.full(SIZE, 0.7))
 
 
-def target_law(prefix: tuple[int, ...]) -> np.ndarray:
-    return law("target", prefix)
+def target_distribution(prefix: tuple[int, ...]) -> np.ndarray:
+    return distribution("target", prefix)
 
 
-def draft_law(prefix: tuple[int, ...]) -> np.ndarray:
-    return law("draft", prefix)
+def draft_distribution(prefix: tuple[int, ...]) -> np.ndarray:
+    return distribution("draft", prefix)
 
 
 def texts(length: int) -> list[tuple[tuple[int, ...], float]]:
     """Every text of a length with its probability under the target."""
     found = []
     for text in itertools.product(range(SIZE), repeat=length):
-        steps = [target_law((*PROMPT, *text[:i]))[token] for i, token in enumerate(text)]
+        steps = [target_distribution((*PROMPT, *text[:i]))[token] for i, token in enumerate(text)]
         found.append((text, float(prod(steps))))
     return found
 
@@ -56,11 +56,13 @@ def texts(length: int) -> list[tuple[tuple[int, ...], float]]:
 def ratios(text: tuple[int, ...]) -> np.ndarray:
     prefixes = [(*PROMPT, *text[:i]) for i in range(len(text) - 1)]
     pairs = zip(prefixes, text, strict=False)
-    return np.array([draft_law(p)[token] / target_law(p)[token] for p, token in pairs])
+    return np.array(
+        [draft_distribution(p)[token] / target_distribution(p)[token] for p, token in pairs]
+    )
 
 
 def rounds_by_enumeration(method: str, length: int, depth: int) -> float:
-    """The expected number of rounds, from the stop laws and residuals of the shipped method."""
+    """The expected number of rounds, from the stop distributions and residuals of the shipped method."""
     verification = METHODS[method]
 
     def after(prefix: tuple[int, ...]) -> float:
@@ -69,17 +71,17 @@ def rounds_by_enumeration(method: str, length: int, depth: int) -> float:
             return 0.0
         width = min(depth, remaining - 1)
         if width == 0:
-            law_of_next = target_law(prefix)
-            return 1 + sum(law_of_next[x] * after((*prefix, x)) for x in range(SIZE))
+            distribution_of_next = target_distribution(prefix)
+            return 1 + sum(distribution_of_next[x] * after((*prefix, x)) for x in range(SIZE))
         total = 1.0
         for path in itertools.product(range(SIZE), repeat=width):
             prefixes = [(*prefix, *path[:i]) for i in range(width + 1)]
-            drafts = np.array([[draft_law(p) for p in prefixes[:-1]]])
-            targets = np.array([[target_law(p) for p in prefixes]])
+            drafts = np.array([[draft_distribution(p) for p in prefixes[:-1]]])
+            targets = np.array([[target_distribution(p) for p in prefixes]])
             lengths = np.array([width])
-            proposal = DraftProposal(np.array([path]), lengths, Laws(probs=drafts))
+            proposal = DraftProposal(np.array([path]), lengths, Distributions(probs=drafts))
             chain = Chain.of(proposal, targets)
-            stops, weights = verification.stop_law(chain)
+            stops, weights = verification.stop_distribution(chain)
             drawn = prod(drafts[0, i, token] for i, token in enumerate(path))
             for node in range(width + 1):
                 if stops[0, node] == 0:
@@ -116,7 +118,7 @@ def test_block_survival_sums_to_the_ceiling(depth: int) -> None:
         share * (1 + survival(ratios(text), "block").sum()) for text, share in texts(depth + 1)
     )
     assert expected == pytest.approx(
-        exact_block_value(target_law, draft_law, depth, PROMPT), abs=1e-12
+        exact_block_value(target_distribution, draft_distribution, depth, PROMPT), abs=1e-12
     )
 
 
@@ -125,7 +127,7 @@ def test_token_survival_sums_to_the_products_of_overlaps(depth: int) -> None:
     def kept(prefix: tuple[int, ...], left: int) -> float:
         if left == 0:
             return 0.0
-        both = np.minimum(target_law(prefix), draft_law(prefix))
+        both = np.minimum(target_distribution(prefix), draft_distribution(prefix))
         return float(sum(both[x] * (1 + kept((*prefix, x), left - 1)) for x in range(SIZE)))
 
     expected = sum(
@@ -135,7 +137,7 @@ def test_token_survival_sums_to_the_products_of_overlaps(depth: int) -> None:
 
 
 def test_ratios_of_a_text_come_out_of_one_round_of_the_engine() -> None:
-    target, draft = TabularModel(target_law, SIZE), TabularModel(draft_law, SIZE)
+    target, draft = TabularModel(target_distribution, SIZE), TabularModel(draft_distribution, SIZE)
     text = (2, 0, 1, 1, 0)
     found = draft_ratios(
         target, outrider.ModelDrafter(draft), PROMPT, text, outrider.SamplingParams()
@@ -145,25 +147,27 @@ def test_ratios_of_a_text_come_out_of_one_round_of_the_engine() -> None:
 
 
 def test_ratios_know_the_temperature() -> None:
-    target, draft = TabularModel(target_law, SIZE), TabularModel(draft_law, SIZE)
+    target, draft = TabularModel(target_distribution, SIZE), TabularModel(draft_distribution, SIZE)
     drafter, text = outrider.ModelDrafter(draft), (2, 0, 1, 1, 0)
     params = outrider.SamplingParams(temperature=0.5)
     found = draft_ratios(target, drafter, PROMPT, text, params)
     expected = []
     for i, token in enumerate(text[:-1]):
-        sharp = [f((*PROMPT, *text[:i])) ** 2 for f in (draft_law, target_law)]
+        sharp = [f((*PROMPT, *text[:i])) ** 2 for f in (draft_distribution, target_distribution)]
         of_draft, of_target = (powers[token] / powers.sum() for powers in sharp)
         expected.append(of_draft / of_target)
     np.testing.assert_allclose(found, expected, rtol=1e-9)
     greedy = draft_ratios(target, drafter, PROMPT, text, outrider.SamplingParams(temperature=0))
-    agrees = [draft_law((*PROMPT, *text[:i])).argmax() == x for i, x in enumerate(text[:-1])]
+    agrees = [
+        draft_distribution((*PROMPT, *text[:i])).argmax() == x for i, x in enumerate(text[:-1])
+    ]
     assert greedy is not None
     assert greedy.tolist() == [float(same) for same in agrees]
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 5])
 def test_greedy_rounds_are_those_that_the_engine_takes(depth: int) -> None:
-    target, draft = TabularModel(target_law, SIZE), TabularModel(draft_law, SIZE)
+    target, draft = TabularModel(target_distribution, SIZE), TabularModel(draft_distribution, SIZE)
     drafter = outrider.ModelDrafter(draft)
     params = outrider.SamplingParams(temperature=0, max_tokens=12)
     config = outrider.SpeculativeConfig(num_speculative_tokens=depth, depth="fixed")
@@ -180,7 +184,7 @@ def test_greedy_rounds_are_those_that_the_engine_takes(depth: int) -> None:
 @pytest.mark.parametrize("depth", [1, 3, 8])
 def test_looked_up_rounds_are_those_that_the_engine_takes(depth: int) -> None:
     """For texts that the target has written, with any sampling."""
-    target, drafter = TabularModel(target_law, SIZE), outrider.NgramDrafter()
+    target, drafter = TabularModel(target_distribution, SIZE), outrider.NgramDrafter()
     config = outrider.SpeculativeConfig(num_speculative_tokens=depth, depth="fixed")
     params = outrider.SamplingParams(max_tokens=20, seed=3)
     decoder = outrider.SpeculativeDecoder(target, drafter, config=config)
@@ -192,7 +196,7 @@ def test_looked_up_rounds_are_those_that_the_engine_takes(depth: int) -> None:
         assert not any(drafted.stepped for drafted in rounds)
 
 
-def hybrid(model: outrider.DraftModel) -> outrider.HybridDrafter:
+def hybrid(model: outrider.Drafter) -> outrider.HybridDrafter:
     return outrider.HybridDrafter(model, outrider.SuffixDrafter(max_pool_tokens=0))
 
 
@@ -202,7 +206,7 @@ def test_greedy_rounds_of_a_hybrid_are_those_that_the_engine_takes(
     depth: int, together: int
 ) -> None:
     """One drafter goes through all batches, so that its record of the last ones counts alike."""
-    target, draft = TabularModel(target_law, SIZE), TabularModel(draft_law, SIZE)
+    target, draft = TabularModel(target_distribution, SIZE), TabularModel(draft_distribution, SIZE)
     params = outrider.SamplingParams(temperature=0, max_tokens=40)
     config = outrider.SpeculativeConfig(num_speculative_tokens=depth, depth="fixed")
     model = outrider.ModelDrafter(draft)
@@ -226,7 +230,7 @@ def test_greedy_rounds_of_a_hybrid_are_those_that_the_engine_takes(
 
 def test_a_stand_in_keeps_what_the_text_leaves_to_chance() -> None:
     """The mean over 400 texts of the same ratios; the standard error is near 0.04 rounds."""
-    target = TabularModel(target_law, SIZE)
+    target = TabularModel(target_distribution, SIZE)
     text = (2, 0, 1, 1, 0, 2)
     count = 400
     kept = Kept("token", [[np.full(len(text) - 1, 0.5)] for _ in range(count)])

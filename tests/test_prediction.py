@@ -1,4 +1,4 @@
-"""The prediction drafter: exact laws, and how it finds its place again."""
+"""The prediction drafter: exact distributions, and how it finds its place again."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider import PredictionDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
-from outrider.certify import exact_law
-from outrider.certify.reference import distance, target_law
+from outrider.certify import exact_distribution
+from outrider.certify.reference import distance, target_distribution
 from outrider.drafters.prediction import Alignment
 from outrider.errors import InvalidConfigError, TokenOutOfRangeError
-from outrider.models.tabular import TabularModel, mock_pair
-from outrider.records import DraftPlan, Prefix
+from outrider.runtimes.tabular import TabularModel, mock_pair
+from outrider.types.records import DraftPlan, Prefix
 from outrider.verification import METHODS
 
 PREDICTION = [*range(10, 60)]
@@ -50,7 +50,7 @@ def aligned(prediction: list[int], output: list[int], min_match: int = 2) -> int
 
 @pytest.mark.parametrize("verification", METHODS)
 @pytest.mark.parametrize("tree", [{}, {"tree_shape": (2, 1, 1)}], ids=["chain", "tree"])
-def test_the_law(verification: Any, tree: dict[str, Any]) -> None:
+def test_the_distribution(verification: Any, tree: dict[str, Any]) -> None:
     if tree and verification in ("block", "token"):
         pytest.skip("checks chains only")
     for seed, prediction in ((1, [2, 1, 0, 1]), (2, [0, 0, 0]), (3, [])):
@@ -60,14 +60,14 @@ def test_the_law(verification: Any, tree: dict[str, Any]) -> None:
         )
         decoder = SpeculativeDecoder(target, PredictionDrafter(prediction), config=config)
         params = SamplingParams(max_tokens=4, stop_token_ids=(1,), seed=seed)
-        law = exact_law(decoder, (0, 2), params)
-        assert distance(law, target_law(target, (0, 2), params)) < 1e-12
+        distribution = exact_distribution(decoder, (0, 2), params)
+        assert distance(distribution, target_distribution(target, (0, 2), params)) < 1e-12
 
 
 def counting(prefix: tuple[int, ...]) -> np.ndarray:
-    law = np.zeros(70)
-    law[prefix[-1] + 1 if prefix[-1] < 69 else 0] = 1
-    return law
+    distribution = np.zeros(70)
+    distribution[prefix[-1] + 1 if prefix[-1] < 69 else 0] = 1
+    return distribution
 
 
 def test_a_right_prediction_is_taken_in_few_rounds_and_a_wrong_one_is_tried_once() -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from outrider import SamplingParams
-from outrider.depth import AdaptiveDepth, Levels
-from outrider.depth.costs import Costs, Prices
-from outrider.depth.pricing import Pricing
-from outrider.depth.round import Round
-from outrider.records import Prefix, SequenceState
+from outrider.policies import AdaptiveDepth, Levels
+from outrider.policies.costs import Costs, Prices
+from outrider.policies.pricing import Pricing
+from outrider.policies.round import Round
+from outrider.types.records import Prefix, SequenceState
 
 from .test_depth import World, calibrate, played, steady
 

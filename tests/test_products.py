@@ -24,8 +24,8 @@ from outrider import (
 )
 from outrider.bench.peers import twin
 from outrider.errors import InvalidConfigError
-from outrider.models import products, team
-from outrider.models.products import MOST, OTHERWISE, USUAL, FewRows, Packed, Ways
+from outrider.runtimes.transformers import products, team
+from outrider.runtimes.transformers.products import MOST, OTHERWISE, USUAL, FewRows, Packed, Ways
 
 PACKED = Ways(single=True, few=4, packed=3)
 

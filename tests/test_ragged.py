@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from outrider import SamplingParams, SpeculativeDecoder, SuffixDrafter, TransformersModel
-from outrider.depth import AdaptiveDepth
-from outrider.depth.seen import Seen
-from outrider.models import rotary
-from outrider.models.pending import RowTokens
-from outrider.models.ragged import Ragged
-from outrider.models.rotary import HostTurning, TensorTurning, turning_for
-from outrider.models.slot_cache import LayerShape, SlotCache
-from outrider.records import DraftProposal, Laws, Prefix, RoundRecord, SequenceState
+from outrider.policies import AdaptiveDepth
+from outrider.policies.seen import Seen
+from outrider.runtimes.transformers import rotary
+from outrider.runtimes.transformers.pending import RowTokens
+from outrider.runtimes.transformers.ragged import Ragged
+from outrider.runtimes.transformers.rotary import HostTurning, TensorTurning, turning_for
+from outrider.runtimes.transformers.slot_cache import LayerShape, SlotCache
+from outrider.types.records import Distributions, DraftProposal, Prefix, RoundRecord, SequenceState
 
 from .families import VOCAB, random_model, resembling
 
@@ -29,7 +29,7 @@ LENGTHS = [(3, 0), (0, 0, 5, 1), (2, 4, 4, 4, 0), (1, 1), (7, 0, 0, 0, 0, 0)]
 def proposal(rng: np.random.Generator, lengths: Sequence[int], width: int = 0) -> DraftProposal:
     """Drafts of so many tokens; what pads them is a token like others."""
     tokens = torch.from_numpy(rng.integers(0, VOCAB, (len(lengths), max(width, *lengths))))
-    return DraftProposal(tokens, np.array(lengths), Laws(atoms=tokens))
+    return DraftProposal(tokens, np.array(lengths), Distributions(point_masses=tokens))
 
 
 def prefixes(rng: np.random.Generator, rows: int) -> list[Prefix]:

@@ -13,8 +13,8 @@ from outrider.bench import heat, measure, regime
 from outrider.bench.contending import PLAIN
 from outrider.bench.records import Contender
 from outrider.bench.search import Models, Search
-from outrider.models.transformers import TransformersModel
-from outrider.records import Prefix
+from outrider.runtimes.transformers.model import TransformersModel
+from outrider.types.records import Prefix
 
 from .families import random_model, resembling
 

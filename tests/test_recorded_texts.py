@@ -14,9 +14,9 @@ from statistics import mean
 
 import pytest
 
-from outrider.depth import AdaptiveDepth, FixedDepth, Levels
-from outrider.protocols import DepthPolicy
-from outrider.records import RoundRecord, SequenceState
+from outrider.policies import AdaptiveDepth, FixedDepth, Levels
+from outrider.types.protocols import Policy
+from outrider.types.records import RoundRecord, SequenceState
 
 from .recorded import DEEPEST, KINDS, TEMPERATURES, TEXTS, Machine, Player, texts
 
@@ -36,7 +36,7 @@ def policy(temperature: float) -> AdaptiveDepth:
     return AdaptiveDepth(Levels(16), coupled=temperature > 0, ends_early=True)
 
 
-def mean_seconds(kind: str, temperature: float, made: Callable[[float], DepthPolicy]) -> float:
+def mean_seconds(kind: str, temperature: float, made: Callable[[float], Policy]) -> float:
     found = texts(kind, temperature)
     assert len(found) == TEXTS
     return mean(
@@ -89,7 +89,7 @@ def test_a_policy_that_shuns_drafts_is_found() -> None:
 ROWS = 4
 
 
-def batched(temperature: float, made: Callable[[], DepthPolicy]) -> float:
+def batched(temperature: float, made: Callable[[], Policy]) -> float:
     """Seconds of batches of all kinds, the mean of several runs."""
     found = [text for kind in KINDS for text in texts(kind, temperature)]
     return mean(

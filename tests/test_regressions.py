@@ -21,18 +21,18 @@ from outrider import (
     TransformersModel,
     load,
 )
-from outrider.certify import exact_law
-from outrider.certify.reference import distance, target_law
-from outrider.chance import Philox4x32, Race, _exponential, inverse_cdf
+from outrider.certify import exact_distribution
+from outrider.certify.reference import distance, target_distribution
 from outrider.errors import (
     DegenerateDistributionError,
     DraftShapeError,
     InvalidConfigError,
     ModelError,
 )
-from outrider.models.tabular import TabularModel, mock_pair
-from outrider.records import DraftPlan, DraftProposal, Laws, Prefix, TargetScores
-from outrider.sampling import PackedParams, laws
+from outrider.random.chance import Philox4x32, Race, _exponential, inverse_cdf
+from outrider.runtimes.tabular import TabularModel, mock_pair
+from outrider.sampling.distributions import PackedParams, distributions
+from outrider.types.records import Distributions, DraftPlan, DraftProposal, Prefix, TargetScores
 from outrider.verification import METHODS, TraversalVerification, Tree
 from outrider.verification.fused import verify_logits
 
@@ -77,22 +77,24 @@ def test_decoders_that_share_a_model_do_not_share_its_slots() -> None:
 
 @pytest.mark.parametrize("k", [0, 2])
 @pytest.mark.parametrize("batch_size", [1, 3, 64])
-def test_the_exact_law_of_cached_models(k: int, batch_size: int) -> None:
-    """A real architecture of three tokens: its law by enumeration is its law by full forwards."""
+def test_the_exact_distribution_of_cached_models(k: int, batch_size: int) -> None:
+    """A real architecture of three tokens: its distribution by enumeration is its distribution by full forwards."""
     hf_model = small(3)
     target = TransformersModel(copy.deepcopy(hf_model), max_sequences=5)
     draft = TransformersModel(small(3, seed=1), max_sequences=5)
     config = SpeculativeConfig(depth="fixed", num_speculative_tokens=k)
     decoder = SpeculativeDecoder(target, draft, config=config)
 
-    def law(prefix: tuple[int, ...]) -> np.ndarray:
+    def distribution(prefix: tuple[int, ...]) -> np.ndarray:
         with torch.no_grad():
             row: np.ndarray = hf_model(torch.tensor([prefix])).logits[0, -1].softmax(-1).numpy()
             return row
 
     params = SamplingParams(max_tokens=3)
-    found = exact_law(decoder, (0, 1), params, batch_size=batch_size)
-    assert distance(found, target_law(TabularModel(law, 3), (0, 1), params)) < 1e-12
+    found = exact_distribution(decoder, (0, 1), params, batch_size=batch_size)
+    assert (
+        distance(found, target_distribution(TabularModel(distribution, 3), (0, 1), params)) < 1e-12
+    )
     assert not target.live_sequences
     assert decoder.metrics.rounds == 0
 
@@ -107,12 +109,12 @@ class Padded:
 
     def propose(self, prefixes: list[Prefix], plan: DraftPlan, ctx: Any) -> DraftProposal:
         made = self._drafter.propose(prefixes, plan, ctx)
-        assert made.laws is not None
-        assert made.laws.probs is not None
+        assert made.distributions is not None
+        assert made.distributions.probs is not None
         lengths = np.maximum(plan.depth - 1, 0)
         beyond = torch.arange(made.width) >= torch.from_numpy(lengths)[:, None]
-        probs = made.laws.probs.masked_fill(beyond[..., None], self._padding)
-        return DraftProposal(made.tokens, lengths, Laws(probs=probs))
+        probs = made.distributions.probs.masked_fill(beyond[..., None], self._padding)
+        return DraftProposal(made.tokens, lengths, Distributions(probs=probs))
 
 
 @pytest.mark.parametrize("verification", ["block", "token"])
@@ -122,8 +124,8 @@ def test_what_lies_beyond_a_rows_drafts_is_not_looked_at(verification: str, padd
     config = SpeculativeConfig(depth="fixed", num_speculative_tokens=3, verification=verification)
     decoder = SpeculativeDecoder(target, Padded(draft, padding), config=config)
     params = SamplingParams(max_tokens=4)
-    law = exact_law(decoder, (0, 1), params)
-    assert distance(law, target_law(target, (0, 1), params)) < 1e-12
+    distribution = exact_distribution(decoder, (0, 1), params)
+    assert distance(distribution, target_distribution(target, (0, 1), params)) < 1e-12
 
 
 def test_nan_logits_beyond_a_rows_drafts_are_not_looked_at() -> None:
@@ -269,14 +271,14 @@ def test_a_step_refuses_what_cannot_be_stepped() -> None:
             decoder.step(batch)
 
 
-def test_a_rows_law_does_not_depend_on_its_mates_filters() -> None:
+def test_a_rows_distribution_does_not_depend_on_its_mates_filters() -> None:
     torch.manual_seed(0)
     logits = torch.randn(3, 2, 4000) * 3
     mixed = [SamplingParams(), SamplingParams(top_p=0.8), SamplingParams(top_k=9)]
-    together, _ = laws(logits, PackedParams.pack(mixed, 4000, CPU))
+    together, _ = distributions(logits, PackedParams.pack(mixed, 4000, CPU))
     assert together.probs is not None
     for row, params in enumerate(mixed):
-        alone, _ = laws(logits[row : row + 1], PackedParams.pack([params], 4000, CPU))
+        alone, _ = distributions(logits[row : row + 1], PackedParams.pack([params], 4000, CPU))
         assert alone.probs is not None
         assert (together.probs[row] == alone.probs[0]).all()
 
@@ -327,9 +329,9 @@ def test_a_chance_with_a_draw_of_its_own_is_asked() -> None:
     class Counted(Philox4x32):
         asked = 0
 
-        def draw(self, laws: torch.Tensor, keys: Any) -> torch.Tensor:
+        def draw(self, distributions: torch.Tensor, keys: Any) -> torch.Tensor:
             Counted.asked += 1
-            return super().draw(laws, keys)
+            return super().draw(distributions, keys)
 
     target, draft = mock_pair(4, 1)
     counted = SpeculativeDecoder(target, draft, chance=Counted())
@@ -369,13 +371,13 @@ def three(max_tokens: int, **asked: Any) -> SamplingParams:
 
 
 def test_a_mixture_keeps_no_token_that_was_not_drafted() -> None:
-    """A row without drafts beside one with three: its law is the target's own."""
+    """A row without drafts beside one with three: its distribution is the target's own."""
     target, draft = mock_pair(3, 1)
     config = SpeculativeConfig(depth="fixed", num_speculative_tokens=3, verification="mixture")
     decoder = SpeculativeDecoder(target, draft, config=config)
     mates = decoder.start((1,), three(5))
-    found = exact_law(decoder, (0,), three(1), mates=mates)
-    assert distance(found, target_law(target, (0,), three(1))) < 1e-12
+    found = exact_distribution(decoder, (0,), three(1), mates=mates)
+    assert distance(found, target_distribution(target, (0,), three(1))) < 1e-12
 
 
 def test_a_mixture_leaves_greedy_rows_alone_in_any_batch() -> None:
@@ -387,7 +389,7 @@ def test_a_mixture_leaves_greedy_rows_alone_in_any_batch() -> None:
         decoder = SpeculativeDecoder(target, draft, config=config)
         mates = decoder.start((1,), three(9))
         greedy = three(4, temperature=0)
-        assert len(exact_law(decoder, (0,), greedy, mates=mates)) == 1
+        assert len(exact_distribution(decoder, (0,), greedy, mates=mates)) == 1
 
 
 @pytest.mark.parametrize("method", ["probabilistic", "greedy"])
@@ -449,20 +451,20 @@ def test_large_logits_and_low_temperatures_are_not_rounded_away(temperature: flo
     proposal = DraftProposal(
         torch.zeros(4, 2, dtype=torch.int64),
         np.full(4, 2),
-        Laws(probs=torch.full((4, 2, 50), 1 / 50)),
+        Distributions(probs=torch.full((4, 2, 50), 1 / 50)),
     )
     found: list[torch.Tensor] = []
 
     class Draws:
         stop_uniforms = None
 
-        def stop(self, law: torch.Tensor) -> torch.Tensor:
-            found.append(law)
-            return torch.zeros(len(law), dtype=torch.int64)
+        def stop(self, distribution: torch.Tensor) -> torch.Tensor:
+            found.append(distribution)
+            return torch.zeros(len(distribution), dtype=torch.int64)
 
-        def token(self, law: torch.Tensor) -> torch.Tensor:
-            found.append(law.double())
-            return torch.zeros(len(law), dtype=torch.int64)
+        def token(self, distribution: torch.Tensor) -> torch.Tensor:
+            found.append(distribution.double())
+            return torch.zeros(len(distribution), dtype=torch.int64)
 
     method = METHODS["token"]
     for logits in (spread, spread + 4096):
@@ -497,7 +499,7 @@ def test_a_ceiling_is_of_the_rounds_it_stands_beside() -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
-def test_wide_laws_in_half_precision_are_drawn_from(kind: torch.dtype) -> None:
+def test_wide_distributions_in_half_precision_are_drawn_from(kind: torch.dtype) -> None:
     wide = torch.full((1, 1 << 14), 2.0**-14, dtype=kind)
     assert int(inverse_cdf(wide, torch.tensor([0.5], dtype=torch.float64))) == 1 << 13
 
@@ -519,15 +521,18 @@ def test_a_token_without_mass_never_wins_a_race() -> None:
         ({"lengths": [2]}, "lengths of kind list"),
         ({"lengths": np.array([2.0])}, "lengths of kind float64"),
         ({"parents": np.array([[0.0, 1.0]])}, "parents of kind float64"),
-        ({"law_rows": [[0, 1]]}, "law_rows of kind list"),
+        ({"distribution_rows": [[0, 1]]}, "distribution_rows of kind list"),
         ({"tokens": [[1, 2]]}, "tokens of type list"),
-        ({"laws": Laws(probs=torch.full((1, 2, 4), 0.25).bfloat16())}, "laws of torch.bfloat16"),
+        (
+            {"distributions": Distributions(probs=torch.full((1, 2, 4), 0.25).bfloat16())},
+            "distributions of torch.bfloat16",
+        ),
     ],
 )
 def test_proposals_of_the_wrong_kind_are_refused(change: dict[str, Any], message: str) -> None:
     target, _ = mock_pair(4, 1)
     sound = DraftProposal(
-        torch.tensor([[1, 2]]), np.array([2]), Laws(probs=torch.full((1, 2, 4), 0.25))
+        torch.tensor([[1, 2]]), np.array([2]), Distributions(probs=torch.full((1, 2, 4), 0.25))
     )
 
     class Drafter:
@@ -551,7 +556,7 @@ def test_chains_are_no_longer_than_the_depth_of_a_planned_tree() -> None:
 
         def propose(self, prefixes: Any, plan: DraftPlan, ctx: Any) -> DraftProposal:
             tokens = torch.zeros(1, 6, dtype=torch.int64)
-            return DraftProposal(tokens, np.array([6]), Laws(atoms=tokens))
+            return DraftProposal(tokens, np.array([6]), Distributions(point_masses=tokens))
 
     config = SpeculativeConfig(
         depth="fixed", num_speculative_tokens=2, tree_shape=(2, 2), strict=True
@@ -571,7 +576,7 @@ def test_a_lossy_method_refuses_a_drafters_tree() -> None:
         def propose(self, prefixes: Any, plan: DraftPlan, ctx: Any) -> DraftProposal:
             tokens = torch.zeros(1, 2, dtype=torch.int64)
             parents = np.array([[0, 0]])
-            return DraftProposal(tokens, np.array([2]), Laws(atoms=tokens), parents)
+            return DraftProposal(tokens, np.array([2]), Distributions(point_masses=tokens), parents)
 
     config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, verification="typical")
     with pytest.raises(DraftShapeError, match="for chains of one kind only"):
@@ -583,9 +588,9 @@ def test_trees_may_be_very_deep() -> None:
     proposal = DraftProposal(
         tokens,
         np.array([1500]),
-        Laws(probs=torch.full((1, 1, 2), 0.5, dtype=torch.float64)),
-        law_rows=np.zeros((1, 1500), dtype=np.int64),
+        Distributions(probs=torch.full((1, 1, 2), 0.5, dtype=torch.float64)),
+        distribution_rows=np.zeros((1, 1500), dtype=np.int64),
     )
     target = torch.full((1, 1501, 2), 0.5, dtype=torch.float64)
-    law, _ = TraversalVerification().stop_law(Tree.of(proposal, target))
-    assert float(law[0, -1]) == 1
+    distribution, _ = TraversalVerification().stop_distribution(Tree.of(proposal, target))
+    assert float(distribution[0, -1]) == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from outrider.bench.documents import as_json
-from outrider.trace import TraceWriter, read_trace
+from outrider.engine.trace import TraceWriter, read_trace
 
 from .test_cli import PROMPT, document, draft, error_of, folder, printed, run, target
 from .test_plots import PLAIN, WHOLE, measured, record, result

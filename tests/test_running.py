@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import outrider
-from outrider.models.tabular import TabularModel
-from outrider.pairing import parts_of
-from outrider.protocols import KeepsSequences
-from outrider.running import Run
+from outrider.engine.compatibility import parts_of
+from outrider.engine.scheduler import Run
+from outrider.runtimes.tabular import TabularModel
+from outrider.types.protocols import KeepsSequences
 
 
-def law(prefix: tuple[int, ...]) -> np.ndarray:
+def distribution(prefix: tuple[int, ...]) -> np.ndarray:
     return np.full(4, 0.25)
 
 
@@ -36,7 +36,7 @@ class Keeper:
 
 
 def test_a_row_that_its_caller_ends_takes_part_in_no_further_round() -> None:
-    decoder = outrider.SpeculativeDecoder(TabularModel(law, 4))
+    decoder = outrider.SpeculativeDecoder(TabularModel(distribution, 4))
     params = outrider.SamplingParams(max_tokens=6)
     states = [decoder.start([1], params)[0] for _ in range(3)]
     run = Run(decoder, states)
@@ -51,7 +51,7 @@ def test_a_row_that_its_caller_ends_takes_part_in_no_further_round() -> None:
 
 def test_a_row_that_ended_while_it_waited_never_starts() -> None:
     keeper = Keeper()
-    decoder = outrider.SpeculativeDecoder(TabularModel(law, 4), keeper)
+    decoder = outrider.SpeculativeDecoder(TabularModel(distribution, 4), keeper)
     state = decoder.start([1], outrider.SamplingParams(max_tokens=4))[0]
     run = Run(decoder, [state])
     run.end(state.prefix.sequence_id)
@@ -60,7 +60,7 @@ def test_a_row_that_ended_while_it_waited_never_starts() -> None:
 
 def test_drafters_are_told_which_sequences_are_over() -> None:
     keeper = Keeper()
-    decoder = outrider.SpeculativeDecoder(TabularModel(law, 4), keeper)
+    decoder = outrider.SpeculativeDecoder(TabularModel(distribution, 4), keeper)
     decoder.generate([[1], [2]], outrider.SamplingParams(max_tokens=3))
     assert len({i for ids, _ in keeper.released for i in ids}) == 2
     assert not any(discard for _, discard in keeper.released)
@@ -68,7 +68,7 @@ def test_drafters_are_told_which_sequences_are_over() -> None:
 
 def test_a_closed_run_frees_what_it_held() -> None:
     keeper = Keeper()
-    decoder = outrider.SpeculativeDecoder(TabularModel(law, 4), keeper)
+    decoder = outrider.SpeculativeDecoder(TabularModel(distribution, 4), keeper)
     state = decoder.start([1], outrider.SamplingParams(max_tokens=50))[0]
     with closing(iter(Run(decoder, [state], discard=True))) as rounds:
         next(rounds)
@@ -76,7 +76,7 @@ def test_a_closed_run_frees_what_it_held() -> None:
 
 
 def test_models_behind_drafters_behind_drafters_are_found_once() -> None:
-    target = TabularModel(law, 4)
+    target = TabularModel(distribution, 4)
     inner = Keeper(target)
     outer = Keeper(inner, target)
     found = parts_of(target, outer)
@@ -105,7 +105,7 @@ def test_rows_whose_text_depends_on_the_draft_and_must_repeat_are_local(
             return self.inner.propose(prefixes, plan, ctx)
 
     decoder = outrider.SpeculativeDecoder(
-        TabularModel(law, 4),
+        TabularModel(distribution, 4),
         Watcher(),
         config=outrider.SpeculativeConfig(depth="fixed", verification=verification),
     )

@@ -1,4 +1,4 @@
-"""Laws made of logits: transformers' filters, row by row, in mixed batches."""
+"""Distributions made of logits: transformers' filters, row by row, in mixed batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from outrider import SamplingParams
-from outrider.sampling import PackedParams, laws
+from outrider.sampling.distributions import PackedParams, distributions
 
 
 def by_transformers(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
@@ -51,12 +51,12 @@ requests = st.builds(
     st.sampled_from([5, 400, 3000]),
     st.integers(0, 99),
 )
-def test_laws_equal_transformers_in_mixed_batches(
+def test_distributions_equal_transformers_in_mixed_batches(
     params: list[SamplingParams], vocab_size: int, seed: int
 ) -> None:
     torch.manual_seed(seed)
     logits = torch.randn(len(params), 3, vocab_size, dtype=torch.float64) * 4
-    found, witness = laws(logits, pack(params, vocab_size))
+    found, witness = distributions(logits, pack(params, vocab_size))
     assert found.probs is not None
     for row, request in enumerate(params):
         expected = by_transformers(logits[row], request)
@@ -64,19 +64,19 @@ def test_laws_equal_transformers_in_mixed_batches(
     assert torch.isfinite(witness).all()
 
 
-def test_a_greedy_batch_has_atoms_and_no_dense_law() -> None:
+def test_a_greedy_batch_has_atoms_and_no_dense_distribution() -> None:
     logits = torch.randn(3, 2, 50)
-    found, _ = laws(logits, pack([SamplingParams(temperature=0)] * 3, 50))
+    found, _ = distributions(logits, pack([SamplingParams(temperature=0)] * 3, 50))
     assert found.probs is None
-    assert found.atoms is not None
-    assert (found.atoms == logits.argmax(-1)).all()
+    assert found.point_masses is not None
+    assert (found.point_masses == logits.argmax(-1)).all()
 
 
 def test_a_greedy_row_among_sampled_ones_is_its_atom() -> None:
     logits = torch.randn(2, 4, 50)
     mixed = [SamplingParams(temperature=0), SamplingParams(temperature=0.7, top_p=0.8)]
-    found, _ = laws(logits, pack(mixed, 50))
-    alone, _ = laws(logits[1:], pack(mixed[1:], 50))
+    found, _ = distributions(logits, pack(mixed, 50))
+    alone, _ = distributions(logits[1:], pack(mixed[1:], 50))
     assert found.probs is not None
     assert alone.probs is not None
     assert (found.probs[0].argmax(-1) == logits[0].argmax(-1)).all()
@@ -85,8 +85,8 @@ def test_a_greedy_row_among_sampled_ones_is_its_atom() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_laws_are_at_least_float32(dtype: torch.dtype) -> None:
-    found, _ = laws(torch.randn(1, 1, 9).to(dtype), pack([SamplingParams()], 9))
+def test_distributions_are_at_least_float32(dtype: torch.dtype) -> None:
+    found, _ = distributions(torch.randn(1, 1, 9).to(dtype), pack([SamplingParams()], 9))
     assert found.probs is not None
     assert found.probs.dtype == torch.float32
 
@@ -94,7 +94,7 @@ def test_laws_are_at_least_float32(dtype: torch.dtype) -> None:
 def test_tokens_tied_with_the_last_one_kept_are_kept() -> None:
     logits = torch.tensor([[[2.0, 1.0, 1.0, 0.0]]])
     for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.7)):
-        found, _ = laws(logits, pack([params], 4))
+        found, _ = distributions(logits, pack([params], 4))
         assert found.probs is not None
         assert (found.probs[0, 0] > 0).tolist() == [True, True, True, False]
 
@@ -115,5 +115,5 @@ def test_a_degenerate_row_has_a_witness(bad: Any, params: SamplingParams) -> Non
         logits[1, 2] = -torch.inf
     else:
         logits[1, 2, 170] = bad
-    _, witness = laws(logits, pack([params] * 2, 300))
+    _, witness = distributions(logits, pack([params] * 2, 300))
     assert np.argwhere(~torch.isfinite(witness).numpy()).tolist() == [[1, 2]]

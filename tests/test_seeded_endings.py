@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from outrider import HybridDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
-from outrider.acceptance import DRAWN, Acceptance, Sureness
-from outrider.certify import exact_law
-from outrider.certify.reference import distance, target_law
-from outrider.context import RoundContext
-from outrider.depth import AdaptiveDepth, Levels
-from outrider.depth.sureness import Pool
+from outrider.certify import exact_distribution
+from outrider.certify.reference import distance, target_distribution
 from outrider.drafters.model import ModelDrafter
-from outrider.models.tabular import TabularModel
-from outrider.protocols import DraftContext
-from outrider.records import DraftPlan, DraftProposal, Prefix, RoundRecord, SequenceState
+from outrider.engine.context import RoundContext
+from outrider.policies import AdaptiveDepth, Levels
+from outrider.policies.sureness import Pool
+from outrider.runtimes.tabular import TabularModel
+from outrider.types.acceptance import DRAWN, Acceptance, Sureness
+from outrider.types.protocols import DraftContext
+from outrider.types.records import DraftPlan, DraftProposal, Prefix, RoundRecord, SequenceState
 
 from .test_confidence import wavering
 
@@ -78,24 +78,26 @@ class TestSureness:
 @pytest.mark.parametrize("verification", ["block", "token"])
 @pytest.mark.parametrize("k", [2, 3])
 @pytest.mark.parametrize("batch_size", [1, 5])
-def test_the_law_where_seeded_drafts_end_early(verification: str, k: int, batch_size: int) -> None:
+def test_the_distribution_where_seeded_drafts_end_early(
+    verification: str, k: int, batch_size: int
+) -> None:
     for number in range(2):
         target, draft = wavering(3, number)
         decoder = SpeculativeDecoder(target, draft, config=configured(verification, k))
         params = SamplingParams(max_tokens=k + 2, stop_token_ids=(2,), seed=3)
-        found = exact_law(decoder, (0, 1), params, batch_size=batch_size)
-        assert distance(found, target_law(target, (0, 1), params)) < TOLERANCE
+        found = exact_distribution(decoder, (0, 1), params, batch_size=batch_size)
+        assert distance(found, target_distribution(target, (0, 1), params)) < TOLERANCE
 
 
-def test_the_law_beside_others_and_of_a_hybrid() -> None:
+def test_the_distribution_beside_others_and_of_a_hybrid() -> None:
     target, draft = wavering(3, 1)
     for drafter in (draft, HybridDrafter.usual(draft)):
         decoder = SpeculativeDecoder(target, drafter, config=configured())
         asked = [SamplingParams(max_tokens=9), SamplingParams(max_tokens=9, temperature=0)]
         mates = [decoder.start([1, 0], params)[0] for params in asked]
         params = SamplingParams(max_tokens=5, seed=1)
-        found = exact_law(decoder, (0, 1, 0), params, batch_size=3, mates=mates)
-        assert distance(found, target_law(target, (0, 1, 0), params)) < TOLERANCE
+        found = exact_distribution(decoder, (0, 1, 0), params, batch_size=3, mates=mates)
+        assert distance(found, target_distribution(target, (0, 1, 0), params)) < TOLERANCE
 
 
 def test_drafts_end_in_the_tests_of_exactness() -> None:
@@ -335,7 +337,7 @@ def test_entropies_are_summed_in_float64(rows: int) -> None:
     plan = decoder.policy.plan(batch.states)
     draws = batch.draws(decoder.chance, plan.width, None, coupled=False)
     context = RoundContext(batch, draws, plan, batch.device, decoder.config)
-    probs = context.law(logits).probs
+    probs = context.distribution(logits).probs
     context.settle()
     assert probs is not None
     assert probs.dtype == torch.float32

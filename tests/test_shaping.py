@@ -1,4 +1,4 @@
-"""What requests do to logits: as transformers' processors do it, law by law; as OpenAI says."""
+"""What requests do to logits: as transformers' processors do it, distribution by distribution; as OpenAI says."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 import transformers as tf
 
 from outrider import SamplingParams
-from outrider.paths import Path
-from outrider.records import DraftProposal, Laws, Prefix, SequenceState
-from outrider.shaping import Shaper, Shaping
+from outrider.sampling.paths import Path
+from outrider.sampling.shaping import Shaper, Shaping
+from outrider.types.records import Distributions, DraftProposal, Prefix, SequenceState
 
 CPU = torch.device("cpu")
 V = 12
@@ -83,7 +83,10 @@ def test_every_node_is_shaped_as_transformers_shapes_its_history(seed: int) -> N
     tokens = torch.randint(0, V, (batch, width))
     parents = np.array([[rng.randint(0, i) for i in range(width)] for _ in range(batch)])
     proposal = DraftProposal(
-        tokens, np.full(batch, width), Laws(atoms=tokens), rng.choice([None, parents])
+        tokens,
+        np.full(batch, width),
+        Distributions(point_masses=tokens),
+        rng.choice([None, parents]),
     )
     logits = torch.randn(batch, width + 1, V, dtype=torch.float64)
     before = logits.clone()

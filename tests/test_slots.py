@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from outrider.errors import ModelError
-from outrider.models.pending import HostCopy, RowTokens
-from outrider.models.scatter import HostScatter, IndexScatter
-from outrider.models.slot_cache import LayerShape, SlotCache
-from outrider.models.slots import Slot, SlotTable
-from outrider.models.transformers import TransformersModel
-from outrider.records import DraftProposal, Laws, Prefix
+from outrider.runtimes.transformers.model import TransformersModel
+from outrider.runtimes.transformers.pending import HostCopy, RowTokens
+from outrider.runtimes.transformers.scatter import HostScatter, IndexScatter
+from outrider.runtimes.transformers.slot_cache import LayerShape, SlotCache
+from outrider.runtimes.transformers.slots import Slot, SlotTable
+from outrider.types.records import Distributions, DraftProposal, Prefix
 
 from .families import random_model
 
@@ -147,7 +147,7 @@ def test_a_model_that_its_user_compiled_writes_where_its_rows_end(second: list[i
     model.compile(backend="eager")
     target = TransformersModel(model)
     drafts = torch.tensor([[3], [4]])
-    proposal = DraftProposal(drafts, np.array([1, 1]), Laws(atoms=drafts))
+    proposal = DraftProposal(drafts, np.array([1, 1]), Distributions(point_masses=drafts))
     for more in range(3):
         prefixes = [Prefix(1, [1, 2, *[5] * more]), Prefix(2, [*second, *[6] * more])]
         logits = target.verify(prefixes, proposal).logits
@@ -186,7 +186,7 @@ def test_room_is_made_in_full_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> 
         raise RuntimeError("no memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr("outrider.models.slot_cache.scatter_for", fails)
+        patched.setattr("outrider.runtimes.transformers.slot_cache.scatter_for", fails)
         with pytest.raises(RuntimeError, match="no memory"):
             cache.reserve(100)
     assert cache.capacity == 64

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from outrider.drafters.some_rows import opened
-from outrider.models.tabular import mock_pair
-from outrider.protocols import AutoregressiveModel, Cursor
-from outrider.records import Prefix
+from outrider.runtimes.tabular import mock_pair
+from outrider.types.protocols import AutoregressiveModel, Cursor
+from outrider.types.records import Prefix
 
 TEXTS = [[0, 1], [1, 1, 2], [2, 0], [0, 2, 1]]
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
-from outrider.certify import exact_law
-from outrider.depth import AdaptiveDepth, Levels
-from outrider.depth.choices import Choices, Decision
-from outrider.depth.costs import Prices
-from outrider.depth.standing import DRAFTING, PLAIN, PLAIN_AT_MOST, Standing
-from outrider.models.tabular import TabularModel
-from outrider.records import Prefix, RoundRecord, SequenceState
+from outrider.certify import exact_distribution
+from outrider.policies import AdaptiveDepth, Levels
+from outrider.policies.choices import Choices, Decision
+from outrider.policies.costs import Prices
+from outrider.policies.standing import DRAFTING, PLAIN, PLAIN_AT_MOST, Standing
+from outrider.runtimes.tabular import TabularModel
+from outrider.types.records import Prefix, RoundRecord, SequenceState
 
 from .recorded import Machine, Player, texts
 from .test_costs import Planned
@@ -76,16 +76,16 @@ def test_what_is_planned_and_not_done_an_exception_or_early_does_not_stand() -> 
         assert standing.choices(at(rounds + 1, 1)) is None
 
 
-def test_texts_that_outlast_their_first_decisions_keep_their_law() -> None:
+def test_texts_that_outlast_their_first_decisions_keep_their_distribution() -> None:
     """Enumeration plans each state many times, in between others, and has to find one plan."""
 
-    def law(first: list[float], later: list[float]) -> TabularModel:
+    def distribution(first: list[float], later: list[float]) -> TabularModel:
         def follow(tokens: tuple[int, ...]) -> list[float]:
             return first if len(tokens) < 9 else later
 
         return TabularModel(follow, 2)
 
-    target, draft = law([1.0, 0.0], [0.7, 0.3]), law([0.5, 0.5], [0.6, 0.4])
+    target, draft = distribution([1.0, 0.0], [0.7, 0.3]), distribution([0.5, 0.5], [0.6, 0.4])
     config = SpeculativeConfig(
         num_speculative_tokens=2,
         depth="adaptive",
@@ -94,7 +94,7 @@ def test_texts_that_outlast_their_first_decisions_keep_their_law() -> None:
         strict=True,
     )
     decoder = SpeculativeDecoder(target, draft, config=config)
-    found = exact_law(decoder, [1], SamplingParams(max_tokens=12))
+    found = exact_distribution(decoder, [1], SamplingParams(max_tokens=12))
     assert sum(found.values()) == pytest.approx(1.0, abs=1e-12)
     for text, chance in found.items():
         kept = [0.7 if token == 0 else 0.3 for token in text[8:]]

@@ -17,11 +17,11 @@ from outrider import (
     StatefulProcessor,
     StructuredOutput,
 )
-from outrider.certify import exact_law
+from outrider.certify import exact_distribution
 from outrider.certify.reference import distance
 from outrider.errors import DegenerateDistributionError, InvalidConfigError
-from outrider.models.tabular import TabularModel, mock_pair
-from outrider.shaping import Shaper
+from outrider.runtimes.tabular import TabularModel, mock_pair
+from outrider.sampling.shaping import Shaper
 from tests.alphabet import alphabet
 
 TOLERANCE = 1e-12
@@ -53,13 +53,15 @@ class Echo:
         return logits - 0.5 * self.memory + 0.1 * self.calls * int(history[-1])
 
 
-def echo_law(target: TabularModel, length: int, temperature: float) -> dict[tuple[int, ...], float]:
-    """The law of decoding token by token with an `Echo`."""
-    law: dict[tuple[int, ...], float] = {}
+def echo_distribution(
+    target: TabularModel, length: int, temperature: float
+) -> dict[tuple[int, ...], float]:
+    """The distribution of decoding token by token with an `Echo`."""
+    distribution: dict[tuple[int, ...], float] = {}
 
     def extend(output: tuple[int, ...], probability: float, echo: Echo) -> None:
         if len(output) == length:
-            law[output] = probability
+            distribution[output] = probability
             return
         echo = copy.deepcopy(echo)
         history = (*PROMPT, *output)
@@ -69,7 +71,7 @@ def echo_law(target: TabularModel, length: int, temperature: float) -> dict[tupl
             extend((*output, token), probability * share, echo)
 
     extend((), 1.0, Echo())
-    return law
+    return distribution
 
 
 def error(speculation: dict[str, Any]) -> float:
@@ -79,13 +81,13 @@ def error(speculation: dict[str, Any]) -> float:
     )
     processor = StatefulProcessor(Echo())
     params = SamplingParams(max_tokens=3, temperature=0.8, logits_processors=(processor,))
-    found = exact_law(decoder, PROMPT, params)
+    found = exact_distribution(decoder, PROMPT, params)
     assert processor.processor.calls == 0, "the request's own is not called"
-    return distance(found, echo_law(target, 3, 0.8))
+    return distance(found, echo_distribution(target, 3, 0.8))
 
 
 @pytest.mark.parametrize("speculation", [{"num_speculative_tokens": 0}, *SHAPES], ids=str)
-def test_the_law_under_a_processor_that_remembers(speculation: dict[str, Any]) -> None:
+def test_the_distribution_under_a_processor_that_remembers(speculation: dict[str, Any]) -> None:
     assert error(speculation) < TOLERANCE
 
 
@@ -98,16 +100,19 @@ class Lax(Echo):
 
 
 def broken(speculation: dict[str, Any], processor: StatefulProcessor) -> bool:
-    """Whether the law is another, or none at all."""
+    """Whether the distribution is another, or none at all."""
     target, draft = mock_pair(V, 1)
     decoder = SpeculativeDecoder(
         target, draft, config=SpeculativeConfig(depth="fixed", strict=True, **speculation)
     )
     params = SamplingParams(max_tokens=3, temperature=0.8, logits_processors=(processor,))
     try:
-        return distance(exact_law(decoder, PROMPT, params), echo_law(target, 3, 0.8)) > 1e-3
+        return (
+            distance(exact_distribution(decoder, PROMPT, params), echo_distribution(target, 3, 0.8))
+            > 1e-3
+        )
     except (DegenerateDistributionError, IndexError):
-        # The same draws led to other laws the second time.
+        # The same draws led to other distributions the second time.
         return True
 
 
@@ -173,7 +178,7 @@ def watermark() -> Any:
 def test_transformers_watermark_is_that_of_plain_decoding(temperature: float) -> None:
     """SynthID remembers the contexts that it has marked, and leaves them alone the second time."""
     vocab_size = 12
-    # A flat law over few tokens repeats its contexts.
+    # A flat distribution over few tokens repeats its contexts.
     target = mock_pair(vocab_size, 5)[0]
     draft = mock_pair(vocab_size, 5, agreement=0.7)[1]
     marked = 0
@@ -205,13 +210,13 @@ def by_hand(target: TabularModel, plain: SpeculativeDecoder, params: SamplingPar
     mark = watermark()
     rows: dict[tuple[int, ...], Any] = {}
 
-    def law(prefix: tuple[int, ...]) -> Any:
+    def distribution(prefix: tuple[int, ...]) -> Any:
         if prefix not in rows:
             logits = torch.from_numpy(target.probabilities(prefix)).log()
             rows[prefix] = mark(torch.tensor([prefix]), logits[None])[0].softmax(-1).numpy()
         return rows[prefix]
 
-    marked = SpeculativeDecoder(TabularModel(law, target.vocab_size), config=plain.config)
+    marked = SpeculativeDecoder(TabularModel(distribution, target.vocab_size), config=plain.config)
     bare = SamplingParams(
         max_tokens=params.max_tokens, seed=params.seed, temperature=params.temperature
     )

@@ -12,11 +12,11 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
-from outrider.certify import exact_law
+from outrider.certify import exact_distribution
 from outrider.certify.reference import distance
+from outrider.engine.stopping import find_stop, held_back
 from outrider.errors import InvalidConfigError, TokenOutOfRangeError
-from outrider.models.tabular import TabularModel, mock_pair
-from outrider.stopping import find_stop, held_back
+from outrider.runtimes.tabular import TabularModel, mock_pair
 
 SHAPES: list[dict[str, Any]] = [
     {"num_speculative_tokens": 4},
@@ -44,26 +44,26 @@ V = len(Bytes.PIECES)
 def reference(
     target: TabularModel, params: SamplingParams, prompt: tuple[int, ...]
 ) -> dict[tuple[int, ...], float]:
-    """The law of outputs that end once their text holds a stop string, by plain recursion."""
-    law: dict[tuple[int, ...], float] = {}
+    """The distribution of outputs that end once their text holds a stop string, by plain recursion."""
+    distribution: dict[tuple[int, ...], float] = {}
     decode = Bytes().decode
 
     def extend(output: tuple[int, ...], probability: float) -> None:
         ended = any(stop in decode(list(output)) for stop in params.stop)
         if ended or len(output) == params.max_tokens:
-            law[output] = law.get(output, 0.0) + probability
+            distribution[output] = distribution.get(output, 0.0) + probability
             return
         for token, mass in enumerate(target.probabilities(prompt + output)):
             if mass > 0:
                 extend((*output, token), probability * mass)
 
     extend((), 1.0)
-    return law
+    return distribution
 
 
 @pytest.mark.parametrize("speculation", SHAPES, ids=str)
 @pytest.mark.parametrize("stop", [("é",), ("bab",), ("€!", "aa")])
-def test_the_law_with_stop_strings_across_tokens_and_characters(
+def test_the_distribution_with_stop_strings_across_tokens_and_characters(
     speculation: dict[str, Any], stop: tuple[str, ...]
 ) -> None:
     rows = [[0.2, 0.1, 0.0, 0.2, 0.2, 0.0, 0.1, 0.1, 0.1], [0.1, 0.3, 0.1, 0, 0.2, 0.1, 0, 0, 0.2]]
@@ -73,7 +73,7 @@ def test_the_law_with_stop_strings_across_tokens_and_characters(
         target, draft, tokenizer=Bytes(), config=SpeculativeConfig(depth="fixed", **speculation)
     )
     params = SamplingParams(max_tokens=2, stop=stop)
-    found = exact_law(decoder, (0,), params)
+    found = exact_distribution(decoder, (0,), params)
     assert distance(found, reference(target, params, (0,))) < 1e-12
 
 
@@ -207,10 +207,12 @@ def test_logprobs_are_the_targets_own_for_every_origin(speculation: dict[str, An
         assert choice.logprobs is not None
         history = prompt
         for event, told in zip(own, choice.logprobs, strict=True):
-            law = torch.from_numpy(target.probabilities(history)).log()
+            distribution = torch.from_numpy(target.probabilities(history)).log()
             assert told.token_id == event.token_id
-            assert told.logprob == event.logprob == pytest.approx(float(law[told.token_id]))
-            best = law.topk(min(params.logprobs, 6))
+            assert (
+                told.logprob == event.logprob == pytest.approx(float(distribution[told.token_id]))
+            )
+            best = distribution.topk(min(params.logprobs, 6))
             assert [token for token, _ in told.top] == best.indices.tolist()
             assert [value for _, value in told.top] == pytest.approx(best.values.tolist())
             assert event.top_logprobs == told.top

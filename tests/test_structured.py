@@ -1,4 +1,4 @@
-"""Structured output: exact laws in every shape of speculation, against languages written out."""
+"""Structured output: exact distributions in every shape of speculation, against languages written out."""
 
 from __future__ import annotations
 
@@ -23,16 +23,23 @@ from outrider import (
     SpeculativeDecoder,
     StructuredOutput,
 )
-from outrider.certify import exact_law
+from outrider.certify import exact_distribution
 from outrider.certify.reference import distance, filtered, shaped
-from outrider.config import Verification
+from outrider.config.params import Verification
+from outrider.engine.stopping import until_stop
 from outrider.errors import DegenerateDistributionError, InvalidConfigError
-from outrider.grammar import Grammar, Grammars
-from outrider.masks import RoundMasks
-from outrider.models.tabular import TabularModel, mock_pair
-from outrider.paths import Path
-from outrider.records import DraftProposal, Laws, Output, Prefix, SequenceState, TargetScores
-from outrider.stopping import until_stop
+from outrider.runtimes.tabular import TabularModel, mock_pair
+from outrider.sampling.grammar import Grammar, Grammars
+from outrider.sampling.masks import RoundMasks
+from outrider.sampling.paths import Path
+from outrider.types.records import (
+    Distributions,
+    DraftProposal,
+    Output,
+    Prefix,
+    SequenceState,
+    TargetScores,
+)
 from tests.alphabet import alphabet, every_byte
 
 TOLERANCE = 1e-12
@@ -68,12 +75,14 @@ SHAPES: list[dict[str, Any]] = [
     {"num_speculative_tokens": 2, "tree_budget": 3, "verification": "recursive"},
 ]
 
-Law = dict[tuple[int, ...], float]
+Distribution = dict[tuple[int, ...], float]
 
 
-def form_law(target: Any, params: SamplingParams, language: set[str], prompt: Sequence[int]) -> Law:
-    """The law of sampling token by token among those by which a text of the language is reached."""
-    law: Law = {}
+def form_distribution(
+    target: Any, params: SamplingParams, language: set[str], prompt: Sequence[int]
+) -> Distribution:
+    """The distribution of sampling token by token among those by which a text of the language is reached."""
+    distribution: Distribution = {}
     ends = END in params.stop_token_ids
 
     def extend(output: tuple[int, ...], probability: float) -> None:
@@ -86,7 +95,7 @@ def form_law(target: Any, params: SamplingParams, language: set[str], prompt: Se
         whole = text in language
         over = END in output or (whole and not follows and not ends)
         if over or len(output) == params.max_tokens:
-            law[output] = probability
+            distribution[output] = probability
             return
         row = shaped(target.probabilities((*prompt, *output)), tuple(prompt), output, params)
         allowed = np.zeros(len(row))
@@ -97,7 +106,7 @@ def form_law(target: Any, params: SamplingParams, language: set[str], prompt: Se
             extend((*output, int(token)), probability * float(row[token]))
 
     extend((), 1.0)
-    return law
+    return distribution
 
 
 def decoder_of(
@@ -116,14 +125,14 @@ def error(name: str, speculation: dict[str, Any], seed: int = 1, **fields: Any) 
 def error_of(name: str, decoder: SpeculativeDecoder, **fields: Any) -> float:
     asked, language = LANGUAGES[name]
     fields = {"max_tokens": 4, "stop_token_ids": (END,), **fields}
-    expected = form_law(decoder.target, SamplingParams(**fields), language, PROMPT)
-    found = exact_law(decoder, PROMPT, SamplingParams(structured_output=asked, **fields))
+    expected = form_distribution(decoder.target, SamplingParams(**fields), language, PROMPT)
+    found = exact_distribution(decoder, PROMPT, SamplingParams(structured_output=asked, **fields))
     return distance(found, expected)
 
 
 @pytest.mark.parametrize("speculation", SHAPES, ids=str)
 @pytest.mark.parametrize("name", LANGUAGES)
-def test_the_law_in_a_form(speculation: dict[str, Any], name: str) -> None:
+def test_the_distribution_in_a_form(speculation: dict[str, Any], name: str) -> None:
     length = 3 if speculation.get("tree_shape") else 4
     assert error(name, speculation, max_tokens=length) < TOLERANCE
 
@@ -146,7 +155,7 @@ ANY = st.fixed_dictionaries(
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(0, 50), st.sampled_from(SHAPES), st.sampled_from(sorted(LANGUAGES)), ANY)
-def test_the_law_in_a_form_with_any_parameters(
+def test_the_distribution_in_a_form_with_any_parameters(
     seed: int, speculation: dict[str, Any], name: str, fields: dict[str, Any]
 ) -> None:
     assert error(name, speculation, seed, **fields) < TOLERANCE
@@ -162,25 +171,27 @@ class Blind:
 
     def propose(self, prefixes: Any, plan: Any, ctx: Any) -> DraftProposal:
         cursor = self.model.open(prefixes, plan.deepest)
-        tokens, laws = [], []
+        tokens, distributions = [], []
         for position in range(plan.deepest):
             logits = cursor.step(tokens[-1]) if position else cursor.logits
-            laws.append(logits.softmax(-1))
-            tokens.append(ctx.pick(Laws(probs=laws[-1]), position))
-        return DraftProposal(torch.stack(tokens, 1), plan.depth, Laws(probs=torch.stack(laws, 1)))
+            distributions.append(logits.softmax(-1))
+            tokens.append(ctx.pick(Distributions(probs=distributions[-1]), position))
+        return DraftProposal(
+            torch.stack(tokens, 1), plan.depth, Distributions(probs=torch.stack(distributions, 1))
+        )
 
 
 @pytest.mark.parametrize("verification", ["block", "token", "coupled"])
 @pytest.mark.parametrize("drafter", [NgramDrafter(3), Blind(mock_pair(V, 1)[1])], ids=["n", "b"])
 def test_drafts_outside_the_form_are_refused(verification: Verification, drafter: Any) -> None:
-    """A drafter that ignores the masks may propose anything; the law stays as it is."""
+    """A drafter that ignores the masks may propose anything; the distribution stays as it is."""
     target, _ = mock_pair(V, 1)
     shape = {"num_speculative_tokens": 2, "verification": verification}
     assert error_of("regex", decoder_of(target, drafter, shape), max_tokens=3) < TOLERANCE
 
 
 def broken(speculation: dict[str, Any]) -> bool:
-    """Whether the law is wrong, or a token is emitted that the grammar refuses."""
+    """Whether the distribution is wrong, or a token is emitted that the grammar refuses."""
     try:
         return error("regex", speculation | {"strict": True}, max_tokens=3) > 1e-3
     except DegenerateDistributionError:
@@ -493,7 +504,7 @@ def test_a_dead_end_that_is_only_drafted_is_not(speculation: dict[str, Any]) -> 
     params = SamplingParams(
         structured_output=asked, bad_words=((0, 1),), stop_token_ids=(END,), max_tokens=3
     )
-    found = exact_law(decoder_of(target, draft, speculation), [3], params)
+    found = exact_distribution(decoder_of(target, draft, speculation), [3], params)
     expected = {(1, END): 1 / 3, (2, END): 1 / 3, (3, END): 1 / 3}
     assert distance(found, expected) < TOLERANCE
 

@@ -16,7 +16,7 @@ import pytest
 
 import outrider
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder, StructuredOutput
-from outrider.models.tabular import mock_pair
+from outrider.runtimes.tabular import mock_pair
 from tests.alphabet import alphabet
 
 MERGED = ('{"', '":', '",', "true", "false", "null", "00", "ab", "].", "}}", "é")

@@ -1,4 +1,4 @@
-"""The suffix drafter: exact laws, what it may show to whom, what it keeps and forgets."""
+"""The suffix drafter: exact distributions, what it may show to whom, what it keeps and forgets."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from outrider import (
     SpeculativeDecoder,
     SuffixDrafter,
 )
-from outrider.certify import exact_law
-from outrider.certify.reference import distance, target_law
+from outrider.certify import exact_distribution
+from outrider.certify.reference import distance, target_distribution
 from outrider.errors import InvalidConfigError
-from outrider.models.tabular import TabularModel, mock_pair
-from outrider.records import DraftPlan, Prefix
+from outrider.runtimes.tabular import TabularModel, mock_pair
+from outrider.types.records import DraftPlan, Prefix
 from outrider.verification import METHODS
 
 TOLERANCE = 1e-12
@@ -68,7 +68,7 @@ def eager(**more: Any) -> SuffixDrafter:
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 @pytest.mark.parametrize("local", [False, True], ids=["pool", "local"])
 @pytest.mark.parametrize("verification", METHODS)
-def test_the_law_with_chains(verification: str, local: bool, warm: bool) -> None:
+def test_the_distribution_with_chains(verification: str, local: bool, warm: bool) -> None:
     target, _ = mock_pair(3, 9)
     drafter = eager()
     if warm:
@@ -76,8 +76,8 @@ def test_the_law_with_chains(verification: str, local: bool, warm: bool) -> None
     held = drafter.pooled_tokens
     params = SamplingParams(max_tokens=4, stop_token_ids=(1,), seed=3 if local else None)
     decoder = SpeculativeDecoder(target, drafter, config=configured(verification, 3))
-    law = exact_law(decoder, PROMPT, params)
-    assert distance(law, target_law(target, PROMPT, params)) < TOLERANCE
+    distribution = exact_distribution(decoder, PROMPT, params)
+    assert distance(distribution, target_distribution(target, PROMPT, params)) < TOLERANCE
     assert drafter.pooled_tokens == held, "a rehearsal is nothing to learn from"
 
 
@@ -85,15 +85,15 @@ def test_the_law_with_chains(verification: str, local: bool, warm: bool) -> None
     "tree", [{"tree_shape": (2, 2)}, {"tree_budget": 5}, {"tree_shape": (3,)}], ids=str
 )
 @pytest.mark.parametrize("verification", ["traversal", "recursive", "coupled"])
-def test_the_law_with_trees(verification: str, tree: dict[str, Any]) -> None:
+def test_the_distribution_with_trees(verification: str, tree: dict[str, Any]) -> None:
     for seed, temperature in ((1, 1.0), (2, 0.0)):
         target, _ = mock_pair(3, seed)
         drafter = eager()
         drafter.learn([2, 0, 1, 2, 0, 2, 1, 0, 0, 1, 0])
         decoder = SpeculativeDecoder(target, drafter, config=configured(verification, 3, **tree))
         params = SamplingParams(max_tokens=4, temperature=temperature)
-        law = exact_law(decoder, PROMPT, params)
-        assert distance(law, target_law(target, PROMPT, params)) < TOLERANCE
+        distribution = exact_distribution(decoder, PROMPT, params)
+        assert distance(distribution, target_distribution(target, PROMPT, params)) < TOLERANCE
         assert decoder.metrics.rounds == 0
 
 
@@ -113,10 +113,10 @@ def test_a_tree_keeps_to_its_budget_and_branches() -> None:
 
 
 def loops(prefix: tuple[int, ...]) -> np.ndarray:
-    """A law that prefers to count upwards, so that texts resemble one another."""
-    law = np.full(6, 0.06)
-    law[(prefix[-1] + 1) % 6] = 0.7
-    return law
+    """A distribution that prefers to count upwards, so that texts resemble one another."""
+    distribution = np.full(6, 0.06)
+    distribution[(prefix[-1] + 1) % 6] = 0.7
+    return distribution
 
 
 class Shown(SuffixDrafter):

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.drafters import suffix_kernels
 from outrider.drafters.candidate import Candidate
-from outrider.drafters.suffix_automaton import SuffixAutomaton
-from outrider.drafters.suffix_pool import SuffixPool
+from outrider.drafters.suffix import kernels as suffix_kernels
+from outrider.drafters.suffix.automaton import SuffixAutomaton
+from outrider.drafters.suffix.pool import SuffixPool
 
 texts = st.integers(1, 4).flatmap(lambda v: st.lists(st.integers(0, v - 1), max_size=40))
 orders = st.integers(1, 6)
@@ -304,7 +304,7 @@ def test_the_loops_are_the_same_without_numba() -> None:
     """What is compiled is the Python function, which is all there is where numba is missing."""
     program = (
         "import sys; sys.modules['numba'] = None; import numpy as np; "
-        "from outrider.drafters.suffix_automaton import SuffixAutomaton; "
+        "from outrider.drafters.suffix.automaton import SuffixAutomaton; "
         "a = SuffixAutomaton(8, 300); t = np.random.default_rng(1).integers(0, 3, 300); "
         "a.extend(t); c = [a.draft(a.own_match(), (9, 5, 2.0, 1.0, 0.01, 1), b) for b in (0, 1)]; "
         "print(a.states, a.operations, a.match(t[5:9]), *(x.tokens.tolist() for x in c))"

@@ -20,11 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
-from outrider import SamplingParams, stopping
-from outrider.anchors import Anchors
-from outrider.records import Prefix, SequenceState
-from outrider.stopping import until_stop
-from outrider.text import StreamDecoder
+from outrider import SamplingParams
+from outrider.engine import stopping
+from outrider.engine.anchors import Anchors
+from outrider.engine.stopping import until_stop
+from outrider.engine.text import StreamDecoder
+from outrider.types.records import Prefix, SequenceState
 
 HALF = "\N{REPLACEMENT CHARACTER}"
 SPECIAL = "<end>"
@@ -282,7 +283,7 @@ def test_what_is_decoded_for_a_token_does_not_grow(
     """Of bytes that are no text, and of tokens that have none, there may be thousands."""
     assert decoded(maker, pieces, monkeypatch) <= 8 * 400
     # Planted fault: the window is decoded each time.
-    monkeypatch.setattr("outrider.text._CHARACTER", 1000)
+    monkeypatch.setattr("outrider.engine.text._CHARACTER", 1000)
     monkeypatch.setattr(Anchors, "silent", lambda _: frozenset())
     assert decoded(maker, pieces, monkeypatch) > 20 * 400
 

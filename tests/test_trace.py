@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from outrider import Philox4x32, SamplingParams, SpeculativeConfig, SpeculativeDecoder
+from outrider.engine.metrics import Tally
+from outrider.engine.trace import Trace, TraceWriter, is_trace, read_trace
 from outrider.errors import InvalidConfigError
-from outrider.metrics import Tally
-from outrider.models.tabular import mock_pair
-from outrider.records import RoundRecord
-from outrider.trace import Trace, TraceWriter, is_trace, read_trace
+from outrider.runtimes.tabular import mock_pair
+from outrider.types.records import RoundRecord
 
 RECORD = RoundRecord(
     sequence_ids=(2**61, 7),

@@ -17,9 +17,9 @@ from outrider import (
 )
 from outrider.drafters.candidate import Candidate
 from outrider.drafters.track_record import TrackRecord
-from outrider.models.tabular import TabularModel
-from outrider.records import DraftPlan, Prefix, SequenceState
-from outrider.worth import Worth
+from outrider.runtimes.tabular import TabularModel
+from outrider.types.records import DraftPlan, Prefix, SequenceState
+from outrider.types.worth import Worth
 
 from .test_hybrid import Context, chain, counting
 

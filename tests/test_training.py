@@ -279,7 +279,7 @@ def test_array_shorter_than_a_window_is_refused() -> None:
 # Objectives
 
 
-def test_losses_are_the_cross_entropy_and_the_divergence_of_the_laws() -> None:
+def test_losses_are_the_cross_entropy_and_the_divergence_of_the_distributions() -> None:
     student, master = tiny_model(50), tiny_model(50)
     with torch.no_grad():
         master.lm_head.weight.mul_(40)

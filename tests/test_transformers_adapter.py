@@ -14,7 +14,7 @@ import transformers as tf
 
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder, TransformersModel
 from outrider.errors import ContextLengthError, InvalidConfigError, ModelError
-from outrider.records import DraftProposal, Laws, Prefix
+from outrider.types.records import Distributions, DraftProposal, Prefix
 
 from .families import CONTEXT, FAMILIES, VOCAB, greedy_reference, random_model, resembling
 
@@ -32,7 +32,7 @@ def drafted(*rows: list[int]) -> DraftProposal:
     tokens = torch.zeros(len(rows), int(lengths.max()), dtype=torch.int64)
     for index, row in enumerate(rows):
         tokens[index, : len(row)] = torch.tensor(row, dtype=torch.int64)
-    return DraftProposal(tokens, lengths, Laws(atoms=tokens))
+    return DraftProposal(tokens, lengths, Distributions(point_masses=tokens))
 
 
 class Wrapped:

@@ -1,6 +1,6 @@
-"""Trees: the engine emits the target's law over every shape, kind of child and method.
+"""Trees: the engine emits the target's distribution over every shape, kind of child and method.
 
-By enumeration, error < 1e-12, as in test_exact_law; the planted faults at the end show that the
+By enumeration, error < 1e-12, as in test_exact_distribution; the planted faults at the end show that the
 same test sees a biased tree.
 """
 
@@ -13,24 +13,19 @@ import numpy as np
 import pytest
 import torch
 
-from outrider import (
-    ModelDrafter,
-    SamplingParams,
-    SpeculativeConfig,
-    SpeculativeDecoder,
-    chance,
-    context,
-    trees,
-)
-from outrider.certify import exact_law
-from outrider.certify.reference import distance, target_law
+from outrider import ModelDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
+from outrider.certify import exact_distribution
+from outrider.certify.reference import distance, target_distribution
+from outrider.engine import context
 from outrider.errors import DraftShapeError, InvalidConfigError, KeyReuseError
-from outrider.models.tabular import TabularModel, mock_pair
-from outrider.records import DraftPlan, DraftProposal, Laws
+from outrider.random import chance
+from outrider.runtimes.tabular import TabularModel, mock_pair
+from outrider.types import trees
+from outrider.types.records import Distributions, DraftPlan, DraftProposal
 from outrider.verification import TREE_METHODS, TraversalVerification, Tree
 from outrider.verification.transport import transport_optimum
 
-from .test_exact_law import TOLERANCE, configured, error
+from .test_exact_distribution import TOLERANCE, configured, error
 
 METHODS = ("traversal", "recursive", "coupled")
 KINDS = ("greedy", "without_replacement", "with_replacement")
@@ -39,7 +34,7 @@ KINDS = ("greedy", "without_replacement", "with_replacement")
 @pytest.mark.parametrize("verification", METHODS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(1, 1), (3,), (2, 1), (1, 2)], ids=str)
-def test_shapes_of_every_kind_emit_the_targets_law(
+def test_shapes_of_every_kind_emit_the_targets_distribution(
     verification: str, kind: str, shape: tuple[int, ...]
 ) -> None:
     target, draft = mock_pair(3, 1)
@@ -50,7 +45,7 @@ def test_shapes_of_every_kind_emit_the_targets_law(
 
 @pytest.mark.parametrize("verification", METHODS)
 @pytest.mark.parametrize(("budget", "k"), [(2, 1), (3, 2), (4, 2), (4, 3)])
-def test_grown_trees_emit_the_targets_law(verification: str, budget: int, k: int) -> None:
+def test_grown_trees_emit_the_targets_distribution(verification: str, budget: int, k: int) -> None:
     target, draft = mock_pair(3, 2)
     config = configured(verification, k, tree_budget=budget)
     assert error(target, draft, config, SamplingParams(max_tokens=k + 1)) < TOLERANCE
@@ -58,7 +53,7 @@ def test_grown_trees_emit_the_targets_law(verification: str, budget: int, k: int
 
 @pytest.mark.parametrize("verification", METHODS)
 @pytest.mark.parametrize("shaped", [{"tree_shape": (2, 2)}, {"tree_budget": 5}], ids=str)
-def test_deterministic_trees_emit_the_targets_law(
+def test_deterministic_trees_emit_the_targets_distribution(
     verification: str, shaped: dict[str, Any]
 ) -> None:
     target, draft = mock_pair(4, 3)
@@ -99,12 +94,12 @@ def test_requests_of_every_kind_share_a_batch_of_trees(verification: str) -> Non
     ]
     mates = [decoder.start([0] * (1 + i), params)[0] for i, params in enumerate(asked)]
     params = SamplingParams(max_tokens=3, top_p=0.9, depths=(1, 2))
-    found = exact_law(decoder, (1, 2), params, mates=mates)
-    assert distance(found, target_law(target, (1, 2), params)) < TOLERANCE
+    found = exact_distribution(decoder, (1, 2), params, mates=mates)
+    assert distance(found, target_distribution(target, (1, 2), params)) < TOLERANCE
 
 
 def test_models_with_zero_probabilities_and_trees_wider_than_their_support() -> None:
-    def law(shift: int) -> TabularModel:
+    def distribution(shift: int) -> TabularModel:
         rows = [[0.5, 0.5, 0.0, 0.0], [0.0, 0.25, 0.75, 0.0], [0.2, 0.0, 0.3, 0.5]]
         return TabularModel(lambda prefix: rows[(prefix[-1] + len(prefix) + shift) % 3], 4)
 
@@ -113,7 +108,7 @@ def test_models_with_zero_probabilities_and_trees_wider_than_their_support() -> 
             for shift in range(3):
                 config = configured(verification, 2, tree_shape=(4,), tree_children=kind)
                 params = SamplingParams(max_tokens=2)
-                assert error(law(0), law(shift), config, params) < TOLERANCE
+                assert error(distribution(0), distribution(shift), config, params) < TOLERANCE
 
 
 def test_a_greedy_request_walks_its_tree_to_plain_greedy_text() -> None:
@@ -242,15 +237,15 @@ class ForgetsClaims(TraversalVerification):
     """Fault: what follows a node is what recursive rejection would leave."""
 
     def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
-        return tree.remaining_law(node, torch.ones_like(claims[:, 0]))
+        return tree.remaining_distribution(node, torch.ones_like(claims[:, 0]))
 
 
 class DeepestFirst(TraversalVerification):
     """Fault: parents are tried before their children."""
 
-    def stop_law(self, tree: Tree) -> tuple[Any, Any]:
+    def stop_distribution(self, tree: Tree) -> tuple[Any, Any]:
         order = tree.order.flip(1)
-        return super().stop_law(replace(tree, order=order, rank=order.argsort(1)))
+        return super().stop_distribution(replace(tree, order=order, rank=order.argsort(1)))
 
 
 @pytest.mark.parametrize("fault", [ForgetsClaims(), DeepestFirst()], ids=lambda f: type(f).__name__)
@@ -273,23 +268,23 @@ class Tampered:
         return proposal
 
 
-def siblings_share_a_law(proposal: DraftProposal) -> DraftProposal:
+def siblings_share_a_distribution(proposal: DraftProposal) -> DraftProposal:
     """Fault: drawn without replacement, verified as if with it."""
-    assert proposal.law_rows is not None
-    return replace(proposal, law_rows=proposal.law_rows // 2 * 2)
+    assert proposal.distribution_rows is not None
+    return replace(proposal, distribution_rows=proposal.distribution_rows // 2 * 2)
 
 
 def reranked(proposal: DraftProposal) -> DraftProposal:
     """Fault: of two drawn children the one that the draft likes less is taken away."""
-    assert proposal.laws is not None
-    assert proposal.laws.probs is not None
-    chance_of = proposal.laws.probs[:, 0].gather(1, proposal.tokens)
+    assert proposal.distributions is not None
+    assert proposal.distributions.probs is not None
+    chance_of = proposal.distributions.probs[:, 0].gather(1, proposal.tokens)
     best = chance_of.argmax(1, keepdim=True)
     kept = torch.zeros(len(best), 1, dtype=torch.int64).numpy()
     return DraftProposal(
         proposal.tokens.gather(1, best),
         np.minimum(proposal.lengths, 1),
-        Laws(probs=proposal.laws.probs),
+        Distributions(probs=proposal.distributions.probs),
         kept,
         kept,
     )
@@ -297,9 +292,11 @@ def reranked(proposal: DraftProposal) -> DraftProposal:
 
 @pytest.mark.parametrize(
     ("change", "kind"),
-    [(siblings_share_a_law, "without_replacement"), (reranked, "with_replacement")],
+    [(siblings_share_a_distribution, "without_replacement"), (reranked, "with_replacement")],
 )
-def test_a_tree_whose_laws_are_not_those_it_was_drawn_from_is_seen(change: Any, kind: str) -> None:
+def test_a_tree_whose_distributions_are_not_those_it_was_drawn_from_is_seen(
+    change: Any, kind: str
+) -> None:
     config = configured("traversal", 1, tree_shape=(2,), tree_children=kind)
     params = SamplingParams(max_tokens=2)
     errors = {"tampered": 0.0, "sound": 0.0}
@@ -333,8 +330,8 @@ def test_two_children_under_one_key_are_seen(monkeypatch: pytest.MonkeyPatch) ->
         ([[-1, 0]], None, "a node to its left"),
         ([[0]], None, "one for each token"),
         ([[0, 1]], None, r"depths \[2\].*planned depths \[1\]"),
-        ([[0, 0]], [[0, 3]], r"law_rows \[\[0, 3\]\].*2 laws"),
-        ([[0, 0]], [[0, -2]], r"law_rows \[\[0, -2\]\]"),
+        ([[0, 0]], [[0, 3]], r"distribution_rows \[\[0, 3\]\].*2 distributions"),
+        ([[0, 0]], [[0, -2]], r"distribution_rows \[\[0, -2\]\]"),
     ],
 )
 def test_malformed_trees_are_refused(parents: Any, rows: Any, message: str) -> None:
@@ -344,7 +341,7 @@ def test_malformed_trees_are_refused(parents: Any, rows: Any, message: str) -> N
         return replace(
             proposal,
             parents=np.array(parents),
-            law_rows=proposal.law_rows if rows is None else np.array(rows),
+            distribution_rows=proposal.distribution_rows if rows is None else np.array(rows),
         )
 
     drafter = Tampered(ModelDrafter(draft), tampered)

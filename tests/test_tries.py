@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from outrider import SamplingParams
-from outrider.depth import AdaptiveDepth, Levels
-from outrider.depth.purse import Purse
-from outrider.records import Prefix, SequenceState
+from outrider.policies import AdaptiveDepth, Levels
+from outrider.policies.purse import Purse
+from outrider.types.records import Prefix, SequenceState
 
 from .test_depth import World, played, steady
 

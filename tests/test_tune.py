@@ -17,7 +17,7 @@ import pytest
 import outrider
 import outrider.bench.measure
 import outrider.bench.race
-import outrider.rounds
+import outrider.engine.rounds
 from outrider.bench.checks import Check
 from outrider.bench.contending import PLAIN
 from outrider.bench.forecast import Prediction, predict
@@ -43,7 +43,7 @@ from outrider.bench.tune import (
 )
 from outrider.cli import main
 from outrider.errors import InvalidConfigError
-from outrider.models.tabular import TabularModel
+from outrider.runtimes.tabular import TabularModel
 
 SIZE = 6
 K2 = Contender("outrider", "draft_model", "block", 2)
@@ -85,7 +85,7 @@ class OneByOne(Models):
 
 
 def keep_time(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    for module in (outrider.rounds, outrider.bench.measure, outrider.bench.race):
+    for module in (outrider.engine.rounds, outrider.bench.measure, outrider.bench.race):
         monkeypatch.setattr(module, "perf_counter", clock)
 
 
@@ -96,21 +96,21 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def law(prefix: tuple[int, ...]) -> np.ndarray:
+def distribution(prefix: tuple[int, ...]) -> np.ndarray:
     """Of the last two tokens, so that texts come round to where they were."""
     rng = np.random.default_rng(zlib.crc32(f"{prefix[-2:]}".encode()))
     return rng.dirichlet(np.full(SIZE, 0.3))
 
 
 def rough(prefix: tuple[int, ...]) -> np.ndarray:
-    return 0.7 * law(prefix) + 0.3 * law((9, *prefix[-1:]))
+    return 0.7 * distribution(prefix) + 0.3 * distribution((9, *prefix[-1:]))
 
 
 class SlowTarget(TabularModel):
     """A forward takes a second, and a tenth for each token that it is given."""
 
     def __init__(self, clock: Clock) -> None:
-        super().__init__(law, SIZE)
+        super().__init__(distribution, SIZE)
         self._clock = clock
 
     def verify(self, prefixes: Any, proposal: Any) -> Any:
@@ -355,7 +355,10 @@ def test_rounds_of_single_sequences_are_no_rounds_of_a_batch() -> None:
         seen = Watched(rounds, ((),) * len(rounds))
         regime = Regime(0.0, 4, 1, {PLAIN: seen, tree: seen}, {}, (0.0,), texts, None)
         (found,) = predict(
-            Models(TabularModel(law, SIZE)), regime, [tree], lambda _done, _total, _what: None
+            Models(TabularModel(distribution, SIZE)),
+            regime,
+            [tree],
+            lambda _done, _total, _what: None,
         )
         assert found.seconds == pytest.approx(4.0 - 0.5)
         assert found.rounds == pytest.approx(4 * 4)
@@ -366,7 +369,7 @@ def test_each_batch_has_its_own_reading() -> None:
     tree = Contender("outrider", "draft_model", "block", 2, (2, 1))
     seen = Watched((rows_of([(1, 9.0), (1, 1.0), (1, 1.0)]),) * 3, ((),) * 3)
     texts = [[((1,), (1,) * 6)]] * 6
-    model = Models(TabularModel(law, SIZE))
+    model = Models(TabularModel(distribution, SIZE))
     predicted = []
     for readings in ((0.0, 0.0, 0.0), (1.0, 1.0, 10.0)):
         regime = Regime(0.0, 1, 3, {PLAIN: seen, tree: seen}, {}, readings, texts, None)
@@ -566,7 +569,7 @@ class TestCommandLine:
         def unreachable(*_: Any, **__: Any) -> Iterator[None]:
             raise AssertionError("loaded")
 
-        monkeypatch.setattr("outrider.loading.load", unreachable)
+        monkeypatch.setattr("outrider.engine.loading.load", unreachable)
         assert told in self.refused(capsys, *args)
 
     def test_a_prompt_file_without_a_prompt(self, capsys: Any, tmp_path: Path) -> None:

@@ -20,12 +20,12 @@ from outrider import (
     SpeculativeDecoder,
     StructuredOutput,
 )
-from outrider.certify import exact_law
+from outrider.certify import exact_distribution
 from outrider.certify.reference import distance
 from outrider.errors import DegenerateDistributionError
-from outrider.models.tabular import TabularModel, mock_pair
-from outrider.records import Laws
-from outrider.shaping import Shaper
+from outrider.runtimes.tabular import TabularModel, mock_pair
+from outrider.sampling.shaping import Shaper
+from outrider.types.records import Distributions
 from outrider.verification import METHODS, fused, lazy, verify
 from outrider.verification.fused import verify_logits
 
@@ -68,10 +68,10 @@ SPECULATION: dict[str, dict[str, Any]] = {
 def test_a_processor_is_asked_about_no_impossible_history(how: str, kind: str) -> None:
     target, _ = mock_pair(4, 3)
     params = SamplingParams(max_tokens=3, stop_token_ids=(END,), logits_processors=(trie,))
-    plain = exact_law(SpeculativeDecoder(target), PROMPT, params)
+    plain = exact_distribution(SpeculativeDecoder(target), PROMPT, params)
     config = SpeculativeConfig(**SPECULATION[how])
     decoder = SpeculativeDecoder(target, drafter(kind), config=config)
-    assert distance(exact_law(decoder, PROMPT, params), plain) < 1e-12
+    assert distance(exact_distribution(decoder, PROMPT, params), plain) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -90,13 +90,13 @@ def test_nor_about_one_that_the_request_forbids(forbids: dict[str, Any]) -> None
     params = SamplingParams(
         max_tokens=3, stop_token_ids=(END,), logits_processors=(hears_no_b,), **forbids
     )
-    laws = []
+    distributions = []
     for source in (None, PredictionDrafter([0, 1, 2, 1, 0])):
         config = SpeculativeConfig(num_speculative_tokens=3, depth="fixed")
         tokenizer = alphabet("abc")
         decoder = SpeculativeDecoder(target, source, config=config, tokenizer=tokenizer)
-        laws.append(exact_law(decoder, PROMPT, params))
-    assert distance(*laws) < 1e-12
+        distributions.append(exact_distribution(decoder, PROMPT, params))
+    assert distance(*distributions) < 1e-12
 
 
 def test_a_mixture_comes_below_what_is_forbidden() -> None:
@@ -113,8 +113,8 @@ def test_a_mixture_comes_below_what_is_forbidden() -> None:
         verification="mixture", mixture_budget=0.5, num_speculative_tokens=1, depth="fixed"
     )
     decoder = SpeculativeDecoder(target, PredictionDrafter([1]), config=config)
-    law = exact_law(decoder, PROMPT, params)
-    assert law.keys() == {(0, 0), (1, 0), (2, 0)}
+    distribution = exact_distribution(decoder, PROMPT, params)
+    assert distribution.keys() == {(0, 0), (1, 0), (2, 0)}
 
 
 def test_what_processors_forbid_is_fetched_once_a_level(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,9 +164,9 @@ def test_a_dead_end_that_was_only_drafted_is_no_error(
     }
     chosen = {"strict": True, "depth": "fixed"} | (SPECULATION | more)[how]
     params = SamplingParams(max_tokens=3, **DEAD_END, **filters)
-    plain = exact_law(SpeculativeDecoder(target), PROMPT, params)
+    plain = exact_distribution(SpeculativeDecoder(target), PROMPT, params)
     decoder = SpeculativeDecoder(target, source[kind], config=SpeculativeConfig(**chosen))
-    assert distance(exact_law(decoder, PROMPT, params), plain) < 1e-12
+    assert distance(exact_distribution(decoder, PROMPT, params), plain) < 1e-12
 
 
 def test_one_that_decoding_comes_to_is_an_error() -> None:
@@ -211,11 +211,11 @@ def test_nan_spoils_no_verdict_on_another_path(
     config = SpeculativeConfig(depth="fixed", **shape)
     source = mock_pair(4, 3)[1] if kind == "model" else PredictionDrafter([0, 2, 1])
     decoder = SpeculativeDecoder(Broken(0.0), source, config=config)
-    plain = exact_law(SpeculativeDecoder(Broken(0.0)), PROMPT, params)
-    assert distance(exact_law(decoder, PROMPT, params), plain) < 1e-12
+    plain = exact_distribution(SpeculativeDecoder(Broken(0.0)), PROMPT, params)
+    assert distance(exact_distribution(decoder, PROMPT, params), plain) < 1e-12
     reached = SpeculativeDecoder(Broken(0.1), source, config=config)
     with pytest.raises(DegenerateDistributionError):
-        exact_law(reached, PROMPT, params)
+        exact_distribution(reached, PROMPT, params)
 
 
 class OneByOne(Noted):
@@ -245,11 +245,15 @@ def verdicts(seed: int, method: str, draws: type[Noted]) -> list[int]:
         target = F.pad(case.target(), (0, 1))
         target[rows, dead] = F.one_hot(torch.tensor(target.shape[-1] - 1)).double()
         case.logits[rows, dead, : 1 + number % 7] = (torch.nan, torch.inf)[number % 2]
-        laws = case.proposal.laws
-        wider = laws if laws.probs is None else Laws(probs=F.pad(laws.probs, (0, 1)))
+        distributions = case.proposal.distributions
+        wider = (
+            distributions
+            if distributions.probs is None
+            else Distributions(probs=F.pad(distributions.probs, (0, 1)))
+        )
         slow, quick = Noted(batch, width, number), draws(batch, width, number)
         kind = METHODS[method]
-        expected = verify(replace(case.proposal, laws=wider), target, kind, slow)
+        expected = verify(replace(case.proposal, distributions=wider), target, kind, slow)
         verdict, _ = verify_logits(case.proposal, case.logits, case.temperature, kind, quick)
         before = expected.node < dead
         same = (verdict.node == expected.node) | slow.near[0]
@@ -265,7 +269,7 @@ def verdicts(seed: int, method: str, draws: type[Noted]) -> list[int]:
 def test_where_a_round_stops_beside_an_unsound_row(
     method: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if that row were sure of a token that cannot be drafted: the rest keeps its law."""
+    """As if that row were sure of a token that cannot be drafted: the rest keeps its distribution."""
     if way == "as on devices":
         monkeypatch.setattr(fused, "on_host", lambda array: False)
         monkeypatch.setattr(lazy, "on_host", lambda array: False)

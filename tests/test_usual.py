@@ -24,12 +24,12 @@ from outrider import (
     VocabularyDrafter,
     generate_with,
 )
-from outrider.certify import exact_law
-from outrider.certify.reference import distance, target_law
-from outrider.drafters.suffix_automaton import SuffixAutomaton
-from outrider.drafters.suffix_pool import SuffixPool
+from outrider.certify import exact_distribution
+from outrider.certify.reference import distance, target_distribution
+from outrider.drafters.suffix.automaton import SuffixAutomaton
+from outrider.drafters.suffix.pool import SuffixPool
 from outrider.errors import InvalidConfigError
-from outrider.models.tabular import mock_pair
+from outrider.runtimes.tabular import mock_pair
 
 from .families import random_model, resembling
 from .test_vocabulary import LARGE, SMALL, llama
@@ -80,7 +80,7 @@ def test_a_pair_drafts_with_its_model_and_two_lookups(pair: Pair) -> None:
     ],
     ids=str,
 )
-def test_its_law_is_the_targets(config: dict[str, Any], seed: int | None) -> None:
+def test_its_distribution_is_the_targets(config: dict[str, Any], seed: int | None) -> None:
     """Unseeded, from the request alone, and coupled: with tokens of all three sources."""
     params = SamplingParams(max_tokens=4, stop_token_ids=(2,), seed=seed)
     asked = SpeculativeConfig(num_speculative_tokens=2, strict=True, **config)
@@ -88,8 +88,8 @@ def test_its_law_is_the_targets(config: dict[str, Any], seed: int | None) -> Non
         params = replace(params, prediction=expected)
         target, draft = mock_pair(3, number)
         decoder = SpeculativeDecoder(target, usual(draft), config=asked)
-        found = exact_law(decoder, PROMPT, params)
-        assert distance(found, target_law(target, PROMPT, params)) < TOLERANCE
+        found = exact_distribution(decoder, PROMPT, params)
+        assert distance(found, target_distribution(target, PROMPT, params)) < TOLERANCE
 
 
 def test_both_kinds_of_rounds_are_in_the_tests_of_exactness() -> None:

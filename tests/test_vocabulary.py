@@ -1,4 +1,4 @@
-"""A draft of another vocabulary: the target's law stays exact, and its greedy text the same."""
+"""A draft of another vocabulary: the target's distribution stays exact, and its greedy text the same."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from outrider import (
     VocabularyDrafter,
     load,
 )
-from outrider.certify import exact_law
-from outrider.certify.reference import distance, target_law
-from outrider.drafters import vocabulary
-from outrider.drafters.respelling import Respeller, Writer
-from outrider.drafters.spelling import Spelling, counterparts
+from outrider.certify import exact_distribution
+from outrider.certify.reference import distance, target_distribution
+from outrider.drafters.vocabulary import drafter as vocabulary
+from outrider.drafters.vocabulary.respelling import Respeller, Writer
+from outrider.drafters.vocabulary.spelling import Spelling, counterparts
 from outrider.errors import InvalidConfigError, VocabMismatchError
-from outrider.models.tabular import TabularModel, mock_pair
-from outrider.protocols import KeepsSequences
-from outrider.records import DraftPlan, Prefix
+from outrider.runtimes.tabular import TabularModel, mock_pair
+from outrider.types.protocols import KeepsSequences
+from outrider.types.records import DraftPlan, Prefix
 
 from .families import Distributions, greedy_reference
 
@@ -117,8 +117,8 @@ def error(
     target, _ = mock_pair(4, seed)
     settings = SpeculativeConfig(depth="fixed", **{"num_speculative_tokens": 2, **config})
     decoder = SpeculativeDecoder(target, drafter, config=settings)
-    found = exact_law(decoder, prompt, params)
-    return distance(found, target_law(target, prompt, params))
+    found = exact_distribution(decoder, prompt, params)
+    return distance(found, target_distribution(target, prompt, params))
 
 
 def drafter(name: str, match: str = "tokens", seed: int = 0) -> VocabularyDrafter:
@@ -130,7 +130,7 @@ def drafter(name: str, match: str = "tokens", seed: int = 0) -> VocabularyDrafte
 @pytest.mark.parametrize("name", DRAFTS)
 @pytest.mark.parametrize("match", ["tokens", "text"])
 @pytest.mark.parametrize("verification", ["token", "block", "coupled"])
-def test_the_law_is_the_targets(name: str, match: str, verification: str) -> None:
+def test_the_distribution_is_the_targets(name: str, match: str, verification: str) -> None:
     for seed in range(2):
         params = SamplingParams(max_tokens=4, stop_token_ids=(3,))
         made = drafter(name, match, seed)
@@ -151,7 +151,7 @@ def test_the_law_is_the_targets(name: str, match: str, verification: str) -> Non
     ids=str,
 )
 @pytest.mark.parametrize("match", ["tokens", "text"])
-def test_the_law_under_parameters(params: dict[str, Any], match: str) -> None:
+def test_the_distribution_under_parameters(params: dict[str, Any], match: str) -> None:
     """Be it that they forbid every token that the draft has: "smaller" has 0 and 1 only."""
     asked = SamplingParams(max_tokens=3, **params)
     for name in ("smaller", "larger"):
@@ -159,7 +159,7 @@ def test_the_law_under_parameters(params: dict[str, Any], match: str) -> None:
 
 
 @pytest.mark.parametrize("match", ["tokens", "text"])
-def test_the_law_where_the_prefix_is_settled_on_the_way(match: str) -> None:
+def test_the_distribution_where_the_prefix_is_settled_on_the_way(match: str) -> None:
     """After 48 tokens a part of the prefix is cut off, in branches of one sequence id."""
     prompt = (0, 1, 2, 3, 0, 2) * 8
     for length in (46, 47, 48):
@@ -176,26 +176,28 @@ def test_the_law_where_the_prefix_is_settled_on_the_way(match: str) -> None:
     ],
     ids=str,
 )
-def test_the_law_of_trees(config: dict[str, Any]) -> None:
+def test_the_distribution_of_trees(config: dict[str, Any]) -> None:
     for name in ("smaller", "larger"):
         assert error(drafter(name), SamplingParams(max_tokens=3), **config) < TOLERANCE
 
 
-def test_a_law_reported_in_another_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: columns of the draft's law are named one place off from those drawn from."""
+def test_a_distribution_reported_in_another_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: columns of the draft's distribution are named one place off from those drawn from."""
     made = drafter("larger")
     propose = made._drafter.propose
 
     def shifted(*given: Any) -> Any:
         proposal = propose(*given)
-        laws = replace(proposal.laws, probs=proposal.laws.probs.roll(1, -1))
-        return replace(proposal, laws=laws)
+        distributions = replace(
+            proposal.distributions, probs=proposal.distributions.probs.roll(1, -1)
+        )
+        return replace(proposal, distributions=distributions)
 
     monkeypatch.setattr(made._drafter, "propose", shifted)
     assert error(made, SamplingParams(max_tokens=3)) > 1e-3
 
 
-def test_the_law_drawn_from_is_the_drafts_cut_to_the_common_tokens() -> None:
+def test_the_distribution_drawn_from_is_the_drafts_cut_to_the_common_tokens() -> None:
     """P(t) / P(common), Timor et al. 2025; the tokens 1 "b" and 0 "a" are the draft's 0 and 1."""
     model = mock_pair(2, 3)[0]
     cursor = (
@@ -204,11 +206,11 @@ def test_the_law_drawn_from_is_the_drafts_cut_to_the_common_tokens() -> None:
         .open([Prefix(0, [0, 2, 1])], 2)
     )
     after = (1, 1, 0, 0)  # "a" "ab" "b" in the draft's tokens
-    law = cursor.logits.softmax(-1)[0]
-    np.testing.assert_allclose(law[[1, 0]], model.probabilities(after), atol=1e-15)
-    assert law[[2, 3]].tolist() == [0, 0]
-    law = cursor.step(torch.tensor([1])).softmax(-1)[0]
-    np.testing.assert_allclose(law[[1, 0]], model.probabilities((*after, 0)), atol=1e-15)
+    distribution = cursor.logits.softmax(-1)[0]
+    np.testing.assert_allclose(distribution[[1, 0]], model.probabilities(after), atol=1e-15)
+    assert distribution[[2, 3]].tolist() == [0, 0]
+    distribution = cursor.step(torch.tensor([1])).softmax(-1)[0]
+    np.testing.assert_allclose(distribution[[1, 0]], model.probabilities((*after, 0)), atol=1e-15)
 
 
 LARGE = byte_level(420, TEXT)
@@ -269,7 +271,7 @@ def test_what_lies_back_is_not_written_again(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("draft", [SMALL, SPACED], ids=["byte_level", "metaspace"])
 def test_how_a_prefix_is_written_depends_on_nothing_else(draft: Any) -> None:
-    """Not on how it grew, nor on what the sequence was before: laws of a draft are to repeat."""
+    """Not on how it grew, nor on what the sequence was before: distributions of a draft are to repeat."""
     ids = LARGE.encode(TEXT + TEXT[::-1])
     writes, _ = respeller(LARGE, draft)
     rng = np.random.default_rng(0)
@@ -375,7 +377,7 @@ TRAINED = {"smaller": (LARGE, SMALL), "larger": (SMALL, LARGE)}
 
 
 def trained_error(names: str, match: str, flat: bool = False, **config: Any) -> float:
-    """How far the law is from the target's, of two byte-level BPEs that were trained.
+    """How far the distribution is from the target's, of two byte-level BPEs that were trained.
 
     Four tokens are allowed at each place, to keep the enumeration small: those that the draft
     writes first, where it writes text, and letters, which both have.
@@ -383,7 +385,7 @@ def trained_error(names: str, match: str, flat: bool = False, **config: Any) -> 
     Args:
         names: of `TRAINED`.
         match: by tokens, or by text.
-        flat: a fault: the draft's law is reported as if all tokens it allows were as likely.
+        flat: a fault: the draft's distribution is reported as if all tokens it allows were as likely.
         config: of the decoder, beside two tokens at most.
     """
     tokenizer, other = TRAINED[names]
@@ -395,9 +397,11 @@ def trained_error(names: str, match: str, flat: bool = False, **config: Any) -> 
 
         def faulty(*given: Any) -> Any:
             proposal = propose(*given)
-            allowed = (proposal.laws.probs > 0).double()
-            laws = replace(proposal.laws, probs=allowed / allowed.sum(-1, keepdim=True))
-            return replace(proposal, laws=laws)
+            allowed = (proposal.distributions.probs > 0).double()
+            distributions = replace(
+                proposal.distributions, probs=allowed / allowed.sum(-1, keepdim=True)
+            )
+            return replace(proposal, distributions=distributions)
 
         made._drafter.propose = faulty
     settings = SpeculativeConfig(depth="fixed", num_speculative_tokens=2, **config)
@@ -415,8 +419,8 @@ def trained_error(names: str, match: str, flat: bool = False, **config: Any) -> 
     decoder.generate([prompt] * 64, [replace(params, seed=seed) for seed in range(64)])
     assert 0 < decoder.metrics.accepted < decoder.metrics.drafted
     reference = Distributions(llama(tokenizer, 0))
-    expected = target_law(reference, tuple(prompt), params)
-    return distance(exact_law(decoder, prompt, params), expected)
+    expected = target_distribution(reference, tuple(prompt), params)
+    return distance(exact_distribution(decoder, prompt, params), expected)
 
 
 @pytest.mark.parametrize("names", TRAINED)
@@ -431,7 +435,9 @@ def trained_error(names: str, match: str, flat: bool = False, **config: Any) -> 
     ],
     ids=str,
 )
-def test_the_law_with_trained_tokenizers(names: str, match: str, config: dict[str, Any]) -> None:
+def test_the_distribution_with_trained_tokenizers(
+    names: str, match: str, config: dict[str, Any]
+) -> None:
     assert trained_error(names, match, **config) < 1e-9
 
 

@@ -1,7 +1,7 @@
 """Distil a draft from lessons, which hold what its teacher says about many windows.
 
 Makes a model better at being a draft: the loss weighs the divergence KL(teacher || model) against
-the mass that the two laws do not share, which is the probability that a drafted token is rejected.
+the mass that the two distributions do not share, which is the probability that a drafted token is rejected.
 Every 300 steps, and at the end, both are printed for held-out text, and the model is saved
 (float32).
 """

@@ -16,7 +16,7 @@ EVALUATION_BATCHES = 6
 EVALUATION_BATCH_SIZE = 8
 
 TOKENS_AT_ONCE = 64
-"""How many laws are compared at once: as many as stay in a core's cache."""
+"""How many distributions are compared at once: as many as stay in a core's cache."""
 
 Network = Callable[..., Any]
 
@@ -25,8 +25,8 @@ def loss_on(network: Network, teacher: LlamaForCausalLM | None, windows: Tensor)
     """Return the training loss, in nats a token, a scalar.
 
     Without a teacher it is the cross-entropy of the next token; with one, the divergence
-    KL(teacher || network) of the next-token laws, all of the vocabulary at temperature 1. The
-    network runs under bfloat16 autocast, the laws are compared in float32.
+    KL(teacher || network) of the next-token distributions, all of the vocabulary at temperature 1. The
+    network runs under bfloat16 autocast, the distributions are compared in float32.
 
     Args:
         network: A causal language model, or a compiled one.
@@ -57,7 +57,7 @@ class Imitation:
 
     Attributes:
         divergence: KL(teacher || model), nats a token.
-        overlap: The mass that the two laws share, the sum over tokens of the smaller probability.
+        overlap: The mass that the two distributions share, the sum over tokens of the smaller probability.
         gradient: Of the loss, by the model's logits, in their shape.
     """
 
@@ -68,10 +68,10 @@ class Imitation:
 
 @torch.no_grad()
 def imitation(logits: Tensor, taught: Tensor, weight: float) -> Imitation:
-    """Compare a model's laws with its teacher's, at temperature 1.
+    """Compare a model's distributions with its teacher's, at temperature 1.
 
     The loss is (1 - weight) KL(teacher || model) + weight (1 - overlap), a mean over the tokens.
-    With q the model's law, p the teacher's and m marking where q < p, its gradient by the logits is
+    With q the model's distribution, p the teacher's and m marking where q < p, its gradient by the logits is
     (1 - weight) (q - p) - weight q (m - sum q m). Given in closed form, since differentiating
     through two logarithms and their tables costs twice as much as the draft's own layers.
 
@@ -88,13 +88,13 @@ def imitation(logits: Tensor, taught: Tensor, weight: float) -> Imitation:
     )
     for model_part, teacher_part, out in zip(*parts, strict=True):
         model_log, teacher_log = model_part.log_softmax(-1), teacher_part.log_softmax(-1)
-        model_law, teacher_law = model_log.exp(), teacher_log.exp()
-        divergence += torch.sum(teacher_law * (teacher_log - model_log)).item()
-        overlap += torch.minimum(model_law, teacher_law).sum().item()
-        under = (model_law < teacher_law).to(model_law.dtype)
-        reached = torch.linalg.vecdot(model_law, under)[:, None]
-        torch.sub(model_law, teacher_law, out=out).mul_(1 - weight)
-        out.sub_(model_law.mul_(under.sub_(reached)), alpha=weight).div_(tokens)
+        model_distribution, teacher_distribution = model_log.exp(), teacher_log.exp()
+        divergence += torch.sum(teacher_distribution * (teacher_log - model_log)).item()
+        overlap += torch.minimum(model_distribution, teacher_distribution).sum().item()
+        under = (model_distribution < teacher_distribution).to(model_distribution.dtype)
+        reached = torch.linalg.vecdot(model_distribution, under)[:, None]
+        torch.sub(model_distribution, teacher_distribution, out=out).mul_(1 - weight)
+        out.sub_(model_distribution.mul_(under.sub_(reached)), alpha=weight).div_(tokens)
     return Imitation(divergence / tokens, overlap / tokens, gradient)
 
 

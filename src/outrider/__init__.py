@@ -9,25 +9,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import certify, errors, models
-    from .chance import Philox4x32
-    from .config import SamplingParams, SpeculativeConfig
+    from . import certify, errors, runtimes
+    from .config.params import SamplingParams, SpeculativeConfig
+    from .config.processors import StatefulProcessor
+    from .config.structured import StructuredOutput
     from .drafters.early_exit import EarlyExitDrafter
     from .drafters.hybrid import HybridDrafter
     from .drafters.model import ModelDrafter
     from .drafters.ngram import NgramDrafter
     from .drafters.prediction import PredictionDrafter
-    from .drafters.suffix import SuffixDrafter
-    from .drafters.vocabulary import VocabularyDrafter
-    from .engine import SpeculativeDecoder
-    from .generation import generate_with
-    from .loading import Pair, load
-    from .metrics import SpeculationMetrics
-    from .models.transformers import TransformersModel
-    from .outputs import Choice, GenerationOutput, StreamEvent
-    from .processors import StatefulProcessor
-    from .settings import from_generation_config
-    from .structured import StructuredOutput
+    from .drafters.suffix.drafter import SuffixDrafter
+    from .drafters.vocabulary.drafter import VocabularyDrafter
+    from .engine.decoder import SpeculativeDecoder
+    from .engine.loading import Pair, load
+    from .engine.metrics import SpeculationMetrics
+    from .engine.outputs import Choice, GenerationOutput, StreamEvent
+    from .integrations.generation_config import from_generation_config
+    from .integrations.transformers_generate import generate_with
+    from .random.chance import Philox4x32
+    from .runtimes.transformers.model import TransformersModel
     from .verification.functional import (
         VerificationResult,
         compute_acceptance_probs,
@@ -45,39 +45,39 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Choice": "outputs",
+    "Choice": "engine.outputs",
     "EarlyExitDrafter": "drafters.early_exit",
-    "GenerationOutput": "outputs",
+    "GenerationOutput": "engine.outputs",
     "HybridDrafter": "drafters.hybrid",
     "ModelDrafter": "drafters.model",
     "NgramDrafter": "drafters.ngram",
-    "Pair": "loading",
-    "Philox4x32": "chance",
+    "Pair": "engine.loading",
+    "Philox4x32": "random.chance",
     "PredictionDrafter": "drafters.prediction",
-    "SamplingParams": "config",
-    "SpeculationMetrics": "metrics",
-    "SpeculativeConfig": "config",
-    "SpeculativeDecoder": "engine",
-    "StatefulProcessor": "processors",
-    "StreamEvent": "outputs",
-    "StructuredOutput": "structured",
-    "SuffixDrafter": "drafters.suffix",
-    "TransformersModel": "models.transformers",
+    "SamplingParams": "config.params",
+    "SpeculationMetrics": "engine.metrics",
+    "SpeculativeConfig": "config.params",
+    "SpeculativeDecoder": "engine.decoder",
+    "StatefulProcessor": "config.processors",
+    "StreamEvent": "engine.outputs",
+    "StructuredOutput": "config.structured",
+    "SuffixDrafter": "drafters.suffix.drafter",
+    "TransformersModel": "runtimes.transformers.model",
     "VerificationResult": "verification.functional",
-    "VocabularyDrafter": "drafters.vocabulary",
+    "VocabularyDrafter": "drafters.vocabulary.drafter",
     "accept": "verification.primitives",
     "adjusted_distribution": "verification.primitives",
     "compute_acceptance_probs": "verification.functional",
     "compute_expected_tokens": "verification.functional",
-    "from_generation_config": "settings",
-    "generate_with": "generation",
-    "load": "loading",
+    "from_generation_config": "integrations.generation_config",
+    "generate_with": "integrations.transformers_generate",
+    "load": "engine.loading",
     "resample_from_adjusted_target": "verification.primitives",
     "sample_from_logprobs": "verification.primitives",
     "sample_index": "verification.primitives",
     "verify_speculative_tokens": "verification.functional",
 }
-_ROOMS = ("certify", "errors", "models")
+_PACKAGES = ("certify", "errors", "runtimes")
 
 __all__ = [
     "Choice",
@@ -110,8 +110,8 @@ __all__ = [
     "from_generation_config",
     "generate_with",
     "load",
-    "models",
     "resample_from_adjusted_target",
+    "runtimes",
     "sample_from_logprobs",
     "sample_index",
     "verify_speculative_tokens",
@@ -121,7 +121,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(f".{_HOMES[name]}", __name__), name)
-    if name in _ROOMS:
+    if name in _PACKAGES:
         return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

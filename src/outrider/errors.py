@@ -9,9 +9,9 @@
     ├── ContextLengthError          a request does not fit a model's context
     ├── DraftShapeError             a drafter returned arrays of the wrong shape
     ├── TargetShapeError            a target returned arrays of the wrong shape
-    ├── DistributionWidthError      a law is not as wide as the vocabulary
+    ├── DistributionWidthError      a distribution is not as wide as the vocabulary
     ├── TokenOutOfRangeError        a token id is outside the vocabulary
-    ├── DegenerateDistributionError a law has NaN, negative or no mass, or does not sum to one
+    ├── DegenerateDistributionError a distribution has NaN, negative or no mass, or does not sum to one
     ├── KeyReuseError               one random key was used for two draws
     └── ModelError                  a model cannot be loaded, or cannot be decoded speculatively
 
@@ -97,7 +97,7 @@ class TargetShapeError(OutriderError, ValueError):
 
 
 class DistributionWidthError(OutriderError, ValueError):
-    """A law is not as wide as the vocabulary."""
+    """A distribution is not as wide as the vocabulary."""
 
 
 class TokenOutOfRangeError(OutriderError, ValueError):
@@ -105,11 +105,11 @@ class TokenOutOfRangeError(OutriderError, ValueError):
 
 
 class DegenerateDistributionError(OutriderError, ValueError):
-    """A law has NaN, negative or no mass, or does not sum to one.
+    """A distribution has NaN, negative or no mass, or does not sum to one.
 
     Args:
         message: what happened.
-        sequence_id: of the sequence whose law it is; None if it is of none.
+        sequence_id: of the sequence whose distribution it is; None if it is of none.
         request: the index of its prompt among those given to `generate` or `stream`; None else.
     """
 

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
-from ..config import SpeculativeConfig
+from ..config.params import SpeculativeConfig
 from ..drafters.hybrid import HybridDrafter
 from ..drafters.ngram import NgramDrafter
 from ..drafters.prediction import PredictionDrafter
-from ..drafters.suffix import SuffixDrafter
+from ..drafters.suffix.drafter import SuffixDrafter
 from ..errors import InvalidConfigError
-from ..protocols import DraftModel
+from ..types.protocols import Drafter
 from .records import Contender
 
 DRAFTERS = ("draft_model", "ngram", "suffix", "hybrid")
@@ -84,7 +84,7 @@ def config_of(contender: Contender) -> SpeculativeConfig:
     )
 
 
-def drafter_of(name: str, model: DraftModel | None) -> DraftModel | None:
+def drafter_of(name: str, model: Drafter | None) -> Drafter | None:
     """What a name stands for, fresh where it remembers anything; None for "none".
 
     The pool in which suffix lookup remembers earlier outputs is off: a prompt that comes again

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..models.transformers import TransformersModel
-from ..records import DraftProposal, Laws, Prefix
-from ..rounds import Stopwatch
+from ..engine.rounds import Stopwatch
+from ..runtimes.transformers.model import TransformersModel
+from ..types.records import Distributions, DraftProposal, Prefix
 from .records import ForwardTime
 
 WIDTHS = tuple(range(1, 18))
@@ -52,7 +52,9 @@ def forward_times(
                 lengths = np.full(batch, width - 1)
                 given = drafts[:, : width - 1].contiguous()
                 watch = Stopwatch(model.device)
-                model.verify(prefixes, DraftProposal(given, lengths, Laws(atoms=given)))
+                model.verify(
+                    prefixes, DraftProposal(given, lengths, Distributions(point_masses=given))
+                )
                 watch.mark()
                 # The first time reads the prefixes and warms up.
                 if repeat:

@@ -14,8 +14,8 @@ import json
 from dataclasses import asdict, fields
 from typing import Any
 
+from ..engine.metrics import SpeculationMetrics
 from ..errors import InvalidConfigError
-from ..metrics import SpeculationMetrics
 from .records import BenchResult, Contender, ForwardTime, Measurement
 
 FORMAT = "outrider-bench/1"

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from ..config import SamplingParams
+from ..config.params import SamplingParams
 from ..drafters.early_exit import EarlyExitDrafter
 from ..drafters.model import ModelDrafter
-from ..drafters.vocabulary import VocabularyDrafter
-from ..engine import SpeculativeDecoder
+from ..drafters.vocabulary.drafter import VocabularyDrafter
+from ..engine.decoder import SpeculativeDecoder
+from ..engine.loading import Pair
 from ..errors import InvalidConfigError
-from ..loading import Pair
-from ..models.transformers import TransformersModel
-from ..protocols import DraftModel
+from ..runtimes.transformers.model import TransformersModel
+from ..types.protocols import Drafter
 from .contending import LOOKUPS, WITH_MODEL, config_of, drafter_of
 from .race import Lane, Racer
 from .records import Contender
@@ -30,7 +30,7 @@ class Entrant(Protocol):
 
     @property
     def lossy(self) -> bool:
-        """Whether its output may differ from the target's law."""
+        """Whether its output may differ from the target's distribution."""
         ...
 
     def renew(self) -> None:
@@ -93,7 +93,7 @@ class OutriderEntrant:
 
     @property
     def lossy(self) -> bool:
-        """Whether its output may differ from the target's law."""
+        """Whether its output may differ from the target's distribution."""
         return self._config.lossy and not self._contender.plain
 
     @property
@@ -118,7 +118,7 @@ class OutriderEntrant:
         verification = self._contender.verification
         return OutriderEntrant(Contender("outrider", "none", verification, 0), self._target)
 
-    def _drafter(self) -> DraftModel | None:
+    def _drafter(self) -> Drafter | None:
         return drafter_of(self._contender.drafter, self._model)
 
 

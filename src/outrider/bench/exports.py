@@ -90,7 +90,7 @@ def _common(contender: Contender, depth: int) -> tuple[str, ...]:
             )
     notes.append(
         "speeds were measured with Outrider: another engine's costs are its own, so that another k "
-        "may be best there; acceptance carries over where its laws and drafts are the same"
+        "may be best there; acceptance carries over where its distributions and drafts are the same"
     )
     return tuple(notes)
 
@@ -163,7 +163,7 @@ def _llama_cpp(contender: Contender, target: str, draft: str, depth: int) -> Exp
     settings: dict[str, Any]
     notes = [
         "models are GGUF files: convert both",
-        "block verification, and drafts drawn from the draft's law, do not carry over: a token is "
+        "block verification, and drafts drawn from the draft's distribution, do not carry over: a token is "
         "kept where it is the one that the target samples",
     ]
     if contender.drafter in LOOKUPS:

@@ -96,7 +96,7 @@ class _Forecast:
         method = ON_CHAINS.get(str(contender.verification), str(contender.verification))
         if contender.plain:
             nothing = [[np.zeros(len(text) - 1) for _, text in batch] for batch in regime.texts]
-            return self._from_laws(contender, nothing, 0, "block")
+            return self._from_distributions(contender, nothing, 0, "block")
         if contender.tree_shape is not None:
             return self._from_run(contender)
         if name in LOOKUPS or (name == "draft_model" and regime.ratios is None):
@@ -110,17 +110,17 @@ class _Forecast:
         if method not in EXACT or regime.ratios is None:
             return self._from_run(contender)
         if name == "draft_model":
-            return self._from_laws(contender, regime.ratios, depth, method)
+            return self._from_distributions(contender, regime.ratios, depth, method)
         drafter = drafter_of(name, Filler(models.target.vocab_size))
         assert drafter is not None
         kept = Kept(method, regime.ratios)
         rounds = replayed(models.target, drafter, regime.texts, depth, kept)
         return self._from_rounds(contender, rounds)
 
-    def _from_laws(
+    def _from_distributions(
         self, contender: Contender, ratios: Sequence[Sequence[Ratios]], depth: int, method: str
     ) -> Prediction:
-        """By the law of rounds given the texts."""
+        """By the distribution of rounds given the texts."""
         cost, _ = self._costs(contender)
         seconds = rounds = 0.0
         for index, batch in enumerate(ratios):

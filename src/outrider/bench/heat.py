@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..config import SamplingParams
+from ..config.params import SamplingParams
 from .contending import WITH_MODEL, config_of
 from .measure import Tokens, reading_s
 from .race import Lane, Timed, compared, in_turn

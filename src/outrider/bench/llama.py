@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from ..config import SamplingParams
+from ..config.params import SamplingParams
+from ..engine.loading import Pair
 from ..errors import ModelError
-from ..loading import Pair
 from . import gguf
 from .gguf import Number
 from .race import Racer
@@ -111,7 +111,7 @@ class LlamaEntrant:
         contender: the drafter is "none" or "ngram" (prompt lookup).
         path: of a GGUF file, to be there as long as this is used.
         number: of its weights, and of the cache.
-        lossy: whether these are rounded: what it emits has then the law of another model.
+        lossy: whether these are rounded: what it emits has then the distribution of another model.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class LlamaEntrant:
 
     @property
     def lossy(self) -> bool:
-        """Whether its output may differ from the target's law."""
+        """Whether its output may differ from the target's distribution."""
         return self._lossy
 
     def renew(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from ..config import SamplingParams
+from ..config.params import SamplingParams
 from ..errors import InvalidConfigError
 from .records import Contender, Prompt, Workload
 

@@ -15,11 +15,11 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from ..config import SamplingParams, SpeculativeConfig
-from ..engine import SpeculativeDecoder
-from ..protocols import DraftContext, DraftModel, TargetModel
-from ..records import DraftPlan, DraftProposal, Laws, Prefix
-from ..running import Run
+from ..config.params import SamplingParams, SpeculativeConfig
+from ..engine.decoder import SpeculativeDecoder
+from ..engine.scheduler import Run
+from ..types.protocols import DraftContext, Drafter, Target
+from ..types.records import Distributions, DraftPlan, DraftProposal, Prefix
 from .records import ForwardTime
 
 Tokens = tuple[int, ...]
@@ -245,8 +245,8 @@ def forward_times(rounds: Sequence[RoundTime]) -> tuple[ForwardTime, ...]:
 
 
 def reading_s(
-    target: TargetModel,
-    drafter: DraftModel,
+    target: Target,
+    drafter: Drafter,
     batch: Sequence[Tokens],
     params: SamplingParams,
     *,
@@ -292,4 +292,4 @@ class Filler:
         """As deep as planned, each token a point mass."""
         last = np.array([prefix.tokens[-1] for prefix in prefixes], dtype=np.int64)
         tokens = torch.from_numpy(np.repeat(last[:, None], plan.deepest, 1)).to(ctx.device)
-        return DraftProposal(tokens, plan.depth, Laws(atoms=tokens))
+        return DraftProposal(tokens, plan.depth, Distributions(point_masses=tokens))

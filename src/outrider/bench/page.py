@@ -11,16 +11,7 @@ from .markup import Row, cell
 from .records import BenchResult, Measurement
 from .summary import UNKNOWN, depths, number, percent, positions, time_split
 from .tables import told_interval
-from .verdicts import (
-    Verdict,
-    caution,
-    is_baseline,
-    none_faster,
-    outcome,
-    regime,
-    setting,
-    verdicts,
-)
+from .verdicts import Verdict, caution, is_baseline, none_faster, outcome, regime, setting, verdicts
 
 _KINDS = {"faster": "good", "slower": "bad", "not told apart": ""}
 

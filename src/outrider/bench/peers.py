@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from ..config import SamplingParams
+from ..config.params import SamplingParams
 from ..drafters.model import ModelDrafter
+from ..engine.loading import Pair
 from ..errors import InvalidConfigError
-from ..loading import Pair
-from ..models import products
-from ..models.transformers import TransformersModel
+from ..runtimes.transformers import products
+from ..runtimes.transformers.model import TransformersModel
 from . import llama
 from .entrants import Entrant
 from .race import Racer

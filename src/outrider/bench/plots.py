@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..metrics import SpeculationMetrics
+from ..engine.metrics import SpeculationMetrics
 from . import canvas
 from .canvas import Picture
 from .records import BenchResult, ForwardTime, Measurement

@@ -1,7 +1,7 @@
-"""What a way of drafting will do to texts, exactly, from the laws along them and what rounds cost.
+"""What a way of drafting will do to texts, exactly, from the distributions along them and what rounds cost.
 
-Lossless speculation does not change the law of the text, only how it is cut into rounds. So the
-text may be taken first, from plain decoding, and the law of the cuts given the text follows. Let
+Lossless speculation does not change the distribution of the text, only how it is cut into rounds. So the
+text may be taken first, from plain decoding, and the distribution of the cuts given the text follows. Let
 r_i = Q(x_i) / P(x_i) be the draft's over the target's probability of the text's own i-th token
 after a round's start, each after the tokens before it. Given the text, a round keeps at least i
 drafts with probability
@@ -13,7 +13,7 @@ For token verification Q(x) min(1, P(x)/Q(x)) / P(x) = min(1, r). For block veri
 kept with probability w(v) = min(w(parent) P(x), Q(v)) (`verification.ceilings`), and stopped at
 before y with probability w(v) P(y) - w(vy); divided by the text's own probability these are the
 running minimum and its steps. Both hold whatever the depth and whatever follows, so that one
-recording of r gives every depth. Where every law is one atom r is 0 or 1.
+recording of r gives every depth. Where every distribution is one atom r is 0 or 1.
 """
 
 from __future__ import annotations
@@ -114,22 +114,22 @@ def expected_seconds(rows: Sequence[Rounds], cost: Cost) -> float:
     known: dict[tuple[int, int], float] = {}
     for index in range(longest):
         # of how many take part (axis 0), and of the longest draft among them (axis 1)
-        law = np.zeros((len(rows) + 1, widest))
-        law[0, 0] = 1.0
+        distribution = np.zeros((len(rows) + 1, widest))
+        distribution[0, 0] = 1.0
         for row in rows:
             if index >= len(row):
                 continue
             own = np.zeros(widest)
             own[: row.shape[1] - 1] = row[index, 1:]
-            up_to = np.cumsum(law, axis=1)
-            joined = own * up_to + np.cumsum(own) * law - own * law
-            law = law * row[index, 0]
-            law[1:] += joined[:-1]
-        for taking_part, width in np.argwhere(law[1:] > 1e-15).tolist():
+            up_to = np.cumsum(distribution, axis=1)
+            joined = own * up_to + np.cumsum(own) * distribution - own * distribution
+            distribution = distribution * row[index, 0]
+            distribution[1:] += joined[:-1]
+        for taking_part, width in np.argwhere(distribution[1:] > 1e-15).tolist():
             key = (taking_part + 1, width)
             if key not in known:
                 known[key] = cost(*key)
-            seconds += float(law[key]) * known[key]
+            seconds += float(distribution[key]) * known[key]
     return seconds
 
 

@@ -13,11 +13,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config import SamplingParams
-from ..engine import SpeculativeDecoder
-from ..metrics import SpeculationMetrics, Tally
-from ..records import RoundRecord
-from ..running import Run
+from ..config.params import SamplingParams
+from ..engine.decoder import SpeculativeDecoder
+from ..engine.metrics import SpeculationMetrics, Tally
+from ..engine.scheduler import Run
+from ..types.records import RoundRecord
 from .student import quantile
 
 _RESAMPLES = 2000

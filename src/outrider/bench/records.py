@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..metrics import SpeculationMetrics
+from ..engine.metrics import SpeculationMetrics
 
 
 @dataclass(frozen=True, slots=True)

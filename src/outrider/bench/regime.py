@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..config import SamplingParams
-from ..engine import SpeculativeDecoder
+from ..config.params import SamplingParams
+from ..engine.decoder import SpeculativeDecoder
 from .contending import PLAIN, WITH_MODEL, config_of, drafter_of
 from .measure import (
     Filler,

@@ -1,7 +1,7 @@
 """What a drafter makes of texts that the target has written.
 
-Texts of the target have the law of any lossless output, so that a drafter is asked about them once,
-and every depth and method follows (see `predict`): from the laws along a text where it draws, from
+Texts of the target have the distribution of any lossless output, so that a drafter is asked about them once,
+and every depth and method follows (see `predict`): from the distributions along a text where it draws, from
 what it proposes where that follows from the text alone.
 """
 
@@ -16,13 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..chance import STOP, TOKEN, RoundDraws
-from ..config import SamplingParams, SpeculativeConfig
-from ..context import RoundContext
-from ..engine import SpeculativeDecoder
-from ..protocols import DraftModel, TargetModel
-from ..records import SequenceState
-from ..rounds import no_drafts
+from ..config.params import SamplingParams, SpeculativeConfig
+from ..engine.context import RoundContext
+from ..engine.decoder import SpeculativeDecoder
+from ..engine.rounds import no_drafts
+from ..random.chance import STOP, TOKEN, RoundDraws
+from ..types.protocols import Drafter, Target
+from ..types.records import SequenceState
 from ..verification import Chain, TokenVerification, Verifier
 from .measure import Tokens
 from .predict import survival
@@ -62,8 +62,8 @@ class Kept:
 
 @torch.inference_mode()
 def replayed(
-    target: TargetModel,
-    drafter: DraftModel,
+    target: Target,
+    drafter: Drafter,
     batches: Sequence[Texts],
     depth: int,
     model: Kept | None = None,
@@ -78,7 +78,7 @@ def replayed(
         drafter: proposes point masses, or has a stand-in for its model.
         batches: for each batch, prompts with their texts.
         depth: the most tokens of a draft.
-        model: what to make of the stand-in's drafts: how many are kept is drawn from the law that
+        model: what to make of the stand-in's drafts: how many are kept is drawn from the distribution that
             it has given the text. None if there is none.
 
     Returns:
@@ -131,8 +131,8 @@ def replayed(
 
 
 def draft_ratios(
-    target: TargetModel,
-    drafter: DraftModel,
+    target: Target,
+    drafter: Drafter,
     prompt: Sequence[int],
     text: Sequence[int],
     params: SamplingParams,
@@ -150,7 +150,7 @@ def draft_ratios(
             the text's, and 0 elsewhere.
 
     Returns:
-        None if the drafter proposes tokens outright, so that there is no law to ask about.
+        None if the drafter proposes tokens outright, so that there is no distribution to ask about.
     """
     if len(text) < 2:
         return np.zeros(0)
@@ -183,11 +183,13 @@ class _Dictated:
     def __init__(self, text: Tokens) -> None:
         self._text = text
 
-    def draw(self, laws: Tensor, keys: NDArray[np.uint64]) -> Tensor:
+    def draw(self, distributions: Tensor, keys: NDArray[np.uint64]) -> Tensor:
         if keys[0, 3] == STOP:
-            return laws.argmax(-1)
+            return distributions.argmax(-1)
         place = len(self._text) - 1 if keys[0, 3] == TOKEN else int(keys[0, 4])
-        return torch.full((len(laws),), self._text[place], dtype=torch.int64, device=laws.device)
+        return torch.full(
+            (len(distributions),), self._text[place], dtype=torch.int64, device=distributions.device
+        )
 
 
 class _Recorder(TokenVerification):
@@ -195,9 +197,9 @@ class _Recorder(TokenVerification):
 
     chain: Chain
 
-    def stop_law(self, chain: Chain) -> tuple[Any, Any]:
+    def stop_distribution(self, chain: Chain) -> tuple[Any, Any]:
         self.chain = chain
-        law, weights = super().stop_law(chain)
-        law = torch.zeros_like(law)
-        law[:, -1] = 1.0
-        return law, weights
+        distribution, weights = super().stop_distribution(chain)
+        distribution = torch.zeros_like(distribution)
+        distribution[:, -1] = 1.0
+        return distribution, weights

@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from ..engine.loading import Pair
 from ..errors import InvalidConfigError
-from ..loading import Pair
 from . import peers
 from .contending import PLAIN
 from .curve import forward_times

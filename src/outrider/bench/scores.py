@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..metrics import Tally
+from ..engine.metrics import Tally
 from .entrants import Entrant
 from .matrix import Regime
 from .race import Racer, compared

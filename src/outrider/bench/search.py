@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ..config import LOSSY, SamplingParams
-from ..engine import SpeculativeDecoder
+from ..config.params import LOSSY, SamplingParams
+from ..engine.compatibility import parts_of
+from ..engine.decoder import SpeculativeDecoder
 from ..errors import InvalidConfigError
-from ..pairing import parts_of
-from ..protocols import CachedModel, DraftModel, TargetModel, Tokenizer
+from ..types.protocols import CachedModel, Drafter, Target, Tokenizer
 from .contending import DRAFTERS, PLAIN, config_of, drafter_of
 from .records import Contender
 
@@ -31,8 +31,8 @@ class Models:
         dtype: of both, for reports.
     """
 
-    target: TargetModel
-    drafter: DraftModel | None = None
+    target: Target
+    drafter: Drafter | None = None
     tokenizer: Tokenizer | None = None
     dtype: str = "float32"
 

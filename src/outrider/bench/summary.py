@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..metrics import SpeculationMetrics
+from ..engine.metrics import SpeculationMetrics
 
 UNKNOWN = "–"
 """Stands for a figure that there is none of."""
@@ -30,7 +30,7 @@ def summary(metrics: SpeculationMetrics) -> list[tuple[str, str]]:
         failed = f"{metrics.draft_failures:,} rounds went on with what was left"
         lines.append(("drafter failed", failed))
     if metrics.lossy:
-        lines.append(("lossy", "the output's law is not the target's"))
+        lines.append(("lossy", "the output's distribution is not the target's"))
     return lines
 
 

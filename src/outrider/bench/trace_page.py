@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..trace import Trace
+from ..engine.trace import Trace
 from . import markup
 from .canvas import Picture
 from .summary import number, summary

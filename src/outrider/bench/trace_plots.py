@@ -7,9 +7,9 @@ from math import ceil, sqrt
 from pathlib import Path
 from statistics import mean
 
-from ..metrics import SpeculationMetrics
-from ..records import RoundRecord
-from ..trace import Trace
+from ..engine.metrics import SpeculationMetrics
+from ..engine.trace import Trace
+from ..types.records import RoundRecord
 from . import canvas
 from .canvas import Picture
 from .plots import SPLIT

@@ -13,9 +13,9 @@ from itertools import zip_longest
 from math import ceil, inf
 from typing import Any
 
+from ..engine.compatibility import parts_of
 from ..errors import InvalidConfigError
-from ..pairing import parts_of
-from ..protocols import CachedModel
+from ..types.protocols import CachedModel
 from .checks import Check, pooled
 from .contending import PLAIN
 from .forecast import Prediction, predict

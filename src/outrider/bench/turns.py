@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..records import RoundRecord
+from ..types.records import RoundRecord
 
 
 @dataclass(slots=True)

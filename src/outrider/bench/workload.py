@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+import outrider_demo as demo
+
 from ..errors import InvalidConfigError
-from ..models import demo
 from .conversations import CONVERSATIONS
 from .records import Prompt, Workload
 from .rows import FORMATS, BadRowError, chat_ids, prompt_of

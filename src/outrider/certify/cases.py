@@ -7,29 +7,29 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from ..config import LOSSY, SamplingParams, SpeculativeConfig, Verification
-from ..depth import AdaptiveDepth, Levels, policy_of
+from ..config.params import LOSSY, SamplingParams, SpeculativeConfig, Verification
+from ..config.processors import StatefulProcessor
+from ..config.structured import StructuredOutput
 from ..drafters.early_exit import EarlyExitDrafter
 from ..drafters.hybrid import HybridDrafter
 from ..drafters.model import ModelDrafter
 from ..drafters.ngram import NgramDrafter
 from ..drafters.prediction import PredictionDrafter
-from ..drafters.suffix import SuffixDrafter
-from ..engine import SpeculativeDecoder
-from ..models.tabular import TabularModel, mock_pair
-from ..processors import StatefulProcessor
-from ..protocols import DraftModel, TargetModel
-from ..records import SequenceState
-from ..structured import StructuredOutput
+from ..drafters.suffix.drafter import SuffixDrafter
+from ..engine.decoder import SpeculativeDecoder
+from ..policies import AdaptiveDepth, Levels, policy_of
+from ..runtimes.tabular import TabularModel, mock_pair
+from ..types.protocols import Drafter, Target
+from ..types.records import SequenceState
 from ..verification import Verifier
 from . import toys
 from .checks import TOLERANCE
 from .contracts import checked_drafter, checked_verifier, described
 from .covering import Coverage, coverage, covering
-from .enumeration import exact_law
+from .enumeration import exact_distribution
 from .known_costs import KnownCosts
 from .layered import layered
-from .reference import Source, distance, target_law
+from .reference import Source, distance, target_distribution
 
 DRAFTERS: dict[str, dict[str, Any]] = {
     "model": {},
@@ -96,7 +96,7 @@ SHAPING: dict[str, dict[str, Any]] = {
         "logit_bias": {2: -1.5},
     },
 }
-"""What is done to logits before they become laws, with tokens that were drafted in view.
+"""What is done to logits before they become distributions, with tokens that were drafted in view.
 
 The last four: a processor of the user's own, one that remembers, and two forms of the text.
 """
@@ -116,7 +116,7 @@ DRAFTING: dict[str, SamplingParams | None] = {
         temperature=1.3, top_k=2, repetition_penalty=0.7, bad_words=((2, 0),)
     ),
 }
-"""What makes the draft's laws of its logits: the request's own parameters, or others."""
+"""What makes the draft's distributions of its logits: the request's own parameters, or others."""
 
 POLICIES: dict[str, dict[str, Any]] = {
     "fixed": {"depth": "fixed"},
@@ -155,8 +155,8 @@ LEFT_OUT: dict[str, str] = {
     "ignore_eos": "the small models have no end token of their own; requests name theirs",
     "json_schema, grammar": "they go through the matcher that a regex and a choice go through, and "
     "JSON has no short texts in two or three letters",
-    "a form beside bad_words": "together they may leave no token, which is an error and has no law",
-    "draft_params where no draft's law is drawn from": "nothing is made of its logits",
+    "a form beside bad_words": "together they may leave no token, which is an error and has no distribution",
+    "draft_params where no draft's distribution is drawn from": "nothing is made of its logits",
 }
 """What a request may ask for, or a configuration, that no case does, and why."""
 
@@ -189,7 +189,7 @@ class Part:
 
     name: str
     verifier: Verifier | None = None
-    drafter: Callable[[TabularModel], DraftModel] | None = None
+    drafter: Callable[[TabularModel], Drafter] | None = None
 
     def checked(self) -> Part:
         """This part, saying at every call what it did wrong."""
@@ -216,7 +216,7 @@ class Case:
     part: Part | None = None
 
     def measure(self) -> Measured:
-        """Enumerate the engine, and hold its law against the target's.
+        """Enumerate the engine, and hold its distribution against the target's.
 
         Whatever the engine or the user's part raises is a finding, not the end of the tier.
         """
@@ -229,14 +229,14 @@ class Case:
         params = self._params()
         target, source, drafter = self._models()
         decoder = self._decoder(target, drafter)
-        found = exact_law(
+        found = exact_distribution(
             decoder,
             _PROMPT,
             params,
             batch_size=_BATCH_SIZES[self.values["batch"]],
             mates=_mates(decoder) if self.values["batch"] == "with others" else (),
         )
-        expected = target_law(source, _PROMPT, params, toys.TEXTS[: self._vocab_size])
+        expected = target_distribution(source, _PROMPT, params, toys.TEXTS[: self._vocab_size])
         return Measured(self, distance(found, expected), len(found))
 
     @property
@@ -262,18 +262,18 @@ class Case:
             asked |= levels[self.values[factor]]
         return SamplingParams(**asked)
 
-    def _models(self) -> tuple[TargetModel, Source, Any]:
-        """The target, its law, and a drafter, or None."""
+    def _models(self) -> tuple[Target, Source, Any]:
+        """The target, its distribution, and a drafter, or None."""
         kind, agreement = self.values["drafter"], _AGREEMENTS[self.values["draft"]]
         if kind in _EARLY_EXITS:
-            left, law = layered(self._vocab_size, self.number, agreement)
-            return left, law, EarlyExitDrafter(left, 1)
+            left, distribution = layered(self._vocab_size, self.number, agreement)
+            return left, distribution, EarlyExitDrafter(left, 1)
         target, draft = mock_pair(self._vocab_size, self.number, agreement)
         if self.part is not None and self.part.drafter is not None:
             return target, target, self.part.drafter(draft)
         return target, target, _drafter(kind, draft)
 
-    def _decoder(self, target: TargetModel, drafter: Any) -> SpeculativeDecoder:
+    def _decoder(self, target: Target, drafter: Any) -> SpeculativeDecoder:
         verifier = None if self.part is None else self.part.verifier
         method = METHODS["block" if verifier is not None else self.values["method"]]
         config = configured(method, self.values["drafter"], self._depth)
@@ -374,7 +374,7 @@ def design(part: Part | None = None) -> tuple[tuple[Coverage, ...], list[Case]]:
 def allowed(row: Mapping[str, str]) -> bool:
     """Whether a row, or the part of one, may occur.
 
-    Without a drafter there is no depth to replay, and without a draft's law none to make;
+    Without a drafter there is no depth to replay, and without a draft's distribution none to make;
     confidence is for chains.
     """
     drafter = row.get("drafter", "")

@@ -1,6 +1,6 @@
 """What the engine emits in a round, exactly, beside what no lossless verification can exceed.
 
-The engine is enumerated; the bounds are computed from the laws of the models alone. A method that
+The engine is enumerated; the bounds are computed from the distributions of the models alone. A method that
 emits more than a bound is not lossless, or counts wrongly. Some bounds are attained: block
 verification's value on every chain, the cover bound by any method where no draw decides what is
 drafted, and the transport optimum of likeliest children beside a drawn one.
@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..config import SpeculativeConfig, Verification
-from ..models.tabular import TabularModel, mock_pair
+from ..config.params import SpeculativeConfig, Verification
+from ..runtimes.tabular import TabularModel, mock_pair
 from ..verification.ceilings import (
-    Law,
+    Distribution,
     Path,
     cover_bound,
     exact_block_value,
@@ -154,17 +154,17 @@ def reached(build: Build, drafter: str, shape: tuple[int, ...], pair: int) -> Re
             draft.probabilities, shape, settings["tree_children"], PROMPT
         )
         if len(shape) == 1:
-            laws = (target.probabilities(PROMPT), draft.probabilities(PROMPT))
-            transport = 1 + float(transport_optimum(*laws, *shape, _TRANSPORT[drafter]))
+            distributions = (target.probabilities(PROMPT), draft.probabilities(PROMPT))
+            transport = 1 + float(transport_optimum(*distributions, *shape, _TRANSPORT[drafter]))
     else:
         inclusion = path_probabilities(draft.probabilities, len(shape), PROMPT)
-    law: Law = _atoms(draft) if outright else draft.probabilities
+    distribution: Distribution = _atoms(draft) if outright else draft.probabilities
     return Reached(
         drafter,
         shape,
         pair,
         tokens,
-        None if tree else exact_block_value(target.probabilities, law, len(shape), PROMPT),
+        None if tree else exact_block_value(target.probabilities, distribution, len(shape), PROMPT),
         transport,
         cover_bound(target.probabilities, inclusion, PROMPT),
         oracle_bound(target.probabilities, len(inclusion), PROMPT) if outright else None,
@@ -181,14 +181,14 @@ def finding(found: Sequence[Reached]) -> Finding:
     return Finding("ceilings", said, figure, all(item.passed for item in found))
 
 
-def _atoms(draft: TabularModel) -> Law:
-    """The draft's likeliest token as the law that it is when proposed outright."""
+def _atoms(draft: TabularModel) -> Distribution:
+    """The draft's likeliest token as the distribution that it is when proposed outright."""
 
-    def law(path: Path) -> list[float]:
+    def distribution(path: Path) -> list[float]:
         best = int(draft.probabilities(path).argmax())
         return [float(token == best) for token in range(VOCABULARY)]
 
-    return law
+    return distribution
 
 
 def _likeliest(draft: TabularModel, shape: Sequence[int], path: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Checks of an engine that can each fail: law, keys, known answers, acceptance, metrics, batches.
+"""Checks of an engine that can each fail: distribution, keys, known answers, acceptance, metrics, batches.
 
 Every check builds its decoders through a function it is given, so that the same check is run on the
 engine as it ships and on an engine with a fault planted in it (`controls`).
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..chance import Enumerator, Philox4x32
-from ..config import SamplingParams, SpeculativeConfig
-from ..engine import SpeculativeDecoder
-from ..models.tabular import TabularModel, mock_pair
-from ..protocols import Chance, TargetModel
-from ..records import RoundRecord, SequenceState
-from .enumeration import exact_law
-from .reference import distance, target_law
+from ..config.params import SamplingParams, SpeculativeConfig
+from ..engine.decoder import SpeculativeDecoder
+from ..random.chance import Enumerator, Philox4x32
+from ..runtimes.tabular import TabularModel, mock_pair
+from ..types.protocols import Chance, Target
+from ..types.records import RoundRecord, SequenceState
+from .enumeration import exact_distribution
+from .reference import distance, target_distribution
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,13 +67,13 @@ class Finding:
 
 
 def shipped(
-    target: TargetModel, draft: Any, config: SpeculativeConfig, chance: Chance | None = None
+    target: Target, draft: Any, config: SpeculativeConfig, chance: Chance | None = None
 ) -> SpeculativeDecoder:
     """The engine as it ships."""
     return SpeculativeDecoder(target, draft, config=config, chance=chance)
 
 
-def law(
+def distribution(
     build: Build,
     config: SpeculativeConfig,
     params: SamplingParams,
@@ -85,9 +85,9 @@ def law(
     prompt = (0, 1, 2, 0, 1)
     for seed in range(pairs):
         target, draft = mock_pair(vocab_size, seed)
-        found = exact_law(build(target, draft, config, None), prompt, params)
-        error = max(error, distance(found, target_law(target, prompt, params)))
-    return Finding("law", f"error {error:.1e}", error, error < TOLERANCE)
+        found = exact_distribution(build(target, draft, config, None), prompt, params)
+        error = max(error, distance(found, target_distribution(target, prompt, params)))
+    return Finding("distribution", f"error {error:.1e}", error, error < TOLERANCE)
 
 
 class Recorder:
@@ -97,10 +97,10 @@ class Recorder:
         self.keys: list[tuple[int, ...]] = []
         self._philox = Philox4x32()
 
-    def draw(self, laws: Tensor, keys: NDArray[np.uint64]) -> Tensor:
-        """One index int64 [B] for each law [B, M], under keys [B, 5]."""
+    def draw(self, distributions: Tensor, keys: NDArray[np.uint64]) -> Tensor:
+        """One index int64 [B] for each distribution [B, M], under keys [B, 5]."""
         self.keys += map(tuple, keys.tolist())
-        return self._philox.draw(laws, keys)
+        return self._philox.draw(distributions, keys)
 
 
 def keys(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:

@@ -19,18 +19,18 @@ from torch import Tensor
 
 from ..drafters.model import ModelDrafter
 from ..errors import OutriderError, kind_of
-from ..protocols import CachedModel, DraftModel
-from ..records import DraftProposal
+from ..types.protocols import CachedModel, Drafter
+from ..types.records import DraftProposal
 from ..verification import Verifier
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..protocols import DraftContext
-    from ..records import DraftPlan, Prefix
+    from ..types.protocols import DraftContext
+    from ..types.records import DraftPlan, Prefix
 
 MASS_TOLERANCE = 1e-6
-"""How far from one a law may sum, as in every draw of an enumeration."""
+"""How far from one a distribution may sum, as in every draw of an enumeration."""
 
 
 class BrokenPartError(OutriderError):
@@ -45,7 +45,7 @@ def described(error: Exception) -> str:
 def checked_verifier(verifier: Verifier) -> Verifier:
     """The verifier with its methods checked at every call.
 
-    A lazy one's method on chains is shipped, and sees laws that are not normalised: it is left.
+    A lazy one's method on chains is shipped, and sees distributions that are not normalised: it is left.
     """
     chain, tree = verifier.chain, verifier.tree
     return replace(
@@ -55,7 +55,7 @@ def checked_verifier(verifier: Verifier) -> Verifier:
     )
 
 
-def checked_drafter(drafter: DraftModel) -> DraftModel:
+def checked_drafter(drafter: Drafter) -> Drafter:
     """The drafter with its proposals checked; one with a cache still shows it."""
     inner = drafter.model if isinstance(drafter, ModelDrafter) else drafter
     if isinstance(inner, CachedModel):
@@ -76,54 +76,56 @@ class CheckedMethod:
         self._weighs = weighs
         self._name = type(method).__name__
 
-    def stop_law(self, drafts: Any) -> tuple[Any, Any]:
+    def stop_distribution(self, drafts: Any) -> tuple[Any, Any]:
         """As the method's own.
 
         Raises:
-            BrokenPartError: it raised, or returned no law with its weights.
+            BrokenPartError: it raised, or returned no distribution with its weights.
         """
-        where = f"{self._name}.stop_law"
+        where = f"{self._name}.stop_distribution"
         with _Naming(where):
-            found = self._method.stop_law(drafts)
+            found = self._method.stop_distribution(drafts)
         second = "weights [B, N + 1]" if self._weighs else "what residual wants"
-        tensors = f"{'two torch tensors' if self._weighs else 'a pair'}: the law [B, N + 1] and "
+        tensors = (
+            f"{'two torch tensors' if self._weighs else 'a pair'}: the distribution [B, N + 1] and "
+        )
         expected = f"{tensors}{second}, float64"
         if not isinstance(found, tuple | list) or len(found) != 2:
             raise BrokenPartError(f"{where} returned {kind_of(found)}; expected {expected}")
-        law, weights = found
-        wanted = (law, weights) if self._weighs else (law,)
+        distribution, weights = found
+        wanted = (distribution, weights) if self._weighs else (distribution,)
         if not all(isinstance(item, Tensor) for item in wanted):
             raise BrokenPartError(f"{where} returned {kind_of(found)}; expected {expected}")
         batch, nodes = drafts.target.shape[:2]
-        for what, item in zip(("a law", "weights"), wanted, strict=False):
+        for what, item in zip(("a distribution", "weights"), wanted, strict=False):
             _require_form(where, what, item, (batch, nodes), "[B, N + 1]")
-        _require_law(where, law)
-        return law, weights
+        _require_distribution(where, distribution)
+        return distribution, weights
 
     def residual(self, drafts: Any, weights: Any, node: Any) -> Any:
         """As the method's own.
 
         Raises:
-            BrokenPartError: it raised, or returned no law of a token.
+            BrokenPartError: it raised, or returned no distribution of a token.
         """
         where = f"{self._name}.residual"
         with _Naming(where):
-            law = self._method.residual(drafts, weights, node)
-        if not isinstance(law, Tensor):
+            distribution = self._method.residual(drafts, weights, node)
+        if not isinstance(distribution, Tensor):
             raise BrokenPartError(
-                f"{where} returned {kind_of(law)}; expected a torch tensor: the law [B, V] of the "
+                f"{where} returned {kind_of(distribution)}; expected a torch tensor: the distribution [B, V] of the "
                 "token that follows, float64"
             )
         batch, _, vocabulary = drafts.target.shape
-        _require_form(where, "a law", law, (batch, vocabulary), "[B, V]")
-        _require_law(where, law)
-        return law
+        _require_form(where, "a distribution", distribution, (batch, vocabulary), "[B, V]")
+        _require_distribution(where, distribution)
+        return distribution
 
 
 class CheckedDrafter:
     """A drafter without a cache."""
 
-    def __init__(self, drafter: DraftModel) -> None:
+    def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
 
     @property
@@ -150,7 +152,7 @@ class CheckedDrafter:
 class CheckedCachedDrafter(CheckedDrafter):
     """A drafter that keeps a cache, or whose model does."""
 
-    def __init__(self, drafter: DraftModel, model: CachedModel) -> None:
+    def __init__(self, drafter: Drafter, model: CachedModel) -> None:
         super().__init__(drafter)
         self._model = model
 
@@ -213,13 +215,13 @@ def _require_form(
         raise BrokenPartError(f"{where} returned {what} of {array.dtype}; expected torch.float64")
 
 
-def _require_law(where: str, laws: Tensor) -> None:
+def _require_distribution(where: str, distributions: Tensor) -> None:
     """Rows [B, M] have to be probabilities; the first that is not is named."""
-    totals, least = laws.sum(-1), laws.amin(-1)
+    totals, least = distributions.sum(-1), distributions.amin(-1)
     # NaN fails both.
     wrong = ~((least >= 0) & ((totals - 1).abs() <= MASS_TOLERANCE))
     for row in wrong.nonzero().flatten().tolist()[:1]:
         raise BrokenPartError(
-            f"{where} returned a law with total mass {totals[row].item():.6g} and least entry "
+            f"{where} returned a distribution with total mass {totals[row].item():.6g} and least entry "
             f"{least[row].item():.6g}; expected finite, non-negative probabilities that sum to one"
         )

@@ -7,28 +7,22 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from ..chance import Philox4x32, philox4x32
-from ..config import SamplingParams, SpeculativeConfig, TreeChildren, Verification
+from ..config.params import SamplingParams, SpeculativeConfig, TreeChildren, Verification
 from ..drafters.early_exit import EarlyExitDrafter
-from ..engine import SpeculativeDecoder
+from ..engine.decoder import SpeculativeDecoder
 from ..errors import DegenerateDistributionError
-from ..models.tabular import TabularModel, mock_pair
-from ..models.transformers import TransformersModel
-from ..protocols import Chance
-from ..verification import (
-    BlockVerification,
-    Method,
-    TokenVerification,
-    TreeMethod,
-    Verifier,
-)
+from ..random.chance import Philox4x32, philox4x32
+from ..runtimes.tabular import TabularModel, mock_pair
+from ..runtimes.transformers.model import TransformersModel
+from ..types.protocols import Chance
+from ..verification import BlockVerification, Method, TokenVerification, TreeMethod, Verifier
 from ..verification.lossy import LenientVerification, TypicalVerification
 from . import ceilings, checks, draft_faults, faults
 from .checks import Build, Finding, Report
-from .enumeration import exact_law
+from .enumeration import exact_distribution
 from .goodness import Fit, together
 from .layered import layered
-from .reference import distance, target_law
+from .reference import distance, target_distribution
 from .statistics import FALSE_ALARM_RATE, Cell, fitted_positions, sample
 
 
@@ -126,28 +120,30 @@ def too_deep(target: Any, draft: Any, config: Any, chance: Any) -> SpeculativeDe
     return made
 
 
-def law(verification: Verification, k: int = 3, **filters: Any) -> Callable[[Build], Finding]:
-    """The check of the exact law, under one configuration."""
+def distribution(
+    verification: Verification, k: int = 3, **filters: Any
+) -> Callable[[Build], Finding]:
+    """The check of the exact distribution, under one configuration."""
     config = _config(verification, k)
     params = SamplingParams(max_tokens=k + 1, **filters)
-    return lambda build: checks.law(build, config, params)
+    return lambda build: checks.distribution(build, config, params)
 
 
 def refused(verification: Verification) -> Callable[[Build], Finding]:
-    """The check that the engine sees nothing wrong with a drafter's laws, and of the exact law."""
-    exact = law(verification)
+    """The check that the engine sees nothing wrong with a drafter's distributions, and of the exact distribution."""
+    exact = distribution(verification)
 
     def check(build: Build) -> Finding:
         try:
             return exact(build)
         except DegenerateDistributionError:
-            return Finding("engine", "a token that is no draw from its law", inf, False)
+            return Finding("engine", "a token that is no draw from its distribution", inf, False)
 
     return check
 
 
-def tree_law(shape: tuple[int, ...], children: TreeChildren) -> Callable[[Build], Finding]:
-    """The check of the exact law on trees."""
+def tree_distribution(shape: tuple[int, ...], children: TreeChildren) -> Callable[[Build], Finding]:
+    """The check of the exact distribution on trees."""
     config = SpeculativeConfig(
         depth="fixed",
         strict=True,
@@ -156,16 +152,18 @@ def tree_law(shape: tuple[int, ...], children: TreeChildren) -> Callable[[Build]
         tree_children=children,
     )
     params = SamplingParams(max_tokens=3)
-    return lambda build: checks.law(build, config, params, vocab_size=4 - len(shape) // 2)
+    return lambda build: checks.distribution(build, config, params, vocab_size=4 - len(shape) // 2)
 
 
-def early_exit_law(drafts: Callable[[TransformersModel], Any]) -> Finding:
-    """The check of the exact law where a target of three layers drafts with its own."""
+def early_exit_distribution(drafts: Callable[[TransformersModel], Any]) -> Finding:
+    """The check of the exact distribution where a target of three layers drafts with its own."""
     target, source = layered(3, 1, layers=3)
     made = checks.shipped(target, drafts(target), _config("block", 2))
     prompt, params = (0, 1, 2), SamplingParams(max_tokens=3)
-    error = distance(exact_law(made, prompt, params), target_law(source, prompt, params))
-    return Finding("law", f"error {error:.1e}", error, error < checks.TOLERANCE)
+    error = distance(
+        exact_distribution(made, prompt, params), target_distribution(source, prompt, params)
+    )
+    return Finding("distribution", f"error {error:.1e}", error, error < checks.TOLERANCE)
 
 
 def ceiling(build: Build) -> Finding:
@@ -202,13 +200,13 @@ CONTROLS = (
     Control(
         "block: residual (p - q)+ without the weight p_i",
         "a known wrong variant",
-        law("block"),
+        distribution("block"),
         method(faults.PlainResidual()),
     ),
     Control(
         "block: scan stops at the first refusal",
         "a known wrong variant",
-        law("block"),
+        distribution("block"),
         method(faults.StopsAtFirstRefusal()),
     ),
     Control(
@@ -226,49 +224,49 @@ CONTROLS = (
     Control(
         "bonus drawn from the row before the last",
         "an off-by-one",
-        law("token"),
+        distribution("token"),
         method(faults.BonusFromTheRowBefore()),
     ),
     Control(
         "u <= p/q accepts tokens of probability zero",
         "transformers, RLX",
-        law("token", top_k=2),
+        distribution("token", top_k=2),
         method(faults.AcceptsTheImpossible()),
     ),
     Control(
         "leniency .8 called lossless",
         "Leviathan et al., appendix A.5",
-        law("token"),
+        distribution("token"),
         method(LenientVerification(0.8)),
     ),
     Control(
         "typical acceptance called lossless",
         "Medusa's rule",
-        law("token"),
+        distribution("token"),
         method(TypicalVerification(0.09, 0.3)),
     ),
     Control(
-        "refused token replaced from the target's own law",
+        "refused token replaced from the target's own distribution",
         "a known wrong variant",
-        law("token"),
+        distribution("token"),
         method(faults.ResidualIsTheTarget()),
     ),
     Control(
         "argmax draft reported as a softmax",
         "transformers, RLX, EAGLE",
-        law("block"),
+        distribution("block"),
         drafter(faults.ArgmaxSaidToBeSampled),
     ),
     Control(
-        "draft law with permuted columns",
+        "draft distribution with permuted columns",
         "transformers, universal assistants",
-        law("block"),
+        distribution("block"),
         drafter(faults.PermutedLaw),
     ),
     Control(
-        "draft drawn under top-k, verified against the raw law",
+        "draft drawn under top-k, verified against the raw distribution",
         "boostr",
-        law("block", top_k=2),
+        distribution("block", top_k=2),
         drafter(faults.UnfilteredLaw),
     ),
     Control(
@@ -280,58 +278,58 @@ CONTROLS = (
     Control(
         "a sampled token dropped because it was unlikely",
         "confidence thresholds",
-        law("block"),
+        distribution("block"),
         drafter(faults.DropsUnlikelyTokens),
     ),
     Control(
-        "other vocabulary: law not renormalised over the common tokens",
+        "other vocabulary: distribution not renormalised over the common tokens",
         "a known wrong variant",
         refused("block"),
         drafter(draft_faults.NotRenormalised),
         drafter(draft_faults.OtherVocabulary),
     ),
     Control(
-        "other vocabulary: law cut after drawing from it",
+        "other vocabulary: distribution cut after drawing from it",
         "tokens mapped to an unknown one",
-        law("block"),
+        distribution("block"),
         drafter(draft_faults.CutAfterDrawing),
         drafter(draft_faults.OtherVocabulary),
     ),
     Control(
-        "early exit: law of another layer than was drawn from",
+        "early exit: distribution of another layer than was drawn from",
         "a known wrong variant",
-        early_exit_law,
+        early_exit_distribution,
         draft_faults.LawOfAnotherLayer,
         lambda target: EarlyExitDrafter(target, 1),
     ),
     Control(
         "tree: a drawn node ranked away",
         "EAGLE-2's reranking, sampled",
-        tree_law((3,), "without_replacement"),
+        tree_distribution((3,), "without_replacement"),
         drafter(faults.RanksDrawnNodesAway),
     ),
     Control(
-        "tree: siblings drawn without replacement share a law",
+        "tree: siblings drawn without replacement share a distribution",
         "a known wrong variant",
-        tree_law((3,), "without_replacement"),
+        tree_distribution((3,), "without_replacement"),
         drafter(faults.SiblingsShareALaw),
     ),
     Control(
         "tree: siblings verified in another order than drawn",
         "a known wrong variant",
-        tree_law((3,), "without_replacement"),
+        tree_distribution((3,), "without_replacement"),
         drafter(faults.SiblingsInAnotherOrder),
     ),
     Control(
         "traversal: residual without the claim on the node",
         "a known wrong variant",
-        tree_law((2, 1), "without_replacement"),
+        tree_distribution((2, 1), "without_replacement"),
         method(BlockVerification(), faults.PlainTraversal()),
     ),
     Control(
         "stop tokens inside an accepted block are missed",
         "transformers",
-        law("block", stop_token_ids=(1,)),
+        distribution("block", stop_token_ids=(1,)),
         decoder(faults.StopsOnlyBetweenRounds),
     ),
     Control(

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ..drafters.early_exit import EarlyExitDrafter
-from ..models.early_exit import EarlyExit
-from ..models.tabular import TabularModel
-from ..models.transformers import TransformersModel
-from ..records import DraftPlan, DraftProposal, Laws, Prefix
+from ..runtimes.tabular import TabularModel
+from ..runtimes.transformers.early_exit import EarlyExit
+from ..runtimes.transformers.model import TransformersModel
+from ..types.records import Distributions, DraftPlan, DraftProposal, Prefix
 from . import toys
 from .faults import Drafter
 
@@ -32,43 +32,46 @@ class OtherVocabulary(Drafter):
 
 
 class NotRenormalised(OtherVocabulary):
-    """Draws from the law over the common tokens, and reports their share of all tokens."""
+    """Draws from the distribution over the common tokens, and reports their share of all tokens."""
 
-    def reported(self, law: Tensor, logits: Tensor) -> Tensor:
+    def reported(self, distribution: Tensor, logits: Tensor) -> Tensor:
         """What the draft gave them, which does not sum to one."""
         return logits.exp()
 
 
 class CutAfterDrawing(OtherVocabulary):
-    """Draws from all tokens, reads one that the target lacks as another, and reports the cut law.
+    """Draws from all tokens, reads one that the target lacks as another, and reports the cut distribution.
 
     The other is the first of the target's tokens, as one that stands for unknown ones is.
     """
 
-    def law(self, logits: Tensor, ctx: Any) -> Tensor:
-        """The whole law, [B, V]."""
+    def distribution(self, logits: Tensor, ctx: Any) -> Tensor:
+        """The whole distribution, [B, V]."""
         whole = logits.exp()
         whole[:, 0] += 1 - whole.sum(-1)
         return whole
 
-    def reported(self, law: Tensor, logits: Tensor) -> Tensor:
-        """The law of the common tokens."""
+    def reported(self, distribution: Tensor, logits: Tensor) -> Tensor:
+        """The distribution of the common tokens."""
         return logits.softmax(-1)
 
 
 class LawOfAnotherLayer(EarlyExitDrafter):
-    """Draws from the law after the first layer, and reports that after the second."""
+    """Draws from the distribution after the first layer, and reports that after the second."""
 
     def __init__(self, target: TransformersModel) -> None:
         super().__init__(target, 1)
         self._deeper = EarlyExit(target, 2)
 
     def propose(self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: Any) -> DraftProposal:
-        """The sound tokens, with laws that they were not drawn from."""
+        """The sound tokens, with distributions that they were not drawn from."""
         sound = super().propose(prefixes, plan, ctx)
         cursor = self._deeper.open(prefixes, plan.width)
         logits = [cursor.logits]
         logits += [cursor.step(sound.tokens[:, place]) for place in range(sound.width - 1)]
         return replace(
-            sound, laws=Laws(probs=torch.stack([ctx.law(row).probs for row in logits], 1))
+            sound,
+            distributions=Distributions(
+                probs=torch.stack([ctx.distribution(row).probs for row in logits], 1)
+            ),
         )

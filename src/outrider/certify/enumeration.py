@@ -1,4 +1,4 @@
-"""The exact law of what the shipped engine emits, by enumeration.
+"""The exact distribution of what the shipped engine emits, by enumeration.
 
 The engine is run under an enumerator in the place of chance. Each of its steps is walked through
 every outcome of every draw, each with its exact probability; states that came out equal are merged,
@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ..acceptance import Acceptance
-from ..chance import Enumerator
-from ..config import SamplingParams
-from ..engine import SpeculativeDecoder
+from ..config.params import SamplingParams
+from ..engine.decoder import SpeculativeDecoder
+from ..engine.requests import Prompt
 from ..errors import DegenerateDistributionError, InvalidConfigError
-from ..records import FinishReason, Prefix, SequenceState
-from ..requests import Prompt
+from ..random.chance import Enumerator
+from ..types.acceptance import Acceptance
+from ..types.records import FinishReason, Prefix, SequenceState
 
 Key = tuple[tuple[int, ...], tuple[int, ...], FinishReason | None, Acceptance]
 
 
-def exact_law(
+def exact_distribution(
     decoder: SpeculativeDecoder,
     prompt: Prompt,
     params: SamplingParams | None = None,
@@ -30,18 +30,18 @@ def exact_law(
     batch_size: int = 64,
     mates: Sequence[SequenceState] = (),
 ) -> dict[tuple[int, ...], float]:
-    """The law of the tokens a request emits: every possible output with its exact probability.
+    """The distribution of the tokens a request emits: every possible output with its exact probability.
 
     Args:
         decoder: the engine as it ships, over models small enough to enumerate.
         prompt: one prompt, text or token ids.
         params: its parameters; `n` must be 1.
         max_branches: how many paths through the engine's draws may be walked.
-        batch_size: how many branches, in whatever states they are, share a step. The law does not
+        batch_size: how many branches, in whatever states they are, share a step. The distribution does not
             depend on it; a ragged batch is what it makes. Cut to what the models have room for, and
             to 1 where depths may depend on the batch.
         mates: unfinished states of other requests, stepped along in every batch; each takes the
-            first outcome of every draw. The law does not depend on them either.
+            first outcome of every draw. The distribution does not depend on them either.
 
     Returns:
         Probabilities by output, the prompt excluded. They sum to one.
@@ -50,7 +50,7 @@ def exact_law(
         InvalidConfigError: `n` is not 1, more than `max_branches` would be walked, or the models
             have no room.
         KeyReuseError: the engine used one random key for two draws.
-        DegenerateDistributionError: a law the engine drew from is not a law, or the total is not 1.
+        DegenerateDistributionError: a distribution the engine drew from is not a distribution, or the total is not 1.
     """
     start, *others = decoder.start(prompt, params)
     if others:
@@ -64,7 +64,7 @@ def exact_law(
         raise InvalidConfigError("batch_size", batch_size, "room for one branch beside the mates")
     first_id = decoder.claim(batch_size + len(mates))
     live = {_key(start): (start, 1.0)}
-    law: dict[tuple[int, ...], float] = {}
+    distribution: dict[tuple[int, ...], float] = {}
     walked = 0
     while live:
         reached: dict[Key, tuple[SequenceState, float]] = {}
@@ -79,18 +79,18 @@ def exact_law(
                 )
             if state.finish_reason is not None:
                 output = tuple(state.output_ids)
-                law[output] = law.get(output, 0.0) + probability
+                distribution[output] = distribution.get(output, 0.0) + probability
                 continue
             known = reached.get(_key(state), (state, 0.0))
             reached[_key(state)] = (known[0], known[1] + probability)
         live = reached
-    total = sum(law.values())
+    total = sum(distribution.values())
     if not abs(total - 1) < 1e-9:
         raise DegenerateDistributionError(
             f"the outputs' probabilities sum to {total!r}; expected 1: the engine drew from "
-            "something that is not a law"
+            "something that is not a distribution"
         )
-    return law
+    return distribution
 
 
 def _outcomes(

@@ -1,4 +1,4 @@
-"""The exact tier: enumerated laws over a covering design, and checks with known answers."""
+"""The exact tier: enumerated distributions over a covering design, and checks with known answers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..chance import philox4x32
-from ..config import Verification
-from ..engine import SpeculativeDecoder
+from ..config.params import Verification
+from ..engine.decoder import SpeculativeDecoder
+from ..random.chance import philox4x32
 from . import ceilings, checks
 from .cases import DRAFTERS, METHODS, NOT_MODELS, Measured, Part, configured, design
 from .ceilings import Reached
@@ -36,7 +36,7 @@ class ExactTier:
 
     @property
     def passed(self) -> bool:
-        """Whether every law is exact, and every check passes."""
+        """Whether every distribution is exact, and every check passes."""
         return all(item.passed for item in self.measured) and all(
             item.passed for item in self.findings
         )
@@ -93,7 +93,7 @@ def _caught(name: str, run: Callable[[], Finding]) -> Finding:
 
 
 def _checks(part: Part | None) -> list[tuple[str, Callable[[], Finding]]]:
-    """Everything but the laws; what a user's own part need not fulfil is left out."""
+    """Everything but the distributions; what a user's own part need not fulfil is left out."""
     build = checks.shipped if part is None else _with(part)
     chains = [configured(method, "model", 3) for method in METHODS.values()]
     kinds = [kind for kind in DRAFTERS if kind not in NOT_MODELS]

@@ -16,21 +16,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..batch import Batch, Step
-from ..chance import DRAFT, STOP, TOKEN, Philox4x32, inverse_cdf, philox4x32
-from ..depth import FixedDepth, Levels
 from ..drafters.model import ModelDrafter
-from ..engine import SpeculativeDecoder
-from ..models.tabular import TabularModel
-from ..protocols import Chance
-from ..records import DraftPlan, DraftProposal, Laws, Prefix, SequenceState
-from ..verification import (
-    BlockVerification,
-    Chain,
-    TokenVerification,
-    TraversalVerification,
-    Tree,
-)
+from ..engine.batch import Batch, Step
+from ..engine.decoder import SpeculativeDecoder
+from ..policies import FixedDepth, Levels
+from ..random.chance import DRAFT, STOP, TOKEN, Philox4x32, inverse_cdf, philox4x32
+from ..runtimes.tabular import TabularModel
+from ..types.protocols import Chance
+from ..types.records import Distributions, DraftPlan, DraftProposal, Prefix, SequenceState
+from ..verification import BlockVerification, Chain, TokenVerification, TraversalVerification, Tree
 
 # Verification methods
 
@@ -40,15 +34,15 @@ class PlainResidual(BlockVerification):
 
     def residual(self, chain: Chain, weights: Any, node: Any) -> Any:
         """norm((P - Q)+)."""
-        return chain.residual_law(node, torch.ones_like(weights[:, 0]))
+        return chain.residual_distribution(node, torch.ones_like(weights[:, 0]))
 
 
 class StopsAtFirstRefusal(BlockVerification):
     """Block verification that scans its coins from the left and stops at the first tail."""
 
-    def stop_law(self, chain: Chain) -> tuple[Any, Any]:
-        """The law of the first tail, with the coins of the last head."""
-        last, weights = super().stop_law(chain)
+    def stop_distribution(self, chain: Chain) -> tuple[Any, Any]:
+        """The distribution of the first tail, with the coins of the last head."""
+        last, weights = super().stop_distribution(chain)
         heads = last / last.cumsum(-1).clamp(min=1e-300)
         one = torch.ones_like(heads[:, :1])
         reached = torch.cat([one, heads[:, 1:].cumprod(-1)], -1)
@@ -69,13 +63,13 @@ class BonusFromTheRowBefore(TokenVerification):
 class AcceptsTheImpossible(TokenVerification):
     """Accepts if u <= p/q with 24-bit uniforms: u = 0 lets a token of probability zero pass."""
 
-    def stop_law(self, chain: Chain) -> tuple[Any, Any]:
-        """The law with every ratio at least 2**-24."""
-        return super().stop_law(replace(chain, ratio=chain.ratio.clamp(min=2.0**-24)))
+    def stop_distribution(self, chain: Chain) -> tuple[Any, Any]:
+        """The distribution with every ratio at least 2**-24."""
+        return super().stop_distribution(replace(chain, ratio=chain.ratio.clamp(min=2.0**-24)))
 
 
 class ResidualIsTheTarget(TokenVerification):
-    """Replaces a refused token by one drawn from the target's law itself."""
+    """Replaces a refused token by one drawn from the target's distribution itself."""
 
     def residual(self, chain: Chain, weights: Any, node: Any) -> Any:
         """The target's row."""
@@ -87,7 +81,7 @@ class PlainTraversal(TraversalVerification):
 
     def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
         """What recursive rejection would leave."""
-        return tree.remaining_law(node, torch.ones_like(claims[:, 0]))
+        return tree.remaining_distribution(node, torch.ones_like(claims[:, 0]))
 
 
 # Drafters
@@ -101,89 +95,93 @@ class Drafter:
         self.vocab_size = model.vocab_size
 
     def propose(self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: Any) -> DraftProposal:
-        """A chain for each row, and its reported laws."""
+        """A chain for each row, and its reported distributions."""
         cursor = self.model.open(prefixes, plan.width)
         logits = cursor.logits
         tokens: list[Tensor] = []
-        laws: list[Tensor] = []
+        distributions: list[Tensor] = []
         for position in range(plan.width):
-            law = self.law(logits, ctx)
-            tokens.append(self.pick(law, position, ctx))
-            laws.append(self.reported(law, logits))
+            distribution = self.distribution(logits, ctx)
+            tokens.append(self.pick(distribution, position, ctx))
+            distributions.append(self.reported(distribution, logits))
             logits = cursor.step(tokens[-1])
-        lengths = self.lengths(plan.depth, torch.stack(tokens, 1), torch.stack(laws, 1))
-        return DraftProposal(torch.stack(tokens, 1), lengths, Laws(probs=torch.stack(laws, 1)))
+        lengths = self.lengths(plan.depth, torch.stack(tokens, 1), torch.stack(distributions, 1))
+        return DraftProposal(
+            torch.stack(tokens, 1), lengths, Distributions(probs=torch.stack(distributions, 1))
+        )
 
-    def law(self, logits: Tensor, ctx: Any) -> Tensor:
+    def distribution(self, logits: Tensor, ctx: Any) -> Tensor:
         """What tokens are drawn from, [B, V]."""
-        law: Tensor = ctx.law(logits).probs
-        return law
+        distribution: Tensor = ctx.distribution(logits).probs
+        return distribution
 
-    def pick(self, law: Tensor, position: int, ctx: Any) -> Tensor:
+    def pick(self, distribution: Tensor, position: int, ctx: Any) -> Tensor:
         """The drafted tokens, int64 [B]."""
-        tokens: Tensor = ctx.pick(Laws(probs=law), position)
+        tokens: Tensor = ctx.pick(Distributions(probs=distribution), position)
         return tokens
 
-    def reported(self, law: Tensor, logits: Tensor) -> Tensor:
+    def reported(self, distribution: Tensor, logits: Tensor) -> Tensor:
         """What tokens are said to have been drawn from, [B, V]."""
-        return law
+        return distribution
 
     def lengths(
         self,
         depth: NDArray[np.int64],
         tokens: Tensor,
-        laws: Tensor,
+        distributions: Tensor,
     ) -> NDArray[np.int64]:
         """How many tokens are proposed, int64 [B]."""
         return depth
 
 
 class ArgmaxSaidToBeSampled(Drafter):
-    """Proposes the likeliest token and reports the softmax as its law."""
+    """Proposes the likeliest token and reports the softmax as its distribution."""
 
-    def pick(self, law: Tensor, position: int, ctx: Any) -> Tensor:
+    def pick(self, distribution: Tensor, position: int, ctx: Any) -> Tensor:
         """The likeliest tokens."""
-        return law.argmax(-1)
+        return distribution.argmax(-1)
 
 
 class PermutedLaw(Drafter):
-    """Reports the law with its columns in another order than they were drawn in."""
+    """Reports the distribution with its columns in another order than they were drawn in."""
 
-    def reported(self, law: Tensor, logits: Tensor) -> Tensor:
-        """The law, moved by one column."""
-        return law.roll(1, -1)
+    def reported(self, distribution: Tensor, logits: Tensor) -> Tensor:
+        """The distribution, moved by one column."""
+        return distribution.roll(1, -1)
 
 
 class UnfilteredLaw(Drafter):
-    """Draws from the filtered law and reports the raw one."""
+    """Draws from the filtered distribution and reports the raw one."""
 
-    def reported(self, law: Tensor, logits: Tensor) -> Tensor:
-        """The law before any filter."""
+    def reported(self, distribution: Tensor, logits: Tensor) -> Tensor:
+        """The distribution before any filter."""
         return logits.softmax(-1)
 
 
 class RoundedLaw(Drafter):
-    """Draws in full precision and reports the law rounded to bfloat16."""
+    """Draws in full precision and reports the distribution rounded to bfloat16."""
 
-    def reported(self, law: Tensor, logits: Tensor) -> Tensor:
-        """The law in 8 bits of precision."""
-        return law.bfloat16().to(law.dtype)
+    def reported(self, distribution: Tensor, logits: Tensor) -> Tensor:
+        """The distribution in 8 bits of precision."""
+        return distribution.bfloat16().to(distribution.dtype)
 
 
 class TemperatureTwice(Drafter):
-    """Applies the request's parameters to the draft's law twice: lossless, and slow."""
+    """Applies the request's parameters to the draft's distribution twice: lossless, and slow."""
 
-    def law(self, logits: Tensor, ctx: Any) -> Tensor:
-        """The law of the law."""
-        return super().law(super().law(logits, ctx).log(), ctx)
+    def distribution(self, logits: Tensor, ctx: Any) -> Tensor:
+        """The distribution of the distribution."""
+        return super().distribution(super().distribution(logits, ctx).log(), ctx)
 
 
 class DropsUnlikelyTokens(Drafter):
     """Leaves a sampled token out if the draft gave it little probability."""
 
-    def lengths(self, depth: NDArray[np.int64], tokens: Tensor, laws: Tensor) -> NDArray[np.int64]:
+    def lengths(
+        self, depth: NDArray[np.int64], tokens: Tensor, distributions: Tensor
+    ) -> NDArray[np.int64]:
         """Up to the first token drawn against the odds."""
-        likely = laws.gather(-1, tokens[..., None])[..., 0] >= 0.4
+        likely = distributions.gather(-1, tokens[..., None])[..., 0] >= 0.4
         leading: NDArray[np.int64] = likely.long().cumprod(-1).sum(-1).numpy()
         return np.minimum(depth, leading)
 
@@ -210,10 +208,10 @@ class RanksDrawnNodesAway(Stars):
 
     def changed(self, sound: DraftProposal) -> DraftProposal:
         """Without the node that the draft found least likely."""
-        assert sound.laws is not None
-        assert sound.laws.probs is not None
-        assert sound.law_rows is not None
-        first = sound.laws.probs[:, :1].expand(-1, sound.width, -1)
+        assert sound.distributions is not None
+        assert sound.distributions.probs is not None
+        assert sound.distribution_rows is not None
+        first = sound.distributions.probs[:, :1].expand(-1, sound.width, -1)
         worth = first.gather(-1, sound.tokens[..., None])[..., 0]
         kept = worth.argsort(-1, descending=True)[:, :2].sort(-1).values
         return replace(
@@ -221,17 +219,19 @@ class RanksDrawnNodesAway(Stars):
             tokens=sound.tokens.gather(1, kept),
             lengths=np.minimum(sound.lengths, 2),
             parents=np.zeros(kept.shape, dtype=np.int64),
-            law_rows=np.take_along_axis(sound.law_rows, kept.numpy(), 1),
+            distribution_rows=np.take_along_axis(sound.distribution_rows, kept.numpy(), 1),
         )
 
 
 class SiblingsShareALaw(Stars):
-    """Draws siblings without replacement, and reports the first one's law for all."""
+    """Draws siblings without replacement, and reports the first one's distribution for all."""
 
     def changed(self, sound: DraftProposal) -> DraftProposal:
-        """With one row of laws for all."""
-        assert sound.law_rows is not None
-        return replace(sound, law_rows=np.repeat(sound.law_rows[:, :1], sound.width, 1))
+        """With one row of distributions for all."""
+        assert sound.distribution_rows is not None
+        return replace(
+            sound, distribution_rows=np.repeat(sound.distribution_rows[:, :1], sound.width, 1)
+        )
 
 
 class SiblingsInAnotherOrder(Stars):
@@ -239,9 +239,9 @@ class SiblingsInAnotherOrder(Stars):
 
     def changed(self, sound: DraftProposal) -> DraftProposal:
         """The last first."""
-        assert sound.law_rows is not None
-        law_rows = np.ascontiguousarray(sound.law_rows[:, ::-1])
-        return replace(sound, tokens=sound.tokens.flip(1), law_rows=law_rows)
+        assert sound.distribution_rows is not None
+        distribution_rows = np.ascontiguousarray(sound.distribution_rows[:, ::-1])
+        return replace(sound, tokens=sound.tokens.flip(1), distribution_rows=distribution_rows)
 
 
 # Chances: each changes keys on their way to another chance
@@ -253,9 +253,9 @@ class Rekeyed:
     def __init__(self, inner: Chance) -> None:
         self._inner = inner
 
-    def draw(self, laws: Tensor, keys: NDArray[np.uint64]) -> Tensor:
-        """One index int64 [B] for each law [B, M], under keys [B, 5] as they are changed."""
-        return self._inner.draw(laws, self.changed(keys.copy()))
+    def draw(self, distributions: Tensor, keys: NDArray[np.uint64]) -> Tensor:
+        """One index int64 [B] for each distribution [B, M], under keys [B, 5] as they are changed."""
+        return self._inner.draw(distributions, self.changed(keys.copy()))
 
     def changed(self, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """The keys that are used in the place of `keys`, which may be written to."""
@@ -344,9 +344,11 @@ class NoiseByBatchPosition(Rekeyed):
 class SqueezedUniforms:
     """Philox whose uniforms end at .9."""
 
-    def draw(self, laws: Tensor, keys: NDArray[np.uint64]) -> Tensor:
-        """One index int64 [B] for each law [B, M], under keys [B, 5]."""
-        drawn: Tensor = inverse_cdf(laws, torch.from_numpy(0.9 * Philox4x32().uniforms(keys)))
+    def draw(self, distributions: Tensor, keys: NDArray[np.uint64]) -> Tensor:
+        """One index int64 [B] for each distribution [B, M], under keys [B, 5]."""
+        drawn: Tensor = inverse_cdf(
+            distributions, torch.from_numpy(0.9 * Philox4x32().uniforms(keys))
+        )
         return drawn
 
 

@@ -1,7 +1,7 @@
-"""The G-test: do counts follow a law, and what would the test have seen?
+"""The G-test: do counts follow a distribution, and what would the test have seen?
 
 Sokal & Rohlf, "Biometry", section 17.2: G = 2 sum O ln(O / E) against chi-squared, with Williams'
-correction for small counts. Power by the noncentral chi-squared law: a law that is off by a total
+correction for small counts. Power by the noncentral chi-squared distribution: a distribution that is off by a total
 variation of d has a noncentrality of at least 4 n d^2, whatever its shape (Cauchy-Schwarz).
 """
 
@@ -21,13 +21,13 @@ LEAST_EXPECTED = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How well counts follow a law: one G statistic, or several added up.
+    """How well counts follow a distribution: one G statistic, or several added up.
 
     Attributes:
         samples: counts that were tested.
         statistic: G, corrected.
         freedom: its degrees of freedom.
-        impossible: counts of outcomes that the law gives no probability.
+        impossible: counts of outcomes that the distribution gives no probability.
     """
 
     samples: int
@@ -37,32 +37,32 @@ class Fit:
 
     @property
     def p_value(self) -> float:
-        """The probability of a larger statistic under the law; 0 if the impossible was counted."""
+        """The probability of a larger statistic under the distribution; 0 if the impossible was counted."""
         if self.impossible:
             return 0.0
         return chi_squared_tail(self.statistic, self.freedom) if self.freedom else 1.0
 
     def power(self, total_variation: float, level: float) -> float:
-        """The least probability of rejecting a law this far off, tested at `level`."""
+        """The least probability of rejecting a distribution this far off, tested at `level`."""
         if not self.freedom:
             return 0.0
         noncentrality = 4 * self.samples * total_variation**2
         return noncentral_tail(critical_value(level, self.freedom), self.freedom, noncentrality)
 
 
-def fit(counts: NDArray[np.int64], law: NDArray[np.float64]) -> Fit:
-    """Test counts [V] against a law [V]."""
+def fit(counts: NDArray[np.int64], distribution: NDArray[np.float64]) -> Fit:
+    """Test counts [V] against a distribution [V]."""
     total = int(counts.sum())
-    impossible = int(counts[law == 0].sum())
-    order = np.argsort(-law, kind="stable")
+    impossible = int(counts[distribution == 0].sum())
+    order = np.argsort(-distribution, kind="stable")
     bins: list[list[float]] = []
-    for index in order[law[order] > 0]:
+    for index in order[distribution[order] > 0]:
         # Once an outcome is too rare for a bin of its own, it and all rarer ones share one.
         if bins and (bins[-1][1] < LEAST_EXPECTED):
             bins[-1][0] += float(counts[index])
-            bins[-1][1] += float(law[index]) * total
+            bins[-1][1] += float(distribution[index]) * total
         else:
-            bins.append([float(counts[index]), float(law[index]) * total])
+            bins.append([float(counts[index]), float(distribution[index]) * total])
     if len(bins) > 1 and bins[-1][1] < LEAST_EXPECTED:
         rare = bins.pop()
         bins[-1] = [bins[-1][0] + rare[0], bins[-1][1] + rare[1]]

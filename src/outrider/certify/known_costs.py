@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 
-from ..config import SamplingParams
-from ..depth import AdaptiveDepth, Levels
-from ..records import DraftPlan, Prefix, RoundRecord, SequenceState
+from ..config.params import SamplingParams
+from ..policies import AdaptiveDepth, Levels
+from ..types.records import DraftPlan, Prefix, RoundRecord, SequenceState
 
 _ROUNDS = ((0, 0), (0, 0), (0, 0), (1, 1), (1, 0), (2, 1), (2, 2), (3, 1), (3, 0), (0, 0), (0, 0))
 """How many tokens in a row each round drafted, and how many it kept: of one sequence, then of four.

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..models.transformers import TransformersModel
+    from ..runtimes.transformers.model import TransformersModel
 
 _WIDTH = 8
 _LONGEST = 32
@@ -19,7 +19,7 @@ _SEQUENCES = 72
 
 
 class LayeredLaw:
-    """What a transformers model says of whole prefixes, without a cache: the law of a target.
+    """What a transformers model says of whole prefixes, without a cache: the distribution of a target.
 
     Args:
         hf_model: a causal language model.
@@ -40,7 +40,7 @@ class LayeredLaw:
 def layered(
     vocab_size: int, seed: int, agreement: float = 0.6, layers: int = 2
 ) -> tuple[TransformersModel, LayeredLaw]:
-    """A random GPT-2 in float64 as a target, and its law, computed apart.
+    """A random GPT-2 in float64 as a target, and its distribution, computed apart.
 
     Args:
         vocab_size: V.
@@ -48,7 +48,7 @@ def layered(
         agreement: how little the layers after the first add, in [0, 1]: with 1 they add nothing.
         layers: how many there are.
     """
-    from ..models.transformers import TransformersModel
+    from ..runtimes.transformers.model import TransformersModel
 
     shipped, apart = (_gpt2(vocab_size, seed, agreement, layers) for _ in range(2))
     return TransformersModel(shipped, max_sequences=_SEQUENCES), LayeredLaw(apart)

@@ -12,20 +12,20 @@ from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
 from ..errors import InvalidConfigError
-from ..models.tabular import TabularModel, mock_pair
-from ..protocols import DraftModel
+from ..runtimes.tabular import TabularModel, mock_pair
+from ..types.protocols import Drafter
 from ..verification import Verifier
 from .cases import Part
 
 EXPECTED = (
-    "path.py:Name or package.module:Name, where Name is a verification method (stop_law, residual) "
+    "path.py:Name or package.module:Name, where Name is a verification method (stop_distribution, residual) "
     "or a drafter (propose)"
 )
 
 
 @runtime_checkable
 class _Verifies(Protocol):
-    def stop_law(self, chain: Any) -> Any: ...
+    def stop_distribution(self, chain: Any) -> Any: ...
 
     def residual(self, chain: Any, weights: Any, node: Any) -> Any: ...
 
@@ -107,7 +107,7 @@ def _try(make: Callable[[TabularModel], Any], reference: str) -> None:
         raise InvalidConfigError(
             "--module", reference, f"a drafter that can be made ({type(error).__name__}: {error})"
         ) from error
-    if not isinstance(made, DraftModel):
+    if not isinstance(made, Drafter):
         raise InvalidConfigError("--module", reference, "a drafter with vocab_size, too")
 
 

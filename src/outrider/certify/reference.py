@@ -1,4 +1,4 @@
-"""The target's law by plain recursion: an independent reference to hold the engine's against.
+"""The target's distribution by plain recursion: an independent reference to hold the engine's against.
 
 Nothing here uses `outrider.sampling`, the engine, or verification. What parameters ask for is
 written from their definitions, in NumPy and float64: a text is the beginning of a form if trying
@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..config import SamplingParams
-from ..processors import StatefulProcessor
-from ..structured import StructuredOutput
+from ..config.params import SamplingParams
+from ..config.processors import StatefulProcessor
+from ..config.structured import StructuredOutput
 
-Law = dict[tuple[int, ...], float]
+Distribution = dict[tuple[int, ...], float]
 Row = NDArray[np.float64]
 Tokens = tuple[int, ...]
 
@@ -30,15 +30,15 @@ _TAIL = 2
 
 
 class Source(Protocol):
-    """What has a law of the next token after any prefix."""
+    """What has a distribution of the next token after any prefix."""
 
     @property
     def vocab_size(self) -> int:
-        """Width of the laws, V."""
+        """Width of the distributions, V."""
         ...
 
     def probabilities(self, prefix: Tokens) -> Row:
-        """The law [V] of the token after `prefix`, up to a factor: the exponentials of logits."""
+        """The distribution [V] of the token after `prefix`, up to a factor: the exponentials of logits."""
         ...
 
 
@@ -50,7 +50,7 @@ def shaped(
     processors: Sequence[Callable[..., Any]] = (),
     texts: Sequence[str] | None = None,
 ) -> Row:
-    """The law [V] that all but temperature and filters make of a row of probabilities [V].
+    """The distribution [V] that all but temperature and filters make of a row of probabilities [V].
 
     In transformers' order: logit bias, repetition penalty, presence and frequency penalties, bad
     words, minimum length; then `processors` and the request's form, a choice or a regex over what
@@ -76,8 +76,8 @@ def shaped(
         logits = processor(torch.tensor(history), torch.from_numpy(logits)).numpy()
     if texts is not None:
         logits = np.where(allowed(output, params, texts), logits, -np.inf)
-    law = np.exp(logits - logits.max())
-    return np.asarray(law / law.sum(), dtype=np.float64)
+    distribution = np.exp(logits - logits.max())
+    return np.asarray(distribution / distribution.sum(), dtype=np.float64)
 
 
 def whole(form: StructuredOutput, text: str) -> bool:
@@ -131,7 +131,7 @@ def ended(output: Tokens, params: SamplingParams, texts: Sequence[str]) -> bool:
 
 
 def filtered(row: Row, params: SamplingParams) -> Row:
-    """The law [V] that sampling parameters make of a row of probabilities [V].
+    """The distribution [V] that sampling parameters make of a row of probabilities [V].
 
     In transformers' order: temperature, top-k, top-p, min-p, one renormalisation.
     """
@@ -143,34 +143,34 @@ def filtered(row: Row, params: SamplingParams) -> Row:
     if params.top_k:
         least = np.sort(scores)[::-1][min(params.top_k, len(row)) - 1]
         scores = np.where(scores < least, -np.inf, scores)
-    law = np.exp(scores - scores.max())
-    law /= law.sum()
-    order = np.argsort(-law)
-    before = np.cumsum(law[order]) - law[order]
-    kept = np.zeros(len(law), dtype=bool)
+    distribution = np.exp(scores - scores.max())
+    distribution /= distribution.sum()
+    order = np.argsort(-distribution)
+    before = np.cumsum(distribution[order]) - distribution[order]
+    kept = np.zeros(len(distribution), dtype=bool)
     kept[order] = before < params.top_p
-    kept &= law >= params.min_p * law.max()
-    law = np.where(kept, law, 0)
-    return np.asarray(law / law.sum(), dtype=np.float64)
+    kept &= distribution >= params.min_p * distribution.max()
+    distribution = np.where(kept, distribution, 0)
+    return np.asarray(distribution / distribution.sum(), dtype=np.float64)
 
 
-def target_law(
+def target_distribution(
     target: Source,
     prompt: tuple[int, ...],
     params: SamplingParams,
     texts: Sequence[str] | None = None,
-) -> Law:
+) -> Distribution:
     """Every output of sampling token by token, with its probability.
 
     Args:
-        target: gives the law of the token after a prefix, before any filter, up to a factor;
+        target: gives the distribution of the token after a prefix, before any filter, up to a factor;
             what depends on logits sees the logarithms.
         prompt: token ids.
         params: of the request. Processors are functions of tokens [L] and logits [V]; a form is a
             choice or a regex; the only stop tokens are `stop_token_ids`.
         texts: what each of the V tokens reads as, for stop strings and forms.
     """
-    law: Law = {}
+    distribution: Distribution = {}
     letters = [""] * target.vocab_size if texts is None else list(texts)
     first = [
         p.processor if isinstance(p, StatefulProcessor) else p for p in params.logits_processors
@@ -178,7 +178,7 @@ def target_law(
 
     def extend(output: Tokens, probability: float, before: list[Callable[..., Any]]) -> None:
         if ended(output, params, letters):
-            law[output] = probability
+            distribution[output] = probability
             return
         processors = copy.deepcopy(before)
         probabilities = target.probabilities(prompt + output)
@@ -188,10 +188,10 @@ def target_law(
             extend((*output, int(token)), probability * float(row[token]), processors)
 
     extend((), 1.0, first)
-    return law
+    return distribution
 
 
-def distance(found: Law, expected: Law) -> float:
+def distance(found: Distribution, expected: Distribution) -> float:
     """The largest difference in the probability of any output."""
     outputs = found.keys() | expected.keys()
     return max(abs(found.get(o, 0.0) - expected.get(o, 0.0)) for o in outputs)

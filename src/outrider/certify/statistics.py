@@ -1,7 +1,7 @@
-"""The statistical tier: seeded runs of the engine on real models, held against the target's law.
+"""The statistical tier: seeded runs of the engine on real models, held against the target's distribution.
 
 For each cell, a way of speculating on one prompt, many continuations of one seeded request are
-drawn. The law expected at each position, given the tokens before it, is made of the target's own
+drawn. The distribution expected at each position, given the tokens before it, is made of the target's own
 full forward pass, without cache, engine or `outrider.sampling`. A position is one G-test: the
 statistics of all histories that reach it, added up. With several tokens to a round the later
 positions are where a fault shows that one token cannot show.
@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..config import SamplingParams, SpeculativeConfig
+from ..config.params import SamplingParams, SpeculativeConfig
 from ..drafters.model import ModelDrafter
-from ..engine import SpeculativeDecoder
-from ..metrics import SpeculationMetrics
-from ..models.transformers import TransformersModel
-from ..protocols import DraftModel
+from ..engine.decoder import SpeculativeDecoder
+from ..engine.metrics import SpeculationMetrics
+from ..runtimes.transformers.model import TransformersModel
+from ..types.protocols import Drafter
 from .checks import Report
 from .goodness import Fit, fit, holm, together
 from .reference import filtered
@@ -47,7 +47,7 @@ WAYS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
 
 Tokens = tuple[int, ...]
 Probabilities = Callable[[Sequence[Tokens]], NDArray[np.float64]]
-"""The target's laws [n, V] after n prefixes of one length, before any filter."""
+"""The target's distributions [n, V] after n prefixes of one length, before any filter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class StatisticalTier:
 def statistical_tier(
     report: Report,
     target: TransformersModel,
-    drafter: DraftModel,
+    drafter: Drafter,
     prompts: Sequence[Tokens],
     samples: int,
     seed: int,
@@ -175,22 +175,24 @@ def fitted_positions(
         reached = [output for output in outputs if len(output) >= position]
         counts = Counter(output[:position] for output in reached)
         histories = sorted({output[: position - 1] for output in reached})
-        laws = probabilities([cell.prompt + history for history in histories])
+        distributions = probabilities([cell.prompt + history for history in histories])
         fits = [
-            _fit_history(history, counts, filtered(law, cell.params))
-            for history, law in zip(histories, laws, strict=True)
+            _fit_history(history, counts, filtered(distribution, cell.params))
+            for history, distribution in zip(histories, distributions, strict=True)
         ]
         tested = sum(item.freedom > 0 for item in fits)
         positions.append(Position(cell.name, position, tested, together(fits)))
     return positions
 
 
-def _fit_history(history: Tokens, counts: Counter[Tokens], law: NDArray[np.float64]) -> Fit:
-    seen = np.zeros(len(law), dtype=np.int64)
+def _fit_history(
+    history: Tokens, counts: Counter[Tokens], distribution: NDArray[np.float64]
+) -> Fit:
+    seen = np.zeros(len(distribution), dtype=np.int64)
     for output, count in counts.items():
         if output[:-1] == history:
             seen[output[-1]] = count
-    return fit(seen, law)
+    return fit(seen, distribution)
 
 
 def judged(positions: Sequence[Position]) -> list[Position]:
@@ -208,15 +210,15 @@ def judged(positions: Sequence[Position]) -> list[Position]:
 
 
 def forward_probabilities(hf_model: Any, chunk: int = 32) -> Probabilities:
-    """The laws of a transformers model by full forward passes, in float64 from its logits."""
+    """The distributions of a transformers model by full forward passes, in float64 from its logits."""
 
     @torch.inference_mode()
     def probabilities(prefixes: Sequence[Tokens]) -> NDArray[np.float64]:
-        laws = []
+        distributions = []
         for start in range(0, len(prefixes), chunk):
             ids = torch.tensor(prefixes[start : start + chunk], device=hf_model.device)
             logits = hf_model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1]
-            laws.append(logits.double().softmax(-1).cpu().numpy())
-        return np.concatenate(laws)
+            distributions.append(logits.double().softmax(-1).cpu().numpy())
+        return np.concatenate(distributions)
 
     return probabilities

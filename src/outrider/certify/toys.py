@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ..drafters.vocabulary import VocabularyDrafter
-from ..models.tabular import TabularModel
+from ..drafters.vocabulary.drafter import VocabularyDrafter
+from ..runtimes.tabular import TabularModel
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from ..protocols import Tokenizer
+    from ..types.protocols import Tokenizer
 
 TEXTS = ("a", "", "b", "c")
 """What each token reads as. The one without text is special: it ends what has a form."""
@@ -57,7 +57,7 @@ def of_another_vocabulary(
         by_text: whether tokens meet by their text, or those that both vocabularies have.
     """
 
-    def law(prefix: tuple[int, ...]) -> NDArray[np.float64]:
+    def distribution(prefix: tuple[int, ...]) -> NDArray[np.float64]:
         letters = (letter for token in prefix for letter in texts[token] or ("",))
         said = draft.probabilities(tuple(map(TEXTS.index, letters)))
         weights = np.array([said[TEXTS.index(text[:1])] / max(1, len(text)) for text in texts])
@@ -65,7 +65,7 @@ def of_another_vocabulary(
         return whole
 
     return VocabularyDrafter(
-        TabularModel(law, len(texts)),
+        TabularModel(distribution, len(texts)),
         tokenizer(texts),
         tokenizer(TEXTS[: draft.vocab_size]),
         match="text" if by_text else "tokens",

@@ -22,7 +22,7 @@ COMMANDS = {
     "bench": "measure what speculation is worth, beside plain decoding and other systems",
     "tune": "find the fastest settings for a pair and its prompts, or that plain decoding is",
     "report": "turn a trace or a benchmark's result into a table, plots and a page",
-    "certify": "prove that the output has the target's law, and that the proof can fail",
+    "certify": "prove that the output has the target's distribution, and that the proof can fail",
 }
 
 
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser(args: list[str]) -> Parser:
     parser = Parser(
         prog="outrider",
-        description="Speculative decoding whose output has exactly the target model's law.",
+        description="Speculative decoding whose output has exactly the target model's distribution.",
     )
     parser.add_argument("--version", action="version", version=f"outrider {__version__}")
     commands = parser.add_subparsers(

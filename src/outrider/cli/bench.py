@@ -7,7 +7,7 @@ from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
-from ..config import SpeculativeConfig, Verification
+from ..config.params import SpeculativeConfig, Verification
 from ..errors import InvalidConfigError
 from . import options
 from .ending import Ending, terminable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..bench.matrix import Matrix
     from ..bench.records import BenchResult, Workload
     from ..bench.workload import Lines
-    from ..loading import Pair
+    from ..engine.loading import Pair
     from .models import Loaded
 
 FORMATS = ("json", "jsonl", "md", "csv")
@@ -365,8 +365,8 @@ def _workloads(
 
 def _pair(loaded: Loaded) -> Pair:
     from ..drafters.model import ModelDrafter
-    from ..drafters.vocabulary import VocabularyDrafter
-    from ..loading import Pair
+    from ..drafters.vocabulary.drafter import VocabularyDrafter
+    from ..engine.loading import Pair
 
     drafter = loaded.drafter
     model = drafter if isinstance(drafter, ModelDrafter | VocabularyDrafter) else None

@@ -1,4 +1,4 @@
-"""`outrider certify`: is the output's law the target's, and would we have seen if it were not?"""
+"""`outrider certify`: is the output's distribution the target's, and would we have seen if it were not?"""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROMPT_TOKENS = 16
 SEQUENCES = 64
 
 DESCRIPTION = """\
-Certify that what is emitted has exactly the target's law. Exact: the engine as
+Certify that what is emitted has exactly the target's distribution. Exact: the engine as
 it ships is enumerated on small random models, over a design that covers every
 triple of settings. Statistical: the engine under its own random numbers on real
 models, by G-tests; in float32 unless --dtype says otherwise, since in a narrower
@@ -40,32 +40,32 @@ CONTRACT = """\
 what --module takes; arrays are torch tensors unless they are said to be NumPy's,
 B rows, N drafted tokens in the longest, V tokens in the vocabulary:
 
-  method.stop_law(chain) -> (law, weights)
-      law       float64 [B, N + 1], the probability of keeping 0, 1, ... tokens;
+  method.stop_distribution(chain) -> (distribution, weights)
+      distribution       float64 [B, N + 1], the probability of keeping 0, 1, ... tokens;
                 0 beyond a row's length
       weights   float64 [B, N + 1], handed on to residual
-  method.residual(chain, weights, node) -> law
+  method.residual(chain, weights, node) -> distribution
       node      int64 [B], how many tokens are kept
-      law       float64 [B, V], of the token that follows them
+      distribution       float64 [B, V], of the token that follows them
   chain.tokens  int64 [B, N], drafted; chain.length int64 [B], how many in each row
-  chain.target  [B, N + 1, V], the target's laws before and after each token
-  chain.draft   [B, N, V], the laws the tokens were drawn from; None if each was
+  chain.target  [B, N + 1, V], the target's distributions before and after each token
+  chain.draft   [B, N, V], the distributions the tokens were drawn from; None if each was
                 proposed outright, a point mass
   chain.ratio   float64 [B, N], target over draft probability of each token; 0
                 where none was drafted
-  chain.residual_law(node, weight), weight float64 [B], is float64 [B, V]:
-                norm((weight * target - draft)+), the target's law at a row's end
+  chain.residual_distribution(node, weight), weight float64 [B], is float64 [B, V]:
+                norm((weight * target - draft)+), the target's distribution at a row's end
 
   drafter.vocab_size    V, or None if it proposes only tokens it has seen
   drafter.propose(prefixes, plan, ctx) -> outrider.records.DraftProposal
       prefixes  B of them; prefix.tokens is NumPy int64, the tokens so far
       plan      plan.depth, NumPy int64 [B], the most tokens for each row
-      ctx       ctx.law(logits [B, V]) gives a position's Laws: probs [B, V], or
-                atoms int64 [B] where every row is greedy;
-                ctx.pick(laws, position) int64 [B], tokens drawn from them
-  DraftProposal(tokens, lengths, Laws(probs=probs))
+      ctx       ctx.distribution(logits [B, V]) gives a position's Distributions: probs [B, V], or
+                point_masses int64 [B] where every row is greedy;
+                ctx.pick(distributions, position) int64 [B], tokens drawn from them
+  DraftProposal(tokens, lengths, Distributions(probs=probs))
       tokens    int64 [B, N]; lengths NumPy int64 [B], at most plan.depth
-      probs     [B, N, V], the laws they were drawn from; Laws(atoms=tokens)
+      probs     [B, N, V], the distributions they were drawn from; Distributions(point_masses=tokens)
                 if they were proposed outright
 """
 
@@ -94,7 +94,7 @@ def configure(parser: ArgumentParser) -> None:
         "--module",
         metavar="FILE.py:NAME",
         help="put a verification method or a drafter of your own through the exact tier alone: "
-        "path.py:Name or package.module:Name. An object or class with stop_law and residual is a "
+        "path.py:Name or package.module:Name. An object or class with stop_distribution and residual is a "
         "method on chains, one with propose a drafter; a Verifier brings methods on chains and on "
         "trees. A class is made without arguments; a drafter's class whose constructor requires "
         "one argument is given the draft model of each case",
@@ -217,8 +217,9 @@ def _run_tier(
         from ..certify.controls import control_tier
 
         return control_tier(report)
+    from outrider_demo import PROMPTS
+
     from ..certify.statistics import statistical_tier
-    from ..models.demo import PROMPTS
 
     assert loaded is not None
     assert loaded.drafter is not None

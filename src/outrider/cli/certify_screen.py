@@ -89,10 +89,10 @@ class Screen:
         shares = " and ".join(f"{alternative:g}" for alternative in ALTERNATIVES)
         self._say(
             f"The engine under Philox, seed {tier.seed}, {tier.samples:,} continuations of "
-            f"{TOKENS} tokens a cell, against the law of the target's own full forward. G-tests at "
+            f"{TOKENS} tokens a cell, against the distribution of the target's own full forward. G-tests at "
             f"each position given the tokens before it; false-alarm rate {FALSE_ALARM_RATE:g} for "
             f"all {len(tier.positions)} together (Holm). Power: the least chance of rejecting a "
-            f"law that is off by a total variation of {shares} on the bins tested there."
+            f"distribution that is off by a total variation of {shares} on the bins tested there."
         )
         found = table("\ncell", right=("\ntoken", "\nsamples", "\ndf", "\nG", "\np", *_powers()))
         found.add_column("\nverdict")
@@ -181,7 +181,7 @@ def _compared(tier: ExactTier) -> str:
     """The largest error, or that there is none to tell of every case."""
     compared = [item.error for item in tier.measured if item.problem is None]
     if not compared:
-        return "An exception was raised in every case: no law could be compared."
+        return "An exception was raised in every case: no distribution could be compared."
     of = f"of any output {_error(max(compared))}, allowed {TOLERANCE:g}."
     if not tier.raised:
         return f"Largest error in the probability {of}"

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from . import figures
 
 if TYPE_CHECKING:
-    from ..config import SamplingParams
-    from ..engine import SpeculativeDecoder
-    from ..metrics import SpeculationMetrics
-    from ..outputs import StreamEvent
+    from ..config.params import SamplingParams
+    from ..engine.decoder import SpeculativeDecoder
+    from ..engine.metrics import SpeculationMetrics
+    from ..engine.outputs import StreamEvent
 
 WARM_UP_TOKENS = 8
 """Decoded of each prompt before it is timed, so that both sides find the prompt computed."""

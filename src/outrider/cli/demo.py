@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..config import SamplingParams, SpeculativeConfig
+from ..config.params import SamplingParams, SpeculativeConfig
 from ..errors import InvalidConfigError
 from . import options
 from .paint import wants_color
@@ -47,7 +47,7 @@ def configure(parser: ArgumentParser) -> None:
         default=TEMPERATURES,
         text="compare at this temperature only",
     )
-    options.add_law_flags(sampling)
+    options.add_distribution_flags(sampling)
     options.add_field_flag(
         sampling,
         SamplingParams,
@@ -84,7 +84,8 @@ def run(args: Namespace) -> None:
 
     from rich.console import Console
 
-    from ..models.demo import PROMPTS
+    from outrider_demo import PROMPTS
+
     from .models import load
 
     prompts = PROMPTS if given is None else (given,)
@@ -128,7 +129,7 @@ def _refuse_plain(method: str, config: SpeculativeConfig) -> None:
 
 
 def _contest(loaded: Loaded, config: SpeculativeConfig, on_round: OnRound | None) -> Contest:
-    from ..engine import SpeculativeDecoder
+    from ..engine.decoder import SpeculativeDecoder
     from .comparison import Contest
 
     plain, speculative, untimed = (

@@ -14,7 +14,7 @@ from .paint import colored, marked
 from .screen import standard_output, table
 
 if TYPE_CHECKING:
-    from ..outputs import Origin, StreamEvent
+    from ..engine.outputs import Origin, StreamEvent
     from .comparison import Comparison, Side
 
 PROMPT_LINES = 4
@@ -119,9 +119,9 @@ def _cells(side: Side, speedup: float) -> list[str]:
 def _sameness(comparison: Comparison) -> str:
     where = f"temperature {comparison.temperature:g}"
     if comparison.temperature > 0 and comparison.speculative.metrics.lossy:
-        return f"{where}: lossy verification, the speculative text is from another law"
+        return f"{where}: lossy verification, the speculative text is from another distribution"
     if comparison.temperature > 0:
-        return f"{where}: the two texts are different draws from the same law"
+        return f"{where}: the two texts are different draws from the same distribution"
     count, total = comparison.identical, len(comparison.plain.token_ids)
     if count == total:
         return f"{where}: the same text with and without speculation, {count} of {total} prompts"

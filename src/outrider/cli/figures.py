@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..metrics import SpeculationMetrics
+    from ..engine.metrics import SpeculationMetrics
 
 
 SPECULATION = (

@@ -19,10 +19,10 @@ from .tracing import add_trace_flag, check_trace_flag, tracing
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..config import SamplingParams
-    from ..engine import SpeculativeDecoder
-    from ..logprobs import TokenLogprob
-    from ..outputs import Choice, GenerationOutput, StreamEvent
+    from ..config.params import SamplingParams
+    from ..engine.decoder import SpeculativeDecoder
+    from ..engine.outputs import Choice, GenerationOutput, StreamEvent
+    from ..sampling.logprobs import TokenLogprob
     from .models import Loaded
 
 _EXAMPLES = """examples:
@@ -74,7 +74,7 @@ def run(args: Namespace) -> None:
     params = replace(params, bad_words=request_flags.bad_words(args.bad_texts, loaded.tokenizer))
     settings = loaded.settings(params, config)
 
-    from ..engine import SpeculativeDecoder
+    from ..engine.decoder import SpeculativeDecoder
 
     with tracing(args, settings, loaded.drafter, config) as on_round:
         decoder = SpeculativeDecoder(
@@ -132,7 +132,7 @@ def _noted(
     events: Iterator[StreamEvent], told: list[list[TokenLogprob]], reasons: list[str | None]
 ) -> Iterator[StreamEvent]:
     """The events; their choice's log-probabilities and why it ended are noted on the way."""
-    from ..logprobs import TokenLogprob
+    from ..sampling.logprobs import TokenLogprob
 
     for event in events:
         if event.logprob is not None:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..logprobs import TokenLogprob
-    from ..protocols import Tokenizer
+    from ..sampling.logprobs import TokenLogprob
+    from ..types.protocols import Tokenizer
 
 
 def entries(told: Iterable[TokenLogprob], tokenizer: Tokenizer) -> list[dict[str, Any]]:

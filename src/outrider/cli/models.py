@@ -8,16 +8,16 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..config import SamplingParams, SpeculativeConfig
+from ..config.params import SamplingParams, SpeculativeConfig
 from ..errors import InvalidConfigError
 from .options import speculation_method
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..loading import Pair
-    from ..models.transformers import TransformersModel
-    from ..protocols import DraftModel
+    from ..engine.loading import Pair
+    from ..runtimes.transformers.model import TransformersModel
+    from ..types.protocols import Drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Loaded:
     """
 
     target: TransformersModel
-    drafter: DraftModel | None
+    drafter: Drafter | None
     tokenizer: Any
     facts: dict[str, Any]
     compile_s: dict[str, float | None]
@@ -71,7 +71,7 @@ class Loaded:
     def _source(self) -> str:
         from ..drafters.hybrid import HybridDrafter
         from ..drafters.model import ModelDrafter
-        from ..drafters.vocabulary import VocabularyDrafter
+        from ..drafters.vocabulary.drafter import VocabularyDrafter
 
         if self.facts["exit_layers"]:
             return f"the target's first {self.facts['exit_layers']} layers"
@@ -98,7 +98,7 @@ def load(args: Namespace, console: Console, **more: Any) -> Loaded:
         import transformers
 
         from ..drafters.ngram import NgramDrafter
-        from ..loading import load as load_pair
+        from ..engine.loading import load as load_pair
 
         logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
         transformers.utils.logging.set_verbosity_error()
@@ -137,7 +137,7 @@ def load(args: Namespace, console: Console, **more: Any) -> Loaded:
 
 def _compile_s(pair: Pair) -> dict[str, float | None]:
     """Seconds that compiling each model took, None where it runs eagerly."""
-    from ..models.transformers import TransformersModel
+    from ..runtimes.transformers.model import TransformersModel
 
     seconds = {"target": pair.target.compile_s}
     drafter = pair.model_drafter
@@ -146,11 +146,11 @@ def _compile_s(pair: Pair) -> dict[str, float | None]:
     return seconds
 
 
-def _drafter(method: str, pair: Pair, exit_layers: int | None) -> DraftModel | None:
+def _drafter(method: str, pair: Pair, exit_layers: int | None) -> Drafter | None:
     """What proposes tokens."""
     from ..drafters.early_exit import EarlyExitDrafter
     from ..drafters.prediction import PredictionDrafter
-    from ..drafters.suffix import SuffixDrafter
+    from ..drafters.suffix.drafter import SuffixDrafter
 
     if method == "suffix":
         return SuffixDrafter()
@@ -166,7 +166,7 @@ def _drafter(method: str, pair: Pair, exit_layers: int | None) -> DraftModel | N
 
 
 def _size(model: Any) -> str:
-    from ..models.transformers import TransformersModel
+    from ..runtimes.transformers.model import TransformersModel
 
     if not isinstance(model, TransformersModel):
         return ""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, get_args
 
-from ..config import (
+from ..config.params import (
     Depth,
     DraftSampleMethod,
     SamplingParams,
@@ -29,7 +29,7 @@ _LOSSY = (
     ("lenience", "lenient", "no token becomes more than 1/X times as likely"),
     ("typical_epsilon", "typical", "keep tokens above the lesser of X and delta exp(-entropy)"),
     ("typical_delta", "typical", "see --typical-epsilon"),
-    ("mixture_budget", "mixture", "the total variation that a token's law may move"),
+    ("mixture_budget", "mixture", "the total variation that a token's distribution may move"),
 )
 """Fields of lossy methods: the method of each, and what it does."""
 
@@ -80,7 +80,7 @@ def add_speculation_flags(parser: ArgumentParser, methods: Sequence[str] = METHO
     parser.set_defaults(usual_method="hybrid")
     group = parser.add_argument_group(
         "speculation",
-        "None of it changes the law of the output, but for the verifications typical, lenient and "
+        "None of it changes the distribution of the output, but for the verifications typical, lenient and "
         "mixture, whose figures say lossy.",
     )
     group.add_argument(
@@ -144,7 +144,7 @@ def add_speculation_flags(parser: ArgumentParser, methods: Sequence[str] = METHO
         "draft_sample_method",
         "--draft-sample-method",
         metavar=_choices(DraftSampleMethod),
-        text="draw drafts from the draft's law, or take its most likely token",
+        text="draw drafts from the draft's distribution, or take its most likely token",
     )
     add_field_flag(
         group,
@@ -191,8 +191,8 @@ def add_speculation_flags(parser: ArgumentParser, methods: Sequence[str] = METHO
         )
 
 
-def add_law_flags(group: _ArgumentGroup) -> None:
-    """What the law of a token is made of, the temperature aside, and the seed."""
+def add_distribution_flags(group: _ArgumentGroup) -> None:
+    """What the distribution of a token is made of, the temperature aside, and the seed."""
     add_field_flag(
         group,
         SamplingParams,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..outputs import Origin
+    from ..engine.outputs import Origin
 
 Paint = Callable[[str, "Origin"], str]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ..bench.canvas import Picture
     from ..bench.records import BenchResult
-    from ..trace import Trace
+    from ..engine.trace import Trace
 
 PAGE = "index.html"
 
@@ -71,7 +71,7 @@ def _read(path: Path) -> Trace | BenchResult:
         InvalidConfigError: it cannot be read, or is neither a trace nor a result.
     """
     from ..bench.documents import from_document
-    from ..trace import is_trace, read_trace
+    from ..engine.trace import is_trace, read_trace
 
     expected = "a trace that --trace wrote, or outrider bench's result.json"
     if (path / RESULT).is_file():

@@ -1,4 +1,4 @@
-"""The flags of one request: what the law of its tokens is, when it ends, what is told of it.
+"""The flags of one request: what the distribution of its tokens is, when it ends, what is told of it.
 
 A function for each group of the help. Values are checked as they are read, so that a bad one is
 refused before anything is loaded; what needs a tokenizer is made once there is one.
@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config import SamplingParams
+from ..config.params import SamplingParams
+from ..config.structured import StructuredOutput
 from ..errors import InvalidConfigError, shown
-from ..structured import StructuredOutput
 from .options import (
+    add_distribution_flags,
     add_field_flag,
-    add_law_flags,
     integer_from,
     speculation_method,
     speculative_config,
@@ -38,7 +38,7 @@ def add_sampling_flags(parser: ArgumentParser) -> None:
         metavar="T",
         text="divides the logits; 0 is greedy decoding",
     )
-    add_law_flags(group)
+    add_distribution_flags(group)
     add_field_flag(
         group,
         SamplingParams,

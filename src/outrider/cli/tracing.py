@@ -13,9 +13,9 @@ from ..errors import InvalidConfigError
 from .config_file import check_folder
 
 if TYPE_CHECKING:
-    from ..config import SpeculativeConfig
-    from ..protocols import DraftModel
-    from ..records import RoundRecord
+    from ..config.params import SpeculativeConfig
+    from ..types.protocols import Drafter
+    from ..types.records import RoundRecord
 
 OnRound = Callable[["RoundRecord"], object]
 
@@ -38,7 +38,7 @@ def check_trace_flag(args: Namespace) -> None:
     if args.trace is None:
         return
 
-    from ..trace import is_trace
+    from ..engine.trace import is_trace
 
     path = Path(args.trace)
     if path.parent.is_dir() and not path.exists():
@@ -60,7 +60,7 @@ def check_trace_flag(args: Namespace) -> None:
 def tracing(
     args: Namespace,
     settings: dict[str, Any],
-    drafter: DraftModel | None,
+    drafter: Drafter | None,
     config: SpeculativeConfig,
 ) -> Iterator[OnRound | None]:
     """What a decoder is to tell its rounds while the context is open; None without the flag.
@@ -74,7 +74,7 @@ def tracing(
     if args.trace is None:
         yield None
         return
-    from ..trace import TraceWriter
+    from ..engine.trace import TraceWriter
     from ..verification import Verifier
 
     lossy = drafter is not None and Verifier.of(config).lossy

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import SamplingParams, SpeculativeConfig
+from ..config.params import SamplingParams, SpeculativeConfig
 from ..errors import InvalidConfigError
 from . import config_file, options, tune_document
 from .ending import Ending, terminable
@@ -174,7 +174,7 @@ def _add_sampling_flags(parser: ArgumentParser) -> None:
         metavar="T,...",
         help="of requests; what is recommended is best over all of them (default: 0 and 0.8)",
     )
-    options.add_law_flags(sampling)
+    options.add_distribution_flags(sampling)
     options.add_field_flag(
         sampling,
         SamplingParams,
@@ -313,9 +313,10 @@ def _workload(args: Namespace, lines: Lines | None, loaded: Loaded) -> Workload:
 
 
 def _exports(args: Namespace, result: TuneResult) -> list[Export]:
+    import outrider_demo as demo
+
     from ..bench.exports import export
     from ..bench.tune import best_depth
-    from ..models import demo
 
     if result.recommendation is None:
         return []

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .. import trees
 from ..errors import InvalidConfigError
-from ..protocols import DraftContext
-from ..records import DraftPlan, DraftProposal, Laws, Prefix
+from ..types import trees
+from ..types.protocols import DraftContext
+from ..types.records import Distributions, DraftPlan, DraftProposal, Prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def as_proposal(
     return DraftProposal(
         drafted,
         lengths,
-        Laws(atoms=drafted),
+        Distributions(point_masses=drafted),
         parents if branches else None,
         looked_up=looked_up,
     )

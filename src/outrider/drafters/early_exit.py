@@ -7,15 +7,15 @@ that were trained to be left early; on others the first layers say little.
 
 from __future__ import annotations
 
-from ..models.early_exit import EarlyExit
-from ..models.transformers import TransformersModel
+from ..runtimes.transformers.early_exit import EarlyExit
+from ..runtimes.transformers.model import TransformersModel
 from .model import ModelDrafter
 
 
 class EarlyExitDrafter(ModelDrafter):
     """Drafts chains, or trees, with the first layers of the target and its head.
 
-    The draft's law is that of a model like any other, so that every verification is exact. Keys and
+    The draft's distribution is that of a model like any other, so that every verification is exact. Keys and
     values of the first layers are the target's: drafting has no prefix to compute, and needs no
     memory.
 

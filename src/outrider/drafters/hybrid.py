@@ -17,15 +17,15 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from ..acceptance import expected_tokens
 from ..errors import InvalidConfigError
-from ..protocols import AutoregressiveModel, DraftContext, DraftModel, EndsEarly, KnowsCost
-from ..records import DraftPlan, DraftProposal, Prefix
+from ..types.acceptance import expected_tokens
+from ..types.protocols import AutoregressiveModel, DraftContext, Drafter, EndsEarly, KnowsCost
+from ..types.records import DraftPlan, DraftProposal, Prefix
 from .candidate import Candidate, as_asked, as_proposal
 from .merge import merged
 from .model import ModelDrafter
 from .prediction import PredictionDrafter
-from .suffix import SuffixDrafter
+from .suffix.drafter import SuffixDrafter
 from .together import decide
 
 _KEPT = 0.6
@@ -72,12 +72,12 @@ class HybridDrafter:
 
     def __init__(
         self,
-        drafter: DraftModel | AutoregressiveModel,
+        drafter: Drafter | AutoregressiveModel,
         *lookups: Lookup,
         min_expected: float | None = None,
     ) -> None:
         model = ModelDrafter(drafter) if isinstance(drafter, AutoregressiveModel) else drafter
-        if not isinstance(model, DraftModel) or model.vocab_size is None:
+        if not isinstance(model, Drafter) or model.vocab_size is None:
             raise InvalidConfigError(
                 "drafter", type(drafter).__name__, "a drafter with a model, or a model"
             )
@@ -92,14 +92,14 @@ class HybridDrafter:
             number = isinstance(min_expected, int | float) and not isinstance(min_expected, bool)
             if not number or not isfinite(min_expected) or min_expected < 0:
                 raise InvalidConfigError("min_expected", min_expected, "a number >= 0, or None")
-        self.drafter: DraftModel = model
+        self.drafter: Drafter = model
         self.lookups = lookups
         self.min_expected = None if min_expected is None else float(min_expected)
         self._vocab_size: int = model.vocab_size
 
     @classmethod
     def usual(
-        cls, drafter: DraftModel | AutoregressiveModel, suffix: SuffixDrafter | None = None
+        cls, drafter: Drafter | AutoregressiveModel, suffix: SuffixDrafter | None = None
     ) -> HybridDrafter:
         """What drafts where nothing else is asked for: a model, suffix lookup and predictions.
 
@@ -116,7 +116,7 @@ class HybridDrafter:
 
     @property
     def vocab_size(self) -> int:
-        """Width of the model's laws, V."""
+        """Width of the model's distributions, V."""
         return self._vocab_size
 
     @property

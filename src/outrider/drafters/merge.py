@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .. import trees
-from ..models.transfer import sent
-from ..records import DraftProposal, Laws
+from ..types import trees
+from ..types.records import Distributions, DraftProposal
+from ..types.transfer import sent
 from .candidate import Candidate
 
 
@@ -52,12 +52,20 @@ def merged(drawn: DraftProposal, candidates: Sequence[Candidate]) -> DraftPropos
         parents = _widened(drawn.structure, trees.chain(*tokens.shape))
         parents[rows, columns] = np.concatenate([parents for _, parents in placed])
     looked_up = (drawn.lengths == 0) & (lengths > 0)
-    if drawn.laws is None or drawn.laws.probs is None:
-        return DraftProposal(tokens, lengths, Laws(atoms=tokens), parents, looked_up=looked_up)
-    own = trees.chain(*drawn.tokens.shape) if drawn.law_rows is None else drawn.law_rows
-    law_rows = _widened(own, np.full(tokens.shape, -1))
-    law_rows[rows, columns] = -1
-    return DraftProposal(tokens, lengths, drawn.laws, parents, law_rows, looked_up)
+    if drawn.distributions is None or drawn.distributions.probs is None:
+        return DraftProposal(
+            tokens, lengths, Distributions(point_masses=tokens), parents, looked_up=looked_up
+        )
+    own = (
+        trees.chain(*drawn.tokens.shape)
+        if drawn.distribution_rows is None
+        else drawn.distribution_rows
+    )
+    distribution_rows = _widened(own, np.full(tokens.shape, -1))
+    distribution_rows[rows, columns] = -1
+    return DraftProposal(
+        tokens, lengths, drawn.distributions, parents, distribution_rows, looked_up
+    )
 
 
 _Placed = tuple[NDArray[np.int64], NDArray[np.int64]]

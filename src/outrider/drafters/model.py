@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..errors import InvalidConfigError
-from ..protocols import AutoregressiveModel, DraftContext
-from ..records import DraftPlan, DraftProposal, Laws, Prefix
+from ..types.protocols import AutoregressiveModel, DraftContext
+from ..types.records import Distributions, DraftPlan, DraftProposal, Prefix
 from .some_rows import opened
 from .tree import draft_tree
 
@@ -19,8 +19,8 @@ from .tree import draft_tree
 class ModelDrafter:
     """Drafts chains, or trees, by sampling a model of the target's vocabulary.
 
-    Each token is drawn from the law that the request's own sampling parameters make of the draft
-    model's logits, and that law, as drawn from, is what verification sees. Drafted tokens stay on
+    Each token is drawn from the distribution that the request's own sampling parameters make of the draft
+    model's logits, and that distribution, as drawn from, is what verification sees. Drafted tokens stay on
     the device.
 
     Args:
@@ -48,7 +48,7 @@ class ModelDrafter:
 
     @property
     def vocab_size(self) -> int:
-        """Width of the draft's laws, V."""
+        """Width of the draft's distributions, V."""
         return self._vocab_size
 
     @property
@@ -69,26 +69,32 @@ class ModelDrafter:
             return draft_tree(cursor, plan, ctx, self._aligned)
         logits = cursor.logits
         tokens: list[Tensor] = []
-        laws: list[Laws] = []
+        distributions: list[Distributions] = []
         for position in range(depth):
             if position:
                 logits = cursor.step(tokens[-1])
             path = torch.stack(tokens, -1)[:, None] if tokens and ctx.shaped else None
-            laws.append(ctx.law(self._aligned(logits), path))
-            tokens.append(ctx.pick(laws[-1], position))
+            distributions.append(ctx.distribution(self._aligned(logits), path))
+            tokens.append(ctx.pick(distributions[-1], position))
             lengths = ctx.settle()
             if (lengths <= len(tokens)).all():
                 break
         drafted = torch.stack(tokens, 1)
         # Atoms are picked as they are.
-        rows = [law.probs for law in laws if law.probs is not None]
-        joint = Laws(probs=torch.stack(rows, 1)) if rows else Laws(atoms=drafted)
+        rows = [
+            distribution.probs for distribution in distributions if distribution.probs is not None
+        ]
+        joint = (
+            Distributions(probs=torch.stack(rows, 1))
+            if rows
+            else Distributions(point_masses=drafted)
+        )
         return DraftProposal(drafted, lengths, joint)
 
     def _readable(self, prefix: Prefix) -> Prefix:
         """The prefix with ids that a narrower draft has no embedding for replaced by its last.
 
-        Any law is a lawful draft law, so that this costs acceptance at most.
+        Any distribution is a lawful draft distribution, so that this costs acceptance at most.
         """
         own = self.model.vocab_size
         if own >= self._vocab_size or prefix.tokens.max(initial=0) < own:

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidConfigError
-from ..protocols import DraftContext
-from ..records import DraftPlan, Prefix
+from ..types.protocols import DraftContext
+from ..types.records import DraftPlan, Prefix
 from .candidate import Candidate, LookupDrafter, token_ids
 from .track_record import TrackRecord
 

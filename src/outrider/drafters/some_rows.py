@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..models.transfer import sent
-from ..protocols import AutoregressiveModel, Cursor
-from ..records import Prefix
+from ..types.protocols import AutoregressiveModel, Cursor
+from ..types.records import Prefix
+from ..types.transfer import sent
 
 
 def opened(

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..records import DraftPlan
-from ..worth import SharedWorth
+from ..types.records import DraftPlan
+from ..types.worth import SharedWorth
 from .candidate import Candidate
 
 _MARGIN = 1.1

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..protocols import DraftContext
-from ..records import Prefix
+from ..types.protocols import DraftContext
+from ..types.records import Prefix
 from .candidate import Candidate
 
 _MEMORY = 63 / 64

@@ -14,9 +14,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..growth import Level, existing, level_of, tree_of
-from ..protocols import Cursor, DraftContext
-from ..records import DraftPlan, DraftProposal, Laws
+from ..types.protocols import Cursor, DraftContext
+from ..types.records import Distributions, DraftPlan, DraftProposal
+from .growth import Level, existing, level_of, tree_of
 
 
 def draft_tree(
@@ -27,7 +27,7 @@ def draft_tree(
     Args:
         cursor: the draft model at the end of the prefixes.
         plan: with levels.
-        ctx: makes laws and children.
+        ctx: makes distributions and children.
         aligned: brings the draft's logits to the target's vocabulary.
     """
     levels: list[Level] = []
@@ -42,9 +42,9 @@ def draft_tree(
             above = levels[-1]
             logits = cursor.expand(above.tokens, above.parents)
             path = torch.cat([path[rows, above.mothers], above.tokens[..., None]], -1)
-        law = ctx.law(aligned(logits), path if depth else None)
-        assert law.probs is not None, "laws of trees are dense"
-        probs = law.probs
+        distribution = ctx.distribution(aligned(logits), path if depth else None)
+        assert distribution.probs is not None, "distributions of trees are dense"
+        probs = distribution.probs
         if plan.shape is None:
             assert plan.levels is not None
             level = _shared_out(probs, worth, plan.levels[depth], first, depth, ctx)
@@ -61,7 +61,9 @@ def _same_for_all(probs: Tensor, most: int, first: int, depth: int, ctx: DraftCo
     batch, nodes, vocab_size = probs.shape
     most = min(most, vocab_size)
     counts = torch.full((batch, nodes), most, device=probs.device)
-    return level_of(ctx.children(Laws(probs=probs), counts, most, first, depth), first, None)
+    return level_of(
+        ctx.children(Distributions(probs=probs), counts, most, first, depth), first, None
+    )
 
 
 def _shared_out(
@@ -71,9 +73,9 @@ def _shared_out(
     nodes, vocab_size = probs.shape[1:]
     most = min(quota, vocab_size)
     quota = min(quota, nodes * most)
-    worths = worth[..., None] * ctx.promise(Laws(probs=probs), most)
+    worths = worth[..., None] * ctx.promise(Distributions(probs=probs), most)
     chosen = worths.flatten(1).topk(quota, 1).indices // most
     counts = torch.zeros(probs.shape[:2], dtype=torch.int64, device=probs.device)
     counts.scatter_add_(1, chosen, torch.ones_like(chosen))
-    children = ctx.children(Laws(probs=probs), counts, most, first, depth)
+    children = ctx.children(Distributions(probs=probs), counts, most, first, depth)
     return level_of(children, first, existing(counts, most, quota))

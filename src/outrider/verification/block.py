@@ -26,8 +26,8 @@ from .plain import PlainChains
 class BlockVerification:
     """Keep everything up to the last of N + 1 independent heads."""
 
-    def stop_law(self, chain: Chain) -> tuple[Any, Any]:
-        """The law [B, N + 1] of the number of tokens kept, and the p_i [B, N + 1]."""
+    def stop_distribution(self, chain: Chain) -> tuple[Any, Any]:
+        """The distribution [B, N + 1] of the number of tokens kept, and the p_i [B, N + 1]."""
         xp = array_namespace(chain.ratio)
         width = chain.ratio.shape[1]
         one = xp.ones_like(chain.ratio[:, :1])
@@ -87,7 +87,7 @@ class BlockVerification:
         """norm((p_i P - Q)+) after `node` = i kept tokens, or P after the last, float64 [B, V]."""
         xp = array_namespace(weights)
         rows = xp.arange(node.shape[0], device=node.device)
-        return chain.residual_law(node, weights[rows, node])
+        return chain.residual_distribution(node, weights[rows, node])
 
 
 def _none(none: float, head: float) -> float:

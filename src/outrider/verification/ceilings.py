@@ -17,12 +17,12 @@ import numpy as np
 from array_api_compat import device
 from numpy.typing import NDArray
 
-from ..config import TreeChildren
+from ..config.params import TreeChildren
 from ..errors import DraftShapeError
 from .checks import common_namespace, require_float, require_shape
 
 Path = tuple[int, ...]
-Law = Callable[[Path], Sequence[float] | NDArray[np.float64]]
+Distribution = Callable[[Path], Sequence[float] | NDArray[np.float64]]
 """The probabilities [V] of the token after a prefix."""
 
 
@@ -112,15 +112,20 @@ def deterministic_ceiling(
     return ceilings
 
 
-def exact_block_value(target_law: Law, draft_law: Law, depth: int, prefix: Path = ()) -> float:
+def exact_block_value(
+    target_distribution: Distribution,
+    draft_distribution: Distribution,
+    depth: int,
+    prefix: Path = (),
+) -> float:
     """The most tokens that any verifier of a drafted chain can emit on average, exactly.
 
     1 + the sum over all paths v of up to `depth` tokens of w(v), with
     w(v) = min(w(parent) P(x|parent), Q(v)): what block verification emits.
 
     Args:
-        target_law: the target's laws.
-        draft_law: the drafter's.
+        target_distribution: the target's distributions.
+        draft_distribution: the drafter's.
         depth: the length of the chain, at least 0. The work grows as V^depth.
         prefix: what the chain follows.
     """
@@ -130,7 +135,7 @@ def exact_block_value(target_law: Law, draft_law: Law, depth: int, prefix: Path 
             return 0.0
         total = 0.0
         for token, (target, draft) in enumerate(
-            zip(target_law(path), draft_law(path), strict=True)
+            zip(target_distribution(path), draft_distribution(path), strict=True)
         ):
             weight = min(kept * float(target), drafted * float(draft))
             if weight > 0:
@@ -140,10 +145,12 @@ def exact_block_value(target_law: Law, draft_law: Law, depth: int, prefix: Path 
     return 1 + beyond(prefix, 1.0, 1.0)
 
 
-def path_probabilities(law: Law, depth: int, prefix: Path = ()) -> dict[Path, float]:
+def path_probabilities(
+    distribution: Distribution, depth: int, prefix: Path = ()
+) -> dict[Path, float]:
     """The probability of every path of 1 to `depth` tokens after `prefix`, the impossible left out.
 
-    With a drafter's law these are the probabilities that a chain of `depth` drafts has each node.
+    With a drafter's distribution these are the probabilities that a chain of `depth` drafts has each node.
     """
     level: dict[Path, float] = {(): 1.0}
     paths: dict[Path, float] = {}
@@ -151,7 +158,7 @@ def path_probabilities(law: Law, depth: int, prefix: Path = ()) -> dict[Path, fl
         level = {
             (*path, token): mass * float(share)
             for path, mass in level.items()
-            for token, share in enumerate(law((*prefix, *path)))
+            for token, share in enumerate(distribution((*prefix, *path)))
             if mass * float(share) > 0
         }
         paths |= level
@@ -159,12 +166,12 @@ def path_probabilities(law: Law, depth: int, prefix: Path = ()) -> dict[Path, fl
 
 
 def tree_probabilities(
-    draft_law: Law, shape: Sequence[int], kind: TreeChildren, prefix: Path = ()
+    draft_distribution: Distribution, shape: Sequence[int], kind: TreeChildren, prefix: Path = ()
 ) -> dict[Path, float]:
     """For each path after `prefix`, the probability that a drafted tree has it.
 
     Args:
-        draft_law: the drafter's laws.
+        draft_distribution: the drafter's distributions.
         shape: how many children each node has at each depth; at most as many as tokens are likely.
         kind: how they come about, as `SpeculativeConfig.tree_children` says.
         prefix: what the tree follows.
@@ -172,26 +179,30 @@ def tree_probabilities(
     if not shape:
         return {}
     paths: dict[Path, float] = {}
-    law = np.asarray(draft_law(prefix), dtype=np.float64)
-    for token, share in enumerate(_inclusion(law, shape[0], kind)):
-        below = tree_probabilities(draft_law, shape[1:], kind, (*prefix, token))
+    distribution = np.asarray(draft_distribution(prefix), dtype=np.float64)
+    for token, share in enumerate(_inclusion(distribution, shape[0], kind)):
+        below = tree_probabilities(draft_distribution, shape[1:], kind, (*prefix, token))
         inside = {(token, *path): mass for path, mass in below.items()} | {(token,): 1.0}
         if kind == "with_replacement":
             # Each of the draws brings a node of its own, and they are merged.
-            paths |= {p: 1 - (1 - law[token] * mass) ** shape[0] for p, mass in inside.items()}
+            paths |= {
+                p: 1 - (1 - distribution[token] * mass) ** shape[0] for p, mass in inside.items()
+            }
         else:
             paths |= {p: share * mass for p, mass in inside.items()}
     return paths
 
 
-def cover_bound(target_law: Law, inclusion: Mapping[Path, float], prefix: Path = ()) -> float:
+def cover_bound(
+    target_distribution: Distribution, inclusion: Mapping[Path, float], prefix: Path = ()
+) -> float:
     """1 + the sum over nodes v of min(P(v), Pr[v is in the tree]).
 
     No lossless verifier of a random tree emits more on average: it keeps v no more often than the
     target emits it, and no more often than v was drafted.
 
     Args:
-        target_law: the target's laws.
+        target_distribution: the target's distributions.
         inclusion: for each path after `prefix`, the probability that the drafted tree has it; paths
             left out have none.
         prefix: what the tree follows.
@@ -200,22 +211,24 @@ def cover_bound(target_law: Law, inclusion: Mapping[Path, float], prefix: Path =
 
     def target(path: Path) -> float:
         if path not in known:
-            known[path] = target(path[:-1]) * float(target_law((*prefix, *path[:-1]))[path[-1]])
+            known[path] = target(path[:-1]) * float(
+                target_distribution((*prefix, *path[:-1]))[path[-1]]
+            )
         return known[path]
 
     return 1 + math.fsum(min(target(path), drafted) for path, drafted in inclusion.items())
 
 
-def oracle_bound(target_law: Law, num_nodes: int, prefix: Path = ()) -> float:
+def oracle_bound(target_distribution: Distribution, num_nodes: int, prefix: Path = ()) -> float:
     """1 + the sum of the `num_nodes` largest P(v): what the best fixed tree of that size emits.
 
     No tree of so many nodes that no draw decided emits more on average, whoever drafts it. A drawn
-    tree may: drafts drawn from the target's own law are all kept. For those there is `cover_bound`.
+    tree may: drafts drawn from the target's own distribution are all kept. For those there is `cover_bound`.
 
     A path's probability never exceeds its parent's, so the largest are found best first.
 
     Args:
-        target_law: the target's laws.
+        target_distribution: the target's distributions.
         num_nodes: how many drafted tokens the tree has, at least 0.
         prefix: what the tree follows.
     """
@@ -224,25 +237,27 @@ def oracle_bound(target_law: Law, num_nodes: int, prefix: Path = ()) -> float:
     for _ in range(num_nodes + 1):
         mass, path = heapq.heappop(frontier)
         total -= mass
-        for token, share in enumerate(target_law(path)):
+        for token, share in enumerate(target_distribution(path)):
             heapq.heappush(frontier, (mass * float(share), (*path, token)))
     return total
 
 
-def _inclusion(law: NDArray[np.float64], count: int, kind: TreeChildren) -> NDArray[np.float64]:
+def _inclusion(
+    distribution: NDArray[np.float64], count: int, kind: TreeChildren
+) -> NDArray[np.float64]:
     """The probability [V] that each token is among the `count` children of a node."""
     if kind == "with_replacement":
-        return 1 - (1 - law) ** count
+        return 1 - (1 - distribution) ** count
     if kind == "greedy":
-        included = np.zeros(len(law))
-        included[np.argsort(-law, kind="stable")[: count - 1]] = 1.0
-        left = np.where(included > 0, 0.0, law)
+        included = np.zeros(len(distribution))
+        included[np.argsort(-distribution, kind="stable")[: count - 1]] = 1.0
+        left = np.where(included > 0, 0.0, distribution)
         included += left / left.sum()
         return included
-    included = law.copy()
+    included = distribution.copy()
     if count > 1:
-        for token, share in enumerate(law):
-            left = np.where(np.arange(len(law)) == token, 0.0, law)
+        for token, share in enumerate(distribution):
+            left = np.where(np.arange(len(distribution)) == token, 0.0, distribution)
             if share > 0 and left.sum() > 0:
                 included += share * _inclusion(left / left.sum(), count - 1, kind)
     return included

@@ -1,4 +1,4 @@
-"""What a verification method sees of a round: drafted chains, and the laws on both sides."""
+"""What a verification method sees of a round: drafted chains, and the distributions on both sides."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any, Protocol
 
 from array_api_compat import array_namespace
 
-from ..records import DraftProposal, Laws
+from ..types.records import Distributions, DraftProposal
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Drafted chains beside the target's laws. Arrays of one array-API library.
+    """Drafted chains beside the target's distributions. Arrays of one array-API library.
 
     Attributes:
         tokens: int64 [B, N], every entry inside the vocabulary.
         length: int64 [B].
-        target: [B, N + 1, V], the target's laws after the prefix and after each token.
-        draft: [B, N, V], the laws the tokens were drawn from; None if each was proposed outright,
+        target: [B, N + 1, V], the target's distributions after the prefix and after each token.
+        draft: [B, N, V], the distributions the tokens were drawn from; None if each was proposed outright,
             a point mass.
         ragged: whether a row has fewer than N drafts, so that entries beyond them mean nothing.
         ratio: float64 [B, N], target over draft probability of each token; 0 where the target
@@ -34,19 +34,23 @@ class Chain:
 
     @staticmethod
     def of(proposal: DraftProposal, target: Any) -> Chain:
-        """The chains of a proposal with N >= 1, beside dense target laws [B, N + 1, V]."""
+        """The chains of a proposal with N >= 1, beside dense target distributions [B, N + 1, V]."""
         xp = array_namespace(target)
         batch, width = proposal.tokens.shape
         device = target.device
-        laws = proposal.laws or Laws(atoms=proposal.tokens)
+        distributions = proposal.distributions or Distributions(point_masses=proposal.tokens)
         columns = xp.arange(width, device=device)[None, :]
         rows = xp.arange(batch, device=device)[:, None]
         length = xp.asarray(proposal.lengths, device=device)
         ragged = bool((proposal.lengths < width).any())
         kept = target[rows, columns, proposal.tokens]
-        drawn = None if laws.probs is None else laws.probs[rows, columns, proposal.tokens]
+        drawn = (
+            None
+            if distributions.probs is None
+            else distributions.probs[rows, columns, proposal.tokens]
+        )
         ratio = target_over_draft(kept, drawn, length if ragged else None)
-        return Chain(proposal.tokens, length, target, laws.probs, ragged, ratio)
+        return Chain(proposal.tokens, length, target, distributions.probs, ragged, ratio)
 
     def excess(self, weights: Any) -> Any:
         """sum_x (w_i P_i(x) - Q_i(x))+ at the nodes 1..N-1 for weights w [B, N + 1].
@@ -64,8 +68,8 @@ class Chain:
         above = inner[:, :, None] * self.target[:, 1:width, :] - self.draft[:, 1:, :]
         return xp.sum(xp.clip(above, min=0), axis=-1)
 
-    def residual_law(self, node: Any, weight: Any) -> Any:
-        """The law after `node` kept tokens: norm((weight * target - draft)+), target at a leaf.
+    def residual_distribution(self, node: Any, weight: Any) -> Any:
+        """The distribution after `node` kept tokens: norm((weight * target - draft)+), target at a leaf.
 
         Args:
             node: int64 [B], how many tokens are kept.
@@ -94,25 +98,27 @@ class Chain:
         return xp.where(used, residual / xp.where(used, total, 1.0), xp.astype(target, xp.float64))
 
 
-def _row(laws: Any, position: Any) -> Any:
-    """The law [B, V] at each row's own position [B] among laws [B, M, V]."""
-    xp = array_namespace(laws)
-    batch, positions, vocabulary = laws.shape
-    flat = xp.reshape(laws, (batch * positions, vocabulary))
-    return xp.take(flat, xp.arange(batch, device=laws.device) * positions + position, axis=0)
+def _row(distributions: Any, position: Any) -> Any:
+    """The distribution [B, V] at each row's own position [B] among distributions [B, M, V]."""
+    xp = array_namespace(distributions)
+    batch, positions, vocabulary = distributions.shape
+    flat = xp.reshape(distributions, (batch * positions, vocabulary))
+    return xp.take(
+        flat, xp.arange(batch, device=distributions.device) * positions + position, axis=0
+    )
 
 
 def target_over_draft(target: Any, draft: Any | None, length: Any | None) -> Any:
     """The ratio of a chain's drafted tokens, float64 [B, N].
 
     Args:
-        target: [B, N], each token's probability under the target's law.
-        draft: [B, N], under the law it was drawn from; None for point masses.
+        target: [B, N], each token's probability under the target's distribution.
+        draft: [B, N], under the distribution it was drawn from; None for point masses.
         length: int64 [B], how many tokens of each row are drafted; None if all are.
     """
     xp = array_namespace(target)
     ratio = xp.astype(target, xp.float64)
-    # A token has positive probability under the law it was drawn from; where nothing was drafted
+    # A token has positive probability under the distribution it was drawn from; where nothing was drafted
     # there may be none to divide by.
     if draft is not None:
         ratio = ratio / (draft + xp.astype(draft == 0, draft.dtype))
@@ -125,15 +131,15 @@ def target_over_draft(target: Any, draft: Any | None, length: Any | None) -> Any
 class Method(Protocol):
     """A verification method: what is kept, and what follows it."""
 
-    def stop_law(self, chain: Chain) -> tuple[Any, Any]:
+    def stop_distribution(self, chain: Chain) -> tuple[Any, Any]:
         """How many tokens are kept.
 
         Returns:
-            The law [B, N + 1] of the number of tokens kept, float64, and the weights [B, N + 1]
+            The distribution [B, N + 1] of the number of tokens kept, float64, and the weights [B, N + 1]
             that `residual` wants at each node.
         """
         ...
 
     def residual(self, chain: Chain, weights: Any, node: Any) -> Any:
-        """The law of the token after `node` [B] kept tokens, float64 [B, V]."""
+        """The distribution of the token after `node` [B] kept tokens, float64 [B, V]."""
         ...

@@ -98,7 +98,7 @@ def require_width(name: str, array: Any, width: int | None = None) -> None:
     if width is not None and given[-1] != width:
         raise DistributionWidthError(
             f"{name} has shape {given}; expected a last dimension of {width}, the vocabulary of "
-            "the other laws: pad the narrower ones with zeros"
+            "the other distributions: pad the narrower ones with zeros"
         )
 
 
@@ -113,37 +113,39 @@ def tolerance(array: Any) -> float:
     return 1e-4 if bits == 32 else 1e-2
 
 
-def require_laws(name: str, laws: Any) -> None:
+def require_distributions(name: str, distributions: Any) -> None:
     """Check that rows [..., V] are probabilities: non-negative, with a sum of one.
 
     Raises:
         DegenerateDistributionError: a row has NaN, infinite or negative mass, or another sum (by
             more than `tolerance`).
     """
-    xp = array_namespace(laws)
-    totals = xp.sum(laws, axis=-1, dtype=xp.float64)
-    least = xp.min(laws, axis=-1)
-    wrong = _first_row(name, laws, (least >= 0) & (xp.abs(totals - 1) <= tolerance(laws)))
+    xp = array_namespace(distributions)
+    totals = xp.sum(distributions, axis=-1, dtype=xp.float64)
+    least = xp.min(distributions, axis=-1)
+    wrong = _first_row(
+        name, distributions, (least >= 0) & (xp.abs(totals - 1) <= tolerance(distributions))
+    )
     if wrong is None:
         return
     place, row = wrong
     total = float(xp.sum(row, dtype=xp.float64))
     raise DegenerateDistributionError(
         f"{place} has total mass {total!r} and least entry {float(xp.min(row))!r}; expected "
-        f"non-negative probabilities that sum to one within {tolerance(laws)}: normalise the row, "
+        f"non-negative probabilities that sum to one within {tolerance(distributions)}: normalise the row, "
         "and look for NaN where it came from"
     )
 
 
-def require_log_laws(name: str, logprobs: Any, laws: Any) -> None:
+def require_log_distributions(name: str, logprobs: Any, distributions: Any) -> None:
     """Check that rows [..., V] are log-probabilities, given their exponentials, float64.
 
     Raises:
         DegenerateDistributionError: a row has NaN or infinite mass, or its probabilities do not sum
             to one (by more than `tolerance`).
     """
-    xp = array_namespace(laws)
-    totals = xp.sum(laws, axis=-1)
+    xp = array_namespace(distributions)
+    totals = xp.sum(distributions, axis=-1)
     wrong = _first_row(name, logprobs, xp.abs(totals - 1) <= tolerance(logprobs))
     if wrong is None:
         return
@@ -175,7 +177,7 @@ def require_tokens(name: str, tokens: Any, shape: tuple[int, int], vocab_size: i
         TokenOutOfRangeError: one is outside the vocabulary.
     """
     xp = array_namespace(tokens)
-    require_shape(name, tokens, shape, "one token for each drafted law", DraftShapeError)
+    require_shape(name, tokens, shape, "one token for each drafted distribution", DraftShapeError)
     if not xp.isdtype(tokens.dtype, "integral"):
         raise DraftShapeError(f"{name} has dtype {tokens.dtype}; expected integer token ids")
     ids = xp.astype(tokens, xp.int64)

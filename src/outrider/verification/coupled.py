@@ -14,15 +14,15 @@ from typing import Any, Protocol
 import numpy as np
 from array_api_compat import array_namespace
 
-from .. import trees
-from ..records import DraftProposal, Verdict
+from ..types import trees
+from ..types.records import DraftProposal, Verdict
 
 
 class PositionDraws(Protocol):
     """Draws of the target's tokens by their position in the output."""
 
-    def position(self, laws: Any, offset: int, active: Any) -> Any:
-        """Tokens int64 [B] for laws [B, V], `offset` positions after the prefix.
+    def position(self, distributions: Any, offset: int, active: Any) -> Any:
+        """Tokens int64 [B] for distributions [B, V], `offset` positions after the prefix.
 
         Rows that are not `active`, bool [B], may get any token; nothing need be drawn for them.
         """
@@ -34,7 +34,7 @@ def verify_coupled(proposal: DraftProposal, target: Any, draws: PositionDraws) -
 
     Args:
         proposal: drafted tokens; what they were drawn from does not matter.
-        target: the target's laws, dense [B, N + 1, V].
+        target: the target's distributions, dense [B, N + 1, V].
         draws: the round's chance.
     """
     xp = array_namespace(target)
@@ -52,7 +52,7 @@ def verify_coupled(proposal: DraftProposal, target: Any, draws: PositionDraws) -
     for offset in range(deepest):
         following = children[rows, node]
         proposed = proposal.tokens[rows[:, None], xp.clip(following - 1, min=0)]
-        # Siblings with one token lead to the same laws; the first of them is taken.
+        # Siblings with one token lead to the same distributions; the first of them is taken.
         agrees = (following > 0) & (proposed == token[:, None]) & active[:, None]
         active = xp.any(agrees, axis=1)
         first = xp.argmax(xp.astype(agrees, xp.int64), axis=1)

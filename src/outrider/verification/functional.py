@@ -14,20 +14,20 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from ..chance import STOP, TOKEN, Philox4x32, inverse_cdf, stream_key
 from ..errors import (
     DegenerateDistributionError,
     DraftShapeError,
     InvalidConfigError,
     TargetShapeError,
 )
-from ..records import DraftProposal, Laws
+from ..random.chance import STOP, TOKEN, Philox4x32, inverse_cdf, stream_key
+from ..types.records import Distributions, DraftProposal
 from . import METHODS, verify
 from .checks import (
     common_namespace,
     require_count,
+    require_distributions,
     require_float,
-    require_laws,
     require_range,
     require_shape,
     require_tokens,
@@ -59,11 +59,11 @@ class _RowDraws:
     def __init__(self, uniforms: Any) -> None:
         self._uniforms = uniforms
 
-    def stop(self, laws: Any) -> Any:
-        return inverse_cdf(laws, self._uniforms[:, 0])
+    def stop(self, distributions: Any) -> Any:
+        return inverse_cdf(distributions, self._uniforms[:, 0])
 
-    def token(self, laws: Any) -> Any:
-        return inverse_cdf(laws, self._uniforms[:, 1])
+    def token(self, distributions: Any) -> Any:
+        return inverse_cdf(distributions, self._uniforms[:, 1])
 
 
 def verify_speculative_tokens(
@@ -75,17 +75,17 @@ def verify_speculative_tokens(
     step: int = 0,
     method: str = "token",
 ) -> VerificationResult:
-    """Keep drafted tokens and draw the one that follows, so that the target's law is emitted.
+    """Keep drafted tokens and draw the one that follows, so that the target's distribution is emitted.
 
     Rows draw independent noise, keyed by (seed, row, step): the same arguments give the same
     answer, on every library and device that holds the same numbers. Use another `step` for each
-    round of a generation, or noise is reused and the law of the whole text is no longer the
+    round of a generation, or noise is reused and the distribution of the whole text is no longer the
     target's.
 
     Args:
-        draft_probs: [B, K, V], the laws the tokens were drawn from, exactly as they were drawn from
+        draft_probs: [B, K, V], the distributions the tokens were drawn from, exactly as they were drawn from
             (after temperature and filters).
-        target_probs: [B, K + 1, V], the target's laws after the prefix and after each token.
+        target_probs: [B, K + 1, V], the target's distributions after the prefix and after each token.
         draft_tokens: integers [B, K].
         seed: in [0, 2**64).
         step: in [0, 2**32).
@@ -95,10 +95,10 @@ def verify_speculative_tokens(
     Raises:
         DraftShapeError: `draft_probs` or `draft_tokens` has a wrong rank, shape or dtype.
         TargetShapeError: `target_probs` has.
-        DistributionWidthError: the laws are not equally wide, or have no width.
+        DistributionWidthError: the distributions are not equally wide, or have no width.
         DegenerateDistributionError: a row has NaN or negative mass or does not sum to one (within
             1e-6 in float64, 1e-4 in float32, 1e-2 in half precision), or a drafted token has
-            probability zero under the law it is said to be drawn from.
+            probability zero under the distribution it is said to be drawn from.
         TokenOutOfRangeError: a token is outside 0..V-1.
         InvalidConfigError: `seed`, `step` or `method` is not allowed, or the arrays are not of one
             library on one device.
@@ -123,7 +123,7 @@ def verify_speculative_tokens(
     uniforms = Philox4x32().uniforms(keys)
     draws = _RowDraws(xp.asarray(uniforms, device=where))
     lengths = np.full(batch, width, dtype=np.int64)
-    proposal = DraftProposal(tokens, lengths, Laws(probs=draft_probs) if width else None)
+    proposal = DraftProposal(tokens, lengths, Distributions(probs=draft_probs) if width else None)
     verdict = verify(proposal, target_probs, METHODS[method], draws)
     kept, following = verdict.node, verdict.next_token
     columns = xp.arange(width, device=where)[None, :]
@@ -139,7 +139,7 @@ def _require_round(draft_probs: Any, target_probs: Any, draft_tokens: Any) -> An
         "draft_probs",
         draft_probs,
         ("B", "K", "V"),
-        "a law for each drafted token",
+        "a distribution for each drafted token",
         DraftShapeError,
     )
     batch, width, vocabulary = draft_probs.shape
@@ -147,7 +147,7 @@ def _require_round(draft_probs: Any, target_probs: Any, draft_tokens: Any) -> An
         "target_probs",
         target_probs,
         (batch, width + 1, "V"),
-        "a law after the prefix and after each drafted token",
+        "a distribution after the prefix and after each drafted token",
         TargetShapeError,
     )
     require_width("draft_probs", draft_probs)
@@ -155,8 +155,8 @@ def _require_round(draft_probs: Any, target_probs: Any, draft_tokens: Any) -> An
     require_float("draft_probs", draft_probs, DraftShapeError)
     require_float("target_probs", target_probs, TargetShapeError)
     tokens = require_tokens("draft_tokens", draft_tokens, (batch, width), vocabulary)
-    require_laws("draft_probs", draft_probs)
-    require_laws("target_probs", target_probs)
+    require_distributions("draft_probs", draft_probs)
+    require_distributions("target_probs", target_probs)
     xp = array_namespace(tokens)
     drawn = xp.take_along_axis(draft_probs, tokens[:, :, None], axis=-1)
     if bool(xp.any(drawn == 0)):
@@ -164,7 +164,7 @@ def _require_round(draft_probs: Any, target_probs: Any, draft_tokens: Any) -> An
         row, position = divmod(first, width)
         raise DegenerateDistributionError(
             f"draft_probs gives draft_tokens[{row}, {position}] = {int(tokens[row, position])} "
-            "probability 0; expected the law that the token was drawn from, which cannot exclude "
+            "probability 0; expected the distribution that the token was drawn from, which cannot exclude "
             "it: pass the draft's probabilities after temperature and filters"
         )
     return tokens
@@ -174,8 +174,8 @@ def compute_acceptance_probs(draft_probs: Any, target_probs: Any) -> tuple[Any, 
     """What token-wise verification would do with every token of the vocabulary.
 
     Args:
-        draft_probs: [B, K, V], the drafter's laws.
-        target_probs: [B, K, V], the target's laws at the same positions; [B, K + 1, V] is taken
+        draft_probs: [B, K, V], the drafter's distributions.
+        target_probs: [B, K, V], the target's distributions at the same positions; [B, K + 1, V] is taken
             too, and its last position is left out.
 
     Returns:
@@ -183,7 +183,7 @@ def compute_acceptance_probs(draft_probs: Any, target_probs: Any) -> tuple[Any, 
             it was drafted. Where the drafter gives it none: 1 if the target gives it some (the
             limit), 0 if not, since a token of target probability zero is never emitted.
         residual: [B, K, V], (target - draft)+, not normalised: its sum is the probability of a
-            rejection, its shape the law of the correction.
+            rejection, its shape the distribution of the correction.
         Both in the dtype the arguments promote to.
 
     Raises:
@@ -192,7 +192,11 @@ def compute_acceptance_probs(draft_probs: Any, target_probs: Any) -> tuple[Any, 
     """
     xp = common_namespace(draft_probs=draft_probs, target_probs=target_probs)
     require_shape(
-        "draft_probs", draft_probs, ("B", "K", "V"), "a law for each position", DraftShapeError
+        "draft_probs",
+        draft_probs,
+        ("B", "K", "V"),
+        "a distribution for each position",
+        DraftShapeError,
     )
     batch, width, vocabulary = draft_probs.shape
     positions = target_probs.shape[1] if target_probs.ndim == 3 else None
@@ -200,15 +204,15 @@ def compute_acceptance_probs(draft_probs: Any, target_probs: Any) -> tuple[Any, 
         "target_probs",
         target_probs,
         (batch, width if positions == width else width + 1, "V"),
-        f"a law at each of the {width} positions of draft_probs, or one more",
+        f"a distribution at each of the {width} positions of draft_probs, or one more",
         TargetShapeError,
     )
     require_width("draft_probs", draft_probs)
     require_width("target_probs", target_probs, vocabulary)
     require_float("draft_probs", draft_probs, DraftShapeError)
     require_float("target_probs", target_probs, TargetShapeError)
-    require_laws("draft_probs", draft_probs)
-    require_laws("target_probs", target_probs)
+    require_distributions("draft_probs", draft_probs)
+    require_distributions("target_probs", target_probs)
 
     target = target_probs[:, :width, :]
     dtype = xp.result_type(target.dtype, draft_probs.dtype)

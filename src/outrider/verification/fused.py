@@ -1,6 +1,6 @@
-"""Verification from raw logits: the same methods over target laws that are normalised lazily.
+"""Verification from raw logits: the same methods over target distributions that are normalised lazily.
 
-The laws of a round need a softmax over every row; a verdict needs far less. `verify_logits` makes
+The distributions of a round need a softmax over every row; a verdict needs far less. `verify_logits` makes
 one pass over the logits for the rows' normalisers, reads the probabilities of the drafted tokens,
 and writes out one row a sequence, the one a token is drawn from. Block verification also sums some
 of the rows in between.
@@ -8,7 +8,7 @@ of the rows in between.
 Where the logits are on the CPU, the few numbers of a round are Python's, since a framework takes
 longer to start an operation than to do one that small, and rows are summed only until the draw is
 decided. On a CUDA device nothing is decided on the host, and passes over whole rows are Triton's,
-where it is installed. `verify` over `sampling.laws` is the readable reference, and all give the
+where it is installed. `verify` over `sampling.distributions` is the readable reference, and all give the
 same verdict under the same draws, up to rounding.
 """
 
@@ -24,11 +24,11 @@ from array_api_compat import array_namespace
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .. import trees
-from ..records import DraftProposal, Verdict
+from ..types import trees
+from ..types.records import DraftProposal, Verdict
 from .chain import Chain, target_over_draft
-from .lazy import RowLaws, entries, on_host, row_laws, small
-from .plain import LazyMethod, PlainChains, stop, stop_law
+from .lazy import RowLaws, entries, on_host, row_distributions, small
+from .plain import LazyMethod, PlainChains, stop, stop_distribution
 from .verify import VerdictDraws, judge
 
 
@@ -37,7 +37,7 @@ class LazyDraws(VerdictDraws, Protocol):
 
     @property
     def stop_uniforms(self) -> Tensor | None:
-        """The uniforms float64 [B] by which `stop` inverts laws; None if only `stop` can draw."""
+        """The uniforms float64 [B] by which `stop` inverts distributions; None if only `stop` can draw."""
         ...
 
 
@@ -51,9 +51,9 @@ def verify_logits(
     """Keep drafts by `method`, and draw the token that follows them, from the target's logits.
 
     Args:
-        proposal: drafted tokens and the laws they were drawn from, on the logits' device.
+        proposal: drafted tokens and the distributions they were drawn from, on the logits' device.
         logits: the target's, [B, N + 1, V], of any floating dtype; half precision counts as
-            float32, as `sampling.laws` takes it.
+            float32, as `sampling.distributions` takes it.
         temperature: what the logits are divided by: one number, one for each row [B], or None.
         method: how drafts are kept.
         draws: the round's chance.
@@ -66,7 +66,7 @@ def verify_logits(
     """
     batch, rows, _ = logits.shape
     with np.errstate(all="ignore"):  # the witness tells of unsound rows
-        target = row_laws(logits.flatten(0, 1), _scale(logits, temperature))
+        target = row_distributions(logits.flatten(0, 1), _scale(logits, temperature))
         witness = torch.as_tensor(target.mass).view(batch, rows)
         if proposal.width == 0:
             first = target.weighed(small(torch.arange(batch, device=logits.device)), 1.0)
@@ -91,40 +91,40 @@ def _scale(logits: Tensor, temperature: Tensor | float | None) -> Tensor | float
 def _verdict_on_host(
     proposal: DraftProposal, target: RowLaws, method: LazyMethod, draws: LazyDraws
 ) -> Verdict:
-    """The verdict on chains with N >= 1, beside the laws of B * (N + 1) rows on the CPU."""
+    """The verdict on chains with N >= 1, beside the distributions of B * (N + 1) rows on the CPU."""
     drafts = HostDrafts.of(proposal, target)
     chains = PlainChains(drafts.ratios, drafts.excess)
     ahead = draws.stop_uniforms
     uniforms = None if ahead is None else ahead.tolist()
     edges, weights = method.stop_edges(chains, uniforms)
     if uniforms is None:
-        laws = [stop_law(row, proposal.width) for row in edges]
-        node = draws.stop(torch.tensor(laws, dtype=torch.float64))
+        distributions = [stop_distribution(row, proposal.width) for row in edges]
+        node = draws.stop(torch.tensor(distributions, dtype=torch.float64))
         nodes = node.tolist()
     else:
         nodes = [stop(row, uniform) for row, uniform in zip(edges, uniforms, strict=True)]
         node = torch.tensor(nodes)
-    law = drafts.residual(nodes, [row[at] for row, at in zip(weights, nodes, strict=True)])
+    distribution = drafts.residual(nodes, [row[at] for row, at in zip(weights, nodes, strict=True)])
     ceiling = torch.tensor([sum(row) for row in chains.reached()], dtype=torch.float64)
-    return Verdict(node, draws.token(torch.as_tensor(law)), ceiling)
+    return Verdict(node, draws.token(torch.as_tensor(distribution)), ceiling)
 
 
 @dataclass(frozen=True, slots=True)
 class HostDrafts:
-    """Drafted chains beside lazy laws on the CPU.
+    """Drafted chains beside lazy distributions on the CPU.
 
     Attributes:
         tokens: int64 [B * N].
-        target: laws of B * (N + 1) rows.
-        draft: [B * R, V], laws that tokens were drawn from; None if all are point masses.
-        law_rows: int64 [B * N], which of them each token was drawn from, -1 for a point mass.
+        target: distributions of B * (N + 1) rows.
+        draft: [B * R, V], distributions that tokens were drawn from; None if all are point masses.
+        distribution_rows: int64 [B * N], which of them each token was drawn from, -1 for a point mass.
         ratios: of each row its L numbers, target over draft probability of each token.
     """
 
     tokens: Any
     target: RowLaws
     draft: Tensor | None
-    law_rows: NDArray[np.int64]
+    distribution_rows: NDArray[np.int64]
     width: int
     ratios: list[list[float]]
 
@@ -137,20 +137,26 @@ class HostDrafts:
         index = column + column // width
         ratio = target.at(index, tokens)
         ratio[~_sound(target, index)] = 0
-        probs = None if proposal.laws is None else proposal.laws.probs
+        probs = None if proposal.distributions is None else proposal.distributions.probs
         draft = None if probs is None else probs.flatten(0, 1)
-        law_rows = np.full(batch * width, -1)
+        distribution_rows = np.full(batch * width, -1)
         if probs is not None:
-            own = trees.chain(batch, width) if proposal.law_rows is None else proposal.law_rows
+            own = (
+                trees.chain(batch, width)
+                if proposal.distribution_rows is None
+                else proposal.distribution_rows
+            )
             first = probs.shape[1] * np.arange(batch)[:, None]
-            law_rows = np.where(own < 0, -1, own + first).flatten()
+            distribution_rows = np.where(own < 0, -1, own + first).flatten()
         if draft is not None:
-            drawn = np.where(law_rows < 0, 1.0, entries(draft, law_rows.clip(0), tokens))
+            drawn = np.where(
+                distribution_rows < 0, 1.0, entries(draft, distribution_rows.clip(0), tokens)
+            )
             # None is zero but where nothing was drafted.
             ratio /= drawn + (drawn == 0)
         rows = zip(ratio.reshape(batch, width).tolist(), proposal.lengths.tolist(), strict=True)
         ratios = [row[:length] for row, length in rows]
-        return HostDrafts(tokens, target, draft, law_rows, width, ratios)
+        return HostDrafts(tokens, target, draft, distribution_rows, width, ratios)
 
     def excess(self, rows: list[int], node: int, weights: list[float]) -> list[float]:
         """sum_x (w P(x) - Q(x))+ at a node before the leaves of `rows`, for weights w."""
@@ -158,17 +164,17 @@ class HostDrafts:
         pairs = zip(rows, weights, strict=True)
         found = np.array([weight * (1 - self.ratios[row][node]) for row, weight in pairs])
         column = np.array(rows) * self.width + node
-        law_row = self.law_rows[column]
-        drawn = law_row >= 0
+        distribution_row = self.distribution_rows[column]
+        drawn = distribution_row >= 0
         if self.draft is not None and drawn.any():
             index, weight = (column + rows)[drawn], np.array(weights)[drawn]
-            sums = self.target.excess(index, weight, self.draft, law_row[drawn])
+            sums = self.target.excess(index, weight, self.draft, distribution_row[drawn])
             found[drawn] = np.where(_sound(self.target, index), sums, weight)
         kept: list[float] = found.tolist()
         return kept
 
     def residual(self, nodes: list[int], weights: list[float]) -> Any:
-        """The laws [B, V] after those nodes: norm((weight * P - Q)+), or P after a leaf.
+        """The distributions [B, V] after those nodes: norm((weight * P - Q)+), or P after a leaf.
 
         Where no mass is left (rounding alone can bring that about, since the node is then stopped
         at with probability zero) it is the target's row.
@@ -177,22 +183,26 @@ class HostDrafts:
         index = row * (self.width + 1) + nodes
         drafts = np.array([at < len(row) for at, row in zip(nodes, self.ratios, strict=True)])
         column = np.where(drafts, index - row, 0)
-        law_row = np.where(drafts, self.law_rows[column], -1)
-        drawn = law_row >= 0
+        distribution_row = np.where(drafts, self.distribution_rows[column], -1)
+        drawn = distribution_row >= 0
         if self.draft is None or not drawn.any():
-            law = self.target.weighed(index, 1.0)
+            distribution = self.target.weighed(index, 1.0)
         else:
             weight = np.where(drawn, weights, 1.0)
             counts = None if drawn.all() else drawn
-            law = self.target.above(index, weight, self.draft, law_row.clip(0), counts)
+            distribution = self.target.above(
+                index, weight, self.draft, distribution_row.clip(0), counts
+            )
         sure = drafts & ~drawn
         if sure.any():
-            small(law)[row[sure], self.tokens[column[sure]]] = 0
-        total = law.sum(-1, keepdims=True)
+            small(distribution)[row[sure], self.tokens[column[sure]]] = 0
+        total = distribution.sum(-1, keepdims=True)
         if all(mass > 0 for (mass,) in total.tolist()):
-            law /= total
-            return law
-        return array_namespace(law).where(total > 0, law / total, self.target.weighed(index, 1.0))
+            distribution /= total
+            return distribution
+        return array_namespace(distribution).where(
+            total > 0, distribution / total, self.target.weighed(index, 1.0)
+        )
 
 
 def _sound(target: RowLaws, index: Any) -> Any:
@@ -203,21 +213,21 @@ def _sound(target: RowLaws, index: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class LazyChain(Chain):
-    """Drafted chains beside lazy target laws, on a device where nothing waits for the host.
+    """Drafted chains beside lazy target distributions, on a device where nothing waits for the host.
 
     `target` is RowLaws of B * (N + 1) rows, and `draft` a tensor [B, N, V].
     """
 
     @staticmethod
     def over(proposal: DraftProposal, target: RowLaws) -> LazyChain:
-        """The chains of a proposal with N >= 1, beside the laws of B * (N + 1) rows."""
+        """The chains of a proposal with N >= 1, beside the distributions of B * (N + 1) rows."""
         tokens = proposal.tokens
         batch, width = tokens.shape
         column = torch.arange(batch * width, device=tokens.device)
         index = column + column // width
         kept = target.at(index, tokens.flatten()).where(_sound(target, index), 0)
         kept = kept.view(batch, width)
-        draft = None if proposal.laws is None else proposal.laws.probs
+        draft = None if proposal.distributions is None else proposal.distributions.probs
         drawn = None
         if draft is not None:
             drawn = entries(draft.flatten(0, 1), column, tokens.flatten()).view(batch, width)
@@ -241,17 +251,17 @@ class LazyChain(Chain):
         sums = self.target.excess(index, inner, self.draft.flatten(0, 1), column)
         return torch.where(_sound(self.target, index), sums, inner).view(batch, width - 1)
 
-    def residual_law(self, node: Tensor, weight: Tensor) -> Tensor:
-        """As a dense chain's, [B, V] in the laws' own dtype."""
+    def residual_distribution(self, node: Tensor, weight: Tensor) -> Tensor:
+        """As a dense chain's, [B, V] in the distributions' own dtype."""
         batch, width = self.ratio.shape
         rows = torch.arange(batch, device=node.device)
         index, drafts = rows * (width + 1) + node, node < self.length
         if self.draft is None:
-            law = self.target.weighed(index, 1.0)
-            law[rows, self.tokens[rows, node.clip(max=width - 1)]] *= ~drafts
+            distribution = self.target.weighed(index, 1.0)
+            distribution[rows, self.tokens[rows, node.clip(max=width - 1)]] *= ~drafts
         else:
             column = rows * width + node.clip(max=width - 1)
             draft, weight = self.draft.flatten(0, 1), torch.where(drafts, weight, 1.0)
-            law = self.target.above(index, weight, draft, column, drafts)
-        total = law.sum(-1, keepdim=True)
-        return torch.where(total > 0, law / total, self.target.weighed(index, 1.0))
+            distribution = self.target.above(index, weight, draft, column, drafts)
+        total = distribution.sum(-1, keepdim=True)
+        return torch.where(total > 0, distribution / total, self.target.weighed(index, 1.0))

@@ -1,7 +1,7 @@
-"""The target's laws of a round, normalised lazily from raw logits.
+"""The target's distributions of a round, normalised lazily from raw logits.
 
 One pass over the logits gives every row's normaliser; rows are written out where they are asked
-for. Laws are kept as powers of two, which torch raises faster than those of e:
+for. Distributions are kept as powers of two, which torch raises faster than those of e:
 P(x) = 2^(scale * (z(x) - peak)) / mass, with scale = log2(e) / temperature and peak the largest
 logit, taken away first so that nothing large is rounded.
 """
@@ -27,14 +27,14 @@ _NUMPY, _KEPT, _AT_A_TIME = 1 << 16, 1 << 20, 1 << 17
 float32); how many numbers a CPU works on at once otherwise, such that they stay in its cache."""
 
 
-def row_laws(logits: Tensor, scale: Tensor | float) -> RowLaws:
-    """The laws of logits [R, V] under a scale that is one number or [R, 1]."""
+def row_distributions(logits: Tensor, scale: Tensor | float) -> RowLaws:
+    """The distributions of logits [R, V] under a scale that is one number or [R, 1]."""
     in_numpy = on_host(logits) and logits.numel() <= _NUMPY
     return KeptLaws.of(logits, scale) if in_numpy else LazyLaws.of(logits, scale)
 
 
 class RowLaws(Protocol):
-    """The laws of R rows of logits, as far as one pass over them has brought them.
+    """The distributions of R rows of logits, as far as one pass over them has brought them.
 
     P(x) = 2^(scale * (logits(x) - peak)) / mass. An `index` is int64 [S]; what is given and
     returned as [S] or [B, N] is NumPy's if the logits are on the CPU.
@@ -76,7 +76,7 @@ class RowLaws(Protocol):
         Args:
             index: of the target's rows.
             weight: float64 [S].
-            draft: the drafts' laws.
+            draft: the drafts' distributions.
             column: int64 [S], of the draft's rows.
             counts: bool [S], where Q is taken away; None for everywhere.
         """
@@ -99,7 +99,7 @@ class KeptLaws:
 
     @staticmethod
     def of(logits: Tensor, scale: Tensor | float) -> KeptLaws:
-        """The laws of logits [R, V] under a scale that is one number or [R, 1]."""
+        """The distributions of logits [R, V] under a scale that is one number or [R, 1]."""
         dtype = torch.promote_types(logits.dtype, torch.float32)
         rows = logits.to(dtype).numpy()
         factor = scale.numpy() if isinstance(scale, Tensor) else rows.dtype.type(scale)
@@ -122,10 +122,10 @@ class KeptLaws:
         self, index: Any, weight: Any, draft: Tensor, column: Any, counts: Any | None = None
     ) -> Any:
         """As RowLaws says."""
-        law = self.weighed(index, weight)
+        distribution = self.weighed(index, weight)
         removed = draft.numpy()[column]
-        law -= removed if counts is None else removed * counts[:, None]
-        return np.maximum(law, 0.0, out=law)
+        distribution -= removed if counts is None else removed * counts[:, None]
+        return np.maximum(distribution, 0.0, out=distribution)
 
     def excess(self, index: Any, weight: Any, draft: Tensor, column: Any) -> Any:
         """As RowLaws says."""
@@ -148,7 +148,7 @@ class LazyLaws:
 
     @staticmethod
     def of(logits: Tensor, scale: Tensor | float) -> LazyLaws:
-        """The laws of logits [R, V] under a scale that is one number or [R, 1]."""
+        """The distributions of logits [R, V] under a scale that is one number or [R, 1]."""
         if _has_kernels(logits):
             from . import kernels
 
@@ -202,21 +202,21 @@ class LazyLaws:
                 continue
             scale = self.scale
             scale = _take(scale, rows) if isinstance(scale, Tensor) else scale
-            law = _powers(_take(self.logits, rows), scale, _take(self.peak, rows))
-            yield law.mul_(column)
+            distribution = _powers(_take(self.logits, rows), scale, _take(self.peak, rows))
+            yield distribution.mul_(column)
 
     def _above(
         self, index: Any, weight: Any, draft: Tensor, column: Any, counts: Any | None = None
     ) -> Iterator[Tensor]:
         """`above`, a few rows at a time."""
         start = 0
-        for law in self._weighed(index, weight):
-            part = slice(start, start + len(law))
-            start += len(law)
-            removed = _take(draft, column[part]).to(law.dtype)
+        for distribution in self._weighed(index, weight):
+            part = slice(start, start + len(distribution))
+            start += len(distribution)
+            removed = _take(draft, column[part]).to(distribution.dtype)
             if counts is not None:
                 removed = removed * torch.as_tensor(counts[part])[:, None]
-            yield law.sub_(removed).clamp_(min=0)
+            yield distribution.sub_(removed).clamp_(min=0)
 
 
 def normalisers(logits: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Methods that change the law of the output, for more acceptance: off unless asked for by name.
+"""Methods that change the distribution of the output, for more acceptance: off unless asked for by name.
 
 Each states what it gives away. They read whole rows of the target, and are for chains only.
 """
@@ -42,11 +42,11 @@ class MixtureVerification(TokenVerification):
     A mixture of target and draft is kept with probability min(1, w p / q + 1 - w) and corrected by
     norm((p - q)+). Its total variation from the target is (1 - w) TV(p, q): each position takes the
     least w that makes this at most the budget. On the line between acceptance and bias nothing is
-    better: acceptance <= 1 - TV + bias. A law that is a single atom, as a greedy request's is,
+    better: acceptance <= 1 - TV + bias. A distribution that is a single atom, as a greedy request's is,
     stays as it is.
 
     Args:
-        budget: the largest total variation of a token's law from the target's, in [0, 1]; 0 is
+        budget: the largest total variation of a token's distribution from the target's, in [0, 1]; 0 is
             lossless.
     """
 
@@ -57,16 +57,16 @@ class MixtureVerification(TokenVerification):
         """The probability [B, N] of keeping each token."""
         xp = array_namespace(chain.ratio)
         width = chain.ratio.shape[1]
-        law = chain.target[:, :width]
+        distribution = chain.target[:, :width]
         if chain.draft is None:
             distance = 1 - chain.ratio
         else:
-            above = xp.clip(law - chain.draft, min=0)
+            above = xp.clip(distribution - chain.draft, min=0)
             distance = xp.sum(above, axis=-1, dtype=xp.float64)
         within = distance <= self.budget
         share = xp.where(within, 1.0, self.budget / xp.where(within, 1.0, distance))
         columns = xp.arange(width, device=chain.ratio.device)[None, :]
-        share = xp.where(xp.max(law, axis=-1) == 1, 0.0, share)
+        share = xp.where(xp.max(distribution, axis=-1) == 1, 0.0, share)
         mixed = xp.clip((1 - share) * chain.ratio + share, max=1.0)
         return xp.where(columns < chain.length[:, None], mixed, 0.0)
 
@@ -76,7 +76,7 @@ class TypicalVerification(TokenVerification):
 
     Typical acceptance of Cai et al. 2024 (Medusa, arXiv 2401.10774, section 2.3.1): kept if
     p(x) > min(epsilon, delta exp(-H(p))). Nothing about it is random, and nothing bounds how far
-    the law moves.
+    the distribution moves.
 
     Args:
         epsilon: the threshold where the target is sure.
@@ -92,12 +92,14 @@ class TypicalVerification(TokenVerification):
         xp = array_namespace(chain.ratio)
         batch, width = chain.ratio.shape
         device = chain.ratio.device
-        law = xp.astype(chain.target[:, :width], xp.float64)
-        entropy = -xp.sum(law * xp.log(xp.where(law > 0, law, 1.0)), axis=-1)
+        distribution = xp.astype(chain.target[:, :width], xp.float64)
+        entropy = -xp.sum(
+            distribution * xp.log(xp.where(distribution > 0, distribution, 1.0)), axis=-1
+        )
         threshold = xp.clip(self.delta * xp.exp(-entropy), max=self.epsilon)
         rows = xp.arange(batch, device=device)[:, None]
         columns = xp.arange(width, device=device)[None, :]
-        kept = law[rows, columns, chain.tokens] > threshold
+        kept = distribution[rows, columns, chain.tokens] > threshold
         return xp.astype(kept & (columns < chain.length[:, None]), xp.float64)
 
     def residual(self, chain: Chain, weights: Any, node: Any) -> Any:

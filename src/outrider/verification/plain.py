@@ -1,6 +1,6 @@
-"""Drafted chains as plain numbers, and the laws of where a round stops as edges.
+"""Drafted chains as plain numbers, and the distributions of where a round stops as edges.
 
-A law over the nodes 0..L cuts [0, 1) into intervals, in order; the node drawn is the one whose
+A distribution over the nodes 0..L cuts [0, 1) into intervals, in order; the node drawn is the one whose
 interval has the uniform. Its edges, the probabilities of stopping before each node, can be found
 from the leaf towards the root. Where the uniform is known ahead, those on the far side of it need
 not be found at all, and sums over whole rows that only they would have needed are not made.
@@ -40,17 +40,17 @@ class PlainChains:
 
 
 class LazyMethod(Method, Protocol):
-    """A method whose law of where to stop is also known by its edges."""
+    """A method whose distribution of where to stop is also known by its edges."""
 
     def stop_edges(
         self, chains: PlainChains, uniforms: Sequence[float] | None
     ) -> tuple[list[list[float]], list[list[float]]]:
-        """Where the law of each row's last node cuts [0, 1).
+        """Where the distribution of each row's last node cuts [0, 1).
 
         Args:
             chains: the drafts.
             uniforms: one of [0, 1) for each row, if only `stop` is to be known; None asks for the
-                whole law.
+                whole distribution.
 
         Returns:
             The probability of stopping before each node 0..L of a row, and the weights that
@@ -68,7 +68,7 @@ def stop(edges: Sequence[float], uniform: float) -> int:
     return node
 
 
-def stop_law(edges: Sequence[float], width: int) -> list[float]:
-    """The law of the nodes 0..width whose first L + 1 have these edges; the rest have no mass."""
-    law = [after - before for before, after in pairwise((*edges, 1.0))]
-    return law + [0.0] * (width + 1 - len(law))
+def stop_distribution(edges: Sequence[float], width: int) -> list[float]:
+    """The distribution of the nodes 0..width whose first L + 1 have these edges; the rest have no mass."""
+    distribution = [after - before for before, after in pairwise((*edges, 1.0))]
+    return distribution + [0.0] * (width + 1 - len(distribution))

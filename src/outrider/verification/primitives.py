@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace, device, is_array_api_obj
 
-from ..chance import inverse_cdf
 from ..errors import (
     DegenerateDistributionError,
     DraftShapeError,
     InvalidConfigError,
     TargetShapeError,
 )
+from ..random.chance import inverse_cdf
 from .checks import (
     common_namespace,
+    require_distributions,
     require_float,
-    require_laws,
-    require_log_laws,
+    require_log_distributions,
     require_range,
     require_shape,
     require_width,
@@ -44,8 +44,8 @@ def accept(draft_logprob: Any, target_logprob: Any, uniform: Any) -> Any:
     gives none and the target some is kept, the limit of p/q.
 
     Args:
-        draft_logprob: the token's log-probability under the law it was drawn from.
-        target_logprob: the same under the target's law.
+        draft_logprob: the token's log-probability under the distribution it was drawn from.
+        target_logprob: the same under the target's distribution.
         uniform: in [0, 1).
         Each is a number or a floating-point array; shapes broadcast.
 
@@ -81,19 +81,19 @@ def accept(draft_logprob: Any, target_logprob: Any, uniform: Any) -> Any:
 
 
 def adjusted_distribution(target_logprobs: Any, draft_logprobs: Any) -> Any:
-    """The law of the token that corrects a refused draft: norm((p - q)+).
+    """The distribution of the token that corrects a refused draft: norm((p - q)+).
 
     Args:
         target_logprobs: [..., V], log-probabilities of the target.
-        draft_logprobs: [..., V], those of the law the refused token was drawn from.
+        draft_logprobs: [..., V], those of the distribution the refused token was drawn from.
 
     Returns:
-        Probabilities float64 [..., V]. Where no mass is left, which is where the two laws are equal
+        Probabilities float64 [..., V]. Where no mass is left, which is where the two distributions are equal
         and nothing is ever refused, the target's.
 
     Raises:
         DraftShapeError: `draft_logprobs` has another batch shape.
-        DistributionWidthError: the laws are not equally wide, or have no width.
+        DistributionWidthError: the distributions are not equally wide, or have no width.
         DegenerateDistributionError: the probabilities of a row do not sum to one, or it is of no
             floating-point dtype.
         InvalidConfigError: the arrays are not of one library on one device.
@@ -108,11 +108,11 @@ def adjusted_distribution(target_logprobs: Any, draft_logprobs: Any) -> Any:
         "that of target_logprobs",
         DraftShapeError,
     )
-    target = _laws_of_logs("target_logprobs", target_logprobs)
-    residual = xp.clip(target - _laws_of_logs("draft_logprobs", draft_logprobs), min=0)
+    target = _distributions_of_logs("target_logprobs", target_logprobs)
+    residual = xp.clip(target - _distributions_of_logs("draft_logprobs", draft_logprobs), min=0)
     left = xp.sum(residual, axis=-1, keepdims=True)
-    law = xp.where(left > 0, residual, target)
-    return law / xp.sum(law, axis=-1, keepdims=True)
+    distribution = xp.where(left > 0, residual, target)
+    return distribution / xp.sum(distribution, axis=-1, keepdims=True)
 
 
 def resample_from_adjusted_target(target_logprobs: Any, draft_logprobs: Any, uniform: Any) -> Any:
@@ -120,7 +120,7 @@ def resample_from_adjusted_target(target_logprobs: Any, draft_logprobs: Any, uni
 
     Args:
         target_logprobs: [..., V], log-probabilities of the target.
-        draft_logprobs: [..., V], those of the law the refused token was drawn from.
+        draft_logprobs: [..., V], those of the distribution the refused token was drawn from.
         uniform: [...], in [0, 1); a number for single rows.
 
     Returns:
@@ -136,7 +136,7 @@ def sample_from_logprobs(logprobs: Any, uniform: Any) -> Any:
     """Draw token ids from log-probabilities [..., V]; otherwise as `sample_index`."""
     common_namespace(logprobs=logprobs)
     require_width("logprobs", logprobs)
-    return _inverted(_laws_of_logs("logprobs", logprobs), uniform)
+    return _inverted(_distributions_of_logs("logprobs", logprobs), uniform)
 
 
 def sample_index(probs: Any, uniform: Any) -> Any:
@@ -159,24 +159,24 @@ def sample_index(probs: Any, uniform: Any) -> Any:
     common_namespace(probs=probs)
     require_width("probs", probs)
     require_float("probs", probs, DegenerateDistributionError)
-    require_laws("probs", probs)
+    require_distributions("probs", probs)
     return _inverted(probs, uniform)
 
 
-def _laws_of_logs(name: str, logprobs: Any) -> Any:
+def _distributions_of_logs(name: str, logprobs: Any) -> Any:
     """The probabilities float64 [..., V] of log-probabilities, checked."""
     require_float(name, logprobs, DegenerateDistributionError)
     xp = array_namespace(logprobs)
     # A logarithm above one is no probability's; clipped, it fails the check without overflowing.
-    laws = xp.exp(xp.clip(xp.astype(logprobs, xp.float64), max=1.0))
-    require_log_laws(name, logprobs, laws)
-    return laws
+    distributions = xp.exp(xp.clip(xp.astype(logprobs, xp.float64), max=1.0))
+    require_log_distributions(name, logprobs, distributions)
+    return distributions
 
 
-def _inverted(laws: Any, uniform: Any) -> Any:
-    """One index for each of the checked laws [..., V], by checked uniforms [...]."""
-    leading = tuple(laws.shape[:-1])
-    given = {"laws": laws, "uniform": uniform}
+def _inverted(distributions: Any, uniform: Any) -> Any:
+    """One index for each of the checked distributions [..., V], by checked uniforms [...]."""
+    leading = tuple(distributions.shape[:-1])
+    given = {"distributions": distributions, "uniform": uniform}
     xp, where = _home(given)
     require_range("uniform", uniform, 0, _LAST_UNIFORM, "numbers in [0, 1)")
     shape = tuple(getattr(uniform, "shape", ()))
@@ -184,7 +184,7 @@ def _inverted(laws: Any, uniform: Any) -> Any:
         raise InvalidConfigError(
             "uniform", f"shape {shape}", f"shape {leading}: one number of [0, 1) for each row"
         )
-    rows = xp.reshape(laws, (math.prod(leading), laws.shape[-1]))
+    rows = xp.reshape(distributions, (math.prod(leading), distributions.shape[-1]))
     uniforms = xp.reshape(_float64(uniform, xp, where), (rows.shape[0],))
     return xp.reshape(inverse_cdf(rows, uniforms), leading)
 

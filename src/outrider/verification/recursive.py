@@ -1,8 +1,8 @@
 """Recursive rejection on trees, with and without replacement.
 
-SpecInfer (Miao et al., ASPLOS 2024) with siblings drawn from one law, Sequoia (Chen et al. 2024,
+SpecInfer (Miao et al., ASPLOS 2024) with siblings drawn from one distribution, Sequoia (Chen et al. 2024,
 arXiv 2402.12374) with each drawn from what its siblings left. From the root down, a child is kept
-with probability min(1, r(t) / law(t)); if it is refused, r becomes norm((r - law)+), and the next
+with probability min(1, r(t) / distribution(t)); if it is refused, r becomes norm((r - distribution)+), and the next
 is tried; when all are refused the token that follows is drawn from r. On a chain this is token-wise
 verification (Leviathan et al. 2023).
 """
@@ -20,8 +20,8 @@ from .tree import Tree, handed_down
 class RecursiveVerification:
     """Descend to the first child that is kept, again and again."""
 
-    def stop_law(self, tree: Tree) -> tuple[Any, Any]:
-        """The law [B, N + 1] of the last node kept, float64, and claims of one."""
+    def stop_distribution(self, tree: Tree) -> tuple[Any, Any]:
+        """The distribution [B, N + 1] of the last node kept, float64, and claims of one."""
         xp = array_namespace(tree.target)
         first = tree.levels[0].nodes
         reached = xp.ones(first.shape, dtype=xp.float64, device=first.device)
@@ -33,9 +33,9 @@ class RecursiveVerification:
             stops.append(reached * before[..., -1])
             if below is not None:
                 reached = handed_down(reached[..., None] * before[..., :-1] * weights, below)
-        law = tree.by_node(stops)
-        return law, xp.ones_like(law)
+        distribution = tree.by_node(stops)
+        return distribution, xp.ones_like(distribution)
 
     def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
-        """The law of the token after `node` [B], float64 [B, V]."""
-        return tree.remaining_law(node, claims[:, 0])
+        """The distribution of the token after `node` [B], float64 [B, V]."""
+        return tree.remaining_distribution(node, claims[:, 0])

@@ -29,8 +29,8 @@ class TokenVerification:
         """What the target's row is weighed with before the draft's is taken away."""
         return 1.0
 
-    def stop_law(self, chain: Chain) -> tuple[Any, Any]:
-        """The law [B, N + 1] of the number of tokens kept, and constant weights."""
+    def stop_distribution(self, chain: Chain) -> tuple[Any, Any]:
+        """The distribution [B, N + 1] of the number of tokens kept, and constant weights."""
         xp = array_namespace(chain.ratio)
         keep = self.keep(chain)
         one = xp.ones_like(keep[:, :1])
@@ -43,7 +43,7 @@ class TokenVerification:
         chains: PlainChains,
         uniforms: Sequence[float] | None,
     ) -> tuple[list[list[float]], list[list[float]]]:
-        """As `LazyMethod` says; the law is known without a sum over a row."""
+        """As `LazyMethod` says; the distribution is known without a sum over a row."""
         edges = []
         for row in chains.ratios:
             reached = accumulate((min(ratio, 1.0) for ratio in row), mul, initial=1.0)
@@ -52,4 +52,4 @@ class TokenVerification:
 
     def residual(self, chain: Chain, weights: Any, node: Any) -> Any:
         """norm((p - q)+) after `node` kept tokens, or p after the last, float64 [B, V]."""
-        return chain.residual_law(node, weights[:, 0])
+        return chain.residual_distribution(node, weights[:, 0])

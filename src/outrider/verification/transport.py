@@ -1,7 +1,7 @@
 """The greatest probability with which one of several drafts of one token can be kept.
 
 By optimal transport it is 1 + min over sets S of tokens of P(S) - Pr[all drafts are in S]: Sun et
-al. 2023 (SpecTr, arXiv 2310.15141) saw verification so. For drafts drawn from one law, with or
+al. 2023 (SpecTr, arXiv 2310.15141) saw verification so. For drafts drawn from one distribution, with or
 without replacement, the best set is a prefix of the tokens in increasing order of P/Q (Hu et al.
 2025, arXiv 2502.18779).
 """
@@ -14,14 +14,14 @@ from typing import Any, Literal, get_args
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from .. import trees
 from ..errors import DraftShapeError, InvalidConfigError, TargetShapeError
-from ..records import DraftProposal
+from ..types import trees
+from ..types.records import DraftProposal
 from .checks import (
     common_namespace,
     require_count,
+    require_distributions,
     require_float,
-    require_laws,
     require_shape,
     require_width,
 )
@@ -30,17 +30,17 @@ DraftKind = Literal["iid", "greedy", "without_replacement"]
 
 _WIDEST_ENUMERATED = 12
 _ROUNDING = 1e-5
-"""How far a law may be from what its sibling left of another and still be taken for it."""
+"""How far a distribution may be from what its sibling left of another and still be taken for it."""
 
 
 def transport_optimum(target: Any, draft: Any, num_drafts: int, kind: DraftKind) -> Any:
     """The greatest probability with which one of several drafts of one token can be kept.
 
     Args:
-        target: [..., V], the target's laws.
+        target: [..., V], the target's distributions.
         draft: [..., V], the drafter's.
         num_drafts: K, at least 1.
-        kind: how the K drafts come about. "iid": K draws from the draft's law. "greedy": its K - 1
+        kind: how the K drafts come about. "iid": K draws from the draft's distribution. "greedy": its K - 1
             likeliest tokens (of equals, the lower ids) and one draw from it restricted to the rest.
             "without_replacement": K draws, each from it restricted to tokens not yet drawn, fewer
             where none is left; for K above 2 by enumeration, for V up to 12.
@@ -52,7 +52,7 @@ def transport_optimum(target: Any, draft: Any, num_drafts: int, kind: DraftKind)
         InvalidConfigError: `num_drafts` or `kind` is not allowed, V is too large for `kind`, or the
             arrays are not of one library on one device.
         TargetShapeError, DraftShapeError: a shape or dtype is wrong.
-        DistributionWidthError: the laws are not equally wide, or have no width.
+        DistributionWidthError: the distributions are not equally wide, or have no width.
         DegenerateDistributionError: a row has NaN or negative mass, or does not sum to one.
     """
     if kind not in get_args(DraftKind):
@@ -66,8 +66,8 @@ def transport_optimum(target: Any, draft: Any, num_drafts: int, kind: DraftKind)
     require_shape("draft", draft, tuple(target.shape), "that of target", DraftShapeError)
     require_float("target", target, TargetShapeError)
     require_float("draft", draft, DraftShapeError)
-    require_laws("target", target)
-    require_laws("draft", draft)
+    require_distributions("target", target)
+    require_distributions("draft", draft)
     target, draft = xp.astype(target, xp.float64), xp.astype(draft, xp.float64)
     if kind == "iid" or num_drafts == 1:
         return _iid_optimum(target, draft, num_drafts)
@@ -90,20 +90,24 @@ def first_token_optimum(proposal: DraftProposal, target: Any) -> Any | None:
 
     Args:
         proposal: drafted trees.
-        target: the target's laws after the prefixes, [B, V].
+        target: the target's distributions after the prefixes, [B, V].
 
     Returns:
         float64 [B]; rows without drafts mean nothing. None where it has no short form: several
         tokens drawn, but beside others, or not equally many in every row that draws several, or
         more than two without replacement. NaN in a row whose second token was drawn from another
-        law than what the first left of its own.
+        distribution than what the first left of its own.
     """
     xp = array_namespace(target)
     batch, width = proposal.tokens.shape
     first = (proposal.structure == 0) & (np.arange(width) < proposal.lengths[:, None])
-    laws = None if proposal.laws is None else proposal.laws.probs
-    rows = trees.chain(batch, width) if proposal.law_rows is None else proposal.law_rows
-    drawn = first & (rows >= 0) if laws is not None else np.zeros_like(first)
+    distributions = None if proposal.distributions is None else proposal.distributions.probs
+    rows = (
+        trees.chain(batch, width)
+        if proposal.distribution_rows is None
+        else proposal.distribution_rows
+    )
+    drawn = first & (rows >= 0) if distributions is not None else np.zeros_like(first)
     where = device(target)
     mass = xp.astype(target, xp.float64)
     outright = first & ~drawn
@@ -113,19 +117,19 @@ def first_token_optimum(proposal: DraftProposal, target: Any) -> Any | None:
         there = xp.asarray(outright[:, column], device=where)[:, None]
         proposed = proposed | ((proposal.tokens[:, column][:, None] == vocabulary) & there)
     certain = xp.sum(xp.where(proposed, mass, 0.0), axis=-1)
-    if laws is None:
+    if distributions is None:
         return certain
 
-    def law(place: int) -> tuple[Any, Any]:
-        """The token drawn in this place, and the law it was drawn from; the first if none was."""
+    def distribution(place: int) -> tuple[Any, Any]:
+        """The token drawn in this place, and the distribution it was drawn from; the first if none was."""
         columns = np.where(drawn, np.cumsum(drawn, axis=1), 0) == place + 1
         column = columns.argmax(axis=1)
         source = np.maximum(rows[np.arange(batch), column], 0)
         each = xp.arange(batch, device=where)
         at, of = (xp.asarray(values, device=where) for values in (column, source))
-        return proposal.tokens[each, at], xp.astype(laws[each, of], xp.float64)
+        return proposal.tokens[each, at], xp.astype(distributions[each, of], xp.float64)
 
-    token, draft = law(0)
+    token, draft = distribution(0)
     count = drawn.sum(1)
     covered = xp.sum(xp.where(proposed, 0.0, xp.minimum(mass, draft)), axis=-1)
     one = certain + xp.where(xp.asarray(count > 0, device=where), covered, 0.0)
@@ -141,7 +145,7 @@ def first_token_optimum(proposal: DraftProposal, target: Any) -> Any | None:
         many = _iid_optimum(mass, draft, most)
     elif most == 2:
         left = _what_is_left(draft, token[:, None] == vocabulary)
-        near = xp.max(xp.abs(law(1)[1] - left), axis=-1) < _ROUNDING
+        near = xp.max(xp.abs(distribution(1)[1] - left), axis=-1) < _ROUNDING
         many = xp.where(near, _two_distinct_optimum(mass, draft), xp.nan)
     else:
         return None
@@ -149,7 +153,7 @@ def first_token_optimum(proposal: DraftProposal, target: Any) -> Any | None:
 
 
 def _what_is_left(draft: Any, taken: Any) -> Any:
-    """The laws [B, V] without the tokens `taken` [B, V]; as they are where nothing else is left."""
+    """The distributions [B, V] without the tokens `taken` [B, V]; as they are where nothing else is left."""
     xp = array_namespace(draft)
     left = xp.where(taken, 0.0, draft)
     total = xp.sum(left, axis=-1, keepdims=True)
@@ -216,7 +220,7 @@ def _greedy_optimum(target: Any, draft: Any, num_drafts: int) -> Any:
 
 
 def _without_replacement_optimum(target: Any, draft: Any, num_drafts: int) -> Any:
-    """Over all sets, as bit masks: the law of the drafted set, then its mass inside each set."""
+    """Over all sets, as bit masks: the distribution of the drafted set, then its mass inside each set."""
     xp = array_namespace(target)
     vocabulary = target.shape[-1]
     rows = [
@@ -225,7 +229,7 @@ def _without_replacement_optimum(target: Any, draft: Any, num_drafts: int) -> An
     sets = np.arange(2**vocabulary)
     members = ((sets[:, None] >> np.arange(vocabulary)) & 1).astype(bool)
     optima = []
-    for law, drawn in zip(*rows, strict=True):
+    for distribution, drawn in zip(*rows, strict=True):
         left = np.where(members, 0.0, drawn).sum(axis=-1)
         reached = np.zeros(len(sets))
         reached[0] = 1.0
@@ -239,6 +243,6 @@ def _without_replacement_optimum(target: Any, draft: Any, num_drafts: int) -> An
         for token in range(vocabulary):
             inside = sets[members[:, token]]
             reached[inside] += reached[inside ^ (1 << token)]
-        optima.append(1 + min(0.0, float(np.min(members @ law - reached))))
+        optima.append(1 + min(0.0, float(np.min(members @ distribution - reached))))
     flat = xp.asarray(optima, dtype=xp.float64, device=device(target))
     return xp.reshape(flat, tuple(target.shape[:-1]))

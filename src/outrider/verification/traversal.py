@@ -18,8 +18,8 @@ from .tree import Tree, handed_down
 class TraversalVerification:
     """Keep the path to the first node, children before parents, whose head comes up."""
 
-    def stop_law(self, tree: Tree) -> tuple[Any, Any]:
-        """The law [B, N + 1] of the last node kept, float64, and every node's claim [B, N + 1]."""
+    def stop_distribution(self, tree: Tree) -> tuple[Any, Any]:
+        """The distribution [B, N + 1] of the last node kept, float64, and every node's claim [B, N + 1]."""
         xp = array_namespace(tree.target)
         first = tree.levels[0].nodes
         claim = xp.ones(first.shape, dtype=xp.float64, device=first.device)
@@ -33,11 +33,11 @@ class TraversalVerification:
         head = xp.take_along_axis(tree.by_node(heads), tree.order, axis=1)
         refused = xp.cumulative_prod(1 - head, axis=-1)
         before = xp.concat([xp.ones_like(refused[:, :1]), refused[:, :-1]], axis=-1)
-        law = xp.take_along_axis(head * before, tree.rank, axis=1)
-        return law, tree.by_node(claims)
+        distribution = xp.take_along_axis(head * before, tree.rank, axis=1)
+        return distribution, tree.by_node(claims)
 
     def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
-        """The law of the token after `node` [B], float64 [B, V]."""
+        """The distribution of the token after `node` [B], float64 [B, V]."""
         xp = array_namespace(claims)
         rows = xp.arange(node.shape[0], device=node.device)
-        return tree.remaining_law(node, claims[rows, node])
+        return tree.remaining_distribution(node, claims[rows, node])

@@ -2,12 +2,12 @@
 
 Verification visits nodes with a claim on them: the probability, given that a node was drafted, that
 the round ends there or below. At a node the target's row times the claim is the mass that may still
-be spent. Each child takes from it what the law it was drawn from covers, in the order of columns::
+be spent. Each child takes from it what the distribution it was drawn from covers, in the order of columns::
 
-    weight = min(1, left(t) / law(t))                the child's own claim
-    left   = (left - law)+ / (S + 1 - claim),  claim = S / (S + 1 - claim),  S = sum (left - law)+
+    weight = min(1, left(t) / distribution(t))                the child's own claim
+    left   = (left - distribution)+ / (S + 1 - claim),  claim = S / (S + 1 - claim),  S = sum (left - distribution)+
 
-and what is left when all children have been refused is the law of the token that follows the node.
+and what is left when all children have been refused is the distribution of the token that follows the node.
 A claim of one at every node is recursive rejection (Leviathan et al. 2023 on a chain; Miao et al.
 2024, Chen et al. 2024 on trees); the child's weight handed down as its claim is traversal
 verification (Weng et al. 2025, arXiv 2505.12398), which on a chain is block verification.
@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
-from .. import trees
-from ..records import DraftProposal
+from ..types import trees
+from ..types.records import DraftProposal
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Drafted trees beside the target's laws. Arrays of one array-API library.
+    """Drafted trees beside the target's distributions. Arrays of one array-API library.
 
     Attributes:
         tokens: int64 [B, N], every entry inside the vocabulary.
-        target: [B, N + 1, V], the target's laws after each node.
-        draft: [B, R, V], the laws that tokens were drawn from; None if all are point masses.
-        law_rows: which of the R laws, int64 [B, N]; -1 for a point mass.
+        target: [B, N + 1, V], the target's distributions after each node.
+        draft: [B, R, V], the distributions that tokens were drawn from; None if all are point masses.
+        distribution_rows: which of the R distributions, int64 [B, N]; -1 for a point mass.
         levels: the nodes by depth, the root's first.
         places: where each node stands among the nodes of all levels, [B, N + 1].
         order: the nodes in the order they are tried as the last one kept, children before their
@@ -59,7 +59,7 @@ class Tree:
     tokens: Any
     target: Any
     draft: Any | None
-    law_rows: Any
+    distribution_rows: Any
     levels: tuple[Level, ...]
     places: Any
     order: Any
@@ -68,11 +68,11 @@ class Tree:
 
     @staticmethod
     def of(proposal: DraftProposal, target: Any) -> Tree:
-        """The trees of a proposal with N >= 1, beside dense target laws [B, N + 1, V]."""
+        """The trees of a proposal with N >= 1, beside dense target distributions [B, N + 1, V]."""
         xp = array_namespace(target)
         batch, width = proposal.tokens.shape
-        draft = None if proposal.laws is None else proposal.laws.probs
-        rows = proposal.law_rows
+        draft = None if proposal.distributions is None else proposal.distributions.probs
+        rows = proposal.distribution_rows
         if draft is None:
             rows = np.full((batch, width), -1)
         elif rows is None:
@@ -88,7 +88,7 @@ class Tree:
             tokens=proposal.tokens,
             target=target,
             draft=draft,
-            law_rows=array(rows),
+            distribution_rows=array(rows),
             levels=tuple(Level(*map(array, level)) for level in levels),
             places=array(places),
             order=array(order),
@@ -105,7 +105,7 @@ class Tree:
 
         Returns:
             The children's weights [B, M, C], 0 where there is none; the claim [B, M] and the
-            unnormalised law [B, M, V] that are left once they are all refused, None where no node
+            unnormalised distribution [B, M, V] that are left once they are all refused, None where no node
             has a child.
         """
         xp = array_namespace(self.target)
@@ -121,12 +121,12 @@ class Tree:
             exists = child > 0
             column = xp.where(exists, child - 1, 0)
             token = self.tokens[rows, column]
-            law_row = self.law_rows[rows, column]
+            distribution_row = self.distribution_rows[rows, column]
             covered = xp.astype(vocabulary == token[..., None], xp.float64)
             if self.draft is not None:
-                drawn = law_row >= 0
-                law = self.draft[rows, xp.where(drawn, law_row, 0)]
-                covered = xp.where(drawn[..., None], law, covered)
+                drawn = distribution_row >= 0
+                distribution = self.draft[rows, xp.where(drawn, distribution_row, 0)]
+                covered = xp.where(drawn[..., None], distribution, covered)
             at = xp.arange(nodes, device=self.target.device)[None, :]
             mass = left[rows, at, token]
             share = covered[rows, at, token]
@@ -164,8 +164,8 @@ class Tree:
         children = xp.concat(padded, axis=1)[rows, place]
         return Level(node[:, None], children[:, None], None)
 
-    def remaining_law(self, node: Any, claim: Any) -> Any:
-        """The law after `node` [B] was visited with `claim` [B], normalised, float64 [B, V].
+    def remaining_distribution(self, node: Any, claim: Any) -> Any:
+        """The distribution after `node` [B] was visited with `claim` [B], normalised, float64 [B, V].
 
         Where no mass is left (rounding alone can bring that about, since the node is then stopped
         at with probability zero) it is the target's row.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..config import SpeculativeConfig
+from ..config.params import SpeculativeConfig
 from ..errors import DraftShapeError
-from ..records import DraftProposal, Verdict
+from ..types.records import DraftProposal, Verdict
 from .block import BlockVerification
 from .chain import Method
 from .coupled import PositionDraws, verify_coupled
@@ -46,8 +46,8 @@ class Verifier:
     Attributes:
         chain: the method on chains; None draws each position's token from coupled noise.
         tree: the method on trees; None where there is none.
-        lossy: whether it changes the law of the output.
-        lazy: the method on chains, if it makes do with laws that are normalised lazily.
+        lossy: whether it changes the distribution of the output.
+        lazy: the method on chains, if it makes do with distributions that are normalised lazily.
     """
 
     chain: Method | None
@@ -85,10 +85,12 @@ class Verifier:
         return self.chain is None
 
     def judge(self, proposal: DraftProposal, target: Any, draws: Draws) -> Verdict:
-        """The verdict on drafts beside the target's dense laws [B, N + 1, V]."""
+        """The verdict on drafts beside the target's dense distributions [B, N + 1, V]."""
         if self.chain is None:
             return verify_coupled(proposal, target, draws)
-        if proposal.width and (proposal.parents is not None or proposal.law_rows is not None):
+        if proposal.width and (
+            proposal.parents is not None or proposal.distribution_rows is not None
+        ):
             if self.tree is None:
                 raise DraftShapeError(
                     "the drafter returned a tree, or drawn tokens beside point masses, and the "

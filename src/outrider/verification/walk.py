@@ -3,7 +3,7 @@
 Sample the target, descend while the token is among the children. Every lossless verifier of a tree
 of distinct siblings keeps p(v) of each node v, so this simplest one is optimal (the case EAGLE and
 prompt lookup are in). A token proposed twice after one node is taken where it came first, and what
-follows the second is not reached. No law but the target's is read, and no row is rebuilt but the
+follows the second is not reached. No distribution but the target's is read, and no row is rebuilt but the
 one that is drawn from.
 """
 
@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
-from .. import trees
-from ..records import DraftProposal
+from ..types import trees
+from ..types.records import DraftProposal
 
 
 class Walk:
     """Where sampling the target leads in a tree of point masses.
 
     Args:
-        proposal: drafted trees with N >= 1; its laws are taken to be point masses.
-        target: the target's laws, dense [B, N + 1, V].
+        proposal: drafted trees with N >= 1; its distributions are taken to be point masses.
+        target: the target's distributions, dense [B, N + 1, V].
     """
 
     def __init__(self, proposal: DraftProposal, target: Any) -> None:
@@ -55,8 +55,8 @@ class Walk:
         xp = array_namespace(self._target)
         return xp.prod(xp.where(self._ancestors, self._chance[:, None, :], 1.0), axis=-1)
 
-    def stop_law(self) -> Any:
-        """The law [B, N + 1] of the last node passed, float64."""
+    def stop_distribution(self) -> Any:
+        """The distribution [B, N + 1] of the last node passed, float64."""
         xp = array_namespace(self._target)
         reached = self.reach()
         onward = xp.sum(xp.where(self._child_of, reached[:, None, :], 0.0), axis=-1)
@@ -65,7 +65,7 @@ class Walk:
         return xp.clip(reached - onward, min=0)
 
     def residual(self, node: Any) -> Any:
-        """The target's law after `node` [B] without the tokens that follow it, float64 [B, V]."""
+        """The target's distribution after `node` [B] without the tokens that follow it, float64 [B, V]."""
         xp = array_namespace(self._target)
         rows = xp.arange(node.shape[0], device=node.device)
         row = xp.astype(self._target[rows, node], xp.float64)

@@ -1,0 +1,189 @@
+"""A text in one tokenizer's tokens, written in another's, as it grows.
+
+Any prefix is a lawful one to draft from, so that how it is written costs acceptance at most. It is
+written as the draft would write the text itself, but for three things: a character that is not
+complete yet is spelled byte by byte, special tokens without a counterpart are left out, and what
+lies some way back stays as it was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from ...types.records import Prefix
+from .spelling import Spelling
+
+_TAIL = 16
+"""At least this many of the last tokens are written anew each time, at most three times as many."""
+
+
+class Writer:
+    """Bytes as the tokens of a tokenizer.
+
+    Args:
+        tokenizer: a fast tokenizer of transformers.
+        spelling: what its tokens spell.
+    """
+
+    def __init__(self, tokenizer: Any, spelling: Spelling) -> None:
+        # As texts are written, whatever batches it was last used for.
+        given = tokenizer.backend_tokenizer
+        self._backend = Tokenizer.from_str(given.to_str())
+        self._backend.encode_special_tokens = given.encode_special_tokens
+        self._backend.no_padding()
+        self._backend.no_truncation()
+        self.spelling = spelling
+        # Some put a space before every text, which a text that goes on must not get.
+        spelled = [spelling.words.get(index, b"") for index in self._encode("a")]
+        self._leading_space = b"".join(spelled).startswith(b" ")
+
+    def opening(self) -> list[int]:
+        """The tokens that stand before every text: one that says that it starts, or none."""
+        before = self._backend.encode("").ids[:1]
+        return before if before and before[0] == self.spelling.bos else []
+
+    def written(self, data: bytes, *, opens: bool) -> list[int]:
+        """The tokens of a part of a text, be it cut within a character; `opens` if it is the first.
+
+        Bytes that make no character are spelled one by one, or left out where the vocabulary has
+        none.
+        """
+        ids: list[int] = []
+        while data:
+            text, broken, after = _split(data)
+            if text:
+                ids += self._text(text, opens=opens)
+            ids += [
+                self.spelling.ids[data[i : i + 1]]
+                for i in range(*broken)
+                if data[i : i + 1] in self.spelling.ids
+            ]
+            data, opens = after, False
+        return ids
+
+    def _text(self, text: str, *, opens: bool) -> list[int]:
+        if opens or not self._leading_space:
+            return self._encode(text)
+        anchor = "a" if text[0].isspace() else "\n"
+        lead, whole = self._encode(anchor), self._encode(anchor + text)
+        return whole[len(lead) :] if whole[: len(lead)] == lead else self._encode(text)
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """The first `count` tokens of `prefix`, and what they are written as in any longer one.
+
+    Where a text is cut follows from its tokens alone, be it written at once or as it grows: so the
+    same prefix is always written alike. Prefixes of at most `least` tokens have fewer cuts.
+    """
+
+    prefix: Prefix
+    count: int
+    least: int
+    written: Prefix
+
+    def starts(self, prefix: Prefix) -> bool:
+        """Whether `prefix` begins with them."""
+        known = self.prefix.tokens[: self.count]
+        return len(prefix) > self.least and np.array_equal(known, prefix.tokens[: self.count])
+
+
+class Respeller:
+    """Prefixes of the target, written in the draft's tokens.
+
+    A sequence's text is written anew from a few tokens back only, so that a round costs what it
+    adds.
+
+    Args:
+        target: what the target's tokens spell.
+        writer: writes the draft's tokens.
+        counterparts: the draft's token for target tokens that both have.
+    """
+
+    def __init__(self, target: Spelling, writer: Writer, counterparts: dict[int, int]) -> None:
+        self._target = target
+        self._writer = writer
+        draft = writer.spelling
+        self._specials: dict[int, list[int]] = {
+            index: [counterparts[index]] if index in counterparts else []
+            for index in target.specials
+        }
+        if target.bos is not None and target.bos != target.eos and draft.bos is not None:
+            self._specials[target.bos] = [draft.bos]
+        self._settled: dict[int, _Settled] = {}
+
+    def written(self, prefix: Prefix) -> Prefix:
+        """The prefix in the draft's tokens, at least one, under the same sequence id."""
+        known = self._settled.get(prefix.sequence_id)
+        if known is None or not known.starts(prefix):
+            known = _Settled(prefix, 0, -1, Prefix(prefix.sequence_id, []))
+        while len(prefix) > known.count + 3 * _TAIL:
+            piece = prefix.tokens[known.count : known.count + 2 * _TAIL]
+            piece = piece[: self._cut(piece.tolist())]
+            settled = known.written.extended(self._tokens(piece, opens=known.count == 0))
+            least = known.count + 3 * _TAIL
+            known = _Settled(prefix, known.count + len(piece), least, settled)
+        self._settled[prefix.sequence_id] = known
+        tail = prefix.tokens[known.count :]
+        written = known.written.extended(self._tokens(tail, opens=known.count == 0))
+        return written if len(written) else written.extended([self._blank()])
+
+    def release(self, sequence_ids: Iterable[int]) -> None:
+        """Forget these sequences."""
+        for sequence_id in sequence_ids:
+            self._settled.pop(sequence_id, None)
+
+    def _tokens(self, tokens: NDArray[np.int64], *, opens: bool) -> list[int]:
+        """The draft's tokens for the target's; `opens` if a text starts with them."""
+        ids: list[int] = []
+        data = b""
+        first = opens
+        for token in tokens.tolist():
+            if token not in self._specials:
+                data += self._target.words.get(token, b"")
+                continue
+            ids += self._writer.written(data, opens=first) + self._specials[token]
+            data, first = b"", first and not data
+        ids += self._writer.written(data, opens=first)
+        lead = self._writer.opening() if opens else []
+        return ids if ids[: len(lead)] == lead else lead + ids
+
+    def _cut(self, tokens: list[int]) -> int:
+        """How many of these tokens may be settled: up to the last place where any tokenizer cuts.
+
+        That is before a space that ends a word, or else before a character; at least one.
+        """
+        words = [self._target.words.get(token, b"") for token in tokens]
+        for place in range(len(tokens) - 1, 0, -1):
+            before, word = words[place - 1], words[place]
+            if not word or (word[:1] == b" " and word[1:2].strip() and before[-1:].strip()):
+                return place
+        for place in range(len(tokens) - 1, 0, -1):
+            if words[place][0] & 0xC0 != 0x80:
+                return place
+        return max(1, len(tokens))
+
+    def _blank(self) -> int:
+        """What stands for a prefix that spells nothing."""
+        draft = self._writer.spelling
+        marks = [mark for mark in (draft.bos, draft.eos) if mark is not None]
+        return marks[0] if marks else 0
+
+
+def _split(data: bytes) -> tuple[str, tuple[int, int], bytes]:
+    """The text that bytes begin with, where bytes that make no character lie, and what follows."""
+    try:
+        return data.decode(), (0, 0), b""
+    except UnicodeDecodeError as error:
+        broken = error.start, error.end
+        return data[: error.start].decode(), broken, data[error.end :]

@@ -1,0 +1,158 @@
+"""The logits processors of a `generate` call: those its settings make, and the caller's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    ClassifierFreeGuidanceLogitsProcessor,
+    GenerationConfig,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    SynthIDTextWatermarkLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+from transformers.generation.logits_process import LogitNormalization, WhisperNoSpeechDetection
+
+from ..config.processors import StatefulProcessor
+from ..errors import InvalidConfigError
+from ..sampling.shaping import called_on_batch
+from .generation_config import plain, sequence_bias
+
+_PROCESSORS: dict[type, tuple[str, str]] = {
+    SequenceBiasLogitsProcessor: ("sequence_bias", "sequence_bias"),
+    RepetitionPenaltyLogitsProcessor: ("penalty", "repetition_penalty"),
+    NoBadWordsLogitsProcessor: ("bad_word_ids", "bad_words_ids"),
+    MinLengthLogitsProcessor: ("min_length", "min_length"),
+    MinNewTokensLengthLogitsProcessor: ("min_new_tokens", "min_new_tokens"),
+    SuppressTokensLogitsProcessor: ("suppress_tokens", "suppress_tokens"),
+}
+"""What transformers makes of settings: the attribute that holds the value, and the setting."""
+
+_WARPERS: tuple[tuple[type, str, tuple[object, ...]], ...] = (
+    (LogitNormalization, "renormalize_logits", (None, False)),
+    (MinPLogitsWarper, "min_p", (None,)),
+    (TopPLogitsWarper, "top_p", (None, 1.0)),
+    (TopKLogitsWarper, "top_k", (None, 0)),
+    (TemperatureLogitsWarper, "temperature", (None, 1.0)),
+)
+"""What it makes of settings after a user's own, the last first, but for these values of them."""
+
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "repetition_penalty": (1.0,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+}
+"""Values, beside None, of settings of which it makes none of the above."""
+
+_OTHER_ROWS: tuple[type, ...] = (
+    ClassifierFreeGuidanceLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+    WhisperNoSpeechDetection,
+)
+"""Those of transformers that need rows beside the one they change."""
+
+_STATEFUL: tuple[type, ...] = (*_OTHER_ROWS, SynthIDTextWatermarkLogitsProcessor)
+"""Those that may not come bare: they remember earlier calls, or need other rows."""
+
+
+def custom_processors(processors: Sequence[Any], asked: GenerationConfig) -> list[Any]:
+    """The logits processors that the settings do not cover, in the order that they are applied in.
+
+    transformers applies them after those that settings make and before temperature and filters,
+    which is where `SamplingParams.logits_processors` stand. One of a type that a setting makes,
+    beside that setting, takes that one's place: it has to mean the same, or is refused.
+    """
+    rest = list(processors)
+    for warper, field, unused in _WARPERS:
+        sampled = asked.do_sample or warper is LogitNormalization
+        if sampled and getattr(asked, field) not in unused and rest and type(rest[-1]) is warper:
+            rest.pop()
+    custom, met = [], set()
+    for processor in rest:
+        kind = type(processor)
+        attribute, field = _PROCESSORS.get(kind, ("", ""))
+        wanted = plain(getattr(asked, field)) if field else None
+        if wanted in (None, *_NEUTRAL.get(field, ())) or kind in met:
+            _check_alone(processor)
+            custom.append(processor)
+            continue
+        met.add(kind)
+        value = plain(vars(processor)[attribute])
+        if field == "sequence_bias":
+            value, wanted = sequence_bias(value), sequence_bias(wanted)
+        skipped = vars(processor).get("prompt_ignore_length")
+        if value != wanted or isinstance(skipped, int):
+            raise InvalidConfigError(
+                "logits_processor",
+                kind.__name__,
+                f"none beside {field}={wanted}, whose place in the order it would take; set "
+                f"{field} in the generation config instead, or leave it unset",
+            )
+    return custom
+
+
+def _check_alone(processor: Any) -> None:
+    """Refuse what cannot be called for one row and one hypothesis by itself."""
+    alone, refused = processor, _STATEFUL
+    remedy = "; pass one that remembers as outrider.StatefulProcessor(processor)"
+    if isinstance(processor, StatefulProcessor):
+        alone, refused, remedy = processor.processor, _OTHER_ROWS, ""
+    if isinstance(alone, refused):
+        raise InvalidConfigError(
+            "logits_processor",
+            type(alone).__name__,
+            "processors that need no other row, and that remember nothing of earlier calls, since "
+            f"drafts that are refused are seen as well{remedy}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _OfRow:
+    """A processor that is called as transformers would, on a row of its own.
+
+    Attributes:
+        processor: called with the row's whole history [1, L] and logits [1, V].
+        padding: int64 [P], what the history begins with.
+    """
+
+    processor: Any
+    padding: Tensor
+
+    def __call__(self, history: Tensor, logits: Tensor) -> Tensor:
+        whole = torch.cat([self.padding.to(history.device), history])
+        return called_on_batch(self.processor, whole, logits)
+
+
+def of_row(processor: Any, row: int, padding: Tensor) -> _OfRow | StatefulProcessor:
+    """A processor as it is called for one row, whose history begins with `padding` [P].
+
+    One that remembers does so for this row alone.
+    """
+    if isinstance(processor, StatefulProcessor):
+        fork = processor.fork
+        return StatefulProcessor(
+            _of_row(processor.processor, row, padding),
+            lambda own: _OfRow(fork(own.processor), own.padding),
+        )
+    return _of_row(processor, row, padding)
+
+
+def _of_row(processor: Any, row: int, padding: Tensor) -> _OfRow:
+    if type(processor) is PrefixConstrainedLogitsProcessor:
+        allowed = processor._prefix_allowed_tokens_fn
+        processor = PrefixConstrainedLogitsProcessor(lambda _, tokens: allowed(row, tokens), 1)
+    return _OfRow(processor, padding)

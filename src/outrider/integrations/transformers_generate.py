@@ -1,0 +1,278 @@
+"""Speculative decoding inside transformers' own `model.generate`, as its `custom_generate`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    MaxLengthCriteria,
+    PreTrainedModel,
+)
+from transformers.generation import GenerateDecoderOnlyOutput
+
+from ..config.params import SamplingParams, SpeculativeConfig
+from ..drafters.model import ModelDrafter
+from ..engine.decoder import SpeculativeDecoder
+from ..engine.scheduler import Run
+from ..errors import InvalidConfigError
+from ..runtimes.transformers import products
+from ..runtimes.transformers.model import TransformersModel
+from ..runtimes.transformers.support import Setting
+from ..types.protocols import Drafter, Policy
+from .generation_config import from_generation_config, token_ids
+from .given_processors import custom_processors, of_row
+
+_PASSED_BY = frozenset(
+    {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+)
+"""What transformers passes to every decoding method."""
+
+
+def generate_with(
+    draft_model: PreTrainedModel | Drafter | None,
+    config: SpeculativeConfig | None = None,
+    *,
+    max_sequences: int = 8,
+) -> Callable[..., Any]:
+    """Speculative decoding for `model.generate(..., custom_generate=generate_with(draft_model))`.
+
+    The generation config is honoured, or refused by name. Stopping criteria are asked after every
+    token, for each row by itself, with `scores` None. Logits processors of the caller's own are
+    called for each row and each drafted position by itself, in transformers' order; one that
+    remembers earlier calls comes as `StatefulProcessor(processor)`, called with [1, L] and [1, V]
+    like the others, since drafts that are refused are seen as well. Rows that have ended are
+    padded. What sampling draws follows from `torch.manual_seed`. transformers itself drops a
+    `streamer`, `assistant_model` or `tokenizer`; stop strings are passed as a `StopStringCriteria`.
+
+    The models' caches are kept from call to call, not what is in them, so that weights may change
+    in between. Both models are in evaluation mode during a call, and are given their mode and
+    their attention implementation back after it.
+
+    Args:
+        draft_model: a transformers model of the target's tokenizer, or any drafter, such as
+            `NgramDrafter()`; None decodes plainly.
+        config: how speculation is done.
+        max_sequences: how many rows are decoded together; the others wait.
+
+    Returns:
+        A function that transformers calls. It returns int64 [B * n, L], prompts and new tokens, or
+        a `GenerateDecoderOnlyOutput` that holds them.
+
+    Raises:
+        InvalidConfigError: (the function) a setting, a logits processor or an input cannot be
+            honoured.
+        ModelError: (the function) a model cannot be decoded speculatively.
+    """
+    speculation = config or SpeculativeConfig()
+    target_loan, draft_loan = _Loan(max_sequences), _Loan(max_sequences)
+    # Costs are measured at the first call, and kept for the next of the same model.
+    known: list[tuple[TransformersModel, Policy]] = []
+
+    def decode(
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: Sequence[Any],
+        stopping_criteria: Sequence[Any],
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> Tensor | GenerateDecoderOnlyOutput:
+        asked = copy.copy(generation_config)
+        # These come as stopping criteria, too.
+        asked.max_time = asked.stop_strings = None
+        # This one comes as a logits processor.
+        asked.no_repeat_ngram_size = None
+        params = from_generation_config(
+            asked, prompt_length=input_ids.shape[1], n=1, ignore_eos=True
+        )
+        custom = custom_processors(logits_processor, asked)
+        criteria = _custom_criteria(stopping_criteria, asked)
+        prompts = _prompts(input_ids, **model_kwargs)
+        padding = [asked.pad_token_id, *params.stop_token_ids, None]
+        pad = next((token for token in padding if token is not None), None)
+        if pad is None and criteria and len(prompts) > 1:
+            raise InvalidConfigError(
+                "pad_token_id", None, "a token id, because rows may end at different lengths"
+            )
+        with ExitStack() as loans:
+            target = loans.enter_context(target_loan.of(model))
+            drafter = draft_model
+            if isinstance(draft_model, PreTrainedModel):
+                lent = loans.enter_context(draft_loan.of(draft_model))
+                drafter = ModelDrafter(lent, target.vocab_size)
+            policy = next((kept for owner, kept in known if owner is target), None)
+            decoder = SpeculativeDecoder(target, drafter, config=speculation, policy=policy)
+            known[:] = [(target, decoder.policy)]
+            outputs = _Rows(decoder, input_ids, prompts, params, criteria, custom).outputs()
+        width = max(map(len, outputs))
+        rows = [[*tokens, *[pad] * (width - len(tokens))] for tokens in outputs]
+        sequences = torch.cat([input_ids, input_ids.new_tensor(rows)], 1)
+        if asked.return_dict_in_generate:
+            return GenerateDecoderOnlyOutput(sequences=sequences)
+        return sequences
+
+    return decode
+
+
+class _Loan:
+    """A model's adapter, with the model as it was after each use: attention, products, mode."""
+
+    def __init__(self, max_sequences: int) -> None:
+        self._max_sequences = max_sequences
+        self._adapter: TransformersModel | None = None
+        self._made_for: tuple[object, ...] = ()
+        self._attention = ""
+        self._ways = products.USUAL
+
+    @contextmanager
+    def of(self, hf_model: PreTrainedModel) -> Iterator[TransformersModel]:
+        """The adapter of a model, the last one if it still fits."""
+        before = Setting(hf_model)
+        wanted = (hf_model, hf_model.device, hf_model.dtype)
+        try:
+            if self._adapter is None or self._made_for != wanted:
+                adapter = TransformersModel(hf_model, max_sequences=self._max_sequences)
+                # Packing takes longer than it gains a call.
+                found = products.ways_of(hf_model)
+                self._ways = products.Ways(found.single, found.few)
+                products.remove(hf_model, but=before.few_rows)
+                products.install(hf_model, self._ways, packs=False)
+                self._adapter = adapter
+                self._made_for = wanted
+                self._attention = hf_model.config._attn_implementation
+            else:
+                hf_model.eval()
+                hf_model.set_attn_implementation(self._attention)
+                products.install(hf_model, self._ways, packs=False)
+            yield self._adapter
+        finally:
+            before.restore()
+
+
+class _Rows:
+    """The rows of one call, decoded to their ends.
+
+    Args:
+        decoder: the decoder.
+        input_ids: int64 [B, L], with padding.
+        prompts: the rows without it.
+        params: of all rows; each that samples is given a seed from torch's generator.
+        criteria: stopping criteria that the parameters do not cover.
+        processors: logits processors that they do not cover.
+    """
+
+    def __init__(
+        self,
+        decoder: SpeculativeDecoder,
+        input_ids: Tensor,
+        prompts: list[list[int]],
+        params: SamplingParams,
+        criteria: list[Any],
+        processors: list[Any],
+    ) -> None:
+        seeds: list[int | None] = [None] * len(prompts)
+        if not params.greedy:
+            seeds = torch.randint(2**63 - 1, (len(prompts),)).tolist()
+        by_row = [
+            tuple(
+                of_row(p, row, input_ids[row, : input_ids.shape[1] - len(prompt)])
+                for p in processors
+            )
+            for row, prompt in enumerate(prompts)
+        ]
+        self._decoder = decoder
+        self._criteria = criteria
+        self._input_ids = input_ids
+        self._states = [
+            decoder.start(prompt, replace(params, seed=seed, logits_processors=own))[0]
+            for prompt, seed, own in zip(prompts, seeds, by_row, strict=True)
+        ]
+        self._outputs: list[list[int]] = [[] for _ in prompts]
+
+    def outputs(self) -> list[list[int]]:
+        """The new tokens of each row."""
+        row_of = {state.prefix.sequence_id: row for row, state in enumerate(self._states)}
+        run = Run(self._decoder, self._states, discard=True)
+        with closing(iter(run)) as rounds:
+            for step in rounds:
+                for state, tokens in zip(step.batch.states, step.emitted, strict=True):
+                    if self._emit(row_of[state.prefix.sequence_id], tokens):
+                        run.end(state.prefix.sequence_id)
+        return self._outputs
+
+    def _emit(self, row: int, tokens: list[int]) -> bool:
+        """Add tokens to a row's output, up to one after which a criterion ends it, if one does."""
+        output = self._outputs[row]
+        for token in tokens:
+            output.append(token)
+            if self._criteria:
+                new = self._input_ids.new_tensor(output)
+                ids = torch.cat([self._input_ids[row], new])[None]
+                if any(bool(torch.as_tensor(ends(ids, None)).all()) for ends in self._criteria):
+                    return True
+        return False
+
+
+def _custom_criteria(criteria: Sequence[Any], asked: Any) -> list[Any]:
+    """The stopping criteria that the settings do not cover."""
+    custom = []
+    for criterion in criteria:
+        if type(criterion) is MaxLengthCriteria:
+            agrees, field = criterion.max_length == asked.max_length, "max_length"
+        elif type(criterion) is EosTokenCriteria:
+            eos = set(criterion.eos_token_id.tolist())
+            agrees, field = eos == set(token_ids(asked.eos_token_id)), "eos_token_id"
+        else:
+            custom.append(criterion)
+            continue
+        if not agrees:
+            raise InvalidConfigError(
+                "stopping_criteria",
+                type(criterion).__name__,
+                f"none; set {field} in the generation config instead",
+            )
+    return custom
+
+
+def _prompts(
+    input_ids: Tensor,
+    *,
+    attention_mask: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    past_key_values: Any = None,
+    **others: Any,
+) -> list[list[int]]:
+    """The rows of [B, L] without the padding on their left.
+
+    Raises:
+        InvalidConfigError: padding elsewhere, other positions, a filled cache, or inputs beside
+            tokens.
+    """
+    for name, value in others.items():
+        if value is not None and name not in _PASSED_BY:
+            raise InvalidConfigError(name, type(value).__name__, "None; only token ids are read")
+    if past_key_values is not None and past_key_values.get_seq_length() > 0:
+        raise InvalidConfigError("past_key_values", "a filled cache", "None, or an empty cache")
+    columns = torch.arange(input_ids.shape[1], device=input_ids.device)
+    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    real = mask.to(input_ids.device) != 0
+    starts = real.int().argmax(1)
+    if not real.equal(columns >= starts[:, None]):
+        raise InvalidConfigError(
+            "attention_mask", mask.tolist(), "rows of zeros, then ones to the end: left padding"
+        )
+    if position_ids is not None:
+        expected = (columns - starts[:, None]).clamp(min=0)
+        given = position_ids.to(input_ids.device)
+        if given.ndim != 2 or not ((given == expected) | ~real).all():
+            raise InvalidConfigError(
+                "position_ids", given.tolist(), "None, or each row's tokens counted from 0"
+            )
+    return [row[keep].tolist() for row, keep in zip(input_ids, real, strict=True)]

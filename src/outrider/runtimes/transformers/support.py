@@ -1,0 +1,180 @@
+"""What the adapter has to know of an architecture, read off its config and one forward."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from ...errors import ModelError
+from . import attention, products
+from .direct import same_inputs
+from .slot_cache import LayerShape
+
+_ATTENTION_KINDS = ("full_attention", "sliding_attention")
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A model's shape, as its cache and its masks need it.
+
+    Attributes:
+        layers: the cache shape of each layer.
+        windows: of each kind of attention mask the model wants, the sliding window, None for full
+            attention. One entry named None where the model takes a single mask.
+        groups: query heads per key head where the packed attention is in use everywhere, else 1.
+        vocab_size: width of the logits.
+        context_length: positions the model has, None if its config states none.
+        eos_token_ids: tokens that end a sequence.
+        dtype: of keys and values.
+        device: of the model.
+    """
+
+    layers: tuple[LayerShape, ...]
+    windows: tuple[tuple[str | None, int | None], ...]
+    groups: int
+    vocab_size: int
+    context_length: int | None
+    eos_token_ids: frozenset[int]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class Setting:
+    """How a model computes: what an adapter changes in it, as it was before.
+
+    Args:
+        hf_model: the model.
+
+    Attributes:
+        few_rows: the layers that were `products.FewRows`.
+    """
+
+    def __init__(self, hf_model: Any) -> None:
+        self._model = hf_model
+        self._attention = hf_model.config._attn_implementation
+        self._training = [(module, module.training) for module in hf_model.modules()]
+        self.few_rows = products.installed(hf_model)
+
+    def restore(self) -> None:
+        """Set the model back."""
+        products.remove(self._model, but=self.few_rows)
+        for module, training in self._training:
+            module.training = training
+        self._model.set_attn_implementation(self._attention)
+
+
+def inspect_architecture(hf_model: Any) -> Architecture:
+    """Check that a model can be decoded speculatively, prepare its attention, and describe it.
+
+    Raises:
+        ModelError: encoder-decoder, recurrent or convolutional state, ALiBi, an attention pattern
+            other than full or sliding, several devices, or a forward that fails on one token.
+    """
+    name = type(hf_model).__name__
+    config = hf_model.config.get_text_config()
+    _refuse_unsupported(hf_model, name, config)
+    windows = _windows(name, config)
+    hf_model.eval()
+    packed = bool(hf_model._supports_attention_backend)
+    attention.register()
+    hf_model.set_attn_implementation(attention.NAME if packed else "sdpa")
+    products.install(hf_model, groups=same_inputs(hf_model))
+    device = hf_model.device
+    cache = DynamicCache()
+    try:
+        with torch.inference_mode():
+            ids = torch.zeros(1, 1, dtype=torch.int64, device=device)
+            logits = hf_model(input_ids=ids, past_key_values=cache, use_cache=True).logits
+        layers = tuple(
+            LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3])
+            for layer in cache.layers
+        )
+        dtype = cache.layers[0].keys.dtype
+    except Exception as error:
+        raise ModelError(
+            f"{name} failed on one token with a key-value cache ({type(error).__name__}: {error}); "
+            "expected a causal language model whose layers all keep keys and values"
+        ) from error
+    heads = {layer.heads for layer in layers}
+    query_heads = int(config.num_attention_heads)
+    groups = query_heads // heads.pop() if packed and len(heads) == 1 else 1
+    return Architecture(
+        layers=layers,
+        windows=windows,
+        groups=groups,
+        vocab_size=logits.shape[-1],
+        context_length=_context_length(config),
+        eos_token_ids=_eos_token_ids(hf_model),
+        dtype=dtype,
+        device=device,
+    )
+
+
+def _refuse_unsupported(hf_model: Any, name: str, config: Any) -> None:
+    remedy = "use a decoder-only model with full or sliding-window attention"
+    if config.is_encoder_decoder:
+        raise ModelError(f"{name} is an encoder-decoder model; {remedy}")
+    if hf_model._is_stateful:
+        raise ModelError(
+            f"{name} keeps a recurrent state, which cannot be cut back to an earlier token; "
+            f"{remedy}"
+        )
+    accepted = inspect.signature(hf_model.forward).parameters
+    if getattr(config, "alibi", False) or "position_ids" not in accepted:
+        raise ModelError(
+            f"{name} takes no explicit positions (ALiBi adds them to the attention scores by "
+            f"column); {remedy}"
+        )
+    if "past_key_values" not in accepted or "logits_to_keep" not in accepted:
+        raise ModelError(f"{name} does not take a key-value cache from outside; {remedy}")
+    devices = {str(parameter.device) for parameter in hf_model.parameters()}
+    if len(devices) > 1:
+        raise ModelError(
+            f"{name} is spread over {', '.join(sorted(devices))}; load it on a single device"
+        )
+
+
+def _context_length(config: Any) -> int | None:
+    """The positions whose rotary frequencies do not depend on what else is in the batch.
+
+    With "longrope" and "dynamic" scaling the longest position of a forward decides the frequencies
+    of all of it, so that keys already cached would belong to others. Below the original context
+    nothing is rescaled.
+    """
+    context = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    for scaling in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+        if scaling.get("rope_type") in ("longrope", "dynamic"):
+            original = scaling.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", context
+            )
+            context = original if context is None else min(context, original or context)
+    return context
+
+
+def _windows(name: str, config: Any) -> tuple[tuple[str | None, int | None], ...]:
+    window = getattr(config, "sliding_window", None)
+    kinds = tuple(dict.fromkeys(getattr(config, "layer_types", None) or ()))
+    for kind in kinds:
+        if kind not in _ATTENTION_KINDS:
+            raise ModelError(
+                f"{name} has layers of type {kind!r}; only {' and '.join(_ATTENTION_KINDS)} can be "
+                "cut back to an earlier token"
+            )
+    if "sliding_attention" in kinds:
+        return tuple((kind, window if kind == "sliding_attention" else None) for kind in kinds)
+    if kinds:
+        return ((None, None),)
+    return ((None, window),)
+
+
+def _eos_token_ids(hf_model: Any) -> frozenset[int]:
+    generation_config = getattr(hf_model, "generation_config", None)
+    eos = generation_config.eos_token_id if generation_config is not None else None
+    if eos is None:
+        return frozenset()
+    return frozenset([eos] if isinstance(eos, int) else eos)

@@ -1,0 +1,160 @@
+"""From logits to the distribution a token is drawn from, for a whole batch of differing requests.
+
+The order and the meaning of the filters are transformers': temperature, top-k, top-p, min-p, then
+one renormalisation. Tokens tied with the last one that top-k or top-p keeps are kept as well, so
+the distribution does not depend on the order a sort happens to leave them in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..config.params import SamplingParams
+from ..types.records import Distributions
+
+DTYPES = (torch.float32, torch.float64)
+"""What dense distributions are made in."""
+
+_FIRST_WIDTH = 128
+
+
+@dataclass(frozen=True, slots=True)
+class PackedParams:
+    """The sampling parameters of B requests as tensors; None where no request uses a filter.
+
+    Attributes:
+        all_greedy: every row is greedy, so that distributions are point_masses.
+        greedy: bool [B], rows that are greedy among rows that are not.
+        temperature: one number where all sampled rows share it, else float64 [B].
+        top_k: int64 [B], 1 or more, the vocabulary's width where unused.
+        max_top_k: the largest top_k in use.
+        top_p: float64 [B], 1 where unused.
+        min_p: float64 [B], 0 where unused.
+    """
+
+    all_greedy: bool
+    greedy: Tensor | None
+    temperature: Tensor | float | None
+    top_k: Tensor | None
+    max_top_k: int
+    top_p: Tensor | None
+    min_p: Tensor | None
+
+    @property
+    def unfiltered(self) -> bool:
+        """Whether every row's distribution is the softmax of its logits over its temperature."""
+        filters = (self.greedy, self.top_k, self.top_p, self.min_p)
+        return not self.all_greedy and all(column is None for column in filters)
+
+    @staticmethod
+    def pack(
+        params: Sequence[SamplingParams], vocab_size: int, device: torch.device
+    ) -> PackedParams:
+        """Pack the parameters of B requests for distributions over `vocab_size` tokens on `device`."""
+        greedy = [p.greedy for p in params]
+        if all(greedy):
+            return GREEDY
+
+        def column(values: Sequence[float], unused: float, dtype: torch.dtype) -> Tensor | None:
+            if all(value == unused for value in values):
+                return None
+            return torch.tensor(values, dtype=dtype, device=device)
+
+        temperatures = {p.temperature for p in params if not p.greedy}
+        # A CUDA device multiplies by a number's reciprocal but divides by a tensor: there a row's
+        # distribution would depend on whether its mates share its temperature.
+        uniform = len(temperatures) == 1 and device.type == "cpu"
+        shared = temperatures.pop() if uniform else None
+        top_k = [min(p.top_k or vocab_size, vocab_size) for p in params]
+        return PackedParams(
+            all_greedy=False,
+            greedy=torch.tensor(greedy, device=device) if any(greedy) else None,
+            temperature=column([p.temperature or 1.0 for p in params], 1.0, torch.float64)
+            if shared is None
+            else (None if shared == 1 else shared),
+            top_k=column(top_k, vocab_size, torch.int64),
+            max_top_k=max((k for k in top_k if k < vocab_size), default=0),
+            top_p=column([p.top_p for p in params], 1.0, torch.float64),
+            min_p=column([p.min_p for p in params], 0.0, torch.float64),
+        )
+
+
+GREEDY = PackedParams(True, None, None, None, 0, None, None)
+"""The parameters of a batch in which every row is greedy."""
+
+
+def distributions(logits: Tensor, params: PackedParams) -> tuple[Distributions, Tensor]:
+    """The distributions that B requests make of logits.
+
+    Args:
+        logits: [B, V], or [B, M, V] for M positions of each request.
+        params: of the B requests.
+
+    Returns:
+        The distributions for [B] or [B, M], in max(float32, the logits' dtype), and a witness of that shape:
+        a number that is not finite where a row of logits had NaN, +inf or no finite entry, so that
+        its distribution means nothing.
+    """
+    if params.all_greedy:
+        peak, best = logits.max(-1)
+        return Distributions(point_masses=best), peak
+    scores = logits if logits.dtype == torch.float64 else logits.float()
+    if params.temperature is not None:
+        scores = scores / (
+            _per_row(params.temperature.to(scores.dtype), logits)
+            if isinstance(params.temperature, Tensor)
+            else params.temperature
+        )
+    if params.top_k is not None:
+        top_k = _per_row(params.top_k, logits)
+        best_scores = scores.topk(params.max_top_k, -1).values
+        last = (top_k - 1).clamp(max=params.max_top_k - 1)
+        floor = best_scores.gather(-1, last.expand(*scores.shape[:-1], 1))
+        unused = top_k == scores.shape[-1]
+        scores = scores.masked_fill((scores < floor) & ~unused, -torch.inf)
+    probs = scores.softmax(-1)
+    witness = probs[..., 0]
+    if params.top_p is not None or params.min_p is not None:
+        floor = torch.zeros_like(probs[..., :1])
+        if params.top_p is not None:
+            floor = _top_p_floor(probs, _per_row(params.top_p, logits))
+        if params.min_p is not None:
+            peak = probs.amax(-1, keepdim=True)
+            floor = torch.maximum(floor, _per_row(params.min_p, logits).to(probs.dtype) * peak)
+        probs = probs.masked_fill(probs < floor, 0)
+        total = probs.sum(-1, keepdim=True, dtype=torch.float64).to(probs.dtype)
+        # Rows without a filter stay as they would be without filtered ones beside them.
+        probs = probs / total.masked_fill(floor == 0, 1)
+    if params.greedy is not None:
+        best = logits.argmax(-1, keepdim=True)
+        atom = torch.zeros_like(probs).scatter_(-1, best, 1)
+        probs = torch.where(_per_row(params.greedy, logits), atom, probs)
+    return Distributions(probs=probs), witness
+
+
+def _per_row(values: Tensor, logits: Tensor) -> Tensor:
+    """Values [B] in a shape that broadcasts with logits [B, ..., V]."""
+    return values.view(-1, *[1] * (logits.ndim - 1))
+
+
+def _top_p_floor(probs: Tensor, top_p: Tensor) -> Tensor:
+    """The least probability that top-p keeps, [..., 1].
+
+    On a CPU a partial sort is widened until it holds the mass asked for; elsewhere the whole row is
+    sorted, because asking would wait for the device.
+    """
+    vocab_size = probs.shape[-1]
+    width = min(vocab_size, _FIRST_WIDTH) if probs.device.type == "cpu" else vocab_size
+    while True:
+        best = probs.topk(width, -1).values
+        reached = best.cumsum(-1, dtype=torch.float64)
+        if width == vocab_size or bool(((reached[..., -1:] >= top_p) | (top_p == 1)).all()):
+            break
+        width = min(vocab_size, width * 8)
+    kept = (reached - best) < top_p
+    floor = best.masked_fill(~kept, torch.inf).amin(-1, keepdim=True)
+    return floor.masked_fill(top_p == 1, 0)

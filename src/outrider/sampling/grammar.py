@@ -1,0 +1,312 @@
+"""Which tokens may follow, by a request's grammar: llguidance's matcher, behind a pure function.
+
+A mask depends on nothing but the grammar and the tokens before. What is kept from call to call is
+where two matchers are: one after the tokens emitted so far, one that walks along the drafts. Each
+round they are given the tokens that are new to them, and no others are looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config.structured import StructuredOutput
+from ..errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+    from ..types.records import Output
+
+Mask = NDArray[np.uint8]
+
+_DEAD_END = "NoExtension"
+"""How a matcher's error begins where its grammar leads nowhere; other errors are limits of its."""
+
+_WHITESPACE = r"( |\n[ \t]{0,40})?"
+"""Between tokens of JSON: nothing, a space, or a new line with an indentation.
+
+A model that may write any whitespace may never write anything else.
+"""
+
+_LONGEST = 300
+_SHORTENED = "<non-verbose/>"
+_END = "<|outrider: the end|>"
+
+
+class Grammars:
+    """Makes grammars over one vocabulary.
+
+    Args:
+        tokenizer: a fast tokenizer of transformers, or a `tokenizers.Tokenizer`; looked at when the
+            first grammar is asked for.
+        vocab_size: the target's V; ids that the tokenizer does not have are never allowed.
+        eos_token_ids: of the target.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos = eos_token_ids
+        self._vocabulary: tuple[LLTokenizer, int] | None = None
+
+    def of(self, asked: StructuredOutput, stop_ids: frozenset[int]) -> Grammar:
+        """The grammar that a request asks for.
+
+        Args:
+            asked: what the output must look like.
+            stop_ids: the tokens that end the request.
+
+        Raises:
+            InvalidConfigError: the library refuses it, no text fulfils it, or the vocabulary cannot
+                spell any; or there is no tokenizer that could be read.
+        """
+        from llguidance import LLMatcher, LLParserLimits
+
+        if self._vocabulary is None:
+            self._vocabulary = self._read()
+        vocabulary, end = self._vocabulary
+        field = f"structured_output.{asked.kind}"
+        limits = LLParserLimits(verbose_errors=False)
+        try:
+            matcher = LLMatcher(vocabulary, _source(asked), log_level=0, limits=limits)
+            error = matcher.get_error() if matcher.is_error() else ""
+        except ValueError as refused:
+            error = str(refused)
+        if error:
+            said = brief(error)
+            raise InvalidConfigError(
+                field, asked.value, f"one that llguidance can compile; the library says {said}"
+            )
+        special = frozenset(t for t in stop_ids if vocabulary.is_special_token(t))
+        texts = (stop_ids & self._eos) - special
+        grammar = Grammar(asked, matcher, self._vocab_size, end, special | texts, texts)
+        first = grammar.beginning()
+        if first is None:
+            raise InvalidConfigError(
+                field, asked.value, "more than the empty text, which no token of the request ends"
+            )
+        if not first.any():
+            raise InvalidConfigError(
+                field, asked.value, "one that tokens can fulfil: none could be the first"
+            )
+        return grammar
+
+    def _read(self) -> tuple[LLTokenizer, int]:
+        """The vocabulary, and the id that stands for the end in it."""
+        from llguidance import LLTokenizer
+        from tokenizers import Tokenizer
+        from transformers import PreTrainedTokenizerFast
+
+        given = self._tokenizer
+        backend = given.backend_tokenizer if isinstance(given, PreTrainedTokenizerFast) else given
+        if not isinstance(backend, Tokenizer):
+            found = "no tokenizer" if given is None else f"a {type(given).__name__}"
+            raise _unread(given, found, "a fast transformers tokenizer or a tokenizers.Tokenizer")
+        # The end is an id of its own: a request may end at any of several tokens, or at none.
+        own = Tokenizer.from_str(backend.to_str())
+        own.no_padding()
+        own.no_truncation()
+        taken = backend.get_vocab(with_added_tokens=True).values()
+        own.add_special_tokens([_END])
+        end = own.get_vocab(with_added_tokens=True)[_END]
+        if end in taken:
+            raise _unread(given, "a tokenizer whose ids have gaps", "one that has none")
+        size = max(self._vocab_size, end, *taken) + 1
+        try:
+            return LLTokenizer(own.to_str(), n_vocab=size, eos_token=end), end
+        except ValueError as error:
+            found = f"a tokenizer that cannot be read ({brief(str(error))})"
+            raise _unread(given, found, "one that works on bytes") from error
+
+
+def _unread(given: object, found: str, expected: str) -> InvalidConfigError:
+    said = f"structured_output needs the decoder's tokenizer, which is {found}"
+    return InvalidConfigError("tokenizer", given, expected, given=said)
+
+
+class _Place:
+    """A matcher, and the tokens that brought it where it is.
+
+    It goes on only, and is copied to go two ways. After llguidance's own `rollback` (1.9.1) a mask
+    may be that of the tokens rolled back: Earley rows that it kept are taken for those of the new
+    path where they end in the same lexeme (`start: "a" X "b" | "c" X "d"` with X: /x+/; "ax", back,
+    "cx": the mask has "b").
+    """
+
+    def __init__(self, matcher: LLMatcher, at: Output | None = None) -> None:
+        self.matcher = matcher
+        self.at = at
+
+    def copy(self) -> _Place:
+        """Another one here."""
+        return _Place(self.matcher.deep_copy(), self.at)
+
+    def go(self, path: Output, rest: list[int]) -> bool:
+        """Go on to the end of a path; False if a token is refused, which leaves this of no use.
+
+        Args:
+            path: it goes on from here.
+            rest: its tokens from here on.
+        """
+        self.at = path
+        return not rest or self.matcher.try_consume_tokens(rest) == len(rest)
+
+
+class Grammar:
+    """What may follow in one sequence. Made by `Grammars.of`.
+
+    A path is the tokens that the sequence has emitted, and drafted ones after them. One on which a
+    token was refused, or that goes on after the end, is taken by no sequence.
+
+    Args:
+        asked: what the request asks for.
+        matcher: at the beginning; it is copied.
+        vocab_size: the target's V.
+        end: the id that stands for the end.
+        ends: the tokens that end the sequence where the text is whole.
+        texts: those among them that are text as well, which they are not to be.
+    """
+
+    def __init__(
+        self,
+        asked: StructuredOutput,
+        matcher: LLMatcher,
+        vocab_size: int,
+        end: int,
+        ends: frozenset[int],
+        texts: frozenset[int],
+    ) -> None:
+        self.asked = asked
+        self._start = _Place(matcher)
+        self._vocab_size = vocab_size
+        self._end = end
+        self._ends = ends
+        self._texts = texts
+        self._emitted = self._start.copy()
+        self._drafted = self._start.copy()
+
+    def copy(self) -> Grammar:
+        """The same for another sequence."""
+        matcher = self._start.matcher
+        return Grammar(self.asked, matcher, self._vocab_size, self._end, self._ends, self._texts)
+
+    def mask(self, output: Output, drafted: tuple[int, ...] = ()) -> Mask | None:
+        """Which tokens may follow a path: a bit each, uint8 [ceil(V / 8)], the lowest first.
+
+        All zeros where the path leads into a dead end; None where no sequence takes it.
+
+        Args:
+            output: the tokens emitted so far.
+            drafted: those drafted after them.
+        """
+        place = self._place(output, drafted)
+        return None if place is None else self._allowed(place)
+
+    def beginning(self) -> Mask | None:
+        """Which tokens may come first, as `mask`."""
+        return self._allowed(self._start.copy())
+
+    def first(self) -> frozenset[int]:
+        """The tokens that may come first."""
+        mask = self.beginning()
+        assert mask is not None, "grammars that allow nothing are refused"
+        return frozenset(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
+
+    def takes(self, output: Output, token: int) -> bool:
+        """Whether a token may follow those emitted so far."""
+        mask = self.mask(output)
+        return mask is not None and bool(mask[token >> 3] >> (token & 7) & 1)
+
+    def over(self, output: Output) -> bool:
+        """Whether the text is whole, nothing can follow, and there is no token to say so."""
+        place = None if self._ends else self._place(output)
+        if place is None:
+            return False
+        mask, whole = self._following(place)
+        return whole and not mask.any()
+
+    def _place(self, output: Output, drafted: tuple[int, ...] = ()) -> _Place | None:
+        """The end of a path, None if a token on it is refused."""
+        rest = output.since(self._emitted.at)
+        if rest is None:
+            self._emitted, rest = self._start.copy(), output.since(None)
+        assert rest is not None, "any output goes on from the beginning"
+        if not self._emitted.go(output, rest):
+            self._check_limits(self._emitted)
+            self._emitted = self._start.copy()
+            return None
+        if not drafted:
+            return self._emitted
+        path, at = output.plus(drafted), self._drafted.at
+        rest = None if at is None or len(at) < len(output) else path.since(at)
+        if rest is None:
+            self._drafted, rest = self._emitted.copy(), list(drafted)
+        if not self._drafted.go(path, rest):
+            self._check_limits(self._drafted)
+            self._drafted = self._emitted.copy()
+            return None
+        return self._drafted
+
+    def _allowed(self, place: _Place) -> Mask | None:
+        """The mask after a path, with the tokens that may end it."""
+        mask, whole = self._following(place)
+        if whole and not self._ends:
+            return mask if mask.any() else None
+        if whole:
+            for token in self._ends:
+                mask[token >> 3] |= 1 << (token & 7)
+        return mask
+
+    def _following(self, place: _Place) -> tuple[Mask, bool]:
+        """The mask without the tokens that end the sequence, and whether the text is whole."""
+        mask = np.frombuffer(place.matcher.compute_bitmask(), dtype=np.uint8).copy()
+        width = (self._vocab_size + 7) // 8
+        if place.matcher.is_error():
+            self._check_limits(place)
+            return np.zeros(width, dtype=np.uint8), False
+        whole = bool(mask[self._end >> 3] >> (self._end & 7) & 1)
+        for token in (self._end, *self._texts):
+            mask[token >> 3] &= ~(1 << (token & 7)) & 255
+        mask = mask[:width]
+        if self._vocab_size % 8:
+            mask[-1] &= (1 << self._vocab_size % 8) - 1
+        return mask, whole
+
+    def _check_limits(self, place: _Place) -> None:
+        """Raise InvalidConfigError if a matcher gave up for any other reason than a dead end."""
+        said = place.matcher.get_error()
+        if said and not said.startswith(_DEAD_END):
+            raise InvalidConfigError(
+                f"structured_output.{self.asked.kind}",
+                self.asked.value,
+                f"a simpler one; after {len(place.at or ())} tokens the library says {brief(said)}",
+            )
+
+
+def _source(asked: StructuredOutput) -> str:
+    """The grammar as the library reads it."""
+    from llguidance import LLMatcher
+
+    if asked.json_schema is not None:
+        assert isinstance(asked.json_schema, str)
+        options = json.loads(asked.json_schema).get("x-guidance")
+        return LLMatcher.grammar_from_json_schema(
+            asked.json_schema, None if options else {"whitespace_pattern": _WHITESPACE}
+        )
+    if asked.regex is not None:
+        return LLMatcher.grammar_from_regex(asked.regex)
+    if asked.grammar is not None:
+        return LLMatcher.grammar_from_lark(asked.grammar)
+    assert asked.choice is not None
+    return LLMatcher.grammar_from_regex("|".join(map(re.escape, asked.choice)))
+
+
+def brief(message: str) -> str:
+    """A message of the library on one line, shortened."""
+    line = " ".join(message.removesuffix(_SHORTENED).split())
+    return repr(line if len(line) <= _LONGEST else f"{line[:_LONGEST]}...")
