@@ -270,7 +270,7 @@ class Tally:
     """
 
     def __init__(self, *, lossy: bool = False) -> None:
-        self._lossy = lossy
+        self.lossy = lossy
         self._ceilings = _Ceilings()
         self._first_ceilings = _Ceilings()
         self._rows: Counter[tuple[int, int, int, int]] = Counter()
@@ -322,7 +322,7 @@ class Tally:
             target_s=self._target_s,
             total_s=self._total_s,
             draft_failures=self._failures,
-            lossy=self._lossy,
+            lossy=self.lossy,
             ceiling=most,
             ceiling_error=most_error,
             ceiling_share_error=most_share_error,

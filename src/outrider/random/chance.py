@@ -26,6 +26,7 @@ from ..types.protocols import Chance, RacingChance
 from ..types.records import SequenceState
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 DRAFT, STOP, TOKEN, POSITION = range(4)
@@ -247,24 +248,32 @@ class Race:
 class RoundDraws:
     """The draws of one round: where it stops, the token that follows, and the drafted tokens.
 
+    Uniforms are made in one call before anything is drawn, since keys say what is drawn and never
+    what came out. Coupled rounds, and sources of chance other than `Philox4x32`, are asked draw by
+    draw.
+
     Args:
         chance: where outcomes come from.
-        keys: [B, 2 + N, 5], as `round_keys` makes them for one round.
-        uniforms: float64 [B, 2 + N] of those keys, on the device; None asks `chance` draw by draw.
+        keys: [B, 2 + N, 5], as `round_keys` makes them; None for a round that draws nothing.
         positions: keys [B, 5] of the first position after each prefix, in coupled mode.
+        device: of the uniforms; None for the CPU.
     """
 
     def __init__(
         self,
         chance: Chance,
         keys: NDArray[np.uint64] | None,
-        uniforms: Tensor | None,
         positions: NDArray[np.uint64] | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self._chance = chance
         self._keys = keys
-        self._uniforms = uniforms
         self._positions = positions
+        self._uniforms: Tensor | None = None
+        if type(chance) is Philox4x32 and keys is not None and positions is None:
+            from ..types.transfer import on_device
+
+            self._uniforms = on_device(chance.uniforms(keys), device)
         self.race: Race | None = None
         if positions is not None and isinstance(chance, RacingChance):
             self.race = Race(chance, positions)
@@ -278,11 +287,6 @@ class RoundDraws:
     def ahead(self) -> bool:
         """Whether the uniforms are made already, so that a draw nobody looks at costs nothing."""
         return self._uniforms is not None
-
-    @property
-    def stop_uniforms(self) -> Tensor | None:
-        """What `stop` inverts distributions by, float64 [B], if it is made already."""
-        return None if self._uniforms is None else self._uniforms[:, 0]
 
     def stop(self, distributions: Tensor) -> Tensor:
         """Draw the node that each row stops at from distributions [B, N + 1]."""
@@ -351,36 +355,14 @@ class RoundDraws:
         return self._chance.draw(distributions, keys if rows is None else keys[rows])
 
 
-@dataclass(frozen=True, slots=True)
-class Noise:
-    """Uniforms of a batch's coming rounds, made in one host call and copied once.
-
-    They may be made ahead because keys say what is drawn and never what came out.
-
-    Attributes:
-        uniforms: float64 [rounds, B, 2 + N], on the device.
-        used: how many of the rounds have been taken.
-    """
-
-    uniforms: Tensor
-    used: int
-
-    def covers(self, width: int) -> bool:
-        """Whether the next round, of at most `width` drafts, is among them."""
-        rounds, _, columns = self.uniforms.shape
-        return self.used < rounds and width + 2 <= int(columns)
-
-
-def round_keys(states: Sequence[SequenceState], width: int, rounds: int = 1) -> NDArray[np.uint64]:
-    """The keys [rounds, B, 2 + width, 5] of the states' next rounds: stop, token, drafts."""
-    keys = np.zeros((rounds, len(states), 2 + width, 5), dtype=np.uint64)
+def round_keys(states: Sequence[SequenceState], width: int) -> NDArray[np.uint64]:
+    """Return the keys [B, 2 + width, 5] of the states' next round: stop, token, drafts."""
+    keys = np.zeros((len(states), 2 + width, 5), dtype=np.uint64)
     for row, state in enumerate(states):
-        keys[:, row, :, 0] = state.stream_key
-        keys[:, row, :, 1] = state.choice
-        keys[:, row, :, 2] = np.arange(state.round, state.round + rounds)[:, None]
-    keys[:, :, 0, 3] = STOP
-    keys[:, :, 1, 3] = TOKEN
-    keys[:, :, 2:, 4] = np.arange(width)
+        keys[row, :, :3] = state.stream_key, state.choice, state.round
+    keys[:, 0, 3] = STOP
+    keys[:, 1, 3] = TOKEN
+    keys[:, 2:, 4] = np.arange(width)
     return keys
 
 
