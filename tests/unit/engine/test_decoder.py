@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from outrider.runtimes.base import Capabilities, Runtime
 
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder, TransformersModel
 from outrider.drafters.ngram import NgramDrafter
 from outrider.errors import (
     DegenerateDistributionError,
     DistributionWidthError,
-    DraftShapeError,
+    DraftError,
     EmptyPrefixError,
     InvalidConfigError,
     TargetShapeError,
@@ -25,15 +27,12 @@ from outrider.errors import (
 )
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types.records import (
-    Distributions,
-    DraftPlan,
     DraftProposal,
     Prefix,
     RoundRecord,
     TargetScores,
 )
-
-from .families import VOCAB, random_model, resembling
+from tests.support.families import VOCAB, random_model, resembling
 
 METHODS = ("block", "token")
 
@@ -46,6 +45,23 @@ def models() -> tuple[TransformersModel, TransformersModel]:
         TransformersModel(target, max_sequences=9),
         TransformersModel(draft, max_sequences=9),
     )
+
+
+class Scoring(Runtime):
+    """The smallest target: each token is followed by the next one."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._capabilities = Capabilities(vocab_size, torch.device("cpu"))
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
+        last = torch.tensor([[int(prefix.tokens[-1])] for prefix in prefixes])
+        tokens = torch.cat([last, proposal.tokens], 1)
+        following = (tokens + 1) % self.vocab_size
+        return TargetScores(torch.nn.functional.one_hot(following, self.vocab_size) * 50.0)
 
 
 def config(verification: str = "block", k: int = 4, **more: Any) -> SpeculativeConfig:
@@ -293,23 +309,27 @@ def test_vocabularies_must_match() -> None:
         SpeculativeDecoder(mock_pair(4, 1)[0], mock_pair(5, 1)[0])
 
 
-@pytest.mark.parametrize("side", ["target", "draft model"])
+@pytest.mark.parametrize(
+    ("side", "error"), [("target", DegenerateDistributionError), ("draft model", DraftError)]
+)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_nan_logits_are_refused_and_leave_nothing_behind(side: str, temperature: float) -> None:
+def test_nan_logits_are_refused_and_leave_nothing_behind(
+    side: str, error: type[Exception], temperature: float
+) -> None:
     healthy = random_model("llama")
     broken = copy.deepcopy(healthy)
     wrapped = TransformersModel(broken, max_sequences=2)
     mate = TransformersModel(healthy, max_sequences=2)
     decoder = SpeculativeDecoder(
         *((wrapped, mate) if side == "target" else (mate, wrapped)),
-        config=replace(config(k=2), strict=True),
+        config=config(k=2),
     )
     params = SamplingParams(max_tokens=8, temperature=temperature, seed=1)
     expected = decoder.generate([1, 2, 3], params)
     weight = broken.lm_head.weight
     kept = weight.detach().clone()
     weight.data[7] = torch.nan
-    with pytest.raises(DegenerateDistributionError, match=rf"the {side}'s logits for sequence \d+"):
+    with pytest.raises(error, match=rf"the {side}'s logits for sequence \d+"):
         decoder.generate([1, 2, 3], params)
     assert not wrapped.live_sequences
     assert not mate.live_sequences
@@ -317,120 +337,48 @@ def test_nan_logits_are_refused_and_leave_nothing_behind(side: str, temperature:
     assert decoder.generate([1, 2, 3], params).token_ids == expected.token_ids
 
 
-class Fixed:
-    """A drafter that returns what it is told to."""
-
-    vocab_size = 4
-
-    def __init__(self, tokens: Any, lengths: Any, distributions: Any) -> None:
-        self.proposal = DraftProposal(torch.tensor(tokens), np.array(lengths), distributions)
-
-    def propose(self, prefixes: list[Prefix], plan: DraftPlan, ctx: Any) -> DraftProposal:
-        return self.proposal
-
-
-@pytest.mark.parametrize(
-    ("tokens", "lengths", "distributions", "error", "message"),
-    [
-        ([1, 2], [2], None, DraftShapeError, r"tokens of shape \(2,\)"),
-        ([[1.0, 2.0]], [2], None, DraftShapeError, "float32; expected int64"),
-        ([[1, 2]], [2, 2], None, DraftShapeError, r"lengths \[2, 2\]"),
-        ([[1, 2, 3, 0]], [4], None, DraftShapeError, r"lengths \[4\].*planned depths \[3\]"),
-        ([[1, 2]], [3], None, DraftShapeError, "only 2 columns"),
-        ([[1, 2]], [2], None, DraftShapeError, "without their distributions"),
-        ([[1, 2]], [2], Distributions(), DraftShapeError, "without their distributions"),
-        (
-            [[1, 2]],
-            [2],
-            Distributions(point_masses=torch.zeros(1, 3)),
-            DraftShapeError,
-            "one distribution for each token",
-        ),
-        (
-            [[1, 2]],
-            [2],
-            Distributions(probs=torch.ones(1, 2, 5)),
-            DistributionWidthError,
-            "vocabulary, 4",
-        ),
-        (
-            [[1, 4]],
-            [2],
-            Distributions(point_masses=torch.tensor([[1, 4]])),
-            TokenOutOfRangeError,
-            r"\[\[1, 4\]\]",
-        ),
-    ],
-)
-def test_malformed_proposals_are_refused(
-    tokens: Any, lengths: Any, distributions: Any, error: type[Exception], message: str
-) -> None:
-    decoder = SpeculativeDecoder(
-        mock_pair(4, 1)[0],
-        Fixed(tokens, lengths, distributions),
-        config=replace(config(k=3), strict=True),
-    )
-    with pytest.raises(error, match=message):
-        decoder.generate([0], SamplingParams(max_tokens=9))
-
-
 @pytest.mark.parametrize(
     ("shape", "error"), [((1, 2, 4), TargetShapeError), ((1, 1, 5), DistributionWidthError)]
 )
 def test_malformed_scores_are_refused(shape: tuple[int, ...], error: type[Exception]) -> None:
-    class Odd:
-        vocab_size = 4
-
-        def verify(self, prefixes: list[Prefix], proposal: DraftProposal) -> TargetScores:
+    class Odd(Scoring):
+        def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
             return TargetScores(torch.zeros(shape))
 
     with pytest.raises(error, match="the target returned logits of shape"):
-        SpeculativeDecoder(Odd()).generate([0], SamplingParams(max_tokens=2))
+        SpeculativeDecoder(Odd(4)).generate([0], SamplingParams(max_tokens=2))
 
 
-class Telling:
-    """A target that says what of its prefixes it found computed."""
-
-    vocab_size = 4
+class Reporting(Scoring):
+    """A target that reports how much of its prefixes it found computed."""
 
     def __init__(self, cached: Any) -> None:
+        super().__init__(4)
         self.cached = cached
 
-    def verify(self, prefixes: list[Prefix], proposal: DraftProposal) -> TargetScores:
-        logits = torch.zeros(len(prefixes), proposal.width + 1, self.vocab_size)
-        return TargetScores(logits, self.cached)
+    def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
+        return replace(super().verify(prefixes, proposal), cached=self.cached)
 
 
 @pytest.mark.parametrize(
     "cached", [(1, 2, 3), (1, -1), (0.5, 1), [0, 0], torch.zeros(2, dtype=torch.int64), None]
 )
-def test_malformed_counts_of_what_was_cached_are_refused(cached: Any) -> None:
-    """At once, not when they are learnt from, for all requests."""
-    decoder = SpeculativeDecoder(Telling(cached))
+def test_malformed_counts_of_cached_tokens_are_refused(cached: Any) -> None:
+    decoder = SpeculativeDecoder(Reporting(cached))
     with pytest.raises(TargetShapeError, match="a tuple of 2 integers"):
         decoder.generate([[0], [1]], SamplingParams(max_tokens=2))
 
 
-@pytest.mark.parametrize(("cached", "told"), [((), (0, 0)), ((3, 1), (3, 1))])
-def test_what_was_cached_is_recorded(cached: tuple[int, ...], told: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("cached", "recorded"), [((), (0, 0)), ((3, 1), (3, 1))])
+def test_cached_tokens_are_recorded(cached: tuple[int, ...], recorded: tuple[int, ...]) -> None:
     records: list[RoundRecord] = []
-    decoder = SpeculativeDecoder(Telling(cached), on_round=records.append)
+    decoder = SpeculativeDecoder(Reporting(cached), on_round=records.append)
     decoder.generate([[0], [1]], SamplingParams(max_tokens=1))
-    assert records[0].cached == told
+    assert records[0].cached == recorded
 
 
-def test_a_target_needs_nothing_but_its_protocol() -> None:
-    """Prompt lookup over a target that is only `vocab_size` and `verify`."""
-
-    class Minimal:
-        vocab_size = 5
-
-        def verify(self, prefixes: list[Prefix], proposal: DraftProposal) -> TargetScores:
-            last = [int(prefix.tokens[-1]) for prefix in prefixes]
-            tokens = torch.cat([torch.tensor(last)[:, None], proposal.tokens], 1)
-            return TargetScores(torch.nn.functional.one_hot((tokens + 1) % 5, 5) * 50.0)
-
-    decoder = SpeculativeDecoder(Minimal(), NgramDrafter())
+def test_a_target_needs_capabilities_and_verify_alone() -> None:
+    decoder = SpeculativeDecoder(Scoring(5), NgramDrafter())
     output = decoder.generate([0, 1, 2, 3, 4, 0, 1], SamplingParams(max_tokens=20))
     assert output.token_ids == tuple((2 + i) % 5 for i in range(20))
     assert output.metrics.acceptance_rate == 1
