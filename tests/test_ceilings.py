@@ -20,7 +20,7 @@ from outrider.errors import (
     InvalidConfigError,
     TargetShapeError,
 )
-from outrider.random.chance import Enumerator
+from outrider.random import Enumerator
 from outrider.runtimes.tabular import mock_pair
 from outrider.types.records import Distributions, DraftProposal
 from outrider.verification import METHODS, verify

@@ -24,7 +24,7 @@ from outrider import (
     TransformersModel,
 )
 from outrider.random import noise
-from outrider.random.chance import POSITION, Philox4x32, Race
+from outrider.random import POSITION, Philox4x32, Race
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types.records import Distributions, DraftPlan, DraftProposal
 

@@ -21,7 +21,7 @@ from outrider.certify.reference import distance, target_distribution
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engine import batch
 from outrider.errors import DegenerateDistributionError, InvalidConfigError, KeyReuseError
-from outrider.random import chance
+from outrider import random as chance
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types.records import Distributions, DraftPlan, DraftProposal, Prefix
 from outrider.verification import METHODS, BlockVerification, Chain, TokenVerification

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outrider import verification
 from outrider.config.params import SamplingParams
-from outrider.random.chance import Enumerator, Philox4x32, RoundDraws, inverse_cdf, round_keys
+from outrider.random import Enumerator, Philox4x32, RoundDraws, inverse_cdf, round_keys
 from outrider.types.records import Distributions, DraftProposal, Prefix, SequenceState
 from outrider.verification import METHODS, BlockVerification, fused, lazy, verify
 from outrider.verification.fused import verify_logits

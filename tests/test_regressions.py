@@ -29,7 +29,7 @@ from outrider.errors import (
     InvalidConfigError,
     ModelError,
 )
-from outrider.random.chance import Philox4x32, Race, _exponential, inverse_cdf
+from outrider.random import Philox4x32, Race, _exponential, inverse_cdf
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.sampling.distributions import PackedParams, distributions
 from outrider.types.records import Distributions, DraftPlan, DraftProposal, Prefix, TargetScores

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .engine.outputs import Choice, GenerationOutput, StreamEvent
     from .integrations.generation_config import from_generation_config
     from .integrations.transformers_generate import generate_with
-    from .random.chance import Philox4x32
+    from .random import Philox4x32
     from .runtimes.transformers.model import TransformersModel
     from .verification.functional import (
         VerificationResult,
@@ -52,7 +52,7 @@ _HOMES = {
     "ModelDrafter": "drafters.model",
     "NgramDrafter": "drafters.ngram",
     "Pair": "engine.loading",
-    "Philox4x32": "random.chance",
+    "Philox4x32": "random.philox",
     "PredictionDrafter": "drafters.prediction",
     "SamplingParams": "config.params",
     "SpeculationMetrics": "engine.metrics",

@@ -20,7 +20,7 @@ from ..config.params import SamplingParams, SpeculativeConfig
 from ..engine.context import RoundContext
 from ..engine.decoder import SpeculativeDecoder
 from ..engine.rounds import no_drafts
-from ..random.chance import STOP, TOKEN, RoundDraws
+from ..random import STOP, TOKEN, RoundDraws
 from ..types.protocols import Drafter, Target
 from ..types.records import SequenceState
 from ..verification import Chain, TokenVerification, Verifier

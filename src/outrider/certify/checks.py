@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..engine.decoder import SpeculativeDecoder
-from ..random.chance import Enumerator, Philox4x32
+from ..random import Enumerator, Philox4x32
 from ..runtimes.tabular import TabularModel, mock_pair
 from ..types.protocols import Chance, Target
 from ..types.records import RoundRecord, SequenceState

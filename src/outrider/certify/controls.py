@@ -11,7 +11,7 @@ from ..config.params import SamplingParams, SpeculativeConfig, TreeChildren, Ver
 from ..drafters.early_exit import EarlyExitDrafter
 from ..engine.decoder import SpeculativeDecoder
 from ..errors import DegenerateDistributionError
-from ..random.chance import Philox4x32, philox4x32
+from ..random import Philox4x32, philox4x32
 from ..runtimes.tabular import TabularModel, mock_pair
 from ..runtimes.transformers.model import TransformersModel
 from ..types.protocols import Chance

@@ -14,7 +14,7 @@ from ..config.params import SamplingParams
 from ..engine.decoder import SpeculativeDecoder
 from ..engine.requests import Prompt
 from ..errors import DegenerateDistributionError, InvalidConfigError
-from ..random.chance import Enumerator
+from ..random import Enumerator
 from ..types.acceptance import Acceptance
 from ..types.records import FinishReason, Prefix, SequenceState
 

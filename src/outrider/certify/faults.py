@@ -20,7 +20,7 @@ from ..drafters.model import ModelDrafter
 from ..engine.batch import Batch, Step
 from ..engine.decoder import SpeculativeDecoder
 from ..policies import FixedDepth, Levels
-from ..random.chance import DRAFT, STOP, TOKEN, Philox4x32, inverse_cdf, philox4x32
+from ..random import DRAFT, STOP, TOKEN, Philox4x32, inverse_cdf, philox4x32
 from ..runtimes.tabular import TabularModel
 from ..types.protocols import Chance
 from ..types.records import Distributions, DraftPlan, DraftProposal, Prefix, SequenceState

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..config.params import SamplingParams
-from ..random.chance import RoundDraws, position_keys, round_keys
+from ..random import RoundDraws, position_keys, round_keys
 from ..sampling.distributions import PackedParams
 from ..sampling.logprobs import Report
 from ..sampling.shaping import Shaper, Shaping

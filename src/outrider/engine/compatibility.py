@@ -43,14 +43,14 @@ def check_parts(target: object, drafter: object, config: object, policy: object)
             "an outrider.policies.Policy; those that come with the library are named by "
             'SpeculativeConfig(depth="adaptive")',
         )
-    if isinstance(drafter, Drafter) and config.verification in LOSSY:
-        if drafter.looks_up and drafter.models:
-            raise InvalidConfigError(
-                "verification",
-                config.verification,
-                "a lossless method with a drafter that mixes looked-up tokens and a model's; lossy "
-                "ones take the model alone: pair.model_drafter of outrider.load",
-            )
+    mixes = drafter is not None and drafter.looks_up and drafter.models
+    if mixes and config.verification in LOSSY:
+        raise InvalidConfigError(
+            "verification",
+            config.verification,
+            "a lossless method with a drafter that mixes looked-up tokens and a model's; lossy "
+            "ones take the model alone: pair.model_drafter of outrider.load",
+        )
 
 
 def check_vocabularies(target: Runtime, drafter: Drafter | None) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..config.params import SpeculativeConfig
 from ..drafters.base import DraftContext
-from ..random.chance import RoundDraws
+from ..random import RoundDraws
 from ..sampling import distributions as sampling
 from ..sampling.paths import Path
 from ..sampling.shaping import Shaper

@@ -25,7 +25,7 @@ from ..errors import (
 )
 from ..policies import policy_of
 from ..policies.base import Policy
-from ..random.chance import Philox4x32
+from ..random import Philox4x32
 from ..runtimes.base import Runtime
 from ..sampling import distributions as sampling
 from ..sampling.grammar import Grammars
@@ -213,18 +213,14 @@ class SpeculativeDecoder:
 
     def observe(self, result: StepResult) -> None:
         """Learn from a round, count it, and report it to `on_round`."""
-        self.knowledge = self.policy.observe(
-            self.knowledge, result.batch.states, result.record
-        )
+        self.knowledge = self.policy.observe(self.knowledge, result.batch.states, result.record)
         with self._counting:
             self._tally.add(result.record)
         if self._on_round is not None:
             self._on_round(result.record)
 
     @torch.inference_mode()
-    def _round(
-        self, batch: Batch, chance: Chance | None, *, failed: bool = False
-    ) -> StepResult:
+    def _round(self, batch: Batch, chance: Chance | None, *, failed: bool = False) -> StepResult:
         spans = Spans(self._device)
         with spans.span("plan"):
             plan = self._plan(batch)
@@ -408,9 +404,7 @@ class SpeculativeDecoder:
         outputs = [
             GenerationOutput(
                 prompt_token_ids=request.token_ids,
-                choices=tuple(
-                    self._choice(ended[state.prefix.sequence_id]) for state in group
-                ),
+                choices=tuple(self._choice(ended[state.prefix.sequence_id]) for state in group),
                 seed=request.seed,
             )
             for request, group in zip(requests, groups, strict=True)
@@ -459,15 +453,11 @@ class SpeculativeDecoder:
         scheduler = Scheduler(self, name=name)
         scheduler.submit(state for group in groups for state in group)
         owner = {
-            state.prefix.sequence_id: index
-            for index, group in enumerate(groups)
-            for state in group
+            state.prefix.sequence_id: index for index, group in enumerate(groups) for state in group
         }
         return naming_request(scheduler, owner)
 
-    def _checked(
-        self, target: Runtime, drafter: Drafter | None
-    ) -> tuple[Runtime, Drafter | None]:
+    def _checked(self, target: Runtime, drafter: Drafter | None) -> tuple[Runtime, Drafter | None]:
         """Wrap parts in contract checks, as `config.validate` says."""
         validate = self.config.validate
         if validate == "always" or (validate == "auto" and not own_code(target)):

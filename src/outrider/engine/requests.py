@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..config.params import SamplingParams
 from ..config.processors import forked
 from ..errors import ContextLengthError, EmptyPrefixError, InvalidConfigError, TokenOutOfRangeError
-from ..random.chance import stream_key
+from ..random import stream_key
 from ..sampling.grammar import Grammar, Grammars
 from ..types.protocols import Tokenizer
 from ..types.records import Prefix, SequenceState

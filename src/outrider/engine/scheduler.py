@@ -119,9 +119,7 @@ class Scheduler:
         self._decoder.release(leaving, discard=discard or self._discard)
 
 
-def naming_request(
-    steps: Iterable[StepResult], requests: dict[int, int]
-) -> Iterator[StepResult]:
+def naming_request(steps: Iterable[StepResult], requests: dict[int, int]) -> Iterator[StepResult]:
     """Pass rounds on; an error about one sequence names the index of its prompt.
 
     Args:
