@@ -29,7 +29,7 @@ def blocks(page: Path) -> list[tuple[int, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", filter(blocks, PAGES), ids=name_of)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name_of)
 def test_the_python_code_of_a_page_runs(page: Path) -> None:
     shared: dict[str, object] = {"__name__": "document"}
     for line, code in blocks(page):
