@@ -321,7 +321,7 @@ def configured(method: Verification, kind: str, depth: int) -> SpeculativeConfig
     """The configuration of a method and a kind of drafter."""
     return SpeculativeConfig(
         depth="fixed",
-        strict=True,
+        validate="always",
         num_speculative_tokens=depth,
         verification=method,
         tree_shape=_SHAPES[depth] if kind.startswith("tree") and kind != "tree, grown" else None,

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..drafters.model import ModelDrafter
-from ..engine.batch import Batch, Step
+from ..drafters.base import Drafter
+from ..engine.batch import Batch, StepResult
 from ..engine.decoder import SpeculativeDecoder
-from ..policies import FixedDepth, Levels
+from ..policies.base import Policy
 from ..random import DRAFT, STOP, TOKEN, Philox4x32, inverse_cdf, philox4x32
 from ..runtimes.tabular import TabularModel
 from ..types.protocols import Chance
@@ -87,12 +88,17 @@ class PlainTraversal(TraversalVerification):
 # Drafters
 
 
-class Drafter:
+class FaultyDrafter(Drafter):
     """A sound drafter of a model, made faulty by one of its three hooks."""
 
     def __init__(self, model: TabularModel) -> None:
         self.model = model
-        self.vocab_size = model.vocab_size
+        self.models = (model,)
+
+    @property
+    def vocab_size(self) -> int:
+        """The model's width, V."""
+        return self.model.vocab_size
 
     def propose(self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: Any) -> DraftProposal:
         """A chain for each row, and its reported distributions."""
@@ -134,7 +140,7 @@ class Drafter:
         return depth
 
 
-class ArgmaxSaidToBeSampled(Drafter):
+class ArgmaxSaidToBeSampled(FaultyDrafter):
     """Proposes the likeliest token and reports the softmax as its distribution."""
 
     def pick(self, distribution: Tensor, position: int, ctx: Any) -> Tensor:
@@ -142,7 +148,7 @@ class ArgmaxSaidToBeSampled(Drafter):
         return distribution.argmax(-1)
 
 
-class PermutedLaw(Drafter):
+class PermutedDistribution(FaultyDrafter):
     """Reports the distribution with its columns in another order than they were drawn in."""
 
     def reported(self, distribution: Tensor, logits: Tensor) -> Tensor:
@@ -150,7 +156,7 @@ class PermutedLaw(Drafter):
         return distribution.roll(1, -1)
 
 
-class UnfilteredLaw(Drafter):
+class UnfilteredDistribution(FaultyDrafter):
     """Draws from the filtered distribution and reports the raw one."""
 
     def reported(self, distribution: Tensor, logits: Tensor) -> Tensor:
@@ -158,7 +164,7 @@ class UnfilteredLaw(Drafter):
         return logits.softmax(-1)
 
 
-class RoundedLaw(Drafter):
+class RoundedDistribution(FaultyDrafter):
     """Draws in full precision and reports the distribution rounded to bfloat16."""
 
     def reported(self, distribution: Tensor, logits: Tensor) -> Tensor:
@@ -166,7 +172,7 @@ class RoundedLaw(Drafter):
         return distribution.bfloat16().to(distribution.dtype)
 
 
-class TemperatureTwice(Drafter):
+class TemperatureTwice(FaultyDrafter):
     """Applies the request's parameters to the draft's distribution twice: lossless, and slow."""
 
     def distribution(self, logits: Tensor, ctx: Any) -> Tensor:
@@ -174,7 +180,7 @@ class TemperatureTwice(Drafter):
         return super().distribution(super().distribution(logits, ctx).log(), ctx)
 
 
-class DropsUnlikelyTokens(Drafter):
+class DropsUnlikelyTokens(FaultyDrafter):
     """Leaves a sampled token out if the draft gave it little probability."""
 
     def lengths(
@@ -223,7 +229,7 @@ class RanksDrawnNodesAway(Stars):
         )
 
 
-class SiblingsShareALaw(Stars):
+class SiblingsShareADistribution(Stars):
     """Draws siblings without replacement, and reports the first one's distribution for all."""
 
     def changed(self, sound: DraftProposal) -> DraftProposal:
@@ -355,15 +361,14 @@ class SqueezedUniforms:
 # Decoders
 
 
-class DraftsTooDeep(FixedDepth):
+class DraftsTooDeep(Policy):
     """A policy that drafts min(k, remaining), and leaves no room for the bonus."""
 
     def __init__(self, depth: int) -> None:
-        super().__init__(Levels(depth))
         self._depth = depth
 
-    def plan(self, states: Sequence[SequenceState]) -> DraftPlan:
-        """The depth of each sequence's next round."""
+    def plan(self, knowledge: Any, states: Sequence[SequenceState]) -> DraftPlan:
+        """Plan one token too many at the end of a request."""
         depths = [min(self._depth, state.remaining) for state in states]
         return DraftPlan(np.array(depths, dtype=np.int64))
 
@@ -371,7 +376,7 @@ class DraftsTooDeep(FixedDepth):
 class CountsPastTheStop(SpeculativeDecoder):
     """Counts drafts that stand behind a stop token as accepted."""
 
-    def step(self, batch: Batch, chance: Chance | None = None) -> Step:
+    def step(self, batch: Batch, chance: Chance | None = None) -> StepResult:
         """A round of a perfect draft, all of whose drafts are said to be accepted."""
         step = super().step(batch, chance)
         return replace(step, record=replace(step.record, accepted=step.record.drafted))
@@ -380,7 +385,7 @@ class CountsPastTheStop(SpeculativeDecoder):
 class StopsOnlyBetweenRounds(SpeculativeDecoder):
     """Looks for stop tokens at the end of a round only, not inside the accepted block."""
 
-    def step(self, batch: Batch, chance: Chance | None = None) -> Step:
+    def step(self, batch: Batch, chance: Chance | None = None) -> StepResult:
         """A round that nothing but its last token can stop."""
         deaf = [replace(state, stop_ids=frozenset()) for state in batch.states]
         step = super().step(self.pack(deaf), chance)
@@ -394,7 +399,7 @@ class StopsOnlyBetweenRounds(SpeculativeDecoder):
 class NoBonus(SpeculativeDecoder):
     """Emits nothing after a fully accepted block."""
 
-    def step(self, batch: Batch, chance: Chance | None = None) -> Step:
+    def step(self, batch: Batch, chance: Chance | None = None) -> StepResult:
         """A round without the token that the target's last row gives."""
         step = super().step(batch, chance)
         record = step.record

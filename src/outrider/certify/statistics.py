@@ -137,7 +137,7 @@ def statistical_tier(
     probabilities = forward_probabilities(target.hf_model)
     for index, (name, settings, sampling) in enumerate(ways):
         config = SpeculativeConfig(
-            depth="fixed", num_speculative_tokens=TOKENS - 1, strict=True, **settings
+            depth="fixed", num_speculative_tokens=TOKENS - 1, validate="always", **settings
         )
         params = SamplingParams(
             max_tokens=TOKENS, n=samples, seed=seed, ignore_eos=True, **sampling
