@@ -24,7 +24,6 @@ from ..sampling.logprobs import TokenLogprob, report
 from ..sampling.paths import Path
 from ..types.protocols import (
     AutoregressiveModel,
-    CachedModel,
     Chance,
     Drafter,
     KeepsSequences,
@@ -33,6 +32,7 @@ from ..types.protocols import (
     ReadsAhead,
     Target,
     Tokenizer,
+    is_bounded,
 )
 from ..types.records import DraftPlan, DraftProposal, Prefix, RoundRecord, SequenceState
 from ..verification import Verifier, lazy
@@ -116,17 +116,17 @@ class SpeculativeDecoder:
         self._own_policy = policy is not None
         self.policy = policy or policy_of(self.config, self.drafter, target)
         parts = parts_of(target, self.drafter)
-        self._cached = [model for model in parts if isinstance(model, CachedModel)]
+        self._cached = [model for model in parts if is_bounded(model)]
         self._keepers = [part for part in parts if isinstance(part, KeepsSequences)]
         self._learners = [part for part in parts if isinstance(part, LearnsOutputs)]
         self._ahead = [part for part in parts if isinstance(part, ReadsAhead)]
         self._device = common_device(self._cached)
         lazy.prepare(self._device)
-        eos = target.eos_token_ids if isinstance(target, CachedModel) else frozenset[int]()
+        eos = target.eos_token_ids if is_bounded(target) else frozenset[int]()
         contexts = [
             (part.max_length, "draft" if place else "target")
             for place, part in enumerate(parts)
-            if isinstance(part, CachedModel)
+            if is_bounded(part)
         ]
         length, shortest = min(contexts, default=(None, "target"), key=lambda c: c[0])
         drafts, mixes = self.drafter is not None, self.config.verification == "mixture"
