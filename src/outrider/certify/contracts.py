@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..drafters.model import ModelDrafter
 from ..errors import OutriderError, kind_of
-from ..types.protocols import CachedModel, Drafter
+from ..types.protocols import CachedModel, Drafter, is_bounded
 from ..types.records import DraftProposal
 from ..verification import Verifier
 
@@ -58,7 +58,7 @@ def checked_verifier(verifier: Verifier) -> Verifier:
 def checked_drafter(drafter: Drafter) -> Drafter:
     """The drafter with its proposals checked; one with a cache still shows it."""
     inner = drafter.model if isinstance(drafter, ModelDrafter) else drafter
-    if isinstance(inner, CachedModel):
+    if is_bounded(inner):
         return CheckedCachedDrafter(drafter, inner)
     return CheckedDrafter(drafter)
 

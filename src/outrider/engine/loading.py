@@ -51,9 +51,8 @@ def load(
     draft: str | Path | None = None,
     *,
     device: str | None = None,
-    dtype: str | torch.dtype | None = None,
+    dtype: str | torch.dtype | None = "auto",
     max_sequences: int = 8,
-    compile: bool = False,
 ) -> Pair:
     """Load a target, and a draft to speculate with.
 
@@ -63,28 +62,25 @@ def load(
         draft: the draft model's path or hub id; None loads none, except with "demo". If its
             tokenizer is not the target's, a `VocabularyDrafter` goes between them.
         device: where both live, as torch names it; None takes CUDA if there is any, else the CPU.
-        dtype: of both: "float32", "float64", "bfloat16", "float16", torch's name for one of these,
-            or "auto" for the checkpoints' own. None takes float32 on a CPU and "auto" elsewhere.
+        dtype: of both: "float32", "float64", "bfloat16", "float16", or torch's name for one of
+            these. "auto" and None take each checkpoint's own, and float32 for the pair that ships,
+            so that its texts are the same everywhere.
         max_sequences: how many sequences may be decoded together.
-        compile: whether the forwards of one sequence are compiled, as `TransformersModel` does it:
-            it takes from seconds to minutes, here, and is not done again while decoding.
 
     Raises:
         ModelError: a model cannot be found, read, or decoded speculatively.
         VocabMismatchError: the two models' tokenizers differ, and no token is common to both.
         InvalidConfigError: the device or dtype is not available.
     """
-    if not isinstance(compile, bool):
-        raise InvalidConfigError("compile", compile, "True or False")
     for name, source in (("target", target), ("draft", draft)):
         if not isinstance(source, str | Path | None):
             raise InvalidConfigError(name, source, "'demo', a path or a hub id")
     place = _device(device)
-    dtype = None if dtype is None else str(dtype).removeprefix("torch.")
-    if dtype is not None and dtype not in _DTYPES:
-        raise InvalidConfigError("dtype", dtype, f"one of {', '.join(_DTYPES)}")
-    number = dtype or ("float32" if place.type == "cpu" else "auto")
+    number = "auto" if dtype is None else str(dtype).removeprefix("torch.")
+    if number not in _DTYPES:
+        raise InvalidConfigError("dtype", number, f"one of {', '.join(_DTYPES)}")
     if str(target) == "demo":
+        number = "float32" if number == "auto" else number
         paths = str(demo.TARGET), str(draft or demo.DRAFT)
         tokenizer = demo.tokenizer()
         draft_tokenizer = tokenizer if draft is None else _tokenizer(paths[1])
@@ -92,10 +88,10 @@ def load(
         paths = _source(target), "" if draft is None else _source(draft)
         tokenizer = _tokenizer(paths[0])
         draft_tokenizer = _tokenizer(paths[1]) if paths[1] else None
-    loaded = _model("target", paths[0], place, number, max_sequences, compile)
+    loaded = _model("target", paths[0], place, number, max_sequences)
     if not paths[1]:
         return Pair(loaded, None, tokenizer)
-    model = _model("draft", paths[1], place, number, max_sequences, compile)
+    model = _model("draft", paths[1], place, number, max_sequences)
     if draft_tokenizer.get_vocab() == tokenizer.get_vocab():
         return Pair(loaded, ModelDrafter(model, loaded.vocab_size), tokenizer)
     drafter = VocabularyDrafter(model, draft_tokenizer, tokenizer, loaded.vocab_size)
@@ -131,11 +127,10 @@ def _model(
     device: torch.device,
     dtype: str,
     max_sequences: int,
-    compile: bool,
 ) -> TransformersModel:
     weights = _weights(source, device, dtype)
     try:
-        return TransformersModel(weights, max_sequences=max_sequences, compile=compile)
+        return TransformersModel(weights, max_sequences=max_sequences)
     except ModelError as error:
         raise ModelError(f"the {role} {source!r} cannot be used: {error}") from error
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -23,9 +23,7 @@ from ..drafters.model import ModelDrafter
 from ..engine.decoder import SpeculativeDecoder
 from ..engine.scheduler import Run
 from ..errors import InvalidConfigError
-from ..runtimes.transformers import products
 from ..runtimes.transformers.model import TransformersModel
-from ..runtimes.transformers.support import Setting
 from ..types.protocols import Drafter, Policy
 from .generation_config import from_generation_config, token_ids
 from .given_processors import custom_processors, of_row
@@ -53,8 +51,7 @@ def generate_with(
     `streamer`, `assistant_model` or `tokenizer`; stop strings are passed as a `StopStringCriteria`.
 
     The models' caches are kept from call to call, not what is in them, so that weights may change
-    in between. Both models are in evaluation mode during a call, and are given their mode and
-    their attention implementation back after it.
+    in between. Both models are left as they are, and computed in evaluation mode.
 
     Args:
         draft_model: a transformers model of the target's tokenizer, or any drafter, such as
@@ -101,16 +98,13 @@ def generate_with(
             raise InvalidConfigError(
                 "pad_token_id", None, "a token id, because rows may end at different lengths"
             )
-        with ExitStack() as loans:
-            target = loans.enter_context(target_loan.of(model))
-            drafter = draft_model
-            if isinstance(draft_model, PreTrainedModel):
-                lent = loans.enter_context(draft_loan.of(draft_model))
-                drafter = ModelDrafter(lent, target.vocab_size)
-            policy = next((kept for owner, kept in known if owner is target), None)
-            decoder = SpeculativeDecoder(target, drafter, config=speculation, policy=policy)
-            known[:] = [(target, decoder.policy)]
-            outputs = _Rows(decoder, input_ids, prompts, params, criteria, custom).outputs()
+        target, drafter = target_loan.of(model), draft_model
+        if isinstance(draft_model, PreTrainedModel):
+            drafter = ModelDrafter(draft_loan.of(draft_model), target.vocab_size)
+        policy = next((kept for owner, kept in known if owner is target), None)
+        decoder = SpeculativeDecoder(target, drafter, config=speculation, policy=policy)
+        known[:] = [(target, decoder.policy)]
+        outputs = _Rows(decoder, input_ids, prompts, params, criteria, custom).outputs()
         width = max(map(len, outputs))
         rows = [[*tokens, *[pad] * (width - len(tokens))] for tokens in outputs]
         sequences = torch.cat([input_ids, input_ids.new_tensor(rows)], 1)
@@ -122,38 +116,22 @@ def generate_with(
 
 
 class _Loan:
-    """A model's adapter, with the model as it was after each use: attention, products, mode."""
+    """A model's runtime, kept from call to call."""
 
     def __init__(self, max_sequences: int) -> None:
         self._max_sequences = max_sequences
-        self._adapter: TransformersModel | None = None
+        self._runtime: TransformersModel | None = None
         self._made_for: tuple[object, ...] = ()
-        self._attention = ""
-        self._ways = products.USUAL
 
-    @contextmanager
-    def of(self, hf_model: PreTrainedModel) -> Iterator[TransformersModel]:
-        """The adapter of a model, the last one if it still fits."""
-        before = Setting(hf_model)
+    def of(self, hf_model: PreTrainedModel) -> TransformersModel:
+        """The runtime of a model, the last one if it still fits, with nothing in its cache."""
         wanted = (hf_model, hf_model.device, hf_model.dtype)
-        try:
-            if self._adapter is None or self._made_for != wanted:
-                adapter = TransformersModel(hf_model, max_sequences=self._max_sequences)
-                # Packing takes longer than it gains a call.
-                found = products.ways_of(hf_model)
-                self._ways = products.Ways(found.single, found.few)
-                products.remove(hf_model, but=before.few_rows)
-                products.install(hf_model, self._ways, packs=False)
-                self._adapter = adapter
-                self._made_for = wanted
-                self._attention = hf_model.config._attn_implementation
-            else:
-                hf_model.eval()
-                hf_model.set_attn_implementation(self._attention)
-                products.install(hf_model, self._ways, packs=False)
-            yield self._adapter
-        finally:
-            before.restore()
+        if self._runtime is None or self._made_for != wanted:
+            self._runtime = TransformersModel(hf_model, max_sequences=self._max_sequences)
+            self._made_for = wanted
+        else:
+            self._runtime.reset()
+        return self._runtime
 
 
 class _Rows:

@@ -10,7 +10,6 @@ from ..types.protocols import (
     LooksUp,
     Policy,
     Target,
-    VerifiesRagged,
 )
 from .adaptive import AdaptiveDepth
 from .confidence import ConfidenceDepth
@@ -20,7 +19,7 @@ from .levels import Levels
 __all__ = ["AdaptiveDepth", "ConfidenceDepth", "FixedDepth", "Levels", "policy_of"]
 
 
-def policy_of(config: SpeculativeConfig, drafter: Drafter | None, target: Target) -> Policy:
+def policy_of(config: SpeculativeConfig, drafter: Drafter | None, target: Target) -> Policy:  # noqa: ARG001 - the engine passes it
     """The policy that a configuration asks for.
 
     Args:
@@ -46,7 +45,6 @@ def policy_of(config: SpeculativeConfig, drafter: Drafter | None, target: Target
         ends_early=_ends_early(drafter),
         # Where a draft is written as text, its first step may be a part of a token.
         one_first=_ends_early(drafter),
-        ragged=isinstance(target, VerifiesRagged) and target.ragged,
     )
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidConfigError, VocabMismatchError
-from ...types.protocols import AutoregressiveModel, CachedModel, Cursor, DraftContext
+from ...types.protocols import AutoregressiveModel, CachedModel, Cursor, DraftContext, is_bounded
 from ...types.records import Distributions, DraftPlan, DraftProposal, Prefix
 from ..model import ModelDrafter
 from ..some_rows import opened
@@ -249,7 +249,7 @@ class _Prefixes:
 
     def __init__(self, model: AutoregressiveModel, respeller: Respeller) -> None:
         self._respeller = respeller
-        self._room = model.max_length if isinstance(model, CachedModel) else None
+        self._room = model.max_length if is_bounded(model) else None
         self._known = model.vocab_size
 
     def written(self, prefixes: Sequence[Prefix], depth: int) -> list[Prefix]:
