@@ -169,10 +169,14 @@ def _children(item: object) -> Iterable[Any]:
     return item if isinstance(item, list | tuple) else ()
 
 
+def plain(values: Any) -> Any:
+    """Return an array or a tensor as lists, and anything else as it is."""
+    return values.tolist() if isinstance(values, _Array) else values
+
+
 def _items(values: object) -> tuple[Any, ...] | None:
-    """The items of a sequence of any library; None if it is none."""
-    if isinstance(values, _Array):
-        values = values.tolist()
+    """Return the items of a sequence of any library; None if it is none."""
+    values = plain(values)
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         return None
     return tuple(values)
