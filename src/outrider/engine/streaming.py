@@ -6,14 +6,16 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ..types.protocols import Tokenizer
 from ..types.records import SequenceState
-from .batch import Step
+from .batch import StepResult
 from .detokenize import StreamDecoder
 from .outputs import StreamEvent
 from .stopping import final_text
 
 
 def events(
-    steps: Iterable[Step], requests: Sequence[Sequence[SequenceState]], tokenizer: Tokenizer | None
+    steps: Iterable[StepResult],
+    requests: Sequence[Sequence[SequenceState]],
+    tokenizer: Tokenizer | None,
 ) -> Iterator[StreamEvent]:
     """Yield every token of some requests as soon as its round is over.
 

@@ -22,7 +22,7 @@ from ..config.params import SamplingParams, SpeculativeConfig
 from ..drafters.base import Drafter
 from ..drafters.model import ModelDrafter
 from ..engine.decoder import SpeculativeDecoder
-from ..engine.scheduler import Run
+from ..engine.scheduler import Scheduler
 from ..errors import InvalidConfigError
 from ..runtimes.transformers.model import TransformersModel
 from .generation_config import from_generation_config, token_ids
@@ -192,12 +192,13 @@ class _Rows:
     def outputs(self) -> list[list[int]]:
         """Return the new tokens of each row."""
         row_of = {state.prefix.sequence_id: row for row, state in enumerate(self._states)}
-        run = Run(self._decoder, self._states, discard=True)
-        with closing(iter(run)) as rounds:
+        scheduler = Scheduler(self._decoder, discard=True)
+        scheduler.submit(self._states)
+        with closing(iter(scheduler)) as rounds:
             for step in rounds:
                 for state, tokens in zip(step.batch.states, step.emitted, strict=True):
                     if self._emit(row_of[state.prefix.sequence_id], tokens):
-                        run.end(state.prefix.sequence_id)
+                        scheduler.cancel(state.prefix.sequence_id)
         return self._outputs
 
     def _emit(self, row: int, tokens: list[int]) -> bool:
