@@ -1,4 +1,4 @@
-"""A user's own method or drafter, checked at every call: what it raises and returns, by its name.
+"""A user's own method, checked at every call: what it raises and returns, by its name.
 
 The engine trusts a verification method, and would report what a broken one hands it far from where
 it was made. Here each call says which method was called, what came back and what was expected.
@@ -7,7 +7,6 @@ it was made. Here each call says which method was called, what came back and wha
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -17,17 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..drafters.model import ModelDrafter
 from ..errors import OutriderError, kind_of
-from ..types.protocols import CachedModel, Drafter, is_bounded
-from ..types.records import DraftProposal
 from ..verification import Verifier
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
 
-    from ..types.protocols import DraftContext
-    from ..types.records import DraftPlan, Prefix
+    pass
 
 MASS_TOLERANCE = 1e-6
 """How far from one a distribution may sum, as in every draw of an enumeration."""
@@ -53,14 +47,6 @@ def checked_verifier(verifier: Verifier) -> Verifier:
         chain=chain if chain is None or verifier.lazy else CheckedMethod(chain, weighs=True),
         tree=None if tree is None else CheckedMethod(tree, weighs=False),
     )
-
-
-def checked_drafter(drafter: Drafter) -> Drafter:
-    """The drafter with its proposals checked; one with a cache still shows it."""
-    inner = drafter.model if isinstance(drafter, ModelDrafter) else drafter
-    if is_bounded(inner):
-        return CheckedCachedDrafter(drafter, inner)
-    return CheckedDrafter(drafter)
 
 
 class CheckedMethod:
@@ -120,65 +106,6 @@ class CheckedMethod:
         _require_form(where, "a distribution", distribution, (batch, vocabulary), "[B, V]")
         _require_distribution(where, distribution)
         return distribution
-
-
-class CheckedDrafter:
-    """A drafter without a cache."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self._drafter = drafter
-
-    @property
-    def vocab_size(self) -> int | None:
-        """As the drafter's own."""
-        return self._drafter.vocab_size
-
-    def propose(
-        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
-    ) -> DraftProposal:
-        """As the drafter's own; the engine looks into what it proposes.
-
-        Raises:
-            BrokenPartError: it raised, or returned no proposal.
-        """
-        where = f"{type(self._drafter).__name__}.propose"
-        with _Naming(where):
-            found: object = self._drafter.propose(prefixes, plan, ctx)
-        if not isinstance(found, DraftProposal):
-            raise BrokenPartError(f"{where} returned {kind_of(found)}; expected a DraftProposal")
-        return found
-
-
-class CheckedCachedDrafter(CheckedDrafter):
-    """A drafter that keeps a cache, or whose model does."""
-
-    def __init__(self, drafter: Drafter, model: CachedModel) -> None:
-        super().__init__(drafter)
-        self._model = model
-
-    @property
-    def max_sequences(self) -> int:
-        """As the model's own, like all below."""
-        return self._model.max_sequences
-
-    @property
-    def max_length(self) -> int:
-        """In tokens."""
-        return self._model.max_length
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end a sequence."""
-        return self._model.eos_token_ids
-
-    @property
-    def device(self) -> torch.device:
-        """Where its logits live."""
-        return self._model.device
-
-    def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
-        """These sequences will not be asked about again."""
-        self._model.release(sequence_ids, discard=discard)
 
 
 class _Naming(AbstractContextManager[None]):

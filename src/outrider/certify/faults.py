@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..drafters.model import ModelDrafter
 from ..drafters.base import Drafter
+from ..drafters.model import ModelDrafter
 from ..engine.batch import Batch, StepResult
 from ..engine.decoder import SpeculativeDecoder
 from ..policies.base import Policy

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
+from ..drafters.base import Drafter
 from ..errors import InvalidConfigError
 from ..runtimes.tabular import TabularModel, mock_pair
-from ..types.protocols import Drafter
 from ..verification import Verifier
 from .cases import Part
 

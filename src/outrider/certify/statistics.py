@@ -19,11 +19,11 @@ import torch
 from numpy.typing import NDArray
 
 from ..config.params import SamplingParams, SpeculativeConfig
+from ..drafters.base import Drafter
 from ..drafters.model import ModelDrafter
 from ..engine.decoder import SpeculativeDecoder
 from ..engine.metrics import SpeculationMetrics
 from ..runtimes.transformers.model import TransformersModel
-from ..types.protocols import Drafter
 from .checks import Report
 from .goodness import Fit, fit, holm, together
 from .reference import filtered
