@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..conformance import Path, Reference
+from ..conformance.case import Path, Reference
 
 
 class TransformersReference(Reference):

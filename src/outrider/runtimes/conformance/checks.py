@@ -1,251 +1,35 @@
-"""The conformance kit of runtimes: what the engine relies on, checked from outside.
-
-Every check makes a runtime of its own, asks it about random texts, and compares its logits with
-those of a reference that has no cache, or with those of a fresh runtime.
-"""
+"""The properties that a runtime must have, each as a function that says what it measured."""
 
 from __future__ import annotations
 
 import gc
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from collections.abc import Callable
+from functools import partial
 from types import FrameType
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ContextLengthError, ModelError
-from ..types import trees
-from ..types.finding import Finding
-from ..types.records import Distributions, DraftProposal, Prefix
-from .base import Runtime
-
-Path = tuple[int, ...]
-"""Token ids from the first on."""
-
-Row = tuple[Sequence[int], Sequence[int]]
-"""The drafted tokens of one row and the node that each follows: 0 the prefix, j the j-th token."""
-
-
-class Reference(ABC):
-    """What a runtime's answers are compared with: a model that is run without a cache."""
-
-    @abstractmethod
-    def logits(self, tokens: Path) -> Tensor:
-        """Logits [V] after some tokens."""
-
-    @abstractmethod
-    def greedy(self, prompt: Path, length: int) -> Path:
-        """The text of so many tokens that the model's own greedy decoding gives."""
-
-
-class FreshRuntime(Reference):
-    """A runtime as its own reference: it forgets everything before each question.
-
-    Args:
-        runtime: of which no sequence is live.
-    """
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._known: dict[Path, Tensor] = {}
-
-    def logits(self, tokens: Path) -> Tensor:
-        """Logits [V] after some tokens."""
-        if tokens not in self._known:
-            self._runtime.reset()
-            scores = self._runtime.verify([Prefix(0, tokens)], proposal([((), ())]))
-            self._runtime.release([0], discard=True)
-            self._known[tokens] = scores.logits[0, 0].clone()
-        return self._known[tokens]
-
-    def greedy(self, prompt: Path, length: int) -> Path:
-        """The likeliest token after each text."""
-        text = prompt
-        for _ in range(length):
-            text = (*text, int(self.logits(text).argmax()))
-        return text[len(prompt) :]
-
-
-def check_runtime(
-    make: Callable[[], Runtime],
-    reference: Reference | None = None,
-    *,
-    tolerance: float | None = None,
-    seed: int = 0,
-) -> tuple[Finding, ...]:
-    """Check what the engine relies on.
-
-    Args:
-        make: makes a runtime of one model; called once for each check. Small models suffice.
-        reference: the same model without a cache; None compares with a fresh runtime, which finds
-            what depends on the cache and not what is wrong without one.
-        tolerance: by how much logits may differ, beside the largest of them; None goes by the
-            dtype of the logits.
-        seed: of the texts.
-
-    Returns:
-        One finding for each property. Nothing that a runtime does wrong is raised.
-    """
-    return tuple(_finding(name, check, make, reference, tolerance, seed) for name, check in CHECKS)
-
-
-def _finding(
-    name: str,
-    check: Callable[[Case], str],
-    make: Callable[[], Runtime],
-    reference: Reference | None,
-    tolerance: float | None,
-    seed: int,
-) -> Finding:
-    try:
-        case = Case(make(), reference or FreshRuntime(make()), tolerance, seed)
-        return Finding(name, True, check(case))
-    except _Broken as broken:
-        return Finding(name, False, str(broken))
-    except Exception as error:
-        return Finding(name, False, f"{type(error).__name__}: {error}")
-
-
-class _Broken(Exception):
-    """A property that does not hold."""
+from ...errors import ContextLengthError, ModelError
+from ...types.records import Prefix
+from .case import Broken, Case, Path, Row, proposal, spelled
 
 
 class _Interrupt(Exception):
     """Raised inside a runtime, to see what it leaves behind."""
 
 
-@dataclass
-class Case:
-    """A runtime under test, and what is needed to ask it something.
-
-    Attributes:
-        runtime: under test.
-        reference: what it should say.
-        tolerance: see `check_runtime`.
-        seed: of the texts.
-        worst: the largest relative error seen.
-    """
-
-    runtime: Runtime
-    reference: Reference
-    tolerance: float | None
-    seed: int
-    worst: float = 0.0
-    names: Any = field(default_factory=lambda: count(1))
-
-    def __post_init__(self) -> None:
-        self.rng = np.random.default_rng(self.seed)
-
-    @property
-    def room(self) -> int:
-        """The longest text that is tried."""
-        return min(self.runtime.max_length or 96, 96)
-
-    @property
-    def rows(self) -> int:
-        """How many sequences a batch has."""
-        return min(self.runtime.max_sequences or 3, 3)
-
-    def text(self, length: int) -> Path:
-        """A random text, or what fits of it."""
-        size = max(1, min(length, self.room - 8))
-        return tuple(self.rng.integers(self.runtime.vocab_size, size=size).tolist())
-
-    def texts(self) -> list[Path]:
-        """Texts of one batch, of different lengths."""
-        return [self.text(length) for length in (2, 21, 9)[: self.rows]]
-
-    def chain(self, width: int) -> Row:
-        """Random drafts in a row."""
-        return self.rng.integers(self.runtime.vocab_size, size=width).tolist(), range(width)
-
-    def tree(self, width: int) -> Row:
-        """Random drafts that branch."""
-        parents = [int(self.rng.integers(node + 1)) for node in range(width)]
-        return self.rng.integers(self.runtime.vocab_size, size=width).tolist(), parents
-
-    def verify(self, names: Sequence[int], paths: Sequence[Path], rows: Sequence[Row]) -> None:
-        """Verify drafts, and compare the logits after every node."""
-        prefixes = [Prefix(name, path) for name, path in zip(names, paths, strict=True)]
-        logits = self.runtime.verify(prefixes, proposal(rows)).logits
-        width = 1 + max(len(tokens) for tokens, _ in rows)
-        expected = (len(paths), width, self.runtime.vocab_size)
-        if tuple(logits.shape) != expected:
-            raise _Broken(f"logits of shape {tuple(logits.shape)}; expected {expected}")
-        for found, path, row in zip(logits, paths, rows, strict=True):
-            for node in range(len(row[0]) + 1):
-                self.compare(found[node], (*path, *spelled(row, node)))
-
-    def compare(self, found: Tensor, path: Path) -> None:
-        """Compare logits [V] with those after a text."""
-        expected = self.reference.logits(path).to("cpu", torch.float64)
-        eps = torch.finfo(found.dtype).eps
-        found = found.to("cpu", torch.float64)
-        finite = expected[expected.isfinite()]
-        scale = float(finite.abs().max().clamp(min=1e-9)) if len(finite) else 1.0
-        apart = torch.where(found == expected, 0.0, (found - expected).abs())
-        error = float(apart.max()) / scale
-        self.worst = max(self.worst, error)
-        allowed = max(8 * eps, eps**0.75) if self.tolerance is None else self.tolerance
-        if not error <= allowed:
-            raise _Broken(
-                f"logits after a text of {len(path)} tokens are off by {error:.2g} of the largest; "
-                f"allowed {allowed:.2g}"
-            )
-
-    def rounds(self, turns: int, draft: Callable[[int], Row]) -> None:
-        """Rounds on a batch: some of each row's drafts are kept, then another token follows."""
-        names, paths = [next(self.names) for _ in range(self.rows)], self.texts()
-        for _ in range(turns):
-            rows = [draft(int(self.rng.integers(5))) for _ in names]
-            self.verify(names, paths, rows)
-            paths = [
-                (*path, *spelled(row, int(self.rng.integers(len(row[0]) + 1))), *self.text(1))
-                for path, row in zip(paths, rows, strict=True)
-            ]
-        self.runtime.check_integrity()
-        self.runtime.release(names)
-
-    @property
-    def said(self) -> str:
-        """The largest error, in words."""
-        return f"largest relative error {self.worst:.1e}"
-
-
-def proposal(rows: Sequence[Row]) -> DraftProposal:
-    """A proposal of point masses: ragged chains, or trees if one of them branches."""
-    lengths = np.array([len(tokens) for tokens, _ in rows], dtype=np.int64)
-    tokens = torch.zeros(len(rows), int(lengths.max()), dtype=torch.int64)
-    parents = trees.chain(*tokens.shape)
-    for index, (drafted, follows) in enumerate(rows):
-        tokens[index, : len(drafted)] = torch.tensor(drafted, dtype=torch.int64)
-        parents[index, : len(drafted)] = list(follows)
-    branches = not np.array_equal(parents, trees.chain(*tokens.shape))
-    masses = Distributions(point_masses=tokens)
-    return DraftProposal(tokens, lengths, masses, parents if branches else None)
-
-
-def spelled(row: Row, node: int) -> list[int]:
-    """The drafted tokens down to a node."""
-    tokens, parents = row
-    return [tokens[step - 1] for step in trees.path(parents, node)]
-
-
 def _capabilities(case: Case) -> str:
     told = case.runtime.capabilities
     logits = case.runtime.verify([Prefix(1, [0])], proposal([((), ())])).logits
     if logits.shape[-1] != told.vocab_size:
-        raise _Broken(f"logits are {logits.shape[-1]} wide; vocab_size says {told.vocab_size}")
+        raise Broken(f"logits are {logits.shape[-1]} wide; vocab_size says {told.vocab_size}")
     if logits.device.type != told.device.type:
-        raise _Broken(f"logits are on {logits.device}; device says {told.device}")
+        raise Broken(f"logits are on {logits.device}; device says {told.device}")
     if not all(0 <= token < told.vocab_size for token in told.eos_token_ids):
-        raise _Broken(f"eos_token_ids {set(told.eos_token_ids)} leave 0..{told.vocab_size - 1}")
+        raise Broken(f"eos_token_ids {set(told.eos_token_ids)} leave 0..{told.vocab_size - 1}")
     return f"{told.vocab_size} tokens on {told.device}"
 
 
@@ -270,7 +54,7 @@ def _greedy(case: Case) -> str:
     if found == expected:
         return f"{length} tokens"
     place = next(i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b)
-    raise _Broken(
+    raise Broken(
         f"token {place} of the greedy text is {found[place]}; the reference says {expected[place]}"
     )
 
@@ -351,7 +135,7 @@ def _overflow(case: Case) -> str:
             case.runtime.verify([prefix], proposal([case.chain(drafts)]))
         except ContextLengthError:
             continue
-        raise _Broken(f"{size} tokens and {drafts} drafts were taken; max_length is {most}")
+        raise Broken(f"{size} tokens and {drafts} drafts were taken; max_length is {most}")
     if most <= 512:
         # To the last token, beside a row whose drafts reach further than that row has room.
         text = tuple(case.rng.integers(case.runtime.vocab_size, size=most - 1).tolist())
@@ -375,7 +159,7 @@ def _crowd(case: Case) -> str:
     except ModelError:
         case.verify(names, [(*t, 0) for t in texts], [case.chain(2) for _ in names])
         return f"{most} sequences"
-    raise _Broken(f"sequence {most + 1} was taken while {most} were live")
+    raise Broken(f"sequence {most + 1} was taken while {most} were live")
 
 
 def _trees(case: Case) -> str:
@@ -442,11 +226,11 @@ def _exception(case: Case) -> str:
         row = case.chain(2)
         prefixes = [Prefix(name, path), Prefix(other, case.text(20))][: case.rows]
         asked = proposal([row] * len(prefixes))
-        _interrupted(lambda p=prefixes, a=asked: runtime.verify(p, a), place)
+        _interrupted(partial(runtime.verify, prefixes, asked), place)
         try:
             runtime.check_integrity()
         except AssertionError as error:
-            raise _Broken(f"after an exception: {error}") from None
+            raise Broken(f"after an exception: {error}") from None
         texts = [tuple(prefix.tokens.tolist()) for prefix in prefixes]
         case.verify([prefix.sequence_id for prefix in prefixes], texts, [row] * len(texts))
         if case.rows > 1:
@@ -504,7 +288,7 @@ def _memory(case: Case) -> str:
 
     before, after = run(many), run(2 * many)
     if after > before + 4096:
-        raise _Broken(f"{2 * many} more sequences of the same length took {after - before} bytes")
+        raise Broken(f"{2 * many} more sequences of the same length took {after - before} bytes")
     return f"{3 * many} sequences"
 
 
