@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidConfigError
-from ..types.protocols import DraftContext
 from ..types.records import DraftPlan, Prefix
-from .candidate import Candidate, LookupDrafter, token_ids
-from .track_record import TrackRecord
+from .base import DraftContext
+from .lookup import NOTHING, Candidate, LookupDrafter, token_ids
 
 _NEAR = 16
 """How many tokens past the last agreement one equal token is enough to go on from."""
@@ -131,19 +130,21 @@ class PredictionDrafter(LookupDrafter):
     """Drafts from what the user expects the output to be. Needs no second model.
 
     Args:
-        prediction: token ids that every output is expected to resemble whose request says nothing
-            (`SamplingParams.prediction`); None expects nothing.
+        prediction: token ids (a list, an array or a tensor) that every output is expected to
+            resemble whose request says nothing (`SamplingParams.prediction`); None expects nothing.
         min_match: how many last tokens have to be equal before the prediction is gone on with far
             from where it was last agreed with, at least 1.
         min_token_prob: tokens estimated to be kept less often are not proposed, in (0, 1].
 
     Raises:
-        InvalidConfigError: an argument is out of its range, or no flat sequence of token ids.
+        InvalidConfigError: an argument is none of these.
     """
+
+    source = "prediction"
 
     def __init__(
         self,
-        prediction: Sequence[int] | None = None,
+        prediction: Sequence[int] | NDArray[np.int64] | None = None,
         *,
         min_match: int = 2,
         min_token_prob: float = 0.1,
@@ -157,25 +158,20 @@ class PredictionDrafter(LookupDrafter):
         self.min_token_prob = float(min_token_prob)
         self._default = None if prediction is None else token_ids("prediction", prediction)
         self._alignments: dict[int, Alignment] = {}
-        self._record = TrackRecord()
 
     def candidates(
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
     ) -> list[Candidate]:
-        """What would be proposed for each row, with its score.
-
-        A function of the row's own output and prediction, and unless the row is `ctx.local` of how
-        often predicted tokens were kept so far.
-        """
+        """Return how each row's prediction goes on: a function of it and of the row's own output."""
         rows = zip(prefixes, plan.depth.tolist(), ctx.prompt_lengths.tolist(), strict=True)
-        found = [
+        return [
             self._candidate(prefix, depth, prompt_length, ctx.prediction(row))
             for row, (prefix, depth, prompt_length) in enumerate(rows)
         ]
-        return self._record.applied(prefixes, found, ctx)
 
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
         """Forget how far these sequences came."""
+        del discard
         for sequence_id in sequence_ids:
             self._alignments.pop(sequence_id, None)
 
@@ -189,7 +185,7 @@ class PredictionDrafter(LookupDrafter):
         if prediction is None:
             prediction = self._default
         if prediction is None or depth == 0:
-            return Candidate.nothing()
+            return NOTHING
         output = prefix.tokens[prompt_length:]
         alignment = self._alignments.get(prefix.sequence_id)
         if (
@@ -200,12 +196,9 @@ class PredictionDrafter(LookupDrafter):
             alignment = Alignment(prediction, self.min_match)
             self._alignments[prefix.sequence_id] = alignment
         alignment.read(output)
-        place = alignment.position
-        if place is None:
-            return Candidate.nothing()
-        tokens = prediction[place : place + depth]
-        probabilities = alignment.trust ** np.arange(1, len(tokens) + 1, dtype=np.float64)
-        kept = int(np.count_nonzero(probabilities >= self.min_token_prob))
-        parents = np.arange(kept, dtype=np.int64)
-        expected = float(probabilities[:kept].sum())
-        return Candidate(tokens[:kept], parents, probabilities[:kept], alignment.run, expected)
+        if alignment.position is None:
+            return NOTHING
+        tokens = prediction[alignment.position : alignment.position + depth]
+        confidence = np.full(len(tokens), alignment.trust)
+        kept = np.cumprod(confidence) >= self.min_token_prob
+        return Candidate(tokens[kept], confidence[kept])

@@ -165,12 +165,12 @@ class Philox4x32:
         The token with the least noise over probability is a draw from the distribution, and distributions that
         resemble each other often have the same one (the Gumbel-max trick in its exponential form).
         """
-        from . import noise
-
-        if noise.COMPILES:
-            return _exponential(noise.unit_intervals(keys, size))
-        rows, tokens = np.divmod(np.arange(len(keys) * size), size)
-        return self.race_at(keys[rows], tokens).reshape(len(keys), size)
+        blocks = (size + 1) // 2  # of two tokens each, as `race_at` has them
+        asked = np.repeat(keys, blocks, axis=0)
+        asked[:, 4] = np.tile(np.arange(blocks), len(keys))
+        words = philox4x32(*_counter_and_key(asked))
+        mantissa = _mantissa(words[0::2], words[1::2]).T.reshape(len(keys), 2 * blocks)[:, :size]
+        return _exponential(np.multiply(mantissa + 0.5, 2.0**-53, dtype=np.float64))
 
     def race_at(self, keys: NDArray[np.uint64], tokens: NDArray[np.int64]) -> NDArray[np.float64]:
         """What `race` gives under keys [n, 5] to one token [n] each."""
@@ -179,10 +179,6 @@ class Philox4x32:
         words = philox4x32(*_counter_and_key(asked))
         high, low = np.where(tokens & 1, words[2:], words[:2])
         return _exponential(np.multiply(_mantissa(high, low) + 0.5, 2.0**-53, dtype=np.float64))
-
-    def prepare(self) -> None:
-        """Load what `race` needs, so that no round waits for a compiler."""
-        self.race(np.zeros((1, 5), dtype=np.uint64), 1)
 
 
 def _counter_and_key(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
