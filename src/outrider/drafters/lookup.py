@@ -174,6 +174,39 @@ def proposal_of(
     )
 
 
+def places_after(text: NDArray[np.int64], last: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """Find where a text contains the longest suffix of some tokens.
+
+    Args:
+        text: int64 [m].
+        last: int64 [n]; shorter suffixes are looked for where longer ones do not occur.
+
+    Returns:
+        The places after each occurrence, in their order, and the suffix's length, 0 for none.
+    """
+    places = np.arange(1, len(text) + 1)
+    for length in range(len(last)):
+        fits = places[places > length]
+        fits = fits[text[fits - length - 1] == last[-length - 1]]
+        if not len(fits):
+            return places, length
+        places = fits
+    return places, len(last)
+
+
+def trust(matched: int, place: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the confidence that a match of m tokens which lasted i - 1 more lasts another.
+
+    It is (m + i - 1) / (m + i), so that i tokens are kept with probability m / (m + i).
+
+    Args:
+        matched: m, at least 1.
+        place: i, at least 1, of any shape.
+    """
+    confidence: NDArray[np.float64] = (matched + place - 1) / (matched + place)
+    return confidence
+
+
 def token_ids(name: str, given: Any) -> NDArray[np.int64]:
     """Return token ids that a user gave, a list, an array or a tensor, as int64 [n].
 

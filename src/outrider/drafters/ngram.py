@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..errors import InvalidConfigError
 from ..types.records import DraftPlan, Prefix
 from .base import DraftContext
-from .lookup import NOTHING, Candidate, LookupDrafter
+from .lookup import NOTHING, Candidate, LookupDrafter, places_after, trust
 
 
 class NgramDrafter(LookupDrafter):
@@ -58,44 +58,15 @@ class NgramDrafter(LookupDrafter):
             tokens: the sequence so far, int64 [L].
             depth: how many tokens are wanted.
         """
-        start, matched = self._match(tokens) if depth > 0 else (0, 0)
+        if depth < 1:
+            return NOTHING
+        places, matched = places_after(tokens[:-1], tokens[-self.prompt_lookup_max :])
         if matched < self.prompt_lookup_min:
             return NOTHING
+        start = int(places[-1])
         # A match that runs into the end of the sequence repeats itself, as a loop does.
         drafted = np.resize(tokens[start : start + depth], depth)
         return Candidate(drafted, trust(matched, np.arange(1, depth + 1)))
-
-    def _match(self, tokens: NDArray[np.int64]) -> tuple[int, int]:
-        """Find the longest and most recent occurrence of the last tokens of int64 [L].
-
-        Returns:
-            Where its continuation begins, and how many tokens matched, 0 if none did.
-        """
-        last = len(tokens) - 1
-        # Positions before the last where the matched run may end, the most recent first.
-        ends = np.flatnonzero(tokens[:last] == tokens[last])[::-1]
-        best, matched = ends[:0], 0
-        for length in range(1, self.prompt_lookup_max + 1):
-            if length > 1:
-                ends = ends[ends >= length - 1]
-                ends = ends[tokens[ends - length + 1] == tokens[last - length + 1]]
-            if not len(ends):
-                break
-            best, matched = ends, length
-        return (int(best[0]) + 1, matched) if matched else (0, 0)
-
-
-def trust(matched: int, place: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the confidence that a match of m tokens which lasted i - 1 more lasts another.
-
-    It is (m + i - 1) / (m + i), so that i tokens are kept with probability m / (m + i).
-
-    Args:
-        matched: m, at least 1.
-        place: i, at least 1, of any shape.
-    """
-    confidence: NDArray[np.float64] = (matched + place - 1) / (matched + place)
-    return confidence
 
 
 def _is_integer(value: object) -> bool:

@@ -6,7 +6,7 @@ tokens has at most `factor * m + offset` tokens, and counts the number of its to
 expected to be kept; the best draft is proposed, of equals that of the longer match.
 
 Frequencies alone are too sure of themselves, since most contexts were seen once. So a token's
-confidence is its share times the trust in a match of m tokens to last (see `ngram.trust`).
+confidence is its share times the trust in a match of m tokens to last (see `lookup.trust`).
 """
 
 from __future__ import annotations
