@@ -35,7 +35,7 @@ from ..types.protocols import (
     Tokenizer,
 )
 from ..types.records import DraftPlan, DraftProposal, Prefix, RoundRecord, SequenceState
-from ..verification import Verifier, lazy
+from ..verification import Verifier
 from .batch import Batch, Step
 from .calibration import calibrate
 from .compatibility import check_models, check_vocabularies, common_device, parts_of
@@ -121,7 +121,6 @@ class SpeculativeDecoder:
         self._learners = [part for part in parts if isinstance(part, LearnsOutputs)]
         self._ahead = [part for part in parts if isinstance(part, ReadsAhead)]
         self._device = common_device(self._cached)
-        lazy.prepare(self._device)
         eos = target.eos_token_ids if isinstance(target, CachedModel) else frozenset[int]()
         contexts = [
             (part.max_length, "draft" if place else "target")

@@ -29,7 +29,6 @@ from ..sampling.distributions import PackedParams
 from ..types import trees
 from ..types.records import DraftPlan, DraftProposal, SequenceState, TargetScores, Verdict
 from ..verification import Verifier, verify_point_masses
-from ..verification.fused import verify_logits
 from .batch import Batch
 from .context import RoundContext, Told
 from .proposals import bounded, deepest, evidence, impossible, undrawn, without
@@ -78,15 +77,11 @@ def judge(
         The verdict, or where every distribution is an atom those point_masses [B, N + 1], on which the host can
         decide; and a witness [B, N + 1], finite where a row of logits means something.
     """
-    # On a device, drawn tokens beside point masses are a tree's.
-    kinds = proposal.distribution_rows is None or logits.device.type == "cpu"
-    if proposal.parents is None and kinds and verifier.lazy is not None and params.unfiltered:
-        return verify_logits(proposal, logits, params.temperature, verifier.lazy, draws)
     distributions, witness = sampling.distributions(logits, params)
     if distributions.probs is None:
         assert distributions.point_masses is not None
         return distributions.point_masses, witness
-    return verifier.judge(proposal, _mended(distributions.probs, witness), draws), witness
+    return verifier.verify(proposal, _mended(distributions.probs, witness), draws), witness
 
 
 def _mended(probs: Tensor, witness: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from ..errors import (
 )
 from ..random.chance import STOP, TOKEN, Philox4x32, inverse_cdf, stream_key
 from ..types.records import Distributions, DraftProposal
-from . import METHODS, verify
+from .verifier import METHODS, verify
 from .checks import (
     common_namespace,
     require_count,
