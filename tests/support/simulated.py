@@ -75,9 +75,7 @@ class Run:
         return [max(record.depth) for record in self.records]
 
 
-def sequences(
-    rows: int, tokens: int = 256, first: int = 0, **params: Any
-) -> list[SequenceState]:
+def sequences(rows: int, tokens: int = 256, first: int = 0, **params: Any) -> list[SequenceState]:
     """States of new requests, the `first` of them numbered so."""
     asked = SamplingParams(max_tokens=tokens, **params)
     return [
