@@ -10,7 +10,7 @@ from ..config.params import SamplingParams
 from ..random import RoundDraws, position_keys, round_keys
 from ..sampling.distributions import PackedParams
 from ..sampling.logprobs import Report
-from ..sampling.shaping import Shaper, Shaping
+from ..sampling.shaping import Ended, Shaper, Shaping
 from ..types.protocols import Chance
 from ..types.records import RoundRecord, SequenceState
 from .outputs import Origin
@@ -80,23 +80,23 @@ class Batch:
         """The ids of the sequences, row by row."""
         return tuple(state.prefix.sequence_id for state in self.states)
 
-    def shapers(self, vocab_size: int, *, everywhere: bool) -> tuple[Shaper | None, Shaper | None]:
+    def shapers(self, vocab_size: int, ended: Ended) -> tuple[Shaper | None, Shaper | None]:
         """Make what shapes a round's logits: the target's, and the draft's.
 
         Args:
             vocab_size: V.
-            everywhere: whether tokens that are forbidden may be kept.
+            ended: where requests end.
         """
         states, device = self.states, self.device
         shaper = drafting = None
         if self.shaping is not None:
-            shaper = Shaper(self.shaping, states, vocab_size, device, None, everywhere)
+            shaper = Shaper(self.shaping, states, vocab_size, device, ended=ended)
         if self.draft_shaping is not None:
             if self.draft_shaping is self.shaping and shaper is not None:
                 drafting = shaper.drafting()
             else:
                 masks = None if shaper is None else shaper.masks
-                drafting = Shaper(self.draft_shaping, states, vocab_size, device, masks)
+                drafting = Shaper(self.draft_shaping, states, vocab_size, device, masks, ended)
         return shaper, drafting
 
     def draws(self, chance: Chance, width: int, *, coupled: bool) -> RoundDraws:

@@ -146,7 +146,7 @@ class RoundContext(DraftContext):
                 path = torch.empty(len(logits), count, 0, dtype=torch.int64, device=logits.device)
             # Rows that are not drafted this far hold tokens that mean nothing.
             nodes = np.where(self._depth > path.shape[2], path.shape[1], 0).tolist()
-            shaped = self._shaper(logits, Path.of(path, nodes))
+            shaped = self._shaper(logits, Path.of(path, nodes)).logits
             # Where the request forbids every token the draft may say what it likes.
             nothing = shaped.amax(-1, keepdim=True) == -torch.inf
             logits = torch.where(nothing, logits, shaped)

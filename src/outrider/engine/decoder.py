@@ -25,7 +25,7 @@ from ..errors import (
 )
 from ..policies import policy_of
 from ..policies.base import Policy
-from ..random import Philox4x32
+from ..random import Philox4x32, RoundDraws
 from ..runtimes.base import Runtime
 from ..sampling import distributions as sampling
 from ..sampling.grammar import Grammars
@@ -40,7 +40,6 @@ from ..types.records import (
     RoundRecord,
     RowOutcome,
     SequenceState,
-    TargetScores,
     Verdict,
 )
 from ..verification import Verifier
@@ -50,10 +49,10 @@ from .context import RoundContext
 from .metrics import SpeculationMetrics, Tally
 from .outputs import Choice, GenerationOutput, StreamEvent
 from .readback import RowVerdict, nothing_drafted, read_back
-from .requests import Limits, Prompt, Request, check_tokens, is_single_prompt, parse_request
+from .requests import Limits, Prompt, Request, check_tokens, parse_request, split_prompts
 from .scheduler import Scheduler, naming_request
 from .spans import Spans
-from .stopping import final_text, until_stop
+from .stopping import final_text, reachable_nodes, until_stop
 from .streaming import events
 from .validation import CheckedDrafter, CheckedRuntime, check_plan
 
@@ -226,9 +225,7 @@ class SpeculativeDecoder:
             plan = self._plan(batch)
         coupled, prefixes = self.verifier.coupled, [state.prefix for state in batch.states]
         draws = batch.draws(chance or self.chance, plan.width, coupled=coupled)
-        shaper, draft_shaper = batch.shapers(
-            self.target.vocab_size, everywhere=self.verifier.keeps_forbidden
-        )
+        shaper, draft_shaper = batch.shapers(self.target.vocab_size, self._ended)
         context = RoundContext(
             batch, draws, plan, self.config, draft_shaper, learning=chance is None
         )
@@ -238,9 +235,13 @@ class SpeculativeDecoder:
             proposal = self._propose(batch, plan, context)
         with spans.span("target"):
             scores = self._target.verify(prefixes, proposal)
-        verdict, finite = self._verify(batch, proposal, scores, shaper, draws)
+        shaped = None if shaper is None else shaper(scores.logits, Path.to_nodes(proposal))
+        logits = scores.logits if shaped is None else shaped.logits
+        verdict, finite = self._verify(batch, proposal, logits, draws)
         rows = read_back(proposal, verdict, finite, context.finite)
-        self._check_finite(batch, rows)
+        if shaped is not None:
+            rows = [row.cut(shaped.usable(i, row.nodes)) for i, row in enumerate(rows)]
+        check_finite(batch, rows)
         emitted, states = self._advance(batch, proposal, context, rows, shaper)
         record = _record(batch, proposal, context, rows, emitted, spans)
         record = replace(record, cached=cached or scores.cached or record.cached)
@@ -288,11 +289,10 @@ class SpeculativeDecoder:
         self,
         batch: Batch,
         proposal: DraftProposal,
-        scores: TargetScores,
-        shaper: Shaper | None,
-        draws: Any,
+        logits: Tensor,
+        draws: RoundDraws,
     ) -> tuple[Verdict | Tensor, Tensor]:
-        """Verify drafts beside the target's logits.
+        """Verify drafts beside the target's logits [B, N + 1, V].
 
         Logits that mean nothing do not spoil the verdict on a path that does not lead there: even
         distributions take their place.
@@ -301,9 +301,6 @@ class SpeculativeDecoder:
             The verdict, or the target's tokens [B, N + 1] where all its distributions are point
             masses; and [B, N + 1] numbers that are finite where a row of logits means something.
         """
-        logits = scores.logits
-        if shaper is not None:
-            logits = shaper(logits, Path.to_nodes(proposal))
         made, finite = sampling.distributions(logits, batch.params)
         if made.probs is None:
             assert made.point_masses is not None
@@ -311,23 +308,6 @@ class SpeculativeDecoder:
         sound = finite.isfinite()[..., None]
         probs = torch.where(sound, made.probs, 1 / made.probs.shape[-1])
         return self.verifier.verify(proposal, probs, draws), finite
-
-    def _check_finite(self, batch: Batch, rows: Sequence[RowVerdict]) -> None:
-        """Raise an error that names the model whose logits mean nothing where they decided."""
-        for sequence_id, row in zip(batch.sequence_ids, rows, strict=True):
-            if row.bad_draft:
-                raise DraftError(
-                    f"the draft model's logits for sequence {sequence_id} have NaN, +inf or no "
-                    "finite entry; expected finite logits (try a wider dtype, check its weights)"
-                )
-            if row.bad_node is not None:
-                raise DegenerateDistributionError(
-                    f"the target's logits for sequence {sequence_id} at position {row.bad_node} of "
-                    "the round have NaN, +inf or no finite entry; expected finite logits (try a "
-                    "wider dtype, check the model's weights, or see whether the request forbids "
-                    "every token)",
-                    sequence_id=sequence_id,
-                )
 
     def _advance(
         self,
@@ -341,10 +321,10 @@ class SpeculativeDecoder:
         emitted, states = [], []
         confidence = _confidence(proposal, context, rows)
         for index, (state, row) in enumerate(zip(batch.states, rows, strict=True)):
-            tokens, reason = until_stop(state, [*row.path, row.token], self.tokenizer)
+            tokens, reason = until_stop(state, row.tokens, self.tokenizer)
             source = proposal.row_sources[index]
             outcome = RowOutcome(source, row.depth, len(row.path), confidence[index])
-            kept = state.processors if shaper is None else shaper.processors(index, row.path)
+            kept = state.processors if shaper is None else shaper.processors(index, tokens[:-1])
             states.append(
                 replace(
                     state,
@@ -387,8 +367,8 @@ class SpeculativeDecoder:
                 request is refused, before anything is decoded.
             DegenerateDistributionError: one cannot go on; its index among the prompts is `request`.
         """
-        single = is_single_prompt(prompts)
-        requests = self._parse_all([prompts] if single else prompts, params)
+        listed, single = split_prompts(prompts)
+        requests = self._parse_all(listed, params)
         groups = [request.states(self.claim(request.params.n)) for request in requests]
         ended = {
             state.prefix.sequence_id: _Ended(state, Tally(lossy=self._tally.lossy), [])
@@ -425,8 +405,7 @@ class SpeculativeDecoder:
             prompts: as for `generate`.
             params: as for `generate`.
         """
-        listed: Any = [prompts] if is_single_prompt(prompts) else prompts
-        requests = self._parse_all(listed, params)
+        requests = self._parse_all(split_prompts(prompts)[0], params)
         groups = [request.states(self.claim(request.params.n)) for request in requests]
         return events(self._steps(groups, "an open stream"), groups, self.tokenizer)
 
@@ -448,6 +427,10 @@ class SpeculativeDecoder:
         with self._counting:
             self._next_id += count
             return self._next_id - count
+
+    def _ended(self, state: SequenceState, drafted: tuple[int, ...]) -> bool:
+        """Whether drafted tokens, were they emitted, would have ended a request."""
+        return reachable_nodes(state, drafted, self.tokenizer) <= len(drafted)
 
     def _steps(self, groups: list[list[SequenceState]], name: str) -> Iterator[StepResult]:
         scheduler = Scheduler(self, name=name)
@@ -516,6 +499,24 @@ def check_steppable(batch: Batch) -> None:
         raise InvalidConfigError(
             "batch", finished, "unfinished sequences; pack those of the last step that go on"
         )
+
+
+def check_finite(batch: Batch, rows: Sequence[RowVerdict]) -> None:
+    """Raise an error that names the model whose logits mean nothing where they decided."""
+    for sequence_id, row in zip(batch.sequence_ids, rows, strict=True):
+        if row.bad_draft:
+            raise DraftError(
+                f"the draft model's logits for sequence {sequence_id} have NaN, +inf or no "
+                "finite entry; expected finite logits (try a wider dtype, check its weights)"
+            )
+        if row.bad_node is not None:
+            raise DegenerateDistributionError(
+                f"the target's logits for sequence {sequence_id} at position {row.bad_node} of "
+                "the round have NaN, +inf or no finite entry; expected finite logits (try a "
+                "wider dtype, check the model's weights, or see whether the request forbids "
+                "every token)",
+                sequence_id=sequence_id,
+            )
 
 
 def _confidence(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import isfinite, isnan
 
@@ -42,6 +42,19 @@ class RowVerdict:
     first_ceiling: float | None
     bad_draft: bool
     bad_node: int | None
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens that the row emits unless a stop rule cuts them."""
+        return [*self.path, self.token][: len(self.nodes)]
+
+    def cut(self, usable: int) -> RowVerdict:
+        """Return the verdict without what follows the first `usable` nodes of its path."""
+        if usable == len(self.nodes):
+            return self
+        nodes, path = self.nodes[:usable], self.path[:usable]
+        bad = self.bad_node if self.bad_node in nodes else None
+        return replace(self, path=path, nodes=nodes, bonus=False, bad_node=bad)
 
 
 def read_back(
