@@ -37,6 +37,24 @@ def picture(shown: RenderableType, title: str = "outrider demo") -> str:
     )
 
 
+def last_screen(printed: str) -> str:
+    """Return what stays on a terminal: lines that were drawn over are gone.
+
+    Knows what rich's live display sends: erase this line, and go up a line.
+    """
+    lines = [""]
+    for piece in re.split(r"(\r?\n|\r|\x1b\[2K|\x1b\[1A|\x1b\[\?25[hl])", printed):
+        if piece in ("\n", "\r\n"):
+            lines.append("")
+        elif piece == "\x1b[2K":
+            lines[-1] = ""
+        elif piece == "\x1b[1A":
+            lines.pop()
+        elif piece != "\r" and not piece.startswith("\x1b[?25"):
+            lines[-1] += piece
+    return "\n".join(line.rstrip() for line in lines).strip("\n")
+
+
 def demo(arguments: list[str]) -> str:
     """Run the demo and return what it printed, colours included."""
     command = [sys.executable, "-m", "outrider", "demo", "--color", "always", *arguments]
@@ -60,7 +78,7 @@ def main() -> None:
         text = demo(arguments)
     else:
         text = sys.stdin.read() if str(given.input) == "-" else given.input.read_text("utf-8")
-    given.out.write_text(picture(Text.from_ansi(text.strip("\n"))), "utf-8")
+    given.out.write_text(picture(Text.from_ansi(last_screen(text))), "utf-8")
 
 
 if __name__ == "__main__":
