@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from outrider.drafters.base import Drafter
 from outrider.drafters.trial import TrialContext
-from outrider.random.chance import Philox4x32
+from outrider.random import Philox4x32
 from outrider.types.plan import DraftPlan, StopRule
 from outrider.types.records import DraftProposal, Prefix
 
