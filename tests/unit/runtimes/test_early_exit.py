@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -24,12 +25,15 @@ from outrider.errors import InvalidConfigError, ModelError
 from outrider.runtimes.transformers.early_exit import EarlyExit, truncated
 from outrider.runtimes.transformers.model import TransformersModel
 from outrider.types.records import Prefix, RoundRecord
-
-from .families import Distributions, greedy_reference, random_model
-from .test_transformers_adapter import random_prompts
+from tests.support.families import VOCAB, Distributions, greedy_reference, random_model
 
 FAMILIES = ("llama", "qwen3", "mistral", "gemma3", "gpt2", "gpt_neox", "opt", "falcon")
 SLOTS = 5
+
+
+def random_prompts(seed: int, lengths: tuple[int, ...]) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(VOCAB) for _ in range(length)] for length in lengths]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -113,7 +117,7 @@ def counted(target: TransformersModel, monkeypatch: pytest.MonkeyPatch) -> list[
     def noting(
         self: Any, slots: Any, starts: Any, tokens: Tensor, *rest: Any, **more: Any
     ) -> Tensor:
-        depth = len(rest[2].hf_model.model.layers) if len(rest) == 3 else 3
+        depth = len(rest[2].model.layers) if len(rest) == 3 else 3
         calls.append((tokens.shape[1], depth))
         return forward(self, slots, starts, tokens, *rest, **more)
 
