@@ -24,9 +24,7 @@ class Stop(StopRule):
         least: the confidence from which a model drafts on.
     """
 
-    def __init__(
-        self, depth: Sequence[int], taken: Sequence[int] = (), least: float = 0.0
-    ) -> None:
+    def __init__(self, depth: Sequence[int], taken: Sequence[int] = (), least: float = 0.0) -> None:
         self._depth = np.array(depth, dtype=np.int64)
         self._taken = taken
         self._least = least

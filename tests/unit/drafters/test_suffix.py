@@ -78,7 +78,9 @@ class Search:
             level = [
                 ((*path, token), reach * share * place / (place + 1))
                 for path, reach in level
-                for token, share in list(self.shares(path).items())[: None if limits.branches else 1]
+                for token, share in list(self.shares(path).items())[
+                    : None if limits.branches else 1
+                ]
             ]
             level = [each for each in level if each[1] >= limits.least]
             found += [reach for _, reach in level]
