@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from outrider.drafters.base import Drafter
 from outrider.drafters.trial import TrialContext
-from outrider.random.chance import Philox4x32
+from outrider.random import Philox4x32
 from outrider.types.plan import DraftPlan, StopRule
 from outrider.types.records import DraftProposal, Prefix
 
@@ -39,7 +39,9 @@ class Stop(StopRule):
     ) -> NDArray[np.bool_]:
         return confidence[:, -1] >= self._least
 
-    def kept(self, source: str, confidence: NDArray[np.float64]) -> NDArray[np.float64]:
+    def kept(
+        self, source: str, confidence: NDArray[np.float64], row: int | None = None
+    ) -> NDArray[np.float64]:
         return confidence * {"ngram": 0.5}.get(source, 1.0)
 
     def lookup(self, row: int, reach: NDArray[np.float64]) -> int:

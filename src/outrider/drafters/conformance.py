@@ -1,7 +1,7 @@
 """A kit of checks that any drafter passes: what the exactness of an output rests on.
 
 A drafter is given small rounds without an engine, and all outcomes of its draws are walked
-(`outrider.random.chance.Enumerator`), so that a fault of any size is seen.
+(`outrider.random.Enumerator`), so that a fault of any size is seen.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..random.chance import Enumerator
+from ..random import Enumerator
 from ..types.finding import Finding
 from ..types.plan import DraftPlan, DraftTree, StopRule
 from ..types.records import MODEL, DraftProposal, Prefix
@@ -90,9 +90,11 @@ class SomeStop(StopRule):
         """Draft on after a token of enough confidence."""
         return drafting & (confidence[:, -1] >= self._least)
 
-    def kept(self, source: str, confidence: NDArray[np.float64]) -> NDArray[np.float64]:
+    def kept(
+        self, source: str, confidence: NDArray[np.float64], row: int | None = None
+    ) -> NDArray[np.float64]:
         """Take confidences as they are."""
-        del source
+        del source, row
         return confidence
 
     def lookup(self, row: int, reach: NDArray[np.float64]) -> int:

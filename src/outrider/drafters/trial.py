@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..random.chance import DRAFT
+from ..random import DRAFT
 from ..types.protocols import Chance
 from ..types.records import Children, Distributions, DraftPlan
 from .base import DraftContext

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +15,8 @@ from outrider import ModelDrafter
 from outrider.drafters.conformance import outcomes
 from outrider.drafters.model import opened
 from outrider.drafters.trial import TrialContext
-from outrider.random.chance import Philox4x32
+from outrider.random import Philox4x32
+from outrider.runtimes.base import Capabilities
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types.records import DraftTree, Prefix
 
@@ -26,14 +28,10 @@ TEXTS = ([0, 1], [2], [1, 1, 2], [0, 2, 2, 1])
 class Bounded(TabularModel):
     """A draft model with a context of some tokens, which notes what it is opened for."""
 
-    max_sequences = 8
-    eos_token_ids: frozenset[int] = frozenset()
-    device = torch.device("cpu")
-
     def __init__(self, max_length: int = 100, vocab_size: int = 3) -> None:
         model = mock_pair(vocab_size, 1)[1]
         super().__init__(model.probabilities, vocab_size)
-        self.max_length = max_length
+        self._longest = max_length
         self.opened: list[tuple[int, int]] = []
 
     def open(self, prefixes: Sequence[Prefix], depth: int) -> Any:
@@ -41,8 +39,9 @@ class Bounded(TabularModel):
         self.opened += [(prefix.sequence_id, depth) for prefix in prefixes]
         return super().open(prefixes, depth)
 
-    def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
-        """Keep nothing."""
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, max_length=self._longest)
 
 
 @pytest.mark.parametrize("depth", [[2, 0, 3, 0], [0, 0, 0, 1], [1, 2, 1, 1]])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import pytest
-import torch
 import transformers as tf
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -17,6 +17,7 @@ from outrider.drafters.vocabulary.drafter import DraftPrefixes
 from outrider.drafters.vocabulary.respelling import Respeller, Writer
 from outrider.drafters.vocabulary.spelling import Spelling, counterparts
 from outrider.errors import InvalidConfigError, VocabMismatchError
+from outrider.runtimes.base import Capabilities
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types.records import Prefix
 
@@ -231,21 +232,18 @@ def test_what_a_draft_is_shown_does_not_depend_on_depths() -> None:
 class _Short(TabularModel):
     """A draft model with a short context."""
 
-    max_sequences = 8
-    eos_token_ids: frozenset[int] = frozenset()
-    device = torch.device("cpu")
-
     def __init__(self, max_length: int, vocab_size: int = 258) -> None:
         super().__init__(lambda _: np.full(vocab_size, 1 / vocab_size), vocab_size)
-        self.max_length = max_length
+        self._longest = max_length
 
     def open(self, prefixes: Any, depth: int) -> Any:
         assert all(len(prefix) + depth <= self.max_length for prefix in prefixes)
         assert all(prefix.tokens.max() < self.vocab_size for prefix in prefixes)
         return super().open(prefixes, depth)
 
-    def release(self, sequence_ids: Any, *, discard: bool = False) -> None:
-        """Keep nothing."""
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, max_length=self._longest)
 
 
 @pytest.mark.parametrize("match", ["tokens", "text"])
