@@ -24,7 +24,7 @@ from outrider.random import Enumerator
 from outrider.runtimes.tabular import mock_pair
 from outrider.types.records import Distributions, DraftProposal
 from outrider.verification import METHODS, verify
-from outrider.verification.ceilings import (
+from outrider.verification.bounds import (
     Distribution,
     block_ceiling,
     cover_bound,

@@ -354,7 +354,8 @@ def design(part: Part | None = None) -> tuple[tuple[Coverage, ...], list[Case]]:
     factors = dict(FACTORS)
     if part is not None:
         factors["drafter" if part.drafter is not None else "method"] = (part.name,)
-    if part is not None and part.verifier is not None and part.verifier.tree is None:
+    method = None if part is None or part.verifier is None else part.verifier.method
+    if method is not None and not method.trees:
         # Tokens of two sources in one batch are verified as trees are.
         chains = (kind for kind in DRAFTERS if not kind.startswith("tree"))
         factors["drafter"] = tuple(kind for kind in chains if kind != "hybrid")

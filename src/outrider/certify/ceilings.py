@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ..config.params import SpeculativeConfig, Verification
 from ..runtimes.tabular import TabularModel, mock_pair
-from ..verification.ceilings import (
+from ..verification.bounds import (
     Distribution,
     Path,
     cover_bound,

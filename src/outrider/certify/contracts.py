@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from ..errors import OutriderError, kind_of
-from ..verification import Verifier
+from ..verification import Method, Tree, Verifier
 
 if TYPE_CHECKING:
-
     pass
 
 MASS_TOLERANCE = 1e-6
@@ -37,58 +36,46 @@ def described(error: Exception) -> str:
 
 
 def checked_verifier(verifier: Verifier) -> Verifier:
-    """The verifier with its methods checked at every call.
-
-    A lazy one's method on chains is shipped, and sees distributions that are not normalised: it is left.
-    """
-    chain, tree = verifier.chain, verifier.tree
-    return replace(
-        verifier,
-        chain=chain if chain is None or verifier.lazy else CheckedMethod(chain, weighs=True),
-        tree=None if tree is None else CheckedMethod(tree, weighs=False),
-    )
+    """The verifier with its method checked at every call."""
+    method = verifier.method
+    return replace(verifier, method=None if method is None else CheckedMethod(method))
 
 
-class CheckedMethod:
-    """A verification method on chains or on trees.
+class CheckedMethod(Method):
+    """A verification method of the user's.
 
     Args:
         method: the user's.
-        weighs: whether what `residual` wants has to be weights [B, N + 1], as on chains.
     """
 
-    def __init__(self, method: Any, weighs: bool) -> None:
+    def __init__(self, method: Method) -> None:
         self._method = method
-        self._weighs = weighs
         self._name = type(method).__name__
+        self.trees, self.lossy = method.trees, method.lossy
+        self.keeps_forbidden = method.keeps_forbidden
 
-    def stop_distribution(self, drafts: Any) -> tuple[Any, Any]:
+    def stop_distribution(self, tree: Tree) -> tuple[Any, Any]:
         """As the method's own.
 
         Raises:
-            BrokenPartError: it raised, or returned no distribution with its weights.
+            BrokenPartError: it raised, or returned no distribution with its claims.
         """
         where = f"{self._name}.stop_distribution"
         with _Naming(where):
-            found = self._method.stop_distribution(drafts)
-        second = "weights [B, N + 1]" if self._weighs else "what residual wants"
-        tensors = (
-            f"{'two torch tensors' if self._weighs else 'a pair'}: the distribution [B, N + 1] and "
-        )
-        expected = f"{tensors}{second}, float64"
+            found = self._method.stop_distribution(tree)
+        expected = "two torch tensors: the distribution [B, N + 1] and claims [B, N + 1], float64"
         if not isinstance(found, tuple | list) or len(found) != 2:
             raise BrokenPartError(f"{where} returned {kind_of(found)}; expected {expected}")
-        distribution, weights = found
-        wanted = (distribution, weights) if self._weighs else (distribution,)
-        if not all(isinstance(item, Tensor) for item in wanted):
+        distribution, claims = found
+        if not (isinstance(distribution, Tensor) and isinstance(claims, Tensor)):
             raise BrokenPartError(f"{where} returned {kind_of(found)}; expected {expected}")
-        batch, nodes = drafts.target.shape[:2]
-        for what, item in zip(("a distribution", "weights"), wanted, strict=False):
+        batch, nodes = tree.target.shape[:2]
+        for what, item in (("a distribution", distribution), ("claims", claims)):
             _require_form(where, what, item, (batch, nodes), "[B, N + 1]")
         _require_distribution(where, distribution)
-        return distribution, weights
+        return distribution, claims
 
-    def residual(self, drafts: Any, weights: Any, node: Any) -> Any:
+    def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
         """As the method's own.
 
         Raises:
@@ -96,13 +83,13 @@ class CheckedMethod:
         """
         where = f"{self._name}.residual"
         with _Naming(where):
-            distribution = self._method.residual(drafts, weights, node)
+            distribution = self._method.residual(tree, claims, node)
         if not isinstance(distribution, Tensor):
             raise BrokenPartError(
                 f"{where} returned {kind_of(distribution)}; expected a torch tensor: the distribution [B, V] of the "
                 "token that follows, float64"
             )
-        batch, _, vocabulary = drafts.target.shape
+        batch, _, vocabulary = tree.target.shape
         _require_form(where, "a distribution", distribution, (batch, vocabulary), "[B, V]")
         _require_distribution(where, distribution)
         return distribution

@@ -15,7 +15,7 @@ from ..random import Philox4x32, philox4x32
 from ..runtimes.tabular import TabularModel, mock_pair
 from ..runtimes.transformers.model import TransformersModel
 from ..types.protocols import Chance
-from ..verification import BlockVerification, Method, TokenVerification, TreeMethod, Verifier
+from ..verification import Method, TokenVerification, Verifier
 from ..verification.lossy import LenientVerification, TypicalVerification
 from . import ceilings, checks, draft_faults, faults
 from .checks import Build, Finding, Report
@@ -75,12 +75,12 @@ def control_tier(report: Report) -> tuple[Verdict, ...]:
     return tuple(verdicts)
 
 
-def method(faulty: Method, tree: TreeMethod | None = None) -> Build:
+def method(faulty: Method) -> Build:
     """Plants a verification method on chains, and perhaps one on trees."""
 
     def build(target: Any, draft: Any, config: Any, chance: Any) -> SpeculativeDecoder:
         return SpeculativeDecoder(
-            target, draft, config=config, chance=chance, verifier=Verifier(faulty, tree)
+            target, draft, config=config, chance=chance, verifier=Verifier(faulty, bounds=True)
         )
 
     return build
@@ -324,7 +324,7 @@ CONTROLS = (
         "traversal: residual without the claim on the node",
         "a known wrong variant",
         tree_distribution((2, 1), "without_replacement"),
-        method(BlockVerification(), faults.PlainTraversal()),
+        method(faults.PlainResidual()),
     ),
     Control(
         "stop tokens inside an accepted block are missed",

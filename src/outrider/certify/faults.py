@@ -25,25 +25,25 @@ from ..random import DRAFT, STOP, TOKEN, Philox4x32, inverse_cdf, philox4x32
 from ..runtimes.tabular import TabularModel
 from ..types.protocols import Chance
 from ..types.records import Distributions, DraftPlan, DraftProposal, Prefix, SequenceState
-from ..verification import BlockVerification, Chain, TokenVerification, TraversalVerification, Tree
+from ..verification import BlockVerification, TokenVerification, Tree
 
 # Verification methods
 
 
 class PlainResidual(BlockVerification):
-    """Block verification whose residual forgets the weight p_i."""
+    """Block or traversal verification whose residual forgets the claim on the node."""
 
-    def residual(self, chain: Chain, weights: Any, node: Any) -> Any:
-        """norm((P - Q)+)."""
-        return chain.residual_distribution(node, torch.ones_like(weights[:, 0]))
+    def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
+        """norm((P - Q)+): what recursive rejection would leave."""
+        return tree.remaining_distribution(node, torch.ones_like(claims[:, 0]))
 
 
 class StopsAtFirstRefusal(BlockVerification):
     """Block verification that scans its coins from the left and stops at the first tail."""
 
-    def stop_distribution(self, chain: Chain) -> tuple[Any, Any]:
+    def stop_distribution(self, tree: Tree) -> tuple[Any, Any]:
         """The distribution of the first tail, with the coins of the last head."""
-        last, weights = super().stop_distribution(chain)
+        last, weights = super().stop_distribution(tree)
         heads = last / last.cumsum(-1).clamp(min=1e-300)
         one = torch.ones_like(heads[:, :1])
         reached = torch.cat([one, heads[:, 1:].cumprod(-1)], -1)
@@ -53,36 +53,28 @@ class StopsAtFirstRefusal(BlockVerification):
 class BonusFromTheRowBefore(TokenVerification):
     """After full acceptance the bonus is drawn from the row before the last."""
 
-    def residual(self, chain: Chain, weights: Any, node: Any) -> Any:
+    def residual(self, tree: Tree, weights: Any, node: Any) -> Any:
         """The right residual, and the wrong bonus."""
-        right = super().residual(chain, weights, node)
+        right = super().residual(tree, weights, node)
         rows = torch.arange(len(node))
-        wrong = chain.target[rows, (node - 1).clamp(min=0)].double()
-        return torch.where((node == chain.length)[:, None], wrong, right)
+        wrong = tree.target[rows, (node - 1).clamp(min=0)].double()
+        return torch.where((node == tree.length)[:, None], wrong, right)
 
 
 class AcceptsTheImpossible(TokenVerification):
     """Accepts if u <= p/q with 24-bit uniforms: u = 0 lets a token of probability zero pass."""
 
-    def stop_distribution(self, chain: Chain) -> tuple[Any, Any]:
+    def stop_distribution(self, tree: Tree) -> tuple[Any, Any]:
         """The distribution with every ratio at least 2**-24."""
-        return super().stop_distribution(replace(chain, ratio=chain.ratio.clamp(min=2.0**-24)))
+        return super().stop_distribution(replace(tree, ratio=tree.ratio.clamp(min=2.0**-24)))
 
 
 class ResidualIsTheTarget(TokenVerification):
     """Replaces a refused token by one drawn from the target's distribution itself."""
 
-    def residual(self, chain: Chain, weights: Any, node: Any) -> Any:
+    def residual(self, tree: Tree, weights: Any, node: Any) -> Any:
         """The target's row."""
-        return chain.target[torch.arange(len(node)), node].double()
-
-
-class PlainTraversal(TraversalVerification):
-    """Traversal of trees whose residual forgets the claim on the node."""
-
-    def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
-        """What recursive rejection would leave."""
-        return tree.remaining_distribution(node, torch.ones_like(claims[:, 0]))
+        return tree.target[torch.arange(len(node)), node].double()
 
 
 # Drafters

@@ -77,8 +77,12 @@ class Philox4x32:
         The token with the least noise over probability is a draw from the distribution, and distributions that
         resemble each other often have the same one (the Gumbel-max trick in its exponential form).
         """
-        rows, tokens = np.divmod(np.arange(len(keys) * size), size)
-        return self.race_at(keys[rows], tokens).reshape(len(keys), size)
+        blocks = (size + 1) // 2  # of two tokens each, as `race_at` has them
+        asked = np.repeat(keys, blocks, axis=0)
+        asked[:, 4] = np.tile(np.arange(blocks), len(keys))
+        words = philox4x32(*_counter_and_key(asked))
+        mantissa = _mantissa(words[0::2], words[1::2]).T.reshape(len(keys), 2 * blocks)[:, :size]
+        return _exponential(np.multiply(mantissa + 0.5, 2.0**-53, dtype=np.float64))
 
     def race_at(self, keys: NDArray[np.uint64], tokens: NDArray[np.int64]) -> NDArray[np.float64]:
         """What `race` gives under keys [n, 5] to one token [n] each."""

@@ -44,12 +44,6 @@ class PackedParams:
     top_p: Tensor | None
     min_p: Tensor | None
 
-    @property
-    def unfiltered(self) -> bool:
-        """Whether every row's distribution is the softmax of its logits over its temperature."""
-        filters = (self.greedy, self.top_k, self.top_p, self.min_p)
-        return not self.all_greedy and all(column is None for column in filters)
-
     @staticmethod
     def pack(
         params: Sequence[SamplingParams], vocab_size: int, device: torch.device

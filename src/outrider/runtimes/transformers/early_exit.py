@@ -14,9 +14,7 @@ import torch
 from torch.nn import ModuleList
 
 from ...errors import InvalidConfigError, ModelError
-from ...types import trees
 from ...types.records import DraftProposal, Prefix, TargetScores
-from ...types.transfer import sent
 from ..base import Capabilities, Runtime
 from .cursor import SlotCursor
 from .model import TransformersModel
@@ -99,22 +97,11 @@ class EarlyExit(Runtime):
             ContextLengthError: a prefix is longer than `max_length`.
             ModelError: more sequences are live than there are slots.
         """
-        return self._open(prefixes, [0] * len(prefixes))
+        return self._target.open_by(self._run, prefixes, _FEW, settle=False)
 
-    @torch.inference_mode()
     def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
         """Compute the first layers' logits [B, N + 1, V]; see `Runtime.verify`."""
-        structure = proposal.structure
-        longest = trees.longest_paths(trees.ancestor_mask(structure), proposal.lengths)
-        cursor = self._open(prefixes, longest.tolist())
-        logits = cursor.logits[:, None]
-        if proposal.width:
-            parents = sent(torch.from_numpy(structure), self.device)
-            logits = torch.cat([logits, cursor.expand(proposal.tokens, parents)], 1)
-        return TargetScores(logits)
-
-    def _open(self, prefixes: Sequence[Prefix], extra: list[int]) -> SlotCursor:
-        return self._target.open_by(self._run, prefixes, extra, _FEW, settle=False)
+        return self._target.verify_by(self._run, prefixes, proposal, _FEW, settle=False)
 
     @torch.inference_mode()
     def _check(self) -> None:

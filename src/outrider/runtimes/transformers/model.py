@@ -152,7 +152,6 @@ class TransformersModel(Runtime):
             self._cache.clear(range(self.max_sequences))
             self.run = self._running()
 
-    @torch.inference_mode()
     def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
         """Compute logits [B, N + 1, V] after each prefix and after each of its drafted tokens.
 
@@ -165,11 +164,24 @@ class TransformersModel(Runtime):
                 `max_length`.
             ModelError: more sequences are live than there are slots.
         """
+        return self.verify_by(self.run, prefixes, proposal, _TOGETHER, settle=True)
+
+    @torch.inference_mode()
+    def verify_by(
+        self,
+        run: Run,
+        prefixes: Sequence[Prefix],
+        proposal: DraftProposal,
+        together: int,
+        *,
+        settle: bool,
+    ) -> TargetScores:
+        """Verify by `run`, through this model's first layers; the arguments are `open_by`'s."""
         parents, lengths, keep = proposal.parents, proposal.lengths, proposal.width + 1
         ancestors = None if parents is None else trees.ancestor_mask(parents)
         longest = lengths if ancestors is None else trees.longest_paths(ancestors, lengths)
         with self.lock:
-            batch = self.enter(prefixes, longest.tolist())
+            batch = self.enter(prefixes, longest.tolist(), together)
             tokens = torch.cat([batch.tokens, batch.sorted(proposal.tokens)], 1)
             if ancestors is None:
                 view = self.views.chain(batch.starts, tokens.shape[1])
@@ -177,9 +189,10 @@ class TransformersModel(Runtime):
                 rows = ancestors if batch.order is None else ancestors[batch.order]
                 hung = sent(hung_on_chains(rows, batch.tokens.shape[1]), self.device)
                 view = self.views.tree(batch.starts, hung, tokens.shape[1])
-            logits = self.forward(batch.slots, batch.starts, tokens, view, keep)
-            follows = None if parents is None else torch.from_numpy(parents)
-            self._settle(prefixes, Fed().add(proposal.tokens, follows))
+            logits = self.forward(batch.slots, batch.starts, tokens, view, keep, run)
+            if settle:
+                follows = None if parents is None else torch.from_numpy(parents)
+                self._settle(prefixes, Fed().add(proposal.tokens, follows))
         return TargetScores(batch.unsorted(logits), batch.cached)
 
     def open(self, prefixes: Sequence[Prefix], depth: int) -> SlotCursor:
@@ -190,28 +203,22 @@ class TransformersModel(Runtime):
             ContextLengthError: a prefix is longer than `max_length`.
             ModelError: more sequences are live than there are slots.
         """
-        return self.open_by(self.run, prefixes, [0] * len(prefixes), _TOGETHER, settle=True)
+        return self.open_by(self.run, prefixes, _TOGETHER, settle=True)
 
     @torch.inference_mode()
     def open_by(
-        self,
-        run: Run,
-        prefixes: Sequence[Prefix],
-        extra: list[int],
-        together: int,
-        *,
-        settle: bool,
+        self, run: Run, prefixes: Sequence[Prefix], together: int, *, settle: bool
     ) -> SlotCursor:
         """Open a cursor whose forwards are computed by `run`, through this model's first layers.
 
         Args:
             run: the model itself, or its first layers.
             prefixes: of the rows.
-            extra, together: see `enter`.
+            together: see `enter`.
             settle: whether what `run` computes is what the model would.
         """
         with self.lock:
-            batch = self.enter(prefixes, extra, together)
+            batch = self.enter(prefixes, [0] * len(prefixes), together)
             view = self.views.chain(batch.starts, batch.tokens.shape[1])
             logits = self.forward(batch.slots, batch.starts, batch.tokens, view, 1, run)[:, 0]
             fed = Fed()

@@ -1,4 +1,4 @@
-"""How many tokens a round could have emitted: what no lossless verifier can exceed.
+"""What no lossless verifier can exceed: the most tokens that a round could have emitted.
 
 Every ceiling counts expected tokens of a round, the correction or bonus included, and is at least
 1. The chain's optimum is that of Sun et al. 2025 (arXiv 2403.10444); a verifier keeps a node with a
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from array_api_compat import device
+from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
 from ..config.params import TreeChildren
@@ -42,17 +42,24 @@ def block_ceiling(ratios: Any, lengths: NDArray[np.int64]) -> Any:
     Raises:
         DraftShapeError: a shape or dtype is wrong.
     """
-    xp = common_namespace(ratios=ratios)
+    common_namespace(ratios=ratios)
     require_shape("ratios", ratios, ("B", "N"), "a ratio for each token", DraftShapeError)
     require_float("ratios", ratios, DraftShapeError)
     batch, width = ratios.shape
     _require_lengths(lengths, batch, width)
-    ends = xp.asarray(lengths, device=device(ratios))
-    kept = xp.ones(batch, dtype=xp.float64, device=device(ratios))
-    total = kept
-    for column in range(width):
-        ratio = xp.where(ends > column, xp.astype(ratios[:, column], xp.float64), 0.0)
-        kept = xp.minimum(kept * ratio, xp.ones_like(kept))
+    xp = array_namespace(ratios)
+    ends = xp.asarray(lengths, device=device(ratios))[:, None]
+    drafted = xp.arange(width, device=device(ratios))[None, :] < ends
+    return block_values(xp.where(drafted, xp.astype(ratios, xp.float64), 0.0))
+
+
+def block_values(ratios: Any) -> Any:
+    """`block_ceiling` of ratios float64 [B, N] that are 0 where nothing was drafted; not checked."""
+    xp = array_namespace(ratios)
+    one = xp.ones(ratios.shape[0], dtype=xp.float64, device=device(ratios))
+    kept = total = one
+    for column in range(ratios.shape[1]):
+        kept = xp.minimum(kept * ratios[:, column], one)
         total = total + kept
     return total
 
