@@ -107,7 +107,7 @@ def test_the_distribution_under_a_processor_that_remembers(speculation: dict[str
     assert processor.processor.calls == 0, "the request's own is not called"
 
 
-@pytest.mark.parametrize("speculation", SHAPES, ids=str)
+@pytest.mark.parametrize("speculation", [SHAPES[0], SHAPES[2], SHAPES[4]], ids=str)
 def test_a_memory_that_hypotheses_share_is_seen(
     speculation: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,10 +143,10 @@ def test_coupled_text_is_that_of_plain_decoding(temperature: float, processor: A
     plain = decoder_of(target, None, {"verification": "coupled"})
     for speculation in (SHAPES[2], {"verification": "coupled", "tree_shape": (2, 2)}):
         decoder = decoder_of(target, draft, speculation)
-        for seed in range(3):
+        for seed in range(2):
             own = (StatefulProcessor(processor()), lambda history, logits: logits * 1.1)
             params = SamplingParams(
-                max_tokens=25,
+                max_tokens=15,
                 n=2,
                 seed=seed,
                 temperature=temperature,
