@@ -22,9 +22,8 @@ from tokenizers import decoders, models
 
 from outrider import SamplingParams
 from outrider.engine import stopping
-from outrider.engine.anchors import Anchors
-from outrider.engine.stopping import until_stop
-from outrider.engine.text import StreamDecoder
+from outrider.engine.detokenize import SafeOffsets, StreamDecoder, held_back
+from outrider.engine.stopping import find_stop, reachable_nodes, until_stop
 from outrider.types.records import Prefix, SequenceState
 
 HALF = "\N{REPLACEMENT CHARACTER}"
@@ -144,12 +143,12 @@ def test_stop_strings_are_held_back_and_nothing_lost(
 def test_nothing_is_held_back_longer_than_it_may_change(output: tuple[Any, list[int]]) -> None:
     """After a token that ends a character, and is no byte of a run, all text is shown."""
     tokenizer, ids = output
-    anchors = Anchors.of(tokenizer)
+    offsets = SafeOffsets.of(tokenizer)
     pieces = streamed(tokenizer, ids)
     for end in range(1, len(ids) + 1):
         so_far = text(tokenizer, ids[:end])
         grown = len(so_far) > len(text(tokenizer, ids[: end - 1]))
-        if grown and not so_far.endswith(HALF) and not (anchors and anchors.open(ids[end - 1])):
+        if grown and not so_far.endswith(HALF) and not (offsets and offsets.open(ids[end - 1])):
             assert "".join(pieces[:end]) == so_far
 
 
@@ -163,7 +162,7 @@ def test_a_run_of_bytes_that_turns_unreadable_was_not_shown(
     assert text(tokenizer, ids) == f"a{HALF}{HALF}a"
     assert "".join(streamed(tokenizer, ids)) == text(tokenizer, ids)
     # Planted fault: bytes that are shown as soon as they are a text.
-    monkeypatch.setattr(Anchors, "open", lambda *_: False)
+    monkeypatch.setattr(SafeOffsets, "open", lambda *_: False)
     assert "".join(streamed(tokenizer, ids)) == f"a\n{HALF}a"
 
 
@@ -218,7 +217,7 @@ def test_a_window_that_begins_in_a_run_of_bytes_would_show(
     before, tokens = [0xC3] + [0x61] * 20, [0xC3, 0xA9]
     assert reference(tokenizer, before, tokens, params) == tokens
     assert until_stop(state(before, params), tokens, tokenizer) == (tokens, None)
-    monkeypatch.setattr(Anchors, "before", lambda _, ids, place: place)
+    monkeypatch.setattr(SafeOffsets, "before", lambda _, ids, place: place)
     assert until_stop(state(before, params), tokens, tokenizer) == (tokens, "stop")
 
 
@@ -283,8 +282,8 @@ def test_what_is_decoded_for_a_token_does_not_grow(
     """Of bytes that are no text, and of tokens that have none, there may be thousands."""
     assert decoded(maker, pieces, monkeypatch) <= 8 * 400
     # Planted fault: the window is decoded each time.
-    monkeypatch.setattr("outrider.engine.text._CHARACTER", 1000)
-    monkeypatch.setattr(Anchors, "silent", lambda _: frozenset())
+    monkeypatch.setattr("outrider.engine.detokenize._CHARACTER", 1000)
+    monkeypatch.setattr(SafeOffsets, "silent", lambda _: frozenset())
     assert decoded(maker, pieces, monkeypatch) > 20 * 400
 
 
@@ -308,5 +307,42 @@ def test_what_is_not_known_is_not_assumed() -> None:
         made(joined),
         None,
     ):
-        assert Anchors.of(tokenizer) is None
-    assert Anchors.of(made(byte_level)) == replace(Anchors(made(byte_level), runs=True), runs=False)
+        assert SafeOffsets.of(tokenizer) is None
+    assert SafeOffsets.of(made(byte_level)) == replace(
+        SafeOffsets(made(byte_level), runs=True), runs=False
+    )
+
+
+def test_finding_and_holding_back() -> None:
+    assert find_stop("xa", "xab", ["ab"]) == 1
+    assert find_stop("ab", "abc", ["ab"]) is None
+    assert find_stop("ab", "abab", ["ab", "ba"]) == 1
+    assert find_stop(HALF, "é", ["é"]) == 0
+    assert held_back("xxab", ["abc", "bd"]) == 2
+    assert held_back("xxb", ["abc", "bd"]) == 1
+    assert held_back("xx", ["abc"]) == 0
+    assert held_back("", []) == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "reachable"),
+    [
+        ({}, 5),
+        ({"stop_token_ids": (98,)}, 2),
+        ({"stop_token_ids": (99,)}, 3),
+        ({"stop": "bc"}, 3),
+        ({"stop": "bc", "min_tokens": 5}, 5),
+        ({"stop": "xa"}, 1),
+        ({"max_tokens": 3}, 2),
+    ],
+    ids=str,
+)
+def test_nodes_of_a_draft_are_reached_up_to_the_first_stop(
+    fields: dict[str, Any], reachable: int
+) -> None:
+    """After "x" the draft is "abcd"; the prefix is the first node, and the end the last."""
+    tokenizer = made(byte_level)
+    params = SamplingParams(**({"max_tokens": 9} | fields))
+    ends = frozenset(params.stop_token_ids)
+    one = replace(state([ord("x")], params), stop_ids=ends)
+    assert reachable_nodes(one, [97, 98, 99, 100], tokenizer) == reachable

@@ -16,11 +16,9 @@ from outrider.errors import InvalidConfigError
 from outrider.sampling import distributions as sampling
 from outrider.sampling.shaping import Path, Shaper, Shaping
 from outrider.types.records import SequenceState
+from tests.support.families import PAD, VOCAB, padded, random_model, resembling
 
-from .families import VOCAB, random_model, resembling
-from .test_generation import PAD, padded
-
-FAMILIES = ("llama", "gpt2", "gpt_neox", "qwen3", "gemma3")
+FAMILIES = ("llama", "gemma3")
 LENGTH = 12
 
 
@@ -77,7 +75,7 @@ def test_greedy_equals_generate_at_every_depth(models: Any, case: int) -> None:
     expected = target.generate(**inputs, **common)
     plain = target.generate(**inputs, max_new_tokens=LENGTH, pad_token_id=PAD)
     assert not any(row.equal(other) for row, other in zip(expected, plain, strict=True))
-    for k in range(9) if case % 2 else (1, 6):
+    for k in (1, 4, 8):
         config = SpeculativeConfig(depth="fixed", num_speculative_tokens=k)
         inside = outrider.generate_with(draft, config, max_sequences=3)
         found = target.generate(**inputs, **common, custom_generate=inside)
@@ -136,7 +134,7 @@ class Heard:
         shaping = Shaping.pack([state], device)
         assert shaping is not None
         shaper = Shaper(shaping, [state], VOCAB, device)
-        shaped = shaper(logits[None, None], Path.of(drafted[None, None]))
+        shaped = shaper(logits[None, None], Path.of(drafted[None, None])).logits
         packed = sampling.PackedParams.pack([state.params], VOCAB, device)
         distributions, _ = sampling.distributions(shaped, packed)
         assert distributions.probs is not None
@@ -248,7 +246,7 @@ def test_one_that_remembers_is_that_of_generate(models: Any, processor: Any) -> 
     assert not any(row.equal(other) for row, other in zip(expected, without, strict=True))
     own = processor()
     asked = common | {"logits_processor": [StatefulProcessor(own), squared]}
-    for k in range(5):
+    for k in (0, 1, 3):
         config = SpeculativeConfig(depth="fixed", num_speculative_tokens=k)
         inside = outrider.generate_with(draft, config)
         assert target.generate(**inputs, **asked, custom_generate=inside).equal(expected), k

@@ -1,4 +1,4 @@
-"""Every sampling parameter, alone and in combination, under speculation: the exact distribution.
+"""Every sampling parameter, of requests and of drafts, under speculation: the exact distribution.
 
 The engine is enumerated with chains and trees, and held against a recursion that shapes one row at
 a time from the definitions.
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
 from outrider.certify import exact_distribution
 from outrider.certify.reference import distance, target_distribution
-from outrider.errors import InvalidConfigError
+from outrider.errors import TokenOutOfRangeError
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.sampling.paths import Path
 from outrider.sampling.shaping import Shaper
@@ -48,6 +48,7 @@ SHAPES: list[dict[str, Any]] = [
 
 
 def error(seed: int, speculation: dict[str, Any], params: SamplingParams) -> float:
+    """The largest error in an output's probability."""
     target, draft = mock_pair(V, seed)
     decoder = SpeculativeDecoder(
         target, draft, config=SpeculativeConfig(depth="fixed", **speculation)
@@ -146,7 +147,7 @@ def test_a_history_without_the_drafted_tokens_is_seen(monkeypatch: pytest.Monkey
     """Planted fault: penalties of one value for all positions, as they were before the round."""
     shaper = Shaper.__call__
 
-    def stale(self: Shaper, logits: Any, path: Path | None) -> Any:
+    def stale(self: Shaper, logits: Any, path: Path | None = None) -> Any:
         return shaper(self, logits, None)
 
     monkeypatch.setattr(Shaper, "__call__", stale)
@@ -181,7 +182,55 @@ def test_the_distribution_under_processors_of_a_users_own(speculation: dict[str,
     assert distance(exact_distribution(decoder, PROMPT, params), expected) < TOLERANCE
 
 
-def test_what_is_no_processor_is_refused() -> None:
-    for wrong in (5, [3], "no"):
-        with pytest.raises(InvalidConfigError, match="logits_processors="):
-            SamplingParams(logits_processors=wrong)
+DRAFTED: list[dict[str, Any]] = [
+    {"temperature": 0.3},
+    {"temperature": 0},
+    {"temperature": 1.6, "top_k": 2, "repetition_penalty": 1.3},
+    {"frequency_penalty": 1.0, "logit_bias": {1: 2.0}, "bad_words": ((2,),)},
+]
+ASKED: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0},
+    {"temperature": 0.7, "top_p": 0.8, "presence_penalty": 1.0},
+]
+
+
+@pytest.mark.parametrize(
+    "speculation",
+    [*SHAPES, {"num_speculative_tokens": 2, "draft_sample_method": "greedy"}],
+    ids=str,
+)
+@pytest.mark.parametrize("drafted", DRAFTED, ids=str)
+def test_drafts_that_are_shaped_otherwise_leave_the_requests_distribution(
+    speculation: dict[str, Any], drafted: dict[str, Any]
+) -> None:
+    own = speculation | {"draft_params": SamplingParams(**drafted)}
+    for asked in ASKED:
+        assert error(1, own, SamplingParams(max_tokens=3, **asked)) < TOLERANCE
+
+
+def acceptance(drafted: SamplingParams | None, **asked: Any) -> float:
+    """The acceptance rate of a perfect draft."""
+    target, _ = mock_pair(8, 3)
+    config = SpeculativeConfig(depth="fixed", draft_params=drafted)
+    decoder = SpeculativeDecoder(target, target, config=config)
+    decoder.generate([list(PROMPT)] * 8, SamplingParams(max_tokens=60, seed=1, **asked))
+    rate = decoder.metrics.acceptance_rate
+    assert rate is not None
+    return rate
+
+
+def test_drafts_are_shaped_as_draft_params_say() -> None:
+    """A perfect draft is always kept under the request's own, and under equal ones."""
+    asked = {"temperature": 0.6, "repetition_penalty": 1.5}
+    assert acceptance(None, **asked) == 1
+    assert acceptance(SamplingParams(**asked), **asked) == 1
+    assert acceptance(SamplingParams(), **asked) < 0.9
+    assert acceptance(SamplingParams(temperature=1.5), temperature=0) == 1
+
+
+def test_draft_params_of_another_vocabulary_are_refused() -> None:
+    for field in ({"logit_bias": {V: 1.0}}, {"bad_words": ((0, V),)}):
+        config = SpeculativeConfig(draft_params=SamplingParams(**field))
+        with pytest.raises(TokenOutOfRangeError, match=rf"draft_params\.{next(iter(field))}"):
+            SpeculativeDecoder(*mock_pair(V), config=config)

@@ -1,9 +1,10 @@
-"""What requests do to logits: as transformers' processors do it, distribution by distribution; as OpenAI says."""
+"""What requests do to logits: transformers' processors, node by node; OpenAI's penalties."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,13 @@ import pytest
 import torch
 import transformers as tf
 
-from outrider import SamplingParams
+from outrider import SamplingParams, StatefulProcessor, StructuredOutput
+from outrider.errors import DegenerateDistributionError
+from outrider.sampling.grammar import Grammars
 from outrider.sampling.paths import Path
-from outrider.sampling.shaping import Shaper, Shaping
+from outrider.sampling.shaping import Shaped, Shaper, Shaping
 from outrider.types.records import Distributions, DraftProposal, Prefix, SequenceState
+from tests.support.alphabet import alphabet
 
 CPU = torch.device("cpu")
 V = 12
@@ -28,7 +32,9 @@ def state(prompt: list[int], output: list[int], params: SamplingParams, eos: int
 def shaped(states: list[SequenceState], logits: torch.Tensor, path: Path | None) -> torch.Tensor:
     shaping = Shaping.pack(states, CPU)
     assert shaping is not None
-    return Shaper(shaping, states, V, CPU)(logits, path)
+    made = Shaper(shaping, states, V, CPU)(logits, path)
+    assert made.blocked == {}
+    return made.logits
 
 
 def as_transformers(
@@ -133,3 +139,116 @@ def test_nothing_is_packed_where_nothing_is_asked_for() -> None:
     found = shaped([plain, asked], logits, None)
     assert (found[0] == logits[0]).all()
     assert found[1, 2] == logits[1, 2] - 1
+
+
+def asking(processor: Any, **fields: Any) -> SequenceState:
+    """A sequence with a processor of its own."""
+    params = SamplingParams(logits_processors=(processor,), **fields)
+    found = state([1], [2], params, 0)
+    return replace(found, processors=params.logits_processors)
+
+
+def chain(*tokens: int) -> Path:
+    """The path to every node of a drafted chain."""
+    drafted = torch.tensor([tokens])
+    return Path.to_nodes(
+        DraftProposal(drafted, np.array([len(tokens)]), Distributions(point_masses=drafted))
+    )
+
+
+def ends_at(token: int) -> Any:
+    """A request that ends at a token."""
+    return lambda _, drafted: token in drafted
+
+
+def run(one: SequenceState, path: Path, ended: Any = None) -> tuple[Shaped, Shaper]:
+    shaping = Shaping.pack([one], CPU)
+    assert shaping is not None
+    shaper = Shaper(shaping, [one], V, CPU, None, ended)
+    return shaper(torch.zeros(1, path.tokens.shape[1], V), path), shaper
+
+
+def test_processors_are_not_asked_behind_the_end_nor_below_what_is_forbidden() -> None:
+    seen: list[list[int]] = []
+
+    def watch(history: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        seen.append(history.tolist())
+        return logits.index_fill(0, torch.tensor([7]), -torch.inf)
+
+    for fields, path in (
+        ({}, chain(3, 5, 4)),  # 5 ends the request
+        ({}, chain(3, 7, 4)),  # the processor forbids 7
+        ({"bad_words": ((3, 9),)}, chain(3, 9, 4)),
+    ):
+        seen.clear()
+        found, _ = run(asking(watch, **fields), path, ends_at(5))
+        assert seen == [[1, 2], [1, 2, 3]]
+        assert found.blocked == {(0, 2): None, (0, 3): None}
+        assert found.usable(0, [0, 1]) == found.usable(0, [0, 1, 2, 3]) == 2
+
+
+def test_an_error_counts_where_a_sequence_comes_to_it() -> None:
+    def picky(history: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        logits += 1  # what it had done is undone
+        if 4 in history.tolist():
+            raise KeyError("four")
+        return logits
+
+    found, _ = run(asking(picky), chain(3, 4, 5))
+    assert isinstance(found.blocked[0, 2], KeyError)
+    assert found.blocked[0, 3] is None
+    assert found.logits[0, :, 0].tolist() == [1, 1, 0, 0]
+    assert found.usable(0, [0, 1, 2]) == 2
+    assert found.usable(1, [0, 1, 2]) == 3
+    with pytest.raises(KeyError, match="four"):
+        found.usable(0, [2, 3])
+
+
+def test_an_interrupt_is_not_put_off() -> None:
+    def stop(history: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(asking(stop), chain(3))
+
+
+class Counting:
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, history: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        assert history.tolist() != [1, 2, 3, 4], "after 3 and 4 it fails"
+        return logits
+
+
+def test_processors_stand_as_after_the_last_call_that_succeeded() -> None:
+    _, shaper = run(asking(StatefulProcessor(Counting())), chain(3, 4, 5))
+
+    def calls(*path: int) -> int:
+        (one,) = shaper.processors(0, path)
+        count: int = one.processor.calls
+        return count
+
+    assert [calls(), calls(3), calls(3, 4), calls(3, 4, 5), calls(6)] == [1, 2, 2, 2, 1]
+    assert shaper.drafting().processors(0, ())[0].processor.calls == 0
+
+
+def test_a_dead_end_of_a_grammar_blocks_its_node_and_those_below() -> None:
+    texts = ("a", "b", "c")
+    grammars = Grammars(alphabet(texts), V, frozenset())
+    form = StructuredOutput(choice=("ab", "c"))
+    params = SamplingParams(structured_output=form, bad_words=((0, 1),))
+    one = SequenceState(Prefix(0, [9]), 1, params, frozenset({3}), 0)
+    one = replace(one, grammar=grammars.of(form, one.stop_ids))
+    found, _ = run(one, chain(0, 1))
+    assert (found.logits[0, 0] > -torch.inf).nonzero().flatten().tolist() == [0, 2]
+    assert isinstance(found.blocked[0, 1], DegenerateDistributionError)
+    with pytest.raises(DegenerateDistributionError, match=r"no token could follow.*bad_words"):
+        found.usable(0, [1])
+    # The text is whole after "ab", which the request forbids: nothing is asked of what follows.
+    found, _ = run(one, chain(2, 2))
+    assert (found.logits[0, 1] > -torch.inf).nonzero().flatten().tolist() == [3]
+    assert (0, 2) in found.blocked

@@ -56,15 +56,15 @@ def test_distributions_equal_transformers_in_mixed_batches(
 ) -> None:
     torch.manual_seed(seed)
     logits = torch.randn(len(params), 3, vocab_size, dtype=torch.float64) * 4
-    found, witness = distributions(logits, pack(params, vocab_size))
+    found, finite = distributions(logits, pack(params, vocab_size))
     assert found.probs is not None
     for row, request in enumerate(params):
         expected = by_transformers(logits[row], request)
         assert float((found.probs[row] - expected).abs().max()) < 1e-12
-    assert torch.isfinite(witness).all()
+    assert torch.isfinite(finite).all()
 
 
-def test_a_greedy_batch_has_atoms_and_no_dense_distribution() -> None:
+def test_a_greedy_batch_has_point_masses_and_no_dense_distribution() -> None:
     logits = torch.randn(3, 2, 50)
     found, _ = distributions(logits, pack([SamplingParams(temperature=0)] * 3, 50))
     assert found.probs is None
@@ -72,7 +72,7 @@ def test_a_greedy_batch_has_atoms_and_no_dense_distribution() -> None:
     assert (found.point_masses == logits.argmax(-1)).all()
 
 
-def test_a_greedy_row_among_sampled_ones_is_its_atom() -> None:
+def test_a_greedy_row_among_sampled_ones_is_its_point_mass() -> None:
     logits = torch.randn(2, 4, 50)
     mixed = [SamplingParams(temperature=0), SamplingParams(temperature=0.7, top_p=0.8)]
     found, _ = distributions(logits, pack(mixed, 50))
@@ -109,11 +109,11 @@ def test_tokens_tied_with_the_last_one_kept_are_kept() -> None:
     ],
     ids=["greedy", "sampled", "filtered"],
 )
-def test_a_degenerate_row_has_a_witness(bad: Any, params: SamplingParams) -> None:
+def test_a_row_that_means_nothing_fails_the_finite_check(bad: Any, params: SamplingParams) -> None:
     logits = torch.zeros(2, 3, 300)
     if bad == "all -inf":
         logits[1, 2] = -torch.inf
     else:
         logits[1, 2, 170] = bad
-    _, witness = distributions(logits, pack([params] * 2, 300))
-    assert np.argwhere(~torch.isfinite(witness).numpy()).tolist() == [[1, 2]]
+    _, finite = distributions(logits, pack([params] * 2, 300))
+    assert np.argwhere(~torch.isfinite(finite).numpy()).tolist() == [[1, 2]]

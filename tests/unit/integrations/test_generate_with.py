@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import copy
-import io
-from contextlib import redirect_stdout
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as tf
-from transformers import GenerationConfig
 
 import outrider
-from outrider import SamplingParams, SpeculativeConfig, StatefulProcessor
-from outrider.errors import InvalidConfigError
-from outrider.integrations.generation_config import REFUSED, REFUSED_IN_SAMPLING
-
-from .families import VOCAB, random_model, resembling
-from .test_greedy_parameters import toy_tokenizer
-
-PAD = VOCAB - 1
-
-
-def padded(lengths: tuple[int, ...], seed: int = 5) -> dict[str, torch.Tensor]:
-    """Prompts of these lengths, padded on the left."""
-    drawn = torch.Generator().manual_seed(seed)
-    width = max(lengths)
-    ids = torch.randint(VOCAB - 1, (len(lengths), width), generator=drawn)
-    mask = torch.tensor([[0] * (width - n) + [1] * n for n in lengths])
-    return {"input_ids": ids.where(mask == 1, PAD), "attention_mask": mask}
+from outrider import SpeculativeConfig, StatefulProcessor
+from outrider.errors import InvalidConfigError, VocabMismatchError
+from tests.support.families import PAD, VOCAB, padded, random_model, resembling
+from tests.support.tokenizers import toy_tokenizer
 
 
 class Models:
@@ -191,31 +174,36 @@ def test_weights_may_change_between_calls(first: list[int]) -> None:
     assert target.generate(prompt, max_new_tokens=8, custom_generate=inside).equal(expected)
 
 
-def test_costs_are_kept_for_the_model_that_they_are_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_learnt_is_kept_for_the_model_that_it_is_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made: list[Any] = []
 
     class Noted(outrider.SpeculativeDecoder):
-        def __init__(self, *args: Any, **more: Any) -> None:
-            super().__init__(*args, **more)
-            made.append(self.policy)
+        def __init__(self, target: Any, *args: Any, **more: Any) -> None:
+            super().__init__(target, *args, **more)
+            made.append(target)
 
     monkeypatch.setattr("outrider.integrations.transformers_generate.SpeculativeDecoder", Noted)
     inside = outrider.generate_with(outrider.NgramDrafter())
-    first, second = random_model("llama"), random_model("qwen2")
-    for model in (first, first, second, second):
-        model.generate(**padded((4,)), max_new_tokens=3, do_sample=False, custom_generate=inside)
-    assert made[0] is made[1]
-    assert made[2] is made[3]
-    assert made[0] is not made[2]
+    for model in (random_model("llama"), random_model("qwen2")):
+        for _ in range(2):
+            model.generate(
+                **padded((4,)), max_new_tokens=3, do_sample=False, custom_generate=inside
+            )
+    assert len(made) == 2
 
 
-def test_the_example_of_the_readme() -> None:
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
-    _, code, _, printed, _ = readme.split("## Inside transformers")[1].split("```", 4)
-    shown = io.StringIO()
-    with redirect_stdout(shown):
-        exec(code.removeprefix("python"), {})
-    assert shown.getvalue() == printed.removeprefix("\n")
+def test_a_draft_of_another_width_is_refused_with_its_remedy(models: Models) -> None:
+    narrow: Any = random_model("llama", vocab_size=VOCAB - 3)
+    inside = outrider.generate_with(narrow)
+    with pytest.raises(VocabMismatchError, match=r"ModelDrafter\(model, vocab_size="):
+        models.target.generate(**padded((4,)), max_new_tokens=3, custom_generate=inside)
+    aligned = outrider.ModelDrafter(outrider.TransformersModel(narrow), vocab_size=VOCAB)
+    inside = outrider.generate_with(aligned)
+    expected = models.target.generate(**padded((4,)), max_new_tokens=5)
+    found = models.target.generate(**padded((4,)), max_new_tokens=5, custom_generate=inside)
+    assert found.equal(expected)
 
 
 REFUSED_CALLS: list[tuple[dict[str, Any], str]] = [
@@ -271,109 +259,3 @@ def test_what_a_call_cannot_have_is_refused(
         models.target.generate(**inputs, custom_generate=models.inside)
     assert message in str(caught.value)
     assert forwards == []
-
-
-def test_every_setting_is_mapped() -> None:
-    config = GenerationConfig(
-        do_sample=True,
-        max_length=40,
-        min_length=13,
-        temperature=0.7,
-        top_k=9,
-        top_p=0.8,
-        min_p=0.1,
-        repetition_penalty=1.2,
-        bad_words_ids=[[1], [2, 3], [6]],
-        sequence_bias={(4,): 1.5, (5, 6): float("-inf")},
-        suppress_tokens=[8],
-        eos_token_id=[6, 7],
-        num_return_sequences=2,
-    )
-    assert outrider.from_generation_config(config, prompt_length=10, seed=3) == SamplingParams(
-        max_tokens=30,
-        min_tokens=3,
-        temperature=0.7,
-        top_k=9,
-        top_p=0.8,
-        min_p=0.1,
-        repetition_penalty=1.2,
-        bad_words=((5, 6), (1,), (2, 3), (8,)),
-        logit_bias={4: 1.5},
-        stop_token_ids=(6, 7),
-        ignore_eos=True,
-        n=2,
-        seed=3,
-    )
-
-
-def test_unset_means_transformers_defaults() -> None:
-    plain = outrider.from_generation_config(GenerationConfig())
-    assert plain == SamplingParams(max_tokens=20, temperature=0)
-    sampled = outrider.from_generation_config(GenerationConfig(do_sample=True))
-    assert sampled == SamplingParams(max_tokens=20, top_k=50)
-    defaults = GenerationConfig._get_default_generation_params()
-    assert (defaults["max_length"], defaults["top_k"], defaults["do_sample"]) == (20, 50, False)
-
-
-def test_repeated_ngrams_are_a_processor() -> None:
-    asked = outrider.from_generation_config(GenerationConfig(no_repeat_ngram_size=3))
-    (processor,) = asked.logits_processors
-    assert type(processor) is tf.NoRepeatNGramLogitsProcessor
-    assert processor.ngram_size == 3
-
-
-def test_overrides_and_lengths() -> None:
-    config = GenerationConfig(max_length=9, max_new_tokens=5, min_new_tokens=8, stop_strings="x")
-    asked = outrider.from_generation_config(config, stop=("y",))
-    assert (asked.max_tokens, asked.min_tokens, asked.stop) == (5, 5, ("y",))
-    longer = outrider.from_generation_config(GenerationConfig(max_length=9), max_tokens=7)
-    assert longer.max_tokens == 7
-
-
-REFUSED_CONFIGS: list[tuple[dict[str, Any], str]] = [
-    ({"max_length": 9}, "max_length"),
-    ({"min_length": 9, "max_new_tokens": 20}, "min_length"),
-    ({"min_new_tokens": 2, "stop_strings": ["x"]}, "min_new_tokens"),
-    ({"sequence_bias": {(1, 2): 1.0}}, "sequence_bias"),
-    ({"sequence_bias": {(1,): 101.0}}, "sequence_bias"),
-    ({"num_beams": 3}, "num_beams"),
-    ({"guidance_scale": 1.5}, "guidance_scale"),
-    ({"penalty_alpha": 0.5}, "penalty_alpha"),
-    ({"max_time": 2.0}, "max_time"),
-    ({"encoder_repetition_penalty": 1.1}, "encoder_repetition_penalty"),
-    ({"encoder_no_repeat_ngram_size": 2}, "encoder_no_repeat_ngram_size"),
-    ({"do_sample": True, "typical_p": 0.9}, "typical_p"),
-    ({"do_sample": True, "epsilon_cutoff": 0.1}, "epsilon_cutoff"),
-    ({"do_sample": True, "eta_cutoff": 0.1}, "eta_cutoff"),
-    ({"do_sample": True, "top_h": 0.5}, "top_h"),
-    ({"forced_eos_token_id": 3}, "forced_eos_token_id"),
-    ({"begin_suppress_tokens": [3]}, "begin_suppress_tokens"),
-    ({"watermarking_config": {"bias": 2.0}}, "watermarking_config"),
-    ({"do_sample": True, "temperature": 1e-9}, "temperature"),
-]
-
-
-@pytest.mark.parametrize(("asked", "field"), REFUSED_CONFIGS, ids=str)
-def test_what_cannot_be_honoured_is_named(asked: dict[str, Any], field: str) -> None:
-    with pytest.raises(InvalidConfigError) as caught:
-        outrider.from_generation_config(GenerationConfig(**asked))
-    assert caught.value.field == field
-
-
-def test_no_setting_of_transformers_is_undecided() -> None:
-    """A setting that a later transformers adds has to be mapped, refused, or named here."""
-    mapped = """max_length max_new_tokens min_length min_new_tokens stop_strings do_sample
-        temperature top_k top_p min_p repetition_penalty bad_words_ids suppress_tokens
-        no_repeat_ngram_size sequence_bias num_return_sequences eos_token_id pad_token_id
-        return_dict_in_generate"""
-    # Of caches, of compilation, of assistants, of beams, of prompts that generate makes itself,
-    # and renormalisation, which changes no distribution.
-    nothing = """use_cache cache_implementation cache_config max_cache_len compile_config
-        disable_compile prefill_chunk_size low_memory continuous_batching_config is_assistant
-        num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold
-        max_matching_ngram_size assistant_lookbehind target_lookbehind early_stopping
-        length_penalty bos_token_id decoder_start_token_id renormalize_logits
-        transformers_version"""
-    decided = {*mapped.split(), *nothing.split(), *REFUSED, *REFUSED_IN_SAMPLING}
-    fields = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
-    assert fields <= decided, fields - decided
