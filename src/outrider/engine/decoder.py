@@ -41,7 +41,7 @@ from ..types.records import (
 from ..verification import Verifier
 from .batch import Batch, StepResult
 from .commit import advance, check_finite, check_steppable, confidence_of, record_of
-from .compatibility import check_parts, check_vocabularies, common_device, own_code, parts_of
+from .compatibility import check_parts, check_vocabularies, common_device, parts_of
 from .context import RoundContext
 from .metrics import SpeculationMetrics, Tally
 from .outputs import Choice, GenerationOutput, StreamEvent
@@ -51,7 +51,7 @@ from .scheduler import Scheduler, naming_request
 from .spans import Spans
 from .stopping import final_text, reachable_nodes
 from .streaming import events
-from .validation import CheckedDrafter, CheckedRuntime, check_plan
+from .validation import check_plan, checked_parts
 
 _LOG = logging.getLogger(__name__)
 
@@ -109,7 +109,9 @@ class SpeculativeDecoder:
         self._runtimes = [part for part in self._parts if isinstance(part, Runtime)]
         self._drafters = [part for part in self._parts if isinstance(part, Drafter)]
         self._device = common_device(self._runtimes)
-        self._target, self._drafter = self._checked(target, self.drafter)
+        self._target, self._drafter = checked_parts(
+            target, self.drafter, self._drafters, self.config
+        )
         self._own_policy = policy is not None
         lossy = self.verifier.lossy and self.drafter is not None
         drafts, mixes = self.drafter is not None, self.config.verification == "mixture"
@@ -413,17 +415,6 @@ class SpeculativeDecoder:
             state.prefix.sequence_id: index for index, group in enumerate(groups) for state in group
         }
         return naming_request(scheduler, owner)
-
-    def _checked(self, target: Runtime, drafter: Drafter | None) -> tuple[Runtime, Drafter | None]:
-        """Wrap parts in contract checks, as `config.validate` says."""
-        validate = self.config.validate
-        if validate == "always" or (validate == "auto" and not own_code(target)):
-            target = CheckedRuntime(target)
-        if drafter is not None and validate != "never":
-            unproven = not all(own_code(part) for part in self._drafters)
-            if validate == "always" or unproven:
-                drafter = CheckedDrafter(drafter, target.vocab_size)
-        return target, drafter
 
     def _parse(self, prompt: Any, params: Any) -> Request:
         given = SamplingParams() if params is None else params
