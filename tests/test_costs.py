@@ -19,7 +19,6 @@ from outrider.policies.lines import Curve, Line
 from outrider.policies.looking import Looking
 from outrider.policies.purse import ONE_FIRST, SHARE, Purse
 from outrider.policies.round import Round
-from outrider.runtimes.transformers.model import _cheapest
 from outrider.types.acceptance import NOTHING_KNOWN, Acceptance
 from outrider.types.records import DraftPlan, Prefix, SequenceState
 
@@ -463,22 +462,6 @@ def planned_round(depths, world, states, rng):
     after, record = played(Plan(), world, states, rng)
     more = 0.05 if not max(depths) else 0.0
     return after, replace(record, draft_s=record.draft_s + more, total_s=record.total_s + more)
-
-
-@pytest.mark.parametrize(
-    ("behind", "together"),
-    [
-        ([1, 1, 1, 1], 1),
-        ([2, 1, 2, 1], 2),
-        ([6, 6, 6, 6], 6),
-        ([1] * 15 + [10], 1),
-        ([1] * 3 + [5], 1),
-        ([1, 1, 3], 3),
-        ([9], 9),
-    ],
-)
-def test_rows_read_on_together_where_that_is_less(behind: list[int], together: int) -> None:
-    assert _cheapest(behind) == together
 
 
 def test_times_that_vary_do_not_make_wrong_drafts_look_good() -> None:

@@ -32,6 +32,7 @@ def test_slots_reuse_the_longest_prefix_and_the_oldest_room() -> None:
         hold(table, name, tokens)
     with pytest.raises(ModelError, match="all 3 slots are live"):
         table.place(Prefix(4, [1]))
+    assert hold(table, 2, [1, 2, 9, 9, 4]).shared == 4
     table.release([3, 2, 99])
     assert hold(table, 5, [1, 2, 3, 4, 5]) == Placement(2, 4, donor=0)
     assert hold(table, 6, [1, 2, 9, 9, 1]) == Placement(1, 4, donor=1)
