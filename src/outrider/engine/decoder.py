@@ -419,8 +419,11 @@ class SpeculativeDecoder:
         if not discard:
             for drafter in self._drafters:
                 drafter.observe_output(prefixes)
-        for part in (*self._runtimes, *self._drafters):
-            part.release([prefix.sequence_id for prefix in prefixes], discard=discard)
+        sequence_ids = [prefix.sequence_id for prefix in prefixes]
+        for runtime in self._runtimes:
+            runtime.release(sequence_ids, discard=discard)
+        for drafter in self._drafters:
+            drafter.release(sequence_ids, discard=discard)
 
     def claim(self, count: int) -> int:
         """Return the first of `count` fresh sequence ids, consecutive."""

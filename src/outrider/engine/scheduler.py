@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ..errors import DegenerateDistributionError, ModelError
@@ -83,7 +83,7 @@ class Scheduler:
         self._waiting.clear()
         self._retire(self._batch.states)
 
-    def __iter__(self) -> Iterator[StepResult]:
+    def __iter__(self) -> Generator[StepResult]:
         """Step until nothing is left; closing the iterator cancels the rest."""
         try:
             while not self.idle:
