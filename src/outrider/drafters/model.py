@@ -54,11 +54,11 @@ class ModelDrafter(Drafter):
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
     ) -> DraftProposal:
         """Propose chains, or trees, of the plan's depth for a model; chains end by `ctx.depths`."""
-        depth = self.possible(prefixes, plan)
+        depth = self._possible(prefixes, plan)
         if not depth.any():
             return nothing(len(prefixes), ctx.device)
         ctx.limit_depths(depth)
-        cursor = self.open(prefixes, depth)
+        cursor = self._open(prefixes, depth)
         if plan.tree is not None:
             return draft_tree(cursor, plan.tree, depth, ctx, self._aligned)
         return self._chain(cursor, depth, ctx)
@@ -85,11 +85,11 @@ class ModelDrafter(Drafter):
         )
         return DraftProposal(drafted, depth, joint)
 
-    def open(self, prefixes: Sequence[Prefix], depth: NDArray[np.int64]) -> Cursor:
+    def _open(self, prefixes: Sequence[Prefix], depth: NDArray[np.int64]) -> Cursor:
         """Open the model at the end of the prefixes, for rows of some depth, int64 [B]."""
         return opened(self.model, [self._readable(prefix) for prefix in prefixes], depth)
 
-    def possible(self, prefixes: Sequence[Prefix], plan: DraftPlan) -> NDArray[np.int64]:
+    def _possible(self, prefixes: Sequence[Prefix], plan: DraftPlan) -> NDArray[np.int64]:
         """Return how deep each row is drafted, int64 [B]: as planned and as the model has room."""
         depth = np.minimum(plan.depth, plan.model_depth)
         longest = self.model.max_length

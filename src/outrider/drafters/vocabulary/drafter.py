@@ -169,12 +169,12 @@ class _TokenDrafter(ModelDrafter):
         self._prefixes = prefixes
         self._common = torch.tensor(sorted(common.items()))
 
-    def possible(self, prefixes: Sequence[Prefix], plan: DraftPlan) -> NDArray[np.int64]:
+    def _possible(self, prefixes: Sequence[Prefix], plan: DraftPlan) -> NDArray[np.int64]:
         """Return the planned depths: prefixes are cut to the draft's context."""
         del prefixes
         return np.minimum(plan.depth, plan.model_depth)
 
-    def open(self, prefixes: Sequence[Prefix], depth: NDArray[np.int64]) -> Cursor:
+    def _open(self, prefixes: Sequence[Prefix], depth: NDArray[np.int64]) -> Cursor:
         """Open the draft at the end of the target's prefixes."""
         written = self._prefixes.written(prefixes, int(depth.max()))
         cursor = opened(self.model, written, depth)
