@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-SLACK_ROUNDS = 4.0
-"""So many plain rounds may be lost,"""
+SLACK_ROUNDS = 3.0
+"""So many plain rounds may be lost, one less than promised: a round may cost more than expected."""
 
 SLACK_SHARE = 0.02
-"""and this share of the time so far. What was gained before makes up for as many rounds at most."""
+"""So much of the time so far may be lost besides."""
 
 FIRST_WAIT, LAST_WAIT = 32, 512
 """Plain rounds before a probe; the wait doubles from the first to the last."""

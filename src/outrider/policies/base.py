@@ -35,9 +35,7 @@ class Policy(ABC):
             states: the sequences of the round.
         """
 
-    def observe(
-        self, knowledge: Any, states: Sequence[SequenceState], record: RoundRecord
-    ) -> Any:
+    def observe(self, knowledge: Any, states: Sequence[SequenceState], record: RoundRecord) -> Any:
         """Return the knowledge after a round.
 
         Args:
