@@ -22,16 +22,11 @@ from .report import Report, environment, log
 _PARTS = {
     "overhead": ("overhead", 150),
     "drafting": ("drafting", 150),
-    "attention": ("attention", 30),
-    "products": ("products", 30),
-    "loops": ("loops", 60),
-    "ragged": ("ragged", 30),
     "verification": ("verification", 100),
     "parameters": ("parameters", 25),
     "speedup": ("speedup", 4),
     "losing": ("losing", 4),
     "depth": ("depth", 4),
-    "modes": ("modes", 4),
     "import": ("imports", 5),
     "suffix": ("suffix", 5),
 }

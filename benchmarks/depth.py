@@ -22,7 +22,7 @@ from outrider.engine.loading import Pair
 
 from .regimes import ALL, Regimes
 from .report import Report, add_row, columns
-from .speedup import dealt, own_drafter, reserve
+from .speedup import dealt, own_drafter
 
 TOKENS = 256
 TEMPERATURES = (0.0, 0.8)
@@ -45,7 +45,6 @@ def run(rounds: int, regimes: Regimes = ALL) -> Report:
     pair = outrider.load("demo", device="cpu", dtype="float32", max_sequences=most)
     prompts = max(size * batches for size, batches in count.items())
     kinds = built_in(names, pair.tokenizer, pair.target.vocab_size, prompts)
-    room = reserve(pair, kinds)
     table = columns(
         f"tokens/s over plain decoding's, draft model, {TOKENS} tokens a prompt",
         "workload",
@@ -72,7 +71,7 @@ def run(rounds: int, regimes: Regimes = ALL) -> Report:
                     "temperature": temperature,
                     "batch": size,
                     "batches": len(batches),
-                } | _measure(pair, room, batches, DEPTHS[size], temperature)
+                } | _measure(pair, batches, DEPTHS[size], temperature)
                 rows.append(row)
                 _show(table, row)
     return Report(
@@ -92,7 +91,6 @@ def run(rounds: int, regimes: Regimes = ALL) -> Report:
 
 def _measure(
     pair: Pair,
-    room: int,
     batches: list[list[list[int]]],
     depths: Sequence[int],
     temperature: float,
@@ -110,7 +108,7 @@ def _measure(
     decoders = [
         SpeculativeDecoder(pair.target),
         *(
-            SpeculativeDecoder(pair.target, own_drafter(pair, size, room), config=config)
+            SpeculativeDecoder(pair.target, own_drafter(pair, size), config=config)
             for config in configs.values()
         ),
     ]

@@ -22,7 +22,7 @@ from outrider.types.records import Distributions, DraftPlan, DraftProposal, Pref
 
 from .regimes import ALL, Regimes
 from .report import Report, add_row, columns
-from .speedup import KINDS, MOST, reserve
+from .speedup import KINDS, MOST
 
 TOKENS = 256
 TEMPERATURES = (0.0, 0.8, 1.0)
@@ -43,7 +43,6 @@ def run(rounds: int, regimes: Regimes = ALL) -> Report:
     prompts = max(size * batches for size, batches in count.items())
     each = min(-(-prompts // len(names)), *MOST.values())
     kinds = built_in(names, pair.tokenizer, pair.target.vocab_size, each)
-    room = reserve(pair, kinds)
     mixed = zip(*(kind.prompts for kind in kinds), strict=True)
     found = [list(prompt.token_ids) for prompts in mixed for prompt in prompts]
     table = columns(
@@ -66,7 +65,7 @@ def run(rounds: int, regimes: Regimes = ALL) -> Report:
     rows = []
     for size in sizes:
         # A model each, so that none finds a prompt that another has read.
-        models = [_second(pair, size, room) for _ in range(2)]
+        models = [_second(pair, size) for _ in range(2)]
         batches = [found[first : first + size] for first in range(0, size * count[size], size)]
         batches = [batch for batch in batches if len(batch) == size]
         for temperature in temperatures:
@@ -134,11 +133,9 @@ class Dear(ModelDrafter):
         return super().propose(prefixes, plan, ctx)
 
 
-def _second(pair: Pair, size: int, room: int) -> TransformersModel:
-    """The target once more, in so many slots of its own, with room for so many tokens."""
-    model = TransformersModel(pair.target.hf_model, max_sequences=size)
-    model.reserve(room)
-    return model
+def _second(pair: Pair, size: int) -> TransformersModel:
+    """The target once more, in so many slots of its own."""
+    return TransformersModel(pair.target.hf_model, max_sequences=size)
 
 
 def _drafters(pair: Pair, second: TransformersModel, size: int) -> dict[str, Drafter]:

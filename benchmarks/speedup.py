@@ -5,7 +5,6 @@ The two take a round each in turn, so that both meet the same noise of the machi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from rich.table import Table
@@ -13,7 +12,6 @@ from rich.table import Table
 import outrider
 from outrider import HybridDrafter, ModelDrafter, SamplingParams, SpeculativeDecoder, SuffixDrafter
 from outrider.bench.race import Timed, compared, race
-from outrider.bench.records import Workload
 from outrider.bench.workload import built_in
 from outrider.engine.loading import Pair
 from outrider.runtimes.transformers.model import TransformersModel
@@ -49,12 +47,9 @@ def run(rounds: int, regimes: Regimes = ALL) -> Report:
             (name,), pair.tokenizer, pair.target.vocab_size, min(wanted, MOST.get(name, wanted))
         )
     ]
-    room = reserve(pair, kinds)
     contenders: dict[str, Drafter] = {
-        "model": own_drafter(pair, most, room),
-        "hybrid": HybridDrafter.usual(
-            own_drafter(pair, most, room), SuffixDrafter(max_pool_tokens=0)
-        ),
+        "model": own_drafter(pair, most),
+        "hybrid": HybridDrafter.usual(own_drafter(pair, most), SuffixDrafter(max_pool_tokens=0)),
     }
     table = columns(
         f"tokens/s over plain decoding's, {TOKENS} tokens a prompt",
@@ -100,26 +95,17 @@ def run(rounds: int, regimes: Regimes = ALL) -> Report:
     )
 
 
-def reserve(pair: Pair, kinds: Sequence[Workload]) -> int:
-    """Make room for whole texts, which else whoever is ahead would wait for: so many tokens."""
-    longest = max(len(prompt.token_ids) for kind in kinds for prompt in kind.prompts)
-    pair.target.reserve(longest + TOKENS)
-    return longest + TOKENS
-
-
-def own_drafter(pair: Pair, max_sequences: int, room: int) -> ModelDrafter:
+def own_drafter(pair: Pair, max_sequences: int) -> ModelDrafter:
     """The draft model in slots of its own: it finds no prompt that another contender has read.
 
     Args:
         pair: of the model.
         max_sequences: how many slots.
-        room: for how many tokens in each.
     """
     assert isinstance(pair.model_drafter, ModelDrafter)
     model = pair.model_drafter.model
     assert isinstance(model, TransformersModel)
     alone = TransformersModel(model.hf_model, max_sequences=max_sequences)
-    alone.reserve(room)
     return ModelDrafter(alone, pair.model_drafter.vocab_size)
 
 

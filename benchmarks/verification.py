@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.generation.utils import _speculative_sampling
 
 from outrider import SamplingParams
-from outrider.random.chance import Philox4x32, RoundDraws
+from outrider.random import Philox4x32, RoundDraws
 from outrider.sampling import distributions as sampling
 from outrider.types.records import Distributions, DraftProposal
 from outrider.verification import METHODS, verify

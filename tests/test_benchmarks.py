@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from benchmarks import depth, losing, modes, parameters
+from benchmarks import depth, losing, parameters
 from benchmarks.__main__ import main
 
 from outrider.bench.race import Timed
@@ -18,10 +18,6 @@ from outrider.types.records import RoundRecord
     [
         ("overhead", 3, {"k", "rows"}),
         ("drafting", 1, {"k", "rows"}),
-        ("attention", 1, set()),
-        ("products", 1, {"rows"}),
-        ("loops", 1, {"rows", "packed"}),
-        ("ragged", 1, {"rows", "ragged"}),
         ("import", 1, set()),
         ("verification", 1, {"k", "rows"}),
         ("parameters", 1, {"k", "rows"}),
@@ -145,36 +141,6 @@ def test_a_depth_that_other_prompts_choose_is_not_the_luckiest() -> None:
     row = depth._row(timed(4.0, 4.0), found)
     assert row["over_best"] == pytest.approx((5 + 3) / 4)
     assert row["held_out"][0] == pytest.approx((5 + 9) / 4)
-
-
-def test_the_faster_mode_of_each_side_is_compared() -> None:
-    """Of made-up times: plain decoding is faster eagerly, speculation compiled."""
-    nothing = Tally().metrics()
-    seconds = {"plain eager": 8.0, "default eager": 6.0, "plain compiled": 9.0}
-    found = {
-        name: Timed((took, took), (((0,) * 10,),) * 2, nothing)
-        for name, took in (seconds | {"default compiled": 4.0}).items()
-    }
-    row = modes._row(found)
-    assert (row["plain"], row["default"]) == ("plain eager", "default compiled")
-    assert row["best_over_best"] == pytest.approx(2.0)
-
-
-def test_the_benchmark_of_modes(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Few tokens at one temperature; the graphs are stood in for by the eager forwards."""
-    for name, value in {
-        "TOKENS": 6,
-        "TEMPERATURES": (0.8,),
-        "KINDS": ("json",),
-        "WARM_UP": 2,
-    }.items():
-        monkeypatch.setattr(f"benchmarks.modes.{name}", value)
-    monkeypatch.setattr(
-        "outrider.runtimes.transformers.compiled.torch.compile", lambda step, **_: step
-    )
-    test_a_benchmark_ends_in_one_line_of_json("modes", 1, {"rows", "tokens"}, capsys, monkeypatch)
 
 
 def test_some_regimes_alone(

@@ -31,7 +31,7 @@ from outrider.certify.statistics import Cell, fitted_positions, judged, sample
 from outrider.cli import main
 from outrider.engine import stopping
 from outrider.errors import InvalidConfigError
-from outrider.random.chance import inverse_cdf, philox4x32
+from outrider.random import inverse_cdf, philox4x32
 from outrider.runtimes.tabular import mock_pair
 from outrider.sampling.shaping import Shaper
 from outrider.verification import TokenVerification, Verifier
@@ -106,7 +106,7 @@ class TestExactTier:
 
     def test_a_biased_method_fails_the_tier_and_a_sound_one_does_not(self) -> None:
         for method, passes in ((TokenVerification(), True), (LenientVerification(0.8), False)):
-            tier = exact_tier(quiet, cases.Part("own", verifier=Verifier(method, None)))
+            tier = exact_tier(quiet, cases.Part("own", verifier=Verifier(method)))
             assert tier.passed is passes
 
     def test_the_checks_beside_the_distributions_pass(self) -> None:
@@ -464,7 +464,7 @@ class Own(TokenVerification):
     pass
 
 Biased = LenientVerification(0.8)
-BiasedOnTrees = Verifier(BlockVerification(), faults.PlainTraversal())
+BiasedOnTrees = faults.PlainResidual()
 Drafts = ModelDrafter
 FalseDrafts = faults.ArgmaxSaidToBeSampled
 nothing = 3
@@ -544,11 +544,11 @@ class Needs(TokenVerification):
     def __init__(self, needed):
         self.needed = needed
 
-class FalseTrees(faults.PlainTraversal):
+class FalseTrees(faults.PlainResidual):
     def residual(self, tree, claims, node):
         return super().residual(tree, claims, node).numpy()
 
-BrokenOnTrees = Verifier(BlockVerification(), FalseTrees())
+BrokenOnTrees = Verifier(FalseTrees())
 """
 
 
@@ -744,7 +744,7 @@ class TestCommand:
         path = tmp_path / "own.py"
         path.write_text(code)
         assert run("--module", f"{path}:Own") == 0
-        path.write_text(code.replace("chain.residual_distribution(node, weights[:, 0])", wrong))
+        path.write_text(code.replace("tree.remaining_distribution(node, claims[:, 0])", wrong))
         assert run("--module", f"{path}:Own") == 1
         assert "FAIL  error " in capsys.readouterr().out
 
@@ -782,7 +782,10 @@ class TestCommand:
             (("--module", "no_such_module:Name"), "a path that ends in .py"),
             (("--module", f"{Path(__file__).parent.parent}/README.md:X"), "that ends in .py, or"),
             (("--module", "outrider.certify.faults:Nothing"), "has no Nothing"),
-            (("--module", "outrider.certify.faults:DraftsTooDeep"), "stop_distribution, residual"),
+            (
+                ("--module", "outrider.certify.faults:DraftsTooDeep"),
+                "subclass of outrider.verification.Method",
+            ),
             (("--module", "a.py:B", "--tier", "controls"), "drop one of the two flags"),
         ],
     )
@@ -800,8 +803,8 @@ class TestCommand:
 def test_an_object_is_taken_as_it_is(module: Path) -> None:
     part = load_part(f"{module}:Biased")
     assert part.verifier is not None
-    assert isinstance(part.verifier.chain, LenientVerification)
-    assert part.verifier.tree is None
+    assert isinstance(part.verifier.method, LenientVerification)
+    assert not part.verifier.method.trees
     assert load_part(f"{module}:BiasedOnTrees").verifier is not None
     with pytest.raises(InvalidConfigError, match="neither"):
         load_part(f"{module}:nothing")
@@ -819,7 +822,7 @@ def test_known_answers_need_the_published_constant() -> None:
 def test_help_says_how_a_module_is_made(capsys: Any) -> None:
     assert run("--help") == 0
     shown = capsys.readouterr().out
-    assert "stop_distribution and residual" in " ".join(shown.split())
-    assert "method.stop_distribution(chain) -> (distribution, weights)\n" in shown
+    assert "a subclass of outrider.verification.Method" in " ".join(shown.split())
+    assert "method.stop_distribution(tree) -> (distribution, claims)\n" in shown
     assert "drafter.propose(prefixes, plan, ctx) -> outrider.types.records.DraftProposal\n" in shown
     assert outrider.cli.certify.TIERS == ("exact", "statistical", "controls")

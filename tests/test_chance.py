@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.random.chance import Philox4x32, inverse_cdf, philox4x32, stream_key
+from outrider.random import Philox4x32, inverse_cdf, philox4x32, stream_key
 
 KNOWN_ANSWERS = [
     ("00000000 " * 4, "00000000 " * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),

@@ -16,7 +16,7 @@ from outrider.certify.reference import distance, target_distribution
 from outrider.engine.text import StreamDecoder
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types.records import Distributions, DraftProposal, Prefix
-from outrider.verification import METHODS, Chain
+from outrider.verification import METHODS, Tree
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
@@ -125,7 +125,7 @@ def test_numpy_and_torch_verify_alike(method: object, point_mass: bool) -> None:
             if point_mass
             else Distributions(probs=array(draft))
         )
-        chain = Chain.of(DraftProposal(array(tokens), lengths, distributions), array(target))
+        chain = Tree.of(DraftProposal(array(tokens), lengths, distributions), array(target))
         stop, weights = method.stop_distribution(chain)
         residual = method.residual(chain, weights, array(node))
         found.append((np.asarray(stop), np.asarray(residual)))

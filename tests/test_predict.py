@@ -24,8 +24,8 @@ from outrider.bench.replay import Drafted, Kept, draft_ratios, replayed
 from outrider.errors import InvalidConfigError
 from outrider.runtimes.tabular import TabularModel
 from outrider.types.records import Distributions, DraftProposal
-from outrider.verification import METHODS, Chain
-from outrider.verification.ceilings import exact_block_value
+from outrider.verification import METHODS, Tree
+from outrider.verification.bounds import exact_block_value
 
 SIZE = 3
 PROMPT = (0,)
@@ -80,7 +80,7 @@ def rounds_by_enumeration(method: str, length: int, depth: int) -> float:
             targets = np.array([[target_distribution(p) for p in prefixes]])
             lengths = np.array([width])
             proposal = DraftProposal(np.array([path]), lengths, Distributions(probs=drafts))
-            chain = Chain.of(proposal, targets)
+            chain = Tree.of(proposal, targets)
             stops, weights = verification.stop_distribution(chain)
             drawn = prod(drafts[0, i, token] for i, token in enumerate(path))
             for node in range(width + 1):

@@ -24,7 +24,6 @@ from ..config.params import SamplingParams
 from ..drafters.model import ModelDrafter
 from ..engine.loading import Pair
 from ..errors import InvalidConfigError
-from ..runtimes.transformers import products
 from ..runtimes.transformers.model import TransformersModel
 from . import llama
 from .entrants import Entrant
@@ -115,7 +114,6 @@ def twin(hf_model: Any) -> Any:
     shared = [*hf_model.parameters(), *hf_model.buffers()]
     model = copy.deepcopy(hf_model, {id(tensor): tensor for tensor in shared})
     model.set_attn_implementation("sdpa")
-    products.remove(model)
     model.generation_config = GenerationConfig()
     return model
 

@@ -20,10 +20,10 @@ from ..config.params import SamplingParams, SpeculativeConfig
 from ..engine.context import RoundContext
 from ..engine.decoder import SpeculativeDecoder
 from ..engine.rounds import no_drafts
-from ..random.chance import STOP, TOKEN, RoundDraws
+from ..random import STOP, TOKEN, RoundDraws
 from ..types.protocols import Drafter, Target
 from ..types.records import SequenceState
-from ..verification import Chain, TokenVerification, Verifier
+from ..verification import TokenVerification, Tree, Verifier
 from .measure import Tokens
 from .predict import survival
 
@@ -157,21 +157,21 @@ def draft_ratios(
     recorder = _Recorder()
     drawn = replace(params, max_tokens=len(text), temperature=params.temperature or 1.0, seed=0)
     config = SpeculativeConfig(num_speculative_tokens=len(text) - 1, depth="fixed", strict=True)
-    verifier = Verifier(recorder, None)
+    verifier = Verifier(recorder)
     decoder = SpeculativeDecoder(target, drafter, config=config, verifier=verifier)
     states = decoder.start(list(prompt), drawn)
     try:
         decoder.step(decoder.pack(states), _Dictated(tuple(text)))
     finally:
         decoder.release(states, discard=True)
-    chain = recorder.chain
-    if chain.draft is None:
+    tree = recorder.tree
+    if tree.draft is None:
         return None
-    draft, tokens = chain.draft[0].double().cpu().numpy(), chain.tokens[0].cpu().numpy()
+    draft, tokens = tree.draft[0].double().cpu().numpy(), tree.tokens[0].cpu().numpy()
     if params.greedy:
         return np.asarray(draft.argmax(-1) == tokens, dtype=np.float64)
     places = np.arange(len(tokens))
-    of_target = chain.target[0].double().cpu().numpy()[places, tokens]
+    of_target = tree.target[0].double().cpu().numpy()[places, tokens]
     # A token that rounding has put just outside of a filter counts as refused.
     sound = of_target > 0
     return np.where(sound, draft[places, tokens] / np.where(sound, of_target, 1.0), 0.0)
@@ -195,11 +195,11 @@ class _Dictated:
 class _Recorder(TokenVerification):
     """Keeps every draft, and what verification was shown."""
 
-    chain: Chain
+    tree: Tree
 
-    def stop_distribution(self, chain: Chain) -> tuple[Any, Any]:
-        self.chain = chain
-        distribution, weights = super().stop_distribution(chain)
+    def stop_distribution(self, tree: Tree) -> tuple[Any, Any]:
+        self.tree = tree
+        distribution, weights = super().stop_distribution(tree)
         distribution = torch.zeros_like(distribution)
         distribution[:, -1] = 1.0
         return distribution, weights

@@ -9,7 +9,7 @@ from ..config.params import LOSSY, SamplingParams
 from ..engine.compatibility import parts_of
 from ..engine.decoder import SpeculativeDecoder
 from ..errors import InvalidConfigError
-from ..types.protocols import CachedModel, Drafter, Target, Tokenizer
+from ..types.protocols import Drafter, Target, Tokenizer, is_bounded
 from .contending import DRAFTERS, PLAIN, config_of, drafter_of
 from .records import Contender
 
@@ -52,7 +52,7 @@ class Models:
             InvalidConfigError: there is no room for two batches of this size.
         """
         parts = parts_of(self.target, self.drafter)
-        cached = [part for part in parts if isinstance(part, CachedModel)]
+        cached = [part for part in parts if is_bounded(part)]
         room = min((part.max_sequences for part in cached), default=None)
         together = max(1, len(contenders)) if room is None else room // batch - 1
         if together < 1:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..engine.compatibility import parts_of
 from ..errors import InvalidConfigError
-from ..types.protocols import CachedModel
+from ..types.protocols import is_bounded
 from .checks import Check, pooled
 from .contending import PLAIN
 from .forecast import Prediction, predict
@@ -159,7 +159,7 @@ def fitting(models: Models, workload: Workload, search: Search) -> Workload:
         InvalidConfigError: none does.
     """
     parts = parts_of(models.target, models.drafter)
-    room = min((part.max_length for part in parts if isinstance(part, CachedModel)), default=inf)
+    room = min((part.max_length for part in parts if is_bounded(part)), default=inf)
     most = room - search.params.max_tokens
     kept = tuple(prompt for prompt in workload.prompts if len(prompt.token_ids) <= most)
     skipped = tuple(

@@ -297,13 +297,6 @@ def _settings(args: Namespace) -> Namespace:
     found.dtypes = (None,) if args.dtype is None else tuple(args.dtype.split(","))
     depths = given.get("depths", usual["depths"])
     found.peer_depths = getattr(args, "peer_depths", tuple(dict.fromkeys((*depths, None))))
-    if args.compile:
-        raise InvalidConfigError(
-            "--compile",
-            True,
-            "no flag: every contender has a cache of its own to compile for; "
-            "outrider tune --compile measures compiled models",
-        )
     found.lossy = [
         name for name in found.verifications if SpeculativeConfig(verification=name).lossy
     ]

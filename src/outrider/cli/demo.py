@@ -104,7 +104,6 @@ def run(args: Namespace) -> None:
                 "config": settings,
                 "prompts": prompts,
                 "results": [comparison.document() for comparison in comparisons],
-                "timing": loaded.compiling(),
             }
             print(json.dumps(document))
             return

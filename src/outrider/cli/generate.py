@@ -88,7 +88,6 @@ def run(args: Namespace) -> None:
             with console.status("generating"):
                 output = decoder.generate(prompt, params)
             document = _document(prompt, output, decoder, settings)
-            document["timing"] |= loaded.compiling()
             print(json.dumps(document))
         else:
             _show(args, prompt, params, decoder, loaded, console)
@@ -124,8 +123,6 @@ def _show(
             lines = log_probabilities.lines(of_choice, loaded.tokenizer)
             print(*lines, sep="\n", file=sys.stderr)
     print(f"{decoder.metrics}; seed {params.seed}", file=sys.stderr)
-    for line in loaded.compiling_line():
-        print(line, file=sys.stderr)
 
 
 def _noted(

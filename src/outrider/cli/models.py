@@ -29,27 +29,12 @@ class Loaded:
         drafter: what proposes tokens, None with the method "none".
         tokenizer: of both.
         facts: what was loaded, by name, for a report.
-        compile_s: seconds that compiling "target" and "draft" took, None where one runs eagerly;
-            empty if neither was to be compiled.
     """
 
     target: TransformersModel
     drafter: Drafter | None
     tokenizer: Any
     facts: dict[str, Any]
-    compile_s: dict[str, float | None]
-
-    def compiling(self) -> dict[str, Any]:
-        """What compiling took, as a part of a report's timing."""
-        return {"compile_s": self.compile_s} if self.compile_s else {}
-
-    def compiling_line(self) -> tuple[str, ...]:
-        """What compiling took, in a line, if it was asked for."""
-        told = [
-            f"{name} {'not compiled: runs eagerly' if took is None else f'{took:.1f} s'}"
-            for name, took in self.compile_s.items()
-        ]
-        return (f"compile time, before the first token: {', '.join(told)}",) if told else ()
 
     def settings(self, params: SamplingParams, config: SpeculativeConfig) -> dict[str, Any]:
         """Every setting in effect, as JSON takes it."""
@@ -65,7 +50,6 @@ class Loaded:
             f"{facts['dtype']}",
             f"draft {self._source()}, up to {config.deepest} tokens a round, "
             f"{config.verification} verification",
-            *self.compiling_line(),
         )
 
     def _source(self) -> str:
@@ -92,8 +76,7 @@ def load(args: Namespace, console: Console, **more: Any) -> Loaded:
     `more` goes to `outrider.load`.
     """
     method = speculation_method(args)
-    doing = "loading and compiling" if args.compile else "loading"
-    with console.status(f"{doing} {args.target}"):
+    with console.status(f"loading {args.target}"):
         import torch
         import transformers
 
@@ -114,7 +97,6 @@ def load(args: Namespace, console: Console, **more: Any) -> Loaded:
             args.draft,
             device=args.device,
             dtype=args.dtype,
-            compile=args.compile,
             **more,
         )
         drafter = ngram if method == "ngram" else _drafter(method, pair, args.exit_layers)
@@ -129,21 +111,8 @@ def load(args: Namespace, console: Console, **more: Any) -> Loaded:
         "threads": torch.get_num_threads(),
         "device": str(pair.target.device),
         "dtype": str(pair.target.hf_model.dtype).removeprefix("torch."),
-        "compile": args.compile,
     }
-    seconds = {} if not args.compile else _compile_s(pair)
-    return Loaded(pair.target, drafter, pair.tokenizer, facts, seconds)
-
-
-def _compile_s(pair: Pair) -> dict[str, float | None]:
-    """Seconds that compiling each model took, None where it runs eagerly."""
-    from ..runtimes.transformers.model import TransformersModel
-
-    seconds = {"target": pair.target.compile_s}
-    drafter = pair.model_drafter
-    if drafter is not None and isinstance(drafter.model, TransformersModel):
-        seconds["draft"] = drafter.model.compile_s
-    return seconds
+    return Loaded(pair.target, drafter, pair.tokenizer, facts)
 
 
 def _drafter(method: str, pair: Pair, exit_layers: int | None) -> Drafter | None:

@@ -65,13 +65,8 @@ def add_model_flags(parser: ArgumentParser) -> None:
         help="demo, a local folder or a hub id (default: demo, a small pair that ships with it)",
     )
     group.add_argument("--draft", metavar="MODEL", help="a local folder or a hub id")
-    group.add_argument("--dtype", help="of both models (default: float32 on a CPU)")
+    group.add_argument("--dtype", help="of both models (default: auto, each checkpoint's own)")
     group.add_argument("--device", help="as torch names it (default: cuda if there is any)")
-    group.add_argument(
-        "--compile",
-        action="store_true",
-        help="compile both models by torch.compile when they are loaded; takes up to minutes",
-    )
 
 
 def add_speculation_flags(parser: ArgumentParser, methods: Sequence[str] = METHODS) -> None:

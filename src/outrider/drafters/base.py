@@ -141,9 +141,11 @@ class Drafter(ABC):
 
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
         """Forget sequences that end. With `discard`, share nothing of them. Unknown ids are fine."""
+        del sequence_ids, discard
 
     def observe_output(self, prefixes: Sequence[Prefix]) -> None:
         """Learn from whole sequences that ended; they are released next."""
+        del prefixes
 
     def read_ahead(self, prefixes: Sequence[Prefix]) -> tuple[int, ...]:
         """Have the target read new prompts, for drafters in the target's own slots.

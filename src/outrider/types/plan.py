@@ -94,7 +94,9 @@ class DraftPlan:
     @property
     def model_depth(self) -> NDArray[np.int64]:
         """The most tokens in a row that a model drafts for each row, int64 [B]."""
-        return self.depth if self.stop is None else self.stop.model_depth
+        if self.stop is None:
+            return self.depth
+        return np.minimum(self.depth, self.stop.model_depth)
 
     @property
     def deepest(self) -> int:

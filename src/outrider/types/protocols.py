@@ -6,7 +6,7 @@ Anything with these methods can be passed where the protocol is named; nothing h
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -215,16 +215,6 @@ class KnowsCost(Protocol):
 
 
 @runtime_checkable
-class VerifiesRagged(Protocol):
-    """A target that may verify rows of different lengths without padding them."""
-
-    @property
-    def ragged(self) -> bool:
-        """Whether `verify` takes what its tokens take, and not what the longest row's would."""
-        ...
-
-
-@runtime_checkable
 class LooksUp(Protocol):
     """A drafter with tokens to propose that take no step of a model, and an estimate of each."""
 
@@ -323,6 +313,11 @@ class CachedModel(Protocol):
         With `discard`, what was computed for them is not to be trusted, nor shared with others.
         """
         ...
+
+
+def is_bounded(part: object) -> TypeGuard[CachedModel]:
+    """Whether a part is a model that bounds its sequences: one with a cache."""
+    return isinstance(part, CachedModel) and part.max_sequences is not None
 
 
 @runtime_checkable

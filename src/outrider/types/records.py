@@ -63,6 +63,7 @@ class SequenceState:
             token.
         grammar: says which tokens may follow; None allows all.
         prediction: the expected output, int64 [m].
+        drafting: whether drafts are made for it; not after its drafter failed.
     """
 
     prefix: Prefix
@@ -77,6 +78,7 @@ class SequenceState:
     processors: tuple[Any, ...] = ()
     grammar: Any = field(default=None, compare=False)
     prediction: NDArray[np.int64] | None = field(default=None, compare=False)
+    drafting: bool = True
 
     @property
     def round(self) -> int:

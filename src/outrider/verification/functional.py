@@ -20,9 +20,8 @@ from ..errors import (
     InvalidConfigError,
     TargetShapeError,
 )
-from ..random.chance import STOP, TOKEN, Philox4x32, inverse_cdf, stream_key
+from ..random import STOP, TOKEN, Philox4x32, inverse_cdf, stream_key
 from ..types.records import Distributions, DraftProposal
-from . import METHODS, verify
 from .checks import (
     common_namespace,
     require_count,
@@ -33,6 +32,7 @@ from .checks import (
     require_tokens,
     require_width,
 )
+from .verifier import METHODS, verify
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from ..errors import (
     InvalidConfigError,
     TargetShapeError,
 )
-from ..random.chance import inverse_cdf
+from ..random import inverse_cdf
 from .checks import (
     common_namespace,
     require_distributions,
