@@ -133,12 +133,15 @@ def play(
     random = [
         np.random.default_rng([seed, state.prefix.sequence_id, state.prefix.length])
         for state in states
+        if plan.deepest
     ]
-    sources, depth, chances, confidence = _draft(world, plan, number, random)
-    kept = [
-        int(np.cumprod(rng.random(depth[row]) < chances[row][: depth[row]]).sum())
-        for row, rng in enumerate(random)
-    ]
+    rows = len(states)
+    sources, depth, kept = (MODEL,) * rows, [0] * rows, [0] * rows
+    confidence: list[list[float]] = [[]] * rows
+    if plan.deepest:
+        sources, depth, chances, confidence = _draft(world, plan, number, random)
+        for row, rng in enumerate(random):
+            kept[row] = int((rng.random(depth[row]) < chances[row][: depth[row]]).cumprod().sum())
     after, emitted, accepted = [], [], []
     for row, state in enumerate(states):
         outcome = RowOutcome(sources[row], depth[row], kept[row], tuple(confidence[row]))

@@ -90,7 +90,9 @@ class SomeStop(StopRule):
         """Draft on after a token of enough confidence."""
         return drafting & (confidence[:, -1] >= self._least)
 
-    def kept(self, source: str, confidence: NDArray[np.float64]) -> NDArray[np.float64]:
+    def kept(
+        self, source: str, confidence: NDArray[np.float64], row: int | None = None
+    ) -> NDArray[np.float64]:
         """Take confidences as they are."""
         del source
         return confidence

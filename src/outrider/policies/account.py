@@ -32,6 +32,8 @@ class Account:
         probed: rounds of the probe that goes on; 0 if none does.
         ahead: seconds that it has gained, bounded above.
         since_plain: rounds since the last plain one that was timed.
+        owed: draft steps taken before a plain round was timed, to be charged once their cost is
+            known.
     """
 
     loss: float = 0.0
@@ -41,6 +43,7 @@ class Account:
     probed: int = 0
     ahead: float = 0.0
     since_plain: int = 0
+    owed: float = 0.0
 
     def slack(self, plain: float) -> float:
         """Return the seconds that may still be lost, `plain` being those of a plain round."""

@@ -181,7 +181,7 @@ class AdaptiveDepth(Policy):
         batches = knowledge.of(len(states), self._cost_ratio)
         costs, account = batches.costs, batches.account
         new = any(state.round == 0 for state in states)
-        if self._plain_only(knowledge, batches, new=new):
+        if self._plain_only(batches, new=new):
             return Choice()
         seconds = times(costs, len(states), self._nodes, by_model=self._has_model)
         slack = account.slack(costs.plain)
@@ -238,12 +238,12 @@ class AdaptiveDepth(Policy):
         new = any(state.round == 1 for state in states)
         together = [not self._alone(state) and not _was_replayed(state) for state in states]
         drafted = any(record.depth)
-        plain_only = self._plain_only(knowledge, batches, new=new)
+        plain_only = self._plain_only(batches, new=new)
         looked = self._looks_up and any(together) and not plain_only
-        if not costs.plain_rounds and (new or drafted or looked):
-            return batches  # Until a plain round was timed there is nothing to compare with.
         # The widest row decides how many columns are verified for each.
         tokens, steps = float(len(states) * (1 + max(record.drafted))), float(record.steps)
+        if not costs.plain_rounds and (new or drafted or looked):
+            return Batches(costs, replace(account, owed=account.owed + steps))
         expected = costs.seconds(tokens, steps) if drafted else costs.plain
         seconds = expected if new else costs.clipped(record.total_s, tokens, steps)
         if not drafted and not looked:
@@ -255,6 +255,8 @@ class AdaptiveDepth(Policy):
             account = account.add_drafted(seconds, fair, costs.plain, model=model)
         if drafted and not new and not any(map(_behind, states, record.sources)):
             costs = costs.add_drafted(seconds, tokens, steps)
+            loss = account.loss + account.owed * costs.step_s
+            account = replace(account, loss=loss, owed=0.0)
         return Batches(costs, account)
 
     def remember(self, history: Acceptance | None, outcome: RowOutcome) -> Acceptance:
@@ -266,16 +268,13 @@ class AdaptiveDepth(Policy):
         params = state.params
         return params.seed is not None and not params.greedy and not self._coupled
 
-    def _plain_only(self, knowledge: Knowledge, batches: Batches, *, new: bool) -> bool:
+    def _plain_only(self, batches: Batches, *, new: bool) -> bool:
         """Whether nothing is drafted: to time a plain round, or because drafting has lost too much.
 
-        A round in which a sequence is new times nothing. There drafts wait only until some were
-        timed at all.
+        A round in which a sequence is new times nothing, but there a draft model reads the prompt.
         """
         costs, account = batches.costs, batches.account
-        if account.plain_due and not new:
-            return True
-        if not costs.plain_rounds and not (new and knowledge.drafts_timed):
+        if not new and (account.plain_due or not costs.plain_rounds):
             return True
         tokens = costs.rows * float(1 + self._nodes[1])
         cheapest = costs.seconds(tokens, float(not self._looks_up)) - costs.plain
