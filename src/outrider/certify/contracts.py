@@ -78,9 +78,7 @@ class CheckedMethod(Method):
         where = f"{self._name}.stop_distribution"
         with _Naming(where):
             found = self._method.stop_distribution(tree)
-        expected = (
-            "two torch tensors: the distribution [B, N + 1] and claims [B, N + 1], float64"
-        )
+        expected = "two torch tensors: the distribution [B, N + 1] and claims [B, N + 1], float64"
         if not isinstance(found, tuple | list) or len(found) != 2:
             raise BrokenPartError(f"{where} returned {kind_of(found)}; expected {expected}")
         distribution, claims = found
