@@ -40,21 +40,21 @@ CONTRACT = """\
 what --module takes; arrays are torch tensors unless they are said to be NumPy's,
 B rows, N drafted tokens in the longest, V tokens in the vocabulary:
 
-  method.stop_distribution(chain) -> (distribution, weights)
-      distribution       float64 [B, N + 1], the probability of keeping 0, 1, ... tokens;
-                0 beyond a row's length
-      weights   float64 [B, N + 1], handed on to residual
-  method.residual(chain, weights, node) -> distribution
-      node      int64 [B], how many tokens are kept
-      distribution       float64 [B, V], of the token that follows them
-  chain.tokens  int64 [B, N], drafted; chain.length int64 [B], how many in each row
-  chain.target  [B, N + 1, V], the target's distributions before and after each token
-  chain.draft   [B, N, V], the distributions the tokens were drawn from; None if each was
-                proposed outright, a point mass
-  chain.ratio   float64 [B, N], target over draft probability of each token; 0
-                where none was drafted
-  chain.residual_distribution(node, weight), weight float64 [B], is float64 [B, V]:
-                norm((weight * target - draft)+), the target's distribution at a row's end
+  method: a subclass of outrider.verification.Method; trees = False if it is for chains only
+  method.stop_distribution(tree) -> (distribution, claims)
+      distribution  float64 [B, N + 1], the probability that each node is the last one kept
+                    (on a chain: of keeping 0, 1, ... tokens); 0 beyond a row's length
+      claims        float64 [B, N + 1], handed on to residual
+  method.residual(tree, claims, node) -> distribution
+      node          int64 [B], the last node kept
+      distribution  float64 [B, V], of the token that follows it
+  tree.tokens  int64 [B, N], drafted; tree.length int64 [B], how many in each row
+  tree.target  [B, N + 1, V], the target's distributions before and after each token
+  tree.draft   [B, N, V], the distributions the tokens were drawn from; None if each was
+               proposed outright, a point mass
+  tree.ratio   float64 [B, N], target over draft probability of each token; 0 where none was drafted
+  tree.remaining_distribution(node, claim), claim float64 [B], is float64 [B, V]: on a chain
+               norm((claim * target - draft)+), the target's distribution at a row's end
 
   drafter.vocab_size    V, or None if it proposes only tokens it has seen
   drafter.propose(prefixes, plan, ctx) -> outrider.records.DraftProposal
@@ -94,9 +94,9 @@ def configure(parser: ArgumentParser) -> None:
         "--module",
         metavar="FILE.py:NAME",
         help="put a verification method or a drafter of your own through the exact tier alone: "
-        "path.py:Name or package.module:Name. An object or class with stop_distribution and residual is a "
-        "method on chains, one with propose a drafter; a Verifier brings methods on chains and on "
-        "trees. A class is made without arguments; a drafter's class whose constructor requires "
+        "path.py:Name or package.module:Name. An object or class that derives from "
+        "outrider.verification.Method is a method (a subclass of outrider.verification.Method, or "
+        "a Verifier with one), one with propose a drafter. A class is made without arguments; a drafter's class whose constructor requires "
         "one argument is given the draft model of each case",
     )
     statistical = parser.add_argument_group("statistical tier")
