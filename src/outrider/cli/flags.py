@@ -1,0 +1,136 @@
+"""Flags made of dataclasses: names, types and defaults of the fields, help of the docstring.
+
+A record such as `SamplingParams` is declared once. `flags_of` adds what only a command line needs,
+such as short names, and the record itself refuses a bad value.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, field, fields, make_dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+from cyclopts import App, ArgumentCollection, CycloptsError, Parameter, Token, convert
+from cyclopts.config import Dict, Toml, Yaml
+
+from ..errors import InvalidConfigError
+
+HIDDEN = Parameter(parse=False)
+"""A field that no flag sets."""
+
+
+def flags_of(
+    record: type, shown: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> Any:
+    """Make a record whose fields are flags, to be the default of a command's parameter.
+
+    Args:
+        record: a dataclass whose fields all have defaults.
+        shown: the fields that get a flag; to each a `Parameter`, None for the plain flag, or
+            another type.
+        defaults: values in place of the record's own.
+
+    Returns:
+        An instance of a subclass of `record`.
+    """
+    hints, defaults = get_type_hints(record), defaults or {}
+    made = []
+    for item in fields(record):
+        how = shown.get(item.name) if item.name in shown else HIDDEN
+        hint = hints[item.name]
+        if isinstance(how, Parameter):
+            hint = Annotated[hint, how]
+        elif how is not None:
+            hint = how
+        assert item.default is not MISSING
+        made.append((item.name, hint, field(default=defaults.get(item.name, item.default))))
+    of = make_dataclass(record.__name__, made, bases=(record,), kw_only=True, frozen=True)
+    of.__module__ = __name__
+    of.__doc__ = record.__doc__
+    return of()
+
+
+def plain(record: type, given: Any, **changes: Any) -> Any:
+    """The record itself, of flags that were given, with changes."""
+    values = {item.name: getattr(given, item.name) for item in fields(record)}
+    return record(**values | changes)
+
+
+def split(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Convert items with commas between them to `kind`, a tuple."""
+    items = [token.evolve(value=item) for token in tokens for item in token.value.split(",")]
+    return convert(kind, items)
+
+
+def once(name: str, values: tuple[Any, ...]) -> None:
+    """Refuse an item that comes twice.
+
+    Raises:
+        InvalidConfigError: one does.
+    """
+    if len(set(values)) < len(values):
+        raise InvalidConfigError(name, ",".join(map(str, values)), "each only once")
+
+
+COMMAS = Parameter(converter=split)
+"""A list with commas between its items."""
+
+
+def from_json(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Take the settings of `--speculative-config`, a JSON object with the names of vLLM's."""
+    text = _given(arguments, "--speculative-config")
+    if text is None:
+        return
+    expected = 'a JSON object such as {"method": "ngram", "num_speculative_tokens": 4}'
+    try:
+        settings = json.loads(text)
+    except (ValueError, RecursionError):
+        settings = None
+    if not isinstance(settings, dict):
+        raise InvalidConfigError("--speculative-config", text, expected)
+    if "model" in settings:
+        settings["draft"] = settings.pop("model")
+    _apply(Dict(settings, source="--speculative-config"), app, commands, arguments)
+
+
+def from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Take the settings of the `--config` file; those of the command line are kept."""
+    path = _given(arguments, "--config")
+    if path is None:
+        return
+    kind = Yaml if Path(path).suffix in (".yaml", ".yml") else Toml
+    try:
+        settings = kind(path, must_exist=True).config or {}
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise InvalidConfigError("--config", path, f"a readable file ({reason})") from error
+    except CycloptsError as error:
+        raise InvalidConfigError("--config", path, f"TOML, or YAML as .yaml ({error})") from error
+    if commands == ("tune",):
+        # What tune finds is not asked of the file that it wrote last time.
+        settings = {name: value for name, value in settings.items() if _dashed(name) not in TUNED}
+    _apply(Dict(settings, source=path), app, commands, arguments)
+
+
+TUNED = ("method", "depth", "verification", "num-speculative-tokens", "tree-shape")
+"""Settings that `outrider tune --save` writes and tune itself does not take."""
+
+
+def _given(arguments: ArgumentCollection, flag: str) -> str | None:
+    for argument in arguments:
+        if flag in argument.names and argument.tokens:
+            return argument.tokens[-1].value
+    return None
+
+
+def _apply(
+    source: Dict, app: App, commands: tuple[str, ...], arguments: ArgumentCollection
+) -> None:
+    data = {_dashed(name): value for name, value in source.data.items()}
+    Dict(data, source=source.source, use_commands_as_keys=False)(app, commands, arguments)
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
