@@ -103,11 +103,15 @@ class BenchOptions:
             raise InvalidConfigError("drafters", "hybrid", expected)
         if ("early_exit" in drafters) != bool(self.exit_layers):
             raise InvalidConfigError(
-                "exit_layers", self.exit_layers, "layers exactly if early_exit is among the drafters"
+                "exit_layers",
+                self.exit_layers,
+                "layers exactly if early_exit is among the drafters",
             )
         if "prediction" in drafters and self.prompts is None:
             raise InvalidConfigError(
-                "drafters", "prediction", 'a file of prompts beside it, with "prediction" in its rows'
+                "drafters",
+                "prediction",
+                'a file of prompts beside it, with "prediction" in its rows',
             )
         if "llama.cpp" in self.peers and self.gguf is None:
             raise InvalidConfigError("peers", "llama.cpp", "the target as a GGUF file in gguf")

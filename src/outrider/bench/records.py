@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ..engine.metrics import SpeculationMetrics
 from ..errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    from .. import SpeculationMetrics
 
 FORMAT = "outrider-bench/2"
 """Names the layout of `Results.document`; the number grows when a field changes its meaning."""
@@ -216,6 +218,8 @@ class Results:
 
 
 def _measurement(found: dict[str, Any]) -> Measurement:
+    from .. import SpeculationMetrics
+
     kept = _record(Measurement, found)
     for name in ("seconds", "prompt_s", "tokens"):
         sum(kept[name])

@@ -1,0 +1,247 @@
+"""Other systems on the same prompts: transformers' assisted generation, and llama.cpp.
+
+Both sides are timed from token ids to token ids, without the target's first forward pass, which
+reads the prompt. Peers decode one sequence at a time and take part in batches of one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from .. import ModelDrafter, Pair, SamplingParams
+from .options import BenchOptions
+from .race import Lane, Run, Runner, Tokens
+from .records import Candidate
+
+_CONSTANT = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
+"""Assistant settings under which every draft has the same length."""
+
+Decode = Callable[[], Run]
+
+
+def runners(options: BenchOptions, pair: Pair, batch: int) -> tuple[list[Runner], list[str]]:
+    """Make the peers ready that can take part, and say why others cannot.
+
+    Of transformers: plain decoding, assisted generation and prompt lookup at each of the depths.
+    Of llama.cpp, on the given GGUF file: plain decoding, and prompt lookup.
+    """
+    found: list[Runner] = []
+    missing: list[str] = []
+    making: dict[str, Callable[[], tuple[list[Runner], list[str]]]] = {
+        "transformers": lambda: _of_transformers(pair, options.peer_depths),
+        "llama.cpp": lambda: _of_llama_cpp(options.gguf, options.peer_depths),
+    }
+    for name in options.peers:
+        if name == "none":
+            continue
+        if batch > 1:
+            missing.append(f"{name}: not in batches of {batch}, it decodes one at a time here")
+            continue
+        others, why = making[name]()
+        found += others
+        missing += why
+    return found, missing
+
+
+class WholeRequest(Lane):
+    """A request that is decoded at once; a peer's failure is a result, not an error."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._run: Run | None = None
+
+    def advance(self) -> None:
+        """Decode all."""
+        try:
+            self._run = self._decode()
+        except Exception as error:
+            # Other systems fail as they like; the others of a race go on.
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            self._run = Run(0.0, 0.0, (), failure=reason)
+        self.running = False
+
+    def result(self) -> Run:
+        """What came of it."""
+        return self._run or Run(0.0, 0.0, (), failure="interrupted")
+
+
+class TransformersRunner(Runner):
+    """A way of calling transformers' `generate`.
+
+    Args:
+        candidate: its drafter is "none", "draft_model" (assisted generation) or "ngram" (prompt
+            lookup).
+        target: a causal language model with a generation config of its own.
+        draft: its assistant.
+    """
+
+    whole = True
+
+    def __init__(self, candidate: Candidate, target: Any, draft: Any = None) -> None:
+        self.candidate = candidate
+        self._target = target
+        self._draft = draft
+        depth = candidate.depth
+        fixed = {} if depth is None else {"num_assistant_tokens": depth, **_CONSTANT}
+        self._config = GenerationConfig(**fixed)
+
+    def lane(self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int) -> Lane:
+        """At the start of a stretch of one prompt."""
+        (prompt,), (asked,) = prompts, params
+        return WholeRequest(lambda: self._generate(prompt, asked, seed))
+
+    def _generate(self, prompt: Tokens, asked: SamplingParams, seed: int) -> Run:
+        settings: dict[str, Any] = {"max_new_tokens": asked.max_tokens, "pad_token_id": 0}
+        if asked.temperature > 0:
+            settings |= {"do_sample": True, "temperature": asked.temperature}
+            settings |= {"top_k": 0, "top_p": 1.0}
+        else:
+            settings["do_sample"] = False
+        if self._draft is not None:
+            # Of an assistant's settings only those of its own config count.
+            self._draft.generation_config = self._config
+            settings["assistant_model"] = self._draft
+        elif self.candidate.drafter == "ngram":
+            settings["prompt_lookup_num_tokens"] = self.candidate.depth
+        torch.manual_seed(seed)
+        with _first_forward(self._target) as first:
+            start = perf_counter()
+            ids = torch.tensor([list(prompt)], device=self._target.device)
+            out = self._target.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+            emitted = tuple(out[0, len(prompt) :].tolist())
+            total_s = perf_counter() - start
+        return Run(total_s - first[0], first[0], (emitted,))
+
+
+class LlamaCppRunner(Runner):
+    """llama-cpp-python on a GGUF file: another model than the target if its weights are rounded.
+
+    Args:
+        candidate: its drafter is "none" or "ngram" (prompt lookup).
+        path: of the file.
+    """
+
+    whole = True
+
+    def __init__(self, candidate: Candidate, path: Path) -> None:
+        self.candidate = candidate
+        self._path = path
+        self._llama: Any = None
+
+    def lane(self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int) -> Lane:
+        """At the start of a stretch of one prompt."""
+        (prompt,), (asked,) = prompts, params
+        return WholeRequest(lambda: self._generate(prompt, asked, seed))
+
+    def _generate(self, prompt: Tokens, asked: SamplingParams, seed: int) -> Run:
+        llama = self._loaded(len(prompt) + asked.max_tokens + (self.candidate.depth or 0))
+        llama.reset()
+        llama.set_seed(seed)
+        start = perf_counter()
+        tokens = llama.generate(
+            list(prompt), temp=asked.temperature, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0
+        )
+        first = next(tokens)
+        prompt_s = perf_counter() - start
+        emitted = (first, *islice(tokens, asked.max_tokens - 1))
+        return Run(perf_counter() - start - prompt_s, prompt_s, (emitted,))
+
+    def _loaded(self, tokens: int) -> Any:
+        """A `Llama` with room for so many tokens."""
+        if self._llama is not None and self._llama.n_ctx() >= tokens:
+            return self._llama
+        llama_cpp = import_module("llama_cpp")
+        depth, threads, lookup = self.candidate.depth, torch.get_num_threads(), None
+        if depth is not None:
+            speculative = import_module("llama_cpp.llama_speculative")
+            lookup = speculative.LlamaPromptLookupDecoding(num_pred_tokens=depth)
+        self._llama = llama_cpp.Llama(
+            str(self._path),
+            n_ctx=max(tokens, 512),
+            n_threads=threads,
+            n_threads_batch=threads,
+            # Its array of logits is too short for drafts otherwise.
+            logits_all=depth is not None,
+            draft_model=lookup,
+            verbose=False,
+        )
+        return self._llama
+
+
+def _of_transformers(pair: Pair, depths: Sequence[int | None]) -> tuple[list[Runner], list[str]]:
+    target, drafter = _twin(pair.target.hf_model), pair.model_drafter
+    found: list[Runner] = [TransformersRunner(Candidate("none", system="transformers"), target)]
+    missing = []
+    if isinstance(drafter, ModelDrafter):
+        model: Any = drafter.model
+        draft = _twin(model.hf_model)
+        found += [
+            TransformersRunner(
+                Candidate("draft_model", depth=depth, system="transformers"), target, draft
+            )
+            for depth in depths
+        ]
+    else:
+        why = "there is no draft" if drafter is None else "the tokenizers differ"
+        missing.append(f"transformers draft_model: {why}")
+    found += [
+        TransformersRunner(Candidate("ngram", depth=depth, system="transformers"), target)
+        for depth in depths
+        if depth is not None
+    ]
+    return found, missing
+
+
+def _of_llama_cpp(
+    path: Path | None, depths: Sequence[int | None]
+) -> tuple[list[Runner], list[str]]:
+    assert path is not None
+    try:
+        import_module("llama_cpp")
+    except ImportError as error:
+        return [], [f'llama.cpp: not installed ({error}): pip install "outrider[llama-cpp]"']
+    candidates = [Candidate("none", system="llama.cpp")]
+    candidates += [
+        Candidate("ngram", depth=depth, system="llama.cpp") for depth in depths if depth is not None
+    ]
+    return [LlamaCppRunner(candidate, path) for candidate in candidates], []
+
+
+def _twin(hf_model: Any) -> Any:
+    """A model over the same weights, with transformers' own attention and settings of its own."""
+    shared = [*hf_model.parameters(), *hf_model.buffers()]
+    model = copy.deepcopy(hf_model, {id(tensor): tensor for tensor in shared})
+    model.set_attn_implementation("sdpa")
+    model.generation_config = GenerationConfig()
+    return model
+
+
+@contextmanager
+def _first_forward(model: Any) -> Iterator[list[float]]:
+    """The seconds of a model's first forward pass meanwhile, in a list of one."""
+    marks: list[float] = []
+    seconds: list[float] = []
+
+    def mark(*_: Any) -> None:
+        if len(marks) < 2:
+            if model.device.type == "cuda":
+                torch.cuda.synchronize(model.device)
+            marks.append(perf_counter())
+            seconds[:] = [marks[-1] - marks[0]]
+
+    handles = (model.register_forward_pre_hook(mark), model.register_forward_hook(mark))
+    try:
+        yield seconds
+    finally:
+        for handle in handles:
+            handle.remove()

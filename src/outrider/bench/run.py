@@ -1,0 +1,188 @@
+"""`outrider bench`: every candidate in every trial, each beside plain decoding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from itertools import product
+from typing import Any
+
+from .. import Pair, SamplingParams, load
+from ..errors import InvalidConfigError
+from . import peers
+from .environment import environment
+from .options import BenchOptions, Progress, shape_of
+from .prompt_files import Line, lines_of, parse_lines
+from .race import OutriderRunner, Runner, config_of
+from .records import PLAIN, Candidate, Measurement, Results, Workload
+from .trial import Trial, TrialRace, fitting
+from .workloads import built_in
+
+WITHOUT_TREES = ("ngram", "prediction")
+"""What finds one continuation only."""
+
+
+def run(options: BenchOptions, report: Progress, load_pair: Callable[..., Pair] = load) -> Results:
+    """See `run_bench`; `load_pair` takes the arguments of `outrider.load`."""
+    for candidate in _candidates(options, options.drafters or ("draft_model",)):
+        config_of(candidate)
+    lines = None if options.prompts is None else lines_of(options.prompts)
+    measurements: list[Measurement] = []
+    missing: list[str] = []
+    skipped: list[str] = []
+    found: dict[str, Any] = {}
+    partial = False
+    try:
+        for place, dtype in enumerate(options.dtype or (None,)):
+            report(0, 1, f"loading {dtype or 'the models'}")
+            pair = load_pair(
+                options.target,
+                options.draft,
+                device=options.device,
+                dtype=dtype,
+                max_sequences=max(options.batches),
+            )
+            course = _Course(options, pair, lines, report)
+            if place == 0:
+                found = environment(course.models, _settings(options))
+            try:
+                for trial in course.trials():
+                    course.measure(trial)
+            finally:
+                measurements += course.measurements
+                missing += course.missing
+                skipped += course.skipped
+    except KeyboardInterrupt:
+        partial = True
+    return Results(
+        environment=found,
+        measurements=tuple(measurements),
+        missing=tuple(dict.fromkeys(missing)),
+        skipped=tuple(dict.fromkeys(skipped)),
+        partial=partial,
+    )
+
+
+class _Course:
+    """All trials over one pair of models."""
+
+    def __init__(
+        self,
+        options: BenchOptions,
+        pair: Pair,
+        lines: Sequence[Line] | None,
+        report: Progress,
+    ) -> None:
+        self._options, self._pair, self._report = options, pair, report
+        hf_model: Any = pair.target.hf_model
+        self._dtype = str(hf_model.dtype).removeprefix("torch.")
+        self.models = {
+            "target": options.target,
+            "draft": options.draft or ("demo" if pair.model_drafter else None),
+            "device": str(hf_model.device),
+            "dtype": self._dtype,
+        }
+        self.measurements: list[Measurement] = []
+        self.missing: list[str] = []
+        drafters = options.chosen_drafters(pair.model_drafter is not None)
+        self._candidates = _candidates(options, drafters)
+        room = OutriderRunner.of(PLAIN, pair, 1).decoder.max_length
+        self._workloads = [
+            fitting(workload, options.tokens, room) for workload in _workloads(options, pair, lines)
+        ]
+        self.skipped = [each for workload in self._workloads for each in workload.skipped]
+        self._failed: set[Candidate] = set()
+        self._done, self._total = 0, 1
+
+    def trials(self) -> Iterator[Trial]:
+        """All of them, in the order of the table."""
+        trials = [
+            Trial(
+                workload=workload,
+                sampling=SamplingParams(max_tokens=self._options.tokens, temperature=temperature),
+                batch=batch,
+                dtype=self._dtype,
+                repeats=self._options.repeats,
+            )
+            for workload, temperature, batch in product(
+                self._workloads, self._options.temps, self._options.batches
+            )
+        ]
+        self._total = sum(len(trial.stretches) * trial.repeats for trial in trials)
+        yield from trials
+
+    def measure(self, trial: Trial) -> None:
+        """Race all candidates; an interrupt leaves the stretches before it."""
+        self._report(self._done, self._total, trial.label)
+        race = TrialRace(trial, self._runners(trial))
+        try:
+            race.run(lambda: self._step(trial.label))
+        finally:
+            self.measurements += race.measurements()
+            for runner, reason in race.failed.items():
+                self._failed.add(runner.candidate)
+                self.missing.append(f"{runner.candidate.label}: {reason}")
+
+    def _step(self, what: str) -> None:
+        self._done += 1
+        self._report(self._done, self._total, what)
+
+    def _runners(self, trial: Trial) -> list[Runner]:
+        """Fresh ones: what was learnt and computed in another trial is forgotten."""
+        own = [
+            OutriderRunner.of(candidate, self._pair, trial.batch)
+            for candidate in (PLAIN, *self._candidates)
+        ]
+        others, why = peers.runners(self._options, self._pair, trial.batch)
+        self.missing += why
+        return [*own, *(each for each in others if each.candidate not in self._failed)]
+
+
+def _candidates(options: BenchOptions, drafters: Sequence[str]) -> list[Candidate]:
+    """Every drafter with every method, at every depth, and in every tree that it can draft."""
+    drafting = [
+        (drafter, layers)
+        for drafter in drafters
+        for layers in (options.exit_layers if drafter == "early_exit" else (None,))
+    ]
+    pairs = list(product(drafting, options.verification))
+    chains = [
+        Candidate(drafter, method, depth, exit_layers=layers)
+        for ((drafter, layers), method), depth in product(pairs, options.depths)
+    ]
+    shapes = [shape_of(tree) for tree in options.trees]
+    trees = [
+        Candidate(drafter, method, len(shape), shape, layers)
+        for ((drafter, layers), method), shape in product(pairs, shapes)
+        if drafter not in WITHOUT_TREES
+    ]
+    return [*chains, *trees]
+
+
+def _workloads(options: BenchOptions, pair: Pair, lines: Sequence[Line] | None) -> list[Workload]:
+    if options.prompts is None or lines is None:
+        count, vocab_size = options.prompts_per_workload, pair.target.vocab_size
+        return [
+            built_in(kind, pair.tokenizer, vocab_size, count) for kind in options.chosen_workloads
+        ]
+    workload = parse_lines(lines, options.prompts.stem, pair.tokenizer)
+    predicted = any(prompt.prediction is not None for prompt in workload.prompts)
+    if "prediction" in (options.drafters or ()) and not predicted:
+        given = f"{options.prompts} has no row that can be used with a prediction"
+        expected = '"prediction" in its rows'
+        raise InvalidConfigError("prompts", str(options.prompts), expected, given=given)
+    return [workload]
+
+
+def _settings(options: BenchOptions) -> dict[str, Any]:
+    """The options as JSON takes them, defaults filled in."""
+    made = {
+        **asdict(options),
+        "workloads": None if options.prompts else options.chosen_workloads,
+        "max_tokens": options.tokens,
+        "prompts": options.prompts and options.prompts.name,
+        "gguf": options.gguf and options.gguf.name,
+    }
+    given = {name: value for name, value in made.items() if value is not None}
+    return dict(json.loads(json.dumps(given)))

@@ -1,0 +1,139 @@
+"""Results for people: a table for the terminal, Markdown, and the verdict of each trial."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from .records import Measurement, Results
+
+HEADINGS = ("candidate", "tokens/s", "speedup", "95% interval", "length", "rate", "same")
+
+NOTE = (
+    "tokens/s: from the request to the last token, without the target's reading of the prompt; "
+    "speedup: over plain decoding on the same prompts; 95% interval: Student's t over prompts, of "
+    "which one in twenty misses by chance; length: tokens emitted by a round that drafts; rate: "
+    "drafted tokens that were kept; same: batches of prompts whose tokens are those of plain "
+    "decoding, where they have to be"
+)
+
+_STYLES = {"faster": "green", "slower": "red", "undecided": ""}
+_RANKS = {"faster": 2, "undecided": 1, "slower": 0}
+
+
+def rendered(results: Results) -> RenderableType:
+    """Lay results out for a terminal: a table, what it means, and what is missing from it."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    for place, heading in enumerate(HEADINGS):
+        table.add_column(heading, justify="right" if place else "left", no_wrap=place > 0)
+    for trial, members in results.trials.items():
+        table.add_row(Text(trial, style="bold"))
+        for found in members:
+            first, *others = cells(found)
+            table.add_row(f"  {first}", *others, style=_STYLES[found.outcome])
+        table.add_row()
+    parts: list[RenderableType] = [table] if results.measurements else []
+    parts += [Text(line, style="bold") for line in verdicts(results)]
+    parts += [Text(line) for line in remarks(results)]
+    return Group(*parts, Text(f"\n{NOTE}", style="dim"))
+
+
+def as_markdown(results: Results) -> str:
+    """Write results as Markdown: a table a trial, the verdicts, and where the figures come from."""
+    lines = ["# outrider bench", ""]
+    for trial, members in results.trials.items():
+        rows = [cells(found) for found in members]
+        lines += [f"## {trial}", "", markdown_table(HEADINGS, rows), ""]
+    lines += [f"- {line}" for line in (*verdicts(results), *remarks(results))]
+    lines += ["", f"{NOTE[0].upper()}{NOTE[1:]}.", "", "## Environment", ""]
+    lines += [f"- {name}: {value}" for name, value in results.environment.items()]
+    return "\n".join(lines) + "\n"
+
+
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table: a first column of words, then columns of numbers."""
+    ruler = ["---", *["---:"] * (len(headings) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, ruler, *rows))
+
+
+def cells(found: Measurement) -> list[str]:
+    """A measurement, a text for each heading."""
+    metrics = found.metrics
+    length = metrics and metrics.acceptance_length
+    rate = metrics and metrics.acceptance_rate
+    idle = "no draft" if metrics is not None and not found.candidate.plain else ""
+    return [
+        found.label,
+        f"{found.tokens_per_s:.1f}",
+        "–" if found.speedup is None else f"{found.speedup:.2f}x",
+        interval(found),
+        idle if length is None else f"{length:.2f}",
+        "" if rate is None else f"{rate:.0%}",
+        "" if found.identical is None else f"{found.identical}/{len(found.tokens)}",
+    ]
+
+
+def interval(found: Measurement) -> str:
+    """The 95% interval of a speedup; nothing where there are too few prompts for one."""
+    if found.low is None or found.high is None:
+        return ""
+    return f"{found.low:.2f}–{found.high:.2f}" if found.high < 100 * found.low else "too few"
+
+
+def best_of(members: Sequence[Measurement]) -> Measurement | None:
+    """The candidate that a trial speaks for: the fastest of the surest outcome.
+
+    Outrider's own that speculate; None where there are none with a speedup.
+    """
+    own = [
+        found
+        for found in members
+        if found.candidate.system == "outrider" and not found.candidate.plain and found.speedup
+    ]
+    return max(own, key=lambda found: (_RANKS[found.outcome], found.speedup), default=None)
+
+
+def verdicts(results: Results) -> Iterator[str]:
+    """For each trial, whether to speculate, and how."""
+    for trial, members in results.trials.items():
+        best = best_of(members)
+        if best is not None:
+            yield f"{trial}: {verdict(best, members)}"
+
+
+def verdict(best: Measurement, members: Sequence[Measurement]) -> str:
+    """What a trial comes to, in a clause."""
+    said = f"{best.label} is {best.speedup:.2f}x as fast as plain decoding"
+    if best.outcome == "slower":
+        said = f"turn it off: plain decoding is faster (at best {said})"
+    elif best.outcome == "undecided":
+        said = f"undecided, more prompts may tell (at best {said})"
+    peers = [found for found in members if found.candidate.system != "outrider" and found.speedup]
+    ahead = max(peers, key=lambda found: found.speedup or 0.0, default=None)
+    if ahead is not None and (ahead.speedup or 0.0) > max(best.speedup or 0.0, 1.0):
+        said += f"; {ahead.label}, at {ahead.speedup:.2f}x, is ahead of that"
+    return said
+
+
+def remarks(results: Results) -> Iterator[str]:
+    """What readers have to know beside the figures."""
+    if results.partial:
+        yield "partial: the run was interrupted, and this is what had been measured"
+    for found in results.measurements:
+        where = f"{found.label}, {found.trial}"
+        if found.speedup is None:
+            yield f"{where}: tokens that were asked for are missing, so there is no speedup"
+        differing = 0 if found.identical is None else len(found.tokens) - found.identical
+        if differing:
+            yield (
+                f"{where}: other tokens than plain decoding in {differing} of "
+                f"{len(found.tokens)}; rounding can flip a near-tie"
+            )
+        if found.metrics is not None and found.metrics.draft_failures:
+            yield f"{where}: the drafter failed in {found.metrics.draft_failures} rounds"
+    yield from (f"missing: {each}" for each in results.missing)
+    yield from (f"left out: {each}" for each in results.skipped)
