@@ -64,13 +64,18 @@ def _app() -> App:
         name="outrider",
         help="Speculative decoding whose output has exactly the target model's distribution.",
         version=f"outrider {__version__}",
-        default_parameter=Parameter(negative=(), show_env_var=False),
+        default_parameter=Parameter(negative=(), show_default=_default),
         config=(from_json, from_file),
         help_format="markdown",
     )
     for name, summary in COMMANDS.items():
         app.command(f"{__name__}.{name}:app", name=name, help=summary)
     return app
+
+
+def _default(value: object) -> object:
+    """Show a default as it is written on the command line; nothing for off and for none."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else value or None
 
 
 def _usage(error: CycloptsError | InvalidConfigError) -> str:

@@ -147,7 +147,7 @@ def certify(
         if screen is not None:
             getattr(screen, name)(tier, seconds)
             sys.stdout.flush()
-    verdicts = {name: found[name]["passed"] for name in tiers}
+    verdicts: dict[str, bool] = {name: found[name]["passed"] for name in tiers}
     passed = all(verdicts.values())
     if screen is None:
         print(json.dumps({**found, "passed": passed}))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, field, fields, make_dataclass
+from dataclasses import field, fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -22,14 +22,14 @@ HIDDEN = Parameter(parse=False)
 
 
 def flags_of(
-    record: type, shown: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+    record: type, shown: Mapping[str, Any] | None = None, defaults: Mapping[str, Any] | None = None
 ) -> Any:
     """Make a record whose fields are flags, to be the default of a command's parameter.
 
     Args:
         record: a dataclass whose fields all have defaults.
-        shown: the fields that get a flag; to each a `Parameter`, None for the plain flag, or
-            another type.
+        shown: the fields that get a flag, all if it is None; to each a `Parameter`, another type,
+            or None for the field as it is.
         defaults: values in place of the record's own.
 
     Returns:
@@ -38,18 +38,29 @@ def flags_of(
     hints, defaults = get_type_hints(record), defaults or {}
     made = []
     for item in fields(record):
-        how = shown.get(item.name) if item.name in shown else HIDDEN
-        hint = hints[item.name]
-        if isinstance(how, Parameter):
-            hint = Annotated[hint, how]
-        elif how is not None:
-            hint = how
-        assert item.default is not MISSING
-        made.append((item.name, hint, field(default=defaults.get(item.name, item.default))))
+        how = (
+            HIDDEN if shown is not None and item.name not in shown else (shown or {}).get(item.name)
+        )
+        hint = Annotated[hints[item.name], how] if isinstance(how, Parameter) else how
+        value = defaults.get(item.name, item.default)
+        made.append((item.name, hint or hints[item.name], field(default=value)))
     of = make_dataclass(record.__name__, made, bases=(record,), kw_only=True, frozen=True)
     of.__module__ = __name__
     of.__doc__ = record.__doc__
     return of()
+
+
+def listed(record: type, **aliases: str) -> dict[str, Any]:
+    """Show all fields of a record, its tuples with commas between items, under more names too."""
+    hints = get_type_hints(record)
+    found: dict[str, Any] = {}
+    for item in fields(record):
+        alias = aliases.get(item.name, ())
+        many = "tuple" in str(hints[item.name])
+        found[item.name] = (
+            Parameter(alias=alias, converter=split, n_tokens=1) if many else Parameter(alias=alias)
+        )
+    return found
 
 
 def plain(record: type, given: Any, **changes: Any) -> Any:
@@ -74,7 +85,7 @@ def once(name: str, values: tuple[Any, ...]) -> None:
         raise InvalidConfigError(name, ",".join(map(str, values)), "each only once")
 
 
-COMMAS = Parameter(converter=split)
+COMMAS = Parameter(converter=split, n_tokens=1)
 """A list with commas between its items."""
 
 

@@ -211,13 +211,9 @@ def _params(sampling: Any, form: Form) -> SamplingParams:
     for flag, texts in (("--stop", sampling.stop), ("--bad-words", form.bad_words)):
         for text in texts:
             utf8(flag, text.strip(" ") if flag == "--bad-words" else text)
-    return plain(
-        SamplingParams,
-        sampling,
-        seed=seed,
-        prediction=prediction,
-        structured_output=form.structure(),
-    )
+    changes = {"seed": seed, "prediction": prediction, "structured_output": form.structure()}
+    params: SamplingParams = plain(SamplingParams, sampling, **changes)
+    return params
 
 
 def _check_prediction(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -13,6 +12,7 @@ from .. import __version__
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..errors import InvalidConfigError
 from .options import Drafting, Method, Models, Tracing
+from .terminal import quiet
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -82,14 +82,11 @@ def load(
     """
     with console.status(f"loading {models.target}"):
         import torch
-        import transformers
 
         from ..drafters.ngram import NgramDrafter
         from ..engine.loading import load as load_pair
 
-        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-        transformers.utils.logging.set_verbosity_error()
-        transformers.utils.logging.disable_progress_bar()
+        quiet()
         lookup = {
             name: value
             for name in ("prompt_lookup_max", "prompt_lookup_min")

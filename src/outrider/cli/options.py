@@ -127,8 +127,6 @@ class Drafting:
         prompt_lookup_min: ngram: the shortest run of last tokens that is looked up.
         speculative_config: the settings of speculation as one JSON object, as vLLM takes them:
             {"method": ..., "model": ..., "num_speculative_tokens": ...}; flags override it.
-        config: take settings from this TOML or YAML file, such as tune --save writes; flags
-            override it.
     """
 
     method: Method | None = None
@@ -136,7 +134,6 @@ class Drafting:
     prompt_lookup_max: PositiveInt | None = None
     prompt_lookup_min: PositiveInt | None = None
     speculative_config: str | None = None
-    config: str | None = None
 
 
 SPECULATION = flags_of(
@@ -150,20 +147,32 @@ SPECULATION = flags_of(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Output:
-    """How results and errors are shown.
+class Shown:
+    """How results and errors are shown, and where settings come from.
 
     Attributes:
-        json: print one JSON object; the same as -o json.
-        output: what to print.
+        config: take settings from this TOML or YAML file, such as tune --save writes; flags
+            override it.
         color: colour on standard output; auto is on a terminal unless NO_COLOR is set.
         debug: show the traceback of an error.
     """
 
-    json: bool = False
-    output: Annotated[Literal["text", "json"], Parameter(alias="-o")] = "text"
+    config: str | None = None
     color: Literal["auto", "always", "never"] = "auto"
     debug: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output(Shown):
+    """What is printed, and how.
+
+    Attributes:
+        output: what to print.
+        json: print one JSON object; the same as -o json.
+    """
+
+    output: Annotated[Literal["text", "json"], Parameter(alias="-o")] = "text"
+    json: bool = False
 
     @property
     def as_json(self) -> bool:

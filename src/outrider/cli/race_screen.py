@@ -17,6 +17,7 @@ from .. import __version__
 from .terminal import MARKS, STYLES, colored, output, table
 
 if TYPE_CHECKING:
+    from ..engine.outputs import Origin
     from .race import Comparison, Lane, Side
 
 HEIGHT = 12
@@ -25,7 +26,11 @@ HEIGHT = 12
 FRAME_S = 0.1
 """Seconds between two pictures of the race."""
 
-ORIGINS = {"draft": "accepted draft", "correction": "correction", "bonus": "bonus"}
+ORIGINS: dict[Origin, str] = {
+    "draft": "accepted draft",
+    "correction": "correction",
+    "bonus": "bonus",
+}
 
 
 class Screen:
@@ -99,7 +104,7 @@ class Screen:
             height=HEIGHT + 2,
         )
 
-    def _piece(self, text: str, origin: str) -> Text:
+    def _piece(self, text: str, origin: Origin) -> Text:
         """A token's text, styled by its origin, or marked where there is no colour."""
         core = text.strip()
         if not core:

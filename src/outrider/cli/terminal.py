@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -97,3 +98,12 @@ def marked(text: str, origin: Origin) -> str:
     before, after = MARKS.get(origin, ("", ""))
     core = text.strip()
     return text.replace(core, f"{before}{core}{after}") if core else text
+
+
+def quiet() -> None:
+    """Keep the progress bars and hints of the libraries that load models off the terminal."""
+    import transformers
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()

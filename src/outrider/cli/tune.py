@@ -1,0 +1,125 @@
+"""`outrider tune`: the fastest settings for a pair of models and its prompts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App
+
+from ..bench import TuneOptions, run_tune
+from .files import check_file, make_folder, write
+from .flags import flags_of, listed, plain
+from .options import Output, titled
+from .signals import terminable
+
+if TYPE_CHECKING:
+    from ..bench.tune import Recommendation
+
+EXAMPLES = """Examples:
+
+    outrider tune
+    outrider tune --target MODEL --draft MODEL --prompts prompts.jsonl --temp 0.7 --save tuned.toml
+    outrider generate --config tuned.toml -p "def fib(n):"
+"""
+
+app = App(name="tune", help_epilogue=EXAMPLES, help_format="plaintext")
+
+OPTIONS = flags_of(
+    TuneOptions, listed(TuneOptions, max_tokens="-m", temp="--temperature", draft="--draft-model")
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """What is written.
+
+    Attributes:
+        save: write what is recommended to this TOML file, for --config.
+        out: write tune.json into this folder.
+    """
+
+    save: str | None = None
+    out: str | None = None
+
+
+@app.default
+def tune(
+    *,
+    options: Annotated[Any, titled("What is tried")] = OPTIONS,
+    files: Annotated[Files, titled("Files")] = Files(),
+    output: Annotated[Output, titled("Output")] = Output(),
+) -> int:
+    """Find the fastest settings for a pair of models and its prompts, or that plain decoding is.
+
+    Short races halve the field; the last runs the best beside plain decoding and the default.
+    """
+    asked: TuneOptions = plain(TuneOptions, options)
+    if files.save is not None:
+        check_file("--save", files.save)
+    folder = None if files.out is None else make_folder("--out", files.out)
+    with terminable() as interruption:
+        from rich.console import Console
+
+        from .terminal import progress, quiet
+
+        quiet()
+        with progress(Console(stderr=True), "racing") as advance:
+            found = run_tune(asked, advance)
+        text = json.dumps(found.document())
+        if files.save is not None and found.best is not None:
+            comments = ("found by outrider tune", found.verdict)
+            write(files.save, toml(found.settings(), comments).encode())
+        if folder is not None:
+            write(folder / "tune.json", text.encode())
+        if output.as_json:
+            print(text)
+        else:
+            _show(found, output.color, files.save)
+        if found.partial:
+            print("outrider: interrupted; this is what had been measured", file=sys.stderr)
+            return interruption.status
+    return 0
+
+
+def toml(settings: Mapping[str, Any], comments: tuple[str, ...] = ()) -> str:
+    """Write flat settings as TOML, under lines of comment.
+
+    JSON's strings, numbers, booleans and lists are TOML's.
+    """
+    lines = [f"# {' '.join(comment.split())}" for comment in comments]
+    for name, value in settings.items():
+        if value is not None:
+            lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
+    return "\n".join(lines) + "\n"
+
+
+def _show(found: Recommendation, color: str, saved: str | None) -> None:
+    """Print the last race, the verdict, and the recommendation in other engines' words."""
+    from rich.text import Text
+
+    from ..bench.tables import HEADINGS, cells
+    from .terminal import output, table
+
+    console = output(color)
+    facts = found.environment
+    console.print(Text("outrider tune: the last race, beside plain decoding", "bold"))
+    known = [str(facts[name]) for name in ("target", "draft", "device", "dtype") if facts.get(name)]
+    console.print(Text(", ".join(known), "dim"))
+    shown = table("trial", HEADINGS[0], right=HEADINGS[1:])
+    for measurement in found.measurements:
+        shown.add_row(measurement.trial, *cells(measurement))
+    console.print(shown)
+    for line in found.skipped:
+        console.print(Text(f"left out: {line}", "dim"))
+    console.print(Text(f"\n{found.verdict}", "bold"))
+    if saved is not None and found.best is not None:
+        console.print(Text(f"saved: outrider generate --config {saved}"))
+    for export in found.exports:
+        console.print(Text(f"\n{export.system}", "bold"))
+        console.print(Text(export.text), soft_wrap=True)
+        for note in export.notes:
+            console.print(Text(f"- {note}", "dim"))
