@@ -14,7 +14,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from .. import __version__
 from ..errors import InvalidConfigError, OutriderError
-from .flags import from_file, from_json
+from .flags import from_file, from_json, whole_numbers
 from .signals import Terminated
 
 COMMANDS = {
@@ -65,7 +65,7 @@ def _app() -> App:
         help="Speculative decoding whose output has exactly the target model's distribution.",
         version=f"outrider {__version__}",
         default_parameter=Parameter(negative=(), show_default=_default),
-        config=(from_json, from_file),
+        config=(from_json, from_file, whole_numbers),
         help_format="markdown",
     )
     for name, summary in COMMANDS.items():
@@ -75,7 +75,9 @@ def _app() -> App:
 
 def _default(value: object) -> object:
     """Show a default as it is written on the command line; nothing for off and for none."""
-    return ",".join(map(str, value)) if isinstance(value, tuple) else value or None
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or None
+    return None if value is False else value
 
 
 def _usage(error: CycloptsError | InvalidConfigError) -> str:

@@ -10,9 +10,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
-from cyclopts import App, ArgumentCollection, CycloptsError, Parameter, Token, convert
+from cyclopts import (
+    App,
+    ArgumentCollection,
+    CoercionError,
+    CycloptsError,
+    Parameter,
+    Token,
+    convert,
+)
 from cyclopts.config import Dict, Toml, Yaml
 
 from ..errors import InvalidConfigError
@@ -127,6 +135,16 @@ def from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection
 
 TUNED = ("method", "depth", "verification", "num-speculative-tokens", "tree-shape")
 """Settings that `outrider tune --save` writes and tune itself does not take."""
+
+
+def whole_numbers(_app: App, _commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Refuse 2.5 where an integer is asked for, which cyclopts would round."""
+    for argument in arguments:
+        if int in (argument.hint, *get_args(argument.hint)):
+            for token in argument.tokens:
+                items = token.value.split(",")
+                if not all(item.strip().lstrip("+-").isdecimal() for item in items):
+                    raise CoercionError(token=token, target_type=int, argument=argument)
 
 
 def _given(arguments: ArgumentCollection, flag: str) -> str | None:
