@@ -84,7 +84,7 @@ class Comparison:
         if abs(self.speedup - 1) <= INDISTINCT:
             return f"{clause} (no difference)"
         if self.speedup < 1:
-            return f"{clause} (slower: decode with `outrider generate --method none`)"
+            return f"{clause} (slower: use --method none)"
         return clause
 
     def sameness(self) -> str:

@@ -23,6 +23,7 @@ app = App(name="report")
 @app.default
 def report(
     file: Path,
+    /,
     *,
     out: str | None = None,
     output: Annotated[Output, titled("Output")] = Output(),
