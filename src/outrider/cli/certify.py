@@ -32,38 +32,11 @@ triple of settings. Statistical: the engine under its own random numbers on real
 in float32 unless --dtype says otherwise. Controls: planted faults, each of which a named check must
 reject. The exit status is 0 if all passes, 1 if anything fails, 2 after an error.
 
-What --module takes; arrays are torch tensors unless they are said to be NumPy's, B rows, N drafted
-tokens in the longest, V tokens in the vocabulary:
-
-    method.stop_distribution(chain) -> (distribution, weights)
-        distribution  float64 [B, N + 1], the probability of keeping 0, 1, ... tokens;
-                      0 beyond a row's length
-        weights       float64 [B, N + 1], handed on to residual
-    method.residual(chain, weights, node) -> distribution
-        node          int64 [B], how many tokens are kept
-        distribution  float64 [B, V], of the token that follows them
-    chain.tokens  int64 [B, N], drafted; chain.length int64 [B], how many in each row
-    chain.target  [B, N + 1, V], the target's distributions before and after each token
-    chain.draft   [B, N, V], the distributions the tokens were drawn from; None if each
-                  was proposed outright, a point mass
-    chain.ratio   float64 [B, N], target over draft probability of each token; 0 where
-                  none was drafted
-    chain.residual_distribution(node, weight), weight float64 [B], is float64 [B, V]:
-                  norm((weight * target - draft)+), the target's distribution at a row's end
-
-    drafter.vocab_size    V, or None if it proposes only tokens it has seen
-    drafter.propose(prefixes, plan, ctx) -> DraftProposal
-        prefixes  B of them; prefix.tokens is NumPy int64, the tokens so far
-        plan      plan.depth, NumPy int64 [B], the most tokens for each row
-        ctx       ctx.distribution(logits [B, V]) gives a position's Distributions;
-                  ctx.pick(distributions, position) int64 [B], tokens drawn from them
-    DraftProposal(tokens, lengths, Distributions(probs=probs))
-        tokens    int64 [B, N]; lengths NumPy int64 [B], at most plan.depth
-        probs     [B, N, V], the distributions they were drawn from;
-                  Distributions(point_masses=tokens) if they were proposed outright
+A method on chains for --module has stop_distribution(chain) and residual(chain, weights, node), a
+drafter has vocab_size and propose(prefixes, plan, ctx): see Verification and Drafter.
 """
 
-app = App(name="certify", help_epilogue=CONTRACT, help_format="plaintext")
+app = App(name="certify", help_epilogue=CONTRACT)
 
 
 @dataclass(frozen=True, kw_only=True)

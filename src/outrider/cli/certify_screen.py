@@ -42,7 +42,7 @@ class Screen:
             self._say(f"statistical tier: target {models['target']}, draft {draft}, {where}", "dim")
 
     def exact(self, tier: ExactTier, seconds: float) -> None:
-        """Print the largest error by drafter and method, failures, checks, and ceilings."""
+        """Print the largest error by drafter and method, then failures and checks."""
         from ..certify.cases import FACTORS, LEFT_OUT
         from ..certify.checks import TOLERANCE
 
@@ -73,35 +73,9 @@ class Screen:
         for finding in tier.findings:
             checks.add_row(finding.check, Text(finding.said), _verdict(finding.passed))
         self._print(checks)
-        if tier.reached:
-            self._ceilings(tier)
-
-    def _ceilings(self, tier: ExactTier) -> None:
-        """Print expected tokens beside bounds: those of the first pair, and whatever failed."""
-        self.console.print()
-        self._say(
-            "Expected tokens of a round, exactly, beside what no lossless verification can exceed, "
-            "on the first random pair. On trees token is recursive rejection and block is "
-            "traversal; the share is block's, of the least bound. A dash: the bound does not apply."
-        )
-        bounds = ("block\nvalue", "transport\noptimum", "cover\nbound", "oracle\nbound")
-        found = table("\ndrafts", right=("\ntoken", "\nblock", *bounds, "\nshare"))
-        found.add_column("\nverdict")
-        for item in tier.reached:
-            if item.pair and item.passed:
-                continue
-            pair = f", pair {item.pair + 1}" if item.pair else ""
-            figures = (item.block_value, item.transport, item.cover, item.oracle)
-            found.add_row(
-                f"{item.drafter} {'-'.join(map(str, item.shape))}{pair}",
-                *(_figure(each, ".4f") for each in (*item.tokens.values(), *figures)),
-                f"{item.shares['block']:.1%}",
-                _verdict(item.passed),
-            )
-        self._print(found)
 
     def statistical(self, tier: StatisticalTier, seconds: float) -> None:
-        """Print one line a test, and one line a way of speculating."""
+        """Print one line a test."""
         from ..certify.statistics import ALTERNATIVES, FALSE_ALARM_RATE, TOKENS
 
         self._heading("statistical tier", seconds, tier.passed)
@@ -129,21 +103,6 @@ class Screen:
                 _verdict(item.passed),
             )
         self._print(found)
-        self.console.print()
-        self._say(
-            "Of the same rounds: tokens emitted, beside the most that any lossless verification of "
-            "such drafts reaches on average, as estimated from them (± 95%)."
-        )
-        reached = table("cell", right=("rounds that drafted", "accept length", "ceiling", "of it"))
-        for name, metrics in tier.speculation.items():
-            reached.add_row(
-                name,
-                f"{metrics.draft_rounds:,}",
-                _figure(metrics.acceptance_length, ".3f"),
-                _figure(metrics.ceiling, ".3f", metrics.ceiling_error),
-                _figure(metrics.ceiling_share, ".1%", metrics.ceiling_share_error),
-            )
-        self._print(reached)
 
     def controls(self, verdicts: Sequence[Verdict], seconds: float) -> None:
         """Print one line a fault."""
@@ -208,13 +167,6 @@ def _failures(measured: Sequence[Measured]) -> list[str]:
         lines.append(f"FAIL  error {_error(item.error)}: {settings}")
     more = len(lines) - SHOWN_FAILURES
     return lines if more <= 0 else [*lines[:SHOWN_FAILURES], f"... and {more} more"]
-
-
-def _figure(value: float | None, form: str, error: float | None = None) -> str:
-    """A figure, with the half width of its 95% interval if its error is known; else a dash."""
-    if value is None:
-        return "–"
-    return f"{value:{form}}" + (f" ± {1.96 * error:{form}}" if error is not None else "")
 
 
 def _error(error: float) -> str:

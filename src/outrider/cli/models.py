@@ -58,12 +58,9 @@ class Loaded:
     def headline(self, config: SpeculativeConfig) -> tuple[str, str]:
         """What decodes, in two short lines."""
         facts = self.facts
-        threads = f" ({facts['threads']} threads)" if facts["device"] == "cpu" else ""
-        model = facts["draft"] or (
-            f"the first {facts['exit_layers']} layers" if facts["exit_layers"] else "no draft model"
-        )
+        model = facts["draft"] or "no draft model"
         return (
-            f"target {facts['target']}, {facts['device']}{threads}, {facts['dtype']}",
+            f"target {facts['target']}, {facts['device']}, {facts['dtype']}",
             f"method {facts['method']}, {model}, up to {config.deepest} tokens a round, "
             f"{config.verification} verification",
         )

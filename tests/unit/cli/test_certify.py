@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from outrider.cli import main
 from tests.support.command import Capture, error_of
 
 PART = """
-class Sound:
+class Raises:
     vocab_size = None
 
     def propose(self, prefixes, plan, ctx):
@@ -21,19 +23,26 @@ class Sound:
 """
 
 
-@pytest.fixture
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer cases and controls: what the tiers find is tested with them."""
-    design, checks = cases.design, exact._checks
+@pytest.fixture(scope="module")
+def _short() -> Iterator[None]:
+    """Fewer cases and controls, each run once: what the tiers find is tested with them."""
+    design, checks, run = cases.design, exact._checks, cache(exact.exact_tier)
 
     def shortened(part: Any = None) -> Any:
         covered, made = design(part)
         return covered, made[:3]
 
-    monkeypatch.setattr(exact, "_checks", lambda part: checks(part)[-2:])
-    monkeypatch.setattr("outrider.certify.exact.design", shortened)
-    monkeypatch.setattr(controls, "CONTROLS", controls.CONTROLS[:2])
-    monkeypatch.setattr(ceilings, "CASES", ceilings.CASES[:5])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact, "_checks", lambda part: checks(part)[-2:-1])
+        patch.setattr("outrider.certify.exact.design", shortened)
+        patch.setattr(controls, "CONTROLS", controls.CONTROLS[:2])
+        patch.setattr(ceilings, "CASES", ceilings.CASES[:2])
+        patch.setattr(exact, "exact_tier", lambda _report, part: run(_silent, part))
+        yield
+
+
+def _silent(_done: int, _total: int, _what: str) -> None:
+    pass
 
 
 @pytest.mark.usefixtures("_short")
@@ -61,10 +70,10 @@ def test_the_report_fits_100_columns_and_ends_in_a_verdict(capsys: Capture) -> N
 def test_a_part_that_fails_is_status_1_and_said_once(capsys: Capture, tmp_path: Path) -> None:
     path = tmp_path / "own.py"
     path.write_text(PART)
-    assert main(["certify", "--module", f"{path}:Sound"]) == 1
+    assert main(["certify", "--module", f"{path}:Raises"]) == 1
     report = " ".join(capsys.readouterr().out.split())
     assert report.endswith("FAIL: exact failed")
-    assert "3 cases: Sound.propose raised RuntimeError: no idea" in report
+    assert "3 cases: Raises.propose raised RuntimeError: no idea" in report
 
 
 @pytest.mark.parametrize(
