@@ -82,10 +82,13 @@ def _default(value: object) -> object:
 
 def _usage(error: CycloptsError | InvalidConfigError) -> str:
     """Say which flag is wrong: a field of a record goes by the name of its flag."""
+    if isinstance(error.__cause__, InvalidConfigError):
+        error = error.__cause__
     if isinstance(error, CycloptsError):
         return str(error).removesuffix(".")
     field = error.field
-    flag = f"--{field.replace('_', '-')}" if field.isidentifier() else field
+    name = field.removeprefix("structured_output.").replace("_", "-")
+    flag = field if field.startswith("-") else f"--{name}"
     return str(error).replace(f"{field}=", f"{flag} ", 1)
 
 

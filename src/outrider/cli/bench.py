@@ -33,7 +33,7 @@ app = App(name="bench", help_epilogue=DETAILS)
 
 OPTIONS = flags_of(
     BenchOptions, listed(BenchOptions, max_tokens="-m", k="-k", draft="--draft-model")
-)
+)()
 
 Format = Literal["table", "json", "jsonl", "md", "csv"]
 

@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..errors import InvalidConfigError
-from .flags import COMMAS, flags_of, once, plain
+from .flags import COMMAS, flags_of, plain
 from .options import (
     SPECULATION,
     Drafting,
@@ -37,7 +37,7 @@ SAMPLING = flags_of(
         "max_tokens": Parameter(alias="-m"),
     },
     {"max_tokens": 96, "seed": 0},
-)
+)()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,6 @@ class Temperatures:
     temperature: Annotated[tuple[float, ...], COMMAS, Parameter(alias="--temp")] = (0.0, 0.8)
 
     def __post_init__(self) -> None:
-        once("temperature", self.temperature)
         for each in self.temperature:
             SamplingParams(temperature=each)
 

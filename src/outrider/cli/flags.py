@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from cyclopts import (
     App,
@@ -30,32 +30,27 @@ HIDDEN = Parameter(parse=False)
 
 
 def flags_of(
-    record: type, shown: Mapping[str, Any] | None = None, defaults: Mapping[str, Any] | None = None
+    record: type, shown: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
 ) -> Any:
-    """Make a record whose fields are flags, to be the default of a command's parameter.
+    """Make a subclass of a record whose fields are flags.
 
     Args:
         record: a dataclass whose fields all have defaults.
-        shown: the fields that get a flag, all if it is None; to each a `Parameter`, another type,
-            or None for the field as it is.
+        shown: the fields that get a flag; to each a `Parameter`, another type, or None for the
+            field as it is.
         defaults: values in place of the record's own.
-
-    Returns:
-        An instance of a subclass of `record`.
     """
     hints, defaults = get_type_hints(record), defaults or {}
     made = []
     for item in fields(record):
-        how = (
-            HIDDEN if shown is not None and item.name not in shown else (shown or {}).get(item.name)
-        )
+        how = shown.get(item.name) if item.name in shown else HIDDEN
         hint = Annotated[hints[item.name], how] if isinstance(how, Parameter) else how
         value = defaults.get(item.name, item.default)
         made.append((item.name, hint or hints[item.name], field(default=value)))
     of = make_dataclass(record.__name__, made, bases=(record,), kw_only=True, frozen=True)
+    # Fields of a class of the standard library's would be no flags.
     of.__module__ = __name__
-    of.__doc__ = record.__doc__
-    return of()
+    return of
 
 
 def listed(record: type, **aliases: str) -> dict[str, Any]:
@@ -64,7 +59,8 @@ def listed(record: type, **aliases: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for item in fields(record):
         alias = aliases.get(item.name, ())
-        many = "tuple" in str(hints[item.name])
+        hint = hints[item.name]
+        many = any(get_origin(each) is tuple for each in (hint, *get_args(hint)))
         found[item.name] = (
             Parameter(alias=alias, converter=split, n_tokens=1) if many else Parameter(alias=alias)
         )
@@ -81,16 +77,6 @@ def split(kind: Any, tokens: Sequence[Token]) -> Any:
     """Convert items with commas between them to `kind`, a tuple."""
     items = [token.evolve(value=item) for token in tokens for item in token.value.split(",")]
     return convert(kind, items)
-
-
-def once(name: str, values: tuple[Any, ...]) -> None:
-    """Refuse an item that comes twice.
-
-    Raises:
-        InvalidConfigError: one does.
-    """
-    if len(set(values)) < len(values):
-        raise InvalidConfigError(name, ",".join(map(str, values)), "each only once")
 
 
 COMMAS = Parameter(converter=split, n_tokens=1)

@@ -7,7 +7,7 @@ import re
 import secrets
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter, Token
@@ -17,7 +17,7 @@ from ..config.structured import StructuredOutput
 from ..errors import InvalidConfigError
 from . import figures
 from .files import read_text
-from .flags import COMMAS, flags_of, plain
+from .flags import flags_of, plain, split
 from .options import (
     SPECULATION,
     Drafting,
@@ -58,7 +58,6 @@ _BIAS = re.compile(r"(\d+)(?:=|(?=[+-]))(.+)")
 
 def _bias(_kind: Any, tokens: Sequence[Token]) -> tuple[tuple[int, float], ...]:
     """Read ID=X, or ID+X and ID-X."""
-    expected = "a token id and a number in [-100, 100], such as 42=-1.5"
     found = []
     for token in tokens:
         parts = _BIAS.fullmatch(token.value)
@@ -67,98 +66,80 @@ def _bias(_kind: Any, tokens: Sequence[Token]) -> tuple[tuple[int, float], ...]:
                 raise ValueError
             found.append((int(parts[1]), float(parts[2])))
         except ValueError:
+            expected = "a token id and a number in [-100, 100], such as 42=-1.5"
             raise InvalidConfigError("logit_bias", token.value, expected) from None
     return tuple(found)
 
 
-_PLAIN = (
-    *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
-    *("presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "stop"),
-    *("stop_token_ids", "ignore_eos", "logprobs", "n", "seed", "prediction"),
+def _text(token: Token) -> str:
+    return utf8(token.keyword or "text", token.value)
+
+
+def _texts(_kind: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
+    return tuple(map(_text, tokens))
+
+
+def _one(_kind: Any, tokens: Sequence[Token]) -> str:
+    return _text(tokens[0])
+
+
+def _file(_kind: Any, tokens: Sequence[Token]) -> str:
+    return read_text(tokens[0].keyword or "file", tokens[0].value)
+
+
+def _schema(kind: Any, tokens: Sequence[Token]) -> str:
+    """Read JSON text, which begins with a brace, or a file of it."""
+    is_text = tokens[0].value.lstrip().startswith("{")
+    return _one(kind, tokens) if is_text else _file(kind, tokens)
+
+
+def _prediction(kind: Any, tokens: Sequence[Token]) -> str:
+    """Read a text, or @PATH."""
+    (token,) = tokens
+    if token.value.startswith("@"):
+        return _file(kind, [token.evolve(value=token.value[1:])])
+    return _one(kind, tokens)
+
+
+_TEXTS = Annotated[
+    tuple[str, ...], Parameter(converter=_texts, n_tokens=1, allow_leading_hyphen=True)
+]
+_AS_THEY_ARE = (
+    *("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("min_tokens", "ignore_eos", "logprobs", "seed"),
 )
 SAMPLING = flags_of(
     SamplingParams,
     {
-        **dict.fromkeys(_PLAIN),
+        **dict.fromkeys(_AS_THEY_ARE),
         "max_tokens": Parameter(alias="-m"),
         "temperature": Parameter(alias="--temp"),
         "logit_bias": Annotated[
             tuple[str, ...], Parameter(converter=_bias, n_tokens=1, metavar="ID=X")
         ],
-        "stop": Parameter(allow_leading_hyphen=True),
-        "stop_token_ids": Annotated[
-            tuple[int, ...],
-            Parameter(name=("--stop-token-ids", "--stop-token-id"), converter=COMMAS.converter),
-        ],
+        "stop": _TEXTS,
+        "stop_token_ids": Parameter(alias="--stop-token-id", converter=split, n_tokens=1),
         "n": Parameter(name="-n"),
-        "prediction": Annotated[str | None, Parameter()],
+        "prediction": Annotated[
+            str | None, Parameter(converter=_prediction, metavar="TEXT|@PATH", n_tokens=1)
+        ],
     },
-)
+)()
 
-
-@dataclass(frozen=True, kw_only=True)
-class Form:
-    """The form that the text is to have, and words that it must not have.
-
-    Attributes:
-        json_schema: JSON of this schema, a file or JSON text; '{}' is any JSON.
-        regex: a text that all of this regular expression matches, in the syntax of Rust's regex.
-        grammar: a text of the grammar in this file, in llguidance's dialect of Lark, with a rule
-            'start'.
-        choice: one of several texts, each with a flag of its own.
-        bad_words: never emit the tokens that the tokenizer makes of this text, or of it after a
-            space; may be repeated.
-    """
-
-    json_schema: str | None = None
-    regex: str | None = None
-    grammar: str | None = None
-    choice: tuple[str, ...] = ()
-    bad_words: tuple[str, ...] = ()
-
-    def structure(self) -> StructuredOutput | None:
-        """Make the form that was asked for.
-
-        Raises:
-            InvalidConfigError: it is not allowed, or there are several.
-        """
-        asked = [
-            name for name in ("json_schema", "regex", "grammar", "choice") if getattr(self, name)
-        ]
-        if not asked:
-            return None
-        flag = f"--{asked[0].replace('_', '-')}"
-        if len(asked) > 1:
-            raise InvalidConfigError(
-                flag, getattr(self, asked[0]), f"none beside --{asked[1].replace('_', '-')}"
-            )
-        given: Any = getattr(self, asked[0])
-        for text in (given,) if isinstance(given, str) else given:
-            utf8(flag, text)
-        form = given
-        if asked[0] == "grammar" or (
-            asked[0] == "json_schema" and not given.lstrip().startswith("{")
-        ):
-            form = read_text(flag, given)
-        try:
-            return StructuredOutput(**{asked[0]: form})
-        except InvalidConfigError as error:
-            raise InvalidConfigError(flag, given, error.expected) from None
-
-    def banned(self, tokenizer: Any) -> tuple[tuple[int, ...], ...]:
-        """Find the tokens of each bad word, as it is and after a space.
-
-        Raises:
-            InvalidConfigError: the tokenizer makes no tokens of one.
-        """
-        found: dict[tuple[int, ...], None] = {}
-        for text in self.bad_words:
-            for spelled in (text, " " + text.lstrip(" ")):
-                ids = tuple(tokenizer.encode(spelled, add_special_tokens=False))
-                if not ids:
-                    raise InvalidConfigError("--bad-words", text, "a text that has tokens")
-                found[ids] = None
-        return tuple(found)
+if TYPE_CHECKING:
+    Form = StructuredOutput
+else:
+    Form = flags_of(
+        StructuredOutput,
+        {
+            "json_schema": Annotated[
+                str | None, Parameter(converter=_schema, metavar="PATH|JSON", n_tokens=1)
+            ],
+            "regex": Parameter(converter=_one, n_tokens=1),
+            "grammar": Parameter(converter=_file, metavar="PATH", n_tokens=1),
+            "choice": _TEXTS | None,
+        },
+    )
 
 
 @app.default
@@ -167,17 +148,28 @@ def generate(
     prompt: Annotated[Prompt, titled("Prompt (standard input without one)")] = Prompt(),
     models: Annotated[Models, titled("Models")] = Models(),
     sampling: Annotated[Any, titled("Sampling and stopping")] = SAMPLING,
-    form: Annotated[Form, titled("Form of the text")] = Form(),
+    bad_words: Annotated[_TEXTS, Parameter(group=titled("Sampling and stopping").group)] = (),
+    form: Annotated[Form | None, titled("Form of the text")] = None,
     drafting: Annotated[Drafting, titled("Drafting")] = Drafting(),
     speculation: Annotated[Any, titled("Speculation")] = SPECULATION,
     tracing: Annotated[Tracing, titled("Trace")] = Tracing(),
     output: Annotated[Output, titled("Output")] = Output(),
 ) -> None:
-    """Continue a prompt, and show how many tokens came from the draft."""
+    """Continue a prompt, and show how many tokens came from the draft.
+
+    Args:
+        bad_words: never emit the tokens that the tokenizer makes of this text, or of it after a
+            space; may be repeated.
+    """
     text = prompt.read()
     text = read_stdin() if text is None else text
     config: SpeculativeConfig = plain(SpeculativeConfig, speculation)
-    params = _params(sampling, form)
+    params: SamplingParams = plain(
+        SamplingParams,
+        sampling,
+        seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
+        structured_output=None if form is None else plain(StructuredOutput, form),
+    )
     method = choose_method(models, drafting, config)
     _check_prediction(params.prediction, method, models, config)
     tracing.check()
@@ -188,7 +180,7 @@ def generate(
 
     console = Console(stderr=True)
     loaded = load(models, drafting, method, console)
-    params = replace(params, bad_words=form.banned(loaded.tokenizer))
+    params = replace(params, bad_words=_banned(bad_words, loaded.tokenizer))
     settings = loaded.settings(params, config)
     with traced(tracing, settings, config) as on_round:
         decoder = loaded.decoder(config, on_round)
@@ -200,20 +192,20 @@ def generate(
             _show(decoder, text, params, output, console)
 
 
-def _params(sampling: Any, form: Form) -> SamplingParams:
-    seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-    prediction = sampling.prediction
-    if prediction is not None:
-        at = prediction.startswith("@")
-        prediction = (
-            read_text("--prediction", prediction[1:]) if at else utf8("--prediction", prediction)
-        )
-    for flag, texts in (("--stop", sampling.stop), ("--bad-words", form.bad_words)):
-        for text in texts:
-            utf8(flag, text.strip(" ") if flag == "--bad-words" else text)
-    changes = {"seed": seed, "prediction": prediction, "structured_output": form.structure()}
-    params: SamplingParams = plain(SamplingParams, sampling, **changes)
-    return params
+def _banned(words: tuple[str, ...], tokenizer: Any) -> tuple[tuple[int, ...], ...]:
+    """Find the tokens of each word, as it is and after a space.
+
+    Raises:
+        InvalidConfigError: the tokenizer makes no tokens of one.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for text in words:
+        for spelled in (text, " " + text.lstrip(" ")):
+            ids = tuple(tokenizer.encode(spelled, add_special_tokens=False))
+            if not ids or not text.strip(" "):
+                raise InvalidConfigError("--bad-words", text, "a text that has tokens")
+            found[ids] = None
+    return tuple(found)
 
 
 def _check_prediction(

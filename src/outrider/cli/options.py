@@ -143,7 +143,7 @@ SPECULATION = flags_of(
         "num_speculative_tokens": Parameter(alias="-k"),
         "tree_shape": COMMAS,
     },
-)
+)()
 
 
 @dataclass(frozen=True, kw_only=True)

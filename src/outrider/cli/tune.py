@@ -30,7 +30,7 @@ app = App(name="tune", help_epilogue=EXAMPLES, help_format="plaintext")
 
 OPTIONS = flags_of(
     TuneOptions, listed(TuneOptions, max_tokens="-m", temp="--temperature", draft="--draft-model")
-)
+)()
 
 
 @dataclass(frozen=True, kw_only=True)
