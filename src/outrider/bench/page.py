@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from math import ceil
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from .. import SpeculationMetrics
@@ -117,19 +117,22 @@ def _bench(results: Results) -> str:
     if notes:
         parts.append(_section("Remarks", _listed(notes)))
     parts.append(_section("Environment", _pairs(_flat(results.environment))))
-    won = [found for found in best.values() if found is not None and found.outcome == "faster"]
-    headline = "Benchmark of speculative decoding"
+    return _html(_headline([found for found in best.values() if found is not None]), parts)
+
+
+def _headline(best: Sequence[Measurement]) -> str:
+    """What to do, in a line, by the best candidate of each trial."""
+    won = [found for found in best if found.outcome == "faster"]
     if won:
         top = max(won, key=lambda found: found.speedup or 0.0)
-        headline = verdict(top, [top])
-    elif any(best.values()):
-        slower = all(found is None or found.outcome == "slower" for found in best.values())
-        headline = (
-            "Turn it off: plain decoding is faster everywhere"
-            if slower
-            else "Speculation was not told apart from plain decoding, or is slower"
+        return (
+            f"Faster in {len(won)} of {len(best)} trials, most in {top.trial}: {verdict(top, [])}"
         )
-    return _html(headline, parts)
+    if not best:
+        return "Benchmark of speculative decoding"
+    if all(found.outcome == "slower" for found in best):
+        return "Turn it off: plain decoding is faster in every trial"
+    return "Undecided, or slower than plain decoding, in every trial: more prompts may tell"
 
 
 def _figures(results: Results) -> str:
@@ -177,6 +180,7 @@ def _trace(trace: Trace) -> str:
                     1e3 * one.draft_s,
                     max(0.0, 1e3 * (one.total_s - one.target_s - one.draft_s)),
                 ),
+                most=4e3 * median(one.total_s for one in trace.records),
             )
         )
     parts.append(_section("Figures", _pairs(summary(metrics))))
@@ -187,9 +191,13 @@ def _trace(trace: Trace) -> str:
 
 
 def _by_round(
-    title: str, records: Sequence[RoundRecord], kinds: Sequence[str], stack_of: Any
+    title: str,
+    records: Sequence[RoundRecord],
+    kinds: Sequence[str],
+    stack_of: Callable[[RoundRecord], Sequence[float]],
+    most: float | None = None,
 ) -> str:
-    """Columns over rounds; means over stretches of them where there are many."""
+    """Columns over rounds, cut off at `most`; means over stretches of them where there are many."""
     each = ceil(len(records) / MOST_COLUMNS)
     stacks = [stack_of(record) for record in records]
     means = [
@@ -197,7 +205,10 @@ def _by_round(
         for first in range(0, len(stacks), each)
     ]
     shown = title if each == 1 else f"{title}; a column is the mean of {each} rounds"
-    return svg.columns(shown, means, kinds=kinds)
+    longest = max(map(sum, means))
+    if most is not None and longest > most:
+        shown += f"; cut off, the longest is {longest:.0f}"
+    return svg.columns(shown, means, kinds=kinds, most=most)
 
 
 def _machine(facts: Mapping[str, Any]) -> str:

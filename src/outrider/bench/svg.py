@@ -13,6 +13,7 @@ from math import ceil, floor, log10
 
 STYLE = """
 .chart text{font:12px system-ui,sans-serif;fill:#24292f}
+.chart .value{paint-order:stroke;stroke:#fff;stroke-width:4px}
 .chart .title{font-weight:600;font-size:14px}
 .chart .quiet{fill:#57606a}
 .chart .grid{stroke:#d0d7de;stroke-width:1}
@@ -20,7 +21,7 @@ STYLE = """
 .chart .a{fill:#0969da}.chart .b{fill:#8c959f}.chart .c{fill:#bf8700}
 @media (prefers-color-scheme:dark){
 .chart text{fill:#e6edf3}.chart .quiet{fill:#9198a1}.chart .grid{stroke:#3d444d}
-.chart .mark{stroke:#e6edf3}.chart .a{fill:#4493f8}.chart .b{fill:#656c76}.chart .c{fill:#d29922}
+.chart .mark{stroke:#e6edf3}.chart .value{stroke:#0d1117}.chart .a{fill:#4493f8}.chart .b{fill:#656c76}.chart .c{fill:#d29922}
 }
 """
 
@@ -72,9 +73,11 @@ def bars(title: str, rows: Sequence[Bar], *, unit: str = "x", line: float | None
         if bar.low is not None and bar.high is not None:
             low, high = (_LEFT + min(each, ticks[-1]) * scale for each in (bar.low, bar.high))
             parts.append(_line(low, y + 10, high, y + 10, "mark"))
-            parts += [_line(x, y + 6, x, y + 14, "mark") for x in (low, high)]
+            # An end beyond the axis has no cap.
+            caps = [x for x, each in ((low, bar.low), (high, bar.high)) if each <= ticks[-1]]
+            parts += [_line(x, y + 6, x, y + 14, "mark") for x in caps]
             end = max(end, high)
-        parts.append(_text(end + 6, y + 15, shown))
+        parts.append(_text(end + 6, y + 15, shown, "value"))
     return _picture(_WIDTH, height, title, parts)
 
 
@@ -85,6 +88,7 @@ def columns(
     kinds: Sequence[str] = ("a",),
     labels: Sequence[str] = (),
     unit: str = "",
+    most: float | None = None,
 ) -> str:
     """Draw columns, each a stack of values, with a scale on the left.
 
@@ -94,8 +98,10 @@ def columns(
         kinds: classes of `STYLE`, one for each place in a stack.
         labels: below the columns; none where there are many.
         unit: behind every number of the scale.
+        most: where taller columns are cut off; None cuts none.
     """
-    ticks = _ticks(max((sum(stack) for stack in values), default=1.0))
+    tallest = max(map(sum, values), default=1.0)
+    ticks = _ticks(tallest if most is None else min(tallest, most))
     floor_y, step = _TOP + _HEIGHT, (_WIDTH - _COLUMNS_LEFT) / max(1, len(values))
     scale = _HEIGHT / ticks[-1]
     parts = [_text(0, 16, title, "title")]
@@ -107,8 +113,9 @@ def columns(
         x, y = _COLUMNS_LEFT + index * step, float(floor_y)
         hint = f"{labels[index] if labels else index + 1}: " + " + ".join(f"{v:.3g}" for v in stack)
         for value, kind in zip(stack, kinds, strict=True):
-            y -= value * scale
-            parts.append(_rectangle(x + step * 0.08, y, step * 0.84, value * scale, kind, hint))
+            height = min(value * scale, y - _TOP)
+            y -= height
+            parts.append(_rectangle(x + step * 0.08, y, step * 0.84, height, kind, hint))
         if labels:
             parts.append(_text(x + step / 2, floor_y + 16, labels[index], "quiet", "middle"))
     return _picture(_WIDTH, floor_y + 24, title, parts)
