@@ -179,9 +179,9 @@ class TuneOptions:
     """What may draft (default: all that the models allow)."""
     verifications: tuple[LosslessMethods, ...] = ("block", "token")
     """Lossless verification methods."""
-    depths: tuple[int, ...] = (1, 2, 4, 6, 8, 12)
+    depths: tuple[int, ...] = (2, 4, 8)
     """Tokens drafted in a row; the adaptive depth always takes part."""
-    shape: tuple[str, ...] = ("2x1x1", "2x2x1", "3x2x1x1")
+    shape: tuple[str, ...] = ("2x2x1",)
     """Trees, as children at each depth."""
     no_trees: bool = False
     """Try chains alone."""

@@ -40,8 +40,8 @@ def run(options: BenchOptions, report: Progress, load_pair: Callable[..., Pair] 
                 options.target,
                 options.draft,
                 device=options.device,
-                dtype=dtype,
                 max_sequences=max(options.batches),
+                **({} if dtype is None else {"dtype": dtype}),
             )
             course = _Course(options, pair, lines, report)
             if place == 0:
@@ -75,14 +75,8 @@ class _Course:
         report: Progress,
     ) -> None:
         self._options, self._pair, self._report = options, pair, report
-        hf_model: Any = pair.target.hf_model
-        self._dtype = str(hf_model.dtype).removeprefix("torch.")
-        self.models = {
-            "target": options.target,
-            "draft": options.draft or ("demo" if pair.model_drafter else None),
-            "device": str(hf_model.device),
-            "dtype": self._dtype,
-        }
+        self.models = model_facts(options.target, options.draft, pair)
+        self._dtype = str(self.models["dtype"])
         self.measurements: list[Measurement] = []
         self.missing: list[str] = []
         drafters = options.chosen_drafters(pair.model_drafter is not None)
@@ -137,6 +131,17 @@ class _Course:
         others, why = peers.runners(self._options, self._pair, trial.batch)
         self.missing += why
         return [*own, *(each for each in others if each.candidate not in self._failed)]
+
+
+def model_facts(target: str, draft: str | None, pair: Pair) -> dict[str, str | None]:
+    """Name the models of a pair, their device and their type."""
+    hf_model: Any = pair.target.hf_model
+    return {
+        "target": target,
+        "draft": draft or ("demo" if pair.model_drafter else None),
+        "device": str(hf_model.device),
+        "dtype": str(hf_model.dtype).removeprefix("torch."),
+    }
 
 
 def _candidates(options: BenchOptions, drafters: Sequence[str]) -> list[Candidate]:

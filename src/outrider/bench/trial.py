@@ -185,7 +185,7 @@ class TrialRace:
             seconds=tuple(run.seconds for run in own),
             prompt_s=tuple(run.prompt_s for run in own),
             tokens=tuple(tokens),
-            speedup=gain and gain.ratio,
+            speedup=None if gain is None else gain.ratio,
             low=None if baseline or gain is None else gain.low,
             high=None if baseline or gain is None else gain.high,
             identical=sum(score.same[:count]) if score.same else None,
