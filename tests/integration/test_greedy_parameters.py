@@ -6,38 +6,22 @@ that each of them changes it.
 
 from __future__ import annotations
 
-import string
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 import pytest
-import tokenizers
 import torch
 import transformers as tf
 
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder, TransformersModel
 from outrider.errors import TokenOutOfRangeError
-from outrider.sampling.shaping import Path
+from outrider.sampling.paths import Path
 from outrider.types.records import DraftProposal
+from tests.support.families import VOCAB, greedy_reference, random_model, resembling
+from tests.support.tokenizers import toy_tokenizer
 
-from .families import VOCAB, greedy_reference, random_model, resembling
-
-FAMILIES = ("llama", "gpt2", "gpt_neox", "qwen3", "gemma3")
+FAMILIES = ("llama", "gpt2", "gemma3")
 LENGTH = 16
-
-
-def toy_tokenizer() -> Any:
-    """A tokenizer of one, two and three letters a token, whose text is its tokens joined."""
-    letters = string.ascii_lowercase
-    pieces = [*letters, *map("".join, product("abcde", "fghij")), *map("".join, product("x", "yz"))]
-    pieces += ["cde", "hij", "ijk", "klm", "xyz", "abc", "fgh"]
-    vocab = {piece: index for index, piece in enumerate([*pieces, "#"])}
-    assert len(vocab) == VOCAB
-    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="#"))
-    model.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
-    model.decoder = tokenizers.decoders.Fuse()
-    return tf.PreTrainedTokenizerFast(tokenizer_object=model)
 
 
 @dataclass(frozen=True)
@@ -143,7 +127,7 @@ def test_every_parameter_changes_its_row(family: Family) -> None:
     assert [row.expected != row.plain for row in family.rows] == [True] * 8 + [False]
 
 
-@pytest.mark.parametrize("k", range(9))
+@pytest.mark.parametrize("k", [0, 1, 3, 8])
 def test_mixed_batches_equal_generate(family: Family, k: int) -> None:
     found = family.decode(k, [row.ours for row in family.rows])
     assert found == [row.expected for row in family.rows]
