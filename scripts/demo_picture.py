@@ -58,14 +58,10 @@ def last_screen(printed: str) -> str:
 def demo(arguments: list[str]) -> str:
     """Run the demo and return what it printed, colours included."""
     command = [sys.executable, "-m", "outrider", "demo", "--color", "always", *arguments]
-    found = subprocess.run(
-        command,
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"COLUMNS": str(COLUMNS)},
-    )
-    return found.stdout
+    width = {"COLUMNS": str(COLUMNS)}
+    return subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, env=os.environ | width
+    ).stdout.decode()
 
 
 def main() -> None:
@@ -77,7 +73,9 @@ def main() -> None:
     if given.input is None:
         text = demo(arguments)
     else:
-        text = sys.stdin.read() if str(given.input) == "-" else given.input.read_text("utf-8")
+        # As bytes: a text file would lose the carriage returns.
+        piped = str(given.input) == "-"
+        text = (sys.stdin.buffer.read() if piped else given.input.read_bytes()).decode()
     given.out.write_text(picture(Text.from_ansi(last_screen(text))), "utf-8")
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.demo_picture import last_screen, picture
+
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
@@ -48,10 +50,20 @@ def test_links_between_documents_lead_to_files(page: Path) -> None:
         assert (page.parent / link).exists(), f"{name_of(page)}: {link}"
 
 
+def test_the_picture_of_the_demo_shows_what_stays_on_the_terminal() -> None:
+    printed = (
+        "title\n\x1b[?25lframe 1\nlane\r\x1b[2K\x1b[1A\x1b[2Kframe 2\nlane 2\n\x1b[?25h\nend\n"
+    )
+    assert last_screen(printed) == "title\nframe 2\nlane 2\n\nend"
+    drawn = picture(last_screen(printed))
+    assert "lane&#160;2" in drawn
+    assert "url(http" not in drawn + (ROOT / "docs/assets/demo.svg").read_text("utf-8")
+
+
 def test_every_decision_is_linked_from_the_index() -> None:
     index = ROOT / "docs/decisions/index.md"
     linked = set(re.findall(r"\]\(([\w-]+\.md)\)", index.read_text("utf-8")))
-    assert linked == {page.name for page in index.parent.glob("*.md")} - {"index.md"}
+    assert linked == {page.name for page in index.parent.glob("*.md")} - {index.name}, index
 
 
 def test_a_block_that_fails_would_be_seen(tmp_path: Path) -> None:
