@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from outrider.random.chance import inverse_cdf, philox4x32
 
 from outrider import (
     ModelDrafter,
@@ -29,7 +30,6 @@ from outrider.certify.statistics import Cell, fitted_positions, judged, sample
 from outrider.cli import main
 from outrider.engine import stopping
 from outrider.errors import InvalidConfigError
-from outrider.random.chance import inverse_cdf, philox4x32
 from outrider.runtimes.tabular import mock_pair
 from outrider.sampling.shaping import Shaper
 from outrider.verification import TokenVerification, Verifier

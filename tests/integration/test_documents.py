@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-
 from scripts.demo_picture import last_screen, picture
 
 pytestmark = pytest.mark.integration

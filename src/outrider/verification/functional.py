@@ -23,7 +23,7 @@ from ..errors import (
     InvalidConfigError,
     TargetShapeError,
 )
-from ..random.chance import STOP, TOKEN, Philox4x32, inverse_cdf, stream_key
+from ..random import STOP, TOKEN, Philox4x32, inverse_cdf, stream_key
 from ..types.records import Distributions, DraftProposal
 from .checks import (
     common_namespace,

@@ -107,7 +107,7 @@ class TypicalVerification(LossyVerification):
         threshold = xp.clip(self.delta * xp.exp(-entropy), max=self.epsilon)
         return xp.astype(tree.ratio * tree.share > threshold, xp.float64)
 
-    def residual(self, tree: Tree, claims: Any, node: Any) -> Any:  # noqa: ARG002 - as its base's
+    def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
         """Find the target's row after `node` [B] kept tokens, float64 [B, V]."""
         xp = array_namespace(tree.target)
         rows = xp.arange(node.shape[0], device=node.device)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from outrider.runtimes.base import Capabilities, Runtime
 
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder, TransformersModel
 from outrider.drafters.ngram import NgramDrafter
@@ -25,6 +24,7 @@ from outrider.errors import (
     TokenOutOfRangeError,
     VocabMismatchError,
 )
+from outrider.runtimes.base import Capabilities, Runtime
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types.records import (
     DraftProposal,
