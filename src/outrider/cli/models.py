@@ -92,7 +92,7 @@ def load(
         # A bad look-up is refused before the models are loaded.
         ngram = NgramDrafter(**lookup)
         pair = load_pair(
-            models.target, models.draft, device=models.device, dtype=models.dtype, **more
+            models.target, models.draft, device=models.device, dtype=models.dtype or "auto", **more
         )
         drafter = _drafter(method, pair, ngram, drafting.exit_layers)
     uses_model = method in ("draft_model", "hybrid")

@@ -99,7 +99,7 @@ class Models:
     Attributes:
         target: demo (a small pair of models), a local folder or a hub id.
         draft: a local folder or a hub id.
-        dtype: of both models; without it float32 on a CPU.
+        dtype: of both models; without it each checkpoint's own.
         device: as torch names it; without it cuda if there is any.
     """
 

@@ -217,8 +217,8 @@ def require_range(name: str, value: Any, low: float, high: float, expected: str)
     if not is_array_api_obj(value):
         # Compared as it is: an integer may be beyond float64.
         number: Any = value
-        real = isinstance(value, Real) and type(value) is not bool
-        if not real or not low <= number <= high:
+        boolean = isinstance(number, bool)
+        if boolean or not isinstance(number, Real) or not low <= float(number) <= high:
             raise InvalidConfigError(name, value, expected)
         return
     xp = array_namespace(value)
