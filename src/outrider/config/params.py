@@ -83,11 +83,11 @@ class SamplingParams:
         bad_words: token id sequences that are never completed: their last token is forbidden where
             the others came just before.
         min_tokens: no stop token, and no stop string, ends the request before this many tokens.
-        logits_processors: called in turn after all of the above and before the temperature.
-            Each is called for each position of each hypothesis, and is a transformers `LogitsProcessor`, or a function of the
-            tokens so far, int64 [L], and their logits [V], that returns logits [V]. One that
-            remembers earlier calls comes in a `StatefulProcessor`, since drafts that are refused
-            are seen as well.
+        logits_processors: called in turn after all of the above and before the temperature. Each is
+            called for each position of each hypothesis, and is a transformers `LogitsProcessor`, or
+            a function of the tokens so far, int64 [L], and their logits [V], that returns logits
+            [V]. One that remembers earlier calls comes in a `StatefulProcessor`, since drafts that
+            are refused are seen as well. Behind a stop none is called.
         structured_output: the form of the text: JSON of a schema, a regex, a grammar, or a choice.
             Needs a tokenizer. Tokens that would leave the form are forbidden, after all of the
             above and before the temperature.

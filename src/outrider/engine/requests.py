@@ -301,7 +301,7 @@ def token_ids(prompt: Any, tokenizer: Tokenizer | None, name: str = "prompt") ->
 
 
 def _unpadded(name: str, encoding: Mapping[str, Any]) -> Any:
-    """Return the input_ids that a tokenizer returned, without what its attention_mask leaves out."""
+    """Return a tokenizer's input_ids, without what its attention_mask leaves out."""
     try:
         ids, mask = encoding["input_ids"], plain(encoding.get("attention_mask"))
         if mask is None:

@@ -263,7 +263,7 @@ class Shaper:
         counts = self._counts[:, None].repeat(1, logits.shape[1], 1)
         counts.scatter_add_(2, drafted.expand(real.shape), real)
         seen = self._seen[:, None] | (counts > 0)
-        repetition, presence, frequency = penalties
+        repetition, presence, frequency = penalties.unbind()
         punished = torch.where(logits > 0, logits / repetition, logits * repetition)
         repeated = torch.where(seen, punished, logits)
         penalised: Tensor = repeated - frequency * counts - presence * (counts > 0)
