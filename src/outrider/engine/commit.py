@@ -79,12 +79,11 @@ def check_finite(batch: Batch, rows: Sequence[RowVerdict]) -> None:
                 f"the draft model's logits for sequence {sequence_id} have NaN, +inf or no "
                 "finite entry; expected finite logits (try a wider dtype, check its weights)"
             )
-        if row.bad_node is not None:
+        if row.bad_node == 0:
             raise DegenerateDistributionError(
-                f"the target's logits for sequence {sequence_id} at position {row.bad_node} of "
-                "the round have NaN, +inf or no finite entry; expected finite logits (try a "
-                "wider dtype, check the model's weights, or see whether the request forbids "
-                "every token)",
+                f"the target's logits for sequence {sequence_id} have NaN, +inf or no finite entry; "
+                "expected finite logits (try a wider dtype, check the model's weights, or see "
+                "whether the request forbids every token)",
                 sequence_id=sequence_id,
             )
 

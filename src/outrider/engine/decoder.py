@@ -241,6 +241,7 @@ class SpeculativeDecoder:
         if shaped is not None:
             rows = [row.cut(shaped.usable(i, row.nodes)) for i, row in enumerate(rows)]
         check_finite(batch, rows)
+        rows = [row.cut(row.sound) for row in rows]
         confidence = confidence_of(proposal, context, rows)
         emitted, states = advance(
             batch, proposal, confidence, rows, shaper, self.policy, self.tokenizer
