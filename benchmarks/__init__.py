@@ -1,1 +1,1 @@
-"""What the library costs, measured: run `python -m benchmarks`, or name some of its parts."""
+"""What Outrider costs and brings, measured: `python -m benchmarks NAME`."""

@@ -1,102 +1,104 @@
-"""`python -m benchmarks [name ...] [flag ...]`: time what the project claims."""
+"""`python -m benchmarks [NAME ...]`: measure, print a table for each, end with one line of JSON.
+
+`tables` measures nothing: it writes docs/benchmarks and the README's table from the saved results.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-import logging
+import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from rich.console import Console
-from rich.logging import RichHandler
-from transformers.utils import logging as transformers_logging
+from rich.table import Table
 
-from outrider.errors import InvalidConfigError
+from outrider.bench.environment import environment
+from outrider.errors import OutriderError
 
-from .regimes import ALL, Regimes
-from .report import Report, environment, log
+from . import results, tables
+from .report import COLUMNS, Report, Scope
 
-_PARTS = {
-    "overhead": ("overhead", 150),
-    "drafting": ("drafting", 150),
-    "verification": ("verification", 100),
-    "parameters": ("parameters", 25),
-    "speedup": ("speedup", 4),
-    "losing": ("losing", 4),
-    "depth": ("depth", 4),
-    "import": ("imports", 5),
-    "suffix": ("suffix", 5),
-}
-"""Each benchmark's module, and how many rounds it makes unless told otherwise."""
-
-_OF_REGIMES = ("speedup", "losing", "depth")
-"""Those that measure several workloads, temperatures and sizes of batches."""
+NAMES = ("speedup", "losing", "depth", "overhead", "imports")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the benchmarks named, print a table for each, and end with one line of JSON."""
+    """Run the benchmarks named, all of them by default."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(_PARTS)}; all")
-    parser.add_argument("--rounds", type=int, help="timed repetitions, in place of each default")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures here as well")
-    regimes = parser.add_argument_group(
-        "regimes", f"Of {', '.join(_OF_REGIMES)}: those that are measured; all by default."
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; or tables"
     )
-    for name, of in (("workloads", str), ("temps", float), ("batches", int)):
-        regimes.add_argument(f"--{name}", type=_listed(of), default=(), metavar="A,B")
+    parser.add_argument(
+        "--rounds", type=int, help="prompts of each kind, or repetitions (default: each its own)"
+    )
+    parser.add_argument("--tokens", type=int, default=256, help="of each text (default: 256)")
+    for name, convert in (("workloads", str), ("temps", float), ("batches", int)):
+        parser.add_argument(
+            f"--{name}", type=_listed(convert), metavar="A,B", help="measure these alone"
+        )
+    parser.add_argument(
+        "--save",
+        action="store_true",
+        help="keep the figures in benchmarks/results/<machine>/<version>.json",
+    )
     asked = parser.parse_args(argv)
-    unknown = [name for name in asked.names if name not in _PARTS]
+    if asked.names == ["tables"]:
+        tables.write()
+        return
+    unknown = [name for name in asked.names if name not in NAMES]
     if unknown:
-        parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(_PARTS)}")
-    if asked.rounds is not None and asked.rounds < 1:
-        parser.error(f"--rounds {asked.rounds}: expected an integer >= 1")
-    chosen = Regimes(asked.workloads, asked.temps, asked.batches)
-    others = [name for name in asked.names or _PARTS if name not in _OF_REGIMES]
-    if others and chosen != ALL:
-        parser.error(f"{others[0]} has no regimes to choose from; {', '.join(_OF_REGIMES)} have")
-
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    console = Console(width=120, highlight=False)
-    progress = Console(stderr=True, highlight=False)
-    handler = RichHandler(console=progress, show_level=False, show_path=False)
-    logging.basicConfig(format="%(message)s", handlers=[handler])
-    log.setLevel(logging.INFO)
-    figures: dict[str, object] = {"environment": environment()}
-    for name in asked.names or _PARTS:
-        module, rounds = _PARTS[name]
-        more = (chosen,) if name in _OF_REGIMES else ()
-        run: Callable[..., Report] = import_module(f".{module}", __package__).run
-        with progress.status(f"timing: {name}"):
+        parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}, tables")
+    for name in ("rounds", "tokens"):
+        if getattr(asked, name) is not None and getattr(asked, name) < 2:
+            parser.error(f"--{name} {getattr(asked, name)}: expected an integer >= 2")
+    scope = Scope(asked.rounds, asked.tokens, asked.workloads, asked.temps, asked.batches)
+    progress, console = Console(stderr=True), Console(width=120, highlight=False)
+    figures: dict[str, Any] = {}
+    for name in asked.names or NAMES:
+        run: Callable[[Scope, Callable[[str], object]], Report]
+        run = import_module(f".{name}", __package__).run
+        start = perf_counter()
+        with progress.status(name) as status:
+            say = _sayer(name, status.update)
             try:
-                report = run(asked.rounds or rounds, *more)
-            except InvalidConfigError as error:
-                parser.error(str(error))
-        figures[report.name] = report.figures
-        console.print(report.table)
-        console.print(f"[dim]{report.regime}[/dim]\n", soft_wrap=True)
-    console.print(
-        ", ".join(f"{key} {value}" for key, value in environment().items()), soft_wrap=True
-    )
-    line = json.dumps(figures)
-    if asked.json is not None:
-        asked.json.write_text(line + "\n")
-    print(line)
+                report = run(scope, say)
+            except OutriderError as error:
+                sys.exit(f"{name}: {error}")
+        console.print(_table(name, report))
+        console.print(f"[dim]{report.note}[/dim]\n", soft_wrap=True)
+        made = {
+            "environment": environment({"device": "cpu"}, vars(asked) | {"names": [name]}),
+            "seconds": round(perf_counter() - start, 1),
+            "note": report.note,
+            "rows": report.rows,
+        }
+        figures[name] = made
+        if asked.save:
+            console.print(f"saved in {results.save(name, made)}")
+    print(json.dumps(figures))
 
 
-def _listed(of: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
-    def convert(text: str) -> tuple[Any, ...]:
-        try:
-            return tuple(map(of, text.split(",")))
-        except ValueError as error:
-            wanted = f"{of.__name__}s with commas between"
-            message = f"{text!r} is not allowed: expected {wanted}"
-            raise argparse.ArgumentTypeError(message) from error
+def _sayer(name: str, update: Callable[[str], object]) -> Callable[[str], object]:
+    return lambda what: update(f"{name}: {what}")
 
-    return convert
+
+def _table(name: str, report: Report) -> Table:
+    table = Table(title=name, title_justify="left", box=None, pad_edge=False)
+    for place, column in enumerate(COLUMNS[name]):
+        table.add_column(column.heading, justify="right" if place else "left")
+    for row in report.rows:
+        table.add_row(*(column.text(row) for column in COLUMNS[name]))
+    return table
+
+
+def _listed(convert: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    def listed(text: str) -> tuple[Any, ...]:
+        return tuple(map(convert, text.split(",")))
+
+    return listed
 
 
 if __name__ == "__main__":

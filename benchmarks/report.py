@@ -1,87 +1,139 @@
-"""What a benchmark hands back: its regime, a table for people, figures for machines."""
+"""What a benchmark is asked for and hands back, and how its rows are laid out as tables."""
 
 from __future__ import annotations
 
-import logging
-import os
-import platform
-from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib.metadata import version
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-from rich.table import Table
-from rich.text import Text
+from outrider import Pair, SamplingParams
+from outrider.bench.race import OutriderRunner
+from outrider.bench.records import PLAIN, Candidate, Measurement, Workload
+from outrider.bench.trial import Trial, TrialRace
+from outrider.bench.workloads import built_in
+from outrider.errors import InvalidConfigError
 
-log = logging.getLogger("benchmarks")
+Say = Callable[[str], object]
+KINDS = ("code", "editing", "json", "random")
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What to measure: None leaves it to the benchmark."""
+
+    rounds: int | None = None
+    tokens: int = 256
+    workloads: tuple[str, ...] | None = None
+    temps: tuple[float, ...] | None = None
+    batches: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One benchmark's result.
+    """What was measured, in words, and a row of figures for each thing measured."""
 
-    Attributes:
-        name: of the benchmark.
-        regime: what was measured, and how, in words.
-        table: the figures for reading.
-        figures: the same, as JSON allows them.
-    """
-
-    name: str
-    regime: str
-    table: Table
-    figures: dict[str, Any]
+    note: str
+    rows: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """The middle of many timings and the quarters around it, in milliseconds."""
+class Column:
+    """A column of a table: a heading, the field of a row, and how it is written.
 
-    median: float
-    low: float
-    high: float
+    `low` and `high` name the fields of an interval that is written behind the figure.
+    """
 
-    @staticmethod
-    def of(seconds: Sequence[float]) -> Spread:
-        """The quartiles of timings given in seconds."""
-        low, median, high = np.percentile(np.asarray(seconds) * 1e3, (25, 50, 75)).tolist()
-        return Spread(median, low, high)
+    heading: str
+    field: str
+    form: str = ""
+    interval: tuple[str, str] | None = None
 
-    def figures(self) -> dict[str, float]:
-        """As JSON."""
-        return {
-            "median_ms": round(self.median, 4),
-            "q1_ms": round(self.low, 4),
-            "q3_ms": round(self.high, 4),
-        }
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f}-{self.high:.2f})"
+    def text(self, row: dict[str, Any]) -> str:
+        """The figure of a row; "–" where there is none."""
+        value = row.get(self.field)
+        if value is None:
+            return "–"
+        shown = format(value, self.form)
+        if self.interval is not None and row.get(self.interval[0]) is not None:
+            low, high = (format(row[name], self.form) for name in self.interval)
+            shown += f" ({low}–{high})"
+        return shown
 
 
-def columns(title: str, *names: str) -> Table:
-    """An empty table: a first column of words, then columns of numbers."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for index, name in enumerate(names):
-        table.add_column(name, justify="right" if index else "left", no_wrap=True)
-    return table
+_WHERE = (
+    Column("workload", "workload"),
+    Column("temperature", "temperature", "g"),
+    Column("batch", "batch"),
+)
+_SPEEDUP = Column("speedup (95%)", "speedup", ".2f", ("low", "high"))
+
+COLUMNS: dict[str, tuple[Column, ...]] = {
+    "speedup": (
+        *_WHERE,
+        Column("batches", "stretches"),
+        _SPEEDUP,
+        Column("tokens/s", "tokens_per_s", ".1f"),
+        Column("plain", "plain_tokens_per_s", ".1f"),
+        Column("acceptance length", "acceptance_length", ".2f"),
+        Column("same text", "identical"),
+    ),
+    "losing": (
+        Column("drafter", "drafter"),
+        Column("temperature", "temperature", "g"),
+        Column("batch", "batch"),
+        _SPEEDUP,
+        Column("rounds that drafted", "drafting", ".0%"),
+    ),
+    "depth": (
+        *_WHERE,
+        *(Column(f"k={k}", f"k={k}", ".2f") for k in (1, 2, 4, 8)),
+        Column("adaptive (95%)", "speedup", ".2f", ("low", "high")),
+        Column("of the best k", "of_best", ".2f"),
+    ),
+    "overhead": (
+        Column("rounds", "rounds"),
+        Column("temperature", "temperature", "g"),
+        Column("whole ms", "total_ms", ".2f"),
+        Column("target ms", "target_ms", ".2f"),
+        Column("drafting ms", "draft_ms", ".2f"),
+        Column("the rest ms", "rest_ms", ".2f"),
+    ),
+    "imports": (
+        Column("program", "program"),
+        Column("best ms", "best_ms", ".1f"),
+        Column("median ms", "median_ms", ".1f"),
+        Column("torch loaded", "torch"),
+    ),
+}
 
 
-def add_row(table: Table, *cells: str) -> None:
-    """Add a row to a table, and log it: of a long benchmark one sees what is known so far."""
-    table.add_row(*cells)
-    log.info("%s", "  ".join(Text.from_markup(cell).plain for cell in cells))
+def workload(pair: Pair, kind: str, count: int) -> Workload:
+    """Built-in prompts of one kind."""
+    if kind not in KINDS:
+        raise InvalidConfigError("--workloads", kind, f"some of {', '.join(KINDS)}")
+    return built_in(kind, pair.tokenizer, pair.target.vocab_size, count)
 
 
-def environment() -> dict[str, Any]:
-    """Versions, threads and machine, as far as timings depend on them."""
-    import torch
+def measure(
+    pair: Pair,
+    candidates: Sequence[Candidate],
+    prompts: Workload,
+    temperature: float,
+    batch: int,
+    tokens: int,
+) -> list[Measurement]:
+    """Race candidates beside plain decoding, which comes first; see `outrider.bench.trial`."""
+    sampling = SamplingParams(max_tokens=tokens, temperature=temperature)
+    trial = Trial(workload=prompts, sampling=sampling, batch=batch)
+    runners = [OutriderRunner.of(candidate, pair, batch) for candidate in (PLAIN, *candidates)]
+    race = TrialRace(trial, runners)
+    race.run()
+    return race.measurements()
 
-    return {
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "transformers", "outrider")},
-        "threads": torch.get_num_threads(),
-        "cpus": os.cpu_count(),
-        "machine": f"{platform.system()} {platform.machine()}",
-    }
+
+def mixed(workloads: Sequence[Workload], count: int) -> Workload:
+    """Prompts of several kinds in turn."""
+    prompts = [
+        prompt for each in zip(*(one.prompts for one in workloads), strict=True) for prompt in each
+    ]
+    return replace(workloads[0], name="all kinds", prompts=tuple(prompts[:count]))

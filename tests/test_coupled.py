@@ -23,8 +23,7 @@ from outrider import (
     SpeculativeDecoder,
     TransformersModel,
 )
-from outrider.random import noise
-from outrider.random import POSITION, Philox4x32, Race
+from outrider.random import POSITION, Philox4x32, Race, noise
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types.records import Distributions, DraftPlan, DraftProposal
 

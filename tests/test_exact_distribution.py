@@ -16,15 +16,15 @@ import pytest
 import torch
 
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
+from outrider import random as chance
 from outrider.certify import exact_distribution
 from outrider.certify.reference import distance, target_distribution
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engine import batch
 from outrider.errors import DegenerateDistributionError, InvalidConfigError, KeyReuseError
-from outrider import random as chance
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types.records import Distributions, DraftPlan, DraftProposal, Prefix
-from outrider.verification import METHODS, BlockVerification, Tree, TokenVerification
+from outrider.verification import METHODS, BlockVerification, TokenVerification, Tree
 
 TOLERANCE = 1e-12
 

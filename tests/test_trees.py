@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from outrider import ModelDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
+from outrider import random as chance
 from outrider.certify import exact_distribution
 from outrider.certify.reference import distance, target_distribution
 from outrider.engine import context
 from outrider.errors import DraftShapeError, InvalidConfigError, KeyReuseError
-from outrider import random as chance
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types import trees
 from outrider.types.records import Distributions, DraftPlan, DraftProposal

@@ -72,7 +72,10 @@ class InvalidConfigError(OutriderError, ValueError):
 
 def shown(value: object) -> str:
     """A value as Python writes it; shortened, and with its type, if that is long."""
-    whole = repr(value)
+    try:
+        whole = repr(value)
+    except RecursionError:
+        return f"{reprlib.repr(value)[:_LONGEST]} ({type(value).__name__})"
     if len(whole) <= _LONGEST:
         return whole
     return f"{reprlib.repr(value)[:_LONGEST]} ({type(value).__name__})"

@@ -55,7 +55,7 @@ class Run:
     """What came of some rounds.
 
     Attributes:
-        seconds: of each round.
+        seconds: of each round, without noise.
         emitted: tokens emitted in each, by all rows together.
         plans: of each.
         states: after the last.
@@ -105,13 +105,13 @@ def decode(
         if not live:
             break
         plan = policy.plan(run.knowledge, live)
-        after, record = play(policy, world, live, plan, len(run.seconds), seed, clock)
+        after, record, seconds = play(policy, world, live, plan, len(run.seconds), seed, clock)
         run.knowledge = (observe or policy.observe)(run.knowledge, after, record)
         fresh = {state.prefix.sequence_id: state for state in after}
         run.states = [fresh.get(state.prefix.sequence_id, state) for state in run.states]
         run.plans.append(plan)
         run.records.append(record)
-        run.seconds.append(record.total_s)
+        run.seconds.append(seconds)
         run.emitted.append(sum(record.emitted))
     return run
 
@@ -124,17 +124,24 @@ def play(
     number: int,
     seed: int,
     clock: np.random.Generator,
-) -> tuple[list[SequenceState], RoundRecord]:
-    """Play one round: draft as the plan and its stop rule say, verify, and measure."""
+) -> tuple[list[SequenceState], RoundRecord, float]:
+    """Play one round: draft as the plan and its stop rule say, verify, and measure.
+
+    Returns:
+        The states after it, what it reports, and the seconds that it takes without noise.
+    """
     random = [
         np.random.default_rng([seed, state.prefix.sequence_id, state.prefix.length])
         for state in states
+        if plan.deepest
     ]
-    sources, depth, chances, confidence = _draft(world, plan, number, random)
-    kept = [
-        int(np.cumprod(rng.random(depth[row]) < chances[row][: depth[row]]).sum())
-        for row, rng in enumerate(random)
-    ]
+    rows = len(states)
+    sources, depth, kept = (MODEL,) * rows, [0] * rows, [0] * rows
+    confidence: list[list[float]] = [[]] * rows
+    if plan.deepest:
+        sources, depth, chances, confidence = _draft(world, plan, number, random)
+        for row, rng in enumerate(random):
+            kept[row] = int((rng.random(depth[row]) < chances[row][: depth[row]]).cumprod().sum())
     after, emitted, accepted = [], [], []
     for row, state in enumerate(states):
         outcome = RowOutcome(sources[row], depth[row], kept[row], tuple(confidence[row]))
@@ -151,14 +158,17 @@ def play(
         )
         emitted.append(count)
         accepted.append(min(kept[row], count))
-    drafted = tuple(plan.lengths[[*range(len(depth))]].tolist()) if plan.tree else tuple(depth)
+    drafted = tuple(depth)
+    if plan.tree is not None:
+        nodes = np.concatenate([[0], np.cumsum(plan.tree.levels)])
+        drafted = tuple(nodes[depth].tolist())
     steps = max((d for d, s in zip(depth, sources, strict=True) if s == MODEL), default=0)
     seconds = 1 + world.step * steps + world.token * len(states) * max(drafted)
     seconds += world.prefill * any(state.round == 0 for state in states)
     if steps:
         missed = [_missed(state) for state in states]
         seconds += world.catching_up * max(missed)
-    seconds *= world.plain_s * float(np.exp(world.noise * clock.standard_normal()))
+    seconds *= world.plain_s
     record = RoundRecord(
         sequence_ids=tuple(state.prefix.sequence_id for state in states),
         drafted=drafted,
@@ -174,9 +184,9 @@ def play(
         cached=(),
         draft_s=0.0,
         target_s=0.0,
-        total_s=seconds,
+        total_s=seconds * float(np.exp(world.noise * clock.standard_normal())),
     )
-    return after, record
+    return after, record, seconds
 
 
 def _draft(

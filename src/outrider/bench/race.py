@@ -1,290 +1,313 @@
-"""Decoders raced against each other: a round of each in turn, so that noise meets them alike."""
+"""Candidates raced against each other: a round of each in turn, so that noise meets them alike."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import exp, sqrt
-from statistics import median
 from time import perf_counter
-from typing import Protocol
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ..config.params import SamplingParams
-from ..engine.decoder import SpeculativeDecoder
-from ..engine.metrics import SpeculationMetrics, Tally
-from ..engine.scheduler import Run
+from .. import (
+    EarlyExitDrafter,
+    HybridDrafter,
+    ModelDrafter,
+    NgramDrafter,
+    Pair,
+    PredictionDrafter,
+    SamplingParams,
+    SpeculationMetrics,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    StreamEvent,
+    SuffixDrafter,
+    TransformersModel,
+)
+from ..errors import InvalidConfigError
 from ..types.records import RoundRecord
-from .student import quantile
+from .options import LOSSY
+from .records import PLAIN, Candidate
 
-_RESAMPLES = 2000
+Clock = Callable[[], float]
+Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
-    """One way of decoding, on some prompts.
+class Run:
+    """What one candidate made of one stretch.
 
     Attributes:
-        seconds: for each batch of prompts, as its `Lane` counts them.
-        token_ids: for each batch, the tokens emitted for each prompt.
-        metrics: of its rounds.
-        full: for each batch, seconds and tokens of the rounds in which no prompt's text was over
-            yet, but for the target's reading of the prompts.
-        usual: for each batch, its seconds had each round taken what its kind usually took.
+        seconds: from the request to the last token, without `prompt_s`.
+        prompt_s: of the target's first forward pass, which reads the prompts; it takes as long
+            with drafts as without. What a drafter does in that round counts in `seconds`.
+        token_ids: emitted for each prompt.
+        round_s: the seconds of each round, the first one's reading included; none where rounds
+            are not reported.
+        failure: why there is no output; None if there is one.
     """
 
-    seconds: tuple[float, ...]
-    token_ids: tuple[tuple[tuple[int, ...], ...], ...]
-    metrics: SpeculationMetrics
-    full: tuple[tuple[float, int], ...] = ()
-    usual: tuple[float, ...] = ()
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        """How many tokens were emitted in each batch."""
-        return tuple(sum(map(len, batch)) for batch in self.token_ids)
-
-    @staticmethod
-    def of(lanes: Sequence[Racer]) -> Timed:
-        """What one way of decoding, lossless, has made of each batch."""
-        tally = Tally()
-        for lane in lanes:
-            for record in lane.records:
-                tally.add(record)
-        return Timed(
-            tuple(lane.seconds for lane in lanes),
-            tuple(lane.token_ids for lane in lanes),
-            tally.metrics(),
-            tuple(_full(lane) for lane in lanes),
-            _usual(lanes),
-        )
-
-
-def _full(lane: Racer) -> tuple[float, int]:
-    """Seconds and tokens of the rounds of as many sequences as the first one.
-
-    What a lane takes beside its rounds is shared out among all of them.
-    """
-    records = lane.records
-    rounds = [one for one in records if len(one.emitted) == len(records[0].emitted)]
-    beside = lane.seconds + lane.prompt_s - sum(one.total_s for one in records)
-    seconds = sum(one.total_s for one in rounds) + beside * len(rounds) / len(records)
-    return seconds - lane.prompt_s, sum(sum(one.emitted) for one in rounds)
-
-
-def _usual(lanes: Sequence[Racer]) -> tuple[float, ...]:
-    """Seconds of each lane with every round's time replaced by the median of its kind's.
-
-    Rounds are of a kind that have as many sequences, are as wide, take as many steps of a drafter's
-    model, and look tokens up or do not. So slow moments of the machine count for little: for
-    nothing in kinds of which most rounds met none, and in full in those that came once. What single
-    rounds took more for a reason, such as a drafter's reading of a prompt when it is first used, is
-    left out with them. The first round of each lane, and what it takes beside its rounds, count as
-    they are.
-    """
-    kinds: dict[tuple[int, ...], list[float]] = defaultdict(list)
-    for lane in lanes:
-        for one in lane.records[1:]:
-            kinds[_kind(one)].append(one.total_s)
-    took = {kind: median(times) for kind, times in kinds.items()}
-    return tuple(
-        lane.seconds + sum(took[_kind(one)] - one.total_s for one in lane.records[1:])
-        for lane in lanes
-    )
-
-
-def _kind(record: RoundRecord) -> tuple[int, ...]:
-    own = (
-        0 if looked else deep for deep, looked in zip(record.depth, record.looked_up, strict=True)
-    )
-    width = max(record.drafted)
-    return (len(record.emitted), width, max(own), any(record.looked_up) and width > 0)
-
-
-def speedup(
-    plain_s: Sequence[float],
-    plain_tokens: Sequence[float],
-    other_s: Sequence[float],
-    other_tokens: Sequence[float],
-    distinct: int | None = None,
-) -> tuple[float, float, float]:
-    """Tokens a second over plain decoding's, and a 95% interval.
-
-    The standard error of the ratio's logarithm is bootstrapped over stretches, which are resampled
-    in pairs, since both ways of decoding met the same prompt and the same noise. Resamples of n
-    stretches vary by sqrt((n - 1) / n) too little, which is put right, and the interval is that of
-    Student's t with n - 1 degrees of freedom: the percentiles of the resamples would hold the truth
-    half of the time with two stretches, and four times in five with four. Repeats of a stretch say
-    nothing of other prompts, and are added up before.
-
-    One stretch says nothing of others: its interval is the ratio alone, and means nothing.
-
-    Args:
-        plain_s, plain_tokens: of each stretch of plain decoding.
-        other_s, other_tokens: of the other way.
-        distinct: how many stretches there are before they come again; None for all.
-    """
-    each = np.array([plain_s, other_s, plain_tokens, other_tokens], dtype=float)
-    count = min(distinct or each.shape[1], each.shape[1])
-    found = np.stack([each[:, first::count].sum(1) for first in range(count)], 1)
-    ratio = float(_ratio(found.sum(1)))
-    if count < 2:
-        return ratio, ratio, ratio
-    picks = np.random.default_rng(0).integers(count, size=(_RESAMPLES, count))
-    error = float(np.log(_ratio(found[:, picks].sum(-1))).std()) * sqrt(count / (count - 1))
-    margin = exp(quantile(count - 1) * error)
-    return ratio, ratio / margin, ratio * margin
-
-
-def compared(
-    plain_s: Sequence[float],
-    plain_tokens: Sequence[float],
-    other_s: Sequence[float],
-    other_tokens: Sequence[float],
-    distinct: int,
-) -> tuple[float, float | None, float | None]:
-    """`speedup`, but no interval where fewer than two stretches are not repeats."""
-    gain, low, high = speedup(plain_s, plain_tokens, other_s, other_tokens, distinct)
-    return (gain, None, None) if min(len(plain_s), distinct) < 2 else (gain, low, high)
-
-
-def _ratio(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    plain_s, other_s, plain_tokens, other_tokens = sums
-    return np.asarray((other_tokens / other_s) / (plain_tokens / plain_s))
-
-
-def race(
-    decoders: Sequence[SpeculativeDecoder],
-    batches: Sequence[Sequence[Sequence[int]]],
-    params: SamplingParams,
-) -> list[Timed]:
-    """Decode batches of prompts with several decoders, one round of each in turn.
-
-    Args:
-        decoders: of the same models, lossless; each decodes in slots of its own.
-        batches: for each batch, the token ids of its prompts.
-        params: of every request; where it has a seed, the others of a batch have the next ones:
-            with one for all their texts would be alike.
-    """
-    raced = []
-    for batch in batches:
-        each = [
-            params if params.seed is None else replace(params, seed=params.seed + row)
-            for row in range(len(batch))
-        ]
-        lanes = [Lane(decoder, batch, each) for decoder in decoders]
-        in_turn(lanes)
-        raced.append(lanes)
-    return [Timed.of(lanes) for lanes in zip(*raced, strict=True)]
-
-
-class Racer(Protocol):
-    """One way of decoding on its way through a batch of prompts, with a clock of its own.
-
-    Attributes:
-        running: whether there is more to decode.
-        seconds: from the request to the last token, but for `prompt_s`.
-        prompt_s: of the target's first forward, which reads the prompts.
-        records: of its rounds; their times may stand in the first alone.
-        failure: why it ended without a text, if it did. What is Outrider's own raises instead.
-    """
-
-    running: bool
     seconds: float
     prompt_s: float
-    records: list[RoundRecord]
-    failure: str | None
+    token_ids: tuple[Tokens, ...]
+    round_s: tuple[float, ...] = ()
+    failure: str | None = None
 
     @property
-    def token_ids(self) -> tuple[tuple[int, ...], ...]:
-        """What was emitted for each prompt."""
-        ...
+    def tokens(self) -> int:
+        """How many tokens were emitted."""
+        return sum(map(len, self.token_ids))
 
+
+class Lane(ABC):
+    """One candidate on its way through a stretch, with a clock of its own."""
+
+    running = True
+
+    @abstractmethod
     def advance(self) -> None:
-        """Decode some more: a round, or as little as can be decoded at once."""
-        ...
+        """Decode as little as can be decoded at once: a round, or a whole request."""
+
+    @abstractmethod
+    def result(self) -> Run:
+        """What came of it, once it is not running."""
 
     def close(self) -> None:
         """Free what is held."""
-        ...
 
 
-def in_turn(lanes: Sequence[Racer], *, whole: bool = False) -> None:
-    """Run lanes to their ends.
+class Runner(ABC):
+    """A candidate that is ready to decode stretches.
+
+    Attributes:
+        candidate: the way of decoding.
+        lossy: whether its output may differ from the target's distribution.
+        whole: whether a turn is a whole request, because it cannot be stopped within one.
+    """
+
+    candidate: Candidate
+    lossy = False
+    whole = False
+
+    @abstractmethod
+    def lane(self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int) -> Lane:
+        """At the start of a stretch; `seed` is for a system that wants one."""
+
+    def metrics(self) -> SpeculationMetrics | None:
+        """Figures over every round since `forget_metrics`; None if rounds are not reported."""
+        return None
+
+    def forget_metrics(self) -> None:
+        """Start counting anew."""
+
+
+class OutriderRunner(Runner):
+    """A decoder of Outrider's own.
 
     Args:
-        lanes: in the order of their turns.
-        whole: whether a turn is all of the batch, and not one round.
+        target: in slots of its own, so that it finds no prompt that another candidate has read.
+        drafter: proposes tokens; None decodes plainly.
+        candidate: names it in results.
+        config: how speculation is done.
+        clock: seconds.
     """
+
+    def __init__(
+        self,
+        target: Any,
+        drafter: Any = None,
+        candidate: Candidate = PLAIN,
+        config: SpeculativeConfig | None = None,
+        clock: Clock = perf_counter,
+    ) -> None:
+        self.candidate = candidate
+        self.lossy = candidate.verification in LOSSY
+        self._target = target
+        self._config = config
+        self._clock = clock
+        self._records: list[RoundRecord] = []
+        self.decoder = SpeculativeDecoder(
+            target, drafter, config=config, on_round=self._records.append
+        )
+
+    @staticmethod
+    def of(
+        candidate: Candidate, pair: Pair, slots: int, clock: Clock = perf_counter
+    ) -> OutriderRunner:
+        """Make a candidate ready over a pair's weights, with room for `slots` sequences.
+
+        Raises:
+            InvalidConfigError: its settings contradict each other, or there is no draft model.
+        """
+        target = fresh(pair.target, slots)
+        drafter = drafter_of(candidate, pair, target, slots)
+        return OutriderRunner(target, drafter, candidate, config_of(candidate), clock)
+
+    def lane(self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int) -> Lane:
+        """At the start of a stretch. Only coupled decoding is seeded: it may still be adaptive."""
+        return _DecoderLane(
+            self.decoder, self._records, prompts, self._seeded(params, seed), self._clock
+        )
+
+    def undrafted(
+        self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int
+    ) -> tuple[Tokens, ...]:
+        """What coupled decoding has to emit: the text of the same seeds without drafts."""
+        plain = SpeculativeDecoder(self._target, config=self._config)
+        outputs = plain.generate([list(prompt) for prompt in prompts], self._seeded(params, seed))
+        return tuple(output.token_ids for output in outputs)
+
+    def metrics(self) -> SpeculationMetrics:
+        """Figures over every round since `forget_metrics`."""
+        return self.decoder.metrics
+
+    def forget_metrics(self) -> None:
+        """Start counting anew."""
+        self.decoder.reset_metrics()
+
+    def _seeded(self, params: Sequence[SamplingParams], seed: int) -> list[SamplingParams]:
+        if self.candidate.verification != "coupled":
+            return list(params)
+        return [replace(asked, seed=seed + row) for row, asked in enumerate(params)]
+
+
+class _DecoderLane(Lane):
+    """A stretch of Outrider's own, a round at a time, through the decoder's public stream."""
+
+    def __init__(
+        self,
+        decoder: SpeculativeDecoder,
+        records: list[RoundRecord],
+        prompts: Sequence[Tokens],
+        params: Sequence[SamplingParams],
+        clock: Clock,
+    ) -> None:
+        self._clock, self._records = clock, records
+        records.clear()
+        start = clock()
+        self._events: Iterator[StreamEvent] = decoder.stream(
+            [list(prompt) for prompt in prompts], params
+        )
+        self._seconds = clock() - start
+        self._token_ids: list[list[int]] = [[] for _ in prompts]
+        self._round_s: list[float] = []
+        self._unfinished = len(prompts)
+
+    def advance(self) -> None:
+        """One more round: its first event carries it out, the others are ready by then."""
+        start = self._clock()
+        self._take(next(self._events))
+        for _ in range(sum(self._records[-1].emitted) - 1):
+            self._take(next(self._events))
+        self._round_s.append(self._clock() - start)
+        self._seconds += self._round_s[-1]
+        self.running = self._unfinished > 0
+
+    def _take(self, event: StreamEvent) -> None:
+        self._token_ids[event.request].append(event.token_id)
+        self._unfinished -= event.finish_reason is not None
+
+    def result(self) -> Run:
+        """What came of it."""
+        prompt_s = self._records[0].target_s
+        return Run(
+            seconds=self._seconds - prompt_s,
+            prompt_s=prompt_s,
+            token_ids=tuple(map(tuple, self._token_ids)),
+            round_s=tuple(self._round_s),
+        )
+
+    def close(self) -> None:
+        """Free what the models hold."""
+        # A stream is a generator; closing it ends its requests.
+        self._events.close()  # type: ignore[attr-defined]
+
+
+def race(
+    runners: Sequence[Runner],
+    prompts: Sequence[Tokens],
+    params: Sequence[SamplingParams],
+    seed: int = 0,
+) -> list[Run]:
+    """Decode one stretch with every runner, in turn: rounds, or whole requests where one must.
+
+    Whose turn is first rotates with `seed`.
+
+    Args:
+        runners: each decodes in slots of its own.
+        prompts: the token ids of each prompt.
+        params: of each request.
+        seed: of what is drawn by systems that want one, and of the order.
+    """
+    whole = any(runner.whole for runner in runners)
+    lanes = [runner.lane(prompts, params, seed) for runner in runners]
+    order = [lanes[(place + seed) % len(lanes)] for place in range(len(lanes))]
     try:
         while any(lane.running for lane in lanes):
-            for lane in lanes:
-                lane.advance()
+            for lane in order:
+                if lane.running:
+                    lane.advance()
                 while whole and lane.running:
                     lane.advance()
     finally:
         for lane in lanes:
             lane.close()
+    return [lane.result() for lane in lanes]
 
 
-class Lane:
-    """One decoder on its way through a batch, and its own clock: a `Racer`.
+def config_of(candidate: Candidate) -> SpeculativeConfig:
+    """How a candidate of Outrider's speculates.
 
-    The clock runs from the request to the end of the last round, but for the target's first
-    forward: there it reads the prompts, which takes as long with drafts as without. What a drafter
-    does in that round counts, its reading of the prompts too.
-
-    Args:
-        decoder: of any number of sequences.
-        batch: the token ids of the prompts.
-        params: of each request.
+    Raises:
+        InvalidConfigError: its settings contradict each other.
     """
+    verification: Any = candidate.verification or "block"
+    return SpeculativeConfig(
+        num_speculative_tokens=candidate.depth,
+        depth="adaptive" if candidate.depth is None else "fixed",
+        verification=verification,
+        tree_shape=candidate.tree,
+    )
 
-    def __init__(
-        self,
-        decoder: SpeculativeDecoder,
-        batch: Sequence[Sequence[int]],
-        params: Sequence[SamplingParams],
-    ) -> None:
-        start = perf_counter()
-        states = [
-            state
-            for prompt, asked in zip(batch, params, strict=True)
-            for state in decoder.start(list(prompt), asked)
-        ]
-        self._rounds = iter(Run(decoder, states, discard=True))
-        self.seconds = perf_counter() - start
-        self.prompt_s = 0.0
-        self.records: list[RoundRecord] = []
-        self.running = True
-        self.failure: str | None = None
-        self._emitted: dict[int, list[int]] = {state.prefix.sequence_id: [] for state in states}
 
-    @property
-    def token_ids(self) -> tuple[tuple[int, ...], ...]:
-        """What was emitted for each prompt."""
-        return tuple(tuple(tokens) for tokens in self._emitted.values())
+def drafter_of(candidate: Candidate, pair: Pair, target: Any, slots: int) -> Any:
+    """Make what a candidate drafts with; None for plain decoding.
 
-    def advance(self) -> None:
-        """One more round, if there is one."""
-        if not self.running:
-            return
-        start = perf_counter()
-        step = next(self._rounds, None)
-        self.seconds += perf_counter() - start
-        self.running = step is not None
-        if step is None:
-            return
-        if not self.records:
-            self.prompt_s = step.record.target_s
-            self.seconds -= self.prompt_s
-        self.records.append(step.record)
-        for state, tokens in zip(step.batch.states, step.emitted, strict=True):
-            self._emitted[state.prefix.sequence_id] += tokens
+    The pool in which suffix look-up remembers earlier outputs is off: a prompt that comes again
+    would be answered from it.
 
-    def close(self) -> None:
-        """Free what is held."""
-        self._rounds.close()
+    Raises:
+        InvalidConfigError: the candidate wants a draft model, and there is none.
+    """
+    match candidate.drafter:
+        case "none":
+            return None
+        case "ngram":
+            return NgramDrafter()
+        case "suffix":
+            return SuffixDrafter(max_pool_tokens=0)
+        case "prediction":
+            return PredictionDrafter()
+        case "early_exit":
+            assert candidate.exit_layers is not None
+            return EarlyExitDrafter(target, candidate.exit_layers)
+    if pair.model_drafter is None:
+        raise InvalidConfigError("drafters", candidate.drafter, "suffix or ngram without a draft")
+    model = own_drafter(pair, slots)
+    if candidate.drafter == "draft_model":
+        return model
+    return HybridDrafter(model, SuffixDrafter(max_pool_tokens=0), PredictionDrafter())
+
+
+def own_drafter(pair: Pair, slots: int) -> Any:
+    """The pair's draft model in slots of its own; one of another vocabulary is shared."""
+    drafter = pair.model_drafter
+    if not isinstance(drafter, ModelDrafter):
+        return drafter
+    return ModelDrafter(fresh(drafter.model, slots), drafter.vocab_size)
+
+
+def fresh(model: Any, slots: int) -> Any:
+    """A runtime over the same weights with empty slots; other runtimes than ours are shared."""
+    if isinstance(model, TransformersModel):
+        return TransformersModel(model.hf_model, max_sequences=slots)
+    return model

@@ -1,11 +1,19 @@
-"""What is measured, and what came of it."""
+"""What is raced, and what came of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
 
-from ..engine.metrics import SpeculationMetrics
+from ..errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    from .. import SpeculationMetrics
+
+FORMAT = "outrider-bench/2"
+"""Names the layout of `Results.document`; the number grows when a field changes its meaning."""
+
+Outcome = Literal["faster", "slower", "undecided"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,10 +21,10 @@ class Prompt:
     """A prompt of a workload.
 
     Attributes:
-        token_ids: of the prompt, by the pair's tokenizer.
-        name: where it comes from, for messages and reports: "line 3", "heapq.py".
+        token_ids: of the prompt, in the target's vocabulary.
+        name: where it comes from, for messages: "line 3", "heapq.py".
         max_tokens: what a request file asks for; None leaves it to the benchmark.
-        prediction: what the output is expected to be; None expects nothing.
+        prediction: the token ids that the output is expected to be; None expects nothing.
     """
 
     token_ids: tuple[int, ...]
@@ -27,13 +35,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Prompts of one kind.
-
-    Attributes:
-        name: of the kind.
-        prompts: at least one.
-        skipped: for each prompt that could not be used, its place and why.
-    """
+    """Prompts of one kind; `skipped` says for each prompt that cannot be used, why."""
 
     name: str
     prompts: tuple[Prompt, ...]
@@ -41,25 +43,25 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class Candidate:
     """A way of decoding.
 
     Attributes:
-        system: who decodes: "outrider", "transformers" or "llama.cpp", the latter with the type of
-            its numbers if that is not the dtype of the models.
-        drafter: what drafts, by its name on the command line; "none" decodes plainly.
+        drafter: "draft_model", "ngram", "suffix", "hybrid", "early_exit", "prediction"; "none"
+            decodes plainly.
         verification: the method, None where there is no choice.
-        num_speculative_tokens: the depth of a draft, None where it is adaptive.
-        tree_shape: children at each level of a tree, None for chains.
-        exit_layers: how many of the target's first layers draft, None unless it is they that do.
+        depth: tokens drafted in a row, None where it is adaptive.
+        tree: children at each depth, None for chains.
+        exit_layers: how many of the target's first layers draft, None unless they do.
+        system: which software decodes: "outrider", "transformers" or "llama.cpp".
     """
 
-    system: str
     drafter: str
     verification: str | None = None
-    num_speculative_tokens: int | None = None
-    tree_shape: tuple[int, ...] | None = None
+    depth: int | None = None
+    tree: tuple[int, ...] | None = None
     exit_layers: int | None = None
+    system: str = "outrider"
 
     @property
     def plain(self) -> bool:
@@ -67,142 +69,169 @@ class Contender:
         return self.drafter == "none"
 
     @property
+    def baseline(self) -> bool:
+        """Whether it is what speedups are over: Outrider's own plain decoding."""
+        return self.plain and self.system == "outrider"
+
+    @property
     def label(self) -> str:
-        """A short name, unique among the contenders of a run."""
+        """A short name, unique among the candidates of a run."""
+        parts = [] if self.system == "outrider" else [self.system]
         if self.plain:
-            return f"{self.system} plain"
-        depth = self.num_speculative_tokens
-        parts = [self.system, self.drafter]
+            return " ".join([*parts, "plain"])
+        parts.append(self.drafter)
         if self.exit_layers is not None:
-            parts.append(f"of {self.exit_layers}")
+            parts.append(f"of {self.exit_layers} layers")
         if self.verification not in (None, "block"):
             parts.append(str(self.verification))
-        if self.tree_shape is not None:
-            parts.append("tree " + "x".join(map(str, self.tree_shape)))
+        if self.tree is not None:
+            parts.append("tree " + "x".join(map(str, self.tree)))
         else:
-            parts.append("adaptive" if depth is None else f"k={depth}")
+            parts.append("adaptive" if self.depth is None else f"k={self.depth}")
         return " ".join(parts)
+
+
+PLAIN = Candidate("none")
+"""The baseline: the same engine, drafting nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """How one contender did on one workload under one regime.
+    """How one candidate did in one trial: a workload at a temperature and a batch size.
+
+    A stretch is one batch of prompts, decoded once. All candidates of a trial have the same.
 
     Attributes:
-        contender: who.
+        candidate: the way of decoding.
         workload: the name of the workload.
         temperature: of every request.
         batch: sequences decoded together.
         dtype: of both models.
-        seconds: for each timed stretch (a prompt, or a batch of them, once for each repeat), in the
-            same order for every contender of a regime; from the request to the last token, but for
-            `prompt_s`.
-        tokens: emitted in each stretch, counted from ids.
-        metrics: of the rounds; None for systems that do not report them.
-        identical: stretches whose tokens are those of plain decoding; None where they need not be.
-        speedup: tokens a second over those of Outrider's plain decoding; 1 for that one itself,
-            None where one of the two is missing tokens that were asked for.
-        low, high: its 95% interval over stretches, see `race.speedup`; None with fewer than two.
-        prompt_s: for each stretch, the target's first forward, which reads the prompts.
-        usual_s: for each stretch, `seconds` had each round taken the median of its kind, see
-            `race.Timed.usual`; empty where that is not known.
+        seconds: for each stretch, from the request to the last token, without `prompt_s`.
+        prompt_s: for each stretch, the seconds of the target's first forward pass, which reads
+            the prompts.
+        tokens: for each stretch, the tokens emitted, counted from ids.
+        speedup: tokens per second over the baseline's; 1 for the baseline; None where tokens that
+            were asked for are missing on either side.
+        low, high: its 95% interval over stretches; None with fewer than two different ones.
+        identical: stretches whose tokens are those of plain decoding; None where they may differ.
+        lossy: whether the output's distribution may differ from the target's.
+        metrics: of its rounds; None for systems that do not report them.
+        latency: `{mean,median,std,p99}_{ttft,tpot,itl,e2el}_ms`, as `vllm bench serve` has them.
         partial: whether the run was interrupted before all stretches were measured.
     """
 
-    contender: Contender
+    candidate: Candidate
     workload: str
     temperature: float
     batch: int
     dtype: str
     seconds: tuple[float, ...]
+    prompt_s: tuple[float, ...]
     tokens: tuple[int, ...]
-    metrics: SpeculationMetrics | None
-    identical: int | None
     speedup: float | None
-    low: float | None
-    high: float | None
-    prompt_s: tuple[float, ...] = ()
-    usual_s: tuple[float, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    identical: int | None = None
+    lossy: bool = False
+    metrics: SpeculationMetrics | None = None
+    latency: dict[str, float] = field(default_factory=dict)
     partial: bool = False
 
     @property
     def label(self) -> str:
-        """The contender's, and whether its verification is lossy."""
-        lossy = self.metrics is not None and self.metrics.lossy
-        return self.contender.label + " (lossy)" * lossy
+        """The candidate's name, and whether its verification is lossy."""
+        return self.candidate.label + " (lossy)" * self.lossy
 
     @property
-    def idle(self) -> bool:
-        """Whether it might have drafted, and never did."""
-        if self.metrics is None or self.contender.plain:
-            return False
-        return self.metrics.rounds > 0 == self.metrics.draft_rounds
-
-    @property
-    def decoding(self) -> SpeculationMetrics | None:
-        """`metrics`, their seconds without the target's first forwards, which read the prompts."""
-        if self.metrics is None:
-            return None
-        read = min(sum(self.prompt_s), self.metrics.target_s)
-        return replace(
-            self.metrics,
-            target_s=self.metrics.target_s - read,
-            total_s=self.metrics.total_s - read,
-        )
-
-    @property
-    def usual_tokens_per_s(self) -> float:
-        """Tokens emitted a second, over all stretches, but for slow moments of the machine.
-
-        Where `usual_s` is not known it is `tokens_per_s`.
-        """
-        return sum(self.tokens) / sum(self.usual_s or self.seconds)
+    def trial(self) -> str:
+        """What it has in common with the candidates that it is compared with."""
+        batch = f", batch {self.batch}" if self.batch > 1 else ""
+        return f"{self.workload}, temperature {self.temperature:g}{batch}, {self.dtype}"
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens emitted a second, over all stretches, the reading of prompts aside."""
+        """Tokens emitted per second over all stretches, the reading of prompts aside."""
         return sum(self.tokens) / sum(self.seconds)
 
     @property
-    def request_tokens_per_s(self) -> float:
-        """Tokens emitted a second, over all stretches, from the request to the last token."""
-        return sum(self.tokens) / (sum(self.seconds) + sum(self.prompt_s))
+    def outcome(self) -> Outcome:
+        """Faster or slower than plain decoding if the whole 95% interval is on that side of 1."""
+        if self.low is None or self.high is None:
+            return "undecided"
+        if self.low > 1:
+            return "faster"
+        return "slower" if self.high < 1 else "undecided"
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardTime:
-    """A point of the curve t(n), of rounds as they were or, in `tune`, at one pace.
+class Results:
+    """All that a run of `outrider bench` measured.
 
     Attributes:
-        rows: sequences in the forward.
-        width: tokens given to each.
-        seconds: the median of a forward of the target.
-        low, high: its quartiles.
-    """
-
-    rows: int
-    width: int
-    seconds: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class BenchResult:
-    """All that a run of `outrider bench` found.
-
-    Attributes:
-        provenance: versions, commit, machine, threads, models and settings, as JSON takes them.
-        measurements: of every contender under every regime, baselines first.
-        curve: what forwards of the target cost; empty if that was not measured.
-        missing: peers that could not take part, and why.
-        skipped: rows of prompt files that were left out, and why.
+        environment: versions, commit, machine, models and settings, as JSON takes them.
+        measurements: of every candidate in every trial, the baseline of a trial first.
+        missing: candidates that could not take part, and why.
+        skipped: prompts that were left out, and why.
         partial: whether the run was interrupted.
     """
 
-    provenance: dict[str, Any]
+    environment: dict[str, Any]
     measurements: tuple[Measurement, ...]
-    curve: tuple[ForwardTime, ...] = ()
     missing: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     partial: bool = False
+
+    @property
+    def trials(self) -> dict[str, list[Measurement]]:
+        """The measurements by trial, in order."""
+        found: dict[str, list[Measurement]] = {}
+        for measurement in self.measurements:
+            found.setdefault(measurement.trial, []).append(measurement)
+        return found
+
+    def document(self) -> dict[str, Any]:
+        """The results as JSON takes them; `from_document` reads them back."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @staticmethod
+    def from_document(found: Any) -> Results:
+        """Read what `document` wrote.
+
+        Raises:
+            InvalidConfigError: it is no such document.
+        """
+        layout = found.get("format") if isinstance(found, dict) else type(found).__name__
+        if layout != FORMAT:
+            raise InvalidConfigError("format", layout, f"{FORMAT!r}, as outrider bench writes it")
+        try:
+            return Results(
+                environment=dict(found["environment"].items()),
+                measurements=tuple(map(_measurement, found["measurements"])),
+                missing=tuple(map(str, found["missing"])),
+                skipped=tuple(map(str, found["skipped"])),
+                partial=bool(found["partial"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise InvalidConfigError("results", FORMAT, f"all fields of it ({reason})") from error
+
+
+def _measurement(found: dict[str, Any]) -> Measurement:
+    from .. import SpeculationMetrics
+
+    kept = _record(Measurement, found)
+    for name in ("seconds", "prompt_s", "tokens"):
+        sum(kept[name])
+    for name in ("speedup", "low", "high"):
+        if kept[name] is not None:
+            float(kept[name])
+    if kept["metrics"] is not None:
+        kept["metrics"] = SpeculationMetrics(**_record(SpeculationMetrics, kept["metrics"]))
+    return Measurement(**kept | {"candidate": Candidate(**_record(Candidate, kept["candidate"]))})
+
+
+def _record(kind: type[Any], found: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a record in a JSON object, lists as tuples."""
+    values = {each.name: found[each.name] for each in fields(kind) if each.name in found}
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}

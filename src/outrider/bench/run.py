@@ -1,297 +1,193 @@
-"""The matrix, run: every contender under every regime, each beside plain decoding."""
+"""`outrider bench`: every candidate in every trial, each beside plain decoding."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import product
 from typing import Any
 
-from ..engine.loading import Pair
+from .. import Pair, SamplingParams, load
 from ..errors import InvalidConfigError
 from . import peers
-from .contending import PLAIN
-from .curve import forward_times
-from .entrants import Entrant, OutriderEntrant
-from .matrix import Matrix, Regime
-from .progress import Report
-from .race import Racer, in_turn
-from .records import BenchResult, ForwardTime, Measurement, Prompt, Workload
-from .scores import Score
+from .environment import environment
+from .options import BenchOptions, Progress, shape_of
+from .prompt_files import Line, lines_of, parse_lines
+from .race import OutriderRunner, Runner, config_of
+from .records import PLAIN, Candidate, Measurement, Results, Workload
+from .trial import Trial, TrialRace, fitting
+from .workloads import built_in
 
-WARM_UP = 8
-"""Tokens that every contender decodes under a regime before it is timed."""
+WITHOUT_TREES = ("ngram", "prediction")
+"""What finds one continuation only."""
 
 
-def run(
-    matrix: Matrix,
-    workloads: Sequence[Workload],
-    load: Callable[[str], Pair],
-    provenance: dict[str, Any],
-    report: Report,
-) -> BenchResult:
-    """Measure everything that a matrix asks for.
-
-    Under every regime (workload, temperature, batch, dtype) all contenders decode the same prompts
-    after a warm-up, in turn, in an order that rotates: a round of each, so that they meet the same
-    noise. Where peers take part a turn is a whole request, of every contender, since a peer cannot
-    be stopped within one; the provenance says under `turns` what it was. All clocks run as that of
-    `race.Lane`; `peers` says how a peer's does.
-
-    At temperature 0 the tokens are compared with plain decoding's; a near-tie may be flipped by
-    rounding, which differs with the number of tokens in a forward, so that is reported and no
-    error. In coupled mode they are compared with what the same seed gives without drafts.
-
-    A peer that fails is named as missing: what it did under the regime in which it failed is left
-    out, and it takes no part in later ones; all others are measured on.
-
-    An interrupt (Ctrl-C) ends the run: what was measured until then is returned, marked as partial.
-
-    Args:
-        matrix: what to measure.
-        workloads: on which prompts. Those that do not fit a model's context are skipped.
-        load: gives the models in a dtype.
-        provenance: goes into the result, with `turns` added.
-        report: is told how far things are.
-
-    Raises:
-        InvalidConfigError: contenders cannot be made of these models, or no prompt of a workload
-            fits; before anything is measured in that dtype.
-    """
-    course = _Course(matrix, report)
-    curve: list[ForwardTime] = []
+def run(options: BenchOptions, report: Progress, load_pair: Callable[..., Pair] = load) -> Results:
+    """See `run_bench`; `load_pair` takes the arguments of `outrider.load`."""
+    for candidate in _candidates(options, options.drafters or ("draft_model",)):
+        config_of(candidate)
+    lines = None if options.prompts is None else lines_of(options.prompts)
+    measurements: list[Measurement] = []
+    missing: list[str] = []
+    skipped: list[str] = []
+    found: dict[str, Any] = {}
     partial = False
     try:
-        for index, dtype in enumerate(matrix.dtypes):
-            course.say(f"preparing {dtype}")
-            pair = load(dtype)
-            field = course.field(pair)
-            fitting = [course.fitting(workload, field) for workload in workloads]
-            regimes = [
-                Regime(workload, temperature, batch, dtype, matrix.max_tokens)
-                for workload, temperature, batch in product(
-                    fitting, matrix.temperatures, matrix.batches
-                )
-            ]
-            course.expect(regimes, len(matrix.dtypes) - index)
-            for regime in regimes:
-                course.measure(regime, field)
-            if matrix.curve_rows and not curve:
-                course.say("the target's forward, by its width")
-                curve = forward_times(pair.target.hf_model, matrix.curve_rows)
+        for place, dtype in enumerate(options.dtype or (None,)):
+            report(0, 1, f"loading {dtype or 'the models'}")
+            pair = load_pair(
+                options.target,
+                options.draft,
+                device=options.device,
+                max_sequences=max(options.batches),
+                **({} if dtype is None else {"dtype": dtype}),
+            )
+            course = _Course(options, pair, lines, report)
+            if place == 0:
+                found = environment(course.models, _settings(options))
+            try:
+                for trial in course.trials():
+                    course.measure(trial)
+            finally:
+                measurements += course.measurements
+                missing += course.missing
+                skipped += course.skipped
     except KeyboardInterrupt:
         partial = True
-    finally:
-        partial = not course.close() or partial
-    return BenchResult(
-        provenance={**provenance, "turns": course.turns},
-        measurements=tuple(course.measurements),
-        curve=tuple(curve),
-        missing=tuple(dict.fromkeys(course.missing)),
-        skipped=tuple(dict.fromkeys(course.skipped)),
+    return Results(
+        environment=found,
+        measurements=tuple(measurements),
+        missing=tuple(dict.fromkeys(missing)),
+        skipped=tuple(dict.fromkeys(skipped)),
         partial=partial,
     )
 
 
 class _Course:
-    """A run on its way.
+    """All trials over one pair of models."""
 
-    Attributes:
-        measurements: so far.
-        missing: peers that do not take part, and why.
-        skipped: prompts that are left out, and why.
-    """
-
-    def __init__(self, matrix: Matrix, report: Report) -> None:
-        self._held = ExitStack()
-        self._turns: dict[str, list[str]] = {}
+    def __init__(
+        self,
+        options: BenchOptions,
+        pair: Pair,
+        lines: Sequence[Line] | None,
+        report: Progress,
+    ) -> None:
+        self._options, self._pair, self._report = options, pair, report
+        self.models = model_facts(options.target, options.draft, pair)
+        self._dtype = str(self.models["dtype"])
         self.measurements: list[Measurement] = []
         self.missing: list[str] = []
-        self.skipped: list[str] = []
-        self._matrix = matrix
-        self._report = report
-        self._done = 0
-        self._total = 1
+        drafters = options.chosen_drafters(pair.model_drafter is not None)
+        self._candidates = _candidates(options, drafters)
+        room = OutriderRunner.of(PLAIN, pair, 1).decoder.max_length
+        self._workloads = [
+            fitting(workload, options.tokens, room) for workload in _workloads(options, pair, lines)
+        ]
+        self.skipped = [each for workload in self._workloads for each in workload.skipped]
+        self._failed: set[Candidate] = set()
+        self._done, self._total = 0, 1
 
-    @property
-    def turns(self) -> str:
-        """What a turn was, and if that differs, under which regimes."""
-        if len(self._turns) < 2:
-            return "".join(self._turns)
-        return "; ".join(f"{kind}: {', '.join(where)}" for kind, where in self._turns.items())
+    def trials(self) -> Iterator[Trial]:
+        """All of them, in the order of the table."""
+        trials = [
+            Trial(
+                workload=workload,
+                sampling=SamplingParams(max_tokens=self._options.tokens, temperature=temperature),
+                batch=batch,
+                dtype=self._dtype,
+                repeats=self._options.repeats,
+            )
+            for workload, temperature, batch in product(
+                self._workloads, self._options.temps, self._options.batches
+            )
+        ]
+        self._total = sum(len(trial.stretches) * trial.repeats for trial in trials)
+        yield from trials
 
-    def say(self, what: str) -> None:
-        """Report progress."""
+    def measure(self, trial: Trial) -> None:
+        """Race all candidates; an interrupt leaves the stretches before it."""
+        self._report(self._done, self._total, trial.label)
+        race = TrialRace(trial, self._runners(trial))
+        try:
+            race.run(lambda: self._step(trial.label))
+        finally:
+            self.measurements += race.measurements()
+            for runner, reason in race.failed.items():
+                self._failed.add(runner.candidate)
+                self.missing.append(f"{runner.candidate.label}: {reason}")
+
+    def _step(self, what: str) -> None:
+        self._done += 1
         self._report(self._done, self._total, what)
 
-    def expect(self, regimes: Iterable[Regime], times: int) -> None:
-        """Say how much is to come: these regimes, so many times."""
-        stretches = sum(len(regime.stretches(self._matrix.repeats)) for regime in regimes)
-        self._total = self._done + times * stretches
-
-    def close(self) -> bool:
-        """Free what peers hold, and whether that was not interrupted: nothing measured is lost."""
-        try:
-            self._free()
-        except KeyboardInterrupt:
-            return False
-        return True
-
-    def _free(self) -> None:
-        try:
-            self._held.close()
-        except Exception as error:
-            self.missing.append(f"something that a peer held was not freed: {_line(error)}")
-
-    def field(self, pair: Pair) -> list[Entrant]:
-        """Plain decoding, Outrider's contenders, and the peers that can take part.
-
-        What peers of an earlier field hold is freed.
-        """
-        self._free()
-        matrix = self._matrix
-        room = max(matrix.batches)
-        own = [OutriderEntrant.of(each, pair, room) for each in (PLAIN, *matrix.contenders)]
-        others, missing = peers.entrants(
-            matrix.peers, pair, matrix.peer_depths, self._held, self.say
-        )
-        self.missing += missing
-        return [*own, *others]
-
-    def fitting(self, workload: Workload, field: Sequence[Entrant]) -> Workload:
-        """A workload without the prompts that are too long for a model.
-
-        Raises:
-            InvalidConfigError: none is left.
-        """
-        own = (entrant for entrant in field if isinstance(entrant, OutriderEntrant))
-        lengths = (entrant.decoder.max_length for entrant in own)
-        room = min(length for length in lengths if length is not None)
-        kept, skipped = [], list(workload.skipped)
-        for prompt in workload.prompts:
-            tokens = prompt.max_tokens or self._matrix.max_tokens
-            if len(prompt.token_ids) + tokens <= room:
-                kept.append(prompt)
-            else:
-                skipped.append(
-                    f"{prompt.name}: {len(prompt.token_ids)} tokens and {tokens} to emit exceed "
-                    f"the context of {room} tokens"
-                )
-        if not kept:
-            raise InvalidConfigError(
-                "max_tokens",
-                self._matrix.max_tokens,
-                "shorter prompts, or fewer tokens to emit",
-                given=f"{workload.name}: {skipped[-1]}",
-            )
-        self.skipped += [f"{workload.name}, {each}" for each in skipped]
-        return replace(workload, prompts=tuple(kept), skipped=tuple(skipped))
-
-    def measure(self, regime: Regime, field: list[Entrant]) -> None:
-        """Race all entrants under a regime; an interrupt leaves the stretches before it.
-
-        A peer that fails is taken out of the field.
-        """
-        stretches = regime.stretches(self._matrix.repeats)
-        self.say(f"{regime.label}: warming up")
-        scores = [Score(entrant) for entrant in self._warmed_up(regime, field, stretches[0])]
-        whole = not all(isinstance(score.entrant, OutriderEntrant) for score in scores)
-        try:
-            for index, prompts in enumerate(stretches):
-                self.say(f"{regime.label}: {index + 1} of {len(stretches)}")
-                for entrant, why in _race(regime, scores, prompts, index, whole=whole):
-                    self.missing.append(f"{entrant.contender.label}: {why}")
-                    field.remove(entrant)
-                    scores = [score for score in scores if score.entrant is not entrant]
-                self._done += 1
-        finally:
-            plain = scores[0]
-            if len(plain):
-                kind = "whole requests" if whole else "rounds"
-                self._turns.setdefault(kind, []).append(f"{regime.label}, {regime.dtype}")
-            asked = [regime.tokens(prompts) for prompts in stretches[: len(plain)]]
-            partial = len(plain) < len(stretches)
-            self.measurements += [
-                score.measurement(plain, regime, asked, len(regime.stretches(1)), partial=partial)
-                for score in scores
-                if len(plain)
-            ]
-
-    def _warmed_up(
-        self, regime: Regime, field: Sequence[Entrant], prompts: Sequence[Prompt]
-    ) -> list[Entrant]:
-        """The entrants that can decode under this regime, renewed, and after a few tokens."""
-        ready: list[Entrant] = []
-        for entrant in field:
-            own = isinstance(entrant, OutriderEntrant)
-            contender = entrant.contender
-            if not own and regime.batch > 1:
-                why = f"not in batches of {regime.batch}, it decodes one at a time here"
-                self.missing.append(f"{contender.system}: {why}")
-                continue
-            entrant.renew()
-            lane = _lane(regime, entrant, prompts, 0, WARM_UP)
-            in_turn([lane])
-            if lane.failure is None:
-                ready.append(entrant)
-            else:
-                self.missing.append(f"{contender.label}: {lane.failure}")
-        return ready
+    def _runners(self, trial: Trial) -> list[Runner]:
+        """Fresh ones: what was learnt and computed in another trial is forgotten."""
+        own = [
+            OutriderRunner.of(candidate, self._pair, trial.batch)
+            for candidate in (PLAIN, *self._candidates)
+        ]
+        others, why = peers.runners(self._options, self._pair, trial.batch)
+        self.missing += why
+        return [*own, *(each for each in others if each.candidate not in self._failed)]
 
 
-def _lane(
-    regime: Regime,
-    entrant: Entrant,
-    prompts: Sequence[Prompt],
-    seed: int,
-    most: int | None = None,
-) -> Racer:
-    ids = [prompt.token_ids for prompt in prompts]
-    return entrant.lane(ids, regime.params(prompts, most), seed)
+def model_facts(target: str, draft: str | None, pair: Pair) -> dict[str, str | None]:
+    """Name the models of a pair, their device and their type."""
+    hf_model: Any = pair.target.hf_model
+    return {
+        "target": target,
+        "draft": draft or ("demo" if pair.model_drafter else None),
+        "device": str(hf_model.device),
+        "dtype": str(hf_model.dtype).removeprefix("torch."),
+    }
 
 
-def _race(
-    regime: Regime, scores: Sequence[Score], prompts: Sequence[Prompt], index: int, *, whole: bool
-) -> list[tuple[Entrant, str]]:
-    """A stretch: all of it counts, or an interrupt left it undone and nothing does.
-
-    Returns:
-        Who failed, and why: nothing of that one is counted.
-    """
-    order = [(place + index) % len(scores) for place in range(len(scores))]
-    lanes = {place: _lane(regime, scores[place].entrant, prompts, index) for place in order}
-    in_turn(list(lanes.values()), whole=whole)
-    plain = lanes[0].token_ids
-    expected = [_expected(regime, score.entrant, prompts, index, plain) for score in scores]
-    failed = []
-    for place, score in enumerate(scores):
-        failure = lanes[place].failure
-        if failure is None:
-            score.add(lanes[place], expected[place])
-        else:
-            failed.append((score.entrant, failure))
-    return failed
+def _candidates(options: BenchOptions, drafters: Sequence[str]) -> list[Candidate]:
+    """Every drafter with every method, at every depth, and in every tree that it can draft."""
+    drafting = [
+        (drafter, layers)
+        for drafter in drafters
+        for layers in (options.exit_layers if drafter == "early_exit" else (None,))
+    ]
+    pairs = list(product(drafting, options.verification))
+    chains = [
+        Candidate(drafter, method, depth, exit_layers=layers)
+        for ((drafter, layers), method), depth in product(pairs, options.depths)
+    ]
+    shapes = [shape_of(tree) for tree in options.trees]
+    trees = [
+        Candidate(drafter, method, len(shape), shape, layers)
+        for ((drafter, layers), method), shape in product(pairs, shapes)
+        if drafter not in WITHOUT_TREES
+    ]
+    return [*chains, *trees]
 
 
-def _expected(
-    regime: Regime,
-    entrant: Entrant,
-    prompts: Sequence[Prompt],
-    seed: int,
-    plain: tuple[tuple[int, ...], ...],
-) -> tuple[tuple[int, ...], ...] | None:
-    """The tokens that an entrant has to emit; None where there are many it may."""
-    if entrant.lossy:
-        return None
-    if regime.temperature == 0:
-        return plain
-    if isinstance(entrant, OutriderEntrant) and entrant.coupled:
-        lane = _lane(regime, entrant.undrafted(), prompts, seed)
-        in_turn([lane])
-        return lane.token_ids
-    return None
+def _workloads(options: BenchOptions, pair: Pair, lines: Sequence[Line] | None) -> list[Workload]:
+    if options.prompts is None or lines is None:
+        count, vocab_size = options.prompts_per_workload, pair.target.vocab_size
+        return [
+            built_in(kind, pair.tokenizer, vocab_size, count) for kind in options.chosen_workloads
+        ]
+    workload = parse_lines(lines, options.prompts.stem, pair.tokenizer)
+    predicted = any(prompt.prediction is not None for prompt in workload.prompts)
+    if "prediction" in (options.drafters or ()) and not predicted:
+        given = f"{options.prompts} has no row that can be used with a prediction"
+        expected = '"prediction" in its rows'
+        raise InvalidConfigError("prompts", str(options.prompts), expected, given=given)
+    return [workload]
 
 
-def _line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
+def _settings(options: BenchOptions) -> dict[str, Any]:
+    """The options as JSON takes them, defaults filled in."""
+    made = {
+        **asdict(options),
+        "workloads": None if options.prompts else options.chosen_workloads,
+        "max_tokens": options.tokens,
+        "prompts": options.prompts and options.prompts.name,
+        "gguf": options.gguf and options.gguf.name,
+    }
+    given = {name: value for name, value in made.items() if value is not None}
+    return dict(json.loads(json.dumps(given)))

@@ -1,357 +1,349 @@
-"""Which way of decoding is fastest for a pair of models on given prompts.
+"""`outrider tune`: the fastest configuration, found by short races that halve the field.
 
-Everything is measured once, every configuration is predicted from that (`regime`, `forecast`), and
-the best of them, with the adaptive default, are raced against plain decoding. What is recommended
-is what was measured.
+All configurations of a grid are raced beside plain decoding on one batch of prompts, with a quarter
+of the tokens; the better half on two batches with half of them; and so on (successive halving:
+Jamieson and Talwalkar 2016). The last race is between the best few and the default, on all prompts,
+and the recommendation rests on its measurements alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import zip_longest
-from math import ceil, inf
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
-from ..engine.compatibility import parts_of
+from .. import Pair, SamplingParams, load
 from ..errors import InvalidConfigError
-from ..types.protocols import is_bounded
-from .checks import Check, pooled
-from .contending import PLAIN
-from .forecast import Prediction, predict
-from .heat import Heat, measurement
-from .measure import Tokens, forward_times
-from .progress import Report, Steps
-from .records import Contender, ForwardTime, Workload
-from .regime import Regime, measure
-from .search import Models, Search
+from .engine_flags import Export, export
+from .environment import environment
+from .options import Progress, TuneOptions, shape_of
+from .prompt_files import lines_of, parse_lines
+from .race import OutriderRunner, config_of
+from .records import PLAIN, Candidate, Measurement, Workload
+from .run import WITHOUT_TREES, model_facts
+from .speedup import Speedup, speedup
+from .trial import Trial, TrialRace, fitting
+from .workloads import built_in
+
+GROUP = 4
+"""How many candidates are raced at once: each holds caches of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """What to decode with.
+    """Which configuration to decode with, and what it rests on.
 
     Attributes:
-        contender: the configuration; plain decoding where speculation is not worth it.
-        best: the best configuration that was checked, recommended or not.
-        expected: its predicted speedup over all temperatures; of an adaptive depth that of the best
-            fixed depth, plain decoding included.
-        measured, low, high: its measured speedup over all temperatures with a 95% interval over
-            prompts; there is no interval where fewer than two (with batches, two batches of them)
-            were run at some temperature.
+        candidate: the configuration; plain decoding where speculation does not surely pay.
+        best: the fastest candidate of the last race, recommended or not; None if none was run.
+        speedup: of `best` over plain decoding, over all temperatures; None if none was run.
+        low, high: its 95% interval; None with fewer than two stretches.
+        measurements: of the last race.
+        eliminated: what shorter races measured of the candidates that are not in the last.
+        exports: the configuration in other engines' words.
+        environment: versions, machine, models and settings, as JSON takes them.
+        skipped: prompts that were left out, and why.
+        partial: whether the search was interrupted.
     """
 
-    contender: Contender
-    best: Contender
-    expected: float | None
-    measured: float
+    candidate: Candidate
+    best: Candidate | None
+    speedup: float | None
     low: float | None
     high: float | None
-
-    @property
-    def speculate(self) -> bool:
-        """Whether speculation is worth it: its speedup is above 1 for certain."""
-        return not self.contender.plain
+    measurements: tuple[Measurement, ...]
+    eliminated: tuple[Measurement, ...]
+    exports: tuple[Export, ...]
+    environment: dict[str, Any]
+    skipped: tuple[str, ...] = ()
+    partial: bool = False
 
     @property
     def verdict(self) -> str:
-        """The recommendation in one clause."""
-        figures = f"{self.measured:.2f}x plain decoding ("
+        """The recommendation in one sentence."""
+        if self.best is None:
+            return "no recommendation: the search was interrupted before its last race"
+        figures = f"{self.best.label} is {self.speedup:.2f}x as fast as plain decoding"
         if self.low is not None:
-            figures += f"95% interval {self.low:.2f} to {self.high:.2f} over prompts"
-        else:
-            figures += "no interval: it takes two prompts, or batches of them, at each temperature"
-        if self.expected is not None:
-            figures += f", {self.expected:.2f}x was expected"
-            if self.best.num_speculative_tokens is None:
-                figures += " of its best fixed depth"
-        if self.speculate:
-            return f"{self.best.label}: {figures})"
-        best = f"the best checked, {self.best.label}, is {figures})"
+            figures += f" (95% interval {self.low:.2f} to {self.high:.2f} over prompts)"
+        if not self.candidate.plain:
+            return figures
         if self.low is None or self.high is None:
-            return f"plain decoding, since too few prompts can recommend no other: {best}"
+            return f"plain decoding, since too few prompts can recommend another: {figures}"
         if self.high > 1:
-            return f"not told apart from plain decoding, more prompts may tell: {best}"
-        return f"do not speculate: {best}"
+            return f"undecided, more prompts may tell: the best tried, {figures}"
+        return f"turn it off: the best tried, {figures}"
 
+    def settings(self) -> dict[str, Any]:
+        """What a `--config` file takes to decode like this, by flag name without dashes.
 
-@dataclass(frozen=True, slots=True)
-class TuneResult:
-    """All that a run of `outrider tune` found.
+        Models and device are those of the search.
+        """
+        names = ("target", "draft", "dtype", "device")
+        given = self.environment["settings"]
+        made = {name: given[name] for name in names if given.get(name) is not None}
+        made["method"] = self.candidate.drafter
+        if self.candidate.plain:
+            return made
+        made["depth"] = "adaptive" if self.candidate.depth is None else "fixed"
+        made["verification"] = self.candidate.verification
+        if self.candidate.depth is not None:
+            made["num-speculative-tokens"] = self.candidate.depth
+        if self.candidate.tree is not None:
+            made["tree-shape"] = list(self.candidate.tree)
+        return made
 
-    Attributes:
-        provenance: versions, machine, models and settings, as JSON takes them.
-        workload: the name of the prompts.
-        prompts: how many were used.
-        skipped: rows of the file that were left out, and why.
-        curve: what forwards of the target cost, at the pace that each temperature was measured at.
-        predictions: of every configuration at every temperature that was measured.
-        checks: configurations that were run, at each temperature.
-        recommendation: None if nothing was checked at every temperature.
-        partial: whether the run was interrupted.
-    """
-
-    provenance: dict[str, Any]
-    workload: str
-    prompts: int
-    skipped: tuple[str, ...]
-    curve: tuple[ForwardTime, ...]
-    predictions: tuple[Prediction, ...]
-    checks: tuple[Check, ...]
-    recommendation: Recommendation | None
-    partial: bool
-
-    def predicted_speedup(self, prediction: Prediction) -> float:
-        """Of a prediction, over plain decoding at its temperature."""
-        return prediction.tokens_per_s / _plain(self.predictions, prediction.temperature)
+    def document(self) -> dict[str, Any]:
+        """All of it as JSON takes it."""
+        return asdict(self) | {
+            "format": "outrider-tune/2",
+            "verdict": self.verdict,
+            "config": self.settings(),
+        }
 
 
 def tune(
-    models: Models,
-    workload: Workload,
-    search: Search,
-    report: Report = lambda _done, _total, _what: None,
-    provenance: dict[str, Any] | None = None,
-) -> TuneResult:
-    """Measure, predict, check, recommend. An interrupt ends it with what is known by then.
-
-    Args:
-        models: the pair.
-        workload: the prompts; as many as fill whole batches are used.
-        search: what is looked at.
-        report: is told of the progress.
-        provenance: goes into the result.
-
-    Raises:
-        InvalidConfigError: there are fewer prompts than a batch holds, or the models have no room
-            for two batches.
-    """
-    workload = fitting(models, workload, search)
-    batches = batches_of(workload, search.batch)
-    regimes: list[Regime] = []
-    predictions: list[Prediction] = []
-    checks: list[Check] = []
+    options: TuneOptions, report: Progress, load_pair: Callable[..., Pair] = load
+) -> Recommendation:
+    """See `run_tune`; `load_pair` takes the arguments of `outrider.load`."""
+    grid = candidates(options)
+    for candidate in grid:
+        config_of(candidate)
+    lines = None if options.prompts is None else lines_of(options.prompts)
+    report(0, 1, "loading the models")
+    pair = load_pair(
+        options.target,
+        options.draft,
+        device=options.device,
+        max_sequences=options.batch,
+        **({} if options.dtype is None else {"dtype": options.dtype}),
+    )
+    if options.prompts is None or lines is None:
+        workload = built_in("code", pair.tokenizer, pair.target.vocab_size, options.max_prompts)
+    else:
+        workload = parse_lines(lines, options.prompts.stem, pair.tokenizer)
+    room = OutriderRunner.of(PLAIN, pair, 1).decoder.max_length
+    workload = fitting(_cut(workload, options), options.max_tokens, room)
+    if len(workload.prompts) < options.batch:
+        expected = f"at most {len(workload.prompts)}, the number of prompts"
+        raise InvalidConfigError("batch", options.batch, expected)
+    search = _Search(options, pair, workload, report)
     partial = False
     try:
-        for temperature in search.temperatures:
-            regimes.append(measure(models, batches, search, temperature, report))
-            predictions += predict(models, regimes[-1], search.contenders(), report)
-        _check_all(models, workload, batches, search, report, predictions, checks)
+        search.run(grid)
     except KeyboardInterrupt:
         partial = True
-    return TuneResult(
-        provenance=provenance or {},
-        workload=workload.name,
-        prompts=sum(map(len, batches)),
-        skipped=workload.skipped,
-        curve=forward_times([seen for regime in regimes for seen in regime.rounds]),
-        predictions=tuple(predictions),
-        checks=tuple(checks),
-        recommendation=recommend(search.temperatures, predictions, checks),
+    settings = {
+        name: str(value) if name == "prompts" else value
+        for name, value in asdict(options).items()
+        if value is not None
+    }
+    return _recommend(
+        options,
+        search,
+        environment(model_facts(options.target, options.draft, pair), settings),
+        workload.skipped,
         partial=partial,
     )
 
 
-def fitting(models: Models, workload: Workload, search: Search) -> Workload:
-    """The prompts that leave room for the text in every model; the others are named as skipped.
-
-    Raises:
-        InvalidConfigError: none does.
-    """
-    parts = parts_of(models.target, models.drafter)
-    room = min((part.max_length for part in parts if is_bounded(part)), default=inf)
-    most = room - search.params.max_tokens
-    kept = tuple(prompt for prompt in workload.prompts if len(prompt.token_ids) <= most)
-    skipped = tuple(
-        f"{prompt.name}: {len(prompt.token_ids)} tokens, at most {most} leave room for the text"
-        for prompt in workload.prompts
-        if len(prompt.token_ids) > most
-    )
-    if not kept:
-        raise InvalidConfigError(
-            "prompts", workload.name, f"a prompt of at most {most} tokens", given=skipped[0]
-        )
-    return replace(workload, prompts=kept, skipped=workload.skipped + skipped)
+def candidates(options: TuneOptions) -> list[Candidate]:
+    """The grid, the default first: each drafter and method, at each depth and in each tree."""
+    default = Candidate(options.chosen_drafters[0], options.verifications[0])
+    if "hybrid" in options.chosen_drafters:
+        default = replace(default, drafter="hybrid")
+    pairs = list(product(options.chosen_drafters, options.verifications))
+    chains = [
+        Candidate(drafter, method, depth)
+        for drafter, method in pairs
+        for depth in (None, *options.depths)
+    ]
+    trees = [
+        Candidate(drafter, method, len(shape_of(tree)), shape_of(tree))
+        for drafter, method in pairs
+        for tree in options.trees
+        if drafter not in WITHOUT_TREES
+    ]
+    return list(dict.fromkeys([default, *chains, *trees]))
 
 
-def batches_of(workload: Workload, size: int) -> list[list[Tokens]]:
-    """The token ids of prompts in whole batches, in order.
+class _Search:
+    """The races of a search, and what each candidate came to in its last one."""
 
-    Raises:
-        InvalidConfigError: there are fewer prompts than that.
-    """
-    prompts = [prompt.token_ids for prompt in workload.prompts]
-    if len(prompts) < size:
-        raise InvalidConfigError(
-            "batch", size, f"at most {len(prompts)}, the number of prompts in {workload.name}"
-        )
-    return [prompts[i : i + size] for i in range(0, len(prompts) - size + 1, size)]
+    def __init__(
+        self, options: TuneOptions, pair: Pair, workload: Workload, report: Progress
+    ) -> None:
+        self._options, self._pair, self._workload = options, pair, workload
+        self._report = report
+        self._done, self._total = 0, 1
+        self.latest: dict[Candidate, list[Measurement]] = {}
+        self.finalists: list[Candidate] = []
+        self.final: list[Measurement] = []
+
+    def run(self, grid: Sequence[Candidate]) -> None:
+        """Halve the field until `checks` are left, then race these and the default at length."""
+        default, checks = grid[0], self._options.checks
+        rounds = _halvings(len(grid), checks)
+        steps = sum(-(-count // GROUP) for count, _ in rounds)
+        self._total = (steps + 1) * len(self._options.temp)
+        field = list(grid)
+        for count, share in rounds:
+            assert len(field) == count
+            what = f"{count} candidates, {share:.0%} of the tokens"
+            for first in range(0, len(field), GROUP):
+                self._race(field[first : first + GROUP], share, what)
+            field = sorted(field, key=self.rate, reverse=True)[: max(checks, count // 2)]
+        self.finalists = list(dict.fromkeys([*field, default]))
+        self.final = self._race(self.finalists, 1.0, f"the best {len(self.finalists)}")
+
+    def _race(self, field: Sequence[Candidate], share: float, what: str) -> list[Measurement]:
+        """Race some candidates beside plain decoding, at every temperature."""
+        found: list[Measurement] = []
+        for trial in self._trials(share):
+            self._report(self._done, self._total, what)
+            runners = [
+                OutriderRunner.of(candidate, self._pair, trial.batch)
+                for candidate in (PLAIN, *field)
+            ]
+            race = TrialRace(trial, runners)
+            try:
+                race.run()
+            finally:
+                found += race.measurements()
+            self._done += 1
+        self._report(self._done, self._total, what)
+        for candidate in field:
+            self.latest[candidate] = [each for each in found if each.candidate == candidate]
+        return found
+
+    def _trials(self, share: float) -> Iterator[Trial]:
+        """The prompts, tokens and repeats of a race that takes this share of the last one's."""
+        options, workload = self._options, self._workload
+        repeats = options.repeats if share == 1 else 1
+        tokens = options.max_tokens if share == 1 else max(8, round(options.max_tokens * share))
+        used = max(options.batch, round(len(workload.prompts) * share))
+        cut = replace(workload, prompts=workload.prompts[:used])
+        for temperature in options.temp:
+            sampling = SamplingParams(
+                max_tokens=tokens,
+                temperature=temperature,
+                top_p=options.top_p,
+                top_k=options.top_k,
+                min_p=options.min_p,
+            )
+            yield Trial(
+                workload=cut,
+                sampling=sampling,
+                batch=options.batch,
+                dtype=str(self._pair.target.hf_model.dtype).removeprefix("torch."),
+                repeats=repeats,
+            )
+
+    def rate(self, candidate: Candidate) -> float:
+        """How fast a candidate was over plain decoding: the product over all temperatures."""
+        rate = 1.0
+        for found in self.latest[candidate]:
+            rate *= found.speedup or 0.0
+        return rate
 
 
-def ranked(predictions: Sequence[Prediction]) -> list[tuple[Contender, float]]:
-    """Configurations that were predicted at every temperature, and their speedups over all of them.
-
-    The fastest first; plain decoding is among them.
-    """
-    temperatures = {prediction.temperature for prediction in predictions}
-    of: dict[Contender, list[Prediction]] = {}
-    for prediction in predictions:
-        of.setdefault(prediction.contender, []).append(prediction)
-    rates = {
-        contender: sum(p.tokens for p in found) / sum(p.seconds for p in found)
-        for contender, found in of.items()
-        if len(found) == len(temperatures)
-    }
-    order = sorted(rates, key=lambda contender: -rates[contender])
-    return [(contender, rates[contender] / rates[PLAIN]) for contender in order]
+def _halvings(count: int, checks: int) -> list[tuple[int, float]]:
+    """The races before the last: how many candidates, and the share of prompts and tokens each."""
+    found = []
+    share = 0.25
+    while count > checks:
+        found.append((count, share))
+        count, share = max(checks, count // 2), min(0.75, share * 1.5)
+    return found
 
 
-def recommend(
-    temperatures: Sequence[float], predictions: Sequence[Prediction], checks: Sequence[Check]
-) -> Recommendation | None:
-    """The best of what was checked at every temperature; plain decoding if none is surely faster.
-
-    Args:
-        temperatures: all that count.
-        predictions: of fixed depths.
-        checks: what was run.
-    """
-    of: dict[Contender, list[Check]] = {}
-    for check in checks:
-        of.setdefault(check.measured.contender, []).append(check)
+def _recommend(
+    options: TuneOptions,
+    search: _Search,
+    found: dict[str, Any],
+    skipped: tuple[str, ...],
+    *,
+    partial: bool,
+) -> Recommendation:
+    """The fastest of the last race; plain decoding unless it is surely faster."""
     gains = {
-        contender: pooled(found)
-        for contender, found in of.items()
-        if len(found) == len(temperatures)
+        candidate: _pooled(search.final, candidate, options)
+        for candidate in search.finalists
+        if search.final
     }
-    if not gains:
-        return None
-    best = max(gains, key=lambda contender: gains[contender][0])
-    measured, low, high = gains[best]
-    chosen = best if low is not None and low > 1 else PLAIN
-    return Recommendation(chosen, best, _expected(best, predictions), measured, low, high)
-
-
-def best_depth(contender: Contender, predictions: Sequence[Prediction]) -> int:
-    """How far an engine is to draft that has neither adaptive depths nor hybrid drafters.
-
-    A fixed depth is as it is, but for a hybrid's: its draft model drafts alone there. Else it is
-    the best one predicted of the drafter that is left, at least 1.
-    """
-    own = contender.num_speculative_tokens
-    hybrid = contender.drafter == "hybrid" and contender.tree_shape is None
-    if own is not None and not hybrid:
-        return own
-    alike = ("draft_model" if hybrid else contender.drafter, contender.verification)
-    depths = (
-        other.num_speculative_tokens
-        for other, _ in ranked(predictions)
-        if (other.drafter, other.verification) == alike and other.tree_shape is None
-    )
-    return next(depths, None) or own or 1
-
-
-def _expected(contender: Contender, predictions: Sequence[Prediction]) -> float | None:
-    found = ranked(predictions)
-    if contender.num_speculative_tokens is not None:
-        return dict(found).get(contender)
-    alike = (contender.drafter, contender.verification)
-    return max(
-        (
-            gain
-            for other, gain in found
-            if other.plain or (other.drafter, other.verification) == alike
+    best = max(gains, key=lambda candidate: gains[candidate].ratio, default=None)
+    gain = None if best is None else gains[best]
+    sure = gain is not None and gain.low is not None and gain.low > 1
+    chosen = best if best is not None and sure else PLAIN
+    return Recommendation(
+        candidate=chosen,
+        best=best,
+        speedup=None if gain is None else gain.ratio,
+        low=None if gain is None else gain.low,
+        high=None if gain is None else gain.high,
+        measurements=tuple(search.final),
+        eliminated=tuple(
+            each
+            for measurements in search.latest.values()
+            for each in measurements
+            if each not in search.final
         ),
-        default=None,
+        exports=_exports(options, chosen, search),
+        environment=found,
+        skipped=skipped,
+        partial=partial,
     )
 
 
-def _plain(predictions: Sequence[Prediction], temperature: float) -> float:
-    return next(
-        prediction.tokens_per_s
-        for prediction in predictions
-        if prediction.contender.plain and prediction.temperature == temperature
-    )
+def _pooled(
+    measurements: Sequence[Measurement], candidate: Candidate, options: TuneOptions
+) -> Speedup:
+    """A candidate over plain decoding, the stretches of all temperatures together.
 
-
-def _check_all(
-    models: Models,
-    workload: Workload,
-    batches: list[list[Tokens]],
-    search: Search,
-    report: Report,
-    predictions: list[Prediction],
-    checks: list[Check],
-) -> None:
-    """Race what is to be checked, several against one plain decoding; the most telling first."""
-    known = {(found.contender, found.temperature): found for found in predictions}
-    jobs = to_check(search, predictions)
-    groups = {
-        at: models.groups([contender for contender, when in jobs if when == at], search.batch)
-        for at in search.temperatures
-    }
-    rounds = zip_longest(*groups.values())
-    heats = [heat for each in rounds for heat in zip(groups, each, strict=True) if heat[1]]
-    steps = Steps(report, len(heats) * len(batches) * search.repeats, "")
-    for temperature, group in heats:
-        heat = Heat(models, [PLAIN, *group], search.sampling(temperature))
-        steps.say(f"checking {len(group)} configurations at temperature {temperature:g}")
-        try:
-            for batch in batches * search.repeats:
-                heat.run(batch)
-                steps.done()
-        finally:
-            # An interrupt leaves the batches before it.
-            if heat.batches:
-                plain, *others = heat.timed()
-                distinct = len(batches)
-                regime = (workload.name, temperature, search.batch, models.dtype, distinct)
-                baseline = measurement(PLAIN, plain, plain, *regime)
-                pace = baseline.tokens_per_s / known[PLAIN, temperature].tokens_per_s
-                checks += [
-                    Check(
-                        baseline,
-                        measurement(contender, timed, plain, *regime),
-                        known.get((contender, temperature)),
-                        distinct,
-                        pace,
-                    )
-                    for contender, timed in zip(group, others, strict=True)
-                ]
-
-
-def to_check(search: Search, predictions: Sequence[Prediction]) -> list[tuple[Contender, float]]:
-    """Configurations, each with a temperature, to be run.
-
-    First the default and the best predicted, at every temperature, which a recommendation rests on.
-    Then as many others as make `search.verify` predictions in all, or more if it takes more for
-    five sixths of them to be by formula or replay: those alone as long as there are some, evenly
-    spread over kinds and temperatures. What comes from a short run of the same configuration says
-    little.
+    A prompt's stretches at all temperatures are one: they say little of other prompts.
     """
-    order = [contender for contender, _ in ranked(predictions) if not contender.plain]
-    best, rest = order[: search.checks], order[search.checks :]
-    temperatures = search.temperatures
-    jobs = [(contender, at) for contender in (search.default(), *best) for at in temperatures]
-    short = {found.contender for found in predictions if not found.exact}
-    sound = sum(contender not in short for contender in best) * len(temperatures)
-    least = max(search.verify - len(best) * len(temperatures), ceil(search.verify * 5 / 6) - sound)
-    left = max(0, least)
-    others = sorted(rest, key=search.contenders().index)
-    telling = [contender for contender in others if contender not in short]
-    for place, at in enumerate(temperatures):
-        share = left // len(temperatures) + (place < left % len(temperatures))
-        # Each temperature begins a little further on.
-        start = place / len(temperatures)
-        chosen = _spread(telling, share, start)
-        chosen += _spread(
-            [contender for contender in others if contender in short], share - len(chosen), start
-        )
-        jobs += [(contender, at) for contender in chosen]
-    return jobs
+    plain = [each for each in measurements if each.candidate.plain]
+    own = [each for each in measurements if each.candidate == candidate]
+    if not all(each.speedup for each in own):
+        return Speedup(0.0)
+    stretches = len(plain[0].seconds)
+    return speedup(
+        [seconds for each in plain for seconds in each.seconds],
+        [tokens for each in plain for tokens in each.tokens],
+        [seconds for each in own for seconds in each.seconds],
+        [tokens for each in own for tokens in each.tokens],
+        max(1, stretches // options.repeats),
+    )
 
 
-def _spread(among: Sequence[Contender], count: int, start: float) -> list[Contender]:
-    """So many of them, or all, at even distances; `start` is a share of the first distance."""
-    taken = min(count, len(among))
-    return [among[int((i + start) * len(among) / taken)] for i in range(taken)]
+def _exports(options: TuneOptions, candidate: Candidate, search: _Search) -> tuple[Export, ...]:
+    """The recommendation in other engines' words; they have fixed depths only."""
+    target, draft = options.target, options.draft
+    if target == "demo":
+        import outrider_demo as demo
+
+        target, draft = str(demo.TARGET), draft or str(demo.DRAFT)
+    depth = _best_depth(candidate, search)
+    return tuple(
+        export(system, candidate, target=target, draft=draft, depth=depth)
+        for system in options.export
+    )
+
+
+def _best_depth(candidate: Candidate, search: _Search) -> int:
+    """A fixed depth; for an adaptive one the fastest fixed one that was tried of its drafter."""
+    if candidate.depth is not None:
+        return candidate.depth
+    rates = {
+        other.depth: search.rate(other)
+        for other in search.latest
+        if other.drafter == candidate.drafter and other.depth is not None and other.tree is None
+    }
+    return max(rates, key=lambda depth: rates[depth], default=4)
+
+
+def _cut(workload: Workload, options: TuneOptions) -> Workload:
+    """The first prompts, without predictions, which no candidate of a search looks at."""
+    prompts = workload.prompts[: options.max_prompts]
+    return replace(workload, prompts=tuple(replace(each, prediction=None) for each in prompts))

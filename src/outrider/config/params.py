@@ -83,16 +83,16 @@ class SamplingParams:
         bad_words: token id sequences that are never completed: their last token is forbidden where
             the others came just before.
         min_tokens: no stop token, and no stop string, ends the request before this many tokens.
-        stop: strings that end the request once the text holds one; the text is cut before it. One
-            string or several; needs a tokenizer.
-        logits_processors: called in turn after all of the above and before the temperature, for
-            each position of each hypothesis: a transformers `LogitsProcessor`, or a function of the
-            tokens so far, int64 [L], and their logits [V], that returns logits [V]. One that
-            remembers earlier calls comes in a `StatefulProcessor`, since drafts that are refused
-            are seen as well.
+        logits_processors: called in turn after all of the above and before the temperature. Each is
+            called for each position of each hypothesis, and is a transformers `LogitsProcessor`, or
+            a function of the tokens so far, int64 [L], and their logits [V], that returns logits
+            [V]. One that remembers earlier calls comes in a `StatefulProcessor`, since drafts that
+            are refused are seen as well. Behind a stop none is called.
         structured_output: the form of the text: JSON of a schema, a regex, a grammar, or a choice.
             Needs a tokenizer. Tokens that would leave the form are forbidden, after all of the
             above and before the temperature.
+        stop: strings that end the request once the text holds one; the text is cut before it. One
+            string or several; needs a tokenizer.
         stop_token_ids: the request ends once one of these is emitted (it is part of the output).
         ignore_eos: do not stop at the model's own end-of-sequence tokens.
         logprobs: report each token's log-probability under the target's raw logits, and those of
@@ -208,8 +208,8 @@ class SpeculativeConfig:
             remain. "fixed" drafts that far every round; "adaptive" as far as pays by measured costs
             and acceptance, 0 included; "confidence" while the draft's distribution is sure enough
             for another token to pay by the `cost_ratio`, chains only.
-        cost_ratio: what a draft step costs beside a plain forward of the target, a number >= 0:
-            what confidence goes by, and an adaptive depth for a sampled request with a seed, so
+        cost_ratio: what a draft step costs beside a plain forward of the target, a number >= 0.
+            Confidence goes by it, and an adaptive depth for a sampled request with a seed, so
             that its text repeats, and for the others until costs were measured. None is what the
             drafter says of itself, as an `EarlyExitDrafter` does, or else .125.
         draft_params: how the draft model's logits become the distributions that it draws from.
@@ -218,10 +218,10 @@ class SpeculativeConfig:
             greedy request is drafted greedily, and a structured one in its form, in any case.
         draft_sample_method: "probabilistic" draws from the draft model's own distribution; "greedy"
             proposes its most likely tokens, verified as the point masses that they are.
-        tree_shape: draft trees, each node with this many children at each depth, such as (2, 2, 1),
-            no deeper than that, nor than `num_speculative_tokens`; None drafts chains.
-        tree_budget: draft trees of this many nodes, at most `num_speculative_tokens` of them in a
-            row, grown where the draft model is surest; not together with `tree_shape`.
+        tree_shape: draft trees, each node with this many children at each depth, such as (2, 2, 1).
+            They are no deeper than that, nor than `num_speculative_tokens`; None drafts chains.
+        tree_budget: draft trees of this many nodes, grown where the draft model is surest. At most
+            `num_speculative_tokens` of them are in a row; not together with `tree_shape`.
         tree_children: what the children of a node are: "greedy" the likeliest tokens outright and
             one drawn from the rest; "without_replacement" all drawn, each from what its siblings
             left; "with_replacement" all drawn from one distribution.

@@ -90,9 +90,11 @@ class SomeStop(StopRule):
         """Draft on after a token of enough confidence."""
         return drafting & (confidence[:, -1] >= self._least)
 
-    def kept(self, source: str, confidence: NDArray[np.float64]) -> NDArray[np.float64]:
+    def kept(
+        self, source: str, confidence: NDArray[np.float64], row: int | None = None
+    ) -> NDArray[np.float64]:
         """Take confidences as they are."""
-        del source
+        del source, row
         return confidence
 
     def lookup(self, row: int, reach: NDArray[np.float64]) -> int:
@@ -322,12 +324,17 @@ class _Kit:
         return proposal
 
     def _decoded(self, drafter: Drafter, plan: DraftPlan, *, learning: bool, discard: bool) -> None:
-        """Take sequences through two rounds and to their end."""
-        prefixes = [Prefix(next(self._ids), self._prompt(shift)) for shift in range(3)]
-        for token in (1, 1):
+        """Take sequences through two rounds and to their end.
+
+        Their outputs hold the kit's prompts, which go on in another way than within themselves.
+        """
+        outputs = [[*self._prompt(shift), (2 + shift) % self._vocab_size] for shift in range(3)]
+        prefixes = [Prefix(next(self._ids), [0, *output[:-1]]) for output in outputs]
+        for _ in range(2):
             ctx = TrialContext(plan, Enumerator([()] * 3), learning=learning)
             drafter.propose(prefixes, plan, ctx)
-            prefixes = [prefix.extended([0, token]) for prefix in prefixes]
+            rows = zip(prefixes, outputs, strict=True)
+            prefixes = [prefix.extended(output[-1:]) for prefix, output in rows]
         release(drafter, prefixes, discard=discard)
 
     def _differs(self, drafter: Drafter, when: str, **context: Any) -> str:

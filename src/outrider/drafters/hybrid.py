@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from torch.nn.functional import pad
 
 from ..errors import InvalidConfigError
+from ..runtimes.base import Runtime
 from ..types import trees
 from ..types.records import MODEL, Distributions, DraftPlan, DraftProposal, Prefix
 from ..types.transfer import sent
 from .base import DraftContext, Drafter
 from .lookup import NOTHING, Candidate, Found, LookupDrafter, proposal_of
-from .model import DraftModel, ModelDrafter, is_model
+from .model import ModelDrafter
 from .prediction import PredictionDrafter
 from .suffix.drafter import SuffixDrafter
 
@@ -52,14 +53,12 @@ class HybridDrafter(Drafter):
 
     def __init__(
         self,
-        drafter: Drafter | DraftModel,
+        drafter: Drafter | Runtime,
         *lookups: LookupDrafter,
         min_expected: float | None = None,
     ) -> None:
-        own = drafter if isinstance(drafter, Drafter) else None
-        if own is None and is_model(drafter):
-            own = ModelDrafter(drafter)
-        if own is None or own.vocab_size is None:
+        own = ModelDrafter(drafter) if isinstance(drafter, Runtime) else drafter
+        if not isinstance(own, Drafter) or own.vocab_size is None:
             kind = type(drafter).__name__
             raise InvalidConfigError("drafter", kind, "a drafter with a model, or a model")
         if not lookups or not all(isinstance(each, LookupDrafter) for each in lookups):
@@ -79,7 +78,7 @@ class HybridDrafter(Drafter):
 
     @classmethod
     def usual(
-        cls, drafter: Drafter | DraftModel, suffix: SuffixDrafter | None = None
+        cls, drafter: Drafter | Runtime, suffix: SuffixDrafter | None = None
     ) -> HybridDrafter:
         """Make what drafts where nothing else is asked for: a model, suffix lookup, predictions.
 

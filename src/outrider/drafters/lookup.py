@@ -138,7 +138,7 @@ class LookupDrafter(Drafter):
             cut = candidate.until(ctx.stop_ids(row))
             kept = cut.confidence
             if plan.stop is not None:
-                kept = plan.stop.kept(self.source, kept)
+                kept = plan.stop.kept(self.source, kept, row)
             found.append(Found(cut, cut.reach(kept), self.source))
         return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -12,24 +11,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..errors import InvalidConfigError
-from ..types.protocols import AutoregressiveModel, CachedModel, Cursor
+from ..runtimes.base import Cursor, Runtime
 from ..types.records import Distributions, DraftPlan, DraftProposal, Prefix
 from ..types.transfer import sent
 from .base import DraftContext, Drafter
 from .tree import draft_tree
-
-DraftModel = AutoregressiveModel
-"""A model that can draft."""
-
-
-def is_model(value: object) -> TypeGuard[DraftModel]:
-    """Whether this is a model that can draft."""
-    return isinstance(value, DraftModel) and not isinstance(value, type)
-
-
-def longest_prefix(model: DraftModel) -> int | None:
-    """Return how many tokens a model reads at most; None for any number."""
-    return model.max_length if isinstance(model, CachedModel) else None
 
 
 class ModelDrafter(Drafter):
@@ -49,10 +35,11 @@ class ModelDrafter(Drafter):
         InvalidConfigError: `model` is no such model.
     """
 
-    def __init__(self, model: DraftModel, vocab_size: int | None = None) -> None:
-        if not is_model(model):
-            name = model.__name__ if isinstance(model, type) else type(model).__name__
-            expected = "an instance of a model with vocab_size and open, such as TransformersModel"
+    def __init__(self, model: Runtime, vocab_size: int | None = None) -> None:
+        given: object = model
+        if not isinstance(given, Runtime):
+            name = given.__name__ if isinstance(given, type) else type(given).__name__
+            expected = "an outrider.Runtime, such as TransformersModel(...)"
             raise InvalidConfigError("model", name, expected)
         self.model = model
         self.models = (model,)
@@ -67,11 +54,11 @@ class ModelDrafter(Drafter):
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
     ) -> DraftProposal:
         """Propose chains, or trees, of the plan's depth for a model; chains end by `ctx.depths`."""
-        depth = self.possible(prefixes, plan)
+        depth = self._possible(prefixes, plan)
         if not depth.any():
             return nothing(len(prefixes), ctx.device)
         ctx.limit_depths(depth)
-        cursor = self.open(prefixes, depth)
+        cursor = self._open(prefixes, depth)
         if plan.tree is not None:
             return draft_tree(cursor, plan.tree, depth, ctx, self._aligned)
         return self._chain(cursor, depth, ctx)
@@ -98,14 +85,14 @@ class ModelDrafter(Drafter):
         )
         return DraftProposal(drafted, depth, joint)
 
-    def open(self, prefixes: Sequence[Prefix], depth: NDArray[np.int64]) -> Cursor:
+    def _open(self, prefixes: Sequence[Prefix], depth: NDArray[np.int64]) -> Cursor:
         """Open the model at the end of the prefixes, for rows of some depth, int64 [B]."""
         return opened(self.model, [self._readable(prefix) for prefix in prefixes], depth)
 
-    def possible(self, prefixes: Sequence[Prefix], plan: DraftPlan) -> NDArray[np.int64]:
+    def _possible(self, prefixes: Sequence[Prefix], plan: DraftPlan) -> NDArray[np.int64]:
         """Return how deep each row is drafted, int64 [B]: as planned and as the model has room."""
         depth = np.minimum(plan.depth, plan.model_depth)
-        longest = longest_prefix(self.model)
+        longest = self.model.max_length
         if longest is None or not len(depth):
             return depth
         levels = [1] * plan.deepest if plan.tree is None else plan.tree.levels
@@ -135,7 +122,7 @@ def nothing(batch: int, device: torch.device) -> DraftProposal:
     return DraftProposal(none, np.zeros(batch, dtype=np.int64), None)
 
 
-def opened(model: DraftModel, prefixes: Sequence[Prefix], depth: NDArray[np.int64]) -> Cursor:
+def opened(model: Runtime, prefixes: Sequence[Prefix], depth: NDArray[np.int64]) -> Cursor:
     """Open a cursor at the end of the prefixes, for rows of some depth.
 
     Rows of depth 0 are neither read nor fed to the model: their logits are 0, and mean nothing.
@@ -150,7 +137,7 @@ def opened(model: DraftModel, prefixes: Sequence[Prefix], depth: NDArray[np.int6
     return cursor if len(rows) == len(prefixes) else _SomeRows(cursor, rows, len(prefixes))
 
 
-class _SomeRows:
+class _SomeRows(Cursor):
     """A cursor of some rows, as one of all; see `Cursor`."""
 
     def __init__(self, cursor: Cursor, rows: NDArray[np.int64], count: int) -> None:
@@ -160,12 +147,15 @@ class _SomeRows:
 
     @property
     def logits(self) -> Tensor:
+        """Logits [B, V]."""
         return self._among_all(self._cursor.logits)
 
     def step(self, tokens: Tensor) -> Tensor:
+        """Feed tokens int64 [B]."""
         return self._among_all(self._cursor.step(tokens[self._rows]))
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        """Feed nodes [B, M]."""
         return self._among_all(self._cursor.expand(tokens[self._rows], parents[self._rows]))
 
     def _among_all(self, logits: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ class NgramDrafter(LookupDrafter):
         self,
         prefixes: Sequence[Prefix],
         plan: DraftPlan,
-        ctx: DraftContext,  # noqa: ARG002 - a sequence is looked up in itself
+        ctx: DraftContext,
     ) -> list[Candidate]:
         """Return what followed the longest and most recent match; nothing if there is none."""
         rows = zip(prefixes, plan.depth.tolist(), strict=True)

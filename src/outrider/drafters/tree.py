@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..types.protocols import Cursor
+from ..runtimes.base import Cursor
 from ..types.records import Children, Distributions, DraftProposal, DraftTree
 from ..types.transfer import sent
 from .base import DraftContext

@@ -91,8 +91,3 @@ def parts_of(target: Runtime, drafter: Drafter | None) -> list[object]:
         if isinstance(part, Drafter):
             waiting += part.models
     return parts
-
-
-def own_code(part: object) -> bool:
-    """Whether a part's class is this library's own."""
-    return type(part).__module__.partition(".")[0] == __name__.partition(".")[0]

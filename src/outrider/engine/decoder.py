@@ -18,7 +18,6 @@ from ..config.params import SamplingParams, SpeculativeConfig
 from ..drafters.base import Drafter
 from ..drafters.model import ModelDrafter
 from ..errors import (
-    DegenerateDistributionError,
     DraftError,
     InvalidConfigError,
     KeyReuseError,
@@ -31,30 +30,28 @@ from ..sampling import distributions as sampling
 from ..sampling.grammar import Grammars
 from ..sampling.logprobs import TokenLogprob, report
 from ..sampling.paths import Path
-from ..sampling.shaping import Shaper
 from ..types.protocols import Chance, Tokenizer
 from ..types.records import (
-    MODEL,
     DraftPlan,
     DraftProposal,
     RoundRecord,
-    RowOutcome,
     SequenceState,
     Verdict,
 )
 from ..verification import Verifier
 from .batch import Batch, StepResult
-from .compatibility import check_parts, check_vocabularies, common_device, own_code, parts_of
+from .commit import advance, check_finite, check_steppable, confidence_of, record_of
+from .compatibility import check_parts, check_vocabularies, common_device, parts_of
 from .context import RoundContext
 from .metrics import SpeculationMetrics, Tally
 from .outputs import Choice, GenerationOutput, StreamEvent
-from .readback import RowVerdict, nothing_drafted, read_back
+from .readback import nothing_drafted, read_back
 from .requests import Limits, Prompt, Request, check_tokens, parse_request, split_prompts
 from .scheduler import Scheduler, naming_request
 from .spans import Spans
-from .stopping import final_text, reachable_nodes, until_stop
+from .stopping import final_text, reachable_nodes
 from .streaming import events
-from .validation import CheckedDrafter, CheckedRuntime, check_plan
+from .validation import check_plan, checked_parts
 
 _LOG = logging.getLogger(__name__)
 
@@ -112,7 +109,9 @@ class SpeculativeDecoder:
         self._runtimes = [part for part in self._parts if isinstance(part, Runtime)]
         self._drafters = [part for part in self._parts if isinstance(part, Drafter)]
         self._device = common_device(self._runtimes)
-        self._target, self._drafter = self._checked(target, self.drafter)
+        self._target, self._drafter = checked_parts(
+            target, self.drafter, self._drafters, self.config
+        )
         self._own_policy = policy is not None
         lossy = self.verifier.lossy and self.drafter is not None
         drafts, mixes = self.drafter is not None, self.config.verification == "mixture"
@@ -242,8 +241,12 @@ class SpeculativeDecoder:
         if shaped is not None:
             rows = [row.cut(shaped.usable(i, row.nodes)) for i, row in enumerate(rows)]
         check_finite(batch, rows)
-        emitted, states = self._advance(batch, proposal, context, rows, shaper)
-        record = _record(batch, proposal, context, rows, emitted, spans)
+        rows = [row.cut(row.sound) for row in rows]
+        confidence = confidence_of(proposal, context, rows)
+        emitted, states = advance(
+            batch, proposal, confidence, rows, shaper, self.policy, self.tokenizer
+        )
+        record = record_of(batch, proposal, confidence, rows, emitted, spans)
         record = replace(record, cached=cached or scores.cached or record.cached)
         logprobs = report(
             scores.logits,
@@ -308,35 +311,6 @@ class SpeculativeDecoder:
         sound = finite.isfinite()[..., None]
         probs = torch.where(sound, made.probs, 1 / made.probs.shape[-1])
         return self.verifier.verify(proposal, probs, draws), finite
-
-    def _advance(
-        self,
-        batch: Batch,
-        proposal: DraftProposal,
-        context: RoundContext,
-        rows: Sequence[RowVerdict],
-        shaper: Shaper | None,
-    ) -> tuple[list[list[int]], list[SequenceState]]:
-        """Return the tokens that each row emits, cut where it stops, and the states after them."""
-        emitted, states = [], []
-        confidence = _confidence(proposal, context, rows)
-        for index, (state, row) in enumerate(zip(batch.states, rows, strict=True)):
-            tokens, reason = until_stop(state, row.tokens, self.tokenizer)
-            source = proposal.row_sources[index]
-            outcome = RowOutcome(source, row.depth, len(row.path), confidence[index])
-            kept = state.processors if shaper is None else shaper.processors(index, tokens[:-1])
-            states.append(
-                replace(
-                    state,
-                    prefix=state.prefix.extended(tokens),
-                    depths=(*state.depths, row.depth if source == MODEL else -row.depth),
-                    finish_reason=reason,
-                    history=self.policy.remember(state.history, outcome),
-                    processors=kept,
-                )
-            )
-            emitted.append(tokens)
-        return emitted, states
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
@@ -443,17 +417,6 @@ class SpeculativeDecoder:
         }
         return naming_request(scheduler, owner)
 
-    def _checked(self, target: Runtime, drafter: Drafter | None) -> tuple[Runtime, Drafter | None]:
-        """Wrap parts in contract checks, as `config.validate` says."""
-        validate = self.config.validate
-        if validate == "always" or (validate == "auto" and not own_code(target)):
-            target = CheckedRuntime(target)
-        if drafter is not None and validate != "never":
-            unproven = not all(own_code(part) for part in self._drafters)
-            if validate == "always" or unproven:
-                drafter = CheckedDrafter(drafter, target.vocab_size)
-        return target, drafter
-
     def _parse(self, prompt: Any, params: Any) -> Request:
         given = SamplingParams() if params is None else params
         return parse_request(prompt, given, self.tokenizer, self._limits, self._grammars)
@@ -488,78 +451,3 @@ class _Ended:
     state: SequenceState
     tally: Tally
     logprobs: list[TokenLogprob]
-
-
-def check_steppable(batch: Batch) -> None:
-    """Raise InvalidConfigError unless a batch has sequences, each once, and none is finished."""
-    ids = list(batch.sequence_ids)
-    if not ids or len(set(ids)) < len(ids):
-        raise InvalidConfigError("batch", ids, "one or more sequences, each once")
-    finished = [
-        state.prefix.sequence_id for state in batch.states if state.finish_reason is not None
-    ]
-    if finished:
-        raise InvalidConfigError(
-            "batch", finished, "unfinished sequences; pack those of the last step that go on"
-        )
-
-
-def check_finite(batch: Batch, rows: Sequence[RowVerdict]) -> None:
-    """Raise an error that names the model whose logits mean nothing where they decided."""
-    for sequence_id, row in zip(batch.sequence_ids, rows, strict=True):
-        if row.bad_draft:
-            raise DraftError(
-                f"the draft model's logits for sequence {sequence_id} have NaN, +inf or no "
-                "finite entry; expected finite logits (try a wider dtype, check its weights)"
-            )
-        if row.bad_node is not None:
-            raise DegenerateDistributionError(
-                f"the target's logits for sequence {sequence_id} at position {row.bad_node} of "
-                "the round have NaN, +inf or no finite entry; expected finite logits (try a "
-                "wider dtype, check the model's weights, or see whether the request forbids "
-                "every token)",
-                sequence_id=sequence_id,
-            )
-
-
-def _confidence(
-    proposal: DraftProposal, context: RoundContext, rows: Sequence[RowVerdict]
-) -> list[tuple[float, ...]]:
-    """The confidence in each token of each row's chain; empty where none is known."""
-    drawn, known = context.confidence.tolist(), proposal.confidence
-    looked_up = [] if known is None else known.tolist()
-    chains = proposal.parents is None
-    found = []
-    for index, (source, row) in enumerate(zip(proposal.row_sources, rows, strict=True)):
-        values = drawn[index] if source == MODEL else looked_up[index] if looked_up else []
-        found.append(tuple(values[: row.depth]) if chains else ())
-    return found
-
-
-def _record(
-    batch: Batch,
-    proposal: DraftProposal,
-    context: RoundContext,
-    rows: Sequence[RowVerdict],
-    emitted: Sequence[list[int]],
-    spans: Spans,
-) -> RoundRecord:
-    pairs = list(zip(rows, emitted, strict=True))
-    return RoundRecord(
-        sequence_ids=batch.sequence_ids,
-        drafted=tuple(row.drafted for row in rows),
-        depth=tuple(row.depth for row in rows),
-        accepted=tuple(min(len(row.path), len(tokens)) for row, tokens in pairs),
-        emitted=tuple(map(len, emitted)),
-        bonus=tuple(row.bonus for row in rows),
-        ceiling=tuple(row.ceiling for row in rows),
-        first_ceiling=tuple(row.first_ceiling for row in rows),
-        draft_failed=False,
-        sources=proposal.row_sources,
-        confidence=tuple(_confidence(proposal, context, rows)),
-        cached=(0,) * len(rows),
-        draft_s=spans.seconds("draft"),
-        target_s=spans.seconds("read") + spans.seconds("target"),
-        total_s=0.0,
-        plan_s=spans.seconds("plan"),
-    )

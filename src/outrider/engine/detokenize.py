@@ -126,7 +126,7 @@ class StreamDecoder:
         self._shown = ""
 
     def push(self, token_id: int) -> str:
-        """Return the text that a further token completes and no stop string can begin in, "" if none."""
+        """Return the text that a further token completes, short of what may begin a stop string."""
         self._held += self._completed(token_id)
         ready = len(self._held) - held_back(self._held, self._stops)
         fresh, self._held = self._held[:ready], self._held[ready:]

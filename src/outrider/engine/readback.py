@@ -48,6 +48,11 @@ class RowVerdict:
         """The tokens that the row emits unless a stop rule cuts them."""
         return [*self.path, self.token][: len(self.nodes)]
 
+    @property
+    def sound(self) -> int:
+        """The number of the path's nodes before the first whose target logits mean nothing."""
+        return len(self.nodes) if self.bad_node is None else self.nodes.index(self.bad_node)
+
     def cut(self, usable: int) -> RowVerdict:
         """Return the verdict without what follows the first `usable` nodes of its path."""
         if usable == len(self.nodes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -288,7 +289,7 @@ def token_ids(prompt: Any, tokenizer: Tokenizer | None, name: str = "prompt") ->
         found = _unpadded(name, prompt) if isinstance(prompt, Mapping) else plain(prompt)
         one_row = isinstance(found, Sequence) and len(found) == 1 and np.ndim(found[0]) > 0
         expected = "a text, a flat sequence of integer token ids, or a tokenizer's result of one"
-        return integers(name, found[0] if one_row else found, expected=expected)
+        return integers(name, found[0] if one_row else found, -math.inf, expected)
     if tokenizer is None:
         raise InvalidConfigError(
             name, prompt, "token ids, because the decoder was made without a tokenizer"
@@ -300,7 +301,7 @@ def token_ids(prompt: Any, tokenizer: Tokenizer | None, name: str = "prompt") ->
 
 
 def _unpadded(name: str, encoding: Mapping[str, Any]) -> Any:
-    """Return the input_ids that a tokenizer returned, without what its attention_mask leaves out."""
+    """Return a tokenizer's input_ids, without what its attention_mask leaves out."""
     try:
         ids, mask = encoding["input_ids"], plain(encoding.get("attention_mask"))
         if mask is None:

@@ -64,7 +64,7 @@ def _whole(state: SequenceState, tokens: list[int]) -> bool:
 
 
 def _first_completed(state: SequenceState, tokens: list[int], tokenizer: Tokenizer) -> int | None:
-    """Return the index of the first token with which the text holds a stop string, None if none does.
+    """Return the index of the first token that completes a stop string, None if none does.
 
     Strings that were complete before `min_tokens` tokens do not count.
     """

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..config.params import SpeculativeConfig
 from ..drafters.base import DraftContext, Drafter
 from ..errors import (
     DegenerateDistributionError,
@@ -105,6 +106,26 @@ class CheckedRuntime(Runtime):
         return self.runtime.open(prefixes, depth)
 
 
+def checked_parts(
+    target: Runtime, drafter: Drafter | None, drafters: Sequence[Drafter], config: SpeculativeConfig
+) -> tuple[Runtime, Drafter | None]:
+    """Wrap a target and a drafter in contract checks, as `config.validate` says.
+
+    Args:
+        target: the target.
+        drafter: what proposes tokens; None for nothing.
+        drafters: it and those behind it.
+        config: "auto" wraps what is not this library's own.
+    """
+    validate = config.validate
+    if validate == "always" or (validate == "auto" and not own_code(target)):
+        target = CheckedRuntime(target)
+    unproven = validate == "auto" and not all(map(own_code, drafters))
+    if drafter is not None and (validate == "always" or unproven):
+        drafter = CheckedDrafter(drafter, target.vocab_size)
+    return target, drafter
+
+
 def check_scores(scores: TargetScores, proposal: DraftProposal, vocab_size: int) -> None:
     """Check the shape of a target's scores.
 
@@ -132,6 +153,11 @@ def check_scores(scores: TargetScores, proposal: DraftProposal, vocab_size: int)
             f"the target returned cached={shown(cached)}; expected a tuple of {batch} integers >= "
             "0, tokens of each prefix that it found computed, or an empty one"
         )
+
+
+def own_code(part: object) -> bool:
+    """Whether a part's class is this library's own."""
+    return type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def check_plan(plan: object, states: Sequence[SequenceState]) -> None:

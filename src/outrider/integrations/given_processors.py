@@ -1,4 +1,4 @@
-"""Separate the logits processors of a `generate` call: those its settings make, and the caller's."""
+"""Tell the logits processors that a `generate` call's settings make from the caller's own."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _STATEFUL: tuple[type, ...] = (*_OTHER_ROWS, SynthIDTextWatermarkLogitsProcessor
 
 
 def custom_processors(processors: Sequence[Any], asked: GenerationConfig) -> list[Any]:
-    """Return the logits processors that the settings do not cover, in the order that they are applied in.
+    """Return the logits processors that the settings do not cover, in their order.
 
     transformers applies them after those that settings make and before temperature and filters,
     which is where `SamplingParams.logits_processors` stand. One of a type that a setting makes,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +14,11 @@ BUCKETS = 8
 """Confidences are sorted into so many parts of [0, 1]."""
 
 MEMORY = 128
-"""About so many of the latest tokens count, in each bucket and at each position."""
+"""About so many of the latest rounds that drafted count."""
 
-WEIGHT = 4
-"""A rate is moved towards the one that it falls back on as if by so many more tokens."""
+WEIGHT = 16
+"""A rate is moved towards the one that it falls back on as if by so many more tokens: a few
+failures are no reason to give up."""
 
 PRIOR = 0.5
 """How often a model's tokens are kept as long as nothing is known."""
@@ -40,16 +41,22 @@ class Counts:
     kept: tuple[float, ...] = ()
     tried: tuple[float, ...] = ()
 
-    def add(self, outcomes: list[tuple[int, bool]]) -> Counts:
-        """Return the counts after tokens, each a bucket or position and whether it was kept."""
-        kept, tried = list(self.kept), list(self.tried)
+    def add(self, outcomes: Iterable[tuple[int, bool]]) -> Counts:
+        """Return the counts after a round's tokens.
+
+        All counts decay, so that what is not tried any more is forgotten and tried again.
+
+        Args:
+            outcomes: of each token the bucket or position, and whether it was kept.
+        """
+        kept = [_FORGET * count for count in self.kept]
+        tried = [_FORGET * count for count in self.tried]
         for index, was_kept in outcomes:
-            missing = index + 1 - len(tried)
-            if missing > 0:
-                kept += [0.0] * missing
-                tried += [0.0] * missing
-            kept[index] = kept[index] * _FORGET + was_kept
-            tried[index] = tried[index] * _FORGET + 1
+            missing = [0.0] * (index + 1 - len(tried))
+            kept += missing
+            tried += missing
+            kept[index] += was_kept
+            tried[index] += 1
         return Counts(tuple(kept), tuple(tried))
 
     def overall(self) -> float:
@@ -84,39 +91,44 @@ class Acceptance:
         """Return a source's counts."""
         return dict(self.sources).get(source, SourceCounts())
 
-    def add(self, outcome: RowOutcome, *, ended: bool = False) -> Acceptance:
-        """Return what is known after a draft.
+    def add(self, outcomes: Iterable[RowOutcome]) -> Acceptance:
+        """Return what is known after a round's drafts.
 
         Tokens behind the first that was not kept say nothing.
-
-        Args:
-            outcome: of the draft.
-            ended: whether the sequence ended in it: tokens behind the end were not refused.
         """
-        if not outcome.depth:
-            return self
-        known = min(outcome.depth, outcome.kept + (not ended))
-        counts = self.of(outcome.source)
-        places = [(min(i, POSITIONS - 1), i < outcome.kept) for i in range(known)]
-        buckets = [
-            (int(bucket_of(np.float64(value))), i < outcome.kept)
-            for i, value in enumerate(outcome.confidence[:known])
-            if not np.isnan(value)
-        ]
-        counts = SourceCounts(counts.by_confidence.add(buckets), counts.by_position.add(places))
-        return replace(
-            self, sources=tuple(sorted({**dict(self.sources), outcome.source: counts}.items()))
-        )
+        sources = dict(self.sources)
+        drafted: dict[str, list[RowOutcome]] = {}
+        for outcome in outcomes:
+            if outcome.depth:
+                drafted.setdefault(outcome.source, []).append(outcome)
+        for source, drafts in drafted.items():
+            counts = sources.get(source, SourceCounts())
+            sources[source] = SourceCounts(
+                counts.by_confidence.add(bucket for draft in drafts for bucket in _buckets(draft)),
+                counts.by_position.add(place for draft in drafts for place in _places(draft)),
+            )
+        return Acceptance(tuple(sorted(sources.items())))
 
 
-NOTHING = Acceptance()
-"""No token was drafted yet."""
+def _places(draft: RowOutcome) -> list[tuple[int, bool]]:
+    known = min(draft.depth, draft.kept + 1)
+    return [(min(i, POSITIONS - 1), i < draft.kept) for i in range(known)]
 
 
-def bucket_of(confidence: NDArray[np.float64] | np.float64) -> NDArray[np.int64]:
+def _buckets(draft: RowOutcome) -> list[tuple[int, bool]]:
+    told = draft.confidence[: draft.kept + 1]
+    return [
+        (min(int(value * BUCKETS), BUCKETS - 1), i < draft.kept)
+        for i, value in enumerate(told)
+        if value == value  # Not NaN.
+    ]
+
+
+def buckets_of(confidence: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return the bucket of each confidence in [0, 1], int64 of the same shape; NaN is in 0."""
-    scaled = np.nan_to_num(np.asarray(confidence) * BUCKETS)
-    return np.clip(scaled, 0, BUCKETS - 1).astype(np.int64)
+    # `fmax` takes the number where the other is NaN.
+    scaled = np.fmax(np.minimum(confidence * BUCKETS, BUCKETS - 1), 0)
+    return scaled.astype(np.int64)
 
 
 def rates_by_confidence(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-SLACK_ROUNDS = 4.0
-"""So many plain rounds may be lost,"""
+SLACK_ROUNDS = 3.0
+"""So many plain rounds may be lost, one less than promised: a round may cost more than expected."""
 
 SLACK_SHARE = 0.02
-"""and this share of the time so far. What was gained before makes up for as many rounds at most."""
+"""So much of the time so far may be lost besides."""
 
 FIRST_WAIT, LAST_WAIT = 32, 512
 """Plain rounds before a probe; the wait doubles from the first to the last."""
@@ -32,6 +32,8 @@ class Account:
         probed: rounds of the probe that goes on; 0 if none does.
         ahead: seconds that it has gained, bounded above.
         since_plain: rounds since the last plain one that was timed.
+        owed: draft steps taken before a plain round was timed, to be charged once their cost is
+            known.
     """
 
     loss: float = 0.0
@@ -41,6 +43,7 @@ class Account:
     probed: int = 0
     ahead: float = 0.0
     since_plain: int = 0
+    owed: float = 0.0
 
     def slack(self, plain: float) -> float:
         """Return the seconds that may still be lost, `plain` being those of a plain round."""

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..types.records import MODEL, DraftPlan, RoundRecord, RowOutcome, SequenceState
-from .acceptance import Acceptance, rates_by_position
+from .acceptance import Acceptance, rates_by_confidence, rates_by_position
 from .account import FIRST_WAIT, Account
 from .base import Policy
 from .costs import COST_RATIO, TOKEN_RATIO, RoundCosts, times
@@ -53,6 +53,11 @@ class Knowledge:
 
     acceptance: Acceptance = field(default_factory=Acceptance)
     batches: tuple[Batches, ...] = ()
+
+    @property
+    def drafts_timed(self) -> bool:
+        """Whether a round that drafted was timed."""
+        return any(batches.costs.drafts_timed for batches in self.batches)
 
     def of(self, rows: int, step_ratio: float) -> Batches:
         """Return what is known of rounds of so many rows, or what the nearest others let expect."""
@@ -137,6 +142,7 @@ class AdaptiveDepth(Policy):
         alone = np.array([self._alone(state) for state in states], dtype=np.bool_) & ~replayed
         own = tuple(state.history or Acceptance() for state in states)
         rates = rates_by_position(knowledge.acceptance, own, MODEL, self._shape.deepest)
+        by_confidence = rates_by_confidence(knowledge.acceptance, own, MODEL)
         together = ~alone & ~replayed
         choices = [Choice()] * len(states)
         if together.any():
@@ -144,6 +150,7 @@ class AdaptiveDepth(Policy):
             choices = [choice] * len(states)
         for row in np.flatnonzero(alone).tolist():
             rates[row] = rates_by_position(None, [own[row]], MODEL, self._shape.deepest)[0]
+            by_confidence[row] = rates_by_confidence(None, [own[row]], MODEL)[0]
             choices[row] = self._by_itself(states[row], rates[row : row + 1], most[row : row + 1])
         by_model = np.array([choice.depth for choice in choices], dtype=np.int64)
         by_model = np.where(replayed, np.where(looked_up, 0, most), np.minimum(by_model, most))
@@ -157,6 +164,7 @@ class AdaptiveDepth(Policy):
             replayed=replayed,
             looked_up=looked_up,
             probe=any(choice.probe for choice in choices),
+            by_confidence=by_confidence,
             by_position=rates,
             step=np.array([choice.step for choice in choices]),
             token=np.array([choice.token for choice in choices]),
@@ -172,13 +180,14 @@ class AdaptiveDepth(Policy):
         """Plan the rows that share what is known."""
         batches = knowledge.of(len(states), self._cost_ratio)
         costs, account = batches.costs, batches.account
-        if self._plain_only(batches, new=any(state.round == 0 for state in states)):
+        new = any(state.round == 0 for state in states)
+        if self._plain_only(batches, new=new):
             return Choice()
         seconds = times(costs, len(states), self._nodes, by_model=self._has_model)
         slack = account.slack(costs.plain)
         affordable = _affordable(seconds, slack)
-        if not any(each.costs.drafts_timed for each in knowledge.batches):
-            affordable = min(affordable, 1)  # Nobody knows yet what a step costs.
+        if not knowledge.drafts_timed:
+            affordable = min(affordable, 1)  # What a step costs is only assumed.
         considered = affordable if self._has_model else 0
         best, rate = best_depth(rates, most, seconds[: considered + 1])
         probe = not best and account.probes and affordable > 0
@@ -215,11 +224,8 @@ class AdaptiveDepth(Policy):
         """Return the knowledge after a round."""
         if record.draft_failed or not states:
             return knowledge
-        acceptance = knowledge.acceptance
-        for row, state in enumerate(states):
-            acceptance = acceptance.add(
-                _outcome(record, row), ended=state.finish_reason is not None
-            )
+        outcomes = [_outcome(record, row, state) for row, state in enumerate(states)]
+        acceptance = knowledge.acceptance.add(outcomes)
         batches = self._charged(knowledge, states, record)
         return replace(knowledge.with_batches(batches), acceptance=acceptance)
 
@@ -232,11 +238,12 @@ class AdaptiveDepth(Policy):
         new = any(state.round == 1 for state in states)
         together = [not self._alone(state) and not _was_replayed(state) for state in states]
         drafted = any(record.depth)
-        looked = self._looks_up and any(together) and not self._plain_only(batches, new=new)
-        if not costs.plain_rounds and (new or drafted or looked):
-            return batches  # Until a plain round was timed there is nothing to compare with.
+        plain_only = self._plain_only(batches, new=new)
+        looked = self._looks_up and any(together) and not plain_only
         # The widest row decides how many columns are verified for each.
         tokens, steps = float(len(states) * (1 + max(record.drafted))), float(record.steps)
+        if not costs.plain_rounds and (new or drafted or looked):
+            return Batches(costs, replace(account, owed=account.owed + steps))
         expected = costs.seconds(tokens, steps) if drafted else costs.plain
         seconds = expected if new else costs.clipped(record.total_s, tokens, steps)
         if not drafted and not looked:
@@ -248,11 +255,13 @@ class AdaptiveDepth(Policy):
             account = account.add_drafted(seconds, fair, costs.plain, model=model)
         if drafted and not new and not any(map(_behind, states, record.sources)):
             costs = costs.add_drafted(seconds, tokens, steps)
+            loss = account.loss + account.owed * costs.step_s
+            account = replace(account, loss=loss, owed=0.0)
         return Batches(costs, account)
 
     def remember(self, history: Acceptance | None, outcome: RowOutcome) -> Acceptance:
         """Return the history of one sequence after a round."""
-        return (history or Acceptance()).add(outcome)
+        return (history or Acceptance()).add([outcome])
 
     def _alone(self, state: SequenceState) -> bool:
         """Whether a request's text would depend on what it is drafted by, and has to repeat."""
@@ -262,7 +271,7 @@ class AdaptiveDepth(Policy):
     def _plain_only(self, batches: Batches, *, new: bool) -> bool:
         """Whether nothing is drafted: to time a plain round, or because drafting has lost too much.
 
-        A round in which a sequence is new times nothing.
+        A round in which a sequence is new times nothing, but there a draft model reads the prompt.
         """
         costs, account = batches.costs, batches.account
         if not new and (account.plain_due or not costs.plain_rounds):
@@ -296,10 +305,11 @@ def _affordable(seconds: Floats, slack: float) -> int:
     return int(np.searchsorted(np.maximum.accumulate(seconds) - seconds[0], slack, "right")) - 1
 
 
-def _outcome(record: RoundRecord, row: int) -> RowOutcome:
-    return RowOutcome(
-        record.sources[row], record.depth[row], record.accepted[row], record.confidence[row]
-    )
+def _outcome(record: RoundRecord, row: int, state: SequenceState) -> RowOutcome:
+    """Return what became of a row's draft; what lies behind a sequence's end was not refused."""
+    kept = record.accepted[row]
+    depth = record.depth[row] if state.finish_reason is None else kept
+    return RowOutcome(record.sources[row], depth, kept, record.confidence[row][:depth])
 
 
 def _was_replayed(state: SequenceState) -> bool:

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..types.plan import StopRule
-from ..types.records import MODEL
-from .acceptance import Acceptance, bucket_of, rates_by_confidence
+from .acceptance import Acceptance, buckets_of, rates_by_confidence
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,8 @@ class BreakEven(StopRule):
         replayed: rows that repeat a recorded depth, bool [B].
         looked_up: those of them whose tokens were looked up, bool [B].
         probe: whether at least one token that can be looked up is.
+        by_confidence: the rate at which a model's token of each confidence is kept, float64
+            [B, BUCKETS].
         by_position: the rate at which a model's token is kept at each place, float64 [B, K].
         step: tokens that a draft step has to bring, for a row that decides by itself, or for the
             rows that decide together, float64 [B].
@@ -47,6 +48,7 @@ class BreakEven(StopRule):
     replayed: NDArray[np.bool_]
     looked_up: NDArray[np.bool_]
     probe: bool
+    by_confidence: NDArray[np.float64]
     by_position: NDArray[np.float64]
     step: NDArray[np.float64]
     token: NDArray[np.float64]
@@ -67,7 +69,7 @@ class BreakEven(StopRule):
         places = self.by_position[:, : drawn + 1]
         if places.shape[1] <= drawn:  # Only a replay goes beyond the deepest draft.
             return drafting & self.replayed
-        rates = np.take_along_axis(self._rates(MODEL), bucket_of(confidence), 1)
+        rates = np.take_along_axis(self.by_confidence, buckets_of(confidence), 1)
         rates = np.where(np.isnan(confidence), places[:, :drawn], rates)
         reached = rates.prod(1) * places[:, drawn]
         together = drafting & ~self.alone & ~self.replayed
@@ -87,12 +89,13 @@ class BreakEven(StopRule):
         Without a row it is that of all sequences, or the bare confidence if some row is seeded.
         """
         if row is not None:
-            rates = self._rates(source)[row]
+            known = None if self.alone[row] else self.shared
+            rates = rates_by_confidence(known, self.own[row : row + 1], source)[0]
         elif self.alone.any():
             return np.clip(np.nan_to_num(confidence), 0.0, 1.0)
         else:
             rates = rates_by_confidence(self.shared, [Acceptance()], source)[0]
-        kept: NDArray[np.float64] = rates[bucket_of(confidence)]
+        kept: NDArray[np.float64] = rates[buckets_of(confidence)]
         return kept
 
     def lookup(self, row: int, reach: NDArray[np.float64]) -> int:
@@ -116,10 +119,3 @@ class BreakEven(StopRule):
             depth * self.step[row] / max(1, sharing) + self.columns[:depth].sum() * self.token[row]
         )
         return float(expected - cost)
-
-    def _rates(self, source: str) -> NDArray[np.float64]:
-        """Return each row's rates by confidence, float64 [B, BUCKETS]."""
-        rates = rates_by_confidence(self.shared, self.own, source)
-        if self.alone.any():
-            rates[self.alone] = rates_by_confidence(None, self.own, source)[self.alone]
-        return rates

@@ -263,10 +263,11 @@ class Shaper:
         counts = self._counts[:, None].repeat(1, logits.shape[1], 1)
         counts.scatter_add_(2, drafted.expand(real.shape), real)
         seen = self._seen[:, None] | (counts > 0)
-        repetition, presence, frequency = penalties
+        repetition, presence, frequency = penalties.unbind()
         punished = torch.where(logits > 0, logits / repetition, logits * repetition)
-        repeated: Tensor = torch.where(seen, punished, logits)
-        return repeated - frequency * counts - presence * (counts > 0)
+        repeated = torch.where(seen, punished, logits)
+        penalised: Tensor = repeated - frequency * counts - presence * (counts > 0)
+        return penalised
 
     def _completed(self, words: _Entries, path: Path) -> Tensor:
         """Return before which nodes all of a word but its last token came, bool [W, M]."""

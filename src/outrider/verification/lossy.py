@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from array_api_compat import array_namespace
 
@@ -18,8 +18,8 @@ from .tree import Tree
 class LossyVerification(RecursiveVerification):
     """Token-wise verification that keeps tokens with a probability of its own."""
 
-    lossy: ClassVar[bool] = True
-    trees: ClassVar[bool] = False
+    lossy: bool = True
+    trees: bool = False
 
     @abstractmethod
     def keep(self, tree: Tree) -> Any:
@@ -63,7 +63,7 @@ class MixtureVerification(LossyVerification):
             0 is lossless.
     """
 
-    keeps_forbidden: ClassVar[bool] = True
+    keeps_forbidden: bool = True
 
     def __init__(self, budget: float) -> None:
         self.budget = budget

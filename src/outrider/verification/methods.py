@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 from array_api_compat import array_namespace
 
@@ -21,9 +21,9 @@ class Method(ABC):
         keeps_forbidden: whether it may keep a token to which the target gives no probability.
     """
 
-    lossy: ClassVar[bool] = False
-    trees: ClassVar[bool] = True
-    keeps_forbidden: ClassVar[bool] = False
+    lossy: bool = False
+    trees: bool = True
+    keeps_forbidden: bool = False
 
     @abstractmethod
     def stop_distribution(self, tree: Tree) -> tuple[Any, Any]:
@@ -95,12 +95,12 @@ class TraversalVerification(Method):
                 claims.append(xp.clip(claims[-1] * tree.ratio[:, column : column + 1], max=1.0))
             whole = xp.concat(claims, axis=1)
             heads += [tree.head(tree.path.below_root(), whole[:, 1:-1], None), whole[:, -1:]]
-        for level, below in pairwise((*tree.levels, None)):
+        for depth, level in enumerate(tree.levels):
             weights, before, left = tree.weights(level, claims[-1])
-            if level is not tree.levels[0]:
+            if depth:
                 heads.append(tree.head(level, before, left))
-            if below is not None:
-                claims.append(handed_down(weights, below))
+            if depth + 1 < len(tree.levels):
+                claims.append(handed_down(weights, tree.levels[depth + 1]))
         head = xp.take_along_axis(tree.by_node(heads), tree.order, axis=1)
         refused = xp.cumulative_prod(1 - head, axis=-1)
         before = xp.concat([xp.ones_like(refused[:, :1]), refused[:, :-1]], axis=-1)
@@ -148,11 +148,8 @@ def _descent(tree: Tree, onward: Callable[[Level], Any]) -> Any:
         chosen = onward(tree.path)[..., 0]
         reached = xp.concat([reached, xp.cumulative_prod(chosen, axis=-1)], axis=-1)
         return tree.by_node([reached[:, :-1] * (1 - chosen), reached[:, -1:]])
-    for level, below in pairwise((*tree.levels, None)):
-        if below is None:
-            stops.append(reached)
-            break
+    for level, below in pairwise(tree.levels):
         chosen = onward(level)
         stops.append(reached * xp.clip(1 - xp.sum(chosen, axis=-1), min=0.0))
         reached = handed_down(reached[..., None] * chosen, below)
-    return tree.by_node(stops)
+    return tree.by_node([*stops, reached])

@@ -54,8 +54,10 @@ class Level:
 
     def below_root(self) -> Level:
         """The same nodes but the first."""
-        parts = (self.nodes, self.columns, self.exists, self.origin)
-        return Level(*(part[:, 1:] for part in parts), self.kinds)
+        nodes, columns, exists, origin = (
+            part[:, 1:] for part in (self.nodes, self.columns, self.exists, self.origin)
+        )
+        return Level(nodes, columns, exists, origin, self.kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +252,7 @@ class Tree:
         rows = xp.arange(left.shape[0], device=left.device)[:, None]
         column = level.columns[:, :, place]
         drawn = point = None
-        if level.kinds[place] is not False:
+        if self.draft is not None and level.kinds[place] is not False:
             source = xp.clip(self.distribution_rows[rows, column], min=0)
             drawn = xp.clip(left - self.draft[rows, source], min=0)
         if level.kinds[place] is not True:
@@ -334,8 +336,10 @@ def _kinds(children: NDArray[np.int64], sources: NDArray[np.int64]) -> tuple[Kin
     """The kind of the children [B, M, C] in each place, by what each column was drawn from."""
     rows = np.arange(len(children))[:, None, None]
     drawn = sources[rows, np.maximum(children - 1, 0)] >= 0
-    some = (drawn & (children > 0)).any((0, 1)).tolist()
-    others = (~drawn & (children > 0)).any((0, 1)).tolist()
+    real = children > 0
+    places = range(children.shape[2])
+    some = [bool((drawn & real)[:, :, place].any()) for place in places]
+    others = [bool((~drawn & real)[:, :, place].any()) for place in places]
     return tuple(None if a and b else a for a, b in zip(some, others, strict=True))
 
 

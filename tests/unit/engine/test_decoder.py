@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from outrider.runtimes.base import Capabilities, Runtime
 
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder, TransformersModel
 from outrider.drafters.ngram import NgramDrafter
@@ -25,6 +24,7 @@ from outrider.errors import (
     TokenOutOfRangeError,
     VocabMismatchError,
 )
+from outrider.runtimes.base import Capabilities, Runtime
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types.records import (
     DraftProposal,
@@ -231,7 +231,7 @@ def test_a_batch_may_mix_drafted_and_undrafted_rows() -> None:
         ([[0], []], EmptyPrefixError, r"prompt \[\] has no tokens; give at least one"),
         ([[]], EmptyPrefixError, r"prompt \[\] has no tokens; give at least one"),
         ([0, 4], TokenOutOfRangeError, r"prompt has token id 4; expected ids in 0\.\.3"),
-        ([0, -1], InvalidConfigError, r"prompt=\[0, -1\]"),
+        ([0, -1], TokenOutOfRangeError, "token id -1"),
         ([0.5], InvalidConfigError, r"prompt=\[0\.5\]"),
         ("text", InvalidConfigError, "without a tokenizer"),
         (7, InvalidConfigError, "prompts=7"),
@@ -286,7 +286,7 @@ def test_the_prompt_that_leads_to_a_dead_end_is_named(
     decoder, prompts = SpeculativeDecoder(Unchecked()), [[0], [1], [3], [2]]
     params = [SamplingParams(max_tokens=6, n=n) for n in (3, 1, 2, 1)]
     for decode in (decoder.generate, lambda *asked: list(decoder.stream(*asked))):
-        with pytest.raises(DegenerateDistributionError, match=r"prompts\[2\].*position 0") as told:
+        with pytest.raises(DegenerateDistributionError, match=r"prompts\[2\]") as told:
             decode(prompts, params)
         assert told.value.request == 2
         with pytest.raises(DegenerateDistributionError, match=r"^the target's logits") as told:

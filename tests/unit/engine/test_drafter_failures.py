@@ -61,7 +61,7 @@ def config(**more: Any) -> SpeculativeConfig:
 def test_what_a_drafter_raises_reaches_the_caller_with_a_remedy() -> None:
     target, draft = mock_pair(4, 1)
     decoder = SpeculativeDecoder(target, Failing(draft), config=config())
-    with pytest.raises(DraftError, match='no draft today.*on_draft_error="disable"') as caught:
+    with pytest.raises(DraftError, match=r'no draft today.*on_draft_error="disable"') as caught:
         decoder.generate([0], SamplingParams(max_tokens=9))
     assert isinstance(caught.value.__cause__, RuntimeError)
 

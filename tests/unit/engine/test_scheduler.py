@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from outrider.runtimes.base import Capabilities
 
 from outrider import NgramDrafter, SamplingParams, SpeculativeDecoder
 from outrider.engine.scheduler import Scheduler
 from outrider.errors import ModelError
+from outrider.runtimes.base import Capabilities
 from outrider.runtimes.tabular import TabularModel
 
 

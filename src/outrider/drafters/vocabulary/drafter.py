@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import InvalidConfigError, VocabMismatchError
-from ...types.protocols import Cursor
+from ...runtimes.base import Cursor, Runtime
 from ...types.records import Distributions, DraftPlan, DraftProposal, Prefix
 from ...types.transfer import sent
 from ..base import DraftContext, Drafter
-from ..model import DraftModel, ModelDrafter, longest_prefix, nothing, opened
+from ..model import ModelDrafter, nothing, opened
 from .respelling import Respeller, Writer
 from .spelling import Spelling, counterparts
 
@@ -69,7 +69,7 @@ class VocabularyDrafter(Drafter):
 
     def __init__(
         self,
-        model: DraftModel,
+        model: Runtime,
         draft_tokenizer: Any,
         target_tokenizer: Any,
         vocab_size: int | None = None,
@@ -127,9 +127,9 @@ class VocabularyDrafter(Drafter):
 class DraftPrefixes:
     """Prefixes in the draft's tokens, cut to what the draft has room for."""
 
-    def __init__(self, model: DraftModel, respeller: Respeller) -> None:
+    def __init__(self, model: Runtime, respeller: Respeller) -> None:
         self._respeller = respeller
-        self._room = longest_prefix(model)
+        self._room = model.max_length
         self._known = model.vocab_size
 
     def written(self, prefixes: Sequence[Prefix], depth: int) -> list[Prefix]:
@@ -163,25 +163,25 @@ class _TokenDrafter(ModelDrafter):
     """Draws from the draft's distribution over the common tokens."""
 
     def __init__(
-        self, model: DraftModel, prefixes: DraftPrefixes, common: dict[int, int], vocab_size: int
+        self, model: Runtime, prefixes: DraftPrefixes, common: dict[int, int], vocab_size: int
     ) -> None:
         super().__init__(model, vocab_size)
         self._prefixes = prefixes
         self._common = torch.tensor(sorted(common.items()))
 
-    def possible(self, prefixes: Sequence[Prefix], plan: DraftPlan) -> NDArray[np.int64]:
+    def _possible(self, prefixes: Sequence[Prefix], plan: DraftPlan) -> NDArray[np.int64]:
         """Return the planned depths: prefixes are cut to the draft's context."""
         del prefixes
         return np.minimum(plan.depth, plan.model_depth)
 
-    def open(self, prefixes: Sequence[Prefix], depth: NDArray[np.int64]) -> Cursor:
+    def _open(self, prefixes: Sequence[Prefix], depth: NDArray[np.int64]) -> Cursor:
         """Open the draft at the end of the target's prefixes."""
         written = self._prefixes.written(prefixes, int(depth.max()))
         cursor = opened(self.model, written, depth)
         return _MappedCursor(cursor, self._common.to(cursor.logits.device), self.vocab_size)
 
 
-class _MappedCursor:
+class _MappedCursor(Cursor):
     """A draft model in the middle of drafting, fed the target's ids; see `Cursor`.
 
     Args:
@@ -201,12 +201,15 @@ class _MappedCursor:
 
     @property
     def logits(self) -> Tensor:
+        """Logits [B, V]."""
         return self._named(self._cursor.logits)
 
     def step(self, tokens: Tensor) -> Tensor:
+        """Feed tokens int64 [B]."""
         return self._named(self._cursor.step(self._own[tokens]))
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        """Feed nodes [B, M]."""
         return self._named(self._cursor.expand(self._own[tokens], parents))
 
     def _named(self, logits: Tensor) -> Tensor:
@@ -220,7 +223,7 @@ class _TextDrafter(Drafter):
 
     def __init__(
         self,
-        model: DraftModel,
+        model: Runtime,
         prefixes: DraftPrefixes,
         draft: Spelling,
         writer: Writer,

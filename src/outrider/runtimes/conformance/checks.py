@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Callable
 from functools import partial
+from inspect import CO_GENERATOR
 from types import FrameType
 
 import numpy as np
@@ -62,9 +63,9 @@ def _greedy(case: Case) -> str:
 def _rejection(case: Case) -> str:
     """Deep drafts, none of which is kept, and others in their place."""
     name, path = next(case.names), case.text(7)
-    for width in (4, 1, 5, 3):
+    for width, others in ((4, 2), (1, 1), (5, 3), (3, 1)):
         case.verify([name], [path], [case.chain(width)])
-        path = (*path, *case.text(1))
+        path = (*path, *case.text(others))
     case.verify([name], [path], [case.chain(0)])
     return case.said
 
@@ -245,8 +246,10 @@ def _interrupted(act: Callable[[], object], at: int | None) -> int:
 
     def trace(frame: FrameType, event: str, _: object) -> None:
         nonlocal calls
-        # What is being left or destroyed belongs to others.
-        if event == "call" and frame.f_code.co_name not in ("__exit__", "__del__"):
+        # What is being left or destroyed, as generators may be, belongs to others.
+        code = frame.f_code
+        leaving = code.co_name in ("__exit__", "__del__") or code.co_flags & CO_GENERATOR
+        if event == "call" and not leaving:
             calls += 1
             if calls == at:
                 sys.settrace(before)

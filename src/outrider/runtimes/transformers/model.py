@@ -51,8 +51,7 @@ class TransformersModel(Runtime):
     are answered from the cache otherwise.
 
     Compiling is the user's own. A model that was compiled before it is wrapped, by
-    `torch.compile(model)`, `model.compile()` or `model.forward = torch.compile(model.forward)`, is
-    called as it is: set it to evaluation mode and load it with "sdpa" or "eager" attention first.
+    `torch.compile(model)` or `model.compile()`, is called as it is: set it to evaluation mode and load it with "sdpa" or "eager" attention first.
     The number of rows, tokens and columns changes from forward to forward, so compile with
     `dynamic=True`, or only modules without attention, such as
     `for layer in model.model.layers: layer.mlp.compile()`.
@@ -286,7 +285,8 @@ class TransformersModel(Runtime):
         """
         self._cache.reserve(view.span)
         self._cache.aim(slots, starts, view.columns, view.span)
-        logits: Tensor = (run or self.run)(
+        computes = self.run if run is None else run
+        logits: Tensor = computes(
             input_ids=tokens,
             attention_mask=view.masks,
             position_ids=view.positions,

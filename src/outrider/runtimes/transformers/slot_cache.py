@@ -138,8 +138,8 @@ class SlotCache(Cache):
         key_states: Tensor,
         value_states: Tensor,
         layer_idx: int,
-        *args: object,  # noqa: ARG002 - as transformers calls it
-        **kwargs: object,  # noqa: ARG002
+        *args: object,
+        **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
         """Write a layer's keys and values [B, heads, q, width], and return those of the span."""
         assert self._aim is not None, "a forward is aimed before it writes"
@@ -158,7 +158,7 @@ class SlotCache(Cache):
             return stored[aim.run, :, : aim.span]
         return stored[:, :, : aim.span].index_select(0, aim.rows)
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - as transformers calls it
+    def get_seq_length(self, layer_idx: int = 0) -> int:
         """Zero: positions are always given explicitly."""
         return 0
 

@@ -83,7 +83,6 @@ def inspect_architecture(hf_model: Any, run: Any) -> Architecture:
 def refuse_unsupported(hf_model: Any) -> None:
     """Raise ModelError if a model is of a kind that cannot be decoded speculatively."""
     name, config = type(hf_model).__name__, hf_model.config.get_text_config()
-    _windows(name, config)
     remedy = "use a decoder-only model with full or sliding-window attention"
     if config.is_encoder_decoder:
         raise ModelError(f"{name} is an encoder-decoder model; {remedy}")
@@ -105,6 +104,7 @@ def refuse_unsupported(hf_model: Any) -> None:
         raise ModelError(
             f"{name} is spread over {', '.join(sorted(devices))}; load it on a single device"
         )
+    _windows(name, config)
 
 
 def _context_length(config: Any) -> int | None:

@@ -1,0 +1,121 @@
+"""The documents' tables and pictures, written from result files: no figure is typed by hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from outrider.bench import svg
+from outrider.bench.tables import markdown_table
+
+from . import results
+from .report import COLUMNS
+
+ROOT = Path(__file__).parent.parent
+README_FIELDS = ("workload", "temperature", "batch", "speedup")
+_TITLES = {
+    "speedup": "Default settings beside plain decoding",
+    "losing": "Drafters that cannot pay",
+    "depth": "The adaptive depth beside fixed ones",
+    "overhead": "What a round takes",
+    "imports": "Import time",
+}
+
+
+def write(folder: Path = results.FOLDER, root: Path = ROOT) -> list[Path]:
+    """Write docs/benchmarks and fill the README's markers; returns the files written."""
+    documents = results.newest(folder)
+    docs = root / "docs" / "benchmarks"
+    docs.mkdir(parents=True, exist_ok=True)
+    made = {docs / "index.md": _index(documents)}
+    for machine, document in documents.items():
+        made[docs / f"{machine}.md"] = _page(machine, document)
+        if "speedup" in document["benchmarks"]:
+            rows = document["benchmarks"]["speedup"]["rows"]
+            made[docs / f"{machine}.svg"] = speedup_picture(rows)
+    readme = root / "README.md"
+    measured = [each for each in documents.values() if "speedup" in each["benchmarks"]]
+    if measured and readme.exists():
+        latest = max(measured, key=results.date)
+        text = readme.read_text(encoding="utf-8")
+        made[readme] = fill(text, "speedup", _summary(latest))
+    for path, text in made.items():
+        path.write_text(text, encoding="utf-8")
+    return list(made)
+
+
+def fill(text: str, name: str, content: str) -> str:
+    """Put content between `<!-- benchmarks:NAME -->` and `<!-- /benchmarks -->`, if they are there."""
+    begin, end = f"<!-- benchmarks:{name} -->", "<!-- /benchmarks -->"
+    pattern = re.compile(f"({re.escape(begin)}\n).*?({re.escape(end)})", re.DOTALL)
+    return pattern.sub(lambda found: f"{found[1]}{content}\n{found[2]}", text)
+
+
+def table(name: str, rows: Sequence[dict[str, Any]], fields: Sequence[str] | None = None) -> str:
+    """A benchmark's rows as Markdown: all columns, or those of some fields."""
+    chosen = [each for each in COLUMNS[name] if fields is None or each.field in fields]
+    cells = [[column.text(row) for column in chosen] for row in rows]
+    return markdown_table([column.heading for column in chosen], cells)
+
+
+def speedup_picture(rows: Sequence[dict[str, Any]]) -> str:
+    """The speedups of every workload as bars with intervals, in SVG."""
+    drawn: list[svg.Bar] = []
+    for workload in dict.fromkeys(row["workload"] for row in rows):
+        drawn.append(svg.Bar(workload, 0.0))
+        drawn += [
+            svg.Bar(
+                f"temperature {row['temperature']:g}, batch {row['batch']}",
+                row["speedup"],
+                row["low"],
+                row["high"],
+            )
+            for row in rows
+            if row["workload"] == workload and row["speedup"]
+        ]
+    return svg.bars("Tokens per second over plain decoding's, with 95% intervals", drawn)
+
+
+def _index(documents: dict[str, dict[str, Any]]) -> str:
+    lines = [
+        "# Benchmarks",
+        "",
+        "Measured by `python -m benchmarks --save`, one page a machine.",
+        "",
+    ]
+    lines += [
+        f"- [{_machine(document)}]({machine}.md), version {document['version']}"
+        for machine, document in documents.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _page(machine: str, document: dict[str, Any]) -> str:
+    lines = [f"# Benchmarks: {_machine(document)}", ""]
+    for name, found in document["benchmarks"].items():
+        facts = found["environment"]
+        lines += [f"## {_TITLES[name]}", "", found["note"], ""]
+        if name == "speedup":
+            lines += [f"![Speedup over plain decoding]({machine}.svg)", ""]
+        lines += [table(name, found["rows"]), ""]
+        lines += [
+            f"Outrider {facts['outrider']}, torch {facts['torch']}, {facts['threads']} threads, "
+            f"{facts['date'][:10]}: `python -m benchmarks {name} --save`",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _summary(document: dict[str, Any]) -> str:
+    """The README's small table: prompts one by one."""
+    found = document["benchmarks"]["speedup"]
+    rows = [row for row in found["rows"] if row["batch"] == 1] or found["rows"]
+    fields = [name for name in README_FIELDS if name != "batch"]
+    return f"{table('speedup', rows, fields)}\n\n{_machine(document)}. {found['note']}"
+
+
+def _machine(document: dict[str, Any]) -> str:
+    machine = document["machine"]
+    return str(machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores")

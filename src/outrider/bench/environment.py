@@ -1,0 +1,103 @@
+"""Where figures come from: versions, machine and settings, without which they say little."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import __version__
+
+_PACKAGES = ("torch", "transformers", "numpy", "openvino", "llama-cpp-python")
+
+
+def environment(models: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Collect all that timings depend on, as far as it can be found out, as JSON takes it.
+
+    No user, host or path is named, except models that were given as paths.
+
+    Args:
+        models: what decodes: target, draft, device, dtype.
+        settings: what was asked for.
+    """
+    packages = {name: found for name in _PACKAGES if (found := _version(name)) is not None}
+    return {
+        **models,
+        "threads": torch.get_num_threads(),
+        "outrider": __version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        **packages,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(str(models.get("device", "cpu"))),
+        "settings": dict(settings),
+    }
+
+
+def machine(device: str = "cpu") -> dict[str, Any]:
+    """Describe the machine: its system, processor and cores, and the accelerator if one decodes."""
+    found: dict[str, Any] = {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _processor(),
+        "cores": _usable_cores(),
+    }
+    if device.startswith("cuda"):
+        found["gpu"] = torch.cuda.get_device_name(torch.device(device))
+    return found
+
+
+def machine_slug(found: Mapping[str, Any]) -> str:
+    """A short name for a machine's results, such as "amd-epyc-9r14-2-cores"."""
+    if "gpu" in found:
+        text = str(found["gpu"])
+    else:
+        model = re.sub(r"\(.*?\)|CPU.*|@.*|\d+-Core.*|Processor.*", " ", str(found["cpu"]))
+        text = f"{model} {found['cores']} cores"
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def commit() -> str | None:
+    """The git commit of the source, with "-dirty" if it was changed since; None if unknown."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        found = subprocess.run(
+            command, cwd=root, capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() or None
+
+
+def _usable_cores() -> int | None:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        # Not every system says which cores a process may use.
+        return os.cpu_count()
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,306 @@
+"""The options of `outrider bench`, `outrider tune` and `outrider report`, as frozen records.
+
+The command line makes its flags of these fields and their docstrings; tuples are written with
+commas between their values. Nothing here loads a framework.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import InvalidConfigError
+
+Progress = Callable[[int, int, str], object]
+"""Receives the steps done, the steps in all, and what comes next."""
+
+Workloads = Literal["code", "editing", "json", "quote", "chat", "random"]
+Drafters = Literal["draft_model", "ngram", "suffix", "hybrid", "early_exit", "prediction"]
+TunedDrafters = Literal["draft_model", "ngram", "suffix", "hybrid"]
+Methods = Literal[
+    "block", "token", "traversal", "recursive", "coupled", "typical", "lenient", "mixture"
+]
+LosslessMethods = Literal["block", "token", "traversal", "recursive", "coupled"]
+Depth = int | Literal["adaptive"]
+Peers = Literal["transformers", "llama.cpp", "none"]
+Engines = Literal["vllm", "sglang", "llama.cpp", "transformers"]
+
+LOSSY = ("typical", "lenient", "mixture")
+WITH_MODEL = ("draft_model", "hybrid")
+
+
+def silent(_done: int, _total: int, _what: str) -> None:
+    """Ignore progress."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """What `outrider bench` measures.
+
+    Raises:
+        InvalidConfigError: a value is out of its range, or two contradict each other.
+    """
+
+    quick: bool = False
+    """A small matrix that takes minutes: three workloads, adaptive depth, 40 tokens."""
+    target: str = "demo"
+    """The target model: `demo`, a local folder or a hub id."""
+    draft: str | None = None
+    """The draft model: a local folder or a hub id."""
+    dtype: tuple[str, ...] = ()
+    """Types of both models' weights, each measured in turn (default: as `outrider.load`)."""
+    device: str | None = None
+    """The device, as torch names it (default: cuda if there is one)."""
+    workloads: tuple[Workloads, ...] | None = None
+    """Kinds of built-in prompts (default: all; with --quick code, json and random)."""
+    prompts: Path | None = None
+    """A JSONL file in their place: rows with a prompt, Spec-Bench rows, or OpenAI batch requests."""
+    prompts_per_workload: int = 4
+    """How many built-in prompts of each kind."""
+    max_tokens: int | None = None
+    """Tokens to emit for a prompt that does not say (default: 128; with --quick 40)."""
+    drafters: tuple[Drafters, ...] | None = None
+    """What drafts (default: draft_model and hybrid, or without a draft suffix and ngram)."""
+    exit_layers: tuple[int, ...] = ()
+    """For early_exit: how many of the target's first layers draft."""
+    verification: tuple[Methods, ...] = ("block",)
+    """Verification methods."""
+    k: tuple[Depth, ...] | None = None
+    """Depths: tokens drafted in a row, or adaptive (default: 4,adaptive; with --quick adaptive)."""
+    trees: tuple[str, ...] = ()
+    """Trees, as children at each depth, such as 2x2x1."""
+    temps: tuple[float, ...] = (0.0, 0.8)
+    """Temperatures, each measured in turn."""
+    batches: tuple[int, ...] = (1,)
+    """How many sequences are decoded together, each measured in turn."""
+    repeats: int = 1
+    """How often every prompt is decoded."""
+    peers: tuple[Peers, ...] = ("transformers",)
+    """Other systems on the same weights, or none. With peers candidates take turns by whole
+    requests, without them by rounds, which a noisy machine disturbs less."""
+    peer_k: tuple[Depth, ...] | None = None
+    """Depths of the peers' drafts; adaptive is their own heuristic (default: as -k, and adaptive)."""
+    gguf: Path | None = None
+    """The target as a GGUF file, for the peer llama.cpp."""
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "prompts_per_workload", "max_tokens", "repeats")
+        for name in ("workloads", "drafters", "verification", "k", "temps", "batches", "peers"):
+            _check_list(name, getattr(self, name))
+        for name in ("exit_layers", "batches"):
+            _check_counts(name, getattr(self, name))
+        for name in ("k", "peer_k"):
+            _check_depths(name, getattr(self, name) or ())
+        _check_temperatures("temps", self.temps)
+        for tree in self.trees:
+            shape_of(tree)
+        drafters = self.drafters or ()
+        if self.lossy and "hybrid" in drafters:
+            expected = f"draft_model beside {self.lossy[0]}, which takes a model's drafts alone"
+            raise InvalidConfigError("drafters", "hybrid", expected)
+        if ("early_exit" in drafters) != bool(self.exit_layers):
+            raise InvalidConfigError(
+                "exit_layers",
+                self.exit_layers,
+                "layers exactly if early_exit is among the drafters",
+            )
+        if "prediction" in drafters and self.prompts is None:
+            raise InvalidConfigError(
+                "drafters",
+                "prediction",
+                'a file of prompts beside it, with "prediction" in its rows',
+            )
+        if "llama.cpp" in self.peers and self.gguf is None:
+            raise InvalidConfigError("peers", "llama.cpp", "the target as a GGUF file in gguf")
+
+    @property
+    def lossy(self) -> tuple[str, ...]:
+        """The verification methods that change the output's distribution."""
+        return tuple(name for name in self.verification if name in LOSSY)
+
+    @property
+    def chosen_workloads(self) -> tuple[str, ...]:
+        """The kinds of built-in prompts, defaults filled in."""
+        quick = ("code", "json", "random")
+        usual = ("code", "editing", "json", "quote", "chat", "random")
+        return self.workloads or (quick if self.quick else usual)
+
+    @property
+    def tokens(self) -> int:
+        """`max_tokens`, defaults filled in."""
+        return self.max_tokens or (40 if self.quick else 128)
+
+    @property
+    def depths(self) -> tuple[int | None, ...]:
+        """`k` with defaults filled in; None is adaptive."""
+        return _depths(self.k or (("adaptive",) if self.quick else (4, "adaptive")))
+
+    @property
+    def peer_depths(self) -> tuple[int | None, ...]:
+        """`peer_k` with defaults filled in; None is the peer's own heuristic."""
+        if self.peer_k is not None:
+            return _depths(self.peer_k)
+        return tuple(dict.fromkeys((*self.depths, None)))
+
+    def chosen_drafters(self, has_model: bool) -> tuple[str, ...]:
+        """What drafts, defaults filled in, for a pair with or without a draft model."""
+        if self.drafters is not None:
+            return self.drafters
+        if not has_model:
+            return ("suffix", "ngram")
+        return ("draft_model",) if self.lossy else ("draft_model", "hybrid")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneOptions:
+    """Which configurations `outrider tune` tries, and on what.
+
+    Raises:
+        InvalidConfigError: a value is out of its range, or two contradict each other.
+    """
+
+    target: str = "demo"
+    """The target model: `demo`, a local folder or a hub id."""
+    draft: str | None = None
+    """The draft model: a local folder or a hub id."""
+    dtype: str | None = None
+    """Type of both models' weights (default: as `outrider.load`)."""
+    device: str | None = None
+    """The device, as torch names it (default: cuda if there is one)."""
+    prompts: Path | None = None
+    """A JSONL file of prompts, as `outrider bench` reads them (default: the beginnings of Python
+    files)."""
+    max_prompts: int = 8
+    """How many of the prompts are used."""
+    drafters: tuple[TunedDrafters, ...] | None = None
+    """What may draft (default: all that the models allow)."""
+    verifications: tuple[LosslessMethods, ...] = ("block", "token")
+    """Lossless verification methods."""
+    depths: tuple[int, ...] = (2, 4, 8)
+    """Tokens drafted in a row; the adaptive depth always takes part."""
+    shape: tuple[str, ...] = ("2x2x1",)
+    """Trees, as children at each depth."""
+    no_trees: bool = False
+    """Try chains alone."""
+    batch: int = 1
+    """How many sequences are decoded together."""
+    checks: int = 3
+    """How many candidates, beside the default, are in the last race, on all prompts."""
+    repeats: int = 2
+    """How often every prompt is decoded in the last race."""
+    temp: tuple[float, ...] = (0.0, 0.8)
+    """Temperatures of requests; the recommendation is the best over all of them."""
+    top_p: float = 1.0
+    """Keep the most likely tokens up to this mass, in (0, 1]."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    min_p: float = 0.0
+    """Keep tokens at least this many times as likely as the most likely one, in [0, 1]."""
+    max_tokens: int = 96
+    """Tokens of each text; end-of-text is ignored."""
+    export: tuple[Engines, ...] = ("vllm", "sglang", "llama.cpp", "transformers")
+    """Engines in whose words the recommendation is written, too."""
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "max_prompts", "batch", "checks", "repeats")
+        if self.max_tokens < 8:
+            raise InvalidConfigError("max_tokens", self.max_tokens, "an integer >= 8")
+        for name in ("drafters", "verifications", "depths", "temp"):
+            _check_list(name, getattr(self, name))
+        for name in self.verifications:
+            if name in LOSSY:
+                raise InvalidConfigError("verifications", name, "lossless methods")
+        _check_counts("depths", self.depths)
+        _check_temperatures("temp", self.temp)
+        for tree in self.shape:
+            shape_of(tree)
+        if not self.has_model:
+            for drafter in self.drafters or ():
+                if drafter in WITH_MODEL:
+                    raise InvalidConfigError("drafters", drafter, "a draft model beside it")
+
+    @property
+    def has_model(self) -> bool:
+        """Whether there is a draft model."""
+        return self.draft is not None or self.target == "demo"
+
+    @property
+    def chosen_drafters(self) -> tuple[str, ...]:
+        """What may draft, defaults filled in."""
+        lookups = ("ngram", "suffix")
+        return self.drafters or ((*WITH_MODEL, *lookups) if self.has_model else lookups)
+
+    @property
+    def trees(self) -> tuple[str, ...]:
+        """The trees to try."""
+        return () if self.no_trees else self.shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """What `outrider report` reads and writes."""
+
+    file: Path
+    """A trace that --trace wrote, or a result.json of `outrider bench`."""
+    out: Path | None = None
+    """The folder for the page (default: beside the file, under its name and -report)."""
+
+
+def shape_of(tree: str) -> tuple[int, ...]:
+    """The children at each depth that a text such as 2x2x1 names.
+
+    Raises:
+        InvalidConfigError: it is no such text.
+    """
+    parts = tree.split("x")
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise InvalidConfigError("trees", tree, "children at each depth, such as 2x2x1")
+    shape = tuple(map(int, parts))
+    nodes = sum(math.prod(shape[: depth + 1]) for depth in range(len(shape)))
+    if nodes > 1024:
+        raise InvalidConfigError("trees", tree, "at most 1024 nodes", given=f"{tree} has {nodes}")
+    return shape
+
+
+def _depths(given: tuple[Depth, ...]) -> tuple[int | None, ...]:
+    return tuple(None if depth == "adaptive" else depth for depth in given)
+
+
+def _check_positive(options: Any, *names: str) -> None:
+    known = {field.name for field in fields(options)}
+    for name in names:
+        assert name in known
+        value = getattr(options, name)
+        if value is not None and (type(value) is not int or value < 1):
+            raise InvalidConfigError(name, value, "an integer >= 1")
+
+
+def _check_list(name: str, values: tuple[object, ...] | None) -> None:
+    if values is None:
+        return
+    if not values:
+        raise InvalidConfigError(name, values, "at least one value")
+    if len(set(values)) < len(values):
+        raise InvalidConfigError(name, values, "each value only once")
+
+
+def _check_counts(name: str, values: tuple[int, ...]) -> None:
+    for value in values:
+        if type(value) is not int or value < 1:
+            raise InvalidConfigError(name, value, "integers >= 1")
+
+
+def _check_depths(name: str, values: tuple[Depth, ...]) -> None:
+    for value in values:
+        if value != "adaptive" and (type(value) is not int or value < 1):
+            expected = "integers >= 1, or adaptive; plain decoding always takes part"
+            raise InvalidConfigError(name, value, expected)
+
+
+def _check_temperatures(name: str, values: tuple[float, ...]) -> None:
+    for value in values:
+        if not (value == 0 or 1e-6 <= value <= 1e30):
+            raise InvalidConfigError(name, value, "0, or a number from 1e-6 to 1e30")

@@ -1,0 +1,108 @@
+"""The ratio of two speeds with an interval, and the latencies that serving benchmarks report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log, sqrt
+
+import numpy as np
+
+_T = {1: 12.706205, 2: 4.302653, 3: 3.182446}
+"""Student's t where the expansion in `t_quantile` is off by more than 0.1%."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """A ratio of speeds and its 95% interval; no interval from fewer than two stretches."""
+
+    ratio: float
+    low: float | None = None
+    high: float | None = None
+
+
+def speedup(
+    plain_s: Sequence[float],
+    plain_tokens: Sequence[int],
+    other_s: Sequence[float],
+    other_tokens: Sequence[int],
+    distinct: int | None = None,
+) -> Speedup:
+    """Compare tokens per second with plain decoding's, on the same stretches.
+
+    The standard error of the ratio's logarithm is the jackknife's over stretches, which are left
+    out in pairs, since both ways of decoding met the same prompt and the same noise; the interval
+    is Student's t with n - 1 degrees of freedom. Repeats of a stretch say nothing of other
+    prompts, and are added up before.
+
+    Args:
+        plain_s, plain_tokens: seconds and tokens of each stretch of plain decoding.
+        other_s, other_tokens: those of the other way.
+        distinct: how many stretches there are before they come again; None for all.
+    """
+    each = np.array([plain_s, plain_tokens, other_s, other_tokens], dtype=float)
+    count = min(distinct or each.shape[1], each.shape[1])
+    sums = np.stack([each[:, first::count].sum(1) for first in range(count)], 1)
+    whole = sums.sum(1)
+    ratio = exp(_log_ratio(whole))
+    if count < 2:
+        return Speedup(ratio)
+    without = np.array([_log_ratio(whole - sums[:, index]) for index in range(count)])
+    error = sqrt((count - 1) / count * float(((without - without.mean()) ** 2).sum()))
+    margin = exp(min(t_quantile(count - 1) * error, 700.0))
+    return Speedup(ratio, ratio / margin, ratio * margin)
+
+
+def t_quantile(freedom: int) -> float:
+    """The 97.5% quantile of Student's t with `freedom` >= 1 degrees, to 0.1%.
+
+    From 4 degrees on, Fisher's expansion about the normal quantile: Abramowitz and Stegun, 26.7.5.
+    """
+    if freedom in _T:
+        return _T[freedom]
+    z = 1.959964
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return float(sum(term / freedom**power for power, term in enumerate(terms)))
+
+
+def latency(round_s: Sequence[Sequence[float]], tokens: Sequence[int]) -> dict[str, float]:
+    """Summarise latencies as `vllm bench serve` does, in milliseconds.
+
+    ttft: to the first token; e2el: of the whole request; tpot: per token after the first; itl:
+    between outputs, of which a round makes one or several tokens.
+
+    Args:
+        round_s: for each request, the seconds of each of its rounds; the first reads the prompt.
+        tokens: for each request, the tokens emitted.
+    """
+    whole = [sum(rounds) for rounds in round_s]
+    found: Mapping[str, list[float]] = {
+        "ttft": [rounds[0] for rounds in round_s],
+        "tpot": [
+            (total - rounds[0]) / (count - 1)
+            for total, rounds, count in zip(whole, round_s, tokens, strict=True)
+            if count > 1
+        ],
+        "itl": [seconds for rounds in round_s for seconds in rounds[1:]],
+        "e2el": whole,
+    }
+    made = {}
+    for name, seconds in found.items():
+        if seconds:
+            ms = np.asarray(seconds) * 1e3
+            made[f"mean_{name}_ms"] = float(ms.mean())
+            made[f"median_{name}_ms"] = float(np.median(ms))
+            made[f"std_{name}_ms"] = float(ms.std())
+            made[f"p99_{name}_ms"] = float(np.percentile(ms, 99))
+    return made
+
+
+def _log_ratio(sums: Sequence[float]) -> float:
+    plain_s, plain_tokens, other_s, other_tokens = sums
+    return log((other_tokens / other_s) / (plain_tokens / plain_s))

@@ -1,0 +1,152 @@
+"""Two kinds of pictures as SVG text: horizontal bars with intervals, and columns.
+
+Colours are set by classes and follow the reader's light or dark scheme. Every bar has a title,
+which browsers show when the pointer is over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from math import ceil, floor, log10
+
+STYLE = """
+.chart text{font:12px system-ui,sans-serif;fill:#24292f}
+.chart .value{paint-order:stroke;stroke:#fff;stroke-width:4px}
+.chart .title{font-weight:600;font-size:14px}
+.chart .quiet{fill:#57606a}
+.chart .grid{stroke:#d0d7de;stroke-width:1}
+.chart .mark{stroke:#24292f;stroke-width:1.5}
+.chart .a{fill:#0969da}.chart .b{fill:#8c959f}.chart .c{fill:#bf8700}
+@media (prefers-color-scheme:dark){
+.chart text{fill:#e6edf3}.chart .quiet{fill:#9198a1}.chart .grid{stroke:#3d444d}
+.chart .mark{stroke:#e6edf3}.chart .value{stroke:#0d1117}.chart .a{fill:#4493f8}.chart .b{fill:#656c76}.chart .c{fill:#d29922}
+}
+"""
+
+_LEFT, _RIGHT, _TOP, _ROW, _WIDTH = 250, 60, 56, 22, 760
+_HEIGHT, _COLUMNS_LEFT = 170, 48
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A horizontal bar: a value from 0, its interval if known, and a class of `STYLE`."""
+
+    label: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    kind: str = "a"
+
+
+def bars(title: str, rows: Sequence[Bar], *, unit: str = "x", line: float | None = 1.0) -> str:
+    """Draw horizontal bars, one a row; a row without a value (0) is a heading.
+
+    Args:
+        title: above the picture.
+        rows: from top to bottom.
+        unit: behind every number.
+        line: where a vertical line is drawn, such as at a speedup of 1.
+    """
+    most = max((max(bar.value, min(bar.high or 0.0, 2 * bar.value)) for bar in rows), default=1.0)
+    ticks = _ticks(max(most, line or 0.0))
+    scale = (_WIDTH - _LEFT - _RIGHT) / ticks[-1]
+    height = _TOP + _ROW * len(rows) + 8
+    parts = [_text(0, 16, title, "title")]
+    for tick in ticks:
+        x = _LEFT + tick * scale
+        parts.append(_line(x, _TOP - 8, x, height - 8, "mark" if tick == line else "grid"))
+        parts.append(_text(x, _TOP - 14, f"{tick:g}{unit}", "quiet", "middle"))
+    for index, bar in enumerate(rows):
+        y = _TOP + _ROW * index
+        if not bar.value:
+            parts.append(_text(0, y + 15, bar.label, "quiet"))
+            continue
+        parts.append(_text(_LEFT - 8, y + 15, bar.label, anchor="end"))
+        end = _LEFT + bar.value * scale
+        shown = f"{bar.value:.2f}{unit}"
+        hint = f"{bar.label}: {shown}"
+        if bar.low is not None and bar.high is not None:
+            hint += f", 95% interval {bar.low:.2f} to {bar.high:.2f}"
+        parts.append(_rectangle(_LEFT, y + 3, bar.value * scale, _ROW - 7, bar.kind, hint))
+        if bar.low is not None and bar.high is not None:
+            low, high = (_LEFT + min(each, ticks[-1]) * scale for each in (bar.low, bar.high))
+            parts.append(_line(low, y + 10, high, y + 10, "mark"))
+            # An end beyond the axis has no cap.
+            caps = [x for x, each in ((low, bar.low), (high, bar.high)) if each <= ticks[-1]]
+            parts += [_line(x, y + 6, x, y + 14, "mark") for x in caps]
+            end = max(end, high)
+        parts.append(_text(end + 6, y + 15, shown, "value"))
+    return _picture(_WIDTH, height, title, parts)
+
+
+def columns(
+    title: str,
+    values: Sequence[Sequence[float]],
+    *,
+    kinds: Sequence[str] = ("a",),
+    labels: Sequence[str] = (),
+    unit: str = "",
+    most: float | None = None,
+) -> str:
+    """Draw columns, each a stack of values, with a scale on the left.
+
+    Args:
+        title: above the picture.
+        values: for each column, its stack from bottom to top.
+        kinds: classes of `STYLE`, one for each place in a stack.
+        labels: below the columns; none where there are many.
+        unit: behind every number of the scale.
+        most: where taller columns are cut off; None cuts none.
+    """
+    tallest = max(map(sum, values), default=1.0)
+    ticks = _ticks(tallest if most is None else min(tallest, most))
+    floor_y, step = _TOP + _HEIGHT, (_WIDTH - _COLUMNS_LEFT) / max(1, len(values))
+    scale = _HEIGHT / ticks[-1]
+    parts = [_text(0, 16, title, "title")]
+    for tick in ticks:
+        y = floor_y - tick * scale
+        parts.append(_line(_COLUMNS_LEFT, y, _WIDTH, y, "grid"))
+        parts.append(_text(_COLUMNS_LEFT - 6, y + 4, f"{tick:g}{unit}", "quiet", "end"))
+    for index, stack in enumerate(values):
+        x, y = _COLUMNS_LEFT + index * step, float(floor_y)
+        hint = f"{labels[index] if labels else index + 1}: " + " + ".join(f"{v:.3g}" for v in stack)
+        for value, kind in zip(stack, kinds, strict=True):
+            height = min(value * scale, y - _TOP)
+            y -= height
+            parts.append(_rectangle(x + step * 0.08, y, step * 0.84, height, kind, hint))
+        if labels:
+            parts.append(_text(x + step / 2, floor_y + 16, labels[index], "quiet", "middle"))
+    return _picture(_WIDTH, floor_y + 24, title, parts)
+
+
+def _ticks(most: float) -> list[float]:
+    """Round numbers from 0 to at least `most`, four to nine of them."""
+    size = 10 ** floor(log10(most)) if most > 0 else 1.0
+    step = next(each for each in (size / 5, size / 4, size / 2, size, 2 * size) if most / each <= 6)
+    return [round(step * index, 10) for index in range(ceil(most / step - 1e-9) + 1)]
+
+
+def _picture(width: float, height: float, title: str, parts: Sequence[str]) -> str:
+    return (
+        f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'role="img" aria-label="{escape(title)}"><style>{STYLE}</style>{"".join(parts)}</svg>'
+    )
+
+
+def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{escape(text)}</text>'
+    )
+
+
+def _line(x: float, y: float, to_x: float, to_y: float, kind: str) -> str:
+    return f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}" class="{kind}"/>'
+
+
+def _rectangle(x: float, y: float, width: float, height: float, kind: str, hint: str) -> str:
+    return (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" class="{kind}">'
+        f"<title>{escape(hint)}</title></rect>"
+    )

@@ -1,0 +1,236 @@
+"""Built-in prompts: kinds on which drafts do well, and one on which they fail."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import count as counting
+from itertools import islice
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import numpy as np
+
+import outrider_demo as demo
+
+from ..errors import InvalidConfigError
+from .prompt_files import chat_ids
+from .records import Prompt, Workload
+
+_FULL = 2000
+"""Characters of a file that a prompt is cut from; files are longer than that."""
+
+_STEP = 650
+"""Characters between the starts of two passages of a file, at least."""
+
+_SYSTEM = "You are a helpful assistant. Answer briefly, and show code where it helps."
+_CONVERSATIONS = (
+    (
+        "How do I read a text file line by line in Python?",
+        "Open it with a context manager and iterate over it: `for line in file:`.",
+        "And how do I leave out empty lines?",
+    ),
+    (
+        "What is the difference between a list and a tuple?",
+        "A list can be changed after it was made, a tuple cannot.",
+        "Which of the two can be a key of a dictionary, and why?",
+    ),
+    (
+        "I want to spend three days in Lisbon. What should I see?",
+        "Alfama and the castle on the first day, Belém on the second, Sintra on the third.",
+        "How do I get to Sintra, and when is it least crowded?",
+    ),
+    (
+        "My bread does not rise. What may be wrong?",
+        "The yeast may be old, the water too hot, or the dough has not had enough time.",
+        "How can I tell whether the yeast still works?",
+    ),
+    (
+        "Write a function that says whether a word is a palindrome.",
+        "def is_palindrome(word):\n    return word == word[::-1]",
+        "Now let it ignore spaces, punctuation and case.",
+    ),
+    (
+        "What does a hash table cost to look something up?",
+        "Constant time on average, linear time in the worst case.",
+        "When does the worst case happen, and what is done against it?",
+    ),
+    (
+        "Why is the sky blue?",
+        "Air scatters short waves of light more than long ones, and blue is short.",
+        "Then why is the sun red when it sets?",
+    ),
+    (
+        "How do I undo my last commit in git?",
+        "`git reset --soft HEAD~1` keeps your changes, `--hard` throws them away.",
+        "I have pushed it already. What should I do instead?",
+    ),
+)
+
+
+def built_in(
+    kind: str, tokenizer: Any, vocab_size: int, count: int, prompt_tokens: int = 150
+) -> Workload:
+    """Make prompts of one kind; the same arguments give the same prompts.
+
+    - code: the beginnings of Python files that the demo pair was not trained on, then passages
+      further on in them;
+    - editing: a function or method of such a file, then its first lines again with a name changed;
+    - json: records of one form, of which the next is wanted;
+    - quote: a docstring, then a summary that begins to quote it;
+    - chat: a conversation, written by the tokenizer's chat template if it has one;
+    - random: tokens drawn uniformly, after which nothing can be foreseen.
+
+    The files are those of Python's own library, so they change with its version.
+
+    Args:
+        kind: one of these.
+        tokenizer: the target's.
+        vocab_size: the target's V.
+        count: how many prompts.
+        prompt_tokens: length of the prompts of "code" and "random", in tokens; the others end
+            where they must.
+
+    Raises:
+        InvalidConfigError: there are fewer than `count` prompts of the kind.
+    """
+    prompts: Iterator[Prompt]
+    if kind == "random":
+        prompts = _random(vocab_size, prompt_tokens)
+    elif kind == "chat":
+        prompts = _chats(tokenizer)
+    else:
+        most = prompt_tokens if kind == "code" else None
+        prompts = (
+            Prompt(tuple(tokenizer.encode(text)[:most]), name) for name, text in _TEXTS[kind]()
+        )
+    found = tuple(islice(prompts, count))
+    if len(found) < count:
+        expected = f"at most {len(found)}, which is how many prompts {kind} has here"
+        raise InvalidConfigError("prompts_per_workload", count, expected)
+    return Workload(kind, found)
+
+
+@cache
+def _held_out() -> dict[str, str]:
+    """The library's files that the demo pair was not trained on, by name; long ones only."""
+    library = Path(sysconfig.get_path("stdlib"))
+    names = json.loads((Path(demo.__file__).parent / "held_out.json").read_text())
+    texts = {
+        name: (library / name).read_text(encoding="utf-8")
+        for name in names
+        if (library / name).is_file()
+    }
+    return {name: text for name, text in texts.items() if len(text) > _FULL}
+
+
+def _random(vocab_size: int, length: int) -> Iterator[Prompt]:
+    rng = np.random.default_rng(0)
+    for index in counting(1):
+        yield Prompt(tuple(rng.integers(1, vocab_size, length).tolist()), f"draw {index}")
+
+
+def _chats(tokenizer: Any) -> Iterator[Prompt]:
+    for index, (question, answer, follow_up) in enumerate(_CONVERSATIONS, 1):
+        messages = [
+            {"role": "system", "content": _SYSTEM},
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": follow_up},
+        ]
+        yield Prompt(tuple(chat_ids(messages, tokenizer)), f"conversation {index}")
+
+
+def _code() -> Iterator[tuple[str, str]]:
+    for file, text in _held_out().items():
+        yield file, text[:_FULL]
+    yield from _each_file_in_turn(_passages)
+
+
+def _passages(text: str) -> list[str]:
+    """Parts that begin after two empty lines, each at least a step beyond the last."""
+    passages, last = list[str](), 0
+    for found in re.finditer(r"\n\n\n(?=\S)", text):
+        place = found.end()
+        if last + _STEP <= place <= len(text) - _FULL:
+            passages.append(text[place : place + _FULL])
+            last = place
+    return passages
+
+
+def _editing() -> Iterator[tuple[str, str]]:
+    yield from _each_file_in_turn(lambda text: _edited(_functions(text)))
+    yield from _each_file_in_turn(lambda text: _edited(_methods(text)))
+
+
+def _functions(text: str) -> list[str]:
+    return ["def " + part.split("\n\n\n")[0] for part in text.split("\ndef ")[1:]]
+
+
+def _methods(text: str) -> list[str]:
+    lines = text.split("\n")
+    classes = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef))
+    methods = (node for kind in classes for node in kind.body if isinstance(node, ast.FunctionDef))
+    return [dedent("\n".join(lines[node.lineno - 1 : node.end_lineno])) for node in methods]
+
+
+def _edited(functions: Sequence[str]) -> list[str]:
+    """Those of 8 to 25 lines, each followed by its first lines under another name."""
+    edited = []
+    for function in functions:
+        if 8 <= function.count("\n") <= 25:
+            name = function.removeprefix("def ").split("(")[0]
+            changed = function.replace(name, f"new_{name}")
+            start = "\n".join(changed.split("\n")[:3])
+            edited.append(f"{function}\n\n\n{start}\n")
+    return edited
+
+
+def _records() -> Iterator[tuple[str, str]]:
+    rng = np.random.default_rng(0)
+    names = ("alice", "bob", "carol", "dave", "erin", "frank")
+    for index in counting(1):
+        rows = [
+            {"id": int(rng.integers(100)), "name": str(rng.choice(names)), "active": True}
+            for _ in range(5)
+        ]
+        text = json.dumps(rows, indent=4).removesuffix("\n]") + ',\n    {\n        "id":'
+        yield f"records {index}", text
+
+
+def _quotes() -> Iterator[tuple[str, str]]:
+    yield from _each_file_in_turn(_quoting)
+
+
+def _quoting(text: str) -> list[str]:
+    """Docstrings of 60 to 200 words, each followed by the start of a summary that quotes it."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    parts = (node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds))
+    passages = (ast.get_docstring(part) or "" for part in parts)
+    return [
+        f'{passage}\n\nIn short, and in its own words: "{" ".join(passage.split()[:4])}'
+        for passage in passages
+        if 60 <= len(passage.split()) <= 200
+    ]
+
+
+def _each_file_in_turn(cut: Callable[[str], list[str]]) -> Iterator[tuple[str, str]]:
+    """The first piece cut from every file, then the second of those that have one, and so on."""
+    found = {file: cut(text) for file, text in _held_out().items()}
+    for place in range(max(map(len, found.values()), default=0)):
+        for file, texts in found.items():
+            if place < len(texts):
+                yield f"{file} {place + 1}", texts[place]
+
+
+_TEXTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
+    "code": _code,
+    "editing": _editing,
+    "json": _records,
+    "quote": _quotes,
+}

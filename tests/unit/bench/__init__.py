@@ -1,0 +1,1 @@
+"""Tests of outrider.bench and of the benchmarks."""

@@ -1,0 +1,277 @@
+"""Races: every candidate decodes the same prompts, in turn, and is counted by its tokens."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from outrider import SamplingParams
+from outrider.bench import BenchOptions
+from outrider.bench.peers import LlamaCppRunner, WholeRequest, runners
+from outrider.bench.race import Lane, OutriderRunner, Run, Runner, drafter_of, race
+from outrider.bench.records import PLAIN, Candidate, Workload
+from outrider.bench.trial import Trial, TrialRace
+from outrider.errors import InvalidConfigError
+
+from ...support.bench import MODEL, PROMPTS, WORKLOAD, pair
+
+IDS = [prompt.token_ids for prompt in PROMPTS]
+
+
+class Scripted(Runner):
+    """A system that emits fixed tokens, a round at a time, and writes down whose turn it is."""
+
+    def __init__(self, name: str, turns: list[str], rounds: int = 2, seconds: float = 1.0) -> None:
+        self.candidate = Candidate("none", system=name)
+        self.turns, self.rounds, self.seconds = turns, rounds, seconds
+        self.closed = 0
+
+    def lane(
+        self, prompts: Sequence[tuple[int, ...]], params: Sequence[SamplingParams], seed: int
+    ) -> Lane:
+        return ScriptedLane(self, params)
+
+
+class ScriptedLane(Lane):
+    def __init__(self, runner: Scripted, params: Sequence[SamplingParams]) -> None:
+        self.runner, self.params, self.left = runner, params, runner.rounds
+
+    def advance(self) -> None:
+        self.runner.turns.append(self.runner.candidate.system)
+        self.left -= 1
+        self.running = self.left > 0
+
+    def result(self) -> Run:
+        tokens = tuple((7,) * each.max_tokens for each in self.params)
+        return Run(self.runner.seconds, 0.1, tokens)
+
+    def close(self) -> None:
+        self.runner.closed += 1
+
+
+def _trial(temperature: float = 0.0, **given: Any) -> Trial:
+    return Trial(
+        workload=WORKLOAD, sampling=SamplingParams(max_tokens=6, temperature=temperature), **given
+    )
+
+
+def _params(tokens: int, temperature: float = 0.0) -> SamplingParams:
+    return SamplingParams(max_tokens=tokens, temperature=temperature, ignore_eos=True)
+
+
+def test_rounds_are_taken_in_turn_and_the_first_turn_rotates() -> None:
+    turns: list[str] = []
+    field = [Scripted("a", turns), Scripted("b", turns, rounds=3)]
+    race(field, IDS[:1], [_params(4)])
+    assert turns == ["a", "b", "a", "b", "b"]
+    turns.clear()
+    race(field, IDS[:1], [_params(4)], seed=1)
+    assert turns == ["b", "a", "b", "a", "b"]
+    assert [each.closed for each in field] == [2, 2]
+
+
+def test_a_turn_is_a_whole_request_where_one_cannot_be_stopped_within() -> None:
+    turns: list[str] = []
+    field = [Scripted("a", turns), Scripted("b", turns)]
+    field[1].whole = True
+    race(field, IDS[:1], [_params(4)])
+    assert turns == ["a", "a", "b", "b"]
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_tokens_are_those_of_generate_and_every_round_is_timed(batch: int) -> None:
+    given, ticks = pair(), count()
+    field = [
+        OutriderRunner.of(each, given, batch, clock=lambda: float(next(ticks)))
+        for each in (PLAIN, MODEL)
+    ]
+    params = [_params(9), _params(4)][:batch]
+    runs = race(field, IDS[:batch], params)
+    expected = [
+        output.token_ids
+        for output in field[0].decoder.generate([list(each) for each in IDS[:batch]], params)
+    ]
+    for runner, run in zip(field, runs, strict=True):
+        assert list(run.token_ids) == expected
+        assert run.tokens == sum(each.max_tokens for each in params)
+        # The clock goes on by one whenever it is asked: at the ends of the start and each round.
+        assert set(run.round_s) == {1.0}
+        assert run.seconds == pytest.approx(1 + len(run.round_s) - run.prompt_s)
+        assert runner.metrics().emitted >= run.tokens
+    assert len(runs[0].round_s) == 9
+    assert len(runs[1].round_s) < 9
+
+
+def test_candidates_share_weights_and_no_cache() -> None:
+    given = pair()
+    first, second = (OutriderRunner.of(MODEL, given, 1).decoder for _ in range(2))
+    assert first.target is not second.target
+    assert first.target.hf_model is given.target.hf_model  # type: ignore[attr-defined]
+    assert first.drafter is not second.drafter
+
+
+def test_a_draft_that_is_missing_is_refused() -> None:
+    given = pair(draft=False)
+    with pytest.raises(InvalidConfigError, match="suffix or ngram"):
+        drafter_of(MODEL, given, given.target, 1)
+
+
+def test_stretches_are_batches_and_short_ones_are_filled() -> None:
+    trial = _trial(batch=2, repeats=2)
+    assert trial.stretches == [PROMPTS[:2], (PROMPTS[2], PROMPTS[0])]
+
+
+def test_equal_output_is_checked_where_there_is_one_right_output() -> None:
+    given = pair()
+    coupled, typical = (
+        Candidate("draft_model", "coupled", 3),
+        Candidate("draft_model", "typical", 3),
+    )
+    for temperature, expected in ((0.0, [3, 3, 3, None]), (0.8, [None, None, 3, None])):
+        field = [OutriderRunner.of(each, given, 1) for each in (PLAIN, MODEL, coupled, typical)]
+        trial = TrialRace(_trial(temperature), field)
+        trial.run()
+        assert [each.identical for each in trial.measurements()] == expected
+        assert [each.lossy for each in trial.measurements()] == [False, False, False, True]
+
+
+def test_another_output_than_plain_decodings_is_counted() -> None:
+    field: list[Runner] = [OutriderRunner.of(PLAIN, pair(), 1), Scripted("other", [])]
+    trial = TrialRace(_trial(), field)
+    trial.run()
+    plain, other = trial.measurements()
+    assert (plain.identical, other.identical) == (3, 0)
+
+
+def test_no_speedup_is_given_when_tokens_are_missing() -> None:
+    class Short(Scripted):
+        def lane(self, prompts: Any, params: Any, seed: int) -> Lane:
+            return super().lane(prompts, [_params(each.max_tokens - 1) for each in params], seed)
+
+    trial = TrialRace(_trial(), [Scripted("plain", []), Short("short", [])])
+    trial.run()
+    assert [each.speedup for each in trial.measurements()] == [1.0, None]
+
+
+def test_speedups_come_from_seconds_of_the_same_stretches() -> None:
+    trial = TrialRace(_trial(), [Scripted("plain", [], seconds=3.0), Scripted("fast", [])])
+    trial.run()
+    plain, fast = trial.measurements()
+    assert (plain.speedup, plain.low) == (pytest.approx(1.0), None)
+    assert fast.speedup == pytest.approx(3.0)
+    assert fast.outcome == "faster"
+    assert fast.tokens == (6, 6, 6)
+    assert fast.prompt_s == (0.1, 0.1, 0.1)
+
+
+def test_what_fails_is_named_and_the_others_are_measured() -> None:
+    class Failing(Runner):
+        candidate = Candidate("none", system="broken")
+
+        def lane(self, prompts: Any, params: Any, seed: int) -> Lane:
+            def decode() -> Run:
+                raise RuntimeError("no room\nat all")
+
+            return WholeRequest(decode)
+
+    failing = Failing()
+    trial = TrialRace(_trial(), [Scripted("plain", []), failing])
+    trial.run()
+    assert trial.failed == {failing: "RuntimeError: no room at all"}
+    assert [each.candidate.system for each in trial.measurements()] == ["plain"]
+
+
+def test_an_interrupt_leaves_the_stretches_before_it() -> None:
+    done = count(1)
+
+    def interrupt() -> None:
+        if next(done) == 2:
+            raise KeyboardInterrupt
+
+    trial = TrialRace(_trial(), [OutriderRunner.of(each, pair(), 1) for each in (PLAIN, MODEL)])
+    with pytest.raises(KeyboardInterrupt):
+        trial.run(interrupt)
+    for each in trial.measurements():
+        assert each.partial
+        assert each.tokens == (6, 6)
+        assert each.metrics is not None
+        assert each.metrics.emitted == 12
+
+
+def test_rows_may_ask_for_their_own_number_of_tokens() -> None:
+    prompts = (PROMPTS[0], type(PROMPTS[1])(PROMPTS[1].token_ids, "short", max_tokens=3))
+    trial = Trial(workload=Workload("own", prompts), sampling=SamplingParams(max_tokens=6))
+    assert [each.max_tokens for each in trial.params(prompts)] == [6, 3]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_transformers_races_on_the_same_weights(temperature: float) -> None:
+    given = pair()
+    peers, missing = runners(BenchOptions(k=(3,)), given, 1)
+    labels = [each.candidate.label for each in peers]
+    assert missing == []
+    assert labels == [
+        "transformers plain",
+        "transformers draft_model k=3",
+        "transformers draft_model adaptive",
+        "transformers ngram k=3",
+    ]
+    trial = TrialRace(_trial(temperature), [OutriderRunner.of(PLAIN, given, 1), *peers])
+    trial.run()
+    assert trial.failed == {}
+    for each in trial.measurements():
+        assert each.tokens == (6, 6, 6)
+        assert each.identical == (3 if temperature == 0 else None)
+        assert all(seconds > 0 for seconds in (*each.seconds, *each.prompt_s))
+
+
+def test_peers_that_cannot_take_part_say_why() -> None:
+    assert runners(BenchOptions(peers=("none",)), pair(), 1) == ([], [])
+    peers, missing = runners(BenchOptions(), pair(), 2)
+    assert peers == []
+    assert missing == ["transformers: not in batches of 2, it decodes one at a time here"]
+    _, missing = runners(BenchOptions(), pair(draft=False), 1)
+    assert missing == ["transformers draft_model: there is no draft"]
+
+
+def test_llama_cpp_decodes_a_given_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Llama:
+        def __init__(self, path: str, **settings: Any) -> None:
+            asked.append(settings | {"path": path})
+
+        def n_ctx(self) -> int:
+            return int(asked[-1]["n_ctx"])
+
+        def reset(self) -> None:
+            asked.append({**asked[-1], "reset": True})
+
+        def set_seed(self, seed: int) -> None:
+            pass
+
+        def generate(self, tokens: list[int], **_: Any) -> Iterator[int]:
+            return iter(range(100))
+
+    module = ModuleType("llama_cpp")
+    monkeypatch.setattr(module, "Llama", Llama, raising=False)
+    monkeypatch.setitem(sys.modules, "llama_cpp", module)
+    runner = LlamaCppRunner(Candidate("none", system="llama.cpp"), Path("some.gguf"))
+    (run,) = race([runner], IDS[:1], [_params(5)])
+    assert run.token_ids == ((0, 1, 2, 3, 4),)
+    assert asked[0]["path"] == "some.gguf"
+    assert asked[-1]["reset"] is True
+
+
+def test_llama_cpp_is_missing_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    options = BenchOptions(peers=("llama.cpp",), gguf=Path("some.gguf"))
+    peers, (why,) = runners(options, pair(), 1)
+    assert peers == []
+    assert "pip install" in why

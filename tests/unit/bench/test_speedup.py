@@ -1,0 +1,71 @@
+"""The ratio of speeds and its interval, and latencies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from outrider.bench.speedup import latency, speedup, t_quantile
+
+
+def test_the_ratio_is_that_of_tokens_per_second() -> None:
+    found = speedup([2.0, 4.0], [10, 10], [1.0, 2.0], [10, 10])
+    assert found.ratio == pytest.approx(2.0)
+    # Every prompt shows the same ratio: there is nothing to be unsure of.
+    assert found.low == pytest.approx(2.0)
+    assert found.high == pytest.approx(2.0)
+
+
+def test_one_stretch_has_no_interval() -> None:
+    found = speedup([2.0], [10], [1.0], [10])
+    assert (found.ratio, found.low, found.high) == (pytest.approx(2.0), None, None)
+
+
+def test_repeats_of_a_prompt_say_nothing_of_others() -> None:
+    once = speedup([2.0, 3.0], [10, 10], [1.0, 2.0], [10, 10])
+    often = speedup([2.0, 3.0] * 5, [10] * 10, [1.0, 2.0] * 5, [10] * 10, distinct=2)
+    assert often.low == pytest.approx(once.low)
+    assert speedup([2.0] * 5, [10] * 5, [1.0] * 5, [10] * 5, distinct=1).low is None
+
+
+@pytest.mark.parametrize(
+    ("freedom", "expected"), [(1, 12.7062), (4, 2.7764), (7, 2.3646), (30, 2.0423), (300, 1.9679)]
+)
+def test_quantiles_of_students_t(freedom: int, expected: float) -> None:
+    assert t_quantile(freedom) == pytest.approx(expected, rel=2e-3)
+
+
+def _misses(truth: float, claimed: float, count: int, trials: int = 2000) -> int:
+    """How often the interval of `count` stretches misses `claimed`; their ratio is `truth`."""
+    rng = np.random.default_rng(0)
+    missed = 0
+    for _ in range(trials):
+        plain = rng.lognormal(0.0, 0.2, count)
+        other = plain / truth * rng.lognormal(0.0, 0.1, count)
+        found = speedup(plain.tolist(), [10] * count, other.tolist(), [10] * count)
+        assert found.low is not None
+        assert found.high is not None
+        missed += not found.low <= claimed <= found.high
+    return missed
+
+
+@pytest.mark.parametrize("count", [4, 12])
+def test_intervals_hold_the_truth_as_often_as_they_say(count: int) -> None:
+    """5% of 2,000 is 100; a binomial is above 140 with a probability below 4e-5."""
+    assert 50 < _misses(1.5, 1.5, count) < 140
+
+
+def test_intervals_reject_a_wrong_ratio() -> None:
+    """The planted fault of the test above: a ratio that is 20% off is missed most of the time."""
+    assert _misses(1.5, 1.8, 12) > 1500
+
+
+def test_latencies_are_those_of_serving_benchmarks() -> None:
+    found = latency([(0.5, 0.1, 0.3), (0.7, 0.2)], [5, 1])
+    assert found["mean_ttft_ms"] == pytest.approx(600)
+    assert found["median_e2el_ms"] == pytest.approx(900)
+    # A request of one token has no time per further token.
+    assert found["mean_tpot_ms"] == pytest.approx(100)
+    assert found["mean_itl_ms"] == pytest.approx(200)
+    assert found["std_e2el_ms"] == pytest.approx(0, abs=1e-9)
+    assert latency([], []) == {}
