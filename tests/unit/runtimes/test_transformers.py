@@ -114,6 +114,7 @@ def test_a_table_in_contradiction_is_forgotten_and_computed_anew(
 RAGGED = {"rows of different lengths do not disturb each other"}
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_modules_that_their_user_compiled_run_compiled() -> None:
     """By a backend that only traces, which every machine has."""
     model = random_model("llama")
@@ -133,6 +134,7 @@ def test_modules_that_their_user_compiled_run_compiled() -> None:
     assert graphs
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_model_that_its_user_compiled_is_called_as_it_is() -> None:
     model = random_model("llama")
     compiled = torch.compile(model)
