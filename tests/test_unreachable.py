@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 from outrider import (
     HybridDrafter,
@@ -25,7 +23,6 @@ from outrider.certify.reference import distance
 from outrider.errors import DegenerateDistributionError
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.sampling.shaping import Shaper
-from outrider.types.records import Distributions
 
 from .alphabet import alphabet
 
