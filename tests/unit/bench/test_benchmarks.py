@@ -60,7 +60,6 @@ def test_the_last_line_is_json_and_figures_are_saved(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(results, "FOLDER", tmp_path)
-    monkeypatch.setattr(results.save, "__defaults__", (tmp_path,))
     main(["imports", "--rounds", "2", "--save"])
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     (path,) = tmp_path.glob("*/*.json")
