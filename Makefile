@@ -1,13 +1,16 @@
-# Two commands for a newcomer: `make demo` and `make test`. Each installs what it needs, once.
+# For a newcomer: `make demo`, `make quick`, `make test`, `make docs`. Each installs what it needs, once.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint types unit bench clean
+.PHONY: demo quick test lint types unit docs bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/outrider demo
+
+quick: $(INSTALLED)
+	$(BIN)/pytest --numprocesses=2 -m "not slow" tests/unit tests/conformance
 
 test: lint types unit
 
@@ -21,14 +24,17 @@ types: $(INSTALLED)
 unit: $(INSTALLED)
 	$(BIN)/pytest --numprocesses=auto --dist=worksteal
 
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt torch
-	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e packages/outrider-demo -e ".[dev]"
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e packages/outrider-demo -e ".[dev,docs]"
 	touch $(INSTALLED)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) site .mypy_cache .pytest_cache .ruff_cache

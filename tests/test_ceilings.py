@@ -20,11 +20,11 @@ from outrider.errors import (
     InvalidConfigError,
     TargetShapeError,
 )
-from outrider.random.chance import Enumerator
+from outrider.random import Enumerator
 from outrider.runtimes.tabular import mock_pair
 from outrider.types.records import Distributions, DraftProposal
 from outrider.verification import METHODS, verify
-from outrider.verification.ceilings import (
+from outrider.verification.bounds import (
     Distribution,
     block_ceiling,
     cover_bound,

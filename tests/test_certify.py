@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import fields, replace
 from functools import cache
 from itertools import combinations, pairwise, product
@@ -12,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from outrider.random.chance import inverse_cdf, philox4x32
 
-import outrider.cli.certify
 from outrider import (
     ModelDrafter,
     SamplingParams,
@@ -31,7 +30,6 @@ from outrider.certify.statistics import Cell, fitted_positions, judged, sample
 from outrider.cli import main
 from outrider.engine import stopping
 from outrider.errors import InvalidConfigError
-from outrider.random.chance import inverse_cdf, philox4x32
 from outrider.runtimes.tabular import mock_pair
 from outrider.sampling.shaping import Shaper
 from outrider.verification import TokenVerification, Verifier
@@ -584,33 +582,6 @@ def run(*args: str) -> int:
 
 @pytest.mark.usefixtures("_short")
 class TestCommand:
-    def test_json_is_one_object_with_everything(self, capsys: Any) -> None:
-        assert run("--tier", "exact", "--tier", "controls", "--json") == 0
-        document = json.loads(capsys.readouterr().out)
-        assert document["passed"] is True
-        assert document["exact"]["largest_error"] < 1e-12
-        assert len(document["exact"]["cases"]) == 4
-        assert document["exact"]["design"]["coverage"][0]["covered"] > 400
-        assert [fault["passed"] for fault in document["controls"]["faults"]] == [True, True]
-        assert document["exact"]["checks"][-1]["check"] == "ceilings"
-        rows = document["exact"]["ceilings"]
-        assert [row["shape"] for row in rows] == [[1], [1, 1], [1, 1, 1], [1, 1, 1], [2]]
-        for row in rows[:3]:
-            assert row["tokens"]["block"] == pytest.approx(row["block_value"], abs=1e-12)
-            assert row["share"]["block"] == pytest.approx(1, abs=1e-12)
-            assert row["oracle_bound"] is None
-            assert row["passed"] is True
-        assert "statistical" not in document
-
-    def test_the_report_ends_in_a_verdict(self, capsys: Any) -> None:
-        assert run("--tier", "exact", "--tier", "controls") == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert lines[-1] == "PASS: exact, controls"
-        assert any(
-            re.match(r"model 1-1-1( +\d\.\d{4}){3} +–.* 100\.0%  pass", line) for line in lines
-        )
-        assert max(map(len, lines)) <= 100
-
     @pytest.mark.parametrize(
         ("flags", "dtype"), [([], "float32"), (["--dtype", "bfloat16"], "bfloat16")]
     )
@@ -620,9 +591,9 @@ class TestCommand:
         """On any device: models that are stored in bfloat16 would be loaded in it on CUDA."""
         asked = []
 
-        def load(args: Any, *_: Any, **__: Any) -> None:
-            asked.append(args.dtype)
-            raise InvalidConfigError("target", args.target, "nothing")
+        def load(models: Any, *_: Any, **__: Any) -> None:
+            asked.append(models.dtype)
+            raise InvalidConfigError("target", models.target, "nothing")
 
         monkeypatch.setattr("outrider.cli.models.load", load)
         assert run("--tier", "statistical", *flags) == 2
@@ -662,7 +633,7 @@ class TestCommand:
         assert said in report
         assert report.count("no idea") == 1
         assert "Traceback" not in report
-        assert "An exception was raised in 3 cases; in the others, the largest error" in report
+        assert "3 cases raised an exception" in report
 
     @pytest.mark.parametrize(
         ("name", "message"),
@@ -764,38 +735,6 @@ class TestCommand:
         assert run("--tier", "controls") == 1
         assert capsys.readouterr().out.splitlines()[-1] == "FAIL: controls failed"
 
-    @pytest.mark.parametrize(
-        ("flags", "message"),
-        [
-            (("--tier", "exakt"), "invalid choice: 'exakt'"),
-            (("--samples", "7"), "expected an integer >= 100"),
-            (("--seed", str(2**64)), "expected an integer in [0, 2**64)"),
-            (
-                ("--tier", "exact", "--target", "x"),
-                "--target='x' is not allowed: expected the",
-            ),
-            (("--tier", "exact", "--draft", "x"), "--draft='x' is not allowed: expected the"),
-            (("--tier", "controls", "--samples", "200"), "--samples=200 is not allowed"),
-            (("--tier", "exact", "--device", "cpu"), "--device='cpu' is not allowed"),
-            (("--module", "nothing"), "path.py:Name"),
-            (("--module", "nowhere.py:Name"), "can be imported"),
-            (("--module", "no_such_module:Name"), "a path that ends in .py"),
-            (("--module", f"{Path(__file__).parent.parent}/README.md:X"), "that ends in .py, or"),
-            (("--module", "outrider.certify.faults:Nothing"), "has no Nothing"),
-            (("--module", "outrider.certify.faults:DraftsTooDeep"), "stop_distribution, residual"),
-            (("--module", "a.py:B", "--tier", "controls"), "drop one of the two flags"),
-        ],
-    )
-    def test_bad_flags_are_one_line(
-        self, capsys: Any, flags: tuple[str, ...], message: str
-    ) -> None:
-        assert run(*flags) == 2
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        assert captured.err.count("\n") == 1
-        assert captured.err.startswith("outrider: error: ")
-        assert message in captured.err
-
 
 def test_an_object_is_taken_as_it_is(module: Path) -> None:
     part = load_part(f"{module}:Biased")
@@ -814,12 +753,3 @@ def test_an_object_is_taken_as_it_is(module: Path) -> None:
 def test_known_answers_need_the_published_constant() -> None:
     assert checks.known_answers(philox4x32).passed
     assert not checks.known_answers(faults.wrong_philox).passed
-
-
-def test_help_says_how_a_module_is_made(capsys: Any) -> None:
-    assert run("--help") == 0
-    shown = capsys.readouterr().out
-    assert "stop_distribution and residual" in " ".join(shown.split())
-    assert "method.stop_distribution(chain) -> (distribution, weights)\n" in shown
-    assert "drafter.propose(prefixes, plan, ctx) -> outrider.types.records.DraftProposal\n" in shown
-    assert outrider.cli.certify.TIERS == ("exact", "statistical", "controls")

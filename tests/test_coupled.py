@@ -23,8 +23,7 @@ from outrider import (
     SpeculativeDecoder,
     TransformersModel,
 )
-from outrider.random import noise
-from outrider.random.chance import POSITION, Philox4x32, Race
+from outrider.random import POSITION, Philox4x32, Race, noise
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types.records import Distributions, DraftPlan, DraftProposal
 
@@ -184,7 +183,7 @@ def test_noise_without_a_compiler_is_the_same(monkeypatch: pytest.MonkeyPatch) -
 _PROGRAM = """
 import sys
 from outrider import SpeculativeConfig, SpeculativeDecoder
-from outrider.models.tabular import mock_pair
+from outrider.runtimes.transformers.tabular import mock_pair
 
 SpeculativeDecoder(*mock_pair(3, 1), config=SpeculativeConfig(verification=sys.argv[1]))
 noise = sys.modules.get("outrider.random.noise")

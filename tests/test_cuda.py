@@ -21,7 +21,6 @@ from outrider.errors import DegenerateDistributionError, TokenOutOfRangeError
 from outrider.runtimes.transformers.model import TransformersModel
 from outrider.types.protocols import DraftContext
 from outrider.types.records import Distributions, DraftPlan, DraftProposal
-from outrider.verification import lazy
 
 from .test_calibration import tiny
 
@@ -114,17 +113,3 @@ def test_what_a_drafter_must_not_hand_over_is_counted(how: str, temperature: flo
     error = TokenOutOfRangeError if how == "an id" else DegenerateDistributionError
     with pytest.raises(error):
         strict.generate(PROMPTS, params)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("size", [7, 4096, 50_000])
-def test_the_kernels_are_their_readable_twins(dtype: torch.dtype, size: int) -> None:
-    pytest.importorskip("triton")
-    from outrider.verification import kernels
-
-    logits = (4 * torch.randn(5, size, device=DEVICE)).to(dtype)
-    logits[1, 1:] = -torch.inf
-    peak, mass = kernels.normalisers(logits, 1.25)
-    assert lazy._builds_kernels(logits.device)
-    expected = lazy.normalisers(logits, 1.25)
-    torch.testing.assert_close((peak, mass), expected, rtol=1e-5, atol=0)

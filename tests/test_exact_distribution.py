@@ -16,15 +16,15 @@ import pytest
 import torch
 
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
+from outrider import random as chance
 from outrider.certify import exact_distribution
 from outrider.certify.reference import distance, target_distribution
 from outrider.drafters.ngram import NgramDrafter
 from outrider.engine import batch
 from outrider.errors import DegenerateDistributionError, InvalidConfigError, KeyReuseError
-from outrider.random import chance
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types.records import Distributions, DraftPlan, DraftProposal, Prefix
-from outrider.verification import METHODS, BlockVerification, Chain, TokenVerification
+from outrider.verification import METHODS, BlockVerification, TokenVerification, Tree
 
 TOLERANCE = 1e-12
 
@@ -190,15 +190,15 @@ def test_block_keeps_more_than_token_on_the_papers_example() -> None:
 class PlainResidualBlock(BlockVerification):
     """Fault: the residual forgets the weight p_i."""
 
-    def residual(self, chain: Chain, weights: Any, node: Any) -> Any:
-        return TokenVerification().residual(chain, torch.ones_like(weights), node)
+    def residual(self, tree: Tree, weights: Any, node: Any) -> Any:
+        return TokenVerification().residual(tree, torch.ones_like(weights), node)
 
 
 class StopsAtFirstRejectBlock(BlockVerification):
     """Fault: scans the block's coins from the left and stops at the first tail."""
 
-    def stop_distribution(self, chain: Chain) -> tuple[Any, Any]:
-        distribution, weights = super().stop_distribution(chain)
+    def stop_distribution(self, tree: Tree) -> tuple[Any, Any]:
+        distribution, weights = super().stop_distribution(tree)
         # Recover each head h_i from the distribution of the last head, then scan the other way.
         heads = distribution / distribution.cumsum(-1).clamp(min=1e-300)
         reached = torch.cat([torch.ones_like(heads[:, :1]), heads[:, 1:].cumprod(-1)], -1)
@@ -209,11 +209,11 @@ class StopsAtFirstRejectBlock(BlockVerification):
 class WrongBonusRow(TokenVerification):
     """Fault: after full acceptance the bonus is drawn from the row before the last."""
 
-    def residual(self, chain: Chain, weights: Any, node: Any) -> Any:
-        right = super().residual(chain, weights, node)
+    def residual(self, tree: Tree, weights: Any, node: Any) -> Any:
+        right = super().residual(tree, weights, node)
         rows = torch.arange(len(node))
-        wrong = chain.target[rows, (node - 1).clamp(min=0)]
-        return torch.where((node == chain.length)[:, None], wrong, right)
+        wrong = tree.target[rows, (node - 1).clamp(min=0)]
+        return torch.where((node == tree.length)[:, None], wrong, right)
 
 
 class ArgmaxReportedAsSoftmax:

@@ -29,12 +29,11 @@ from outrider.errors import (
     InvalidConfigError,
     ModelError,
 )
-from outrider.random.chance import Philox4x32, Race, _exponential, inverse_cdf
+from outrider.random import Philox4x32, Race, _exponential, inverse_cdf
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.sampling.distributions import PackedParams, distributions
 from outrider.types.records import Distributions, DraftPlan, DraftProposal, Prefix, TargetScores
-from outrider.verification import METHODS, TraversalVerification, Tree
-from outrider.verification.fused import verify_logits
+from outrider.verification import METHODS, TraversalVerification, Tree, verify
 
 from .families import random_model, resembling
 
@@ -468,7 +467,8 @@ def test_large_logits_and_low_temperatures_are_not_rounded_away(temperature: flo
 
     method = METHODS["token"]
     for logits in (spread, spread + 4096):
-        verify_logits(proposal, logits, temperature, method, Draws())
+        target = (logits / temperature).softmax(-1)
+        verify(proposal, target, method, Draws())
     for near, far in zip(found[:2], found[2:], strict=True):
         torch.testing.assert_close(near, far, rtol=0, atol=1e-12)
 

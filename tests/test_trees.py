@@ -14,15 +14,16 @@ import pytest
 import torch
 
 from outrider import ModelDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
+from outrider import random as chance
 from outrider.certify import exact_distribution
 from outrider.certify.reference import distance, target_distribution
 from outrider.engine import context
 from outrider.errors import DraftShapeError, InvalidConfigError, KeyReuseError
-from outrider.random import chance
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types import trees
 from outrider.types.records import Distributions, DraftPlan, DraftProposal
-from outrider.verification import TREE_METHODS, TraversalVerification, Tree
+from outrider.verification import METHODS as LOSSLESS
+from outrider.verification import TraversalVerification, Tree, Verifier
 from outrider.verification.transport import transport_optimum
 
 from .test_exact_distribution import TOLERANCE, configured, error
@@ -168,7 +169,8 @@ def test_the_ceiling_of_the_first_token_is_the_transport_optimum(kind: str) -> N
         config = configured(
             "traversal", 1, tree_shape=(2,), tree_children=children, draft_sample_method=method
         )
-        decoder = SpeculativeDecoder(target, draft, config=config)
+        verifier = Verifier(TraversalVerification(), bounds=True)
+        decoder = SpeculativeDecoder(target, draft, config=config, verifier=verifier)
         kept = mean = 0.0
         work: list[tuple[int, ...]] = [()]
         while work:
@@ -250,7 +252,7 @@ class DeepestFirst(TraversalVerification):
 
 @pytest.mark.parametrize("fault", [ForgetsClaims(), DeepestFirst()], ids=lambda f: type(f).__name__)
 def test_a_faulty_traversal_is_seen(monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
-    monkeypatch.setitem(TREE_METHODS, "traversal", fault)
+    monkeypatch.setitem(LOSSLESS, "traversal", fault)
     config = configured("traversal", 2, tree_shape=(2, 1))
     params = SamplingParams(max_tokens=3)
     assert max(error(*mock_pair(4, seed, 0.2), config, params) for seed in range(3)) > 1e-3

@@ -8,11 +8,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .errors import missing
+
 if TYPE_CHECKING:
-    from . import certify, errors, runtimes
-    from .config.params import SamplingParams, SpeculativeConfig
-    from .config.processors import StatefulProcessor
-    from .config.structured import StructuredOutput
+    from . import certify, config, errors, runtimes
+    from .config import SamplingParams, SpeculativeConfig, StatefulProcessor, StructuredOutput
     from .drafters.early_exit import EarlyExitDrafter
     from .drafters.hybrid import HybridDrafter
     from .drafters.model import ModelDrafter
@@ -24,9 +24,25 @@ if TYPE_CHECKING:
     from .engine.loading import Pair, load
     from .engine.metrics import SpeculationMetrics
     from .engine.outputs import Choice, GenerationOutput, StreamEvent
+    from .errors import (
+        ContextLengthError,
+        DegenerateDistributionError,
+        DistributionWidthError,
+        DraftError,
+        DraftShapeError,
+        EmptyPrefixError,
+        InvalidConfigError,
+        KeyReuseError,
+        MissingExtraError,
+        ModelError,
+        OutriderError,
+        TargetShapeError,
+        TokenOutOfRangeError,
+        VocabMismatchError,
+    )
     from .integrations.generation_config import from_generation_config
     from .integrations.transformers_generate import generate_with
-    from .random.chance import Philox4x32
+    from .random import Philox4x32
     from .runtimes.transformers.model import TransformersModel
     from .verification.functional import (
         VerificationResult,
@@ -42,28 +58,42 @@ if TYPE_CHECKING:
         sample_index,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "Choice": "engine.outputs",
+    "ContextLengthError": "errors",
+    "DegenerateDistributionError": "errors",
+    "DistributionWidthError": "errors",
+    "DraftError": "errors",
+    "DraftShapeError": "errors",
     "EarlyExitDrafter": "drafters.early_exit",
+    "EmptyPrefixError": "errors",
     "GenerationOutput": "engine.outputs",
     "HybridDrafter": "drafters.hybrid",
+    "InvalidConfigError": "errors",
+    "KeyReuseError": "errors",
+    "MissingExtraError": "errors",
     "ModelDrafter": "drafters.model",
+    "ModelError": "errors",
     "NgramDrafter": "drafters.ngram",
+    "OutriderError": "errors",
     "Pair": "engine.loading",
-    "Philox4x32": "random.chance",
+    "Philox4x32": "random.philox",
     "PredictionDrafter": "drafters.prediction",
-    "SamplingParams": "config.params",
+    "SamplingParams": "config",
     "SpeculationMetrics": "engine.metrics",
-    "SpeculativeConfig": "config.params",
+    "SpeculativeConfig": "config",
     "SpeculativeDecoder": "engine.decoder",
-    "StatefulProcessor": "config.processors",
+    "StatefulProcessor": "config",
     "StreamEvent": "engine.outputs",
-    "StructuredOutput": "config.structured",
+    "StructuredOutput": "config",
     "SuffixDrafter": "drafters.suffix.drafter",
+    "TargetShapeError": "errors",
+    "TokenOutOfRangeError": "errors",
     "TransformersModel": "runtimes.transformers.model",
     "VerificationResult": "verification.functional",
+    "VocabMismatchError": "errors",
     "VocabularyDrafter": "drafters.vocabulary.drafter",
     "accept": "verification.primitives",
     "adjusted_distribution": "verification.primitives",
@@ -77,15 +107,26 @@ _HOMES = {
     "sample_index": "verification.primitives",
     "verify_speculative_tokens": "verification.functional",
 }
-_PACKAGES = ("certify", "errors", "runtimes")
+_PACKAGES = ("certify", "config", "errors", "runtimes")
 
 __all__ = [
     "Choice",
+    "ContextLengthError",
+    "DegenerateDistributionError",
+    "DistributionWidthError",
+    "DraftError",
+    "DraftShapeError",
     "EarlyExitDrafter",
+    "EmptyPrefixError",
     "GenerationOutput",
     "HybridDrafter",
+    "InvalidConfigError",
+    "KeyReuseError",
+    "MissingExtraError",
     "ModelDrafter",
+    "ModelError",
     "NgramDrafter",
+    "OutriderError",
     "Pair",
     "Philox4x32",
     "PredictionDrafter",
@@ -97,8 +138,11 @@ __all__ = [
     "StreamEvent",
     "StructuredOutput",
     "SuffixDrafter",
+    "TargetShapeError",
+    "TokenOutOfRangeError",
     "TransformersModel",
     "VerificationResult",
+    "VocabMismatchError",
     "VocabularyDrafter",
     "__version__",
     "accept",
@@ -106,6 +150,7 @@ __all__ = [
     "certify",
     "compute_acceptance_probs",
     "compute_expected_tokens",
+    "config",
     "errors",
     "from_generation_config",
     "generate_with",
@@ -120,9 +165,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+        with missing():
+            return getattr(import_module(f".{_HOMES[name]}", __name__), name)
     if name in _PACKAGES:
-        return import_module(f".{name}", __name__)
+        with missing():
+            return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -7,12 +7,14 @@
     ├── EmptyPrefixError            a prompt has no tokens
     ├── VocabMismatchError          draft and target do not share a vocabulary
     ├── ContextLengthError          a request does not fit a model's context
-    ├── DraftShapeError             a drafter returned arrays of the wrong shape
+    ├── DraftError                  a drafter raised, or broke its contract
+    │   └── DraftShapeError         a drafter returned arrays of the wrong shape
     ├── TargetShapeError            a target returned arrays of the wrong shape
     ├── DistributionWidthError      a distribution is not as wide as the vocabulary
     ├── TokenOutOfRangeError        a token id is outside the vocabulary
     ├── DegenerateDistributionError a distribution has NaN, negative or no mass, or does not sum to one
     ├── KeyReuseError               one random key was used for two draws
+    ├── MissingExtraError           a package that this part needs is not installed
     └── ModelError                  a model cannot be loaded, or cannot be decoded speculatively
 
 Each message says what was given, what was expected, and what to do.
@@ -21,8 +23,24 @@ Each message says what was given, what was expected, and what to do.
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _LONGEST = 200
+
+_EXTRAS = {
+    "fastapi": "server",
+    "llama_cpp": "llama-cpp",
+    "llguidance": "grammar",
+    "openvino": "openvino",
+    "outrider_demo": "demo",
+    "ray": "ray",
+    "safetensors": "transformers",
+    "tokenizers": "transformers",
+    "transformers": "transformers",
+    "uvicorn": "server",
+}
+"""The extra that installs a package, by the name that it is imported under."""
 
 
 class OutriderError(Exception):
@@ -54,7 +72,10 @@ class InvalidConfigError(OutriderError, ValueError):
 
 def shown(value: object) -> str:
     """A value as Python writes it; shortened, and with its type, if that is long."""
-    whole = repr(value)
+    try:
+        whole = repr(value)
+    except RecursionError:
+        return f"{reprlib.repr(value)[:_LONGEST]} ({type(value).__name__})"
     if len(whole) <= _LONGEST:
         return whole
     return f"{reprlib.repr(value)[:_LONGEST]} ({type(value).__name__})"
@@ -88,7 +109,11 @@ class ContextLengthError(OutriderError, ValueError):
     """A request does not fit a model's context."""
 
 
-class DraftShapeError(OutriderError, ValueError):
+class DraftError(OutriderError, RuntimeError):
+    """A drafter raised, or broke its contract. What it raised is the error's `__cause__`."""
+
+
+class DraftShapeError(DraftError, ValueError):
     """A drafter returned arrays of the wrong shape."""
 
 
@@ -127,3 +152,30 @@ class KeyReuseError(OutriderError, RuntimeError):
 
 class ModelError(OutriderError, RuntimeError):
     """A model cannot be loaded, or cannot be decoded speculatively."""
+
+
+class MissingExtraError(OutriderError, ImportError):
+    """A package that this part needs is not installed."""
+
+
+@contextmanager
+def missing(extra: str = "") -> Iterator[None]:
+    """Name the package that imports in this block lack, with the command that installs it.
+
+    Args:
+        extra: the extra that has it; "" for the one known to have it.
+
+    Raises:
+        MissingExtraError: a package of others is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "outrider"):
+            raise
+        extra = extra or _EXTRAS.get(package, "")
+        command = f"pip install 'outrider[{extra}]'" if extra else f"pip install {package}"
+        raise MissingExtraError(
+            f"the package {package!r} is not installed; expected it here: {command}", name=package
+        ) from error

@@ -9,6 +9,7 @@ import torch
 import transformers as tf
 
 VOCAB = 61
+PAD = VOCAB - 1
 CONTEXT = 160
 
 _COMMON = {
@@ -78,10 +79,12 @@ def _configs() -> dict[str, Any]:
 FAMILIES = tuple(_configs())
 
 
-def random_model(family: str, seed: int = 0) -> Any:
+def random_model(family: str, seed: int = 0, **changes: Any) -> Any:
     """A random model of a family, float64, with weights wide enough that its text is varied."""
     torch.manual_seed(seed)
-    model = tf.AutoModelForCausalLM.from_config(_configs()[family]).double().eval()
+    config = _configs()[family]
+    config.update(changes)
+    model = tf.AutoModelForCausalLM.from_config(config).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim >= 2:
@@ -124,3 +127,12 @@ class Distributions:
     def probabilities(self, prefix: tuple[int, ...]) -> Any:
         with torch.no_grad():
             return self._hf_model(torch.tensor([prefix])).logits[0, -1].softmax(-1).numpy()
+
+
+def padded(lengths: tuple[int, ...], seed: int = 5) -> dict[str, torch.Tensor]:
+    """Prompts of these lengths, padded on the left."""
+    drawn = torch.Generator().manual_seed(seed)
+    width = max(lengths)
+    ids = torch.randint(VOCAB - 1, (len(lengths), width), generator=drawn)
+    mask = torch.tensor([[0] * (width - n) + [1] * n for n in lengths])
+    return {"input_ids": ids.where(mask == 1, PAD), "attention_mask": mask}

@@ -71,7 +71,7 @@ class Lane(ABC):
     def result(self) -> Run:
         """What came of it, once it is not running."""
 
-    def close(self) -> None:  # noqa: B027 (a whole request holds nothing)
+    def close(self) -> None:
         """Free what is held."""
 
 
@@ -96,7 +96,7 @@ class Runner(ABC):
         """Figures over every round since `forget_metrics`; None if rounds are not reported."""
         return None
 
-    def forget_metrics(self) -> None:  # noqa: B027 (peers count nothing)
+    def forget_metrics(self) -> None:
         """Start counting anew."""
 
 

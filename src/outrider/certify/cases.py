@@ -10,6 +10,7 @@ from typing import Any, get_args
 from ..config.params import LOSSY, SamplingParams, SpeculativeConfig, Verification
 from ..config.processors import StatefulProcessor
 from ..config.structured import StructuredOutput
+from ..drafters.base import Drafter
 from ..drafters.early_exit import EarlyExitDrafter
 from ..drafters.hybrid import HybridDrafter
 from ..drafters.model import ModelDrafter
@@ -17,17 +18,16 @@ from ..drafters.ngram import NgramDrafter
 from ..drafters.prediction import PredictionDrafter
 from ..drafters.suffix.drafter import SuffixDrafter
 from ..engine.decoder import SpeculativeDecoder
-from ..policies import AdaptiveDepth, Levels, policy_of
+from ..runtimes.base import Runtime
 from ..runtimes.tabular import TabularModel, mock_pair
-from ..types.protocols import Drafter, Target
 from ..types.records import SequenceState
 from ..verification import Verifier
 from . import toys
 from .checks import TOLERANCE
-from .contracts import checked_drafter, checked_verifier, described
+from .contracts import checked_verifier, described
 from .covering import Coverage, coverage, covering
 from .enumeration import exact_distribution
-from .known_costs import KnownCosts
+from .known_costs import taught
 from .layered import layered
 from .reference import Source, distance, target_distribution
 
@@ -192,13 +192,9 @@ class Part:
     drafter: Callable[[TabularModel], Drafter] | None = None
 
     def checked(self) -> Part:
-        """This part, saying at every call what it did wrong."""
-        make = self.drafter
-        return Part(
-            self.name,
-            None if self.verifier is None else checked_verifier(self.verifier),
-            None if make is None else lambda model: checked_drafter(make(model)),
-        )
+        """Return this part, with its method checked at every call."""
+        verifier = None if self.verifier is None else checked_verifier(self.verifier)
+        return replace(self, verifier=verifier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +258,7 @@ class Case:
             asked |= levels[self.values[factor]]
         return SamplingParams(**asked)
 
-    def _models(self) -> tuple[Target, Source, Any]:
+    def _models(self) -> tuple[Runtime, Source, Any]:
         """The target, its distribution, and a drafter, or None."""
         kind, agreement = self.values["drafter"], _AGREEMENTS[self.values["draft"]]
         if kind in _EARLY_EXITS:
@@ -273,26 +269,22 @@ class Case:
             return target, target, self.part.drafter(draft)
         return target, target, _drafter(kind, draft)
 
-    def _decoder(self, target: Target, drafter: Any) -> SpeculativeDecoder:
+    def _decoder(self, target: Runtime, drafter: Any) -> SpeculativeDecoder:
         verifier = None if self.part is None else self.part.verifier
         method = METHODS["block" if verifier is not None else self.values["method"]]
         config = configured(method, self.values["drafter"], self._depth)
         policy = POLICIES[self.values["policy"]]
         config = replace(config, draft_params=DRAFTING[self.values["drafting"]], **policy)
-        # Without a round to measure costs by, so that no depth depends on a clock.
-        deciding = policy_of(config, drafter, target)
-        if self.values["policy"] == "adaptive, measured":
-            assert isinstance(deciding, AdaptiveDepth)
-            levels = Levels(config.deepest, config.tree_shape, config.tree_budget)
-            deciding = KnownCosts(deciding, levels)
-        return SpeculativeDecoder(
+        decoder = SpeculativeDecoder(
             target,
             drafter,
             tokenizer=toys.tokenizer(toys.TEXTS[: self._vocab_size]),
             config=config,
             verifier=verifier,
-            policy=deciding,
         )
+        if self.values["policy"] == "adaptive, measured":
+            decoder.knowledge = taught(decoder.policy, config.deepest)
+        return decoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +313,7 @@ def configured(method: Verification, kind: str, depth: int) -> SpeculativeConfig
     """The configuration of a method and a kind of drafter."""
     return SpeculativeConfig(
         depth="fixed",
-        strict=True,
+        validate="always",
         num_speculative_tokens=depth,
         verification=method,
         tree_shape=_SHAPES[depth] if kind.startswith("tree") and kind != "tree, grown" else None,
@@ -362,7 +354,8 @@ def design(part: Part | None = None) -> tuple[tuple[Coverage, ...], list[Case]]:
     factors = dict(FACTORS)
     if part is not None:
         factors["drafter" if part.drafter is not None else "method"] = (part.name,)
-    if part is not None and part.verifier is not None and part.verifier.tree is None:
+    method = None if part is None or part.verifier is None else part.verifier.method
+    if method is not None and not method.trees:
         # Tokens of two sources in one batch are verified as trees are.
         chains = (kind for kind in DRAFTERS if not kind.startswith("tree"))
         factors["drafter"] = tuple(kind for kind in chains if kind != "hybrid")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ..config.params import SpeculativeConfig, Verification
 from ..runtimes.tabular import TabularModel, mock_pair
-from ..verification.ceilings import (
+from ..verification.bounds import (
     Distribution,
     Path,
     cover_bound,
@@ -138,7 +138,7 @@ def reached(build: Build, drafter: str, shape: tuple[int, ...], pair: int) -> Re
     for method in METHODS:
         config = SpeculativeConfig(
             depth="fixed",
-            strict=True,
+            validate="always",
             num_speculative_tokens=len(shape),
             verification=method,
             tree_shape=shape if tree else None,

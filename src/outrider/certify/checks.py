@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..engine.decoder import SpeculativeDecoder
-from ..random.chance import Enumerator, Philox4x32
+from ..random import Enumerator, Philox4x32
+from ..runtimes.base import Runtime
 from ..runtimes.tabular import TabularModel, mock_pair
-from ..types.protocols import Chance, Target
+from ..types.protocols import Chance
 from ..types.records import RoundRecord, SequenceState
 from .enumeration import exact_distribution
 from .reference import distance, target_distribution
@@ -67,7 +68,7 @@ class Finding:
 
 
 def shipped(
-    target: Target, draft: Any, config: SpeculativeConfig, chance: Chance | None = None
+    target: Runtime, draft: Any, config: SpeculativeConfig, chance: Chance | None = None
 ) -> SpeculativeDecoder:
     """The engine as it ships."""
     return SpeculativeDecoder(target, draft, config=config, chance=chance)

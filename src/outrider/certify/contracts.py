@@ -1,4 +1,4 @@
-"""A user's own method or drafter, checked at every call: what it raises and returns, by its name.
+"""A user's own method, checked at every call: what it raises and returns, by its name.
 
 The engine trusts a verification method, and would report what a broken one hands it far from where
 it was made. Here each call says which method was called, what came back and what was expected.
@@ -7,7 +7,6 @@ it was made. Here each call says which method was called, what came back and wha
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -17,17 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..drafters.model import ModelDrafter
 from ..errors import OutriderError, kind_of
-from ..types.protocols import CachedModel, Drafter
-from ..types.records import DraftProposal
-from ..verification import Verifier
+from ..verification import Method, Tree, Verifier
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ..types.protocols import DraftContext
-    from ..types.records import DraftPlan, Prefix
+    pass
 
 MASS_TOLERANCE = 1e-6
 """How far from one a distribution may sum, as in every draw of an enumeration."""
@@ -43,66 +36,46 @@ def described(error: Exception) -> str:
 
 
 def checked_verifier(verifier: Verifier) -> Verifier:
-    """The verifier with its methods checked at every call.
-
-    A lazy one's method on chains is shipped, and sees distributions that are not normalised: it is left.
-    """
-    chain, tree = verifier.chain, verifier.tree
-    return replace(
-        verifier,
-        chain=chain if chain is None or verifier.lazy else CheckedMethod(chain, weighs=True),
-        tree=None if tree is None else CheckedMethod(tree, weighs=False),
-    )
+    """The verifier with its method checked at every call."""
+    method = verifier.method
+    return replace(verifier, method=None if method is None else CheckedMethod(method))
 
 
-def checked_drafter(drafter: Drafter) -> Drafter:
-    """The drafter with its proposals checked; one with a cache still shows it."""
-    inner = drafter.model if isinstance(drafter, ModelDrafter) else drafter
-    if isinstance(inner, CachedModel):
-        return CheckedCachedDrafter(drafter, inner)
-    return CheckedDrafter(drafter)
-
-
-class CheckedMethod:
-    """A verification method on chains or on trees.
+class CheckedMethod(Method):
+    """A verification method of the user's.
 
     Args:
         method: the user's.
-        weighs: whether what `residual` wants has to be weights [B, N + 1], as on chains.
     """
 
-    def __init__(self, method: Any, weighs: bool) -> None:
+    def __init__(self, method: Method) -> None:
         self._method = method
-        self._weighs = weighs
         self._name = type(method).__name__
+        self.trees, self.lossy = method.trees, method.lossy
+        self.keeps_forbidden = method.keeps_forbidden
 
-    def stop_distribution(self, drafts: Any) -> tuple[Any, Any]:
+    def stop_distribution(self, tree: Tree) -> tuple[Any, Any]:
         """As the method's own.
 
         Raises:
-            BrokenPartError: it raised, or returned no distribution with its weights.
+            BrokenPartError: it raised, or returned no distribution with its claims.
         """
         where = f"{self._name}.stop_distribution"
         with _Naming(where):
-            found = self._method.stop_distribution(drafts)
-        second = "weights [B, N + 1]" if self._weighs else "what residual wants"
-        tensors = (
-            f"{'two torch tensors' if self._weighs else 'a pair'}: the distribution [B, N + 1] and "
-        )
-        expected = f"{tensors}{second}, float64"
+            found = self._method.stop_distribution(tree)
+        expected = "two torch tensors: the distribution [B, N + 1] and claims [B, N + 1], float64"
         if not isinstance(found, tuple | list) or len(found) != 2:
             raise BrokenPartError(f"{where} returned {kind_of(found)}; expected {expected}")
-        distribution, weights = found
-        wanted = (distribution, weights) if self._weighs else (distribution,)
-        if not all(isinstance(item, Tensor) for item in wanted):
+        distribution, claims = found
+        if not (isinstance(distribution, Tensor) and isinstance(claims, Tensor)):
             raise BrokenPartError(f"{where} returned {kind_of(found)}; expected {expected}")
-        batch, nodes = drafts.target.shape[:2]
-        for what, item in zip(("a distribution", "weights"), wanted, strict=False):
+        batch, nodes = tree.target.shape[:2]
+        for what, item in (("a distribution", distribution), ("claims", claims)):
             _require_form(where, what, item, (batch, nodes), "[B, N + 1]")
         _require_distribution(where, distribution)
-        return distribution, weights
+        return distribution, claims
 
-    def residual(self, drafts: Any, weights: Any, node: Any) -> Any:
+    def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
         """As the method's own.
 
         Raises:
@@ -110,75 +83,16 @@ class CheckedMethod:
         """
         where = f"{self._name}.residual"
         with _Naming(where):
-            distribution = self._method.residual(drafts, weights, node)
+            distribution = self._method.residual(tree, claims, node)
         if not isinstance(distribution, Tensor):
             raise BrokenPartError(
                 f"{where} returned {kind_of(distribution)}; expected a torch tensor: the distribution [B, V] of the "
                 "token that follows, float64"
             )
-        batch, _, vocabulary = drafts.target.shape
+        batch, _, vocabulary = tree.target.shape
         _require_form(where, "a distribution", distribution, (batch, vocabulary), "[B, V]")
         _require_distribution(where, distribution)
         return distribution
-
-
-class CheckedDrafter:
-    """A drafter without a cache."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self._drafter = drafter
-
-    @property
-    def vocab_size(self) -> int | None:
-        """As the drafter's own."""
-        return self._drafter.vocab_size
-
-    def propose(
-        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
-    ) -> DraftProposal:
-        """As the drafter's own; the engine looks into what it proposes.
-
-        Raises:
-            BrokenPartError: it raised, or returned no proposal.
-        """
-        where = f"{type(self._drafter).__name__}.propose"
-        with _Naming(where):
-            found: object = self._drafter.propose(prefixes, plan, ctx)
-        if not isinstance(found, DraftProposal):
-            raise BrokenPartError(f"{where} returned {kind_of(found)}; expected a DraftProposal")
-        return found
-
-
-class CheckedCachedDrafter(CheckedDrafter):
-    """A drafter that keeps a cache, or whose model does."""
-
-    def __init__(self, drafter: Drafter, model: CachedModel) -> None:
-        super().__init__(drafter)
-        self._model = model
-
-    @property
-    def max_sequences(self) -> int:
-        """As the model's own, like all below."""
-        return self._model.max_sequences
-
-    @property
-    def max_length(self) -> int:
-        """In tokens."""
-        return self._model.max_length
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end a sequence."""
-        return self._model.eos_token_ids
-
-    @property
-    def device(self) -> torch.device:
-        """Where its logits live."""
-        return self._model.device
-
-    def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
-        """These sequences will not be asked about again."""
-        self._model.release(sequence_ids, discard=discard)
 
 
 class _Naming(AbstractContextManager[None]):

@@ -10,12 +10,12 @@ from typing import Any
 from ..config.params import SamplingParams, SpeculativeConfig, TreeChildren, Verification
 from ..drafters.early_exit import EarlyExitDrafter
 from ..engine.decoder import SpeculativeDecoder
-from ..errors import DegenerateDistributionError
-from ..random.chance import Philox4x32, philox4x32
+from ..errors import DraftError
+from ..random import Philox4x32, philox4x32
 from ..runtimes.tabular import TabularModel, mock_pair
 from ..runtimes.transformers.model import TransformersModel
 from ..types.protocols import Chance
-from ..verification import BlockVerification, Method, TokenVerification, TreeMethod, Verifier
+from ..verification import Method, TokenVerification, Verifier
 from ..verification.lossy import LenientVerification, TypicalVerification
 from . import ceilings, checks, draft_faults, faults
 from .checks import Build, Finding, Report
@@ -75,12 +75,12 @@ def control_tier(report: Report) -> tuple[Verdict, ...]:
     return tuple(verdicts)
 
 
-def method(faulty: Method, tree: TreeMethod | None = None) -> Build:
+def method(faulty: Method) -> Build:
     """Plants a verification method on chains, and perhaps one on trees."""
 
     def build(target: Any, draft: Any, config: Any, chance: Any) -> SpeculativeDecoder:
         return SpeculativeDecoder(
-            target, draft, config=config, chance=chance, verifier=Verifier(faulty, tree)
+            target, draft, config=config, chance=chance, verifier=Verifier(faulty, bounds=True)
         )
 
     return build
@@ -136,7 +136,7 @@ def refused(verification: Verification) -> Callable[[Build], Finding]:
     def check(build: Build) -> Finding:
         try:
             return exact(build)
-        except DegenerateDistributionError:
+        except DraftError:
             return Finding("engine", "a token that is no draw from its distribution", inf, False)
 
     return check
@@ -146,7 +146,7 @@ def tree_distribution(shape: tuple[int, ...], children: TreeChildren) -> Callabl
     """The check of the exact distribution on trees."""
     config = SpeculativeConfig(
         depth="fixed",
-        strict=True,
+        validate="always",
         num_speculative_tokens=len(shape),
         tree_shape=shape,
         tree_children=children,
@@ -189,7 +189,7 @@ def goodness(build: Build) -> Finding:
 
 def _config(verification: Verification, k: int) -> SpeculativeConfig:
     return SpeculativeConfig(
-        depth="fixed", num_speculative_tokens=k, verification=verification, strict=True
+        depth="fixed", num_speculative_tokens=k, verification=verification, validate="always"
     )
 
 
@@ -261,19 +261,19 @@ CONTROLS = (
         "draft distribution with permuted columns",
         "transformers, universal assistants",
         distribution("block"),
-        drafter(faults.PermutedLaw),
+        drafter(faults.PermutedDistribution),
     ),
     Control(
         "draft drawn under top-k, verified against the raw distribution",
         "boostr",
         distribution("block", top_k=2),
-        drafter(faults.UnfilteredLaw),
+        drafter(faults.UnfilteredDistribution),
     ),
     Control(
         "draft drawn in float64, verified in bfloat16",
         "DeepSpec",
         refused("block"),
-        drafter(faults.RoundedLaw),
+        drafter(faults.RoundedDistribution),
     ),
     Control(
         "a sampled token dropped because it was unlikely",
@@ -299,7 +299,7 @@ CONTROLS = (
         "early exit: distribution of another layer than was drawn from",
         "a known wrong variant",
         early_exit_distribution,
-        draft_faults.LawOfAnotherLayer,
+        draft_faults.DistributionOfAnotherLayer,
         lambda target: EarlyExitDrafter(target, 1),
     ),
     Control(
@@ -312,7 +312,7 @@ CONTROLS = (
         "tree: siblings drawn without replacement share a distribution",
         "a known wrong variant",
         tree_distribution((3,), "without_replacement"),
-        drafter(faults.SiblingsShareALaw),
+        drafter(faults.SiblingsShareADistribution),
     ),
     Control(
         "tree: siblings verified in another order than drawn",
@@ -324,7 +324,7 @@ CONTROLS = (
         "traversal: residual without the claim on the node",
         "a known wrong variant",
         tree_distribution((2, 1), "without_replacement"),
-        method(BlockVerification(), faults.PlainTraversal()),
+        method(faults.PlainResidual()),
     ),
     Control(
         "stop tokens inside an accepted block are missed",

@@ -15,12 +15,12 @@ from ..runtimes.transformers.early_exit import EarlyExit
 from ..runtimes.transformers.model import TransformersModel
 from ..types.records import Distributions, DraftPlan, DraftProposal, Prefix
 from . import toys
-from .faults import Drafter
+from .faults import FaultyDrafter
 
 _TEXTS = ("aa", "", "a")
 
 
-class OtherVocabulary(Drafter):
+class OtherVocabulary(FaultyDrafter):
     """A sound drafter with a model that has a token more, and one less, than the target.
 
     Logits that it is given are logarithms of the draft's probabilities among all of its tokens.
@@ -56,7 +56,7 @@ class CutAfterDrawing(OtherVocabulary):
         return logits.softmax(-1)
 
 
-class LawOfAnotherLayer(EarlyExitDrafter):
+class DistributionOfAnotherLayer(EarlyExitDrafter):
     """Draws from the distribution after the first layer, and reports that after the second."""
 
     def __init__(self, target: TransformersModel) -> None:

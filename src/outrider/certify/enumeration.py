@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ..config.params import SamplingParams
 from ..engine.decoder import SpeculativeDecoder
 from ..engine.requests import Prompt
 from ..errors import DegenerateDistributionError, InvalidConfigError
-from ..random.chance import Enumerator
-from ..types.acceptance import Acceptance
+from ..random import Enumerator
 from ..types.records import FinishReason, Prefix, SequenceState
 
-Key = tuple[tuple[int, ...], tuple[int, ...], FinishReason | None, Acceptance]
+Key = tuple[tuple[int, ...], tuple[int, ...], FinishReason | None, Any]
 
 
 def exact_distribution(
@@ -121,4 +121,4 @@ def _outcomes(
 
 
 def _key(state: SequenceState) -> Key:
-    return tuple(state.output_ids), state.depths, state.finish_reason, state.acceptance
+    return tuple(state.output_ids), state.depths, state.finish_reason, state.history

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..config.params import Verification
 from ..engine.decoder import SpeculativeDecoder
-from ..random.chance import philox4x32
+from ..random import philox4x32
 from . import ceilings, checks
 from .cases import DRAFTERS, METHODS, NOT_MODELS, Measured, Part, configured, design
 from .ceilings import Reached

@@ -16,33 +16,34 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..drafters.base import Drafter
 from ..drafters.model import ModelDrafter
-from ..engine.batch import Batch, Step
+from ..engine.batch import Batch, StepResult
 from ..engine.decoder import SpeculativeDecoder
-from ..policies import FixedDepth, Levels
-from ..random.chance import DRAFT, STOP, TOKEN, Philox4x32, inverse_cdf, philox4x32
+from ..policies.base import Policy
+from ..random import DRAFT, STOP, TOKEN, Philox4x32, inverse_cdf, philox4x32
 from ..runtimes.tabular import TabularModel
 from ..types.protocols import Chance
 from ..types.records import Distributions, DraftPlan, DraftProposal, Prefix, SequenceState
-from ..verification import BlockVerification, Chain, TokenVerification, TraversalVerification, Tree
+from ..verification import BlockVerification, TokenVerification, Tree
 
 # Verification methods
 
 
 class PlainResidual(BlockVerification):
-    """Block verification whose residual forgets the weight p_i."""
+    """Block or traversal verification whose residual forgets the claim on the node."""
 
-    def residual(self, chain: Chain, weights: Any, node: Any) -> Any:
-        """norm((P - Q)+)."""
-        return chain.residual_distribution(node, torch.ones_like(weights[:, 0]))
+    def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
+        """norm((P - Q)+): what recursive rejection would leave."""
+        return tree.remaining_distribution(node, torch.ones_like(claims[:, 0]))
 
 
 class StopsAtFirstRefusal(BlockVerification):
     """Block verification that scans its coins from the left and stops at the first tail."""
 
-    def stop_distribution(self, chain: Chain) -> tuple[Any, Any]:
+    def stop_distribution(self, tree: Tree) -> tuple[Any, Any]:
         """The distribution of the first tail, with the coins of the last head."""
-        last, weights = super().stop_distribution(chain)
+        last, weights = super().stop_distribution(tree)
         heads = last / last.cumsum(-1).clamp(min=1e-300)
         one = torch.ones_like(heads[:, :1])
         reached = torch.cat([one, heads[:, 1:].cumprod(-1)], -1)
@@ -52,47 +53,44 @@ class StopsAtFirstRefusal(BlockVerification):
 class BonusFromTheRowBefore(TokenVerification):
     """After full acceptance the bonus is drawn from the row before the last."""
 
-    def residual(self, chain: Chain, weights: Any, node: Any) -> Any:
+    def residual(self, tree: Tree, weights: Any, node: Any) -> Any:
         """The right residual, and the wrong bonus."""
-        right = super().residual(chain, weights, node)
+        right = super().residual(tree, weights, node)
         rows = torch.arange(len(node))
-        wrong = chain.target[rows, (node - 1).clamp(min=0)].double()
-        return torch.where((node == chain.length)[:, None], wrong, right)
+        wrong = tree.target[rows, (node - 1).clamp(min=0)].double()
+        return torch.where((node == tree.length)[:, None], wrong, right)
 
 
 class AcceptsTheImpossible(TokenVerification):
     """Accepts if u <= p/q with 24-bit uniforms: u = 0 lets a token of probability zero pass."""
 
-    def stop_distribution(self, chain: Chain) -> tuple[Any, Any]:
+    def stop_distribution(self, tree: Tree) -> tuple[Any, Any]:
         """The distribution with every ratio at least 2**-24."""
-        return super().stop_distribution(replace(chain, ratio=chain.ratio.clamp(min=2.0**-24)))
+        return super().stop_distribution(replace(tree, ratio=tree.ratio.clamp(min=2.0**-24)))
 
 
 class ResidualIsTheTarget(TokenVerification):
     """Replaces a refused token by one drawn from the target's distribution itself."""
 
-    def residual(self, chain: Chain, weights: Any, node: Any) -> Any:
+    def residual(self, tree: Tree, weights: Any, node: Any) -> Any:
         """The target's row."""
-        return chain.target[torch.arange(len(node)), node].double()
-
-
-class PlainTraversal(TraversalVerification):
-    """Traversal of trees whose residual forgets the claim on the node."""
-
-    def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
-        """What recursive rejection would leave."""
-        return tree.remaining_distribution(node, torch.ones_like(claims[:, 0]))
+        return tree.target[torch.arange(len(node)), node].double()
 
 
 # Drafters
 
 
-class Drafter:
+class FaultyDrafter(Drafter):
     """A sound drafter of a model, made faulty by one of its three hooks."""
 
     def __init__(self, model: TabularModel) -> None:
         self.model = model
-        self.vocab_size = model.vocab_size
+        self.models = (model,)
+
+    @property
+    def vocab_size(self) -> int:
+        """The model's width, V."""
+        return self.model.vocab_size
 
     def propose(self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: Any) -> DraftProposal:
         """A chain for each row, and its reported distributions."""
@@ -134,7 +132,7 @@ class Drafter:
         return depth
 
 
-class ArgmaxSaidToBeSampled(Drafter):
+class ArgmaxSaidToBeSampled(FaultyDrafter):
     """Proposes the likeliest token and reports the softmax as its distribution."""
 
     def pick(self, distribution: Tensor, position: int, ctx: Any) -> Tensor:
@@ -142,7 +140,7 @@ class ArgmaxSaidToBeSampled(Drafter):
         return distribution.argmax(-1)
 
 
-class PermutedLaw(Drafter):
+class PermutedDistribution(FaultyDrafter):
     """Reports the distribution with its columns in another order than they were drawn in."""
 
     def reported(self, distribution: Tensor, logits: Tensor) -> Tensor:
@@ -150,7 +148,7 @@ class PermutedLaw(Drafter):
         return distribution.roll(1, -1)
 
 
-class UnfilteredLaw(Drafter):
+class UnfilteredDistribution(FaultyDrafter):
     """Draws from the filtered distribution and reports the raw one."""
 
     def reported(self, distribution: Tensor, logits: Tensor) -> Tensor:
@@ -158,7 +156,7 @@ class UnfilteredLaw(Drafter):
         return logits.softmax(-1)
 
 
-class RoundedLaw(Drafter):
+class RoundedDistribution(FaultyDrafter):
     """Draws in full precision and reports the distribution rounded to bfloat16."""
 
     def reported(self, distribution: Tensor, logits: Tensor) -> Tensor:
@@ -166,7 +164,7 @@ class RoundedLaw(Drafter):
         return distribution.bfloat16().to(distribution.dtype)
 
 
-class TemperatureTwice(Drafter):
+class TemperatureTwice(FaultyDrafter):
     """Applies the request's parameters to the draft's distribution twice: lossless, and slow."""
 
     def distribution(self, logits: Tensor, ctx: Any) -> Tensor:
@@ -174,7 +172,7 @@ class TemperatureTwice(Drafter):
         return super().distribution(super().distribution(logits, ctx).log(), ctx)
 
 
-class DropsUnlikelyTokens(Drafter):
+class DropsUnlikelyTokens(FaultyDrafter):
     """Leaves a sampled token out if the draft gave it little probability."""
 
     def lengths(
@@ -223,7 +221,7 @@ class RanksDrawnNodesAway(Stars):
         )
 
 
-class SiblingsShareALaw(Stars):
+class SiblingsShareADistribution(Stars):
     """Draws siblings without replacement, and reports the first one's distribution for all."""
 
     def changed(self, sound: DraftProposal) -> DraftProposal:
@@ -355,15 +353,14 @@ class SqueezedUniforms:
 # Decoders
 
 
-class DraftsTooDeep(FixedDepth):
+class DraftsTooDeep(Policy):
     """A policy that drafts min(k, remaining), and leaves no room for the bonus."""
 
     def __init__(self, depth: int) -> None:
-        super().__init__(Levels(depth))
         self._depth = depth
 
-    def plan(self, states: Sequence[SequenceState]) -> DraftPlan:
-        """The depth of each sequence's next round."""
+    def plan(self, knowledge: Any, states: Sequence[SequenceState]) -> DraftPlan:
+        """Plan one token too many at the end of a request."""
         depths = [min(self._depth, state.remaining) for state in states]
         return DraftPlan(np.array(depths, dtype=np.int64))
 
@@ -371,7 +368,7 @@ class DraftsTooDeep(FixedDepth):
 class CountsPastTheStop(SpeculativeDecoder):
     """Counts drafts that stand behind a stop token as accepted."""
 
-    def step(self, batch: Batch, chance: Chance | None = None) -> Step:
+    def step(self, batch: Batch, chance: Chance | None = None) -> StepResult:
         """A round of a perfect draft, all of whose drafts are said to be accepted."""
         step = super().step(batch, chance)
         return replace(step, record=replace(step.record, accepted=step.record.drafted))
@@ -380,7 +377,7 @@ class CountsPastTheStop(SpeculativeDecoder):
 class StopsOnlyBetweenRounds(SpeculativeDecoder):
     """Looks for stop tokens at the end of a round only, not inside the accepted block."""
 
-    def step(self, batch: Batch, chance: Chance | None = None) -> Step:
+    def step(self, batch: Batch, chance: Chance | None = None) -> StepResult:
         """A round that nothing but its last token can stop."""
         deaf = [replace(state, stop_ids=frozenset()) for state in batch.states]
         step = super().step(self.pack(deaf), chance)
@@ -394,7 +391,7 @@ class StopsOnlyBetweenRounds(SpeculativeDecoder):
 class NoBonus(SpeculativeDecoder):
     """Emits nothing after a fully accepted block."""
 
-    def step(self, batch: Batch, chance: Chance | None = None) -> Step:
+    def step(self, batch: Batch, chance: Chance | None = None) -> StepResult:
         """A round without the token that the target's last row gives."""
         step = super().step(batch, chance)
         record = step.record

@@ -18,7 +18,7 @@ _SEQUENCES = 72
 """Room for the branches that share a step, and for others beside them."""
 
 
-class LayeredLaw:
+class LayeredDistribution:
     """What a transformers model says of whole prefixes, without a cache: the distribution of a target.
 
     Args:
@@ -39,7 +39,7 @@ class LayeredLaw:
 
 def layered(
     vocab_size: int, seed: int, agreement: float = 0.6, layers: int = 2
-) -> tuple[TransformersModel, LayeredLaw]:
+) -> tuple[TransformersModel, LayeredDistribution]:
     """A random GPT-2 in float64 as a target, and its distribution, computed apart.
 
     Args:
@@ -51,7 +51,7 @@ def layered(
     from ..runtimes.transformers.model import TransformersModel
 
     shipped, apart = (_gpt2(vocab_size, seed, agreement, layers) for _ in range(2))
-    return TransformersModel(shipped, max_sequences=_SEQUENCES), LayeredLaw(apart)
+    return TransformersModel(shipped, max_sequences=_SEQUENCES), LayeredDistribution(apart)
 
 
 def _gpt2(vocab_size: int, seed: int, agreement: float, layers: int) -> Any:

@@ -11,23 +11,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
+from ..drafters.base import Drafter
 from ..errors import InvalidConfigError
 from ..runtimes.tabular import TabularModel, mock_pair
-from ..types.protocols import Drafter
-from ..verification import Verifier
+from ..verification import Method, Verifier
 from .cases import Part
 
 EXPECTED = (
-    "path.py:Name or package.module:Name, where Name is a verification method (stop_distribution, residual) "
+    "path.py:Name or package.module:Name, where Name is a verification method (a subclass of outrider.verification.Method) "
     "or a drafter (propose)"
 )
-
-
-@runtime_checkable
-class _Verifies(Protocol):
-    def stop_distribution(self, chain: Any) -> Any: ...
-
-    def residual(self, chain: Any, weights: Any, node: Any) -> Any: ...
 
 
 @runtime_checkable
@@ -41,7 +34,7 @@ def load_part(reference: str) -> Part:
     Args:
         reference: `path.py:Name` or `package.module:Name`. A class is made without arguments; a
             drafter's class is given the tabular draft model if it requires one argument. A method
-            is one on chains; a `Verifier` may bring one on trees, too.
+            derives from `Method`; a `Verifier` is taken too.
 
     Raises:
         InvalidConfigError: it cannot be imported, or is neither a method nor a drafter.
@@ -55,8 +48,8 @@ def load_part(reference: str) -> Part:
     found = vars(module)[name]
     if isinstance(found, Verifier):
         return Part(name, verifier=found)
-    if isinstance(found, _Verifies):
-        return Part(name, verifier=Verifier(_method(found, reference), None))
+    if isinstance(found, Method) or (isinstance(found, type) and issubclass(found, Method)):
+        return Part(name, verifier=Verifier(_method(found, reference)))
     if isinstance(found, _Drafts):
         make = _maker(found)
         _try(make, reference)

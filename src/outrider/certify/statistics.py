@@ -19,11 +19,11 @@ import torch
 from numpy.typing import NDArray
 
 from ..config.params import SamplingParams, SpeculativeConfig
+from ..drafters.base import Drafter
 from ..drafters.model import ModelDrafter
 from ..engine.decoder import SpeculativeDecoder
 from ..engine.metrics import SpeculationMetrics
 from ..runtimes.transformers.model import TransformersModel
-from ..types.protocols import Drafter
 from .checks import Report
 from .goodness import Fit, fit, holm, together
 from .reference import filtered
@@ -137,7 +137,7 @@ def statistical_tier(
     probabilities = forward_probabilities(target.hf_model)
     for index, (name, settings, sampling) in enumerate(ways):
         config = SpeculativeConfig(
-            depth="fixed", num_speculative_tokens=TOKENS - 1, strict=True, **settings
+            depth="fixed", num_speculative_tokens=TOKENS - 1, validate="always", **settings
         )
         params = SamplingParams(
             max_tokens=TOKENS, n=samples, seed=seed, ignore_eos=True, **sampling

@@ -1,6 +1,6 @@
 """The `outrider` command: one file a subcommand, imported when it is called.
 
-Neither importing this package nor asking for help loads a framework.
+Neither importing this package, nor asking for help, nor a bad flag loads a framework.
 """
 
 from __future__ import annotations
@@ -9,20 +9,21 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib import import_module
+
+from cyclopts import App, CycloptsError, Parameter
 
 from .. import __version__
-from ..errors import OutriderError
-from .ending import Ending
-from .parser import Parser, one_line
+from ..errors import InvalidConfigError, OutriderError
+from .flags import from_file, from_json, whole_numbers
+from .signals import Terminated
 
 COMMANDS = {
-    "generate": "continue a prompt, and show how many tokens came from the draft",
-    "demo": "decode the same prompts plainly and speculatively, and compare the speed",
-    "bench": "measure what speculation is worth, beside plain decoding and other systems",
-    "tune": "find the fastest settings for a pair and its prompts, or that plain decoding is",
-    "report": "turn a trace or a benchmark's result into a table, plots and a page",
-    "certify": "prove that the output has the target's distribution, and that the proof can fail",
+    "generate": "Continue a prompt, and show how many tokens came from the draft.",
+    "demo": "Race plain against speculative decoding on the same prompts.",
+    "bench": "Measure speculation beside plain decoding and other systems.",
+    "tune": "Find the fastest settings for a pair of models and its prompts.",
+    "certify": "Prove that the output has the target's distribution.",
+    "report": "Turn a trace or a benchmark's result into a table, plots and a page.",
 }
 
 
@@ -33,47 +34,66 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments after the program's name; None takes the process's own.
 
     Returns:
-        The exit status: 0, 1 if a certificate fails, 2 after an error, 130 after an interrupt,
-        143 after SIGTERM where that is an interrupt.
-
-    Raises:
-        SystemExit: a flag is wrong (status 2), or help or the version was asked for (status 0).
+        The exit status: 0; 1 if a certificate fails or the reader of the output has gone; 2 after
+        an error; 130 after an interrupt and 143 after SIGTERM.
     """
     args = list(sys.argv[1:] if argv is None else argv)
-    options = _parser(args).parse(args)
     try:
-        status: int = options.run(options) or 0
+        try:
+            command, bound, _ = _app().parse_args(args, exit_on_error=False, print_error=False)
+        except (CycloptsError, InvalidConfigError) as error:
+            known = args[0] if args and args[0] in COMMANDS else ""
+            return _fail(f"{_usage(error)}; see '{f'outrider {known}'.strip()} --help'", 2, args)
+        status: int = command(*bound.args, **bound.kwargs) or 0
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read the output has gone; nothing is left to say, at exit neither.
+        # The reader of the output has gone; the flush at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (OutriderError, OSError) as error:
-        return _fail(one_line(str(error)), 2, options.debug)
+        return _fail(str(error), 2, args)
+    except Terminated as interrupt:
+        return _fail(str(interrupt) or "terminated", 143, args)
     except KeyboardInterrupt as interrupt:
-        ending = Ending(type(interrupt))
-        return _fail(str(interrupt) or ending.told, ending.status, options.debug)
+        return _fail(str(interrupt) or "interrupted", 130, args)
     return status
 
 
-def _parser(args: list[str]) -> Parser:
-    parser = Parser(
-        prog="outrider",
-        description="Speculative decoding whose output has exactly the target model's distribution.",
-    )
-    parser.add_argument("--version", action="version", version=f"outrider {__version__}")
-    commands = parser.add_subparsers(
-        title="commands", dest="command", metavar="COMMAND", required=True
+def _app() -> App:
+    app = App(
+        name="outrider",
+        help="Speculative decoding whose output has exactly the target model's distribution.",
+        version=f"outrider {__version__}",
+        default_parameter=Parameter(negative=(), show_default=_default),
+        config=(from_json, from_file, whole_numbers),
+        help_format="markdown",
     )
     for name, summary in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=f"{summary.capitalize()}.")
-        if args[:1] == [name]:
-            import_module(f".{name}", __name__).configure(command)
-    return parser
+        app.command(f"{__name__}.{name}:app", name=name, help=summary)
+    return app
 
 
-def _fail(message: str, status: int, debug: bool) -> int:
-    if debug:
+def _default(value: object) -> object:
+    """Show a default as it is written on the command line; nothing for off and for none."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or None
+    return None if value is False else value
+
+
+def _usage(error: CycloptsError | InvalidConfigError) -> str:
+    """Say which flag is wrong: a field of a record goes by the name of its flag."""
+    if isinstance(error.__cause__, InvalidConfigError):
+        error = error.__cause__
+    if isinstance(error, CycloptsError):
+        return str(error).removesuffix(".")
+    field = error.field
+    name = field.removeprefix("structured_output.").replace("_", "-")
+    flag = field if field.startswith("-") else f"--{name}"
+    return str(error).replace(f"{field}=", f"{flag} ", 1)
+
+
+def _fail(message: str, status: int, args: Sequence[str]) -> int:
+    if "--debug" in args:
         traceback.print_exc()
-    print(f"outrider: error: {message}", file=sys.stderr)
+    print(f"outrider: error: {' '.join(message.split())}", file=sys.stderr)
     return status

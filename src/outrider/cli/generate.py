@@ -3,183 +3,310 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import sys
-from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from . import figures, log_probabilities, options, request_flags
-from .paint import Paint, colored, unpainted, wants_color
-from .parser import HelpFormatter
-from .prompts import given_or_piped_prompt
-from .tracing import add_trace_flag, check_trace_flag, tracing
+from cyclopts import App, Parameter, Token
+
+from ..config.params import SamplingParams, SpeculativeConfig
+from ..config.structured import StructuredOutput
+from ..errors import InvalidConfigError
+from . import figures
+from .files import read_text
+from .flags import flags_of, plain, split
+from .options import (
+    SPECULATION,
+    Drafting,
+    Models,
+    Output,
+    Prompt,
+    Tracing,
+    choose_method,
+    read_stdin,
+    titled,
+    utf8,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..config.params import SamplingParams
     from ..engine.decoder import SpeculativeDecoder
     from ..engine.outputs import Choice, GenerationOutput, StreamEvent
     from ..sampling.logprobs import TokenLogprob
-    from .models import Loaded
 
-_EXAMPLES = """examples:
+EXAMPLES = """Examples:
+
   outrider generate -p "def fib(n):" --temp 0 --stop $'\\n\\n'
+
   outrider generate -p "import os" --frequency-penalty 0.5 --bad-words sys --seed 7
+
   outrider generate -p "answer = " --choice True --choice False --temp 0
+
   outrider generate -p "settings = " --json-schema schema.json --seed 2
+
   outrider generate -f prompt.txt --target MODEL --draft MODEL --logprobs 3 --json
 """
 
+app = App(name="generate", help_epilogue=EXAMPLES)
 
-def configure(parser: ArgumentParser) -> None:
-    """Add the flags of this subcommand."""
-    parser.set_defaults(run=run)
-    parser.usage = "%(prog)s [-p TEXT | -f PATH] [flag ...]"
-    parser.formatter_class = HelpFormatter
-    parser.epilog = _EXAMPLES
-    options.add_prompt_flags(parser, "standard input is read")
-    options.add_model_flags(parser)
-    request_flags.add_sampling_flags(parser)
-    request_flags.add_shaping_flags(parser)
-    request_flags.add_structure_flags(parser)
-    request_flags.add_stopping_flags(parser)
-    request_flags.add_prediction_flag(parser)
-    request_flags.add_report_flags(parser)
-    options.add_speculation_flags(parser, (*options.METHODS, "prediction"))
-    add_trace_flag(parser, "what every round did")
-    options.add_output_flags(parser, "text, seed, depths, acceptance, timing and settings")
+_BIAS = re.compile(r"(\d+)(?:=|(?=[+-]))(.+)")
 
 
-def run(args: Namespace) -> None:
-    """Read the prompt, load the models, and print the continuations."""
-    prompt = given_or_piped_prompt(args)
-    config = options.speculative_config(args)
-    request_flags.check_together(args)
-    form = request_flags.structured_output(args)
-    params = options.sampling_params(args, structured_output=form)
-    if params.seed is None:
-        params = replace(params, seed=secrets.randbits(63))
-    options.speculation_method(args)
-    check_trace_flag(args)
+def _bias(_kind: Any, tokens: Sequence[Token]) -> tuple[tuple[int, float], ...]:
+    """Read ID=X, or ID+X and ID-X."""
+    found = []
+    for token in tokens:
+        parts = _BIAS.fullmatch(token.value)
+        try:
+            if parts is None:
+                raise ValueError
+            found.append((int(parts[1]), float(parts[2])))
+        except ValueError:
+            expected = "a token id and a number in [-100, 100], such as 42=-1.5"
+            raise InvalidConfigError("logit_bias", token.value, expected) from None
+    return tuple(found)
+
+
+def _text(token: Token) -> str:
+    return utf8(token.keyword or "text", token.value)
+
+
+def _texts(_kind: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
+    return tuple(map(_text, tokens))
+
+
+def _one(_kind: Any, tokens: Sequence[Token]) -> str:
+    return _text(tokens[0])
+
+
+def _file(_kind: Any, tokens: Sequence[Token]) -> str:
+    return read_text(tokens[0].keyword or "file", tokens[0].value)
+
+
+def _schema(kind: Any, tokens: Sequence[Token]) -> str:
+    """Read JSON text, which begins with a brace, or a file of it."""
+    is_text = tokens[0].value.lstrip().startswith("{")
+    return _one(kind, tokens) if is_text else _file(kind, tokens)
+
+
+def _prediction(kind: Any, tokens: Sequence[Token]) -> str:
+    """Read a text, or @PATH."""
+    (token,) = tokens
+    if token.value.startswith("@"):
+        return _file(kind, [token.evolve(value=token.value[1:])])
+    return _one(kind, tokens)
+
+
+_TEXTS = Annotated[
+    tuple[str, ...], Parameter(converter=_texts, n_tokens=1, allow_leading_hyphen=True)
+]
+_AS_THEY_ARE = (
+    *("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("min_tokens", "ignore_eos", "logprobs", "seed"),
+)
+SAMPLING = flags_of(
+    SamplingParams,
+    {
+        **dict.fromkeys(_AS_THEY_ARE),
+        "max_tokens": Parameter(alias="-m"),
+        "temperature": Parameter(alias="--temp"),
+        "logit_bias": Annotated[
+            tuple[str, ...], Parameter(converter=_bias, n_tokens=1, metavar="ID=X")
+        ],
+        "stop": _TEXTS,
+        "stop_token_ids": Parameter(alias="--stop-token-id", converter=split, n_tokens=1),
+        "n": Parameter(name="-n"),
+        "prediction": Annotated[
+            str | None, Parameter(converter=_prediction, metavar="TEXT|@PATH", n_tokens=1)
+        ],
+    },
+)()
+
+if TYPE_CHECKING:
+    Form = StructuredOutput
+else:
+    Form = flags_of(
+        StructuredOutput,
+        {
+            "json_schema": Annotated[
+                str | None, Parameter(converter=_schema, metavar="PATH|JSON", n_tokens=1)
+            ],
+            "regex": Parameter(converter=_one, n_tokens=1),
+            "grammar": Parameter(converter=_file, metavar="PATH", n_tokens=1),
+            "choice": _TEXTS | None,
+        },
+    )
+
+
+@app.default
+def generate(
+    *,
+    prompt: Annotated[Prompt, titled("Prompt (standard input without one)")] = Prompt(),
+    models: Annotated[Models, titled("Models")] = Models(),
+    sampling: Annotated[Any, titled("Sampling and stopping")] = SAMPLING,
+    bad_words: Annotated[_TEXTS, Parameter(group=titled("Sampling and stopping").group)] = (),
+    form: Annotated[Form | None, titled("Form of the text")] = None,
+    drafting: Annotated[Drafting, titled("Drafting")] = Drafting(),
+    speculation: Annotated[Any, titled("Speculation")] = SPECULATION,
+    tracing: Annotated[Tracing, titled("Trace")] = Tracing(),
+    output: Annotated[Output, titled("Output")] = Output(),
+) -> None:
+    """Continue a prompt, and show how many tokens came from the draft.
+
+    Args:
+        bad_words: never emit the tokens that the tokenizer makes of this text, or of it after a
+            space; may be repeated.
+    """
+    text = prompt.read()
+    text = read_stdin() if text is None else text
+    config: SpeculativeConfig = plain(SpeculativeConfig, speculation)
+    params: SamplingParams = plain(
+        SamplingParams,
+        sampling,
+        seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
+        structured_output=None if form is None else plain(StructuredOutput, form),
+    )
+    method = choose_method(models, drafting, config)
+    _check_prediction(params.prediction, method, models, config)
+    tracing.check()
 
     from rich.console import Console
 
-    from .models import load
+    from .models import load, traced
 
     console = Console(stderr=True)
-    loaded = load(args, console)
-    params = replace(params, bad_words=request_flags.bad_words(args.bad_texts, loaded.tokenizer))
+    loaded = load(models, drafting, method, console)
+    params = replace(params, bad_words=_banned(bad_words, loaded.tokenizer))
     settings = loaded.settings(params, config)
-
-    from ..engine.decoder import SpeculativeDecoder
-
-    with tracing(args, settings, loaded.drafter, config) as on_round:
-        decoder = SpeculativeDecoder(
-            loaded.target,
-            loaded.drafter,
-            tokenizer=loaded.tokenizer,
-            config=config,
-            on_round=on_round,
-        )
-        if args.json:
+    with traced(tracing, settings, config) as on_round:
+        decoder = loaded.decoder(config, on_round)
+        if output.as_json:
             with console.status("generating"):
-                output = decoder.generate(prompt, params)
-            document = _document(prompt, output, decoder, settings)
-            document["timing"] |= loaded.compiling()
-            print(json.dumps(document))
+                found = decoder.generate(text, params)
+            print(json.dumps(_document(text, found, decoder, settings)))
         else:
-            _show(args, prompt, params, decoder, loaded, console)
+            _show(decoder, text, params, output, console)
+
+
+def _banned(words: tuple[str, ...], tokenizer: Any) -> tuple[tuple[int, ...], ...]:
+    """Find the tokens of each word, as it is and after a space.
+
+    Raises:
+        InvalidConfigError: the tokenizer makes no tokens of one.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for text in words:
+        for spelled in (text, " " + text.lstrip(" ")):
+            ids = tuple(tokenizer.encode(spelled, add_special_tokens=False))
+            if not ids or not text.strip(" "):
+                raise InvalidConfigError("--bad-words", text, "a text that has tokens")
+            found[ids] = None
+    return tuple(found)
+
+
+def _check_prediction(
+    prediction: object, method: str, models: Models, config: SpeculativeConfig
+) -> None:
+    """Refuse a prediction that nothing drafts from, and a drafter without one."""
+    if prediction is None and method == "prediction":
+        raise InvalidConfigError("--method", method, "--prediction TEXT beside it")
+    if prediction is None or method in ("hybrid", "prediction"):
+        return
+    ways = ["--method hybrid"] if models.can_draft and not config.lossy else []
+    ways += [] if config.drafts_trees else ["--method prediction"]
+    remedy = f"{', or '.join(ways)} beside it" if ways else "none with these other flags"
+    raise InvalidConfigError("--prediction", prediction, remedy)
 
 
 def _show(
-    args: Namespace,
+    decoder: SpeculativeDecoder,
     prompt: str,
     params: SamplingParams,
-    decoder: SpeculativeDecoder,
-    loaded: Loaded,
+    output: Output,
     console: Console,
 ) -> None:
-    """Print the continuations as they come, and their figures below."""
-    paint = colored if wants_color(args.color) else unpainted
-    told: list[list[TokenLogprob]] = [[] for _ in range(params.n)]
+    """Print the continuations as they come, and their figures below on standard error."""
+    from . import terminal
+
+    show = terminal.colored(terminal.output(output.color))
+    logprobs: list[list[TokenLogprob]] = [[] for _ in range(params.n)]
     reasons: list[str | None] = [None] * params.n
-    events = _noted(decoder.stream(prompt, params), told, reasons)
-    if params.n == 1:
-        _print_live(events, paint, console)
-    else:
-        _print_choices(events, paint, console, reasons)
+    texts = [""] * params.n
+    waiting = console.status("generating")
+    waiting.start()
+    try:
+        for event in _noted(decoder.stream(prompt, params), logprobs, reasons):
+            text = event.text or ""
+            painted = terminal.painted(text, event.origin) if show else text
+            if params.n > 1:
+                texts[event.choice] += painted
+                continue
+            waiting.stop()
+            print(painted, end="", flush=True)
+    finally:
+        waiting.stop()
+    print(end="\n" if params.n == 1 else "")
+    for index, (text, reason) in enumerate(zip(texts, reasons, strict=True)):
+        if params.n > 1:
+            print(f"--- continuation {index + 1} of {params.n} (ended by {reason}) ---\n{text}")
     sys.stdout.flush()
     if params.structured_output is not None and "length" in reasons:
-        print(
-            f"cut by --max-tokens {params.max_tokens}: not yet a whole text of the form",
-            file=sys.stderr,
-        )
-    for index, of_choice in enumerate(told):
-        if of_choice:
-            heading = f" of continuation {index + 1}" if params.n > 1 else ""
-            print(f"log-probabilities{heading}:", file=sys.stderr)
-            lines = log_probabilities.lines(of_choice, loaded.tokenizer)
-            print(*lines, sep="\n", file=sys.stderr)
-    print(f"{decoder.metrics}; seed {params.seed}", file=sys.stderr)
-    for line in loaded.compiling_line():
-        print(line, file=sys.stderr)
+        _say(f"cut by --max-tokens {params.max_tokens}: not yet a whole text of the form")
+    for index, entries in enumerate(logprobs):
+        if entries:
+            _say("log-probabilities" + (f" of continuation {index + 1}:" if params.n > 1 else ":"))
+            _say(*_lines(entries, decoder.tokenizer))
+    _say(f"{decoder.metrics}; seed {params.seed}")
+
+
+def _say(*lines: str) -> None:
+    print(*lines, sep="\n", file=sys.stderr)
 
 
 def _noted(
-    events: Iterator[StreamEvent], told: list[list[TokenLogprob]], reasons: list[str | None]
+    events: Iterator[StreamEvent],
+    logprobs: list[list[TokenLogprob]],
+    reasons: list[str | None],
 ) -> Iterator[StreamEvent]:
-    """The events; their choice's log-probabilities and why it ended are noted on the way."""
+    """Give the events, and note on the way log-probabilities and why each choice ended."""
     from ..sampling.logprobs import TokenLogprob
 
     for event in events:
         if event.logprob is not None:
             entry = TokenLogprob(event.token_id, event.logprob, event.top_logprobs or ())
-            told[event.choice].append(entry)
+            logprobs[event.choice].append(entry)
         reasons[event.choice] = event.finish_reason
         yield event
 
 
-def _print_live(events: Iterator[StreamEvent], paint: Paint, console: Console) -> None:
-    with console.status("reading the prompt"):
-        first = next(events)
-    print(paint(first.text or "", first.origin), end="", flush=True)
-    for event in events:
-        print(paint(event.text or "", event.origin), end="", flush=True)
-    print()
-
-
-def _print_choices(
-    events: Iterator[StreamEvent], paint: Paint, console: Console, reasons: list[str | None]
-) -> None:
-    n = len(reasons)
-    texts = [""] * n
-    with console.status(f"generating {n} continuations"):
-        for event in events:
-            texts[event.choice] += paint(event.text or "", event.origin)
-    for index, (text, reason) in enumerate(zip(texts, reasons, strict=True)):
-        print(f"--- continuation {index + 1} of {n} (ended by {reason}) ---\n{text}")
+def _lines(entries: Iterable[TokenLogprob], tokenizer: Any) -> Iterator[str]:
+    yield "logprob  token (the likeliest)"
+    for entry in entries:
+        top = ", ".join(f"{tokenizer.decode([token])!r} {value:.3f}" for token, value in entry.top)
+        beside = f" ({top})" if top else ""
+        yield f"{entry.logprob:7.3f}  {tokenizer.decode([entry.token_id])!r}{beside}"
 
 
 def _document(
     prompt: str, output: GenerationOutput, decoder: SpeculativeDecoder, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """The object that `--json` prints.
+    """Make the object that `--json` prints.
 
     Text, tokens, depths and log-probabilities are the first choice's, the figures those of all
     choices together.
     """
-    first = output.choices[0]
     choices = [_choice(choice, decoder) for choice in output.choices]
+    first = {
+        name: value for name, value in choices[0].items() if name not in ("index", "speculation")
+    }
     document = {
         "prompt": prompt,
-        "text": first.text,
-        "token_ids": first.token_ids,
-        "finish_reason": first.finish_reason,
+        **first,
         "seed": output.seed,
-        "depths": first.depths,
         "usage": {
             "prompt_tokens": len(output.prompt_token_ids),
             "completion_tokens": sum(len(choice.token_ids) for choice in output.choices),
@@ -188,22 +315,21 @@ def _document(
         "timing": figures.timing(decoder.metrics),
         "config": settings,
     }
-    document |= _log_probabilities(first, decoder)
     return document | ({"choices": choices} if len(choices) > 1 else {})
 
 
-def _log_probabilities(choice: Choice, decoder: SpeculativeDecoder) -> dict[str, Any]:
-    if choice.logprobs is None or decoder.tokenizer is None:
-        return {}
-    return {"logprobs": log_probabilities.entries(choice.logprobs, decoder.tokenizer)}
-
-
 def _choice(choice: Choice, decoder: SpeculativeDecoder) -> dict[str, Any]:
-    return {
-        "index": choice.index,
-        "text": choice.text,
-        "token_ids": choice.token_ids,
-        "finish_reason": choice.finish_reason,
-        "depths": choice.depths,
-        "speculation": figures.speculation(choice.metrics),
-    } | _log_probabilities(choice, decoder)
+    names = ("index", "text", "token_ids", "finish_reason", "depths")
+    found: dict[str, Any] = {name: getattr(choice, name) for name in names}
+    found["speculation"] = figures.speculation(choice.metrics)
+    if choice.logprobs is not None:
+        found["logprobs"] = [
+            _entry(entry.token_id, entry.logprob, decoder.tokenizer)
+            | {"top_logprobs": [_entry(*pair, decoder.tokenizer) for pair in entry.top]}
+            for entry in choice.logprobs
+        ]
+    return found
+
+
+def _entry(token_id: int, logprob: float, tokenizer: Any) -> dict[str, Any]:
+    return {"token_id": token_id, "token": tokenizer.decode([token_id]), "logprob": logprob}

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..errors import InvalidConfigError
-from .options import speculation_method
+from .options import Drafting, Method, Models, Tracing
+from .terminal import quiet
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..engine.loading import Pair
-    from ..runtimes.transformers.model import TransformersModel
-    from ..types.protocols import Drafter
+    from ..engine.decoder import SpeculativeDecoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,148 +26,127 @@ class Loaded:
 
     Attributes:
         target: the target model.
-        drafter: what proposes tokens, None with the method "none".
+        drafter: what proposes tokens; None with the method "none".
         tokenizer: of both.
         facts: what was loaded, by name, for a report.
-        compile_s: seconds that compiling "target" and "draft" took, None where one runs eagerly;
-            empty if neither was to be compiled.
     """
 
-    target: TransformersModel
-    drafter: Drafter | None
+    target: Any
+    drafter: Any
     tokenizer: Any
     facts: dict[str, Any]
-    compile_s: dict[str, float | None]
 
-    def compiling(self) -> dict[str, Any]:
-        """What compiling took, as a part of a report's timing."""
-        return {"compile_s": self.compile_s} if self.compile_s else {}
+    def decoder(
+        self,
+        config: SpeculativeConfig,
+        on_round: Callable[[Any], object] | None = None,
+        *,
+        plain: bool = False,
+    ) -> SpeculativeDecoder:
+        """Make a decoder of them, without the drafter if it is to be `plain`."""
+        from ..engine.decoder import SpeculativeDecoder
 
-    def compiling_line(self) -> tuple[str, ...]:
-        """What compiling took, in a line, if it was asked for."""
-        told = [
-            f"{name} {'not compiled: runs eagerly' if took is None else f'{took:.1f} s'}"
-            for name, took in self.compile_s.items()
-        ]
-        return (f"compile time, before the first token: {', '.join(told)}",) if told else ()
+        drafter = None if plain else self.drafter
+        return SpeculativeDecoder(
+            self.target, drafter, tokenizer=self.tokenizer, config=config, on_round=on_round
+        )
 
     def settings(self, params: SamplingParams, config: SpeculativeConfig) -> dict[str, Any]:
         """Every setting in effect, as JSON takes it."""
         return self.facts | {"sampling": asdict(params), "speculation": asdict(config)}
 
-    def headline(self, config: SpeculativeConfig) -> tuple[str, ...]:
-        """What decodes, in a few short lines."""
+    def headline(self, config: SpeculativeConfig) -> tuple[str, str]:
+        """What decodes, in two short lines."""
         facts = self.facts
-        threads = f" (threads: {facts['threads']})" if facts["device"] == "cpu" else ""
+        model = facts["draft"] or "no draft model"
         return (
-            f"outrider {facts['outrider']}: plain against speculative decoding, the same engine",
-            f"target {facts['target']}{_size(self.target)}, {facts['device']}{threads}, "
-            f"{facts['dtype']}",
-            f"draft {self._source()}, up to {config.deepest} tokens a round, "
+            f"target {facts['target']}, {facts['device']}, {facts['dtype']}",
+            f"method {facts['method']}, {model}, up to {config.deepest} tokens a round, "
             f"{config.verification} verification",
-            *self.compiling_line(),
         )
 
-    def _source(self) -> str:
-        from ..drafters.hybrid import HybridDrafter
-        from ..drafters.model import ModelDrafter
-        from ..drafters.vocabulary.drafter import VocabularyDrafter
 
-        if self.facts["exit_layers"]:
-            return f"the target's first {self.facts['exit_layers']} layers"
-        looked_up = {"suffix": "suffix lookup", "hybrid": "suffix lookup and "}
-        source = looked_up.get(self.facts["method"], "prompt lookup")
-        drafter: object = self.drafter
-        if isinstance(drafter, HybridDrafter):
-            drafter = drafter.drafter
-        if not isinstance(drafter, ModelDrafter | VocabularyDrafter):
-            return source
-        model = f"{self.facts['draft']}{_size(drafter.model)}"
-        return f"{source}{model}" if self.facts["method"] == "hybrid" else model
-
-
-def load(args: Namespace, console: Console, **more: Any) -> Loaded:
+def load(
+    models: Models, drafting: Drafting, method: Method, console: Console, **more: Any
+) -> Loaded:
     """Load the models that the flags name, with a spinner on `console` if it is a terminal.
 
     `more` goes to `outrider.load`.
+
+    Raises:
+        ModelError: one cannot be loaded.
+        InvalidConfigError: a value does not suit the model.
     """
-    method = speculation_method(args)
-    doing = "loading and compiling" if args.compile else "loading"
-    with console.status(f"{doing} {args.target}"):
+    with console.status(f"loading {models.target}"):
         import torch
-        import transformers
 
         from ..drafters.ngram import NgramDrafter
         from ..engine.loading import load as load_pair
 
-        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-        transformers.utils.logging.set_verbosity_error()
-        transformers.utils.logging.disable_progress_bar()
+        quiet()
         lookup = {
             name: value
-            for name, value in vars(args).items()
-            if name in ("prompt_lookup_max", "prompt_lookup_min") and value is not None
+            for name in ("prompt_lookup_max", "prompt_lookup_min")
+            if (value := getattr(drafting, name)) is not None
         }
+        # A bad look-up is refused before the models are loaded.
         ngram = NgramDrafter(**lookup)
         pair = load_pair(
-            args.target,
-            args.draft,
-            device=args.device,
-            dtype=args.dtype,
-            compile=args.compile,
-            **more,
+            models.target, models.draft, device=models.device, dtype=models.dtype or "auto", **more
         )
-        drafter = ngram if method == "ngram" else _drafter(method, pair, args.exit_layers)
+        drafter = _drafter(method, pair, ngram, drafting.exit_layers)
+    uses_model = method in ("draft_model", "hybrid")
     facts = {
         "outrider": __version__,
-        "target": args.target,
+        "target": models.target,
         "method": method,
-        "draft": (args.draft or args.target) if method in ("draft_model", "hybrid") else None,
+        "draft": (models.draft or models.target) if uses_model else None,
         "prompt_lookup_max": ngram.prompt_lookup_max if method == "ngram" else None,
         "prompt_lookup_min": ngram.prompt_lookup_min if method == "ngram" else None,
-        "exit_layers": args.exit_layers,
+        "exit_layers": drafting.exit_layers,
         "threads": torch.get_num_threads(),
         "device": str(pair.target.device),
         "dtype": str(pair.target.hf_model.dtype).removeprefix("torch."),
-        "compile": args.compile,
     }
-    seconds = {} if not args.compile else _compile_s(pair)
-    return Loaded(pair.target, drafter, pair.tokenizer, facts, seconds)
+    return Loaded(pair.target, drafter, pair.tokenizer, facts)
 
 
-def _compile_s(pair: Pair) -> dict[str, float | None]:
-    """Seconds that compiling each model took, None where it runs eagerly."""
-    from ..runtimes.transformers.model import TransformersModel
-
-    seconds = {"target": pair.target.compile_s}
-    drafter = pair.model_drafter
-    if drafter is not None and isinstance(drafter.model, TransformersModel):
-        seconds["draft"] = drafter.model.compile_s
-    return seconds
-
-
-def _drafter(method: str, pair: Pair, exit_layers: int | None) -> Drafter | None:
-    """What proposes tokens."""
+def _drafter(method: Method, pair: Any, ngram: Any, exit_layers: int | None) -> Any:
     from ..drafters.early_exit import EarlyExitDrafter
     from ..drafters.prediction import PredictionDrafter
     from ..drafters.suffix.drafter import SuffixDrafter
 
-    if method == "suffix":
-        return SuffixDrafter()
-    if method == "prediction":
-        return PredictionDrafter()
-    if exit_layers is not None:
-        try:
-            return EarlyExitDrafter(pair.target, exit_layers)
-        except InvalidConfigError as error:
-            raise InvalidConfigError("--exit-layers", exit_layers, error.expected) from None
-    with_model = {"draft_model": pair.model_drafter, "hybrid": pair.drafter}
-    return with_model.get(method)
+    match method:
+        case "none":
+            return None
+        case "ngram":
+            return ngram
+        case "suffix":
+            return SuffixDrafter()
+        case "prediction":
+            return PredictionDrafter()
+        case "draft_model":
+            return pair.model_drafter
+        case "hybrid":
+            return pair.drafter
+    assert exit_layers is not None
+    try:
+        return EarlyExitDrafter(pair.target, exit_layers)
+    except InvalidConfigError as error:
+        raise InvalidConfigError("--exit-layers", exit_layers, error.expected) from None
 
 
-def _size(model: Any) -> str:
-    from ..runtimes.transformers.model import TransformersModel
+@contextmanager
+def traced(
+    tracing: Tracing, settings: dict[str, Any], config: SpeculativeConfig
+) -> Iterator[Callable[[Any], None] | None]:
+    """Open the trace, if one was asked for, and give what a decoder's `on_round` is to be."""
+    if tracing.trace is None:
+        yield None
+        return
+    from ..engine.trace import TraceWriter
+    from ..verification import Verifier
 
-    if not isinstance(model, TransformersModel):
-        return ""
-    return f" ({model.hf_model.num_parameters() / 1e6:,.1f}M parameters)"
+    lossy = settings["method"] != "none" and Verifier.of(config).lossy
+    with TraceWriter(Path(tracing.trace), settings, lossy=lossy) as writer:
+        yield writer.write

@@ -1,435 +1,277 @@
-"""The flags that subcommands share, and the records that they make.
-
-A flag that sets a field of `SamplingParams` or `SpeculativeConfig` takes its default from that
-record and is checked by it, so that a bad value is refused before anything is loaded.
-"""
+"""The options that subcommands share, each declared once: a dataclass whose docstring is the help."""
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, ArgumentTypeError, Namespace, _ArgumentGroup
-from collections.abc import Callable, Sequence
-from dataclasses import fields
-from typing import Any, get_args
+import sys
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from ..config.params import (
-    Depth,
-    DraftSampleMethod,
-    SamplingParams,
+from cyclopts import Group, Parameter
+from cyclopts.types import PositiveInt
+
+from ..config.params import SpeculativeConfig
+from ..errors import EmptyPrefixError, InvalidConfigError
+from .files import check_file, read_text
+from .flags import COMMAS, flags_of
+
+Method = Literal["draft_model", "ngram", "suffix", "hybrid", "early_exit", "prediction", "none"]
+
+
+@cache
+def titled(title: str) -> Parameter:
+    """Show a record's fields as flags of their own under a title."""
+    return Parameter(name="*", group=Group.create_ordered(title))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """Where the prompt comes from.
+
+    Attributes:
+        prompt: the prompt; - reads standard input.
+        file: a UTF-8 file, the whole of it one prompt.
+    """
+
+    prompt: Annotated[str | None, Parameter(alias="-p", allow_leading_hyphen=True)] = None
+    file: Annotated[str | None, Parameter(alias="-f")] = None
+
+    def __post_init__(self) -> None:
+        if self.prompt is not None and self.file is not None:
+            raise InvalidConfigError("--file", self.file, "none beside --prompt; drop one of them")
+
+    def read(self) -> str | None:
+        """Read the prompt; None if none was asked for.
+
+        Raises:
+            InvalidConfigError: it cannot be read, or is not UTF-8 text.
+            EmptyPrefixError: it is empty.
+        """
+        if self.file is not None:
+            return _checked(read_text("--file", self.file), f"the file {self.file!r}")
+        if self.prompt == "-":
+            return read_stdin()
+        return None if self.prompt is None else _checked(self.prompt, "the prompt")
+
+
+def read_stdin() -> str:
+    """Read a prompt from standard input.
+
+    Raises:
+        InvalidConfigError: it is not UTF-8 text.
+        EmptyPrefixError: it is empty, or a terminal with nothing piped in.
+    """
+    if sys.stdin.isatty():
+        raise EmptyPrefixError("no prompt was given; use -p TEXT or -f PATH, or pipe text in")
+    try:
+        text = sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise InvalidConfigError("--prompt", "-", "UTF-8 text on standard input") from error
+    return _checked(text, "standard input")
+
+
+def _checked(text: str, source: str) -> str:
+    if not text:
+        raise EmptyPrefixError(f"{source} is empty; give some text to continue")
+    return utf8("--prompt", text)
+
+
+def utf8(flag: str, text: str) -> str:
+    """Refuse a text that is empty or cannot be written in UTF-8.
+
+    Raises:
+        InvalidConfigError: see above.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidConfigError(flag, text[:40], "a text in UTF-8") from None
+    if not text:
+        raise InvalidConfigError(flag, text, "a text that is not empty")
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Models:
+    """Which models are loaded, and where.
+
+    Attributes:
+        target: demo (a small pair of models), a local folder or a hub id.
+        draft: a local folder or a hub id.
+        dtype: of both models; without it each checkpoint's own.
+        device: as torch names it; without it cuda if there is any.
+    """
+
+    target: str = "demo"
+    draft: Annotated[str | None, Parameter(alias="--draft-model")] = None
+    dtype: str | None = None
+    device: str | None = None
+
+    @property
+    def can_draft(self) -> bool:
+        """Whether there is a draft model."""
+        return self.draft is not None or self.target == "demo"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drafting:
+    """What proposes tokens.
+
+    Attributes:
+        method: hybrid is the draft model beside a look-up of what came before, and the default
+            where there is a draft; trees, a depth that is not adaptive and lossy methods take
+            draft_model; without a draft it is ngram.
+        exit_layers: early_exit: how many of the target's first layers draft, followed by its head.
+        prompt_lookup_max: ngram: the longest run of last tokens that is looked up.
+        prompt_lookup_min: ngram: the shortest run of last tokens that is looked up.
+        speculative_config: the settings of speculation as one JSON object, as vLLM takes them:
+            {"method": ..., "model": ..., "num_speculative_tokens": ...}; flags override it.
+    """
+
+    method: Method | None = None
+    exit_layers: PositiveInt | None = None
+    prompt_lookup_max: PositiveInt | None = None
+    prompt_lookup_min: PositiveInt | None = None
+    speculative_config: str | None = None
+
+
+SPECULATION = flags_of(
     SpeculativeConfig,
-    TreeChildren,
-    Verification,
-)
-from ..errors import InvalidConfigError
-from .config_file import add_config_flag
+    {
+        **{item.name: None for item in fields(SpeculativeConfig) if item.name != "draft_params"},
+        "num_speculative_tokens": Parameter(alias="-k"),
+        "tree_shape": COMMAS,
+    },
+)()
 
-DRAFTERS = ("draft_model", "ngram", "suffix", "hybrid")
-METHODS = (*DRAFTERS, "early_exit", "none")
 
-_LOSSY = (
-    ("lenience", "lenient", "no token becomes more than 1/X times as likely"),
-    ("typical_epsilon", "typical", "keep tokens above the lesser of X and delta exp(-entropy)"),
-    ("typical_delta", "typical", "see --typical-epsilon"),
-    ("mixture_budget", "mixture", "the total variation that a token's distribution may move"),
-)
-"""Fields of lossy methods: the method of each, and what it does."""
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """How results and errors are shown, and where settings come from.
 
-_OF_TREES = ("tree_shape", "tree_budget", "tree_children")
+    Attributes:
+        config: take settings from this TOML or YAML file, such as tune --save writes; flags
+            override it.
+        color: colour on standard output; auto is on a terminal unless NO_COLOR is set.
+        debug: show the traceback of an error.
+    """
+
+    config: str | None = None
+    color: Literal["auto", "always", "never"] = "auto"
+    debug: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output(Shown):
+    """What is printed, and how.
+
+    Attributes:
+        output: what to print.
+        json: print one JSON object; the same as -o json.
+    """
+
+    output: Annotated[Literal["text", "json"], Parameter(alias="-o")] = "text"
+    json: bool = False
+
+    @property
+    def as_json(self) -> bool:
+        """Whether one JSON object is printed."""
+        return self.json or self.output == "json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tracing:
+    """What is written of every round.
+
+    Attributes:
+        trace: write every round to this file, a line of JSON each; outrider report reads it.
+    """
+
+    trace: str | None = None
+
+    def check(self) -> None:
+        """Refuse a file that cannot be written, or that holds something else than a trace.
+
+        Raises:
+            InvalidConfigError: see above.
+        """
+        if self.trace is None:
+            return
+        from ..engine.trace import is_trace
+
+        path = Path(self.trace)
+        if not path.exists() or path.is_file() or path.is_dir():
+            check_file("--trace", self.trace)
+        if path.is_file() and path.stat().st_size and not is_trace(path):
+            expected = "a file that can be written (it holds something else than a trace)"
+            raise InvalidConfigError("--trace", self.trace, expected)
+
+
 _WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
-    "none": ("num_speculative_tokens", "depth", "cost_ratio", "draft_sample_method", *_OF_TREES),
-    "ngram": ("draft_sample_method", *_OF_TREES),
-    "suffix": ("draft_sample_method", "tree_children"),
-    "prediction": ("draft_sample_method", *_OF_TREES),
+    "none": ("num_speculative_tokens", "depth", "cost_ratio", "draft_sample_method"),
+    "ngram": ("draft_sample_method", "tree_shape", "tree_budget"),
+    "suffix": ("draft_sample_method",),
+    "prediction": ("draft_sample_method", "tree_shape", "tree_budget"),
 }
-"""Fields that do nothing with some methods."""
+"""Settings that do nothing with some methods."""
 
-Record = type[SamplingParams] | type[SpeculativeConfig]
-
-
-def add_prompt_flags(parser: ArgumentParser, otherwise: str) -> None:
-    """Where the prompt comes from; `otherwise` says what happens without a flag."""
-    group = parser.add_argument_group("prompt", f"Without one of these: {otherwise}.")
-    one = group.add_mutually_exclusive_group()
-    one.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt; - reads standard input")
-    one.add_argument(
-        "-f", "--file", metavar="PATH", help="a UTF-8 file, the whole of it one prompt"
-    )
+_OWNERS = {
+    "lenience": "lenient",
+    "typical_epsilon": "typical",
+    "typical_delta": "typical",
+    "mixture_budget": "mixture",
+}
+"""Settings that belong to one verification."""
 
 
-def add_model_flags(parser: ArgumentParser) -> None:
-    """Which models are loaded, and where."""
-    group = parser.add_argument_group("models")
-    group.add_argument(
-        "--target",
-        default="demo",
-        metavar="MODEL",
-        help="demo, a local folder or a hub id (default: demo, a small pair that ships with it)",
-    )
-    group.add_argument("--draft", metavar="MODEL", help="a local folder or a hub id")
-    group.add_argument("--dtype", help="of both models (default: float32 on a CPU)")
-    group.add_argument("--device", help="as torch names it (default: cuda if there is any)")
-    group.add_argument(
-        "--compile",
-        action="store_true",
-        help="compile both models by torch.compile when they are loaded; takes up to minutes",
-    )
-
-
-def add_speculation_flags(parser: ArgumentParser, methods: Sequence[str] = METHODS) -> None:
-    """How speculation is done, by one of some methods, and a file that may say so."""
-    add_config_flag(parser)
-    parser.set_defaults(usual_method="hybrid")
-    group = parser.add_argument_group(
-        "speculation",
-        "None of it changes the distribution of the output, but for the verifications typical, lenient and "
-        "mixture, whose figures say lossy.",
-    )
-    group.add_argument(
-        "--method",
-        choices=methods,
-        help="what proposes tokens (default: hybrid, the draft model beside a look-up of what came "
-        "before, if there is a draft; draft_model for trees, a depth that does not go by measured "
-        "costs and lossy methods; ngram without a draft)",
-    )
-    group.add_argument(
-        "--exit-layers",
-        type=integer_from(1),
-        metavar="N",
-        help="early_exit: how many of the target's first layers draft, followed by its head; pays "
-        "for models that were trained to be left early",
-    )
-    group.add_argument(
-        "--strict",
-        action="store_true",
-        help="end with an error where a drafter fails, in place of going on without its drafts",
-    )
-    add_field_flag(
-        group,
-        SpeculativeConfig,
-        "num_speculative_tokens",
-        *("-k", "--num-speculative-tokens"),
-        parse=int,
-        metavar="K",
-        text="the most tokens drafted in a row; 0 for none (default: 16; 4 with --depth fixed)",
-    )
-    add_field_flag(
-        group,
-        SpeculativeConfig,
-        "depth",
-        "--depth",
-        metavar=_choices(Depth),
-        text="draft K tokens every round, as far as pays by measured costs and acceptance, or "
-        "while the draft is sure enough",
-    )
-    add_field_flag(
-        group,
-        SpeculativeConfig,
-        "cost_ratio",
-        "--cost-ratio",
-        parse=float,
-        metavar="X",
-        text="a draft step's cost beside a plain forward: adaptive, for sampling with a --seed; "
-        "confidence",
-    )
-    add_field_flag(
-        group,
-        SpeculativeConfig,
-        "verification",
-        "--verification",
-        metavar=_choices(Verification),
-        text="how drafts are checked; on trees block is traversal, and token recursive",
-    )
-    add_field_flag(
-        group,
-        SpeculativeConfig,
-        "draft_sample_method",
-        "--draft-sample-method",
-        metavar=_choices(DraftSampleMethod),
-        text="draw drafts from the draft's distribution, or take its most likely token",
-    )
-    add_field_flag(
-        group,
-        SpeculativeConfig,
-        "tree_shape",
-        "--tree-shape",
-        parse=_integers,
-        metavar="N,N,...",
-        text="draft trees: how many children a node has at each depth, such as 2,2,1,1",
-    )
-    add_field_flag(
-        group,
-        SpeculativeConfig,
-        "tree_budget",
-        "--tree-budget",
-        parse=int,
-        metavar="N",
-        text="draft trees of N nodes, grown where the draft is surest",
-    )
-    add_field_flag(
-        group,
-        SpeculativeConfig,
-        "tree_children",
-        "--tree-children",
-        metavar=_choices(TreeChildren),
-        text="the likeliest tokens and one drawn from the rest, or (with --tree-shape) all drawn",
-    )
-    for field, method, text in _LOSSY:
-        add_field_flag(
-            group,
-            SpeculativeConfig,
-            field,
-            "--" + field.replace("_", "-"),
-            parse=float,
-            metavar="X",
-            text=f"{method}: {text}",
-        )
-    for name, which in (("max", "longest"), ("min", "shortest")):
-        group.add_argument(
-            f"--prompt-lookup-{name}",
-            type=integer_from(1),
-            metavar="N",
-            help=f"ngram: the {which} run of last tokens that is looked up",
-        )
-
-
-def add_distribution_flags(group: _ArgumentGroup) -> None:
-    """What the distribution of a token is made of, the temperature aside, and the seed."""
-    add_field_flag(
-        group,
-        SamplingParams,
-        "top_p",
-        "--top-p",
-        parse=float,
-        metavar="P",
-        text="keep the likeliest tokens up to this mass, in (0, 1]",
-    )
-    add_field_flag(
-        group,
-        SamplingParams,
-        "top_k",
-        "--top-k",
-        parse=int,
-        metavar="K",
-        text="keep the K likeliest tokens; 0 keeps all",
-    )
-    add_field_flag(
-        group,
-        SamplingParams,
-        "min_p",
-        "--min-p",
-        parse=float,
-        metavar="P",
-        text="keep tokens at least P times as likely as the likeliest, in [0, 1]",
-    )
-
-
-def add_output_flags(
-    parser: ArgumentParser, document: str, colored: str = "tokens by origin"
-) -> _ArgumentGroup:
-    """How results are shown, and errors; `document` says what JSON holds, `colored` what colour.
-
-    Returns:
-        Their group, for flags of a subcommand's own.
-    """
-    group = parser.add_argument_group("output")
-    group.add_argument("--json", action="store_true", help=f"print one JSON object: {document}")
-    group.add_argument(
-        "--color",
-        choices=("auto", "always", "never"),
-        default="auto",
-        help=f"colour {colored} (default: auto, on a terminal unless NO_COLOR is set)",
-    )
-    group.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return group
-
-
-def add_field_flag(
-    group: _ArgumentGroup,
-    record: Record,
-    field: str,
-    *flags: str,
-    text: str,
-    metavar: str,
-    parse: Callable[[str], object] = str,
-    default: Any = None,
-) -> None:
-    """Add the flag of one field of a record.
+def choose_method(
+    models: Models, drafting: Drafting, config: SpeculativeConfig, usual: Method = "hybrid"
+) -> Method:
+    """Choose what proposes tokens, and refuse flags that contradict it or do nothing with it.
 
     Args:
-        group: where the flag is listed.
-        record: gives the default and says what is allowed.
-        field: of the record, and of the parsed arguments.
-        flags: the names of the flag.
-        text: its help; the default is added to it.
-        metavar: stands for the value in the help.
-        parse: makes a value of the text; a ValueError leaves the record to refuse the text.
-        default: takes the place of the record's own.
-    """
-    default = _defaults(record)[field] if default is None else default
-    shown = " and ".join(map(str, default)) if isinstance(default, tuple) else default
-    known = "" if default is None else f" (default: {shown})"
-    convert = _converter(record, field, parse)
-    group.add_argument(
-        *flags, dest=field, type=convert, default=default, metavar=metavar, help=text + known
-    )
-
-
-def integer_from(least: int) -> Callable[[str], int]:
-    """A converter of flags to integers that are not below `least`."""
-
-    def convert(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if value < least:
-            raise ArgumentTypeError(f"{text!r} is not allowed: expected an integer >= {least}")
-        return value
-
-    return convert
-
-
-def listed(
-    parse: Callable[[str], object], *, once: bool = True, hint: str = ""
-) -> Callable[[str], tuple[Any, ...]]:
-    """A converter of flags to items that have commas between them.
-
-    Args:
-        parse: makes an item of its text; an InvalidConfigError says what it has to be, another
-            ValueError that it has to be a number.
-        once: whether an item may come only once.
-        hint: what is said where one comes twice.
-    """
-
-    def convert(text: str) -> tuple[Any, ...]:
-        values = []
-        for part in text.split(","):
-            try:
-                values.append(parse(part.strip()))
-            except ValueError as error:
-                reason = error.expected if isinstance(error, InvalidConfigError) else "a number"
-                raise ArgumentTypeError(f"{part!r} is not allowed: expected {reason}") from error
-        if once and len(set(values)) < len(values):
-            raise ArgumentTypeError(f"{text!r} is not allowed: expected each only once{hint}")
-        return tuple(values)
-
-    return convert
-
-
-def drafter(name: str) -> str:
-    """One of `DRAFTERS`."""
-    if name not in DRAFTERS:
-        raise InvalidConfigError("--drafters", name, f"some of {', '.join(DRAFTERS)}")
-    return name
-
-
-def temperature(text: str) -> float:
-    """A temperature, for `listed`."""
-    return SamplingParams(temperature=float(text)).temperature
-
-
-def sampling_params(args: Namespace, **others: Any) -> SamplingParams:
-    """The sampling parameters that were asked for; `others` take precedence."""
-    return SamplingParams(**(_given(SamplingParams, args) | others))
-
-
-def speculative_config(args: Namespace) -> SpeculativeConfig:
-    """How speculation was asked to be done.
+        models: that are there.
+        drafting: what was asked for.
+        config: how speculation is done.
+        usual: what proposes where nothing was asked for and there is a draft model.
 
     Raises:
         InvalidConfigError: flags contradict each other.
     """
-    config = SpeculativeConfig(**_given(SpeculativeConfig, args))
-    usual = _defaults(SpeculativeConfig)
-    for field, method, _ in _LOSSY:
-        value = getattr(config, field)
-        if value != usual[field] and config.verification != method:
-            flag = "--" + field.replace("_", "-")
-            remedy = f"--verification {method} beside it; or drop the flag"
-            raise InvalidConfigError(flag, value, remedy)
-    if config.tree_children != usual["tree_children"] and not config.drafts_trees:
-        raise InvalidConfigError(
-            "--tree-children", config.tree_children, "--tree-shape beside it; or drop the flag"
-        )
-    if config.cost_ratio is not None and config.depth == "fixed":
-        raise _contradiction("--cost-ratio", config.cost_ratio, "--depth fixed")
-    return config
-
-
-def speculation_method(args: Namespace) -> str:
-    """What proposes tokens.
-
-    Raises:
-        InvalidConfigError: `--method` contradicts other flags, or they have no effect with it.
-    """
-    available = args.draft is not None or args.target == "demo"
-    config = SpeculativeConfig(**_given(SpeculativeConfig, args))
-    usual_method = args.usual_method
     if config.depth != "adaptive" or config.drafts_trees or config.lossy:
-        usual_method = "draft_model"
-    method: str = args.method or (usual_method if available else "ngram")
-    with_model = method in ("draft_model", "hybrid")
-    if with_model and not available:
+        usual = "draft_model"
+    method = drafting.method or (usual if models.can_draft else "ngram")
+    uses_model = method in ("draft_model", "hybrid")
+    if uses_model and not models.can_draft:
         raise InvalidConfigError("--method", method, "--draft MODEL beside it, or --method ngram")
-    if not with_model and args.draft is not None:
-        raise _contradiction("--draft", args.draft, f"--method {method}")
-    given, usual = _given(SpeculativeConfig, args), _defaults(SpeculativeConfig)
-    idle = list(_WITHOUT_EFFECT.get(method, ()))
-    if method == "none" and given.get("verification") != "coupled":
-        # Coupled noise gives a seed another text, drafted or not.
-        idle.append("verification")
-    for field in idle:
-        if given.get(field, usual[field]) != usual[field]:
-            flag = "--" + field.replace("_", "-")
-            raise _contradiction(flag, given[field], f"--method {method}")
-    for flag, value in (
-        ("--prompt-lookup-max", args.prompt_lookup_max),
-        ("--prompt-lookup-min", args.prompt_lookup_min),
-    ):
-        if method != "ngram" and value is not None:
-            raise InvalidConfigError(flag, value, f"none with --method {method}; drop the flag")
-    if method == "early_exit" and args.exit_layers is None:
+    if method == "early_exit" and drafting.exit_layers is None:
         raise InvalidConfigError("--method", method, "--exit-layers N beside it")
-    if method != "early_exit" and args.exit_layers is not None:
-        raise _contradiction("--exit-layers", args.exit_layers, f"--method {method}")
+    beside = f"--method {method}"
+    if not uses_model:
+        _refuse("--draft", models.draft, beside)
+    if method != "ngram":
+        _refuse("--prompt-lookup-max", drafting.prompt_lookup_max, beside)
+        _refuse("--prompt-lookup-min", drafting.prompt_lookup_min, beside)
+    if method != "early_exit":
+        _refuse("--exit-layers", drafting.exit_layers, beside)
+    idle = dict.fromkeys(_WITHOUT_EFFECT.get(method, ()), beside)
+    if method == "none" and config.verification != "coupled":
+        idle["verification"] = beside
+    if config.depth == "fixed":
+        idle.setdefault("cost_ratio", "--depth fixed")
+    if not config.drafts_trees:
+        idle["tree_children"] = "chains (give --tree-shape)"
+    for field, owner in _OWNERS.items():
+        if config.verification != owner:
+            idle[field] = f"--verification {config.verification}"
+    usual_values = {item.name: item.default for item in fields(SpeculativeConfig)}
+    for field, beside in idle.items():
+        value: Any = getattr(config, field)
+        _refuse(f"--{field.replace('_', '-')}", value, beside, usual_values[field])
     return method
 
 
-def _contradiction(flag: str, value: object, other: str) -> InvalidConfigError:
-    return InvalidConfigError(flag, value, f"none with {other}; drop one of the two flags")
-
-
-def _converter(
-    record: Record, field: str, parse: Callable[[str], object]
-) -> Callable[[str], object]:
-    def convert(text: str) -> object:
-        value: Any
-        try:
-            value = parse(text)
-        except ValueError:
-            value = text
-        try:
-            record(**{field: value})
-        except InvalidConfigError as error:
-            raise ArgumentTypeError(
-                f"{text!r} is not allowed: expected {error.expected}"
-            ) from error
-        return value
-
-    return convert
-
-
-def _defaults(record: Record) -> dict[str, Any]:
-    return {field.name: field.default for field in fields(record)}
-
-
-def _given(record: Record, args: Namespace) -> dict[str, Any]:
-    flags = vars(args)
-    return {name: flags[name] for name in _defaults(record) if name in flags}
-
-
-def _integers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
-
-
-def _choices(kind: Any) -> str:
-    return "{" + ",".join(get_args(kind)) + "}"
+def _refuse(flag: str, value: Any, beside: str, usual: Any = None) -> None:
+    if value != usual:
+        raise InvalidConfigError(flag, value, f"none with {beside}; drop one of the two")

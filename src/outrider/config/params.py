@@ -7,16 +7,28 @@ values. This module imports no framework, so that a bad flag is refused before a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from itertools import accumulate
-from numbers import Integral, Real
 from operator import mul
 from typing import Any, Literal, get_args
 
 from ..errors import InvalidConfigError
 from .processors import StatefulProcessor
 from .structured import StructuredOutput
+from .validation import (
+    boolean,
+    choice,
+    integer,
+    integers,
+    optional,
+    real,
+    store,
+    text,
+    texts,
+    token_biases,
+    token_sequences,
+)
 
 Verification = Literal[
     "block", "token", "traversal", "recursive", "coupled", "typical", "lenient", "mixture"
@@ -24,6 +36,8 @@ Verification = Literal[
 Depth = Literal["fixed", "adaptive", "confidence"]
 DraftSampleMethod = Literal["probabilistic", "greedy"]
 TreeChildren = Literal["greedy", "without_replacement", "with_replacement"]
+OnDraftError = Literal["raise", "disable"]
+Validate = Literal["auto", "always", "never"]
 
 DRAFT_FIELDS = (
     "temperature",
@@ -49,10 +63,10 @@ LOSSY: frozenset[str] = frozenset({"typical", "lenient", "mixture"})
 class SamplingParams:
     """How the tokens of one request are drawn, and when the request ends.
 
-    The distribution of the next token is made in transformers' order: logit bias, repetition penalty,
-    presence and frequency penalties, bad words, minimum length; then processors of your own and
-    structured output; then temperature, top-k, top-p, min-p. What looks at earlier tokens sees
-    drafted ones as if they had been emitted.
+    The distribution of the next token is made in transformers' order: logit bias, repetition
+    penalty, presence and frequency penalties, bad words, minimum length; then processors of your
+    own and structured output; then temperature, top-k, top-p, min-p. What looks at earlier tokens
+    sees drafted ones as if they had been emitted. Token ids come as lists, NumPy arrays or tensors.
 
     Args:
         max_tokens: the most tokens to emit, at least 1.
@@ -69,16 +83,16 @@ class SamplingParams:
         bad_words: token id sequences that are never completed: their last token is forbidden where
             the others came just before.
         min_tokens: no stop token, and no stop string, ends the request before this many tokens.
-        stop: strings that end the request once the text holds one; the text is cut before it. One
-            string or several; needs a tokenizer.
-        logits_processors: called in turn after all of the above and before the temperature, for
-            each position of each hypothesis: a transformers `LogitsProcessor`, or a function of the
-            tokens so far, int64 [L], and their logits [V], that returns logits [V]. One that
-            remembers earlier calls comes in a `StatefulProcessor`, since drafts that are refused
-            are seen as well.
+        logits_processors: called in turn after all of the above and before the temperature. Each is
+            called for each position of each hypothesis, and is a transformers `LogitsProcessor`, or
+            a function of the tokens so far, int64 [L], and their logits [V], that returns logits
+            [V]. One that remembers earlier calls comes in a `StatefulProcessor`, since drafts that
+            are refused are seen as well. Behind a stop none is called.
         structured_output: the form of the text: JSON of a schema, a regex, a grammar, or a choice.
             Needs a tokenizer. Tokens that would leave the form are forbidden, after all of the
             above and before the temperature.
+        stop: strings that end the request once the text holds one; the text is cut before it. One
+            string or several; needs a tokenizer.
         stop_token_ids: the request ends once one of these is emitted (it is part of the output).
         ignore_eos: do not stop at the model's own end-of-sequence tokens.
         logprobs: report each token's log-probability under the target's raw logits, and those of
@@ -88,8 +102,9 @@ class SamplingParams:
         prediction: what the output is expected to be, text or token ids: a `PredictionDrafter`, by
             itself or in a `HybridDrafter`, drafts from it, and no other drafter looks at it. It
             never changes the distribution of the output.
-        depths: number of tokens to draft in each round; replays a run whose `depths` were reported
-            (see `Choice`). Rounds beyond its end are planned as usual.
+        depths: how far to draft in each round: n for n tokens of a model, -n for n looked up. It
+            replays a run whose `depths` were reported (see `Choice`). Rounds beyond its end are
+            planned as usual.
 
     Raises:
         InvalidConfigError: a value is outside its range; the message names field, value and range.
@@ -118,79 +133,63 @@ class SamplingParams:
     depths: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        _require_int("max_tokens", self.max_tokens, 1)
-        _require_real(
-            "temperature",
-            self.temperature,
-            lambda x: x == 0 or 1e-6 <= x <= 1e30,
-            "0 for greedy decoding, or a number >= 1e-6, at most 1e30",
-        )
-        _require_int("top_k", self.top_k, 0, "an integer >= 0 (0 keeps every token)")
-        _require_real("top_p", self.top_p, lambda x: 0 < x <= 1, "a number in (0, 1]")
-        _require_real("min_p", self.min_p, lambda x: 0 <= x <= 1, "a number in [0, 1]")
-        _require_real(
-            "repetition_penalty",
-            self.repetition_penalty,
-            lambda x: 1e-20 <= x <= 1e20,
-            "a number > 0, from 1e-20 to 1e20",
-        )
-        for field in ("presence_penalty", "frequency_penalty"):
-            _require_real(
-                field, getattr(self, field), lambda x: -2 <= x <= 2, "a number in [-2, 2]"
-            )
-        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
-        object.__setattr__(self, "bad_words", _sequences("bad_words", self.bad_words))
-        _require_int("min_tokens", self.min_tokens, 0)
+        store(self, integer, "max_tokens", "n", low=1)
+        store(self, integer, "top_k", low=0, expected="an integer >= 0 (0 keeps every token)")
+        store(self, integer, "min_tokens", low=0)
         if self.min_tokens > self.max_tokens:
             raise InvalidConfigError(
                 "min_tokens", self.min_tokens, f"at most max_tokens={self.max_tokens}"
             )
-        object.__setattr__(self, "stop", _strings("stop", self.stop))
-        processors = self.logits_processors
-        if not isinstance(processors, Iterable) or not all(
-            callable(item) or isinstance(item, StatefulProcessor) for item in processors
-        ):
-            raise InvalidConfigError(
-                "logits_processors",
-                processors,
-                "a sequence of functions, LogitsProcessors or StatefulProcessors",
-            )
-        object.__setattr__(self, "logits_processors", tuple(processors))
+        store(
+            self,
+            real,
+            "temperature",
+            expected="0 for greedy decoding, or a number >= 1e-6, at most 1e30",
+            allowed=lambda x: x == 0 or 1e-6 <= x <= 1e30,
+        )
+        store(self, real, "top_p", expected="a number in (0, 1]", allowed=lambda x: 0 < x <= 1)
+        store(self, real, "min_p", expected="a number in [0, 1]", allowed=lambda x: 0 <= x <= 1)
+        store(
+            self,
+            real,
+            "repetition_penalty",
+            expected="a number > 0, from 1e-20 to 1e20",
+            allowed=lambda x: 1e-20 <= x <= 1e20,
+        )
+        store(
+            self,
+            real,
+            "presence_penalty",
+            "frequency_penalty",
+            expected="a number in [-2, 2]",
+            allowed=lambda x: -2 <= x <= 2,
+        )
+        store(self, token_biases, "logit_bias")
+        store(self, token_sequences, "bad_words")
+        store(self, texts, "stop")
+        store(self, integers, "stop_token_ids")
+        store(self, _processors, "logits_processors")
         form = self.structured_output
         if form is not None and not isinstance(form, StructuredOutput):
             raise InvalidConfigError("structured_output", form, "a StructuredOutput, or None")
-        if self.logprobs is not None:
-            _require_int("logprobs", self.logprobs, 0, "an integer in [0, 20], or None")
-            if self.logprobs > 20:
-                raise InvalidConfigError(
-                    "logprobs", self.logprobs, "an integer in [0, 20], or None"
-                )
-        _require_bool("ignore_eos", self.ignore_eos)
-        _require_int("n", self.n, 1)
-        if self.seed is not None:
-            _require_int("seed", self.seed, 0, "an integer in [0, 2**64)")
-            if self.seed >= 2**64:
-                raise InvalidConfigError("seed", self.seed, "an integer in [0, 2**64)")
-        object.__setattr__(
-            self, "stop_token_ids", _int_tuple("stop_token_ids", self.stop_token_ids)
-        )
-        if self.prediction is not None and not isinstance(self.prediction, str):
-            expected = "a text, a sequence of token ids, or None"
-            ids = _int_tuple("prediction", self.prediction, 0, expected)
-            object.__setattr__(self, "prediction", ids)
-        if self.depths is not None:
-            object.__setattr__(self, "depths", _int_tuple("depths", self.depths))
-        _store_plain_numbers(self)
+        store(self, boolean, "ignore_eos")
+        expected = "an integer in [0, 20], or None"
+        store(self, optional(integer), "logprobs", low=0, high=20, expected=expected)
+        expected = "an integer in [0, 2**64)"
+        store(self, optional(integer), "seed", low=0, high=2**64 - 1, expected=expected)
+        store(self, optional(_prediction), "prediction")
+        expected = "a sequence of integers: n tokens drafted by a model, or -n looked up, a round"
+        store(self, optional(integers), "depths", low=-math.inf, expected=expected)
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
         """The logit biases as pairs of token id and value."""
-        given = self.logit_bias
-        return tuple(given.items()) if isinstance(given, Mapping) else given
+        assert isinstance(self.logit_bias, tuple)
+        return self.logit_bias
 
     @property
     def greedy(self) -> bool:
-        """Whether the distribution of every token is a single atom, the argmax of the logits."""
+        """Whether the distribution of every token is a point mass on the argmax of the logits."""
         return self.temperature == 0
 
 
@@ -207,22 +206,22 @@ class SpeculativeConfig:
             are lossless. "typical", "lenient" and "mixture" are not, and for chains only.
         depth: how far to draft, `num_speculative_tokens` at most and less where fewer tokens
             remain. "fixed" drafts that far every round; "adaptive" as far as pays by measured costs
-            and acceptance, 0 included; "confidence" while the draft's distribution is sure enough for
-            another token to pay by the `cost_ratio`, chains only.
-        cost_ratio: what a draft step costs beside a plain forward of the target, a number >= 0:
-            what confidence goes by, and an adaptive depth for a sampled request with a seed, so
+            and acceptance, 0 included; "confidence" while the draft's distribution is sure enough
+            for another token to pay by the `cost_ratio`, chains only.
+        cost_ratio: what a draft step costs beside a plain forward of the target, a number >= 0.
+            Confidence goes by it, and an adaptive depth for a sampled request with a seed, so
             that its text repeats, and for the others until costs were measured. None is what the
             drafter says of itself, as an `EarlyExitDrafter` does, or else .125.
-        draft_params: how the draft model's logits become the distributions that drafts are drawn from: its
-            temperature, filters, penalties, logit_bias and bad_words take the place of each
+        draft_params: how the draft model's logits become the distributions that it draws from.
+            Temperature, filters, penalties, logit_bias and bad_words take the place of each
             request's own. None takes the request's own, so that a perfect draft is always kept. A
             greedy request is drafted greedily, and a structured one in its form, in any case.
-        draft_sample_method: "probabilistic" draws drafts from the draft model's own distribution; "greedy"
+        draft_sample_method: "probabilistic" draws from the draft model's own distribution; "greedy"
             proposes its most likely tokens, verified as the point masses that they are.
-        tree_shape: draft trees, each node with this many children at each depth, such as (2, 2, 1),
-            no deeper than that, nor than `num_speculative_tokens`; None drafts chains.
-        tree_budget: draft trees of this many nodes, at most `num_speculative_tokens` of them in a
-            row, grown where the draft model is surest; not together with `tree_shape`.
+        tree_shape: draft trees, each node with this many children at each depth, such as (2, 2, 1).
+            They are no deeper than that, nor than `num_speculative_tokens`; None drafts chains.
+        tree_budget: draft trees of this many nodes, grown where the draft model is surest. At most
+            `num_speculative_tokens` of them are in a row; not together with `tree_shape`.
         tree_children: what the children of a node are: "greedy" the likeliest tokens outright and
             one drawn from the rest; "without_replacement" all drawn, each from what its siblings
             left; "with_replacement" all drawn from one distribution.
@@ -231,10 +230,16 @@ class SpeculativeConfig:
         typical_epsilon: of "typical", in (0, 1]: a token is kept if its probability is above the
             lesser of this and typical_delta * exp(-entropy).
         typical_delta: see `typical_epsilon`; a number > 0.
-        strict: raise what a drafter raises, and errors about what it returns. Otherwise the round
-            goes on without it, which is counted, and the first time warned of.
-        mixture_budget: of "mixture", in [0, 1]: how far, in total variation, the distribution of a token may
-            be from the target's; 0 is lossless.
+        mixture_budget: of "mixture", in [0, 1]: how far, in total variation, the distribution of a
+            token may be from the target's; 0 is lossless.
+        on_draft_error: what happens where a drafter raises or breaks its contract. "raise" hands
+            the error on as a `DraftError`; "disable" logs the first one, and decodes the affected
+            requests plainly from there. If a failure depends on drawn values, the tokens of that
+            one round can be biased.
+        validate: whether what drafters and models return is checked. "always" and "never" in every
+            round and in none; "auto" until a drafter or model has kept its contract for a while.
+        acceptance_bounds: also measure the most tokens that any verifier could keep of the drafts.
+            It costs a sort over the vocabulary in each round.
 
     Raises:
         InvalidConfigError: a value is not allowed; the message names field, value and choices.
@@ -253,67 +258,57 @@ class SpeculativeConfig:
     typical_epsilon: float = 0.09
     typical_delta: float = 0.3
     mixture_budget: float = 0.05
-    strict: bool = False
+    on_draft_error: OnDraftError = "raise"
+    validate: Validate = "auto"
+    acceptance_bounds: bool = False
 
     def __post_init__(self) -> None:
-        if self.num_speculative_tokens is not None:
-            _require_int(
-                "num_speculative_tokens",
-                self.num_speculative_tokens,
-                0,
-                "an integer >= 0 (0 decodes plainly)",
-            )
-        if self.cost_ratio is not None:
-            _require_real("cost_ratio", self.cost_ratio, lambda x: x >= 0, "a number >= 0")
-        _require_choice("verification", self.verification, get_args(Verification))
-        _require_choice("depth", self.depth, get_args(Depth))
-        _require_choice(
-            "draft_sample_method", self.draft_sample_method, get_args(DraftSampleMethod)
-        )
-        _require_choice("tree_children", self.tree_children, get_args(TreeChildren))
-        if self.draft_params is not None:
-            _require_draft_params(self.draft_params)
+        expected = "an integer >= 0 (0 decodes plainly)"
+        store(self, optional(integer), "num_speculative_tokens", low=0, expected=expected)
+        store(self, choice, "verification", choices=get_args(Verification))
+        store(self, choice, "depth", choices=get_args(Depth))
+        at_least_0 = {"expected": "a number >= 0", "allowed": lambda x: x >= 0}
+        store(self, optional(real), "cost_ratio", **at_least_0)
+        store(self, optional(_draft_params), "draft_params")
+        store(self, choice, "draft_sample_method", choices=get_args(DraftSampleMethod))
+        expected = "a sequence of integers >= 1, the children of a node at each depth"
+        store(self, optional(integers), "tree_shape", low=1, expected=expected)
+        expected = f"an integer in 1..{_MOST_NODES}"
+        store(self, optional(integer), "tree_budget", low=1, high=_MOST_NODES, expected=expected)
+        store(self, choice, "tree_children", choices=get_args(TreeChildren))
+        share = {"expected": "a number in (0, 1]", "allowed": lambda x: 0 < x <= 1}
+        store(self, real, "lenience", "typical_epsilon", **share)
+        store(self, real, "typical_delta", expected="a number > 0", allowed=lambda x: x > 0)
+        within = {"expected": "a number in [0, 1]", "allowed": lambda x: 0 <= x <= 1}
+        store(self, real, "mixture_budget", **within)
+        store(self, choice, "on_draft_error", choices=get_args(OnDraftError))
+        store(self, choice, "validate", choices=get_args(Validate))
+        store(self, boolean, "acceptance_bounds")
+        if self.drafts_trees:
+            self._check_tree()
+
+    def _check_tree(self) -> None:
+        """Refuse trees that are too large, and what does not go together with trees."""
         if self.tree_shape is not None:
-            expected = "a sequence of integers >= 1, the children of a node at each depth"
-            object.__setattr__(
-                self, "tree_shape", _int_tuple("tree_shape", self.tree_shape, 1, expected)
-            )
             nodes = sum(accumulate(self.tree_shape[: _MOST_NODES + 1], mul))
             if not 0 < nodes <= _MOST_NODES:
-                limit = f"{expected}, and at most {_MOST_NODES} nodes in all"
+                limit = f"children of a node at each depth, {_MOST_NODES} nodes in all at most"
                 raise InvalidConfigError("tree_shape", self.tree_shape, limit)
-        if self.tree_budget is not None:
-            expected = f"an integer in 1..{_MOST_NODES}"
-            _require_int("tree_budget", self.tree_budget, 1, expected)
-            if self.tree_budget > _MOST_NODES:
-                raise InvalidConfigError("tree_budget", self.tree_budget, expected)
-            if self.tree_shape is not None:
-                raise InvalidConfigError(
-                    "tree_budget", self.tree_budget, "none beside a tree_shape; give one of the two"
-                )
-            if self.tree_children != "greedy":
-                raise InvalidConfigError(
-                    "tree_children", self.tree_children, "'greedy' with a tree_budget"
-                )
-        if self.drafts_trees and self.lossy:
-            lossless = sorted(set(get_args(Verification)) - LOSSY)
+        if self.tree_budget is not None and self.tree_shape is not None:
             raise InvalidConfigError(
-                "verification",
-                self.verification,
-                f"a lossless method for trees: {', '.join(map(repr, lossless))}",
+                "tree_budget", self.tree_budget, "none beside a tree_shape; give one of the two"
             )
-        if self.drafts_trees and self.depth == "confidence":
+        if self.tree_budget is not None and self.tree_children != "greedy":
+            raise InvalidConfigError(
+                "tree_children", self.tree_children, "'greedy' with a tree_budget"
+            )
+        if self.lossy:
+            lossless = ", ".join(map(repr, sorted(set(get_args(Verification)) - LOSSY)))
+            raise InvalidConfigError(
+                "verification", self.verification, f"a lossless method for trees: {lossless}"
+            )
+        if self.depth == "confidence":
             raise InvalidConfigError("depth", self.depth, "'fixed' or 'adaptive' for trees")
-        _require_real("lenience", self.lenience, lambda x: 0 < x <= 1, "a number in (0, 1]")
-        _require_real(
-            "typical_epsilon", self.typical_epsilon, lambda x: 0 < x <= 1, "a number in (0, 1]"
-        )
-        _require_real("typical_delta", self.typical_delta, lambda x: x > 0, "a number > 0")
-        _require_real(
-            "mixture_budget", self.mixture_budget, lambda x: 0 <= x <= 1, "a number in [0, 1]"
-        )
-        _require_bool("strict", self.strict)
-        _store_plain_numbers(self)
 
     @property
     def deepest(self) -> int:
@@ -333,100 +328,30 @@ class SpeculativeConfig:
         return self.verification in LOSSY
 
 
-def _require_int(field: str, value: object, low: int, expected: str | None = None) -> None:
-    if not _is_int(value, low):
-        raise InvalidConfigError(field, value, expected or f"an integer >= {low}")
+def _processors(field: str, given: object) -> tuple[Any, ...]:
+    """Check logits processors."""
+    items = tuple(given) if isinstance(given, Iterable) else (None,)
+    if not all(callable(item) or isinstance(item, StatefulProcessor) for item in items):
+        expected = "a sequence of functions, LogitsProcessors or StatefulProcessors"
+        raise InvalidConfigError(field, given, expected)
+    return items
 
 
-def _is_int(value: object, low: int) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= low
+def _prediction(field: str, given: object) -> str | tuple[int, ...]:
+    """Check an expected output, text or token ids."""
+    if isinstance(given, str):
+        return text(field, given)
+    return integers(field, given, expected="a text, a sequence of token ids, or None")
 
 
-def _require_bool(field: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise InvalidConfigError(field, value, "True or False")
-
-
-def _require_real(
-    field: str, value: object, allowed: Callable[[float], bool], expected: str
-) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise InvalidConfigError(field, value, expected)
-    if not allowed(float(value)):
-        raise InvalidConfigError(field, value, expected)
-
-
-def _store_plain_numbers(record: SamplingParams | SpeculativeConfig) -> None:
-    """Keep numbers of other libraries, such as NumPy's, as Python's own."""
-    for item in fields(record):
-        value = getattr(record, item.name)
-        if isinstance(value, bool) or not isinstance(value, Real):
-            continue
-        plain = int(value) if isinstance(value, Integral) else float(value)
-        object.__setattr__(record, item.name, plain)
-
-
-def _require_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise InvalidConfigError(field, value, f"one of {', '.join(map(repr, choices))}")
-
-
-def _require_draft_params(given: object) -> None:
+def _draft_params(field: str, given: object) -> SamplingParams:
+    """Check that only fields of `DRAFT_FIELDS` are set."""
     if not isinstance(given, SamplingParams):
-        raise InvalidConfigError("draft_params", given, "SamplingParams, or None")
-    for field in fields(SamplingParams):
-        value = getattr(given, field.name)
-        if field.name not in DRAFT_FIELDS and value != field.default:
+        raise InvalidConfigError(field, given, "SamplingParams, or None")
+    for item in fields(SamplingParams):
+        value = getattr(given, item.name)
+        if item.name not in DRAFT_FIELDS and value != item.default:
             raise InvalidConfigError(
-                f"draft_params.{field.name}", value, f"none; it takes {', '.join(DRAFT_FIELDS)}"
+                f"{field}.{item.name}", value, f"none; it takes {', '.join(DRAFT_FIELDS)}"
             )
-
-
-def _bias(given: object) -> tuple[tuple[int, float], ...]:
-    expected = "token ids >= 0 with numbers in [-100, 100]"
-    pairs = given.items() if isinstance(given, Mapping) else given
-    if not isinstance(pairs, Iterable) or isinstance(pairs, str | bytes):
-        raise InvalidConfigError("logit_bias", given, expected)
-    found: dict[int, float] = {}
-    for pair in pairs:
-        if not isinstance(pair, Sequence) or len(pair) != 2:
-            raise InvalidConfigError("logit_bias", given, expected)
-        token, bias = pair
-        _require_int("logit_bias", token, 0, expected)
-        _require_real("logit_bias", bias, lambda x: -100 <= x <= 100, expected)
-        if token in found:
-            raise InvalidConfigError("logit_bias", given, f"one bias for token {token}")
-        found[int(token)] = float(bias)
-    return tuple(found.items())
-
-
-def _sequences(field: str, given: object) -> tuple[tuple[int, ...], ...]:
-    expected = "sequences of token ids, none of them empty"
-    if not isinstance(given, Iterable) or isinstance(given, str | bytes):
-        raise InvalidConfigError(field, given, expected)
-    found = tuple(_int_tuple(field, item, 0, expected) for item in given)
-    if not all(found):
-        raise InvalidConfigError(field, given, expected)
-    return found
-
-
-def _strings(field: str, given: object) -> tuple[str, ...]:
-    items = (given,) if isinstance(given, str) else given
-    expected = "a string, or several, none of them empty"
-    if not isinstance(items, Iterable) or isinstance(items, bytes):
-        raise InvalidConfigError(field, given, expected)
-    found = tuple(items)
-    if not all(isinstance(item, str) and item for item in found):
-        raise InvalidConfigError(field, given, expected)
-    return found
-
-
-def _int_tuple(
-    field: str, values: Iterable[int], low: int = 0, expected: str = "a sequence of integers >= 0"
-) -> tuple[int, ...]:
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise InvalidConfigError(field, values, expected)
-    items = tuple(values)
-    if not all(_is_int(item, low) for item in items):
-        raise InvalidConfigError(field, items, expected)
-    return tuple(int(item) for item in items)
+    return given

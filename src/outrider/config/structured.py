@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InvalidConfigError
+from .validation import DEEPEST_JSON, LONGEST_TEXT, bounded_json, optional, store, text, texts
 
 _KINDS = ("json_schema", "regex", "grammar", "choice")
 
@@ -34,8 +35,9 @@ class StructuredOutput:
         choice: strings of which the text is one.
 
     Raises:
-        InvalidConfigError: none or several of them are given, or one is of the wrong type. What the
-            schema, regex or grammar itself has wrong is found when the request is made.
+        InvalidConfigError: none or several of them are given, or one is of the wrong type, too
+            long, too deeply nested, or no text that UTF-8 can write. What the schema, regex or
+            grammar itself has wrong is found when the request is made.
     """
 
     json_schema: Mapping[str, Any] | str | None = None
@@ -53,13 +55,9 @@ class StructuredOutput:
                 f"exactly one of {', '.join(_KINDS)}",
                 given=f"structured_output has {' and '.join(named) or 'nothing'}",
             )
-        if self.json_schema is not None:
-            object.__setattr__(self, "json_schema", _schema_text(self.json_schema))
-        if self.choice is not None:
-            object.__setattr__(self, "choice", _choices(self.choice))
-        for name in ("regex", "grammar"):
-            if given[name] is not None and not isinstance(given[name], str):
-                raise InvalidConfigError(f"structured_output.{name}", given[name], "a string")
+        store(self, optional(_schema), "json_schema")
+        store(self, optional(_pattern), "regex", "grammar")
+        store(self, optional(_choices), "choice")
 
     @property
     def kind(self) -> str:
@@ -73,30 +71,40 @@ class StructuredOutput:
         return found
 
 
-def _schema_text(given: object) -> str:
-    field, expected = (
-        "structured_output.json_schema",
-        "a JSON schema: a mapping, or JSON text of one",
-    )
+def _schema(name: str, given: object) -> str:
+    """Check a JSON schema, and write it as JSON text."""
+    field, expected = f"structured_output.{name}", "a JSON schema: a mapping, or JSON text of one"
+    schema: object = given
     if isinstance(given, str):
+        text(field, given, longest=LONGEST_TEXT)
         try:
             schema = json.loads(given)
         except ValueError as error:
             raise InvalidConfigError(field, given, f"{expected} ({error})") from None
-        if isinstance(schema, Mapping):
-            return given
-    elif isinstance(given, Mapping):
-        try:
-            return json.dumps(dict(given), allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise InvalidConfigError(field, given, f"{expected} ({error})") from None
-    raise InvalidConfigError(field, given, expected)
+        except RecursionError:
+            levels = f"{expected}, of at most {DEEPEST_JSON} levels of nesting"
+            raise InvalidConfigError(field, given, levels) from None
+    if not isinstance(schema, Mapping):
+        raise InvalidConfigError(field, given, expected)
+    bounded_json(field, schema, expected)
+    if isinstance(given, str):
+        return given
+    try:
+        written = json.dumps(dict(schema), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidConfigError(field, given, f"{expected} ({error})") from None
+    return text(field, written, longest=LONGEST_TEXT)
 
 
-def _choices(given: object) -> tuple[str, ...]:
-    items = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else ()
-    if not items or not all(isinstance(item, str) and item for item in items):
-        raise InvalidConfigError(
-            "structured_output.choice", given, "one or more strings, none of them empty"
-        )
-    return items
+def _pattern(name: str, given: object) -> str:
+    """Check a regex or a grammar."""
+    return text(f"structured_output.{name}", given, longest=LONGEST_TEXT)
+
+
+def _choices(name: str, given: object) -> tuple[str, ...]:
+    """Check the strings to choose from."""
+    field, expected = f"structured_output.{name}", "one or more strings, none of them empty"
+    found = () if isinstance(given, str) else texts(field, given, expected)
+    if not found:
+        raise InvalidConfigError(field, given, expected)
+    return found

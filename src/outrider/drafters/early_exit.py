@@ -7,22 +7,27 @@ that were trained to be left early; on others the first layers say little.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..runtimes.transformers.early_exit import EarlyExit
 from ..runtimes.transformers.model import TransformersModel
+from ..types.records import Prefix
 from .model import ModelDrafter
 
 
 class EarlyExitDrafter(ModelDrafter):
     """Drafts chains, or trees, with the first layers of the target and its head.
 
-    The draft's distribution is that of a model like any other, so that every verification is exact. Keys and
-    values of the first layers are the target's: drafting has no prefix to compute, and needs no
-    memory.
+    The draft's distribution is that of a model like any other, so that every verification is exact.
+    Keys and values of the first layers are the target's: drafting has no prefix to compute, and
+    needs no memory.
 
     Args:
         target: the target itself.
-        layers: how many of its layers draft, at least one and not all. A drafted token costs about
-            that share of one of the target's.
+        layers: how many of its layers draft, at least one and not all.
+
+    Attributes:
+        cost_ratio: the share of the target's layers that draft.
 
     Raises:
         InvalidConfigError: `target` is no `TransformersModel`, or has not more layers than that.
@@ -30,11 +35,16 @@ class EarlyExitDrafter(ModelDrafter):
     """
 
     def __init__(self, target: TransformersModel, layers: int) -> None:
-        first = EarlyExit(target, layers)
-        super().__init__(first)
-        self._share = first.share
+        self._first = EarlyExit(target, layers)
+        super().__init__(self._first)
+        self.models = (self._first, target)
+        self.cost_ratio = self._first.share
 
-    @property
-    def cost_ratio(self) -> float:
-        """The share of the target's layers: what a drafted token costs beside one of its own."""
-        return self._share
+    def read_ahead(self, prefixes: Sequence[Prefix]) -> tuple[int, ...]:
+        """Have the target read new prompts, all but their last few tokens, in all layers.
+
+        Raises:
+            ContextLengthError: a prefix is longer than the target's context.
+            ModelError: more sequences are live than there are slots.
+        """
+        return self._first.read_ahead(prefixes)

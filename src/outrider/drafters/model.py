@@ -6,25 +6,27 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
 from ..errors import InvalidConfigError
-from ..types.protocols import AutoregressiveModel, DraftContext
+from ..runtimes.base import Cursor, Runtime
 from ..types.records import Distributions, DraftPlan, DraftProposal, Prefix
-from .some_rows import opened
+from ..types.transfer import sent
+from .base import DraftContext, Drafter
 from .tree import draft_tree
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Drafts chains, or trees, by sampling a model of the target's vocabulary.
 
-    Each token is drawn from the distribution that the request's own sampling parameters make of the draft
-    model's logits, and that distribution, as drawn from, is what verification sees. Drafted tokens stay on
-    the device.
+    Each token is drawn from the distribution that the request's own sampling parameters make of the
+    draft model's logits, and that distribution, as drawn from, is what verification sees. Drafted
+    tokens stay on the device. Drafts end where the model's context does.
 
     Args:
-        model: any autoregressive model, `TransformersModel` and `TabularModel` among them.
+        model: any runtime that drafts, `TransformersModel` and `TabularModel` among them.
         vocab_size: the target's V, where the two models share a tokenizer but pad their logits to
             different widths: missing ids get no probability, surplus ones are masked before
             sampling. None takes the model's own.
@@ -33,68 +35,76 @@ class ModelDrafter:
         InvalidConfigError: `model` is no such model.
     """
 
-    def __init__(self, model: AutoregressiveModel, vocab_size: int | None = None) -> None:
-        if isinstance(model, type) or not isinstance(model, AutoregressiveModel):
-            name = model.__name__ if isinstance(model, type) else type(model).__name__
-            expected = "an instance of a model with vocab_size and open, such as TransformersModel"
+    def __init__(self, model: Runtime, vocab_size: int | None = None) -> None:
+        given: object = model
+        if not isinstance(given, Runtime):
+            name = given.__name__ if isinstance(given, type) else type(given).__name__
+            expected = "an outrider.Runtime, such as TransformersModel(...)"
             raise InvalidConfigError("model", name, expected)
         self.model = model
+        self.models = (model,)
         self._vocab_size = vocab_size or model.vocab_size
-
-    @property
-    def models(self) -> tuple[AutoregressiveModel]:
-        """The draft model."""
-        return (self.model,)
 
     @property
     def vocab_size(self) -> int:
         """Width of the draft's distributions, V."""
         return self._vocab_size
 
-    @property
-    def ends_early(self) -> bool:
-        """Chains end where the plan says so."""
-        return True
-
     def propose(
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
     ) -> DraftProposal:
-        """A chain of `plan.depth` tokens for each row, or a tree of that depth.
+        """Propose chains, or trees, of the plan's depth for a model; chains end by `ctx.depths`."""
+        depth = self._possible(prefixes, plan)
+        if not depth.any():
+            return nothing(len(prefixes), ctx.device)
+        ctx.limit_depths(depth)
+        cursor = self._open(prefixes, depth)
+        if plan.tree is not None:
+            return draft_tree(cursor, plan.tree, depth, ctx, self._aligned)
+        return self._chain(cursor, depth, ctx)
 
-        A chain is shorter where `plan.keep_going` ends it.
-        """
-        depth, lengths = plan.deepest, plan.depth
-        cursor = opened(self.model, [self._readable(prefix) for prefix in prefixes], lengths)
-        if plan.levels is not None:
-            return draft_tree(cursor, plan, ctx, self._aligned)
+    def _chain(self, cursor: Cursor, depth: NDArray[np.int64], ctx: DraftContext) -> DraftProposal:
         logits = cursor.logits
         tokens: list[Tensor] = []
-        distributions: list[Distributions] = []
-        for position in range(depth):
+        made: list[Distributions] = []
+        for position in range(int(depth.max())):
             if position:
                 logits = cursor.step(tokens[-1])
             path = torch.stack(tokens, -1)[:, None] if tokens and ctx.shaped else None
-            distributions.append(ctx.distribution(self._aligned(logits), path))
-            tokens.append(ctx.pick(distributions[-1], position))
-            lengths = ctx.settle()
-            if (lengths <= len(tokens)).all():
+            made.append(ctx.distribution(self._aligned(logits), path))
+            tokens.append(ctx.pick(made[-1], position))
+            depth = ctx.depths()
+            if (depth <= len(tokens)).all():
                 break
         drafted = torch.stack(tokens, 1)
-        # Atoms are picked as they are.
-        rows = [
-            distribution.probs for distribution in distributions if distribution.probs is not None
-        ]
+        probs = [distribution.probs for distribution in made if distribution.probs is not None]
         joint = (
-            Distributions(probs=torch.stack(rows, 1))
-            if rows
+            Distributions(probs=torch.stack(probs, 1))
+            if probs
             else Distributions(point_masses=drafted)
         )
-        return DraftProposal(drafted, lengths, joint)
+        return DraftProposal(drafted, depth, joint)
+
+    def _open(self, prefixes: Sequence[Prefix], depth: NDArray[np.int64]) -> Cursor:
+        """Open the model at the end of the prefixes, for rows of some depth, int64 [B]."""
+        return opened(self.model, [self._readable(prefix) for prefix in prefixes], depth)
+
+    def _possible(self, prefixes: Sequence[Prefix], plan: DraftPlan) -> NDArray[np.int64]:
+        """Return how deep each row is drafted, int64 [B]: as planned and as the model has room."""
+        depth = np.minimum(plan.depth, plan.model_depth)
+        longest = self.model.max_length
+        if longest is None or not len(depth):
+            return depth
+        levels = [1] * plan.deepest if plan.tree is None else plan.tree.levels
+        # A level's tokens are fed to draft the next: none for the first.
+        fed = np.cumsum([0, *levels[:-1]])
+        room = longest - np.array([prefix.length for prefix in prefixes])
+        return np.minimum(depth, np.searchsorted(fed, room, side="right"))
 
     def _readable(self, prefix: Prefix) -> Prefix:
         """The prefix with ids that a narrower draft has no embedding for replaced by its last.
 
-        Any distribution is a lawful draft distribution, so that this costs acceptance at most.
+        Drafts may be drawn from any distribution, so that this costs acceptance at most.
         """
         own = self.model.vocab_size
         if own >= self._vocab_size or prefix.tokens.max(initial=0) < own:
@@ -104,3 +114,50 @@ class ModelDrafter:
     def _aligned(self, logits: Tensor) -> Tensor:
         surplus = logits.shape[-1] - self._vocab_size
         return logits if surplus == 0 else pad(logits, (0, -surplus), value=-torch.inf)
+
+
+def nothing(batch: int, device: torch.device) -> DraftProposal:
+    """Propose nothing for any row."""
+    none = torch.zeros(batch, 0, dtype=torch.int64, device=device)
+    return DraftProposal(none, np.zeros(batch, dtype=np.int64), None)
+
+
+def opened(model: Runtime, prefixes: Sequence[Prefix], depth: NDArray[np.int64]) -> Cursor:
+    """Open a cursor at the end of the prefixes, for rows of some depth.
+
+    Rows of depth 0 are neither read nor fed to the model: their logits are 0, and mean nothing.
+
+    Args:
+        model: what drafts.
+        prefixes: of all rows.
+        depth: how many tokens in a row each drafts, int64 [B]; one of them at least.
+    """
+    rows = np.flatnonzero(depth)
+    cursor = model.open([prefixes[row] for row in rows.tolist()], int(depth.max()))
+    return cursor if len(rows) == len(prefixes) else _SomeRows(cursor, rows, len(prefixes))
+
+
+class _SomeRows(Cursor):
+    """A cursor of some rows, as one of all; see `Cursor`."""
+
+    def __init__(self, cursor: Cursor, rows: NDArray[np.int64], count: int) -> None:
+        self._cursor = cursor
+        self._count = count
+        self._rows = sent(torch.from_numpy(rows), cursor.logits.device)
+
+    @property
+    def logits(self) -> Tensor:
+        """Logits [B, V]."""
+        return self._among_all(self._cursor.logits)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Feed tokens int64 [B]."""
+        return self._among_all(self._cursor.step(tokens[self._rows]))
+
+    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        """Feed nodes [B, M]."""
+        return self._among_all(self._cursor.expand(tokens[self._rows], parents[self._rows]))
+
+    def _among_all(self, logits: Tensor) -> Tensor:
+        whole = logits.new_zeros(self._count, *logits.shape[1:])
+        return whole.index_copy_(0, self._rows, logits)

@@ -2,80 +2,147 @@
 
 All nodes of a level are fed at once. With a fixed shape each gets the same number of children. With
 a budget the nodes of a level are shared out where they are likeliest to be kept (the growth of
-EAGLE-2, Li et al. 2024, and OPT-Tree, Wang et al. 2024): a node is worth the product of the draft's
+EAGLE-2, Li et al. 2024, and OPT-Tree, Wang et al. 2024): a node counts the product of the draft's
 probabilities down to it. What is ranked is known before anything is drawn at that level; a token
 that was drawn is in the tree, and never ranked away.
+
+A level's nodes are numbered in the order of the nodes that they follow, children of one node in the
+order they are verified in; nodes of the next level come after all of this one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ..types.protocols import Cursor, DraftContext
-from ..types.records import Distributions, DraftPlan, DraftProposal
-from .growth import Level, existing, level_of, tree_of
+from ..runtimes.base import Cursor
+from ..types.records import Children, Distributions, DraftProposal, DraftTree
+from ..types.transfer import sent
+from .base import DraftContext
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """A level's n nodes, which follow the M of the level above.
+
+    Attributes:
+        tokens: int64 [B, n].
+        follows: which of the M nodes each follows, int64 [B, n].
+        rows: the index of the distribution each was drawn from among the level's, or -1, int64
+            [B, n].
+        probs: those distributions, [B, R, V]; None if there are none.
+    """
+
+    tokens: Tensor
+    follows: Tensor
+    rows: Tensor
+    probs: Tensor | None
 
 
 def draft_tree(
-    cursor: Cursor, plan: DraftPlan, ctx: DraftContext, aligned: Callable[[Tensor], Tensor]
+    cursor: Cursor,
+    tree: DraftTree,
+    depth: NDArray[np.int64],
+    ctx: DraftContext,
+    aligned: Callable[[Tensor], Tensor],
 ) -> DraftProposal:
-    """A tree for each row, as deep as the row's plan.
+    """Draft a tree for each row.
 
     Args:
         cursor: the draft model at the end of the prefixes.
-        plan: with levels.
+        tree: its shape.
+        depth: how many levels each row has, int64 [B], one of them at least 1.
         ctx: makes distributions and children.
         aligned: brings the draft's logits to the target's vocabulary.
     """
-    levels: list[Level] = []
+    levels: list[_Level] = []
     logits = cursor.logits[:, None]
-    rows = torch.arange(len(logits), device=logits.device)[:, None]
+    batch = torch.arange(len(logits), device=logits.device)[:, None]
     # Of each node, the product of draft probabilities down to it.
-    worth = torch.ones(logits.shape[:2], dtype=torch.float64, device=logits.device)
+    reach = torch.ones(logits.shape[:2], dtype=torch.float64, device=logits.device)
     path = logits.new_empty(*logits.shape[:2], 0, dtype=torch.int64)
     first = 0
-    for depth in range(plan.deepest):
-        if depth:
+    for level in range(int(depth.max())):
+        if level:
             above = levels[-1]
-            logits = cursor.expand(above.tokens, above.parents)
-            path = torch.cat([path[rows, above.mothers], above.tokens[..., None]], -1)
-        distribution = ctx.distribution(aligned(logits), path if depth else None)
-        assert distribution.probs is not None, "distributions of trees are dense"
-        probs = distribution.probs
-        if plan.shape is None:
-            assert plan.levels is not None
-            level = _shared_out(probs, worth, plan.levels[depth], first, depth, ctx)
-        else:
-            level = _same_for_all(probs, plan.shape[depth], first, depth, ctx)
-        levels.append(level)
-        worth = worth.gather(1, level.mothers) * probs[rows, level.mothers, level.tokens]
-        first += probs.shape[1]
-    return tree_of(levels, plan.depth)
+            logits = cursor.expand(above.tokens, above.follows + first)
+            first += path.shape[1]
+            path = torch.cat([path[batch, above.follows], above.tokens[..., None]], -1)
+        made = ctx.distribution(aligned(logits), path if level else None)
+        assert made.probs is not None, "distributions of trees are dense"
+        counts, most, number = _counts(made, reach, tree, level, ctx)
+        children = ctx.children(made, counts, most, first, level)
+        levels.append(_level(children, counts, number))
+        follows = levels[-1].follows
+        reach = reach.gather(1, follows) * made.probs[batch, follows, levels[-1].tokens]
+    return _proposal(levels, depth)
 
 
-def _same_for_all(probs: Tensor, most: int, first: int, depth: int, ctx: DraftContext) -> Level:
-    """The same number of children for every node of a level."""
-    batch, nodes, vocab_size = probs.shape
-    most = min(most, vocab_size)
-    counts = torch.full((batch, nodes), most, device=probs.device)
-    return level_of(
-        ctx.children(Distributions(probs=probs), counts, most, first, depth), first, None
+def _counts(
+    made: Distributions, reach: Tensor, tree: DraftTree, level: int, ctx: DraftContext
+) -> tuple[Tensor, int, int]:
+    """Decide how many children each node of a level has, before anything is drawn.
+
+    Returns:
+        The counts [B, M]; the largest that a node may have; the number of children in all.
+    """
+    assert made.probs is not None
+    nodes, vocab_size = made.probs.shape[1:]
+    if tree.children is not None:
+        most = min(tree.children[level], vocab_size)
+        return torch.full(reach.shape, most, device=reach.device), most, nodes * most
+    most = min(tree.levels[level], vocab_size)
+    number = min(tree.levels[level], nodes * most)
+    ranked = reach[..., None] * ctx.estimate_acceptance(made, most)
+    chosen = ranked.flatten(1).topk(number, 1).indices // most
+    counts = torch.zeros(reach.shape, dtype=torch.int64, device=reach.device)
+    return counts.scatter_add_(1, chosen, torch.ones_like(chosen)), most, number
+
+
+def _level(children: Children, counts: Tensor, number: int) -> _Level:
+    """Make a level of drawn children.
+
+    Args:
+        children: of M nodes, C each, those that are none included.
+        counts: how many each node has, int64 [B, M]; `number` in each row, known on the host so
+            that nothing waits for a device.
+        number: n.
+    """
+    _, _, places = children.tokens.shape
+    exists = torch.arange(places, device=counts.device) < counts[..., None]
+    taken = exists.flatten(1).int().argsort(dim=1, descending=True, stable=True)[:, :number]
+    follows, place = taken // places, taken % places
+    tokens = children.tokens.flatten(1).gather(1, taken)
+    rows = sent(torch.from_numpy(children.distribution_rows), tokens.device).gather(1, place)
+    probs = None if children.distributions is None else children.distributions.probs
+    if probs is None:
+        return _Level(tokens, follows, rows, None)
+    rows = torch.where(rows < 0, rows, follows * probs.shape[2] + rows)
+    return _Level(tokens, follows, rows, probs.flatten(1, 2))
+
+
+def _proposal(levels: Sequence[_Level], depth: NDArray[np.int64]) -> DraftProposal:
+    """Put levels together, from the root down: each row has its first `depth` [B]."""
+    tokens = torch.cat([level.tokens for level in levels], 1)
+    sizes = np.cumsum([0, *(level.tokens.shape[1] for level in levels)])
+    firsts = [0, *(1 + sizes[:-2])]
+    parents = [level.follows + int(first) for level, first in zip(levels, firsts, strict=True)]
+    probs, rows, drawn = list[Tensor](), list[Tensor](), 0
+    for level in levels:
+        rows.append(torch.where(level.rows < 0, level.rows, level.rows + drawn))
+        if level.probs is not None:
+            probs.append(level.probs)
+            drawn += level.probs.shape[1]
+    structure = torch.stack([torch.cat(parents, 1), torch.cat(rows, 1)]).cpu().numpy()
+    return DraftProposal(
+        tokens,
+        sizes[depth].astype(np.int64),
+        Distributions(probs=torch.cat(probs, 1)) if probs else Distributions(point_masses=tokens),
+        structure[0],
+        structure[1] if probs else None,
     )
-
-
-def _shared_out(
-    probs: Tensor, worth: Tensor, quota: int, first: int, depth: int, ctx: DraftContext
-) -> Level:
-    """`quota` children among the nodes of a level, where they are likeliest to be kept."""
-    nodes, vocab_size = probs.shape[1:]
-    most = min(quota, vocab_size)
-    quota = min(quota, nodes * most)
-    worths = worth[..., None] * ctx.promise(Distributions(probs=probs), most)
-    chosen = worths.flatten(1).topk(quota, 1).indices // most
-    counts = torch.zeros(probs.shape[:2], dtype=torch.int64, device=probs.device)
-    counts.scatter_add_(1, chosen, torch.ones_like(chosen))
-    children = ctx.children(Distributions(probs=probs), counts, most, first, depth)
-    return level_of(children, first, existing(counts, most, quota))

@@ -1,4 +1,4 @@
-"""Sequences decoded together, and what a round made of them."""
+"""Sequences decoded together, and the result of one round."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..config.params import SamplingParams
-from ..random.chance import Noise, RoundDraws, Uniforms, position_keys, round_keys
+from ..random import RoundDraws, position_keys, round_keys
 from ..sampling.distributions import PackedParams
 from ..sampling.logprobs import Report
-from ..sampling.shaping import Shaper, Shaping
+from ..sampling.shaping import Ended, Shaper, Shaping
 from ..types.protocols import Chance
 from ..types.records import RoundRecord, SequenceState
-from ..types.transfer import sent
 from .outputs import Origin
-
-_NOISE_ROWS = 32
-"""Uniforms are made ahead for this many rows of rounds: 32 rounds of one sequence, 4 of eight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +24,12 @@ class Batch:
         states: the sequences.
         params: their sampling parameters, packed for the device.
         device: where their distributions live.
-        shaping: what they do to logits; None for nothing.
+        shaping: what is done to the target's logits; None for nothing.
         drafting: the parameters that chains are drafted under.
-        ranking: those that trees are drafted under: those of greedy rows, whose likeliest tokens
-            are proposed, in plain form.
+        ranking: those that trees are drafted under: greedy rows, whose likeliest tokens are
+            proposed, have plain ones.
         outright: rows whose likeliest tokens are proposed.
         draft_shaping: what is done to the draft's logits; None for nothing.
-        noise: uniforms of their next rounds; None before the first that draws.
     """
 
     states: tuple[SequenceState, ...]
@@ -45,7 +40,6 @@ class Batch:
     ranking: PackedParams
     outright: tuple[bool, ...]
     draft_shaping: Shaping | None
-    noise: Noise | None = None
 
     @staticmethod
     def of(
@@ -54,7 +48,7 @@ class Batch:
         device: torch.device,
         draft_params: SamplingParams | None = None,
     ) -> Batch:
-        """Pack the parameters of sequences over `vocab_size` tokens for `device`.
+        """Pack the parameters of sequences.
 
         Args:
             states: the sequences.
@@ -81,59 +75,47 @@ class Batch:
             ranking = PackedParams.pack(plain, vocab_size, device)
         return Batch(states, packed, device, shaping, drafting, ranking, outright, draft_shaping)
 
-    def shapers(self, vocab_size: int, *, everywhere: bool) -> tuple[Shaper | None, Shaper | None]:
-        """What does to a round's logits what is asked: to the target's, and to the draft's.
+    @property
+    def sequence_ids(self) -> tuple[int, ...]:
+        """The ids of the sequences, row by row."""
+        return tuple(state.prefix.sequence_id for state in self.states)
+
+    def shapers(self, vocab_size: int, ended: Ended) -> tuple[Shaper | None, Shaper | None]:
+        """Make what shapes a round's logits: the target's, and the draft's.
 
         Args:
             vocab_size: V.
-            everywhere: whether tokens that are forbidden may be kept.
+            ended: where requests end.
         """
         states, device = self.states, self.device
         shaper = drafting = None
         if self.shaping is not None:
-            shaper = Shaper(self.shaping, states, vocab_size, device, None, everywhere)
+            shaper = Shaper(self.shaping, states, vocab_size, device, ended=ended)
         if self.draft_shaping is not None:
             if self.draft_shaping is self.shaping and shaper is not None:
                 drafting = shaper.drafting()
             else:
                 masks = None if shaper is None else shaper.masks
-                drafting = Shaper(self.draft_shaping, states, vocab_size, device, masks)
+                drafting = Shaper(self.draft_shaping, states, vocab_size, device, masks, ended)
         return shaper, drafting
 
-    def next_noise(self, make: Uniforms | None, width: int) -> Noise | None:
-        """The noise with one more round taken, made anew by `make` if it does not reach that far.
-
-        None where nothing is drawn, or where draws are asked for one by one.
-        """
-        if make is None or self.params.all_greedy:
-            return None
-        if self.noise is not None and self.noise.covers(width):
-            return Noise(self.noise.uniforms, self.noise.used + 1)
-        rounds = max(1, _NOISE_ROWS // len(self.states))
-        uniforms = torch.from_numpy(make(round_keys(self.states, width, rounds)))
-        return Noise(sent(uniforms, self.device), 1)
-
-    def draws(
-        self, chance: Chance, width: int, noise: Noise | None, *, coupled: bool
-    ) -> RoundDraws:
-        """The draws of a round: from noise made ahead, or key by key."""
-        if noise is not None:
-            return RoundDraws(chance, None, noise.uniforms[noise.used - 1])
+    def draws(self, chance: Chance, width: int, *, coupled: bool) -> RoundDraws:
+        """Make the draws of a round of at most `width` drafted tokens a row."""
         if self.params.all_greedy:
-            return RoundDraws(chance, None, None)
+            return RoundDraws(chance, None)
         positions = position_keys(self.states) if coupled else None
-        return RoundDraws(chance, round_keys(self.states, width)[0], None, positions)
+        return RoundDraws(chance, round_keys(self.states, width), positions, self.device)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What a round made of a batch.
+class StepResult:
+    """The result of one round.
 
     Attributes:
         batch: the sequences after it, finished ones included.
         emitted: the tokens each emitted.
-        record: what it did and where its time went.
-        logprobs: of the tokens each emitted, for those that ask; empty for the others.
+        record: what the round did and where its time went.
+        logprobs: of the tokens each emitted, for requests that ask; empty for the others.
     """
 
     batch: Batch
@@ -142,7 +124,7 @@ class Step:
     logprobs: tuple[Report, ...]
 
     def origin(self, row: int, index: int) -> Origin:
-        """Where the `index`-th token that a row emitted came from."""
+        """Return where the `index`-th token that a row emitted came from."""
         if index < self.record.accepted[row]:
             return "draft"
         return "bonus" if self.record.bonus[row] else "correction"

@@ -1,93 +1,90 @@
-"""The engine: one step decodes a round for any number of sequences, each at its own depth.
-
-A round plans how far to draft, proposes, has the target score every draft in one forward, makes the
-distributions, verifies, and commits. Plain decoding is a round that drafts nothing.
-"""
+"""The engine: one step decodes a round for any number of sequences, each at its own depth."""
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, overload
+from weakref import WeakSet
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from ..config.params import SamplingParams, SpeculativeConfig
+from ..drafters.base import Drafter
 from ..drafters.model import ModelDrafter
-from ..errors import InvalidConfigError, KeyReuseError
+from ..errors import (
+    DraftError,
+    InvalidConfigError,
+    KeyReuseError,
+)
 from ..policies import policy_of
-from ..random.chance import Philox4x32
+from ..policies.base import Policy
+from ..random import Philox4x32, RoundDraws
+from ..runtimes.base import Runtime
+from ..sampling import distributions as sampling
 from ..sampling.grammar import Grammars
 from ..sampling.logprobs import TokenLogprob, report
 from ..sampling.paths import Path
-from ..types.protocols import (
-    AutoregressiveModel,
-    CachedModel,
-    Chance,
-    Drafter,
-    KeepsSequences,
-    LearnsOutputs,
-    Policy,
-    ReadsAhead,
-    Target,
-    Tokenizer,
+from ..types.protocols import Chance, Tokenizer
+from ..types.records import (
+    DraftPlan,
+    DraftProposal,
+    RoundRecord,
+    SequenceState,
+    Verdict,
 )
-from ..types.records import DraftPlan, DraftProposal, Prefix, RoundRecord, SequenceState
-from ..verification import Verifier, lazy
-from .batch import Batch, Step
-from .calibration import calibrate
-from .compatibility import check_models, check_vocabularies, common_device, parts_of
+from ..verification import Verifier
+from .batch import Batch, StepResult
+from .commit import advance, check_finite, check_steppable, confidence_of, record_of
+from .compatibility import check_parts, check_vocabularies, common_device, parts_of
 from .context import RoundContext
 from .metrics import SpeculationMetrics, Tally
 from .outputs import Choice, GenerationOutput, StreamEvent
-from .proposals import bounded, check_proposal
-from .requests import Limits, Prompt, Request, check_tokens, is_single_prompt, parse_request
-from .rounds import (
-    DraftFailure,
-    Stopwatch,
-    check_distributions,
-    check_plan,
-    check_scores,
-    check_steppable,
-    check_witnesses,
-    failed,
-    judge,
-    no_drafts,
-    read,
-)
-from .scheduler import Run
-from .stopping import final_text, until_stop
+from .readback import nothing_drafted, read_back
+from .requests import Limits, Prompt, Request, check_tokens, parse_request, split_prompts
+from .scheduler import Scheduler, naming_request
+from .spans import Spans
+from .stopping import final_text, reachable_nodes
 from .streaming import events
+from .validation import check_plan, checked_parts
+
+_LOG = logging.getLogger(__name__)
 
 
 class SpeculativeDecoder:
-    """Decodes with a target model, several tokens a forward pass, from exactly the target's distribution.
+    """Decodes with a target model, several tokens a forward pass, from exactly its distribution.
+
+    One thread at a time steps a decoder. Callbacks, processors, tokenizers, policies and drafters
+    are called without any lock held.
 
     Args:
         target: the model whose distribution the output follows.
-        drafter: proposes tokens; a model is wrapped in a `ModelDrafter`. None decodes plainly.
+        drafter: proposes tokens; a runtime is wrapped in a `ModelDrafter`. None decodes plainly.
         tokenizer: turns text prompts into token ids, and output into text.
         config: how speculation is done.
-        chance: where randomness comes from; Philox4x32-10 keyed by each request's seed if None.
-        verifier: a verification method of your own, in the place of the one that
-            `config.verification` names; `outrider certify --module` tells whether it is lossless.
-        policy: a depth policy of your own, in the place of the one that `config.depth` names; it
-            is not bound by `num_speculative_tokens`, only by the tokens that remain.
-        on_round: is told each round that `metrics` counts, one at a time; see `outrider.trace`.
+        chance: the source of randomness; Philox4x32-10 keyed by each request's seed if None.
+        verifier: a verification method of your own in place of the one that `config.verification`
+            names; `outrider certify --module` finds out whether it is lossless.
+        policy: a policy of your own in place of the one that `config.depth` names; it is bound by
+            the tokens that remain, not by `num_speculative_tokens`.
+        on_round: called with the record of each round that `metrics` counts; see `outrider.trace`.
 
     Raises:
         VocabMismatchError: drafter and target have different vocabulary sizes.
-        InvalidConfigError: drafter and target are on different devices, or are no models at all, or
-            the policy is none.
+        InvalidConfigError: drafter and target are on different devices, or an argument is of the
+            wrong type.
         TokenOutOfRangeError: the configuration's `draft_params` name a token that there is not.
     """
 
     def __init__(
         self,
-        target: Target,
-        drafter: Drafter | AutoregressiveModel | None = None,
+        target: Runtime,
+        drafter: Drafter | Runtime | None = None,
         *,
         tokenizer: Tokenizer | None = None,
         config: SpeculativeConfig | None = None,
@@ -97,48 +94,39 @@ class SpeculativeDecoder:
         on_round: Callable[[RoundRecord], object] | None = None,
     ) -> None:
         self.target = target
-        self.drafter = (
-            ModelDrafter(drafter) if isinstance(drafter, AutoregressiveModel) else drafter
-        )
+        self.drafter = ModelDrafter(drafter) if isinstance(drafter, Runtime) else drafter
         self.tokenizer = tokenizer
         self.config = config or SpeculativeConfig()
         self.chance: Chance = chance or Philox4x32()
-        check_models(target, self.drafter, self.config, policy)
+        check_parts(target, self.drafter, self.config, policy)
         check_vocabularies(target, self.drafter)
         if self.config.draft_params is not None:
             check_tokens(target.vocab_size, self.config.draft_params, "draft_params.")
         self.verifier = verifier or Verifier.of(self.config)
-        if self.config.verification == "coupled" and isinstance(self.chance, Philox4x32):
-            self.chance.prepare()
-        # Plain decoding is exact, whatever would check drafts.
-        self._lossy = self.verifier.lossy and self.drafter is not None
-        self._uniforms = self.chance.uniforms if type(self.chance) is Philox4x32 else None
+        self.policy = policy or policy_of(self.config, self.drafter)
+        self.knowledge: Any = self.policy.start()
+        self._parts = parts_of(target, self.drafter)
+        self._runtimes = [part for part in self._parts if isinstance(part, Runtime)]
+        self._drafters = [part for part in self._parts if isinstance(part, Drafter)]
+        self._device = common_device(self._runtimes)
+        self._target, self._drafter = checked_parts(
+            target, self.drafter, self._drafters, self.config
+        )
         self._own_policy = policy is not None
-        self.policy = policy or policy_of(self.config, self.drafter, target)
-        parts = parts_of(target, self.drafter)
-        self._cached = [model for model in parts if isinstance(model, CachedModel)]
-        self._keepers = [part for part in parts if isinstance(part, KeepsSequences)]
-        self._learners = [part for part in parts if isinstance(part, LearnsOutputs)]
-        self._ahead = [part for part in parts if isinstance(part, ReadsAhead)]
-        self._device = common_device(self._cached)
-        lazy.prepare(self._device)
-        eos = target.eos_token_ids if isinstance(target, CachedModel) else frozenset[int]()
-        contexts = [
-            (part.max_length, "draft" if place else "target")
-            for place, part in enumerate(parts)
-            if isinstance(part, CachedModel)
-        ]
-        length, shortest = min(contexts, default=(None, "target"), key=lambda c: c[0])
+        lossy = self.verifier.lossy and self.drafter is not None
         drafts, mixes = self.drafter is not None, self.config.verification == "mixture"
-        self._limits = Limits(target.vocab_size, length, shortest, eos, drafts, drafts and mixes)
-        self._grammars = Grammars(tokenizer, target.vocab_size, eos)
+        self._limits = Limits(
+            target.vocab_size, target.max_length, target.eos_token_ids, drafts, drafts and mixes
+        )
+        self._grammars = Grammars(tokenizer, target.vocab_size, target.eos_token_ids)
         # Decoders that share a model must not share ids: each counts from a start of its own.
         self._next_id = secrets.randbits(40) << 22
-        self._lock = Lock()
-        self._tally = Tally(lossy=self._lossy)
-        self._on_round, self._warned = on_round, False
-        if policy is None and self.policy.learns and self.drafter is not None and self._cached:
-            calibrate(self, self._round, self._cached)
+        self._tally = Tally(lossy=lossy)
+        self._counting = Lock()
+        self._on_round = on_round
+        self._failure_logged = False
+        self._schedulers: WeakSet[Scheduler] = WeakSet()
+        self.admission = Lock()
 
     @property
     def metrics(self) -> SpeculationMetrics:
@@ -147,20 +135,37 @@ class SpeculativeDecoder:
 
     @property
     def max_sequences(self) -> int | None:
-        """How many sequences can be decoded together; None if the models set no bound."""
-        return min((model.max_sequences for model in self._cached), default=None)
+        """The number of sequences that can be decoded together; None for any."""
+        bounds = [runtime.max_sequences for runtime in self._runtimes]
+        return min((bound for bound in bounds if bound is not None), default=None)
 
     @property
     def max_length(self) -> int | None:
-        """The longest sequence, prompt included, in tokens; None if the models set no bound."""
-        return self._limits.max_length
+        """The longest sequence, prompt included, in tokens; None if the target sets no bound."""
+        return self.target.max_length
+
+    @property
+    def free_slots(self) -> int | None:
+        """The number of sequences that may still be admitted; None for any."""
+        if self.max_sequences is None:
+            return None
+        return self.max_sequences - sum(len(one.running) for one in list(self._schedulers))
+
+    @property
+    def holders(self) -> list[str]:
+        """The names of the schedulers that hold room."""
+        return [one.name for one in list(self._schedulers) if one.running]
+
+    def register(self, scheduler: Scheduler) -> None:
+        """Count a scheduler's sequences among those that hold room."""
+        self._schedulers.add(scheduler)
 
     def reset_metrics(self) -> None:
         """Start counting anew."""
-        self._tally = Tally(lossy=self._lossy)
+        self._tally = Tally(lossy=self._tally.lossy)
 
     def start(self, prompt: Prompt, params: SamplingParams | None = None) -> list[SequenceState]:
-        """The starting states of a request: one for each of its n choices.
+        """Return the starting states of a request: one for each of its n choices.
 
         Raises:
             EmptyPrefixError, TokenOutOfRangeError, ContextLengthError, InvalidConfigError: the
@@ -170,125 +175,142 @@ class SpeculativeDecoder:
         return request.states(self.claim(request.params.n))
 
     def pack(self, states: Iterable[SequenceState]) -> Batch:
-        """A batch of sequences, to be stepped together."""
+        """Make a batch of sequences, to be stepped together."""
         return Batch.of(
             tuple(states), self.target.vocab_size, self._device, self.config.draft_params
         )
 
-    @torch.inference_mode()
-    def step(self, batch: Batch, chance: Chance | None = None) -> Step:
+    def step(self, batch: Batch, chance: Chance | None = None) -> StepResult:
         """Decode one round: at least one token for every sequence of the batch.
 
         Args:
             batch: unfinished sequences, in any order and of any length.
-            chance: takes the place of the decoder's own; the round is then not counted in
-                `metrics`.
-
-        A round whose drafter fails, or whose drafts cannot have come from their distributions, goes on with
-        what was drafted before, unless `strict`.
+            chance: takes the place of the decoder's own; then nothing is learnt or counted, and the
+                round is a pure function of its arguments and `knowledge`.
 
         Raises:
             InvalidConfigError: the batch is empty, or has a finished sequence or one twice; or a
-                policy of your own gave no plan that can be carried out.
-            DegenerateDistributionError: a model's logits hold NaN, +inf or nothing finite.
-            DraftShapeError, TargetShapeError, DistributionWidthError, TokenOutOfRangeError: a
-                drafter or a target broke its contract.
+                policy of your own made no plan that can be carried out.
+            DraftError: the drafter failed, unless `on_draft_error` is "disable".
+            DegenerateDistributionError: the target's logits hold NaN, +inf or nothing finite.
         """
         check_steppable(batch)
-        with self._lock:
-            watch = Stopwatch(self._device)
-            plan = self.policy.plan(batch.states)
-            if self._own_policy:
-                check_plan(plan, batch.states)
-            watch.planned()
         try:
-            return self._round(batch, plan, chance, watch)
-        except DraftFailure as failure:
-            if self.config.strict:
-                raise failure.reason from None
-            self._warn(failure)
-            return self._round(batch, plan, chance, watch, failure)
+            result = self._round(batch, chance)
+        except DraftError as error:
+            if self.config.on_draft_error == "raise":
+                raise
+            if not self._failure_logged:
+                _LOG.warning("the drafter failed; its requests go on without drafts: %s", error)
+                self._failure_logged = True
+            plain = [replace(state, drafting=False) for state in batch.states]
+            result = self._round(replace(batch, states=tuple(plain)), chance, failed=True)
+        if chance is None:
+            self.observe(result)
+        return result
 
-    def _round(
+    def observe(self, result: StepResult) -> None:
+        """Learn from a round, count it, and report it to `on_round`."""
+        self.knowledge = self.policy.observe(self.knowledge, result.batch.states, result.record)
+        with self._counting:
+            self._tally.add(result.record)
+        if self._on_round is not None:
+            self._on_round(result.record)
+
+    @torch.inference_mode()
+    def _round(self, batch: Batch, chance: Chance | None, *, failed: bool = False) -> StepResult:
+        spans = Spans(self._device)
+        with spans.span("plan"):
+            plan = self._plan(batch)
+        coupled, prefixes = self.verifier.coupled, [state.prefix for state in batch.states]
+        draws = batch.draws(chance or self.chance, plan.width, coupled=coupled)
+        shaper, draft_shaper = batch.shapers(self.target.vocab_size, self._ended)
+        context = RoundContext(
+            batch, draws, plan, self.config, draft_shaper, learning=chance is None
+        )
+        with spans.span("read"):
+            cached = self._read_ahead(batch, plan)
+        with spans.span("draft"):
+            proposal = self._propose(batch, plan, context)
+        with spans.span("target"):
+            scores = self._target.verify(prefixes, proposal)
+        shaped = None if shaper is None else shaper(scores.logits, Path.to_nodes(proposal))
+        logits = scores.logits if shaped is None else shaped.logits
+        verdict, finite = self._verify(batch, proposal, logits, draws)
+        rows = read_back(proposal, verdict, finite, context.finite)
+        if shaped is not None:
+            rows = [row.cut(shaped.usable(i, row.nodes)) for i, row in enumerate(rows)]
+        check_finite(batch, rows)
+        rows = [row.cut(row.sound) for row in rows]
+        confidence = confidence_of(proposal, context, rows)
+        emitted, states = advance(
+            batch, proposal, confidence, rows, shaper, self.policy, self.tokenizer
+        )
+        record = record_of(batch, proposal, confidence, rows, emitted, spans)
+        record = replace(record, cached=cached or scores.cached or record.cached)
+        logprobs = report(
+            scores.logits,
+            [row.nodes for row in rows],
+            emitted,
+            [state.params.logprobs for state in batch.states],
+        )
+        record = replace(record, draft_failed=failed, total_s=spans.total())
+        return StepResult(replace(batch, states=tuple(states)), tuple(emitted), record, logprobs)
+
+    def _plan(self, batch: Batch) -> DraftPlan:
+        if self._drafter is None:
+            return DraftPlan(np.zeros(len(batch.states), dtype=np.int64))
+        plan = self.policy.plan(self.knowledge, batch.states)
+        if self._own_policy:
+            check_plan(plan, batch.states)
+        drafting = np.array([state.drafting for state in batch.states])
+        return plan if drafting.all() else replace(plan, depth=np.where(drafting, plan.depth, 0))
+
+    def _read_ahead(self, batch: Batch, plan: DraftPlan) -> tuple[int, ...]:
+        """Let a drafter in the target's slots have new prompts read, in the target's time."""
+        if plan.width and any(state.round == 0 for state in batch.states):
+            prefixes = [state.prefix for state in batch.states]
+            for drafter in self._drafters:
+                if cached := drafter.read_ahead(prefixes):
+                    return cached
+        return ()
+
+    def _propose(self, batch: Batch, plan: DraftPlan, context: RoundContext) -> DraftProposal:
+        if self._drafter is None or not plan.width:
+            return nothing_drafted(len(batch.states), self._device)
+        try:
+            return self._drafter.propose([state.prefix for state in batch.states], plan, context)
+        except KeyReuseError:
+            raise
+        except Exception as error:
+            raise DraftError(
+                f"{type(self.drafter).__name__} failed: {type(error).__name__}: {error}; "
+                'SpeculativeConfig(on_draft_error="disable") decodes plainly from there'
+            ) from error
+
+    def _verify(
         self,
         batch: Batch,
-        plan: DraftPlan,
-        chance: Chance | None,
-        watch: Stopwatch,
-        failure: DraftFailure | None = None,
-    ) -> Step:
-        """A round by a plan, or in the place of one whose drafter failed."""
-        prefixes, vocab_size = [state.prefix for state in batch.states], self.target.vocab_size
-        ahead = None if chance is not None or self.verifier.coupled else self._uniforms
-        noise = batch.next_noise(ahead, plan.width)
-        draws = batch.draws(chance or self.chance, plan.width, noise, coupled=self.verifier.coupled)
-        shaper, draft_shaper = batch.shapers(vocab_size, everywhere=self.verifier.keeps_forbidden)
-        context = RoundContext(
-            batch, draws, plan, self._device, self.config, draft_shaper, remembers=chance is None
-        )
-        watch.mark()
-        found = () if failure else self._read_ahead(batch, prefixes, plan)
-        watch.mark()
-        given = failure.rest if failure else self._propose(prefixes, plan, context)
-        distributions = (
-            []
-            if failure
-            else check_distributions(given, context, vocab_size, batch.params.all_greedy)
-        )
-        proposal = given if self._device.type == "cpu" else bounded(given, vocab_size)
-        watch.mark()
-        scores = self.target.verify(prefixes, proposal)
-        watch.mark()
-        check_scores(scores, proposal, vocab_size)
-        logits = scores.logits if shaper is None else shaper(scores.logits, Path.to_nodes(proposal))
-        verdict, witness = judge(proposal, logits, batch.params, self.verifier, draws)
-        rows = read(proposal, verdict, witness, context, distributions)
-        check_witnesses(given, witness, context, rows, distributions, vocab_size)
-        read_s, draft_s, verify_s = watch.spans()[-3:]
-        told = (failure or context).told.within([row.depth for row in rows])
-        looked_up, planned, repeats = proposal.stepless, plan.model_steps, plan.repeated
-        states, emitted, accepted = [], [], []
-        for index, (state, row) in enumerate(zip(batch.states, rows, strict=True)):
-            tokens, reason = until_stop(state, [*row.path, row.token], self.tokenizer)
-            known = state.acceptance
-            if self.policy.learns and not looked_up[index]:
-                # What the drafter failed at, or was not sure of, counts as drafted and refused.
-                cut = bool(failure and failure.cut[index]) and row.depth < planned[index]
-                seen = row.depth + (cut or told.ended[index] or bool(row.depth < repeats[index]))
-                known = known.after(seen, len(row.path), told.entropies[index])
-            own = () if shaper is None else shaper.processors(index, row.path)
-            states.append(state.advanced(tokens, row.depth, reason, known, own))
-            emitted.append(tokens)
-            accepted.append(min(len(row.path), len(tokens)))
-        tops = [state.params.logprobs for state in batch.states]
-        logprobs = report(scores.logits, [row.nodes for row in rows], emitted, tops)
-        record = RoundRecord(
-            sequence_ids=context.sequence_ids,
-            drafted=tuple(row.drafted for row in rows),
-            depth=tuple(row.depth for row in rows),
-            accepted=tuple(accepted),
-            emitted=tuple(map(len, emitted)),
-            bonus=tuple(row.bonus for row in rows),
-            ceiling=tuple(row.ceiling for row in rows),
-            first_ceiling=tuple(row.first_ceiling for row in rows),
-            draft_failed=failure is not None,
-            looked_up=looked_up,
-            ended=told.ended,
-            entropies=told.entropies,
-            cached=found or scores.cached or (0,) * len(rows),
-            draft_s=draft_s,
-            target_s=read_s + verify_s,
-            total_s=watch.total(),
-            plan_s=watch.plan_s,
-        )
-        if chance is None:
-            with self._lock:
-                self._tally.add(record)
-                self.policy.observe(states, record)
-                if self._on_round is not None:
-                    self._on_round(record)
-        after = replace(batch, states=tuple(states), noise=noise)
-        return Step(after, tuple(emitted), record, logprobs)
+        proposal: DraftProposal,
+        logits: Tensor,
+        draws: RoundDraws,
+    ) -> tuple[Verdict | Tensor, Tensor]:
+        """Verify drafts beside the target's logits [B, N + 1, V].
+
+        Logits that mean nothing do not spoil the verdict on a path that does not lead there: even
+        distributions take their place.
+
+        Returns:
+            The verdict, or the target's tokens [B, N + 1] where all its distributions are point
+            masses; and [B, N + 1] numbers that are finite where a row of logits means something.
+        """
+        made, finite = sampling.distributions(logits, batch.params)
+        if made.probs is None:
+            assert made.point_masses is not None
+            return made.point_masses, finite
+        sound = finite.isfinite()[..., None]
+        probs = torch.where(sound, made.probs, 1 / made.probs.shape[-1])
+        return self.verifier.verify(proposal, probs, draws), finite
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
@@ -306,8 +328,9 @@ class SpeculativeDecoder:
         """Decode prompts to the end.
 
         Args:
-            prompts: one prompt, text or token ids, or a list of prompts, be it of none. As many
-                sequences are decoded together as the models have room for; the others wait.
+            prompts: one prompt, text or token ids, or a list of prompts. As many sequences are
+                decoded together as the models have room for; the others wait. A chat is
+                `tokenizer.apply_chat_template(messages, add_generation_prompt=True)`.
             params: for all prompts, or a list with one for each.
 
         Returns:
@@ -318,29 +341,27 @@ class SpeculativeDecoder:
                 request is refused, before anything is decoded.
             DegenerateDistributionError: one cannot go on; its index among the prompts is `request`.
         """
-        single = is_single_prompt(prompts)
-        requests = self._parse_all([prompts] if single else prompts, params)
-        runs = self._runs(requests)
-        tallies = {
-            state.prefix.sequence_id: Tally(lossy=self._lossy) for run in runs for state in run
+        listed, single = split_prompts(prompts)
+        requests = self._parse_all(listed, params)
+        groups = [request.states(self.claim(request.params.n)) for request in requests]
+        ended = {
+            state.prefix.sequence_id: _Ended(state, Tally(lossy=self._tally.lossy), [])
+            for group in groups
+            for state in group
         }
-        ends = {}
-        told: dict[int, list[TokenLogprob]] = {i: [] for i in tallies}
-        for step in Run.of(self, runs):
-            for row, state in enumerate(step.batch.states):
-                tallies[state.prefix.sequence_id].add(step.record, row)
-                told[state.prefix.sequence_id] += step.logprobs[row]
-                ends[state.prefix.sequence_id] = state
+        for result in self._steps(groups, "generate"):
+            for row, state in enumerate(result.batch.states):
+                one = ended[state.prefix.sequence_id]
+                one.tally.add(result.record, row)
+                one.logprobs.extend(result.logprobs[row])
+                ended[state.prefix.sequence_id] = replace(one, state=state)
         outputs = [
             GenerationOutput(
                 prompt_token_ids=request.token_ids,
-                choices=tuple(
-                    self._choice(ends[i], tallies[i], told[i])
-                    for i in (state.prefix.sequence_id for state in run)
-                ),
+                choices=tuple(self._choice(ended[state.prefix.sequence_id]) for state in group),
                 seed=request.seed,
             )
-            for request, run in zip(requests, runs, strict=True)
+            for request, group in zip(requests, groups, strict=True)
         ]
         return outputs[0] if single else outputs
 
@@ -351,15 +372,16 @@ class SpeculativeDecoder:
     ) -> Iterator[StreamEvent]:
         """Decode prompts, and yield every token as soon as its round is over.
 
-        Requests are checked when this is called. Closing the iterator frees what it held.
+        Requests are checked when this is called. Until it ends or is closed the iterator holds room
+        of the models.
 
         Args:
             prompts: as for `generate`.
             params: as for `generate`.
         """
-        listed: Any = [prompts] if is_single_prompt(prompts) else prompts
-        runs = self._runs(self._parse_all(listed, params))
-        return events(Run.of(self, runs), runs, self.tokenizer)
+        requests = self._parse_all(split_prompts(prompts)[0], params)
+        groups = [request.states(self.claim(request.params.n)) for request in requests]
+        return events(self._steps(groups, "an open stream"), groups, self.tokenizer)
 
     def release(self, states: Iterable[SequenceState], *, discard: bool = False) -> None:
         """Free what the models hold for sequences that will not be stepped again.
@@ -369,35 +391,31 @@ class SpeculativeDecoder:
         """
         prefixes = [state.prefix for state in states]
         if not discard:
-            for learner in self._learners:
-                learner.ended(prefixes)
-        for keeper in self._keepers:
-            keeper.release([prefix.sequence_id for prefix in prefixes], discard=discard)
+            for drafter in self._drafters:
+                drafter.observe_output(prefixes)
+        sequence_ids = [prefix.sequence_id for prefix in prefixes]
+        for runtime in self._runtimes:
+            runtime.release(sequence_ids, discard=discard)
+        for drafter in self._drafters:
+            drafter.release(sequence_ids, discard=discard)
 
-    def _propose(self, prefixes: list[Prefix], plan: DraftPlan, ctx: RoundContext) -> DraftProposal:
-        if self.drafter is None or plan.width == 0:
-            return no_drafts(len(prefixes), self._device)
-        try:
-            proposal = self.drafter.propose(prefixes, plan, ctx)
-            check_proposal(proposal, plan, self.target.vocab_size, self._device)
-        except Exception as error:
-            if error is ctx.request_error or isinstance(error, KeyReuseError):
-                raise
-            raise failed(error, ctx, self.target.vocab_size) from error
-        ctx.forget()
-        return proposal
+    def claim(self, count: int) -> int:
+        """Return the first of `count` fresh sequence ids, consecutive."""
+        with self._counting:
+            self._next_id += count
+            return self._next_id - count
 
-    def _read_ahead(self, batch: Batch, prefixes: list[Prefix], plan: DraftPlan) -> tuple[int, ...]:
-        """Let the target read new prompts before they are drafted from in its own slots."""
-        if self._ahead and plan.width and any(state.round == 0 for state in batch.states):
-            return self._ahead[0].read_ahead(prefixes)
-        return ()
+    def _ended(self, state: SequenceState, drafted: tuple[int, ...]) -> bool:
+        """Whether drafted tokens, were they emitted, would have ended a request."""
+        return reachable_nodes(state, drafted, self.tokenizer) <= len(drafted)
 
-    def _warn(self, failure: DraftFailure) -> None:
-        """Say once that the drafter fails."""
-        if not self._warned:
-            self._warned = True
-            failure.warn(self.drafter)
+    def _steps(self, groups: list[list[SequenceState]], name: str) -> Iterator[StepResult]:
+        scheduler = Scheduler(self, name=name)
+        scheduler.submit(state for group in groups for state in group)
+        owner = {
+            state.prefix.sequence_id: index for index, group in enumerate(groups) for state in group
+        }
+        return naming_request(scheduler, owner)
 
     def _parse(self, prompt: Any, params: Any) -> Request:
         given = SamplingParams() if params is None else params
@@ -412,16 +430,8 @@ class SpeculativeDecoder:
             )
         return [self._parse(*pair) for pair in zip(prompts, params, strict=True)]
 
-    def _runs(self, requests: list[Request]) -> list[list[SequenceState]]:
-        return [request.states(self.claim(request.params.n)) for request in requests]
-
-    def claim(self, count: int) -> int:
-        """The first of `count` fresh sequence ids, consecutive."""
-        with self._lock:
-            self._next_id += count
-            return self._next_id - count
-
-    def _choice(self, state: SequenceState, tally: Tally, logprobs: list[TokenLogprob]) -> Choice:
+    def _choice(self, ended: _Ended) -> Choice:
+        state = ended.state
         assert state.finish_reason is not None
         return Choice(
             index=state.choice,
@@ -429,6 +439,15 @@ class SpeculativeDecoder:
             token_ids=tuple(state.output_ids),
             finish_reason=state.finish_reason,
             depths=state.depths,
-            metrics=tally.metrics(),
-            logprobs=None if state.params.logprobs is None else tuple(logprobs),
+            metrics=ended.tally.metrics(),
+            logprobs=None if state.params.logprobs is None else tuple(ended.logprobs),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A sequence as it was after its last round, and its figures."""
+
+    state: SequenceState
+    tally: Tally
+    logprobs: list[TokenLogprob]

@@ -1,4 +1,4 @@
-"""Loading a target and a draft: the pair that ships, or any two models by path or hub id."""
+"""Load a target and a draft: the demo pair, or any two models by path or hub id."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import outrider_demo as demo
-
+from ..config.validation import integer, text
 from ..drafters.hybrid import HybridDrafter
 from ..drafters.model import ModelDrafter
 from ..drafters.vocabulary.drafter import VocabularyDrafter
-from ..errors import InvalidConfigError, ModelError
-from ..runtimes.transformers.model import TransformersModel
+from ..errors import InvalidConfigError, ModelError, missing, shown
+
+with missing("transformers"):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from ..runtimes.transformers.model import TransformersModel
 
 _LOG = logging.getLogger(__name__)
+_LONGEST_PATH = 1000
 _DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
 
 
@@ -50,61 +53,56 @@ def load(
     target: str | Path = "demo",
     draft: str | Path | None = None,
     *,
-    device: str | None = None,
-    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype = "auto",
     max_sequences: int = 8,
-    compile: bool = False,
 ) -> Pair:
     """Load a target, and a draft to speculate with.
 
     Args:
-        target: "demo" for the pair that ships with the package (no network is used), a local path,
-            or a hub id.
+        target: "demo" for the pair of the `demo` extra (no network is used), a local path, or a hub
+            id.
         draft: the draft model's path or hub id; None loads none, except with "demo". If its
             tokenizer is not the target's, a `VocabularyDrafter` goes between them.
         device: where both live, as torch names it; None takes CUDA if there is any, else the CPU.
-        dtype: of both: "float32", "float64", "bfloat16", "float16", torch's name for one of these,
-            or "auto" for the checkpoints' own. None takes float32 on a CPU and "auto" elsewhere.
+        dtype: of both: "float32", "float64", "bfloat16", "float16", torch's own object for one of
+            these, or "auto" for the checkpoints' own, and float32 for the demo pair.
         max_sequences: how many sequences may be decoded together.
-        compile: whether the forwards of one sequence are compiled, as `TransformersModel` does it:
-            it takes from seconds to minutes, here, and is not done again while decoding.
 
     Raises:
         ModelError: a model cannot be found, read, or decoded speculatively.
         VocabMismatchError: the two models' tokenizers differ, and no token is common to both.
-        InvalidConfigError: the device or dtype is not available.
+        InvalidConfigError: an argument is of the wrong type, or the device is not available.
+        MissingExtraError: a package that this needs is not installed.
     """
-    if not isinstance(compile, bool):
-        raise InvalidConfigError("compile", compile, "True or False")
-    for name, source in (("target", target), ("draft", draft)):
-        if not isinstance(source, str | Path | None):
-            raise InvalidConfigError(name, source, "'demo', a path or a hub id")
+    sources = [_source("target", target), "" if draft is None else _source("draft", draft)]
     place = _device(device)
-    dtype = None if dtype is None else str(dtype).removeprefix("torch.")
-    if dtype is not None and dtype not in _DTYPES:
+    number = str(dtype).removeprefix("torch.")
+    if not isinstance(dtype, str | torch.dtype) or number not in _DTYPES:
         raise InvalidConfigError("dtype", dtype, f"one of {', '.join(_DTYPES)}")
-    number = dtype or ("float32" if place.type == "cpu" else "auto")
+    integer("max_sequences", max_sequences, 1)
     if str(target) == "demo":
-        paths = str(demo.TARGET), str(draft or demo.DRAFT)
-        tokenizer = demo.tokenizer()
-        draft_tokenizer = tokenizer if draft is None else _tokenizer(paths[1])
-    else:
-        paths = _source(target), "" if draft is None else _source(draft)
-        tokenizer = _tokenizer(paths[0])
-        draft_tokenizer = _tokenizer(paths[1]) if paths[1] else None
-    loaded = _model("target", paths[0], place, number, max_sequences, compile)
-    if not paths[1]:
-        return Pair(loaded, None, tokenizer)
-    model = _model("draft", paths[1], place, number, max_sequences, compile)
+        with missing("demo"):
+            import outrider_demo as demo
+        sources = [str(demo.TARGET), sources[1] or str(demo.DRAFT)]
+        number = "float32" if number == "auto" else number
+    for source in filter(None, sources):
+        _refuse_missing(source)
+    tokenizers = [_tokenizer(source) for source in filter(None, sources)]
+    loaded = _model("target", sources[0], place, number, max_sequences)
+    if not sources[1]:
+        return Pair(loaded, None, tokenizers[0])
+    model = _model("draft", sources[1], place, number, max_sequences)
+    tokenizer, draft_tokenizer = tokenizers
     if draft_tokenizer.get_vocab() == tokenizer.get_vocab():
         return Pair(loaded, ModelDrafter(model, loaded.vocab_size), tokenizer)
     drafter = VocabularyDrafter(model, draft_tokenizer, tokenizer, loaded.vocab_size)
     _LOG.info(
         "the tokenizers of target %r (%d tokens) and draft %r (%d tokens) differ and have %d "
         "tokens in common: drafting by %s",
-        paths[0],
+        sources[0],
         len(tokenizer),
-        paths[1],
+        sources[1],
         len(draft_tokenizer),
         drafter.common,
         drafter.match,
@@ -112,36 +110,34 @@ def load(
     return Pair(loaded, drafter, tokenizer)
 
 
-def _device(name: str | None) -> torch.device:
-    if name is None:
+def _device(given: str | torch.device | None) -> torch.device:
+    """Return a device that can be used."""
+    if given is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    expected = "a device torch can use here, such as 'cpu'"
+    if not isinstance(given, str | torch.device):
+        raise InvalidConfigError("device", given, expected)
     try:
-        device = torch.device(name)
+        device = torch.device(given)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise InvalidConfigError(
-            "device", name, f"a device torch can use here, such as 'cpu' ({_first_line(error)})"
-        ) from error
+        expected = f"{expected} ({_first_line(error)})"
+        raise InvalidConfigError("device", given, expected) from error
     return device
 
 
 def _model(
-    role: str,
-    source: str,
-    device: torch.device,
-    dtype: str,
-    max_sequences: int,
-    compile: bool,
+    role: str, source: str, device: torch.device, dtype: str, max_sequences: int
 ) -> TransformersModel:
+    """Load one model."""
     weights = _weights(source, device, dtype)
     try:
-        return TransformersModel(weights, max_sequences=max_sequences, compile=compile)
+        return TransformersModel(weights, max_sequences=max_sequences)
     except ModelError as error:
         raise ModelError(f"the {role} {source!r} cannot be used: {error}") from error
 
 
 def _weights(source: str, device: torch.device, dtype: str) -> Any:
-    _refuse_missing(source)
     try:
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
     except Exception as error:
@@ -153,7 +149,6 @@ def _weights(source: str, device: torch.device, dtype: str) -> Any:
 
 
 def _tokenizer(source: str) -> Any:
-    _refuse_missing(source)
     try:
         return AutoTokenizer.from_pretrained(source)
     except Exception as error:
@@ -163,18 +158,24 @@ def _tokenizer(source: str) -> Any:
         ) from error
 
 
-def _source(given: str | Path) -> str:
-    """As transformers takes it; a `Path` is no hub id, and looks like none."""
-    if not str(given):
-        raise InvalidConfigError("target or draft", given, "'demo', a path or a hub id")
-    return (
-        os.path.expanduser(given) if isinstance(given, str) else str(given.expanduser().absolute())
-    )
+def _source(name: str, given: object) -> str:
+    """Return a source as transformers takes it; a `Path` is no hub id, and looks like none."""
+    expected = "'demo', a path or a hub id"
+    if isinstance(given, Path):
+        return text(name, str(given.expanduser().absolute()))
+    if not text(name, given, expected):
+        raise InvalidConfigError(name, given, expected)
+    return os.path.expanduser(str(given))
 
 
 def _refuse_missing(source: str) -> None:
-    """A path that is not there is no hub id: one slash at most, and none at the ends."""
+    """Refuse a path that is not there: it is no hub id, with one slash at most."""
     path = Path(source)
+    if "\0" in source or len(source) > _LONGEST_PATH:
+        raise ModelError(
+            f"{shown(source)} of {len(source)} characters cannot be a path; expected a folder with "
+            "config.json, a hub id such as 'owner/name', or 'demo'"
+        )
     if path.is_file():
         raise ModelError(f"{source!r} is a file; expected a folder with config.json, or a hub id")
     like_a_path = source.startswith(".") or source.endswith("/") or "\\" in source

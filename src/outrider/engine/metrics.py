@@ -16,8 +16,8 @@ from math import sqrt
 
 from ..types.records import RoundRecord
 
-_TOLD = 0.1
-"""The share of a ceiling that was reached is told as a figure if it is known to within this."""
+_KNOWN_TO = 0.1
+"""A share of a ceiling is printed as a figure if it is known to within this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,7 @@ class SpeculationMetrics:
         draft_s: seconds spent proposing.
         target_s: seconds spent in the target's forward passes.
         total_s: seconds spent in rounds.
-        draft_failures: rounds in which the drafter failed, for whichever row, counted once each;
-            they went on with what was left of the drafts.
+        draft_failures: rounds in which the drafter failed.
         lossy: whether the output's distribution was allowed to differ from the target's.
         ceiling: the most tokens that any lossless verifier emits on average in a round that drafts
             as these rounds did (on chains the sum of the block recursion's p_i, on trees of point
@@ -75,11 +74,11 @@ class SpeculationMetrics:
     first_ceiling_share_error: float | None = None
 
     def __str__(self) -> str:
-        lines = [*_told_of_drafts(self), _told_of_speed(self)]
+        lines = [*_draft_lines(self), _speed_line(self)]
         if not self.lossy:
             return "\n".join(lines)
-        told = "\n".join(f"lossy: {line}" for line in lines)
-        return f"lossy: the output's distribution is not the target's\n{told}"
+        labelled = "\n".join(f"lossy: {line}" for line in lines)
+        return f"lossy: the output's distribution is not the target's\n{labelled}"
 
     @property
     def ceiling_interval(self) -> tuple[float, float] | None:
@@ -148,8 +147,8 @@ class SpeculationMetrics:
         return self.emitted / self.total_s if self.total_s > 0 else None
 
 
-def _told_of_drafts(metrics: SpeculationMetrics) -> list[str]:
-    """What became of the drafts, and of their ceilings where some are known."""
+def _draft_lines(metrics: SpeculationMetrics) -> list[str]:
+    """Describe what became of the drafts, and their ceilings where some are known."""
     rate, length = metrics.acceptance_rate, metrics.acceptance_length
     if rate is None or length is None:
         lines = ["draft acceptance = none (nothing was drafted)"]
@@ -165,7 +164,7 @@ def _told_of_drafts(metrics: SpeculationMetrics) -> list[str]:
                 f"estimated ceiling = {metrics.ceiling:.2f} +- {1.96 * metrics.ceiling_error:.2f} "
                 "tokens a round, the most that any lossless verification emits on average from "
                 "such drafts"
-                + _told_of_share(metrics.ceiling_share, metrics.ceiling_share_error, metrics.lossy)
+                + _share_text(metrics.ceiling_share, metrics.ceiling_share_error, metrics.lossy)
             )
         if metrics.first_ceiling is not None and metrics.first_ceiling_error is not None:
             share, error = metrics.first_ceiling_share, metrics.first_ceiling_share_error
@@ -173,27 +172,27 @@ def _told_of_drafts(metrics: SpeculationMetrics) -> list[str]:
                 f"estimated ceiling = {metrics.first_ceiling:.3f} +- "
                 f"{1.96 * metrics.first_ceiling_error:.3f} for the share of rounds that keep a "
                 f"token ({metrics.per_position[0]:.3f} did)"
-                + _told_of_share(share, error, metrics.lossy)
+                + _share_text(share, error, metrics.lossy)
             )
     if metrics.draft_failures:
         failed = _counted(metrics.draft_failures, "round")
-        lines.append(f"the drafter failed in {failed}, which went on with what was left")
+        lines.append(f"the drafter failed in {failed}; those requests went on without drafts")
     return lines
 
 
-def _told_of_share(share: float | None, error: float | None, lossy: bool) -> str:
-    """What share of a ceiling was reached; of zero there is none."""
+def _share_text(share: float | None, error: float | None, lossy: bool) -> str:
+    """Describe what share of a ceiling was reached; of zero there is none."""
     if share is None:
         return ""
-    if error is None or 1.96 * error > _TOLD:
-        return "; more rounds would tell how much of it was reached"
+    if error is None or 1.96 * error > _KNOWN_TO:
+        return "; more rounds are needed to say how much of it was reached"
     if share > 1 >= share - 1.96 * error and not lossy:
         return f"; all of it was reached, within the estimate's error (+- {1.96 * error:.1%})"
     return f"; {share:.1%} +- {1.96 * error:.1%} of it was reached"
 
 
-def _told_of_speed(metrics: SpeculationMetrics) -> str:
-    """How fast tokens came."""
+def _speed_line(metrics: SpeculationMetrics) -> str:
+    """Describe how fast tokens came."""
     speed, rounds = metrics.tokens_per_s or 0.0, max(metrics.rounds, 1)
     return (
         f"{_counted(metrics.emitted, 'token')} in {metrics.total_s:.2f} s = {speed:.1f} tokens/s, "
@@ -270,7 +269,7 @@ class Tally:
     """
 
     def __init__(self, *, lossy: bool = False) -> None:
-        self._lossy = lossy
+        self.lossy = lossy
         self._ceilings = _Ceilings()
         self._first_ceilings = _Ceilings()
         self._rows: Counter[tuple[int, int, int, int]] = Counter()
@@ -322,7 +321,7 @@ class Tally:
             target_s=self._target_s,
             total_s=self._total_s,
             draft_failures=self._failures,
-            lossy=self._lossy,
+            lossy=self.lossy,
             ceiling=most,
             ceiling_error=most_error,
             ceiling_share_error=most_share_error,

@@ -1,4 +1,4 @@
-"""What a request gives back."""
+"""The results of a request, whole and as they stream."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Choice:
         text: the continuation without special tokens, None if the decoder has no tokenizer.
         token_ids: the emitted tokens, a stop token included.
         finish_reason: "stop" or "length".
-        depths: tokens drafted in each round.
+        depths: one integer a round: n for n tokens drafted by a model, -n for n looked up.
         metrics: of the rounds this choice was in.
         logprobs: of its tokens, if they were asked for.
     """
@@ -70,7 +70,7 @@ class GenerationOutput:
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """Tokens drafted in each of the first choice's rounds."""
+        """What the first choice's rounds drafted; see `Choice`."""
         return self.choices[0].depths
 
     @property
@@ -88,7 +88,8 @@ class StreamEvent:
         choice: index among the n continuations.
         token_id: the token.
         text: what became readable with it; "" while a character is incomplete, None without a
-            tokenizer.
+            tokenizer. The texts of a choice's events join to its text. Only the last one may hold
+            half a character, as U+FFFD, where `max_tokens` cuts inside one.
         origin: "draft" if it was drafted and accepted, "correction" if it replaced a rejected
             draft, "bonus" if it followed drafts that were all accepted, none at all included.
         position: index among the emitted tokens, from 0.

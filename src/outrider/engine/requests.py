@@ -1,9 +1,10 @@
-"""The door: prompts and parameters come in as users write them, and leave as sequence states."""
+"""Validate prompts and parameters as users write them, and make sequence states of them."""
 
 from __future__ import annotations
 
+import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +13,15 @@ from numpy.typing import NDArray
 
 from ..config.params import SamplingParams
 from ..config.processors import forked
+from ..config.validation import integers, plain, text
 from ..errors import ContextLengthError, EmptyPrefixError, InvalidConfigError, TokenOutOfRangeError
-from ..random.chance import stream_key
+from ..random import stream_key
 from ..sampling.grammar import Grammar, Grammars
 from ..types.protocols import Tokenizer
 from ..types.records import Prefix, SequenceState
 
 Prompt = str | Sequence[int]
+"""A text, or token ids; also what a tokenizer returns of one text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +30,7 @@ class Limits:
 
     Attributes:
         vocab_size: the target's.
-        max_length: the shortest context of the models, None if unbounded.
-        shortest: whose context that is: "target" or "draft".
+        max_length: the target's context in tokens, None if unbounded.
         eos_token_ids: tokens that end a sequence.
         drafts: whether there is anything to draft with.
         mixes: whether a drafted token may be kept that the target would never draw.
@@ -36,7 +38,6 @@ class Limits:
 
     vocab_size: int
     max_length: int | None
-    shortest: str
     eos_token_ids: frozenset[int]
     drafts: bool
     mixes: bool = False
@@ -58,7 +59,7 @@ class Request:
     prediction: NDArray[np.int64] | None = None
 
     def states(self, first_id: int) -> list[SequenceState]:
-        """The starting state of each of its n choices, with sequence ids from `first_id`."""
+        """Return the starting state of each of its n choices, with sequence ids from `first_id`."""
         key = stream_key(self.seed, self.token_ids)
         return [
             SequenceState(
@@ -76,34 +77,53 @@ class Request:
         ]
 
 
-def is_single_prompt(prompts: Any) -> bool:
-    """Whether this is one prompt, text or token ids, and not a list of prompts.
+def split_prompts(prompts: Any) -> tuple[list[Any], bool]:
+    """Split what a user gives into prompts.
 
-    An empty list is one of no prompts; an empty array is a prompt of no tokens.
+    A list holds a prompt each, and so do the rows of what a tokenizer returns of several texts, or
+    of an array [1, L]. Padding is left out where an `attention_mask` says so. An array of several
+    rows without one is refused: its padding would be taken for text.
+
+    Args:
+        prompts: one prompt, or several.
+
+    Returns:
+        The prompts, each a text or token ids, and whether it was one alone.
 
     Raises:
         InvalidConfigError: it is neither.
     """
-    if isinstance(prompts, str):
-        return True
-    try:
-        if len(prompts) == 0:
-            return not isinstance(prompts, Sequence)
-        first: Any = prompts[0]
-    except (TypeError, KeyError):
+    given = _unpadded("prompts", prompts) if isinstance(prompts, Mapping) else prompts
+    if isinstance(given, str):
+        return [given], True
+    listed = plain(given)
+    if not isinstance(listed, Sequence):
         raise InvalidConfigError(
             "prompts", prompts, "a text, a sequence of token ids, or a list of those"
-        ) from None
-    return not (isinstance(first, str | Sequence) or np.ndim(first) > 0)
+        )
+    if not listed:
+        return ([], False) if listed is given else ([listed], True)
+    first: Any = listed[0]
+    if not isinstance(first, str | Mapping | Sequence) and np.ndim(first) == 0:
+        return [listed], True
+    if listed is not given and len(listed) > 1 and not isinstance(first, str):
+        raise InvalidConfigError(
+            "prompts",
+            prompts,
+            "a list of prompts, or all that the tokenizer returned, whose attention_mask says "
+            "which tokens are padding",
+            given=f"prompts are an array of {len(listed)} rows, which may be padded",
+        )
+    return list(listed), False
 
 
 def parse_request(
     prompt: Any, params: Any, tokenizer: Tokenizer | None, limits: Limits, grammars: Grammars
 ) -> Request:
-    """Check one prompt and its parameters against the models' limits.
+    """Check one prompt and its parameters against the target's limits.
 
     Args:
-        prompt: text or token ids.
+        prompt: text, token ids, or what a tokenizer returned of one text.
         params: its parameters.
         tokenizer: the decoder's.
         limits: what it has to fit.
@@ -112,14 +132,14 @@ def parse_request(
     Raises:
         EmptyPrefixError: the prompt has no tokens.
         TokenOutOfRangeError: the prompt or a parameter has an id outside the vocabulary.
-        ContextLengthError: prompt and `max_tokens` do not fit the context together.
+        ContextLengthError: prompt and `max_tokens` do not fit the target's context together.
         InvalidConfigError: the prompt is text without a tokenizer, or neither text nor ids; or no
             text has the form asked for, or none that the other parameters allow, or they forbid
             every token; or a processor cannot be copied.
     """
     if not isinstance(params, SamplingParams):
         raise InvalidConfigError("params", params, "SamplingParams, or a list with one a prompt")
-    ids = _token_ids(prompt, tokenizer)
+    ids = token_ids(prompt, tokenizer)
     if not ids:
         raise EmptyPrefixError(
             f"the prompt {prompt!r} has no tokens; give at least one, for instance the tokenizer's "
@@ -127,7 +147,7 @@ def parse_request(
         )
     expected = None
     if params.prediction is not None:
-        expected = _token_ids(params.prediction, tokenizer, "prediction")
+        expected = token_ids(params.prediction, tokenizer, "prediction")
         if isinstance(params.prediction, str) and tokenizer is not None:
             expected = _text_alone(expected, tokenizer)
     check_tokens(limits.vocab_size, params, prompt=ids, prediction=expected or ())
@@ -136,7 +156,7 @@ def parse_request(
         remedy = f"use max_tokens <= {room}" if room > 0 else "shorten the prompt"
         raise ContextLengthError(
             f"the prompt has {len(ids)} tokens and max_tokens={params.max_tokens}; together they "
-            f"exceed the {limits.shortest}'s context of {limits.max_length} tokens; {remedy}"
+            f"exceed the target's context of {limits.max_length} tokens; {remedy}"
         )
     if params.stop and tokenizer is None:
         raise InvalidConfigError(
@@ -241,7 +261,7 @@ def _check_forks(params: SamplingParams) -> None:
 
 
 def _text_alone(ids: tuple[int, ...], tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Token ids without those at both ends that have no text, which a tokenizer puts around it."""
+    """Drop the token ids at both ends that have no text, which a tokenizer puts around it."""
     first, end = 0, len(ids)
     while first < end and not tokenizer.decode([ids[first]], skip_special_tokens=True):
         first += 1
@@ -250,17 +270,50 @@ def _text_alone(ids: tuple[int, ...], tokenizer: Tokenizer) -> tuple[int, ...]:
     return ids[first:end]
 
 
-def _token_ids(prompt: Any, tokenizer: Tokenizer | None, name: str = "prompt") -> tuple[int, ...]:
-    if isinstance(prompt, str):
-        if tokenizer is None:
-            raise InvalidConfigError(
-                name, prompt, "token ids, because the decoder was made without a tokenizer"
-            )
-        return tuple(tokenizer.encode(prompt))
+def token_ids(prompt: Any, tokenizer: Tokenizer | None, name: str = "prompt") -> tuple[int, ...]:
+    """Return the token ids of a prompt: of a text, a sequence of ids, or a tokenizer's result.
+
+    A text that begins with the beginning-of-text token, as chat templates write it, gets no second
+    one from the tokenizer.
+
+    Args:
+        prompt: the prompt.
+        tokenizer: the decoder's.
+        name: what the message calls it.
+
+    Raises:
+        InvalidConfigError: it is none of these, or text without a tokenizer, or no text that UTF-8
+            can write.
+    """
+    if not isinstance(prompt, str):
+        found = _unpadded(name, prompt) if isinstance(prompt, Mapping) else plain(prompt)
+        one_row = isinstance(found, Sequence) and len(found) == 1 and np.ndim(found[0]) > 0
+        expected = "a text, a flat sequence of integer token ids, or a tokenizer's result of one"
+        return integers(name, found[0] if one_row else found, -math.inf, expected)
+    if tokenizer is None:
+        raise InvalidConfigError(
+            name, prompt, "token ids, because the decoder was made without a tokenizer"
+        )
+    ids = tuple(tokenizer.encode(text(name, prompt)))
+    first = getattr(tokenizer, "bos_token", None)
+    twice = ids[:2] == (getattr(tokenizer, "bos_token_id", None),) * 2
+    return ids[1:] if twice and first and prompt.startswith(first) else ids
+
+
+def _unpadded(name: str, encoding: Mapping[str, Any]) -> Any:
+    """Return a tokenizer's input_ids, without what its attention_mask leaves out."""
     try:
-        ids = np.asarray(prompt)
-    except (TypeError, ValueError):
-        ids = np.empty((0, 0))
-    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-        raise InvalidConfigError(name, prompt, "a text or a flat sequence of integer token ids")
-    return tuple(int(token) for token in ids)
+        ids, mask = encoding["input_ids"], plain(encoding.get("attention_mask"))
+        if mask is None:
+            return ids
+        ids = plain(ids)
+        if ids and np.ndim(ids[0]) > 0:
+            return [_kept(*both) for both in zip(ids, mask, strict=True)]
+        return _kept(ids, mask)
+    except (KeyError, TypeError, ValueError):
+        expected = "input_ids and an attention_mask of the same shape, as a tokenizer returns them"
+        raise InvalidConfigError(name, list(encoding), expected) from None
+
+
+def _kept(ids: Any, mask: Any) -> list[Any]:
+    return [token for token, real in zip(plain(ids), plain(mask), strict=True) if real]

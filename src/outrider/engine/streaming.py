@@ -1,4 +1,4 @@
-"""Rounds as they happen, token by token."""
+"""Turn rounds, as they happen, into events of one token each."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ..types.protocols import Tokenizer
 from ..types.records import SequenceState
-from .batch import Step
+from .batch import StepResult
+from .detokenize import StreamDecoder
 from .outputs import StreamEvent
 from .stopping import final_text
-from .text import StreamDecoder
 
 
 def events(
-    steps: Iterable[Step], requests: Sequence[Sequence[SequenceState]], tokenizer: Tokenizer | None
+    steps: Iterable[StepResult],
+    requests: Sequence[Sequence[SequenceState]],
+    tokenizer: Tokenizer | None,
 ) -> Iterator[StreamEvent]:
-    """Every token of some requests as soon as its round is over.
+    """Yield every token of some requests as soon as its round is over.
 
     Args:
         steps: the rounds.
@@ -43,7 +45,7 @@ def events(
                         if last
                         else decoder.push(token)
                     )
-                told = step.logprobs[row][index] if step.logprobs[row] else None
+                entry = step.logprobs[row][index] if step.logprobs[row] else None
                 yield StreamEvent(
                     request=owner[sequence_id],
                     choice=state.choice,
@@ -53,6 +55,6 @@ def events(
                     position=first + index,
                     round=state.round - 1,
                     finish_reason=state.finish_reason if last else None,
-                    logprob=None if told is None else told.logprob,
-                    top_logprobs=None if told is None else told.top,
+                    logprob=None if entry is None else entry.logprob,
+                    top_logprobs=None if entry is None else entry.top,
                 )

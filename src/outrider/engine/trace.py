@@ -20,7 +20,7 @@ from ..types.records import RoundRecord
 from .metrics import SpeculationMetrics, Tally
 
 FORMAT = "outrider trace"
-VERSION = 3
+VERSION = 4
 
 _LARGEST = sys.float_info.max
 _FIELDS = tuple(field.name for field in fields(RoundRecord))
@@ -182,7 +182,7 @@ class _Line:
                 self.refuse(f"{name} is {shown(found)}", f"a list of {expected}")
             if len(found) != len(rows):
                 self.refuse(f"{name} has {len(found)} entries", f"{len(rows)}, one for each row")
-            values[name] = tuple(map(tuple, found) if name == "entropies" else found)
+            values[name] = tuple(map(tuple, found) if name == "confidence" else found)
         for name in ("draft_s", "target_s", "total_s", "plan_s"):
             if not _is_number(values[name]):
                 self.refuse(f"{name} is {shown(values[name])}", "a number of seconds")
@@ -243,8 +243,12 @@ def _is_ceiling(value: object) -> bool:
     return value is None or _is_number(value)
 
 
-def _is_entropies(value: object) -> bool:
+def _is_numbers(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_number, value))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 _COUNTS = (_is_count, "integers >= 0")
@@ -259,8 +263,7 @@ _PER_ROW: dict[str, tuple[Callable[[object], bool], str]] = {
     "bonus": _BOOLS,
     "ceiling": _CEILINGS,
     "first_ceiling": _CEILINGS,
-    "looked_up": _BOOLS,
-    "ended": _BOOLS,
-    "entropies": (_is_entropies, "lists of numbers >= 0"),
+    "sources": (_is_text, "names"),
+    "confidence": (_is_numbers, "lists of numbers >= 0"),
     "cached": _COUNTS,
 }

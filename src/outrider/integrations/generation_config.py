@@ -1,4 +1,4 @@
-"""What a transformers `GenerationConfig` means, as sampling parameters.
+"""Translate a transformers `GenerationConfig` into sampling parameters.
 
 What a setting asks for is done, or refused with its name; nothing is passed over. Two kinds of
 settings ask for nothing here: those of caches and compilation, and those of transformers' own
@@ -8,13 +8,15 @@ assisted generation.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor
-from transformers import GenerationConfig, NoRepeatNGramLogitsProcessor
-
 from ..config.params import SamplingParams
-from ..errors import InvalidConfigError
+from ..config.validation import integer, integers, plain, texts, token_sequences
+from ..errors import InvalidConfigError, missing
+
+with missing("transformers"):
+    from transformers import GenerationConfig, NoRepeatNGramLogitsProcessor
 
 REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "num_beams": ((1,), "1; beam search has no distribution of the next token that could be kept"),
@@ -62,7 +64,7 @@ REFUSED_IN_SAMPLING: dict[str, tuple[tuple[object, ...], str]] = {
 def from_generation_config(
     generation_config: GenerationConfig, *, prompt_length: int | None = None, **overrides: Any
 ) -> SamplingParams:
-    """The sampling parameters that mean what a transformers `GenerationConfig` means.
+    """Make the sampling parameters that mean what a transformers `GenerationConfig` means.
 
     Settings left None mean transformers' defaults: greedy, 20 new tokens, top_k 50 when sampling,
     and the model's own end-of-sequence tokens.
@@ -74,7 +76,8 @@ def from_generation_config(
         overrides: fields of `SamplingParams` to set otherwise, `seed` for instance.
 
     Raises:
-        InvalidConfigError: a setting cannot be honoured; the message names it and a remedy.
+        InvalidConfigError: a setting cannot be honoured, or has a value of the wrong type; the
+            message names it and a remedy.
     """
     if not isinstance(generation_config, GenerationConfig):
         raise InvalidConfigError(
@@ -85,25 +88,24 @@ def from_generation_config(
     eos = token_ids(asked.eos_token_id)
     biases, words = _biases(asked)
     # A word that is an end-of-sequence token alone is left out, as transformers does.
-    words += [
-        tuple(word) for word in asked.bad_words_ids or () if list(word) not in [[e] for e in eos]
-    ]
-    words += [(token,) for token in plain(asked.suppress_tokens) or ()]
+    forbidden = _read(asked, token_sequences, "bad_words_ids") or ()
+    words += [word for word in forbidden if word not in [(token,) for token in eos]]
+    words += [(token,) for token in _read(asked, integers, "suppress_tokens") or ()]
     fields: dict[str, Any] = {
         "temperature": 0,
         "max_tokens": 20,
         "repetition_penalty": _or(asked.repetition_penalty, 1.0),
         "logit_bias": biases,
         "bad_words": tuple(words),
-        "stop": _or(asked.stop_strings, ()),
+        "stop": _read(asked, texts, "stop_strings") or (),
         "stop_token_ids": eos,
         "ignore_eos": bool(eos),
-        "n": _or(asked.num_return_sequences, 1),
+        "n": _or(_read(asked, integer, "num_return_sequences", low=1), 1),
     }
-    if asked.no_repeat_ngram_size:
+    repeated = _read(asked, integer, "no_repeat_ngram_size", low=0)
+    if repeated:
         # It forbids tokens only, so that its place among the others that do does not matter.
-        repeated = NoRepeatNGramLogitsProcessor(asked.no_repeat_ngram_size)
-        fields["logits_processors"] = (repeated,)
+        fields["logits_processors"] = (NoRepeatNGramLogitsProcessor(repeated),)
     if asked.do_sample:
         _refuse(asked, REFUSED_IN_SAMPLING)
         fields |= {
@@ -112,17 +114,18 @@ def from_generation_config(
             "top_p": _or(asked.top_p, 1.0),
             "min_p": _or(asked.min_p, 0.0),
         }
+    most = _read(asked, integer, "max_new_tokens", low=1)
+    longest = _read(asked, integer, "max_length", low=0)
     if "max_tokens" in overrides:
-        fields["max_tokens"] = overrides["max_tokens"]
-    elif asked.max_new_tokens is not None:
-        fields["max_tokens"] = asked.max_new_tokens
-    elif asked.max_length is not None:
-        fields["max_tokens"] = asked.max_length - _known(
-            "max_length", asked.max_length, prompt_length
-        )
-    least = asked.min_new_tokens
-    if least is None and asked.min_length:
-        least = max(0, asked.min_length - _known("min_length", asked.min_length, prompt_length))
+        fields["max_tokens"] = integer("max_tokens", overrides["max_tokens"], 1)
+    elif most is not None:
+        fields["max_tokens"] = most
+    elif longest is not None:
+        fields["max_tokens"] = longest - _known("max_length", longest, prompt_length)
+    least = _read(asked, integer, "min_new_tokens", low=0)
+    shortest = _read(asked, integer, "min_length", low=0)
+    if least is None and shortest:
+        least = max(0, shortest - _known("min_length", shortest, prompt_length))
     if least and asked.stop_strings and "stop" not in overrides:
         raise InvalidConfigError(
             "min_new_tokens",
@@ -136,10 +139,17 @@ def from_generation_config(
 
 
 def _refuse(asked: Any, table: dict[str, tuple[tuple[object, ...], str]]) -> None:
+    """Refuse settings that ask for what cannot be honoured."""
     for field, (neutral, remedy) in table.items():
-        value = getattr(asked, field, None)
+        value = plain(getattr(asked, field, None))
         if value is not None and value not in neutral:
             raise InvalidConfigError(field, value, remedy)
+
+
+def _read(asked: Any, check: Callable[..., Any], field: str, **limits: Any) -> Any:
+    """Return a setting, checked; None where it is not set."""
+    value = plain(getattr(asked, field))
+    return None if value is None else check(field, value, **limits)
 
 
 def _known(field: str, value: int, prompt_length: int | None) -> int:
@@ -155,28 +165,29 @@ def _or(value: Any, default: Any) -> Any:
 
 
 def token_ids(given: Any) -> tuple[int, ...]:
-    """Token ids: none, one or several."""
+    """Return an `eos_token_id` as token ids: none, one or several."""
     ids = plain(given)
     if ids is None:
         return ()
-    return tuple(ids) if isinstance(ids, list | tuple) else (ids,)
-
-
-def plain(value: Any) -> Any:
-    """A setting's value, which may be a tensor, without the tensor."""
-    return value.tolist() if isinstance(value, Tensor) else value
+    several = ids if isinstance(ids, list | tuple) else (ids,)
+    return integers("eos_token_id", several, expected="a token id, or several")
 
 
 def sequence_bias(given: Any) -> dict[tuple[int, ...], float]:
-    """A `sequence_bias`, which may be a mapping or a list of pairs, as a mapping."""
-    pairs = given.items() if isinstance(given, dict) else given or ()
-    return {tuple(tokens): bias for tokens, bias in pairs}
+    """Return a `sequence_bias`, which may be a mapping or a list of pairs, as a mapping."""
+    try:
+        pairs = given.items() if isinstance(given, Mapping) else given or ()
+        return {tuple(plain(tokens)): float(bias) for tokens, bias in pairs}
+    except (TypeError, ValueError):
+        expected = "a mapping of token id sequences to numbers, or a list of such pairs"
+        raise InvalidConfigError("sequence_bias", given, expected) from None
 
 
 def _biases(asked: Any) -> tuple[dict[int, float], list[tuple[int, ...]]]:
-    """The biases of single tokens, and the sequences that are forbidden outright."""
+    """Return the biases of single tokens, and the sequences that are forbidden outright."""
     biases, words = {}, []
     for tokens, bias in sequence_bias(asked.sequence_bias).items():
+        integers("sequence_bias", tokens)
         if bias == -math.inf:
             words.append(tokens)
         elif len(tokens) == 1 and abs(bias) <= 100:

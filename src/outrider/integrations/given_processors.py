@@ -1,4 +1,4 @@
-"""The logits processors of a `generate` call: those its settings make, and the caller's own."""
+"""Tell the logits processors that a `generate` call's settings make from the caller's own."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ from transformers import (
 from transformers.generation.logits_process import LogitNormalization, WhisperNoSpeechDetection
 
 from ..config.processors import StatefulProcessor
+from ..config.validation import plain
 from ..errors import InvalidConfigError
 from ..sampling.shaping import called_on_batch
-from .generation_config import plain, sequence_bias
+from .generation_config import sequence_bias
 
 _PROCESSORS: dict[type, tuple[str, str]] = {
     SequenceBiasLogitsProcessor: ("sequence_bias", "sequence_bias"),
@@ -70,7 +71,7 @@ _STATEFUL: tuple[type, ...] = (*_OTHER_ROWS, SynthIDTextWatermarkLogitsProcessor
 
 
 def custom_processors(processors: Sequence[Any], asked: GenerationConfig) -> list[Any]:
-    """The logits processors that the settings do not cover, in the order that they are applied in.
+    """Return the logits processors that the settings do not cover, in their order.
 
     transformers applies them after those that settings make and before temperature and filters,
     which is where `SamplingParams.logits_processors` stand. One of a type that a setting makes,
@@ -138,7 +139,7 @@ class _OfRow:
 
 
 def of_row(processor: Any, row: int, padding: Tensor) -> _OfRow | StatefulProcessor:
-    """A processor as it is called for one row, whose history begins with `padding` [P].
+    """Return a processor as it is called for one row, whose history begins with `padding` [P].
 
     One that remembers does so for this row alone.
     """

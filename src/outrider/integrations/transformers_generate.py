@@ -1,10 +1,10 @@
-"""Speculative decoding inside transformers' own `model.generate`, as its `custom_generate`."""
+"""Decode speculatively inside transformers' own `model.generate`, as its `custom_generate`."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -19,14 +19,12 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..config.params import SamplingParams, SpeculativeConfig
+from ..drafters.base import Drafter
 from ..drafters.model import ModelDrafter
 from ..engine.decoder import SpeculativeDecoder
-from ..engine.scheduler import Run
+from ..engine.scheduler import Scheduler
 from ..errors import InvalidConfigError
-from ..runtimes.transformers import products
 from ..runtimes.transformers.model import TransformersModel
-from ..runtimes.transformers.support import Setting
-from ..types.protocols import Drafter, Policy
 from .generation_config import from_generation_config, token_ids
 from .given_processors import custom_processors, of_row
 
@@ -42,7 +40,7 @@ def generate_with(
     *,
     max_sequences: int = 8,
 ) -> Callable[..., Any]:
-    """Speculative decoding for `model.generate(..., custom_generate=generate_with(draft_model))`.
+    """Make a decoding method for `model.generate(..., custom_generate=generate_with(draft_model))`.
 
     The generation config is honoured, or refused by name. Stopping criteria are asked after every
     token, for each row by itself, with `scores` None. Logits processors of the caller's own are
@@ -53,28 +51,27 @@ def generate_with(
     `streamer`, `assistant_model` or `tokenizer`; stop strings are passed as a `StopStringCriteria`.
 
     The models' caches are kept from call to call, not what is in them, so that weights may change
-    in between. Both models are in evaluation mode during a call, and are given their mode and
-    their attention implementation back after it.
+    in between. The models themselves are left as they are.
 
     Args:
-        draft_model: a transformers model of the target's tokenizer, or any drafter, such as
-            `NgramDrafter()`; None decodes plainly.
+        draft_model: a transformers model of the target's vocabulary, or any drafter, such as
+            `NgramDrafter()`; None decodes plainly. Where only the padding of the vocabularies
+            differs, `ModelDrafter(TransformersModel(draft), vocab_size=...)` aligns them.
         config: how speculation is done.
         max_sequences: how many rows are decoded together; the others wait.
 
     Returns:
         A function that transformers calls. It returns int64 [B * n, L], prompts and new tokens, or
-        a `GenerateDecoderOnlyOutput` that holds them.
+        a `GenerateDecoderOnlyOutput` with these `sequences` and nothing else: `past_key_values` and
+        its other fields are None.
 
     Raises:
+        VocabMismatchError: (the function) the draft's vocabulary is of another size.
         InvalidConfigError: (the function) a setting, a logits processor or an input cannot be
             honoured.
         ModelError: (the function) a model cannot be decoded speculatively.
     """
-    speculation = config or SpeculativeConfig()
-    target_loan, draft_loan = _Loan(max_sequences), _Loan(max_sequences)
-    # Costs are measured at the first call, and kept for the next of the same model.
-    known: list[tuple[TransformersModel, Policy]] = []
+    decoders = _Decoders(draft_model, config or SpeculativeConfig(), max_sequences)
 
     def decode(
         model: PreTrainedModel,
@@ -101,16 +98,8 @@ def generate_with(
             raise InvalidConfigError(
                 "pad_token_id", None, "a token id, because rows may end at different lengths"
             )
-        with ExitStack() as loans:
-            target = loans.enter_context(target_loan.of(model))
-            drafter = draft_model
-            if isinstance(draft_model, PreTrainedModel):
-                lent = loans.enter_context(draft_loan.of(draft_model))
-                drafter = ModelDrafter(lent, target.vocab_size)
-            policy = next((kept for owner, kept in known if owner is target), None)
-            decoder = SpeculativeDecoder(target, drafter, config=speculation, policy=policy)
-            known[:] = [(target, decoder.policy)]
-            outputs = _Rows(decoder, input_ids, prompts, params, criteria, custom).outputs()
+        decoder = decoders.of(model)
+        outputs = _Rows(decoder, input_ids, prompts, params, criteria, custom).outputs()
         width = max(map(len, outputs))
         rows = [[*tokens, *[pad] * (width - len(tokens))] for tokens in outputs]
         sequences = torch.cat([input_ids, input_ids.new_tensor(rows)], 1)
@@ -121,43 +110,47 @@ def generate_with(
     return decode
 
 
-class _Loan:
-    """A model's adapter, with the model as it was after each use: attention, products, mode."""
+class _Decoders:
+    """Keeps the decoder of the last model, with what it has learnt of costs and acceptance.
 
-    def __init__(self, max_sequences: int) -> None:
+    Args:
+        draft: a transformers model, a drafter, or None.
+        config: how speculation is done.
+        max_sequences: how many rows are decoded together.
+    """
+
+    def __init__(
+        self,
+        draft: PreTrainedModel | Drafter | None,
+        config: SpeculativeConfig,
+        max_sequences: int,
+    ) -> None:
+        self._draft = draft
+        self._config = config
         self._max_sequences = max_sequences
-        self._adapter: TransformersModel | None = None
-        self._made_for: tuple[object, ...] = ()
-        self._attention = ""
-        self._ways = products.USUAL
+        self._runtimes: list[TransformersModel] = []
+        self._decoder: SpeculativeDecoder | None = None
+        self._made_for: list[object] = []
 
-    @contextmanager
-    def of(self, hf_model: PreTrainedModel) -> Iterator[TransformersModel]:
-        """The adapter of a model, the last one if it still fits."""
-        before = Setting(hf_model)
-        wanted = (hf_model, hf_model.device, hf_model.dtype)
-        try:
-            if self._adapter is None or self._made_for != wanted:
-                adapter = TransformersModel(hf_model, max_sequences=self._max_sequences)
-                # Packing takes longer than it gains a call.
-                found = products.ways_of(hf_model)
-                self._ways = products.Ways(found.single, found.few)
-                products.remove(hf_model, but=before.few_rows)
-                products.install(hf_model, self._ways, packs=False)
-                self._adapter = adapter
-                self._made_for = wanted
-                self._attention = hf_model.config._attn_implementation
-            else:
-                hf_model.eval()
-                hf_model.set_attn_implementation(self._attention)
-                products.install(hf_model, self._ways, packs=False)
-            yield self._adapter
-        finally:
-            before.restore()
+    def of(self, model: PreTrainedModel) -> SpeculativeDecoder:
+        """Return a model's decoder, with nothing left in its cache of earlier calls."""
+        models = [model]
+        if isinstance(self._draft, PreTrainedModel):
+            models.append(self._draft)
+        wanted: list[object] = [part for own in models for part in (own, own.device, own.dtype)]
+        if self._decoder is not None and self._made_for == wanted:
+            for runtime in self._runtimes:
+                runtime.reset()
+            return self._decoder
+        runtimes = [TransformersModel(own, max_sequences=self._max_sequences) for own in models]
+        drafter = ModelDrafter(runtimes[1]) if len(runtimes) > 1 else self._draft
+        self._decoder = SpeculativeDecoder(runtimes[0], drafter, config=self._config)
+        self._runtimes, self._made_for = runtimes, wanted
+        return self._decoder
 
 
 class _Rows:
-    """The rows of one call, decoded to their ends.
+    """Decodes the rows of one call to their ends.
 
     Args:
         decoder: the decoder.
@@ -197,14 +190,15 @@ class _Rows:
         self._outputs: list[list[int]] = [[] for _ in prompts]
 
     def outputs(self) -> list[list[int]]:
-        """The new tokens of each row."""
+        """Return the new tokens of each row."""
         row_of = {state.prefix.sequence_id: row for row, state in enumerate(self._states)}
-        run = Run(self._decoder, self._states, discard=True)
-        with closing(iter(run)) as rounds:
+        scheduler = Scheduler(self._decoder, discard=True)
+        scheduler.submit(self._states)
+        with closing(iter(scheduler)) as rounds:
             for step in rounds:
                 for state, tokens in zip(step.batch.states, step.emitted, strict=True):
                     if self._emit(row_of[state.prefix.sequence_id], tokens):
-                        run.end(state.prefix.sequence_id)
+                        scheduler.cancel(state.prefix.sequence_id)
         return self._outputs
 
     def _emit(self, row: int, tokens: list[int]) -> bool:
@@ -221,7 +215,7 @@ class _Rows:
 
 
 def _custom_criteria(criteria: Sequence[Any], asked: Any) -> list[Any]:
-    """The stopping criteria that the settings do not cover."""
+    """Return the stopping criteria that the settings do not cover."""
     custom = []
     for criterion in criteria:
         if type(criterion) is MaxLengthCriteria:
@@ -249,7 +243,7 @@ def _prompts(
     past_key_values: Any = None,
     **others: Any,
 ) -> list[list[int]]:
-    """The rows of [B, L] without the padding on their left.
+    """Return the rows of [B, L] without the padding on their left.
 
     Raises:
         InvalidConfigError: padding elsewhere, other positions, a filled cache, or inputs beside

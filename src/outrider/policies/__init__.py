@@ -2,57 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 from ..config.params import SpeculativeConfig
-from ..types.protocols import (
-    Drafter,
-    EndsEarly,
-    KnowsCost,
-    LooksUp,
-    Policy,
-    Target,
-    VerifiesRagged,
-)
 from .adaptive import AdaptiveDepth
+from .base import Policy
 from .confidence import ConfidenceDepth
+from .costs import COST_RATIO
 from .fixed import FixedDepth
-from .levels import Levels
+from .shape import Shape
 
-__all__ = ["AdaptiveDepth", "ConfidenceDepth", "FixedDepth", "Levels", "policy_of"]
+__all__ = ["AdaptiveDepth", "ConfidenceDepth", "FixedDepth", "Policy", "Shape", "policy_of"]
 
 
-def policy_of(config: SpeculativeConfig, drafter: Drafter | None, target: Target) -> Policy:
-    """The policy that a configuration asks for.
+class DrafterTraits(Protocol):
+    """What a policy has to know of a drafter; see `outrider.drafters.base.Drafter`."""
+
+    @property
+    def cost_ratio(self) -> float | None:
+        """A draft step beside a plain round of the target; None if that is unknown."""
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether some of its tokens take no step of a model."""
+
+    @property
+    def models(self) -> Sequence[object]:
+        """Models and drafters behind it."""
+
+
+def policy_of(config: SpeculativeConfig, drafter: DrafterTraits | None) -> Policy:
+    """Return the policy that a configuration asks for.
 
     Args:
         config: how speculation is done.
         drafter: what proposes tokens; None for nothing.
-        target: what verifies them.
     """
-    most = 0 if drafter is None else config.deepest
-    levels = Levels(most, config.tree_shape, config.tree_budget)
-    looks_up = isinstance(drafter, LooksUp)
-    cost_ratio = config.cost_ratio
-    if cost_ratio is None:
-        cost_ratio = _cost_ratio(drafter)
-    if config.depth == "fixed" or not most:
-        return FixedDepth(levels, looks_up=looks_up)
+    shape = Shape.of(config)
+    if drafter is None or not shape.deepest:
+        return FixedDepth(Shape(0))
+    if config.depth == "fixed":
+        return FixedDepth(shape)
+    ratios = (config.cost_ratio, drafter.cost_ratio, COST_RATIO)
+    cost_ratio = next(ratio for ratio in ratios if ratio is not None)
     if config.depth == "confidence":
-        return ConfidenceDepth(levels, cost_ratio, looks_up=looks_up)
+        return ConfidenceDepth(shape, cost_ratio, looks_up=drafter.looks_up)
     return AdaptiveDepth(
-        levels,
+        shape,
         cost_ratio,
+        looks_up=drafter.looks_up,
+        has_model=_has_model(drafter),
         coupled=config.verification == "coupled",
-        looks_up=looks_up,
-        ends_early=_ends_early(drafter),
-        # Where a draft is written as text, its first step may be a part of a token.
-        one_first=_ends_early(drafter),
-        ragged=isinstance(target, VerifiesRagged) and target.ragged,
     )
 
 
-def _cost_ratio(drafter: object) -> float | None:
-    return drafter.cost_ratio if isinstance(drafter, KnowsCost) else None
-
-
-def _ends_early(drafter: object) -> bool:
-    return isinstance(drafter, EndsEarly) and drafter.ends_early
+def _has_model(part: object) -> bool:
+    """Return whether a drafter, or one behind it, takes steps of a model."""
+    if not getattr(part, "looks_up", False):
+        return True
+    return any(map(_has_model, getattr(part, "models", ())))

@@ -1,107 +1,102 @@
-"""As far as the draft is sure enough of itself to pay: decided anew before each token.
+"""Draft while the draft is confident: decided anew before each token, without learning.
 
-Method: AdaEDL (Agrawal et al. 2024, "AdaEDL: Early Draft Stopping for Speculative Decoding of Large
-Language Models via an Entropy-based Lower Bound on Token Acceptance Probability", arXiv
-2410.18351): a token drawn from a distribution of entropy H is kept with a chance of about
-1 - sqrt(gamma H) at least. There the chance is held against a threshold that is moved until a
-wanted share of tokens is kept. Here the threshold follows from what a token costs, in closed form,
-so that nothing has to be remembered: another token is drawn if that raises the tokens that the
-round is expected to emit over the time that it is expected to take. As there, a draft ends after
-the token of which it was unsure: how sure it is of the next one is not known before another step.
+Method: AdaEDL (Agrawal et al. 2024, arXiv 2410.18351) takes max(0, 1 - sqrt(0.2 H)), H the entropy
+in nats of the distribution that a token was drawn from, for the probability that it is kept. That
+is a heuristic and no bound: of a target and a draft that have nothing to do with each other, tokens
+are often kept less. AdaEDL compares it with a threshold that is moved until a wanted share is kept;
+here the threshold follows from what a token costs, so that nothing is remembered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..types.records import DraftPlan, RoundRecord, SequenceState
-from .costs import COST_RATIO
-from .levels import Levels, allowed
-
-GAMMA = 0.2
-"""What the bound makes of an entropy in nats: the value of AdaEDL's experiments."""
+from ..types.plan import StopRule
+from ..types.records import DraftPlan, SequenceState
+from .base import Policy
+from .shape import Shape, looked_up_rows, replayed_rows
 
 
-@dataclass(frozen=True, slots=True)
-class WorthDrawing:
-    """Which rows draw one more token: those in which it is expected to pay.
+@dataclass(frozen=True)
+class ConfidenceRule(StopRule):
+    """Draw another token if that raises tokens per second, going by the confidences as they are.
 
-    With chances a_i and a draft step that costs c plain forwards, n tokens in a row emit
-    E(n) = 1 + a_1 + a_1 a_2 + ... and take 1 + n c. The next one, of which the draft is taken to be
-    as sure as of the last, raises their ratio unless a_1 ... a_n a_n (1 + n c) < c E(n).
+    With confidences a_i and a draft step that costs c plain rounds, n tokens in a row emit
+    E(n) = 1 + a_1 + a_1 a_2 + ... and take 1 + n c. The next token's confidence is not known before
+    its step; it is taken to be the last one's. So another is drawn unless
+    a_1 ... a_n a_n (1 + n c) < c E(n). A draft whose logits mean nothing goes on.
 
     Attributes:
-        costs: c for each row, float64 [B]; 0 for one that is never ended.
+        depths: that a model may draft, int64 [B].
+        cost_ratio: c.
+        replayed: rows that repeat a recorded depth, bool [B].
+        looked_up: those of them whose tokens were looked up, bool [B].
     """
 
-    costs: NDArray[np.float64]
+    depths: NDArray[np.int64]
+    cost_ratio: float
+    replayed: NDArray[np.bool_]
+    looked_up: NDArray[np.bool_]
 
-    def __call__(
-        self,
-        entropies: NDArray[np.float64],
-        drafting: NDArray[np.bool_],  # Rows are told apart by their own distributions.
+    @property
+    def model_depth(self) -> NDArray[np.int64]:
+        """The most tokens in a row that a model drafts for each row, int64 [B]."""
+        return self.depths
+
+    def continues(
+        self, confidence: NDArray[np.float64], drafting: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
-        """Whether each row draws another token, bool [B].
-
-        Args:
-            entropies: in nats, of the distributions of its n tokens so far, float64 [B, n]. Of a distribution that
-                means nothing it is NaN, and drafting goes on: verification finds it out.
-            drafting: the rows that may draw another, bool [B].
-        """
-        chances = (1 - np.sqrt(GAMMA * entropies)).clip(min=0)
-        reached = chances.cumprod(1)
+        """Decide which rows draft another token; see `StopRule`."""
+        reached = confidence.cumprod(1)
         tokens = 1 + reached.sum(1)
-        seconds = 1 + entropies.shape[1] * self.costs
-        going: NDArray[np.bool_] = ~(
-            reached[:, -1] * chances[:, -1] * seconds < self.costs * tokens
-        )
+        rounds = 1 + confidence.shape[1] * self.cost_ratio
+        ends = reached[:, -1] * confidence[:, -1] * rounds < self.cost_ratio * tokens
+        going: NDArray[np.bool_] = drafting & (~ends | self.replayed)
         return going
 
+    def kept(
+        self, source: str, confidence: NDArray[np.float64], row: int | None = None
+    ) -> NDArray[np.float64]:
+        """Take a confidence for the probability that the token is kept; see `StopRule`."""
+        del source, row
+        return np.clip(np.nan_to_num(confidence), 0.0, 1.0)
 
-class ConfidenceDepth:
-    """Draft while the draft is sure enough, `num_speculative_tokens` at most.
+    def lookup(self, row: int, reach: NDArray[np.float64]) -> int:
+        """Use looked-up tokens if at least one of them is expected to be kept; see `StopRule`."""
+        if self.replayed[row]:
+            return len(reach) if self.looked_up[row] else 0
+        return len(reach) if not self.depths[row] or reach.sum() >= 1 else 0
 
-    Whether a row draws its next token depends on the tokens before it alone, so that no output's
-    distribution changes; a token that was drawn is verified. Nothing is learnt or measured: a request is
-    drafted alike whatever came before it and whoever shares its batch. One token is drafted at
-    least.
 
-    Looked-up tokens have no entropy, nor has text that a draft of another vocabulary writes: of
-    them as many are proposed as are planned. A request that carries `depths` is drafted as it says
-    while it says anything.
+class ConfidenceDepth(Policy):
+    """Draft while the draft is confident enough to pay, `num_speculative_tokens` at most.
+
+    Nothing is learnt or measured: a request is drafted alike whatever came before it and whoever
+    shares its batch. One token is drafted at least, none where a step costs more than a round.
 
     Args:
-        levels: the shape of a draft: chains.
-        cost_ratio: a draft step beside a plain forward of the target; None for .125. Above 1
-            nothing is drafted.
-        looks_up: whether the drafter chooses between tokens that it looked up and a model's: in a
-            replay it is to choose as it did.
+        shape: of the drafts: chains.
+        cost_ratio: a draft step beside a plain round of the target.
+        looks_up: whether some of the drafter's tokens take no step of a model.
     """
 
-    def __init__(
-        self, levels: Levels, cost_ratio: float | None = None, *, looks_up: bool = False
-    ) -> None:
-        self._levels = levels
+    def __init__(self, shape: Shape, cost_ratio: float, *, looks_up: bool = False) -> None:
+        self._shape = shape
+        self._cost_ratio = cost_ratio
         self._looks_up = looks_up
-        self._cost_ratio = COST_RATIO if cost_ratio is None else cost_ratio
-        self._most = levels.deepest if self._cost_ratio <= 1 else 0
-        self.learns = False
 
-    def plan(self, states: Sequence[SequenceState]) -> DraftPlan:
-        """The most tokens of each sequence's next round, and what ends it before."""
-        own = [allowed(self._most, state) for state in states]
-        asked = self._levels.asked(states)
-        costs = [self._cost_ratio if wanted is None else 0.0 for wanted in asked]
-        rule = WorthDrawing(np.array(costs))
-        if self._looks_up and any(wanted is not None for wanted in asked):
-            return self._levels.replay(own, asked, rule)
-        pairs = zip(own, asked, strict=True)
-        depths = [depth if wanted is None else wanted for depth, wanted in pairs]
-        return self._levels.plan(depths, keep_going=rule)
-
-    def observe(self, states: Sequence[SequenceState], record: RoundRecord) -> None:
-        """Nothing that happens changes it."""
+    def plan(self, knowledge: Any, states: Sequence[SequenceState]) -> DraftPlan:
+        """Plan the most tokens of each state, and what ends a draft before."""
+        del knowledge
+        most, replayed = self._shape.allowed(states), replayed_rows(states)
+        looked_up = looked_up_rows(states)
+        unpaid = (self._cost_ratio > 1) & ~replayed
+        by_model = np.where(looked_up | unpaid, 0, most)
+        depth = most if self._looks_up else np.where(unpaid, 0, most)
+        rule = ConfidenceRule(by_model, self._cost_ratio, replayed, looked_up)
+        return self._shape.plan(depth, rule)

@@ -1,1 +1,27 @@
-"""random."""
+"""All randomness: keyed categorical draws, by a counter-based generator or by enumeration.
+
+Keys say what is drawn and never what came out, so that all of a round's uniforms are made in one
+call before anything is drawn.
+"""
+
+from .categorical import inverse_cdf
+from .draws import Race, RoundDraws
+from .enumerator import Enumerator
+from .keys import DRAFT, POSITION, STOP, TOKEN, position_keys, round_keys, stream_key
+from .philox import Philox4x32, philox4x32
+
+__all__ = [
+    "DRAFT",
+    "POSITION",
+    "STOP",
+    "TOKEN",
+    "Enumerator",
+    "Philox4x32",
+    "Race",
+    "RoundDraws",
+    "inverse_cdf",
+    "philox4x32",
+    "position_keys",
+    "round_keys",
+    "stream_key",
+]

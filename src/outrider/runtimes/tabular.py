@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..errors import DegenerateDistributionError, DistributionWidthError, InvalidConfigError
 from ..types.records import DraftProposal, Prefix, TargetScores
+from .base import Capabilities, Cursor, Runtime
 
 Path = tuple[int, ...]
 """Token ids from the first on."""
@@ -19,7 +20,7 @@ Path = tuple[int, ...]
 Distribution = Callable[[tuple[int, ...]], Sequence[float] | NDArray[np.float64]]
 
 
-class TabularModel:
+class TabularModel(Runtime):
     """A model given by its distribution.
 
     Args:
@@ -39,9 +40,9 @@ class TabularModel:
         self._vocab_size = vocab_size
 
     @property
-    def vocab_size(self) -> int:
-        """Width of the distributions, V."""
-        return self._vocab_size
+    def capabilities(self) -> Capabilities:
+        """Any number of sequences of any length, and trees."""
+        return Capabilities(self._vocab_size, torch.device("cpu"))
 
     def probabilities(self, prefix: tuple[int, ...]) -> NDArray[np.float64]:
         """The distribution [V] of the token after `prefix`, checked."""
@@ -85,7 +86,7 @@ class TabularModel:
         return torch.from_numpy(self.probabilities(prefix)).log()
 
 
-class TabularCursor:
+class TabularCursor(Cursor):
     """A tabular model in the middle of drafting.
 
     It is fed either chains, by `step`, or trees, by `expand`.

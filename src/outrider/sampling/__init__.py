@@ -1,1 +1,1 @@
-"""sampling."""
+"""Logits to distributions: filters, penalties, processors, structured output, log-probabilities."""

@@ -1,4 +1,4 @@
-"""From logits to the distribution a token is drawn from, for a whole batch of differing requests.
+"""Make of logits the distributions that tokens are drawn from, for requests that differ.
 
 The order and the meaning of the filters are transformers': temperature, top-k, top-p, min-p, then
 one renormalisation. Tokens tied with the last one that top-k or top-p keeps are kept as well, so
@@ -44,17 +44,11 @@ class PackedParams:
     top_p: Tensor | None
     min_p: Tensor | None
 
-    @property
-    def unfiltered(self) -> bool:
-        """Whether every row's distribution is the softmax of its logits over its temperature."""
-        filters = (self.greedy, self.top_k, self.top_p, self.min_p)
-        return not self.all_greedy and all(column is None for column in filters)
-
     @staticmethod
     def pack(
         params: Sequence[SamplingParams], vocab_size: int, device: torch.device
     ) -> PackedParams:
-        """Pack the parameters of B requests for distributions over `vocab_size` tokens on `device`."""
+        """Pack the parameters of B requests, for a vocabulary's size and a device."""
         greedy = [p.greedy for p in params]
         if all(greedy):
             return GREEDY
@@ -88,16 +82,16 @@ GREEDY = PackedParams(True, None, None, None, 0, None, None)
 
 
 def distributions(logits: Tensor, params: PackedParams) -> tuple[Distributions, Tensor]:
-    """The distributions that B requests make of logits.
+    """Make the distributions that B requests ask for of logits.
 
     Args:
         logits: [B, V], or [B, M, V] for M positions of each request.
         params: of the B requests.
 
     Returns:
-        The distributions for [B] or [B, M], in max(float32, the logits' dtype), and a witness of that shape:
-        a number that is not finite where a row of logits had NaN, +inf or no finite entry, so that
-        its distribution means nothing.
+        The distributions for [B] or [B, M], in max(float32, the logits' dtype), and a finite
+        check of that shape: a number that is not finite where a row of logits had NaN, +inf or no
+        finite entry, so that its distribution means nothing.
     """
     if params.all_greedy:
         peak, best = logits.max(-1)
@@ -117,7 +111,7 @@ def distributions(logits: Tensor, params: PackedParams) -> tuple[Distributions, 
         unused = top_k == scores.shape[-1]
         scores = scores.masked_fill((scores < floor) & ~unused, -torch.inf)
     probs = scores.softmax(-1)
-    witness = probs[..., 0]
+    check = probs[..., 0]
     if params.top_p is not None or params.min_p is not None:
         floor = torch.zeros_like(probs[..., :1])
         if params.top_p is not None:
@@ -131,9 +125,9 @@ def distributions(logits: Tensor, params: PackedParams) -> tuple[Distributions, 
         probs = probs / total.masked_fill(floor == 0, 1)
     if params.greedy is not None:
         best = logits.argmax(-1, keepdim=True)
-        atom = torch.zeros_like(probs).scatter_(-1, best, 1)
-        probs = torch.where(_per_row(params.greedy, logits), atom, probs)
-    return Distributions(probs=probs), witness
+        one_hot = torch.zeros_like(probs).scatter_(-1, best, 1)
+        probs = torch.where(_per_row(params.greedy, logits), one_hot, probs)
+    return Distributions(probs=probs), check
 
 
 def _per_row(values: Tensor, logits: Tensor) -> Tensor:

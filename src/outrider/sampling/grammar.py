@@ -1,4 +1,4 @@
-"""Which tokens may follow, by a request's grammar: llguidance's matcher, behind a pure function.
+"""Find which tokens may follow, by a request's grammar: llguidance's matcher as a pure function.
 
 A mask depends on nothing but the grammar and the tokens before. What is kept from call to call is
 where two matchers are: one after the tokens emitted so far, one that walks along the drafts. Each
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config.structured import StructuredOutput
-from ..errors import InvalidConfigError
+from ..errors import InvalidConfigError, missing
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -65,7 +65,8 @@ class Grammars:
             InvalidConfigError: the library refuses it, no text fulfils it, or the vocabulary cannot
                 spell any; or there is no tokenizer that could be read.
         """
-        from llguidance import LLMatcher, LLParserLimits
+        with missing("grammar"):
+            from llguidance import LLMatcher, LLParserLimits
 
         if self._vocabulary is None:
             self._vocabulary = self._read()
@@ -85,12 +86,11 @@ class Grammars:
         special = frozenset(t for t in stop_ids if vocabulary.is_special_token(t))
         texts = (stop_ids & self._eos) - special
         grammar = Grammar(asked, matcher, self._vocab_size, end, special | texts, texts)
-        first = grammar.beginning()
-        if first is None:
+        if grammar.only_empty():
             raise InvalidConfigError(
                 field, asked.value, "more than the empty text, which no token of the request ends"
             )
-        if not first.any():
+        if not grammar.first():
             raise InvalidConfigError(
                 field, asked.value, "one that tokens can fulfil: none could be the first"
             )
@@ -98,9 +98,10 @@ class Grammars:
 
     def _read(self) -> tuple[LLTokenizer, int]:
         """The vocabulary, and the id that stands for the end in it."""
-        from llguidance import LLTokenizer
-        from tokenizers import Tokenizer
-        from transformers import PreTrainedTokenizerFast
+        with missing("grammar"):
+            from llguidance import LLTokenizer
+            from tokenizers import Tokenizer
+            from transformers import PreTrainedTokenizerFast
 
         given = self._tokenizer
         backend = given.backend_tokenizer if isinstance(given, PreTrainedTokenizerFast) else given
@@ -196,9 +197,9 @@ class Grammar:
         return Grammar(self.asked, matcher, self._vocab_size, self._end, self._ends, self._texts)
 
     def mask(self, output: Output, drafted: tuple[int, ...] = ()) -> Mask | None:
-        """Which tokens may follow a path: a bit each, uint8 [ceil(V / 8)], the lowest first.
+        """Return which tokens may follow a path: a bit each, uint8 [ceil(V / 8)], lowest first.
 
-        All zeros where the path leads into a dead end; None where no sequence takes it.
+        All zeros where none may; None where a token on the path is refused.
 
         Args:
             output: the tokens emitted so far.
@@ -207,28 +208,22 @@ class Grammar:
         place = self._place(output, drafted)
         return None if place is None else self._allowed(place)
 
-    def beginning(self) -> Mask | None:
-        """Which tokens may come first, as `mask`."""
-        return self._allowed(self._start.copy())
-
     def first(self) -> frozenset[int]:
-        """The tokens that may come first."""
-        mask = self.beginning()
-        assert mask is not None, "grammars that allow nothing are refused"
+        """Return the tokens that may come first."""
+        mask = self._allowed(self._start.copy())
         return frozenset(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
 
-    def takes(self, output: Output, token: int) -> bool:
-        """Whether a token may follow those emitted so far."""
-        mask = self.mask(output)
-        return mask is not None and bool(mask[token >> 3] >> (token & 7) & 1)
-
-    def over(self, output: Output) -> bool:
-        """Whether the text is whole, nothing can follow, and there is no token to say so."""
-        place = None if self._ends else self._place(output)
+    def over(self, output: Output, drafted: tuple[int, ...] = ()) -> bool:
+        """Return whether the text is whole, nothing can follow, and no token can say so."""
+        place = None if self._ends else self._place(output, drafted)
         if place is None:
             return False
         mask, whole = self._following(place)
         return whole and not mask.any()
+
+    def only_empty(self) -> bool:
+        """Return whether the text can only be the empty one, with no token to say so."""
+        return not self._ends and self._following(self._start.copy())[1] and not self.first()
 
     def _place(self, output: Output, drafted: tuple[int, ...] = ()) -> _Place | None:
         """The end of a path, None if a token on it is refused."""
@@ -252,14 +247,11 @@ class Grammar:
             return None
         return self._drafted
 
-    def _allowed(self, place: _Place) -> Mask | None:
-        """The mask after a path, with the tokens that may end it."""
+    def _allowed(self, place: _Place) -> Mask:
+        """Return the mask after a path, with the tokens that may end it."""
         mask, whole = self._following(place)
-        if whole and not self._ends:
-            return mask if mask.any() else None
-        if whole:
-            for token in self._ends:
-                mask[token >> 3] |= 1 << (token & 7)
+        for token in self._ends if whole else ():
+            mask[token >> 3] |= 1 << (token & 7)
         return mask
 
     def _following(self, place: _Place) -> tuple[Mask, bool]:

@@ -6,7 +6,6 @@ are host data (NumPy); tokens, distributions and logits live on the model's devi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,133 +13,57 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config.params import SamplingParams
-from ..sampling.grammar import Grammar
 from . import trees
-from .acceptance import NOTHING_KNOWN, Acceptance
-from .worth import Worth
+from .plan import DraftPlan, DraftTree, RowOutcome, StopRule
+from .prefix import Output, Prefix
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FinishReason = Literal["stop", "length"]
 
-KeepGoing = Callable[[NDArray[np.float64], NDArray[np.bool_]], NDArray[np.bool_]]
-"""See `DraftPlan.keep_going`."""
+MODEL = "model"
+"""The source of a draft whose tokens each took a step of a model."""
 
-
-class _Buffer:
-    """Tokens [capacity] of which the first `fill` are owned by at least one prefix."""
-
-    __slots__ = ("data", "fill")
-
-    def __init__(self, data: NDArray[np.int64], fill: int) -> None:
-        self.data = data
-        self.fill = fill
-
-
-class Prefix:
-    """The tokens of one sequence so far: an append-only integer buffer with a length.
-
-    Prefixes are values: `extended` returns a new prefix and leaves this one as it is. A prefix and
-    its extensions share one buffer as long as they form a single line; the second extension of the
-    same prefix copies.
-
-    Args:
-        sequence_id: names the sequence to models that keep a cache of it.
-        tokens: token ids.
-    """
-
-    __slots__ = ("_buffer", "length", "sequence_id")
-
-    def __init__(self, sequence_id: int, tokens: Iterable[int]) -> None:
-        data = np.fromiter(tokens, dtype=np.int64)
-        self.sequence_id = sequence_id
-        self.length = len(data)
-        self._buffer = _Buffer(data, len(data))
-
-    @property
-    def tokens(self) -> NDArray[np.int64]:
-        """The token ids, int64 [length]. A view: do not write to it."""
-        return self._buffer.data[: self.length]
-
-    def extended(self, tokens: list[int]) -> Prefix:
-        """This prefix followed by `tokens`."""
-        length = self.length + len(tokens)
-        buffer = self._buffer
-        if buffer.fill != self.length or length > len(buffer.data):
-            data = np.empty(max(2 * length, 64), dtype=np.int64)
-            data[: self.length] = self.tokens
-            buffer = _Buffer(data, self.length)
-        buffer.data[self.length : length] = tokens
-        buffer.fill = length
-        longer = Prefix.__new__(Prefix)
-        longer.sequence_id = self.sequence_id
-        longer.length = length
-        longer._buffer = buffer
-        return longer
-
-    def begins(self, other: Prefix) -> bool:
-        """Whether another one's tokens begin with these; not compared if it extends this one."""
-        if self.length > other.length:
-            return False
-        return self._buffer is other._buffer or np.array_equal(
-            self.tokens, other.tokens[: self.length]
-        )
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __repr__(self) -> str:
-        return f"Prefix(sequence_id={self.sequence_id}, tokens={self.tokens.tolist()})"
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """What follows a prompt: the tokens of a prefix from a place on, and others after them.
-
-    Attributes:
-        prefix: the prompt, and what was emitted.
-        start: the prompt's length.
-        more: tokens after them.
-    """
-
-    prefix: Prefix
-    start: int = 0
-    more: tuple[int, ...] = ()
-
-    def __len__(self) -> int:
-        return self.prefix.length - self.start + len(self.more)
-
-    def plus(self, tokens: tuple[int, ...]) -> Output:
-        """This output with more tokens after it."""
-        return Output(self.prefix, self.start, self.more + tokens)
-
-    def since(self, earlier: Output | None) -> list[int] | None:
-        """The tokens after those of an earlier output; None if this one does not go on from it.
-
-        Of an output of an earlier round no more is looked at than what came after it.
-
-        Args:
-            earlier: the other; None for an empty one.
-        """
-        if earlier is None:
-            return [*self.prefix.tokens[self.start :].tolist(), *self.more]
-        if self.start != earlier.start or not earlier.prefix.begins(self.prefix):
-            return None
-        rest = [*self.prefix.tokens[earlier.prefix.length :].tolist(), *self.more]
-        known = len(earlier.more)
-        return rest[known:] if tuple(rest[:known]) == earlier.more else None
+__all__ = [
+    "MODEL",
+    "Children",
+    "Distributions",
+    "DraftPlan",
+    "DraftProposal",
+    "DraftTree",
+    "FinishReason",
+    "Output",
+    "Prefix",
+    "RoundRecord",
+    "RowOutcome",
+    "SequenceState",
+    "StopRule",
+    "TargetScores",
+    "Verdict",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceState:
     """One sequence being decoded: all that the next round may depend on.
 
-    `stream_key` is the 64-bit key of the sequence's randomness, `choice` its index among the `n` of
-    its request, `depths` the number of tokens drafted in each round so far, `acceptance` what a
-    depth policy remembers of them. `processors` are the request's own, those that remember as they
-    stand after the last token's position; `grammar` says which tokens may follow; `prediction` is
-    what the output is expected to be, int64 [m].
+    Attributes:
+        prefix: the prompt and the tokens emitted so far.
+        prompt_length: the number of prompt tokens.
+        params: the request's parameters.
+        stop_ids: the tokens that end the request.
+        stream_key: the 64-bit key of the sequence's randomness.
+        choice: the index among the `n` of its request.
+        depths: one integer for each round so far: the number of tokens drafted in a row by a model,
+            or minus that number if they were looked up.
+        finish_reason: why it ended; None while it goes on.
+        history: what the policy remembers of this sequence, frozen and hashable.
+        processors: the request's logits processors; those with a state as it is after the last
+            token.
+        grammar: says which tokens may follow; None allows all.
+        prediction: the expected output, int64 [m].
+        drafting: whether drafts are made for it; not after its drafter failed.
     """
 
     prefix: Prefix
@@ -151,20 +74,27 @@ class SequenceState:
     choice: int = 0
     depths: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
-    acceptance: Acceptance = NOTHING_KNOWN
+    history: Any = None
     processors: tuple[Any, ...] = ()
-    grammar: Grammar | None = None
+    grammar: Any = field(default=None, compare=False)
     prediction: NDArray[np.int64] | None = field(default=None, compare=False)
+    drafting: bool = True
 
     @property
     def round(self) -> int:
-        """How many rounds this sequence has been through."""
+        """The number of rounds this sequence has been through."""
         return len(self.depths)
 
     @property
     def remaining(self) -> int:
-        """How many more tokens may be emitted."""
+        """The number of tokens that may still be emitted."""
         return self.params.max_tokens - (self.prefix.length - self.prompt_length)
+
+    @property
+    def replayed(self) -> int | None:
+        """The entry of the request's own `depths` for the next round; None beyond their end."""
+        asked = self.params.depths
+        return None if asked is None or self.round >= len(asked) else asked[self.round]
 
     @property
     def output(self) -> Output:
@@ -177,99 +107,17 @@ class SequenceState:
         tokens: list[int] = self.prefix.tokens[self.prompt_length :].tolist()
         return tokens
 
-    def advanced(
-        self,
-        tokens: list[int],
-        depth: int,
-        finish_reason: FinishReason | None,
-        acceptance: Acceptance,
-        processors: tuple[Any, ...],
-    ) -> SequenceState:
-        """The state after a round that drafted `depth` tokens and emitted `tokens`."""
-        return SequenceState(
-            self.prefix.extended(tokens),
-            self.prompt_length,
-            self.params,
-            self.stop_ids,
-            self.stream_key,
-            self.choice,
-            (*self.depths, depth),
-            finish_reason,
-            acceptance,
-            processors,
-            self.grammar,
-            self.prediction,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class DraftPlan:
-    """How far to draft, and in what shape.
-
-    Attributes:
-        depth: the most tokens in a row for each sequence, int64 [B], 0 included.
-        levels: for a tree, how many nodes it has at each depth; None drafts chains. A row of
-            smaller depth has the first levels only.
-        shape: how many children each node has at each depth; None where the nodes of a level are
-            shared out among its parents by the drafter.
-        steps: how many tokens in a row are worth drafting for each sequence where every one takes
-            a step of a model, int64 [B], at most `depth`; None for all of them.
-        worth: what looked-up tokens have to bring; None takes any.
-        keep_going: told the entropies of the distributions that the first n tokens in a row were drawn from,
-            float64 [B, n] in nats, and which rows may draft another, bool [B], says which do, bool
-            [B]; the others end there.
-            None lets all rows go as deep as planned. For chains that a model drafts.
-        repeats: for a row that repeats a run by its `depths`, how many steps it would be planned
-            for without them, int64 [B], -1 for the others; None if there is none. No source
-            proposes more in a row than `steps` for it. What it drafts less than this counts as
-            refused, as in the run that it repeats, whose draft ended or failed there.
-        looks: whether tokens are looked up; not where that takes longer than it gains.
-    """
-
-    depth: NDArray[np.int64]
-    levels: tuple[int, ...] | None = None
-    shape: tuple[int, ...] | None = None
-    steps: NDArray[np.int64] | None = None
-    worth: Worth | None = None
-    keep_going: KeepGoing | None = None
-    repeats: NDArray[np.int64] | None = None
-    looks: bool = True
-
-    @property
-    def model_steps(self) -> NDArray[np.int64]:
-        """How many tokens in a row a model is to draft for each row, int64 [B]."""
-        return self.depth if self.steps is None else self.steps
-
-    @property
-    def repeated(self) -> NDArray[np.int64]:
-        """`repeats`, -1 for all rows where nothing is said."""
-        return np.full(len(self.depth), -1) if self.repeats is None else self.repeats
-
-    @property
-    def deepest(self) -> int:
-        """The largest depth of any row."""
-        return int(self.depth.max(initial=0))
-
-    @property
-    def width(self) -> int:
-        """The most tokens drafted for any row: the N of this round."""
-        return self.deepest if self.levels is None else sum(self.levels[: self.deepest])
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """The most tokens drafted for each row, int64 [B]."""
-        if self.levels is None:
-            return self.depth
-        return np.concatenate([[0], np.cumsum(self.levels)]).astype(np.int64)[self.depth]
-
 
 @dataclass(frozen=True, slots=True)
 class Distributions:
     """The distributions that tokens are drawn from, one for each leading index.
 
-    Exactly one field is set. `probs` [..., V] are dense rows that sum to one, in max(float32, the
-    logits' dtype). `point_masses` [...] are token ids, each the distribution that puts all its mass on that token:
-    what a greedy request or a lookup draws from, without a one-hot row being built.
+    Exactly one field is set.
+
+    Attributes:
+        probs: dense rows [..., V] that sum to one, in max(float32, the logits' dtype).
+        point_masses: token ids [...], each standing for the distribution that puts all its mass on
+            that token: what a greedy request or a look-up draws from, without one-hot rows.
     """
 
     probs: Tensor | None = None
@@ -282,9 +130,10 @@ class Children:
 
     Attributes:
         tokens: int64 [B, M, C]; those beyond a node's count mean nothing.
-        distributions: for [B, M, R], what the drawn ones among them were drawn from; None if none was.
-        distribution_rows: for each of the C children the index among its node's R distributions, or -1 for one that
-            was proposed outright, int64 [B, C], on the host.
+        distributions: for [B, M, R], what the drawn ones among them were drawn from; None if none
+            was drawn.
+        distribution_rows: for each of the C children the index among its node's R distributions,
+            or -1 for one that was proposed outright, int64 [B, C], on the host.
     """
 
     tokens: Tensor
@@ -298,16 +147,16 @@ class DraftProposal:
 
     Attributes:
         tokens: int64 [B, N]; entries at and beyond a row's length are never looked at.
-        lengths: how many tokens were drafted for each row, int64 [B] in 0..N, on the host.
-        distributions: for [B, N]; what each token was drawn from, exactly as it was drawn. None if N = 0.
-            With `distribution_rows`, for [B, R].
+        lengths: the number of tokens drafted for each row, int64 [B] in 0..N, on the host.
+        distributions: for [B, N]; what each token was drawn from, exactly as it was drawn. None if
+            N = 0. With `distribution_rows`, for [B, R].
         parents: the node that each token follows, int64 [B, N], on the host (see
-            `outrider.trees`); None for chains.
-        distribution_rows: the index among the R distributions of the one that each token was drawn from, given the
-            siblings before it, int64 [B, N], on the host; -1 for a token that was proposed
-            outright, a point mass. None where distributions and tokens go side by side.
-        looked_up: whether each row's tokens took no step of a model to draft, bool [B], on the
-            host; None if all took some, or the drafter knows of no difference.
+            `outrider.types.trees`); None for chains.
+        distribution_rows: the index among the R distributions of the one that each token was drawn
+            from, given the siblings before it, int64 [B, N], on the host; -1 for a token that was
+            proposed outright, a point mass. None where distributions and tokens go side by side.
+        sources: the drafter that each row's tokens came from; None if all came from a model.
+        confidence: of looked-up tokens, float64 [B, N], on the host; None if there are none.
     """
 
     tokens: Tensor
@@ -315,21 +164,18 @@ class DraftProposal:
     distributions: Distributions | None
     parents: NDArray[np.int64] | None = None
     distribution_rows: NDArray[np.int64] | None = None
-    looked_up: NDArray[np.bool_] | None = None
+    sources: tuple[str, ...] | None = None
+    confidence: NDArray[np.float64] | None = None
 
     @property
     def width(self) -> int:
-        """N, the number of token columns."""
+        """The number of token columns, N."""
         return int(self.tokens.shape[1])
 
     @property
-    def stepless(self) -> tuple[bool, ...]:
-        """`looked_up`, False for all rows where nothing is said."""
-        return (
-            (False,) * len(self.tokens)
-            if self.looked_up is None
-            else tuple(self.looked_up.tolist())
-        )
+    def row_sources(self) -> tuple[str, ...]:
+        """The source of each row's tokens, `MODEL` where nothing is said."""
+        return (MODEL,) * len(self.tokens) if self.sources is None else self.sources
 
     @property
     def structure(self) -> NDArray[np.int64]:
@@ -339,17 +185,19 @@ class DraftProposal:
 
 @dataclass(frozen=True, slots=True)
 class TargetScores:
-    """What the target makes of B prefixes and their drafts.
+    """What the target computes of B prefixes and their drafts.
 
     Attributes:
         logits: [B, N + 1, V], after each node, the prefix first, then each drafted token.
-        cached: how many tokens of each prefix it had not been asked about before, and did not have
-            to compute all the same; 0 of a prefix that it goes on with, or that a drafter in the
-            same slots has read. Empty where it cannot tell.
+        cached: the number of tokens of each prefix that is new to the target and that were found in
+            its cache; 0 of a prefix that it goes on with. Empty where it cannot tell.
+        hidden: hidden states [B, N + 1, L, D] of the layers that the drafter asked for; None if it
+            asked for none.
     """
 
     logits: Tensor
     cached: tuple[int, ...] = ()
+    hidden: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,20 +222,27 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """What one round did and where its time went. Lists are per row; times are seconds.
+    """What one round did and where its time went. Tuples have one entry a row; times are seconds.
 
-    `drafted` counts tokens and `depth` how many of them lie in a row at most: the same on chains.
-    `accepted` and `emitted` exclude tokens cut off by a stop rule. `bonus` says whether the last
-    token followed a draft with nothing drafted after it. `ceiling` is an estimate of the most
-    tokens that any lossless verifier emits on average from such drafts, `first_ceiling` of the
-    probability that it keeps one of a tree's first tokens; None where none is known. `draft_failed`
-    says that the drafter failed, so that less was drafted, `looked_up` which rows' drafts took
-    no step of a model. `ended` says which rows' drafts the plan's `keep_going` ended, `entropies`
-    how sure the draft was of each token of a row, in nats: nothing where the plan has none or the
-    drafter does not ask it. `cached` counts tokens of prefixes that the target found computed, in
-    the round in which it reads them. `draft_s` and `target_s` are the time spent proposing and in
-    the target's forward pass, `plan_s` the time spent choosing the depth, `total_s` all of the
-    round.
+    Attributes:
+        sequence_ids: of the rows.
+        drafted: the number of tokens drafted.
+        depth: how many of them lie in a row at most: the same on chains.
+        accepted: the number of drafted tokens that were emitted, without those that a stop rule
+            cut off.
+        emitted: the number of tokens emitted, likewise.
+        bonus: whether the last token followed a draft with nothing drafted after it.
+        ceiling: an estimate of the most tokens that any lossless verifier emits on average from
+            such drafts; None where none is known.
+        first_ceiling: the same of the probability that it keeps one of a tree's first tokens.
+        draft_failed: whether the drafter raised or broke its contract.
+        sources: the drafter that each row's tokens came from.
+        confidence: of each row's tokens; empty where the plan did not ask for it.
+        cached: the number of tokens of new prefixes that the target found in its cache.
+        draft_s: time spent proposing.
+        target_s: time spent in the target's forward pass.
+        total_s: time of the whole round.
+        plan_s: time spent choosing the depth.
     """
 
     sequence_ids: tuple[int, ...]
@@ -399,11 +254,16 @@ class RoundRecord:
     ceiling: tuple[float | None, ...]
     first_ceiling: tuple[float | None, ...]
     draft_failed: bool
-    looked_up: tuple[bool, ...]
-    ended: tuple[bool, ...]
-    entropies: tuple[tuple[float, ...], ...]
+    sources: tuple[str, ...]
+    confidence: tuple[tuple[float, ...], ...]
     cached: tuple[int, ...]
     draft_s: float
     target_s: float
     total_s: float
     plan_s: float = 0.0
+
+    @property
+    def steps(self) -> int:
+        """The number of draft steps: the largest depth of a row that a model drafted."""
+        rows = zip(self.depth, self.sources, strict=True)
+        return max((depth for depth, source in rows if source == MODEL), default=0)

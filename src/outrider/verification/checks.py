@@ -1,7 +1,7 @@
-"""What the pure functions are given, checked once at the door.
+"""Validation of what the array functions are given: once, at the edge.
 
-Each check names the argument, the value, what was expected and what to do; behind the door nothing
-is checked again. Reading a value to judge it waits for the device.
+Each check names the argument, the value, what was expected and what to do; behind it nothing is
+checked again. Reading a value to judge it waits for the device.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, device, is_array_api_obj
+from array_api_compat import array_namespace, device, is_array_api_obj, is_torch_array
 
 from ..errors import (
     DegenerateDistributionError,
@@ -38,6 +38,10 @@ def common_namespace(**arrays: Any) -> Any:
                 array,
                 "an array of NumPy, PyTorch or another array-API library: convert it",
                 given=f"{name} is of type {type_name(array)}",
+            )
+        if is_torch_array(array) and array.requires_grad:
+            raise InvalidConfigError(
+                name, array, "a tensor without a gradient: detach it", given=f"{name} requires grad"
             )
     first, *others = arrays
     for name in others:
@@ -113,19 +117,29 @@ def tolerance(array: Any) -> float:
     return 1e-4 if bits == 32 else 1e-2
 
 
-def require_distributions(name: str, distributions: Any) -> None:
+def sound_rows(distributions: Any) -> Any:
+    """Say which rows [..., V] are non-negative with a sum of one, bool [...]."""
+    xp = array_namespace(distributions)
+    totals = xp.sum(distributions, axis=-1, dtype=xp.float64)
+    least = xp.min(distributions, axis=-1)
+    return (least >= 0) & (xp.abs(totals - 1) <= tolerance(distributions))
+
+
+def require_distributions(name: str, distributions: Any, ignored: Any | None = None) -> None:
     """Check that rows [..., V] are probabilities: non-negative, with a sum of one.
+
+    Args:
+        name: of the argument.
+        distributions: the rows.
+        ignored: bool [...], rows that are not looked at; None looks at all.
 
     Raises:
         DegenerateDistributionError: a row has NaN, infinite or negative mass, or another sum (by
             more than `tolerance`).
     """
     xp = array_namespace(distributions)
-    totals = xp.sum(distributions, axis=-1, dtype=xp.float64)
-    least = xp.min(distributions, axis=-1)
-    wrong = _first_row(
-        name, distributions, (least >= 0) & (xp.abs(totals - 1) <= tolerance(distributions))
-    )
+    fine = sound_rows(distributions)
+    wrong = _first_row(name, distributions, fine if ignored is None else fine | ignored)
     if wrong is None:
         return
     place, row = wrong
@@ -169,8 +183,10 @@ def _first_row(name: str, rows: Any, fine: Any) -> tuple[str, Any] | None:
     return f"{name}{place}", xp.reshape(rows, (-1, rows.shape[-1]))[first, ...]
 
 
-def require_tokens(name: str, tokens: Any, shape: tuple[int, int], vocab_size: int) -> Any:
-    """Check token ids [B, K] and return them as int64.
+def require_tokens(
+    name: str, tokens: Any, shape: tuple[int, int], vocab_size: int, counts: Any
+) -> Any:
+    """Check token ids [B, K] where they count, bool [B, K], and return them as int64, 0 elsewhere.
 
     Raises:
         DraftShapeError: their shape or dtype is wrong.
@@ -180,7 +196,7 @@ def require_tokens(name: str, tokens: Any, shape: tuple[int, int], vocab_size: i
     require_shape(name, tokens, shape, "one token for each drafted distribution", DraftShapeError)
     if not xp.isdtype(tokens.dtype, "integral"):
         raise DraftShapeError(f"{name} has dtype {tokens.dtype}; expected integer token ids")
-    ids = xp.astype(tokens, xp.int64)
+    ids = xp.where(counts, xp.astype(tokens, xp.int64), 0)
     outside = (ids < 0) | (ids >= vocab_size)
     if bool(xp.any(outside)):
         first = int(xp.argmax(xp.astype(xp.reshape(outside, (-1,)), xp.int64)))
@@ -199,11 +215,10 @@ def require_range(name: str, value: Any, low: float, high: float, expected: str)
         InvalidConfigError: it is not, or is no number.
     """
     if not is_array_api_obj(value):
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, Real)
-            or not low <= float(value) <= high
-        ):
+        # Compared as it is: an integer may be beyond float64.
+        number: Any = value
+        boolean = isinstance(number, bool)
+        if boolean or not isinstance(number, Real) or not low <= float(number) <= high:
             raise InvalidConfigError(name, value, expected)
         return
     xp = array_namespace(value)

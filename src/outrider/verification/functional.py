@@ -8,11 +8,14 @@ the same code.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace, device, is_array_api_obj
+from numpy.typing import NDArray
 
 from ..errors import (
     DegenerateDistributionError,
@@ -20,9 +23,8 @@ from ..errors import (
     InvalidConfigError,
     TargetShapeError,
 )
-from ..random.chance import STOP, TOKEN, Philox4x32, inverse_cdf, stream_key
+from ..random import STOP, TOKEN, Philox4x32, inverse_cdf, stream_key
 from ..types.records import Distributions, DraftProposal
-from . import METHODS, verify
 from .checks import (
     common_namespace,
     require_count,
@@ -32,7 +34,10 @@ from .checks import (
     require_shape,
     require_tokens,
     require_width,
+    sound_rows,
 )
+from .methods import Method
+from .verifier import METHODS, verify
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +45,19 @@ class VerificationResult:
     """What became of K drafted tokens in each of B rows. Arrays int64, of the caller's library.
 
     Attributes:
-        num_accepted: [B], how many leading drafts are kept, 0..K.
+        num_accepted: [B], how many leading drafts are kept, 0 up to the row's length.
         accepted_tokens: [B, K], the kept drafts, -1 beyond them.
         next_token: [B], the token that follows: the correction of the first draft not kept, or the
             bonus token if all were.
         first_rejection: [B], the position of the first draft not kept; -1 if all were.
+        lossy: whether the method changes the distribution of what is emitted.
     """
 
     num_accepted: Any
     accepted_tokens: Any
     next_token: Any
     first_rejection: Any
+    lossy: bool = False
 
 
 class _RowDraws:
@@ -71,103 +78,158 @@ def verify_speculative_tokens(
     target_probs: Any,
     draft_tokens: Any,
     *,
-    seed: int,
+    seed: int | Sequence[int],
     step: int = 0,
-    method: str = "token",
+    method: str | Method = "token",
+    lengths: Sequence[int] | None = None,
 ) -> VerificationResult:
     """Keep drafted tokens and draw the one that follows, so that the target's distribution is emitted.
 
-    Rows draw independent noise, keyed by (seed, row, step): the same arguments give the same
-    answer, on every library and device that holds the same numbers. Use another `step` for each
-    round of a generation, or noise is reused and the distribution of the whole text is no longer the
-    target's.
+    Rows draw independent noise, keyed by (seed, row, step), or by (seed of the row, step): the same
+    arguments give the same answer, on every library and device that holds the same numbers. Use
+    another `step` for each round of a generation, or noise is reused and the distribution of the
+    whole text is no longer the target's.
 
     Args:
-        draft_probs: [B, K, V], the distributions the tokens were drawn from, exactly as they were drawn from
-            (after temperature and filters).
-        target_probs: [B, K + 1, V], the target's distributions after the prefix and after each token.
+        draft_probs: [B, K, V], the distributions the tokens were drawn from, exactly as they were
+            drawn from (after temperature and filters). None if the tokens were proposed outright,
+            drawn from nothing (a look-up, an argmax): point masses, without one-hot rows.
+        target_probs: [B, K + 1, V], the target's distributions after the prefix and after each
+            token. Rows behind the last token kept are not looked at, and may mean nothing.
         draft_tokens: integers [B, K].
-        seed: in [0, 2**64).
+        seed: in [0, 2**64); or one for each row, [B], which gives a row the same answer in any batch.
         step: in [0, 2**32).
         method: "token" (Leviathan et al. 2023) or "block" (Sun et al. 2025, arXiv 2403.10444, which
-            keeps at least as many); another name of `outrider.verification.METHODS`.
+            keeps at least as many); or a `Method`. The lossy ones are `LenientVerification`,
+            `MixtureVerification` and `TypicalVerification` of `outrider.verification.lossy`.
+        lengths: how many tokens of each row were drafted, integers [B] in 0..K; None for all K.
+            What is behind them is not looked at.
 
     Raises:
-        DraftShapeError: `draft_probs` or `draft_tokens` has a wrong rank, shape or dtype.
+        DraftShapeError: `draft_probs`, `draft_tokens` or `lengths` has a wrong rank, shape or dtype.
         TargetShapeError: `target_probs` has.
         DistributionWidthError: the distributions are not equally wide, or have no width.
-        DegenerateDistributionError: a row has NaN or negative mass or does not sum to one (within
-            1e-6 in float64, 1e-4 in float32, 1e-2 in half precision), or a drafted token has
-            probability zero under the distribution it is said to be drawn from.
+        DegenerateDistributionError: a row that counts has NaN or negative mass or does not sum to
+            one (within 1e-6 in float64, 1e-4 in float32, 1e-2 in half precision), or a drafted
+            token has probability zero under the distribution it is said to be drawn from.
         TokenOutOfRangeError: a token is outside 0..V-1.
         InvalidConfigError: `seed`, `step` or `method` is not allowed, or the arrays are not of one
-            library on one device.
+            library on one device, or require a gradient.
     """
-    require_count("seed", seed, 0, 2**64, "an integer in [0, 2**64)")
     require_count("step", step, 0, 2**32, "an integer in [0, 2**32)")
-    if method not in METHODS:
-        raise InvalidConfigError("method", method, f"one of {', '.join(map(repr, METHODS))}")
-    xp = common_namespace(
-        draft_probs=draft_probs, target_probs=target_probs, draft_tokens=draft_tokens
+    rule = _method(method)
+    named = {"target_probs": target_probs, "draft_tokens": draft_tokens}
+    if draft_probs is not None:
+        named["draft_probs"] = draft_probs
+    xp = common_namespace(**named)
+    tokens, drafted, target, sound = _require_round(
+        draft_probs, target_probs, draft_tokens, lengths
     )
-    tokens = _require_round(draft_probs, target_probs, draft_tokens)
     batch, width = tokens.shape
     where = device(tokens)
+    draws = _RowDraws(xp.asarray(Philox4x32().uniforms(_keys(seed, step, batch)), device=where))
+    distributions = Distributions(point_masses=tokens)
+    if draft_probs is not None:
+        distributions = Distributions(probs=draft_probs)
+    verdict = verify(DraftProposal(tokens, drafted, distributions), target, rule, draws)
+    kept = verdict.node
+    after = xp.arange(width + 1, device=where)[None, :]
+    require_distributions("target_probs", target_probs, ignored=sound | (after > kept[:, None]))
+    columns = after[:, :width]
+    accepted = xp.where(columns < kept[:, None], tokens, xp.full_like(tokens, -1))
+    ends = xp.asarray(drafted, device=where)
+    refused = xp.where(kept < ends, kept, xp.full_like(kept, -1))
+    return VerificationResult(kept, accepted, verdict.next_token, refused, rule.lossy)
 
+
+def _method(method: object) -> Method:
+    """The method of a name, or itself."""
+    if isinstance(method, Method):
+        return method
+    if not isinstance(method, str) or method not in METHODS:
+        names = ", ".join(map(repr, METHODS))
+        raise InvalidConfigError("method", method, f"one of {names}, or a Method")
+    return METHODS[method]
+
+
+def _keys(seed: int | Sequence[int], step: int, batch: int) -> NDArray[np.uint64]:
+    """The keys [B, 2, 5] of each row's two draws."""
+    one = isinstance(seed, Integral)
+    seeds: list[Any] = [seed]
+    if not one:
+        seeds = _host(seed, "seed", "an integer in [0, 2**64), or one for each row")
+    for each in seeds:
+        require_count("seed", each, 0, 2**64, "an integer in [0, 2**64), or one for each row")
+    if not one and len(seeds) != batch:
+        raise InvalidConfigError("seed", seed, f"an integer, or {batch} of them, one for each row")
     keys = np.zeros((batch, 2, 5), dtype=np.uint64)
     # A request's prompt is never empty, so that no request shares this key.
-    keys[:, :, 0] = stream_key(int(seed), ())
-    keys[:, :, 1] = np.arange(batch)[:, None]
+    streams = np.array([stream_key(int(each), ()) for each in seeds], dtype=np.uint64)
+    keys[:, :, 0] = streams[:, None]
+    keys[:, :, 1] = np.arange(batch)[:, None] if one else 0
     keys[:, :, 2] = step
     keys[:, :, 3] = STOP, TOKEN
-    uniforms = Philox4x32().uniforms(keys)
-    draws = _RowDraws(xp.asarray(uniforms, device=where))
-    lengths = np.full(batch, width, dtype=np.int64)
-    proposal = DraftProposal(tokens, lengths, Distributions(probs=draft_probs) if width else None)
-    verdict = verify(proposal, target_probs, METHODS[method], draws)
-    kept, following = verdict.node, verdict.next_token
-    columns = xp.arange(width, device=where)[None, :]
-    accepted = xp.where(columns < kept[:, None], tokens, xp.full_like(tokens, -1))
-    return VerificationResult(
-        kept, accepted, following, xp.where(kept < width, kept, xp.full_like(kept, -1))
-    )
+    return keys
 
 
-def _require_round(draft_probs: Any, target_probs: Any, draft_tokens: Any) -> Any:
-    """Check a round's arrays and return its tokens, int64 [B, K]."""
-    require_shape(
-        "draft_probs",
-        draft_probs,
-        ("B", "K", "V"),
-        "a distribution for each drafted token",
-        DraftShapeError,
-    )
-    batch, width, vocabulary = draft_probs.shape
-    require_shape(
-        "target_probs",
-        target_probs,
-        (batch, width + 1, "V"),
-        "a distribution after the prefix and after each drafted token",
-        TargetShapeError,
-    )
-    require_width("draft_probs", draft_probs)
-    require_width("target_probs", target_probs, vocabulary)
-    require_float("draft_probs", draft_probs, DraftShapeError)
+def _host(values: object, name: str, expected: str) -> list[Any]:
+    """A flat sequence or array of numbers as a list."""
+    listed = values.tolist() if is_array_api_obj(values) else values  # type: ignore[attr-defined]
+    if not isinstance(listed, list | tuple):
+        raise InvalidConfigError(name, values, expected)
+    return list(listed)
+
+
+def _require_round(
+    draft_probs: Any | None, target_probs: Any, draft_tokens: Any, lengths: Sequence[int] | None
+) -> tuple[Any, NDArray[np.int64], Any, Any]:
+    """Check a round's arrays.
+
+    Returns:
+        The tokens, int64 [B, K]; their lengths [B], on the host; the target's distributions, even
+        ones in the place of rows that are none; and which rows [B, K + 1] are distributions.
+    """
+    if draft_probs is None:
+        require_shape("draft_tokens", draft_tokens, ("B", "K"), "a row each", DraftShapeError)
+        batch, width = draft_tokens.shape
+    else:
+        meaning = "a distribution for each drafted token"
+        require_shape("draft_probs", draft_probs, ("B", "K", "V"), meaning, DraftShapeError)
+        batch, width, _ = draft_probs.shape
+        require_width("draft_probs", draft_probs)
+        require_float("draft_probs", draft_probs, DraftShapeError)
+    meaning = "a distribution after the prefix and after each drafted token"
+    require_shape("target_probs", target_probs, (batch, width + 1, "V"), meaning, TargetShapeError)
+    vocabulary = target_probs.shape[-1] if draft_probs is None else draft_probs.shape[-1]
+    require_width("target_probs", target_probs, vocabulary or None)
     require_float("target_probs", target_probs, TargetShapeError)
-    tokens = require_tokens("draft_tokens", draft_tokens, (batch, width), vocabulary)
-    require_distributions("draft_probs", draft_probs)
-    require_distributions("target_probs", target_probs)
-    xp = array_namespace(tokens)
-    drawn = xp.take_along_axis(draft_probs, tokens[:, :, None], axis=-1)
-    if bool(xp.any(drawn == 0)):
-        first = int(xp.argmin(xp.reshape(drawn, (-1,))))
-        row, position = divmod(first, width)
-        raise DegenerateDistributionError(
-            f"draft_probs gives draft_tokens[{row}, {position}] = {int(tokens[row, position])} "
-            "probability 0; expected the distribution that the token was drawn from, which cannot exclude "
-            "it: pass the draft's probabilities after temperature and filters"
-        )
-    return tokens
+    xp = array_namespace(target_probs)
+    drafted = np.full(batch, width, dtype=np.int64)
+    if lengths is not None:
+        given = _host(lengths, "lengths", f"{batch} integers in 0..{width}")
+        for each in given:
+            require_count("lengths", each, 0, width + 1, f"{batch} integers in 0..{width}")
+        if len(given) != batch:
+            raise DraftShapeError(f"lengths has {len(given)} entries; expected {batch}, a row each")
+        drafted = np.asarray(given, dtype=np.int64)
+    ends = xp.asarray(drafted, device=device(target_probs))[:, None]
+    counts = xp.arange(width, device=device(target_probs))[None, :] < ends
+    tokens = require_tokens("draft_tokens", draft_tokens, (batch, width), vocabulary, counts)
+    if draft_probs is not None:
+        require_distributions("draft_probs", draft_probs, ignored=~counts)
+        drawn = xp.take_along_axis(draft_probs, tokens[:, :, None], axis=-1)[..., 0]
+        impossible = (drawn == 0) & counts
+        if bool(xp.any(impossible)):
+            first = int(xp.argmax(xp.astype(xp.reshape(impossible, (-1,)), xp.int64)))
+            row, position = divmod(first, width)
+            raise DegenerateDistributionError(
+                f"draft_probs gives draft_tokens[{row}, {position}] = {int(tokens[row, position])} "
+                "probability 0; expected the distribution that the token was drawn from, which "
+                "cannot exclude it: pass the draft's probabilities after temperature and filters"
+            )
+    sound = sound_rows(target_probs)
+    target = xp.where(sound[..., None], target_probs, 1 / vocabulary)
+    return tokens, drafted, xp.astype(target, target_probs.dtype), sound
 
 
 def compute_acceptance_probs(draft_probs: Any, target_probs: Any) -> tuple[Any, Any]:

@@ -10,6 +10,7 @@ section 2.3).
 from __future__ import annotations
 
 import math
+import sys
 from numbers import Real
 from typing import Any
 
@@ -22,7 +23,7 @@ from ..errors import (
     InvalidConfigError,
     TargetShapeError,
 )
-from ..random.chance import inverse_cdf
+from ..random import inverse_cdf
 from .checks import (
     common_namespace,
     require_distributions,
@@ -35,6 +36,7 @@ from .checks import (
 )
 
 _LAST_UNIFORM = math.nextafter(1.0, 0.0)
+_GREATEST = sys.float_info.max
 
 
 def accept(draft_logprob: Any, target_logprob: Any, uniform: Any) -> Any:
@@ -200,7 +202,9 @@ def _home(named: dict[str, Any]) -> tuple[Any, Any]:
 def _float64(value: Any, xp: Any, where: Any) -> Any:
     if is_array_api_obj(value):
         return xp.astype(value, xp.float64)
-    return xp.asarray(value, dtype=xp.float64, device=where)
+    # Log-probabilities beyond float64 are -inf; none above zero is let through.
+    number = float(value) if -_GREATEST <= value <= _GREATEST or value != value else math.inf
+    return xp.asarray(-number if value < -_GREATEST else number, dtype=xp.float64, device=where)
 
 
 def _log_probability(name: str, value: Any, xp: Any, where: Any) -> Any:

@@ -1,28 +1,37 @@
-"""What a verification method sees of a drafted tree, and the one step that every method repeats.
+"""Drafted tokens beside the target's distributions, and the one rule that every method repeats.
 
-Verification visits nodes with a claim on them: the probability, given that a node was drafted, that
-the round ends there or below. At a node the target's row times the claim is the mass that may still
-be spent. Each child takes from it what the distribution it was drawn from covers, in the order of columns::
+A chain is the tree with one path. Verification visits nodes with a claim: the probability, given
+that a node was drafted, that the round ends there or below. At a node with claim c, the mass that
+may still be spent is c P. Each child t, drawn from Q, takes from it what Q covers, in the order of
+columns::
 
-    weight = min(1, left(t) / distribution(t))                the child's own claim
-    left   = (left - distribution)+ / (S + 1 - claim),  claim = S / (S + 1 - claim),  S = sum (left - distribution)+
+    weight = min(1, left(t) / Q(t))                       the child is kept, if it is tried
+    left   = (left - Q)+ / (S + 1 - c),  c = S / (S + 1 - c),  S = sum (left - Q)+    if it is not
 
-and what is left when all children have been refused is the distribution of the token that follows the node.
-A claim of one at every node is recursive rejection (Leviathan et al. 2023 on a chain; Miao et al.
-2024, Chen et al. 2024 on trees); the child's weight handed down as its claim is traversal
-verification (Weng et al. 2025, arXiv 2505.12398), which on a chain is block verification.
+and what is left when all children are refused is the distribution of the token that follows.
+A claim of one at every node is recursive rejection (token-wise on a chain: Leviathan et al. 2023,
+arXiv 2211.17192; on trees: SpecInfer, Sequoia). A child's weight handed down as its claim is
+traversal verification (Weng et al. 2025, arXiv 2505.12398), which on a chain is block verification
+(Sun et al. 2025, arXiv 2403.10444).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
+from numpy.typing import NDArray
 
 from ..types import trees
 from ..types.records import DraftProposal
+
+Kind = bool | None
+"""Whether tokens were drawn (True), proposed outright as point masses (False), or some each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +40,24 @@ class Level:
 
     Attributes:
         nodes: int64 [B, M].
-        children: the nodes that follow each, int64 [B, M, C]; 0 where there is none.
-        origin: where in the level above's [M', C'] children, flattened, each node stands, [B, M].
+        columns: the column of each node's children, int64 [B, M, C]; 0 where there is none.
+        exists: bool [B, M, C], where there is one.
+        origin: where each node stands in the level above's [M', C'] children, flattened, [B, M].
+        kinds: of the children in each of the C places.
     """
 
     nodes: Any
-    children: Any
+    columns: Any
+    exists: Any
     origin: Any
+    kinds: tuple[Kind, ...]
+
+    def below_root(self) -> Level:
+        """The same nodes but the first."""
+        nodes, columns, exists, origin = (
+            part[:, 1:] for part in (self.nodes, self.columns, self.exists, self.origin)
+        )
+        return Level(nodes, columns, exists, origin, self.kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,184 +66,315 @@ class Tree:
 
     Attributes:
         tokens: int64 [B, N], every entry inside the vocabulary.
+        length: int64 [B], how many columns of each row are drafted.
         target: [B, N + 1, V], the target's distributions after each node.
-        draft: [B, R, V], the distributions that tokens were drawn from; None if all are point masses.
+        draft: [B, R, V], what tokens were drawn from; None if all are point masses.
         distribution_rows: which of the R distributions, int64 [B, N]; -1 for a point mass.
-        levels: the nodes by depth, the root's first.
-        places: where each node stands among the nodes of all levels, [B, N + 1].
-        order: the nodes in the order they are tried as the last one kept, children before their
-            parents, int64 [B, N + 1]; `rank` is its inverse.
-        real: whether a node was drafted for its row, bool [B, N + 1].
+        ratio: float64 [B, N], target over draft probability of each token at its parent; 0 where
+            nothing was drafted.
+        share: float64 [B, N], the draft probability of each token.
+        levels: the nodes by depth, the root's first; none for chains.
+        path: of chains, the nodes 0..N - 1 as if they were of one level, so that a method can take
+            all of them in one step; None for trees.
+        places: where each node stands among the nodes of all levels, int64 [B, N + 1].
+        order: the nodes, children before their parents and siblings in order, int64 [B, N + 1].
+        rank: the inverse of `order`.
+        children: the children of each node, int64 [B, N + 1, C], in order; 0 where there is none.
+        kinds: of the children in each of the C places, over all nodes.
     """
 
     tokens: Any
+    length: Any
     target: Any
     draft: Any | None
     distribution_rows: Any
+    ratio: Any
+    share: Any
     levels: tuple[Level, ...]
+    path: Level | None
     places: Any
     order: Any
     rank: Any
-    real: Any
+    children: Any
+    kinds: tuple[Kind, ...]
 
     @staticmethod
     def of(proposal: DraftProposal, target: Any) -> Tree:
-        """The trees of a proposal with N >= 1, beside dense target distributions [B, N + 1, V]."""
+        """Set a proposal with N >= 1 beside dense target distributions [B, N + 1, V]."""
         xp = array_namespace(target)
         batch, width = proposal.tokens.shape
+        parents, lengths = proposal.structure, proposal.lengths
         draft = None if proposal.distributions is None else proposal.distributions.probs
-        rows = proposal.distribution_rows
+        sources = proposal.distribution_rows
         if draft is None:
-            rows = np.full((batch, width), -1)
-        elif rows is None:
-            rows = trees.chain(batch, width)
-        children = trees.children_table(proposal.structure, proposal.lengths)
-        levels, places = _levels(children, proposal.structure, proposal.lengths)
-        order = np.array([_post_order(row) for row in children.tolist()])
-
-        def array(values: Any) -> Any:
-            return xp.asarray(np.ascontiguousarray(values), device=target.device)
-
+            sources = np.full((batch, width), -1)
+        elif sources is None:
+            sources = trees.chain(batch, width)
+        parents, lengths, sources = (
+            np.ascontiguousarray(of, dtype=np.int64) for of in (parents, lengths, sources)
+        )
+        layout = _layout(parents.tobytes(), lengths.tobytes(), sources.tobytes(), batch, width)
+        length, parent, source, places, order, rank, children, *parts = layout.sent(xp, target)
+        drafted = xp.arange(width, device=target.device)[None, :] < length
+        rows = xp.arange(batch, device=target.device)[:, None]
+        ratio = xp.astype(target[rows, parent, proposal.tokens], xp.float64)
+        share = xp.ones_like(ratio)
+        if draft is not None:
+            share = xp.astype(draft[rows, xp.clip(source, min=0), proposal.tokens], xp.float64)
+            # What a token was drawn from gives it mass; elsewhere there may be none to divide by.
+            share = xp.where(drafted & (source >= 0) & (share > 0), share, 1.0)
+        levels = tuple(
+            Level(nodes, columns, exists > 0, origin, kinds)
+            for nodes, columns, exists, origin, kinds in zip(
+                parts[::4], parts[1::4], parts[2::4], parts[3::4], layout.kinds, strict=True
+            )
+        )
         return Tree(
             tokens=proposal.tokens,
+            length=length[:, 0],
             target=target,
             draft=draft,
-            distribution_rows=array(rows),
-            levels=tuple(Level(*map(array, level)) for level in levels),
-            places=array(places),
-            order=array(order),
-            rank=array(np.argsort(order, axis=1)),
-            real=array(np.arange(width + 1) <= proposal.lengths[:, None]),
+            distribution_rows=source,
+            ratio=xp.where(drafted, ratio / share, 0.0),
+            share=share,
+            levels=() if layout.chain else levels,
+            path=levels[0] if layout.chain else None,
+            places=places,
+            order=order,
+            rank=rank,
+            children=children,
+            kinds=layout.all_kinds,
         )
 
-    def visit(self, level: Level, claim: Any) -> tuple[Any, Any, Any]:
-        """Let the children of a level's nodes take their share.
+    def weights(self, level: Level, claim: Any) -> tuple[Any, Any, Any | None]:
+        """Try the children of a level's nodes in order.
 
         Args:
             level: M nodes a row.
-            claim: float64 [B, M].
+            claim: float64 [B, M], the nodes' claims.
 
         Returns:
-            The children's weights [B, M, C], 0 where there is none; the claim [B, M] and the
-            unnormalised distribution [B, M, V] that are left once they are all refused, None where no node
-            has a child.
+            The weights [B, M, C] with which children are kept, 0 where there is none; and the claim
+            [B, M] and the mass [B, M, V] that are left before the last place (None: untouched).
         """
         xp = array_namespace(self.target)
-        batch, nodes = level.nodes.shape
-        if level.children.shape[2] == 0:
-            return xp.zeros((batch, nodes, 0), device=self.target.device), claim, None
-        rows = xp.arange(batch, device=self.target.device)[:, None]
-        vocabulary = xp.arange(self.target.shape[-1], device=self.target.device)
-        left = claim[..., None] * self.target[rows, level.nodes]
-        weights = []
-        for place in range(level.children.shape[2]):
-            child = level.children[:, :, place]
-            exists = child > 0
-            column = xp.where(exists, child - 1, 0)
-            token = self.tokens[rows, column]
-            distribution_row = self.distribution_rows[rows, column]
-            covered = xp.astype(vocabulary == token[..., None], xp.float64)
-            if self.draft is not None:
-                drawn = distribution_row >= 0
-                distribution = self.draft[rows, xp.where(drawn, distribution_row, 0)]
-                covered = xp.where(drawn[..., None], distribution, covered)
-            at = xp.arange(nodes, device=self.target.device)[None, :]
-            mass = left[rows, at, token]
-            share = covered[rows, at, token]
-            weight = xp.clip(mass / (share + xp.astype(share == 0, share.dtype)), max=1.0)
-            weights.append(xp.where(exists, weight, 0.0))
+        rows = xp.arange(claim.shape[0], device=claim.device)[:, None]
+        weights, left = [xp.zeros((*claim.shape, 0), dtype=claim.dtype, device=claim.device)], None
+        for place in range(len(level.kinds)):
+            column = level.columns[:, :, place]
+            if place == 0:
+                weight = claim * self.ratio[rows, column]
+            else:
+                claim, left = self.refuse(level, place - 1, claim, left)
+                at = xp.arange(claim.shape[1], device=claim.device)[None, :]
+                weight = left[rows, at, self.tokens[rows, column]] / self.share[rows, column]
+            kept = xp.where(level.exists[:, :, place], xp.clip(weight, max=1.0), 0.0)
+            weights.append(kept[..., None])
+        return xp.concat(weights, axis=-1), claim, left
 
-            excess = xp.clip(left - covered, min=0)
-            total = xp.sum(excess, axis=-1)
-            divisor = total + (1 - claim)
-            divisor = divisor + xp.astype(divisor <= 0, xp.float64)
-            left = xp.where(exists[..., None], excess / divisor[..., None], left)
-            claim = xp.where(exists, total / divisor, claim)
-        return xp.stack(weights, axis=-1), claim, left
-
-    def at(self, node: Any) -> Level:
-        """A level of one node a row, `node` [B], with its children."""
+    def refuse(self, level: Level, place: int, claim: Any, left: Any | None) -> tuple[Any, Any]:
+        """Refuse the children in one place: the claims [B, M] and the mass [B, M, V] after it."""
         xp = array_namespace(self.target)
-        rows = xp.arange(node.shape[0], device=node.device)
-        place = self.places[rows, node]
-        most = max(level.children.shape[2] for level in self.levels)
-        padded = [
-            xp.concat(
-                [
-                    level.children,
-                    xp.zeros(
-                        (*level.children.shape[:2], most - level.children.shape[2]),
-                        dtype=level.children.dtype,
-                        device=node.device,
-                    ),
-                ],
-                axis=2,
-            )
-            for level in self.levels
-        ]
-        children = xp.concat(padded, axis=1)[rows, place]
-        return Level(node[:, None], children[:, None], None)
+        exists = level.exists[:, :, place]
+        left = self._mass(level, claim) if left is None else left
+        excess = self._excess(level, place, left)
+        after, divisor = claim_after(claim, xp.sum(excess, axis=-1))
+        left = xp.where(exists[..., None], excess / divisor[..., None], left)
+        return xp.where(exists, after, claim), left
+
+    def head(self, level: Level, claim: Any, left: Any | None) -> Any:
+        """The claim [B, M] on each node itself, once its last child is refused too.
+
+        Args:
+            level: M nodes a row.
+            claim, left: before the last place, as `weights` gives them.
+        """
+        if not level.kinds:
+            return claim
+        xp = array_namespace(self.target)
+        left = self._mass(level, claim) if left is None else left
+        total = xp.sum(self._excess(level, len(level.kinds) - 1, left), axis=-1)
+        return xp.where(level.exists[:, :, -1], claim_after(claim, total)[0], claim)
 
     def remaining_distribution(self, node: Any, claim: Any) -> Any:
-        """The distribution after `node` [B] was visited with `claim` [B], normalised, float64 [B, V].
+        """The distribution of the token after a node whose children are all refused.
 
-        Where no mass is left (rounding alone can bring that about, since the node is then stopped
-        at with probability zero) it is the target's row.
+        Args:
+            node: int64 [B].
+            claim: float64 [B], the claim with which the node is visited.
+
+        Returns:
+            float64 [B, V]. Where no mass is left it is the target's row: by rounding alone, since
+            the node is then stopped at with probability zero.
         """
         xp = array_namespace(self.target)
-        _, _, left = self.visit(self.at(node), claim[:, None])
         rows = xp.arange(node.shape[0], device=node.device)
-        row = xp.astype(self.target[rows, node], xp.float64)
-        if left is None:
-            return row
+        children = self.children[rows, node][:, None]
+        columns, exists = xp.clip(children - 1, min=0), children > 0
+        level = Level(node[:, None], columns, exists, None, self.kinds)
+        row, claim = xp.astype(self.target[rows, node], xp.float64), claim[:, None]
+        left = (claim * row)[:, None]
+        for place in range(len(self.kinds) - 1):
+            claim, left = self.refuse(level, place, claim, left)
+        if self.kinds:
+            excess = self._excess(level, len(self.kinds) - 1, left)
+            last = exists[:, :, -1:]
+            # Where there is one child at most, leaves are left out below.
+            left = excess if len(self.kinds) == 1 else xp.where(last, excess, left)
         left = left[:, 0]
         total = xp.sum(left, axis=-1, keepdims=True)
-        return xp.where(total > 0, left / xp.where(total > 0, total, 1.0), row)
+        used = (total > 0) & xp.any(exists, axis=-1)
+        return xp.where(used, left / xp.where(used, total, 1.0), row)
 
-    def by_node(self, values: list[Any]) -> Any:
+    def by_node(self, values: Sequence[Any]) -> Any:
         """Values [B, M] of each level as values of each node, [B, N + 1]; 0 where not drafted."""
         xp = array_namespace(self.target)
-        joint = xp.take_along_axis(xp.concat(values, axis=1), self.places, axis=1)
-        return xp.where(self.real, joint, 0.0)
+        joint = xp.concat(list(values), axis=1)
+        if self.path is None:
+            joint = xp.take_along_axis(joint, self.places, axis=1)
+        nodes = xp.arange(joint.shape[1], device=joint.device)
+        return xp.where(nodes[None, :] <= self.length[:, None], joint, 0.0)
+
+    def ones(self) -> Any:
+        """A claim of one for each row's root, float64 [B, 1]."""
+        xp = array_namespace(self.target)
+        return xp.ones((self.target.shape[0], 1), dtype=xp.float64, device=self.target.device)
+
+    def _mass(self, level: Level, claim: Any) -> Any:
+        """c P at each node of a level, float64 [B, M, V]."""
+        xp = array_namespace(self.target)
+        rows = xp.arange(claim.shape[0], device=claim.device)[:, None]
+        return claim[..., None] * self.target[rows, level.nodes]
+
+    def _excess(self, level: Level, place: int, left: Any) -> Any:
+        """(left - Q)+ for what the children in one place were drawn from, [B, M, V]."""
+        xp = array_namespace(self.target)
+        rows = xp.arange(left.shape[0], device=left.device)[:, None]
+        column = level.columns[:, :, place]
+        drawn = point = None
+        if self.draft is not None and level.kinds[place] is not False:
+            source = xp.clip(self.distribution_rows[rows, column], min=0)
+            drawn = xp.clip(left - self.draft[rows, source], min=0)
+        if level.kinds[place] is not True:
+            # No mass is above one: a point mass takes all of its token's.
+            vocabulary = xp.arange(left.shape[-1], device=left.device)
+            point = xp.where(vocabulary == self.tokens[rows, column][..., None], 0.0, left)
+        if drawn is None or point is None:
+            return point if drawn is None else drawn
+        return xp.where((self.distribution_rows[rows, column] >= 0)[..., None], drawn, point)
+
+
+def claim_after(claim: Any, total: Any) -> tuple[Any, Any]:
+    """The claim on a node after a child is refused, S / (S + 1 - c), and its divisor; 1 at 0/0."""
+    xp = array_namespace(total)
+    divisor = total + (1 - claim)
+    certain = xp.astype(divisor <= 0, xp.float64)
+    return (total + certain) / (divisor + certain), divisor + certain
 
 
 def handed_down(weights: Any, level: Level) -> Any:
     """Of weights [B, M', C'] of the level above's children, those of this level's nodes, [B, M]."""
     xp = array_namespace(weights)
-    flat = xp.reshape(weights, (weights.shape[0], -1))
-    return xp.take_along_axis(flat, level.origin, axis=1)
+    return xp.take_along_axis(xp.reshape(weights, (weights.shape[0], -1)), level.origin, axis=1)
 
 
-def _levels(children: Any, parents: Any, lengths: Any) -> tuple[list[tuple[Any, Any, Any]], Any]:
-    """The levels of each row's tree as host arrays (see `Level`), and `Tree.places`."""
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """The shape of a round's drafts, as host integers [B, ...] laid end to end.
+
+    Attributes:
+        joint: int64 [B, X].
+        shapes: of the parts, without B.
+        kinds: of the children of each level (see `Level`).
+        all_kinds: see `Tree`.
+        chain: whether every row is a chain; the one level is `Tree.path` then.
+    """
+
+    joint: NDArray[np.int64]
+    shapes: tuple[tuple[int, ...], ...]
+    kinds: tuple[tuple[Kind, ...], ...]
+    all_kinds: tuple[Kind, ...]
+    chain: bool
+
+    def sent(self, xp: Any, target: Any) -> list[Any]:
+        """The parts beside the target's distributions, in one copy to their device."""
+        joint = xp.asarray(self.joint, copy=True, device=target.device)
+        parts, start = [], 0
+        for shape in self.shapes:
+            end = start + prod(shape)
+            parts.append(xp.reshape(joint[:, start:end], (len(self.joint), *shape)))
+            start = end
+        return parts
+
+
+@lru_cache(maxsize=256)
+def _layout(parents: bytes, lengths: bytes, sources: bytes, batch: int, width: int) -> _Layout:
+    """Lay out drafts of one shape: one round is like the next, so that few are ever made."""
+    parent, source = (
+        np.frombuffer(of, dtype=np.int64).reshape(batch, width) for of in (parents, sources)
+    )
+    length = np.frombuffer(lengths, dtype=np.int64)
+    children = trees.children_table(parent, length)
+    levels, places = _levels(children, parent, length)
+    columns = np.tile(np.arange(width), (batch, 1))
+    chain = bool((parent == columns).all())
+    if chain:
+        following = np.where(columns < length[:, None], columns + 1, 0)[:, :, None]
+        levels = [(columns, following, np.zeros_like(columns))]
+    order = np.array([_post_order(row) for row in children.tolist()]).reshape(batch, width + 1)
+    parts = [length[:, None], parent, source, places, order, np.argsort(order, axis=1), children]
+    for nodes, below, origin in levels:
+        parts += [nodes, np.maximum(below - 1, 0), below > 0, origin]
+    shapes = tuple(part.shape[1:] for part in parts)
+    flat = [part.reshape(batch, prod(shape)) for part, shape in zip(parts, shapes, strict=True)]
+    kinds = tuple(_kinds(below, source) for _, below, _ in levels)
+    joint = np.concatenate(flat, axis=1).astype(np.int64)
+    return _Layout(joint, shapes, kinds, _kinds(children, source), chain)
+
+
+def _kinds(children: NDArray[np.int64], sources: NDArray[np.int64]) -> tuple[Kind, ...]:
+    """The kind of the children [B, M, C] in each place, by what each column was drawn from."""
+    rows = np.arange(len(children))[:, None, None]
+    drawn = sources[rows, np.maximum(children - 1, 0)] >= 0
+    real = children > 0
+    places = range(children.shape[2])
+    some = [bool((drawn & real)[:, :, place].any()) for place in places]
+    others = [bool((~drawn & real)[:, :, place].any()) for place in places]
+    return tuple(None if a and b else a for a, b in zip(some, others, strict=True))
+
+
+def _levels(
+    children: NDArray[np.int64], parents: trees.Parents, lengths: NDArray[np.int64]
+) -> tuple[list[tuple[NDArray[np.int64], ...]], NDArray[np.int64]]:
+    """The nodes, children and origins of each level on the host (see `Level`); `Tree.places`."""
     depths = trees.node_depths(parents)
     batch, nodes = depths.shape
-    real = np.arange(nodes) <= lengths[:, None]
-    places = np.zeros((batch, nodes), dtype=np.int64)
-    slot = np.zeros((batch, nodes), dtype=np.int64)
-    sibling = np.zeros((batch, nodes), dtype=np.int64)
-    for row, node, place in zip(*np.nonzero(children), strict=True):
-        sibling[row, children[row, node, place]] = place
-    levels: list[tuple[Any, Any, Any]] = []
+    depths = np.where(np.arange(nodes) <= lengths[:, None], depths, -1)
+    earlier = np.tri(nodes - 1, k=-1, dtype=bool)
+    sibling = ((parents[:, :, None] == parents[:, None, :]) & earlier).sum(2)
+    slot, places = np.zeros((2, batch, nodes), dtype=np.int64)
+    levels: list[tuple[NDArray[np.int64], ...]] = []
     start = 0
-    for depth in range(int(np.where(real, depths, 0).max()) + 1):
-        here = real & (depths == depth)
-        most = int(here.sum(1).max())
-        members = np.zeros((batch, most), dtype=np.int64)
-        origin = np.zeros((batch, most), dtype=np.int64)
-        for row in range(batch):
-            found = np.flatnonzero(here[row])
-            members[row, : len(found)] = found
-            slot[row, found] = np.arange(len(found))
-            places[row, found] = start + np.arange(len(found))
-            if depth:
-                above = levels[-1][1].shape[2]
-                mothers = parents[row, found - 1]
-                origin[row, : len(found)] = slot[row, mothers] * above + sibling[row, found]
-        following = np.take_along_axis(children, members[:, :, None], axis=1)
-        following[np.arange(most) >= here.sum(1)[:, None]] = 0
-        used = int((following > 0).sum(2).max(initial=0))
-        levels.append((members, following[:, :, :used], origin))
+    for depth in range(int(depths.max(initial=0)) + 1):
+        here = depths == depth
+        counts = here.sum(1)
+        most = int(counts.max(initial=0))
+        used = np.arange(most) < counts[:, None]
+        members = np.where(used, np.argsort(~here, axis=1, kind="stable")[:, :most], 0)
+        origin = np.zeros_like(members)
+        if depth:
+            columns = np.maximum(members - 1, 0)
+            above = np.take_along_axis(slot, np.take_along_axis(parents, columns, 1), 1)
+            origin = above * levels[-1][1].shape[2] + np.take_along_axis(sibling, columns, 1)
+            origin = np.where(used, origin, 0)
+        following = np.take_along_axis(children, members[:, :, None], axis=1) * used[:, :, None]
+        following = following[:, :, : int((following > 0).sum(2).max(initial=0))]
+        levels.append((members, following, origin))
+        index = np.tile(np.arange(most), (batch, 1))
+        np.put_along_axis(slot, members, index, 1)
+        np.put_along_axis(places, members, start + index, 1)
+        # Padding stands for the root.
+        slot[:, 0] = places[:, 0] = 0
         start += most
     return levels, places
 

@@ -1,38 +1,44 @@
-"""From a method's name to a verdict: one object that a decoder keeps."""
+"""One round's verdict: how many drafts are kept, then what follows them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+from array_api_compat import array_namespace
+
 from ..config.params import SpeculativeConfig
 from ..errors import DraftShapeError
+from ..types import trees
 from ..types.records import DraftProposal, Verdict
-from .block import BlockVerification
-from .chain import Method
+from .bounds import block_values
 from .coupled import PositionDraws, verify_coupled
 from .lossy import LenientVerification, MixtureVerification, TypicalVerification
-from .plain import LazyMethod
-from .recursive import RecursiveVerification
-from .token import TokenVerification
-from .traversal import TraversalVerification
-from .verify import TreeMethod, VerdictDraws, verify, verify_tree
+from .methods import Method, RecursiveVerification, TraversalVerification, point_mass_stop
+from .transport import first_token_optimum
+from .tree import Tree
 
-METHODS: dict[str, LazyMethod] = {
-    "block": BlockVerification(),
-    "token": TokenVerification(),
-    "traversal": BlockVerification(),
-    "recursive": TokenVerification(),
-}
-"""The lossless methods on chains, by the name `SpeculativeConfig.verification` gives them."""
-
-TREE_METHODS: dict[str, TreeMethod] = {
+METHODS: dict[str, Method] = {
     "block": TraversalVerification(),
     "token": RecursiveVerification(),
     "traversal": TraversalVerification(),
     "recursive": RecursiveVerification(),
 }
-"""The same on trees."""
+"""The lossless methods, by the name `SpeculativeConfig.verification` gives them."""
+
+
+class VerdictDraws(Protocol):
+    """The two draws of a verdict."""
+
+    def stop(self, distributions: Any) -> Any:
+        """Draw an index int64 [B] from each distribution [B, N + 1]."""
+        ...
+
+    def token(self, distributions: Any) -> Any:
+        """Draw an index int64 [B] from each distribution [B, V]."""
+        ...
 
 
 class Draws(VerdictDraws, PositionDraws, Protocol):
@@ -41,60 +47,120 @@ class Draws(VerdictDraws, PositionDraws, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """A verification method for chains and for trees.
+    """Decides which drafts are kept. A decoder keeps one.
 
     Attributes:
-        chain: the method on chains; None draws each position's token from coupled noise.
-        tree: the method on trees; None where there is none.
-        lossy: whether it changes the distribution of the output.
-        lazy: the method on chains, if it makes do with distributions that are normalised lazily.
+        method: the verification method; None draws each position's token from coupled noise.
+        bounds: whether verdicts of drawn trees say what no verifier can exceed; it costs a sort of
+            the vocabulary in each round.
     """
 
-    chain: Method | None
-    tree: TreeMethod | None
-    lossy: bool = False
-    lazy: LazyMethod | None = None
+    method: Method | None
+    bounds: bool = False
 
     @staticmethod
     def of(config: SpeculativeConfig) -> Verifier:
-        """The verifier that a configuration asks for."""
+        """Make the verifier that a configuration asks for."""
         match config.verification:
             case "coupled":
-                return Verifier(None, None)
+                return Verifier(None)
             case "lenient":
-                return Verifier(LenientVerification(config.lenience), None, lossy=True)
+                return Verifier(LenientVerification(config.lenience))
             case "mixture":
-                return Verifier(MixtureVerification(config.mixture_budget), None, lossy=True)
+                return Verifier(MixtureVerification(config.mixture_budget))
             case "typical":
-                typical = TypicalVerification(config.typical_epsilon, config.typical_delta)
-                return Verifier(typical, None, lossy=True)
+                return Verifier(TypicalVerification(config.typical_epsilon, config.typical_delta))
             case name:
-                method = METHODS[name]
-                # A subclass may change what the edges know nothing of.
-                plain = type(method) in (BlockVerification, TokenVerification)
-                return Verifier(method, TREE_METHODS[name], lazy=method if plain else None)
-
-    @property
-    def keeps_forbidden(self) -> bool:
-        """Whether it may keep a token to which the target gives no probability."""
-        return self.lossy and not isinstance(self.chain, LenientVerification | TypicalVerification)
+                return Verifier(METHODS[name])
 
     @property
     def coupled(self) -> bool:
         """Whether drafts are kept by equality with the target's own keyed draws."""
-        return self.chain is None
+        return self.method is None
 
-    def judge(self, proposal: DraftProposal, target: Any, draws: Draws) -> Verdict:
-        """The verdict on drafts beside the target's dense distributions [B, N + 1, V]."""
-        if self.chain is None:
+    @property
+    def lossy(self) -> bool:
+        """Whether it changes the distribution of the output."""
+        return self.method is not None and self.method.lossy
+
+    @property
+    def keeps_forbidden(self) -> bool:
+        """Whether it may keep a token to which the target gives no probability."""
+        return self.method is not None and self.method.keeps_forbidden
+
+    def verify(self, proposal: DraftProposal, target: Any, draws: Draws) -> Verdict:
+        """Keep drafts, and draw the token that follows them.
+
+        Args:
+            proposal: drafted tokens and the distributions they were drawn from.
+            target: the target's distributions, dense [B, N + 1, V].
+            draws: the round's randomness.
+
+        Raises:
+            DraftShapeError: the drafts are a tree, or drawn beside point masses, and the method
+                takes chains of one kind only.
+        """
+        if self.method is None:
             return verify_coupled(proposal, target, draws)
-        if proposal.width and (
-            proposal.parents is not None or proposal.distribution_rows is not None
-        ):
-            if self.tree is None:
-                raise DraftShapeError(
-                    "the drafter returned a tree, or drawn tokens beside point masses, and the "
-                    "verification method is for chains of one kind only; use a lossless one"
-                )
-            return verify_tree(proposal, target, self.tree, draws)
-        return verify(proposal, target, self.chain, draws)
+        return verify(proposal, target, self.method, draws, bounds=self.bounds)
+
+
+def verify(
+    proposal: DraftProposal,
+    target: Any,
+    method: Method,
+    draws: VerdictDraws,
+    *,
+    bounds: bool = False,
+) -> Verdict:
+    """Keep drafts by a method, as `Verifier.verify`; without drafts, draw the target's token."""
+    xp = array_namespace(target)
+    if proposal.width == 0:
+        none = xp.zeros(target.shape[0], dtype=xp.int64, device=target.device)
+        return Verdict(none, draws.token(target[:, 0, :]))
+    chain = proposal.parents is None and proposal.distribution_rows is None
+    if not (chain or method.trees):
+        raise DraftShapeError(
+            "the drafter returned a tree, or drawn tokens beside point masses, and the "
+            "verification method is for chains of one kind only; use a lossless one"
+        )
+    tree = Tree.of(proposal, target)
+    distribution, claims = method.stop_distribution(tree)
+    node = draws.stop(distribution)
+    token = draws.token(method.residual(tree, claims, node))
+    ceiling = first = None
+    if proposal.parents is None:
+        ceiling = block_values(tree.ratio) if chain else None
+    elif tree.draft is None:
+        depth = trees.node_depths(proposal.structure).astype(np.float64)
+        tokens = xp.asarray(depth + 1, device=target.device)
+        ceiling = xp.sum(point_mass_stop(tree)[0] * tokens, axis=-1)
+    if bounds and not chain:
+        first = first_token_optimum(proposal, target[:, 0])
+    return Verdict(node, token, ceiling, first)
+
+
+def verify_point_masses(
+    drafted: Sequence[int], point_masses: Sequence[int], parents: Sequence[int] | None = None
+) -> tuple[int, int]:
+    """Keep the drafts of one row whose target distributions are point masses: those that equal them.
+
+    Every lossless method keeps drafts up to the first that is not the target's token, and that
+    token, or the one after the last, follows. Nothing is drawn.
+
+    Args:
+        drafted: the row's drafted tokens, L of them.
+        point_masses: the target's token after each node, L + 1 or more.
+        parents: the node that each drafted token follows; None for a chain.
+
+    Returns:
+        The last node kept, and the token that follows it.
+    """
+    node = 0
+    for column, token in enumerate(drafted):
+        parent = column if parents is None else parents[column]
+        if parent == node and token == point_masses[node]:
+            node = column + 1
+        elif parents is None:
+            break
+    return node, point_masses[node]

@@ -4,130 +4,146 @@ Automaton: Blumer et al. 1985, "The smallest automaton recognizing the subwords 
 2n states and 3n transitions for n tokens, built in amortised O(1) a token. Occurrences are counted
 for strings of at most `order + 1` tokens: each token adds one to every state on its path of suffix
 links, which is at most `order + 1` long, and in text mostly below ten. So counts are exact at any
-time, which a walk at query time or a count made now and then could not give in less.
+time. It takes some ten microseconds and some 600 bytes a token.
 """
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Iterable
 
-from ..candidate import Candidate
-from . import kernels as kernels
-
-_SMALLEST = 64
-"""For how many tokens room is made at first."""
+ROOT = 0
+Match = tuple[int, int]
+"""A state, and how many tokens of its strings are meant."""
 
 
 class SuffixAutomaton:
-    """All strings that occur in a text, and how often each is followed by what.
+    """All strings that occur in texts, and how often each is followed by what.
 
     Args:
         order: the longest context, in tokens.
-        max_tokens: how many tokens may be read, at least 1. Room is made as they come: 96 to 128
-            bytes for each, and while it grows at most twice that.
     """
 
-    def __init__(self, order: int, max_tokens: int) -> None:
+    def __init__(self, order: int) -> None:
         self.order = order
-        self._max_tokens = max_tokens
-        self._capacity = min(_SMALLEST, max_tokens)
-        self._nodes, self._table = self._room()
-        self._meta = np.zeros(8, dtype=np.int64)
-        self._meta[kernels.SIZE] = kernels.ROOT + 1
-        self._meta[kernels.LAST] = self._meta[kernels.CONTEXT] = kernels.ROOT
-        self._nodes[0, kernels.LENGTH] = -1
+        self.size = 0
+        # Of each state: its transitions, its suffix link, the length of its longest string, how
+        # often its strings occur, and where the last of these occurrences ends.
+        self._next: list[dict[int, int]] = [{}]
+        self._link = [-1]
+        self._length = [0]
+        self._count = [0]
+        self._end = [0]
+        self._last = ROOT
+        self._context: Match = (ROOT, 0)
 
-    def __len__(self) -> int:
-        """How many tokens were read, ends of texts included."""
-        return int(self._meta[kernels.POSITION])
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Read tokens."""
+        for token in tokens:
+            self._append(token)
+            self._count_last(token)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return self._nodes.nbytes + self._table.nbytes
+    def end_text(self) -> None:
+        """End a text: no match reaches across its end."""
+        self._append(-1)
+        self._context = (ROOT, 0)
 
-    @property
-    def states(self) -> int:
-        """How many states there are, at most two a token."""
-        return int(self._meta[kernels.SIZE]) - 1
+    def own_match(self) -> Match:
+        """Return the longest suffix of the text, of at most `order` tokens, that was followed."""
+        return self.followed((self._context[0], min(self._context[1], self.order)))
 
-    @property
-    def operations(self) -> tuple[int, int]:
-        """How often the loops went round that build the automaton, and those that count."""
-        return int(self._meta[kernels.STEPS]), int(self._meta[kernels.VISITS])
+    def match(self, tokens: Iterable[int]) -> Match:
+        """Return the longest suffix of `tokens`, of at most `order` tokens, that occurs here."""
+        state, length = ROOT, 0
+        for token in tokens:
+            while token not in self._next[state] and state != ROOT:
+                state = self._link[state]
+                length = self._length[state]
+            if token in self._next[state]:
+                length = min(length + 1, self.order)
+                state = self._shortened(self._next[state][token], length)
+        return state, length
 
-    @property
-    def arrays(self) -> kernels.Arrays:
-        """What the functions of `suffix_kernels` take: they stay the same until room is made."""
-        return self._nodes, self._table, self._meta
+    def followed(self, match: Match) -> Match:
+        """Return the longest suffix of a match, of at most `order` tokens, that was followed."""
+        length = min(match[1], self.order)
+        state = self._shortened(match[0], length)
+        while state != ROOT and self._occurrences(state) == 0:
+            state, length = self.shorter(state)
+        return state, length
 
-    def reserve(self, tokens: int) -> None:
-        """Make room for this many tokens, those that were read included."""
-        assert tokens <= self._max_tokens, "the text is longer than its automaton may become"
-        if tokens <= self._capacity:
-            return
-        self._capacity = min(max(tokens, 2 * self._capacity), self._max_tokens)
-        nodes, table = self._room()
-        nodes[: len(self._nodes)] = self._nodes
-        kernels.rehash(nodes, self._table, table)
-        self._nodes, self._table = nodes, table
+    def shorter(self, state: int) -> Match:
+        """Return the longest suffix of a state's strings that occurs elsewhere as well."""
+        link = self._link[state]
+        return link, self._length[link]
 
-    def extend(self, tokens: NDArray[np.int64]) -> None:
-        """Read tokens int64 [n]; one below 0 ends a text."""
-        self.reserve(len(self) + len(tokens))
-        kernels.extend(*self.arrays, tokens, self.order)
+    def continuations(self, state: int, least: float) -> list[tuple[float, int, int, int]]:
+        """Return what followed a state's strings: share, last occurrence, token, state.
 
-    def own_match(self) -> tuple[int, int]:
-        """The longest suffix of the text that has been followed: its state and its length."""
-        return kernels.own_match(self._nodes, self._meta, self.order)
-
-    def match(
-        self, tokens: NDArray[np.int64], before: tuple[int, int] = (kernels.ROOT, 0)
-    ) -> tuple[int, int]:
-        """The longest suffix of `tokens`, int64 [n], that occurs here: its state and its length.
-
-        Args:
-            tokens: the tokens, of which the last `order` matter.
-            before: the match that they follow; none if they are all there is.
-        """
-        last = np.ascontiguousarray(tokens[-self.order :])
-        return kernels.follow(self._nodes, self._table, *before, last, self.order)
-
-    def draft(
-        self,
-        match: tuple[int, int],
-        limits: tuple[int, int, float, float, float, int],
-        branches: bool,
-    ) -> Candidate:
-        """What may follow a match: the best of its suffixes' drafts.
+        An occurrence that ends the text has nothing after it and does not count; one that ends an
+        earlier text counts as followed by none of these.
 
         Args:
-            match: its state and its length.
-            limits: see `suffix_kernels.draft`.
-            branches: whether a tree is wanted.
+            state: has been followed.
+            least: the smallest share that is of interest.
         """
-        size = limits[0]
-        out = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64), np.empty(size)
-        count, matched, _, expected = kernels.draft(
-            self.arrays, *match, self.order, limits, branches, out
-        )
-        return Candidate(out[0][:count], out[1][:count], out[2][:count], matched, expected)
+        count, total = self._count, self._occurrences(state)
+        needed = max(least * total, 1)
+        return [
+            (count[reached] / total, self._end[reached], token, reached)
+            for token, reached in self._next[state].items()
+            if count[reached] >= needed
+        ]
 
-    def _room(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        slots = 1 << (2 * self._capacity - 1).bit_length()
-        nodes = np.zeros((2 * self._capacity + 2, 8), dtype=np.int32)
-        return nodes, np.zeros((slots, 4), dtype=np.int32)
+    def _occurrences(self, state: int) -> int:
+        """How many occurrences of a state's strings have something after them."""
+        return self._count[state] - (self._end[state] == self.size)
 
+    def _shortened(self, state: int, length: int) -> int:
+        """The state of the last `length` tokens of a state's strings."""
+        while state != ROOT and self._length[self._link[state]] >= length:
+            state = self._link[state]
+        return state
 
-def prepare() -> None:
-    """Have the loops compiled, or fetched compiled, before they are needed.
+    def _append(self, token: int) -> None:
+        """Add one token: the online construction."""
+        new = self._state({}, ROOT, self._length[self._last] + 1)
+        state = self._last
+        while state >= 0 and token not in self._next[state]:
+            self._next[state][token] = new
+            state = self._link[state]
+        if state >= 0:
+            reached = self._next[state][token]
+            if self._length[reached] > self._length[state] + 1:
+                reached = self._split(state, token, reached)
+            self._link[new] = reached
+        self._last = new
+        self.size += 1
 
-    Some ten seconds the first time on a machine, a fifth of a second in each later process.
-    """
-    automaton = SuffixAutomaton(1, 2 * _SMALLEST)
-    automaton.extend(np.zeros(2 * _SMALLEST, dtype=np.int64))
-    match = automaton.match(np.zeros(1, dtype=np.int64))
-    for branches in (False, True):
-        automaton.draft(match, (1, 1, 1.0, 0.0, 1.0, 1), branches)
-    automaton.own_match()
+    def _split(self, state: int, token: int, whole: int) -> int:
+        """Part the strings of `whole` that are at most one token longer than those of `state`."""
+        length = self._length[state] + 1
+        part = self._state(dict(self._next[whole]), self._link[whole], length)
+        self._count[part], self._end[part] = self._count[whole], self._end[whole]
+        self._link[whole] = part
+        while state >= 0 and self._next[state].get(token) == whole:
+            self._next[state][token] = part
+            state = self._link[state]
+        return part
+
+    def _state(self, following: dict[int, int], link: int, length: int) -> int:
+        self._next.append(following)
+        self._link.append(link)
+        self._length.append(length)
+        self._count.append(0)
+        self._end.append(0)
+        return len(self._next) - 1
+
+    def _count_last(self, token: int) -> None:
+        """Count the strings of at most `order + 1` tokens that end in the token just added."""
+        length = min(self._context[1], self.order)
+        state = self._next[self._shortened(self._context[0], length)][token]
+        self._context = (state, length + 1)
+        while state != ROOT:
+            self._count[state] += 1
+            self._end[state] = self.size
+            state = self._link[state]

@@ -1,6 +1,6 @@
 """A text in one tokenizer's tokens, written in another's, as it grows.
 
-Any prefix is a lawful one to draft from, so that how it is written costs acceptance at most. It is
+Drafts may be drawn after any prefix, so that how it is written costs acceptance at most. It is
 written as the draft would write the text itself, but for three things: a character that is not
 complete yet is spelled byte by byte, special tokens without a counterpart are left out, and what
 lies some way back stays as it was written.

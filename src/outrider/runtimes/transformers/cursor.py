@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from threading import RLock
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ...errors import ModelError
-from .pending import FedTokens
-from .views import View, Views, grown
+from ...errors import ContextLengthError, ModelError
+from ..base import Cursor
+from .slots import Fed, Slot
+from .views import grown
+
+if TYPE_CHECKING:
+    from .model import TransformersModel
+
+Run = Callable[..., Any]
+"""What computes a forward: a model of transformers, or what behaves like one."""
 
 _MIXED = "a cursor is fed by step or by expand, not by both; open another one"
-
-
-class SlotModel(Protocol):
-    """What computes columns of a slot cache."""
-
-    @property
-    def lock(self) -> RLock:
-        """Held while slots, views and cache are in use."""
-        ...
-
-    @property
-    def views(self) -> Views:
-        """What forwards see."""
-        ...
-
-    def forward(
-        self, slots: list[int], starts: list[int], tokens: Tensor, view: View, keep: int
-    ) -> Tensor:
-        """Compute columns [B, q] of the cache, and the logits [B, keep, V] of the last of them."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +29,7 @@ class SlotBatch:
 
     Attributes:
         slots: the cache row of each.
-        starts: the first column each computes.
+        starts: the first column that each computes.
         tokens: int64 [B, m], the last m tokens of each prefix, on the device.
         order: the caller's row of each; None if it is the same.
         cached: how many tokens of each new prefix were found computed, by the caller's rows.
@@ -52,67 +39,85 @@ class SlotBatch:
     starts: list[int]
     tokens: Tensor
     order: list[int] | None
-    cached: list[int]
+    cached: tuple[int, ...]
+
+    def sorted(self, rows: Tensor) -> Tensor:
+        """The caller's rows, in the order of the slots."""
+        return rows if self.order is None else rows[self.order]
+
+    def unsorted(self, rows: Tensor) -> Tensor:
+        """Rows in the order of the slots, in the caller's."""
+        if self.order is None:
+            return rows
+        order = torch.tensor(self.order, device=rows.device)
+        return torch.empty_like(rows).index_copy_(0, order, rows)
 
 
-class SlotCursor:
+class SlotCursor(Cursor):
     """A transformers model in the middle of drafting: each call is one forward.
 
-    It is fed either chains, by `step`, or trees, by `expand`, in torch's inference mode, as all of
-    a round is.
-
     Args:
-        model: computes columns of the slots.
+        model: whose slots it writes to.
+        run: what computes the forwards.
         batch: the rows of the forward that came to the end of the prefixes.
+        held: what the table knows of their slots. The cursor is of use while it knows the same.
         fed: notes what is fed.
         logits: [B, V] of the batch's last tokens, in its order.
-        depth: it is fed fewer tokens in a row.
     """
 
     def __init__(
         self,
-        model: SlotModel,
+        model: TransformersModel,
+        run: Run,
         batch: SlotBatch,
-        fed: FedTokens,
+        held: Sequence[Slot],
+        fed: Fed,
         logits: Tensor,
-        depth: int,
     ) -> None:
         self._model = model
-        self._slots = batch.slots
+        self._run = run
+        self._batch = batch
+        self._held = held
         self._ends = [start + batch.tokens.shape[1] for start in batch.starts]
-        self._order = batch.order
         self._fed = fed
         self._logits = logits
-        self._depth = depth
-        self._views: list[View] = []
         self._ancestors: Tensor | None = None
 
     @property
     def logits(self) -> Tensor:
         """Logits [B, V] after the prefixes and the tokens that `step` was fed so far."""
-        return unsorted(self._logits, self._order)
+        return self._batch.unsorted(self._logits)
 
+    @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
         """Feed tokens int64 [B], on the device, and return the logits [B, V] after them.
 
         Raises:
-            ModelError: `expand` was called before.
+            ContextLengthError: no row has room for another token.
+            ModelError: `expand` was called before, or the sequences were verified, opened or
+                released since this cursor was.
         """
+        fed = self._fed.calls
         if self._ancestors is not None:
             raise ModelError(_MIXED)
-        step = len(self._fed.calls)
-        if not self._views:
-            with self._model.lock:
-                self._views = self._model.views.steps(self._ends, self._depth - 1)
-        rows = tokens if self._order is None else tokens[self._order]
-        starts = [end + step for end in self._ends]
-        view = self._views[step]
-        logits = self._model.forward(self._slots, starts, rows[:, None], view, 1)
-        # Noted only now: a forward that did not end has computed nothing to be relied on.
-        self._fed.calls.append((tokens, None))
+        if min(self._ends) + len(fed) >= self._model.max_length:
+            raise ContextLengthError(
+                f"{len(fed) + 1} tokens were fed to a cursor of prefixes with at least "
+                f"{min(self._ends)} tokens; the model's context is {self._model.max_length}: "
+                "draft no further"
+            )
+        starts = [end + len(fed) for end in self._ends]
+        with self._model.lock:
+            self._check()
+            view = self._model.views.chain(starts, 1)
+            rows = self._batch.sorted(tokens)[:, None]
+            logits = self._model.forward(self._batch.slots, starts, rows, view, 1, self._run)
+            # Noted only now: a forward that did not end has computed nothing to be relied on.
+            self._fed.add(tokens[:, None], None)
         self._logits = logits[:, 0]
         return self.logits
 
+    @torch.inference_mode()
     def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
         """Feed nodes of a tree, and return the logits [B, M, V] after them.
 
@@ -125,26 +130,26 @@ class SlotCursor:
                 the j-th fed before this call.
 
         Raises:
-            ModelError: `step` was called before.
+            ModelError: `step` was called before, or as `step`.
         """
-        if self._views:
+        if self._fed.calls and self._ancestors is None:
             raise ModelError(_MIXED)
         width = tokens.shape[1]
-        rows, follows = tokens, parents
-        if self._order is not None:
-            rows, follows = tokens[self._order], parents[self._order]
-        ancestors = grown(self._ancestors, follows)
+        ancestors = grown(self._ancestors, self._batch.sorted(parents))
         starts = [end + ancestors.shape[1] - width for end in self._ends]
         with self._model.lock:
+            self._check()
             view = self._model.views.tree(self._ends, ancestors, width)
-            logits = self._model.forward(self._slots, starts, rows, view, width)
+            rows = self._batch.sorted(tokens)
+            logits = self._model.forward(self._batch.slots, starts, rows, view, width, self._run)
+            self._fed.add(tokens, parents)
         self._ancestors = ancestors
-        self._fed.calls.append((tokens, parents))
-        return unsorted(logits, self._order)
+        return self._batch.unsorted(logits)
 
-
-def unsorted(rows: Tensor, order: list[int] | None) -> Tensor:
-    """Rows sorted by slot, back in the caller's order."""
-    if order is None:
-        return rows
-    return torch.empty_like(rows).index_copy_(0, torch.tensor(order, device=rows.device), rows)
+    def _check(self) -> None:
+        """Raise ModelError if the slots are no longer what they were."""
+        if not self._model.holds(self._batch.slots, self._held):
+            raise ModelError(
+                "the sequences of this cursor were verified, opened or released since; open "
+                "another one"
+            )

@@ -7,28 +7,24 @@ forward writes there again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from copy import copy
-from threading import RLock
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import Module, ModuleList
+from torch.nn import ModuleList
 
 from ...errors import InvalidConfigError, ModelError
-from ...types.records import Prefix
+from ...types.records import DraftProposal, Prefix, TargetScores
+from ..base import Capabilities, Runtime
 from .cursor import SlotCursor
-from .direct import forward_of
 from .model import TransformersModel
-from .pending import FedTokens
-from .views import View, Views
+from .twin import sharing, twin
 
 _FEW = 4
 """A prefix that misses more tokens is computed in all layers: the target will need them."""
 
 
-class EarlyExit:
+class EarlyExit(Runtime):
     """A target that is left after its first layers.
 
     It shares the target's parameters and slots, and keeps nothing of its own.
@@ -39,6 +35,7 @@ class EarlyExit:
 
     Attributes:
         share: of the target's layers, those that are run.
+        models: the target, whose slots are used.
 
     Raises:
         InvalidConfigError: there are not more layers than that.
@@ -48,31 +45,35 @@ class EarlyExit:
     def __init__(self, target: TransformersModel, layers: int) -> None:
         if not isinstance(target, TransformersModel):
             raise InvalidConfigError("target", type(target).__name__, "a TransformersModel")
-        self._target = target
-        self._hf_model = truncated(target.hf_model, layers)
+        self.models = (target,)
         self.share = layers / _depth(target.hf_model)
-        self._forward = forward_of(self._hf_model)
+        self._target = target
+        self._layers = layers
+        self._run = truncated(twin(target.hf_model), layers)
         self._check()
 
     @property
-    def models(self) -> tuple[TransformersModel]:
-        """The target, whose slots are used."""
-        return (self._target,)
-
-    @property
-    def vocab_size(self) -> int:
-        """Width of the logits, V."""
-        return self._target.vocab_size
-
-    @property
-    def lock(self) -> RLock:
+    def capabilities(self) -> Capabilities:
         """The target's."""
-        return self._target.lock
+        return self._target.capabilities
 
     @property
-    def views(self) -> Views:
+    def empty_slots(self) -> int:
         """The target's."""
-        return self._target.views
+        return self._target.empty_slots
+
+    def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
+        """Free the target's slots of these sequences."""
+        self._target.release(sequence_ids, discard=discard)
+
+    def reset(self) -> None:
+        """Forget all that was computed, as the target does."""
+        self._target.reset()
+        self._run = truncated(twin(self._target.hf_model), self._layers)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if what is known of the target's slots contradicts itself."""
+        self._target.check_integrity()
 
     @torch.inference_mode()
     def read_ahead(self, prefixes: Sequence[Prefix]) -> tuple[int, ...]:
@@ -84,12 +85,11 @@ class EarlyExit:
         Raises:
             ContextLengthError, ModelError: as `open`.
         """
-        with self.lock:
-            return tuple(self._target.enter(prefixes, [0] * len(prefixes), _FEW).cached)
+        with self._target.lock:
+            return self._target.enter(prefixes, [0] * len(prefixes), _FEW).cached
 
-    @torch.inference_mode()
     def open(self, prefixes: Sequence[Prefix], depth: int) -> SlotCursor:
-        """A cursor at the end of the prefixes, to be fed fewer than `depth` tokens in a row.
+        """Open a cursor at the end of the prefixes, to be fed fewer than `depth` tokens in a row.
 
         Of what is computed here the slots say nothing: the target computes it anew in all layers.
 
@@ -97,24 +97,18 @@ class EarlyExit:
             ContextLengthError: a prefix is longer than `max_length`.
             ModelError: more sequences are live than there are slots.
         """
-        with self.lock:
-            batch = self._target.enter(prefixes, [0] * len(prefixes), _FEW)
-            view = self.views.chain(batch.starts, batch.tokens.shape[1])
-            logits = self.forward(batch.slots, batch.starts, batch.tokens, view, 1)[:, 0]
-        return SlotCursor(self, batch, FedTokens(len(prefixes)), logits, depth)
+        return self._target.open_by(self._run, prefixes, _FEW, settle=False)
 
-    def forward(
-        self, slots: list[int], starts: list[int], tokens: Tensor, view: View, keep: int
-    ) -> Tensor:
-        """Compute columns [B, q] in the first layers, and the logits [B, keep, V] there."""
-        return self._target.forward(slots, starts, tokens, view, keep, self._forward)
+    def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
+        """Compute the first layers' logits [B, N + 1, V]; see `Runtime.verify`."""
+        return self._target.verify_by(self._run, prefixes, proposal, _FEW, settle=False)
 
     @torch.inference_mode()
     def _check(self) -> None:
-        ids = torch.arange(3, device=self._target.device)[None] % self.vocab_size
-        name = type(self._hf_model).__name__
+        ids = torch.arange(3, device=self.device)[None] % self.vocab_size
+        name = type(self._target.hf_model).__name__
         try:
-            logits = self._hf_model(input_ids=ids, use_cache=False).logits
+            logits = self._run(input_ids=ids, use_cache=False).logits
         except Exception as error:
             raise ModelError(
                 f"the first layers of {name} do not run without the others "
@@ -150,10 +144,10 @@ def truncated(hf_model: Any, layers: int) -> Any:
             "decoder layers in one plain list; draft with a second model, or by prompt lookup"
         )
     *path, last = stacks[0].split(".")
-    model = _sharing(hf_model)
+    model = sharing(hf_model)
     owner = model
     for name in path:
-        owner._modules[name] = _sharing(owner._modules[name])
+        owner._modules[name] = sharing(owner._modules[name])
         owner = owner._modules[name]
     owner._modules[last] = owner._modules[last][:layers]
     return model
@@ -162,10 +156,3 @@ def truncated(hf_model: Any, layers: int) -> Any:
 def _depth(hf_model: Any) -> int:
     """How many decoder layers it has."""
     return int(hf_model.config.get_text_config().num_hidden_layers)
-
-
-def _sharing(module: Module) -> Any:
-    """A module with the same parameters and submodules, whose submodules can be replaced."""
-    other = copy(module)
-    other._modules = dict(module._modules)
-    return other

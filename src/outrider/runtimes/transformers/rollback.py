@@ -28,7 +28,7 @@ def check_rollback(model: TransformersModel) -> None:
         ModelError: they differ, or logits mean nothing.
     """
     ids = [i * 7 % model.vocab_size for i in range(1, 7)]
-    full = model.hf_model(input_ids=torch.tensor([ids], device=model.device), use_cache=False)
+    full = model.run(input_ids=torch.tensor([ids], device=model.device), use_cache=False)
     expected = full.logits[0, -2:].double()
     if not torch.isfinite(expected).all():
         raise ModelError(
@@ -40,9 +40,7 @@ def check_rollback(model: TransformersModel) -> None:
     beside = _outright([ids[0], ids[5]], [0, 0], model.device)
     found = model.verify([Prefix(_PROBE, ids[:5])], beside).logits[0, [0, 2]].double()
     model.release([_PROBE], discard=True)
-    shorter = model.hf_model(
-        input_ids=torch.tensor([ids[:5]] * 2, device=model.device), use_cache=False
-    )
+    shorter = model.run(input_ids=torch.tensor([ids[:5]] * 2, device=model.device), use_cache=False)
     scale = expected.abs().max().clamp(min=1e-9)
     error = float((found - expected).abs().max() / scale)
     # What the model's own forward varies by, with the shape of its batch, is not held against

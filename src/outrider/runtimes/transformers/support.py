@@ -1,4 +1,4 @@
-"""What the adapter has to know of an architecture, read off its config and one forward."""
+"""What the runtime has to know of an architecture, read off its config and one forward."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import torch
 from transformers import DynamicCache
 
 from ...errors import ModelError
-from . import attention, products
-from .direct import same_inputs
 from .slot_cache import LayerShape
 
 _ATTENTION_KINDS = ("full_attention", "sliding_attention")
@@ -25,7 +23,6 @@ class Architecture:
         layers: the cache shape of each layer.
         windows: of each kind of attention mask the model wants, the sliding window, None for full
             attention. One entry named None where the model takes a single mask.
-        groups: query heads per key head where the packed attention is in use everywhere, else 1.
         vocab_size: width of the logits.
         context_length: positions the model has, None if its config states none.
         eos_token_ids: tokens that end a sequence.
@@ -35,7 +32,6 @@ class Architecture:
 
     layers: tuple[LayerShape, ...]
     windows: tuple[tuple[str | None, int | None], ...]
-    groups: int
     vocab_size: int
     context_length: int | None
     eos_token_ids: frozenset[int]
@@ -43,32 +39,12 @@ class Architecture:
     device: torch.device
 
 
-class Setting:
-    """How a model computes: what an adapter changes in it, as it was before.
+def inspect_architecture(hf_model: Any, run: Any) -> Architecture:
+    """Check that a model can be decoded speculatively, and describe it.
 
     Args:
         hf_model: the model.
-
-    Attributes:
-        few_rows: the layers that were `products.FewRows`.
-    """
-
-    def __init__(self, hf_model: Any) -> None:
-        self._model = hf_model
-        self._attention = hf_model.config._attn_implementation
-        self._training = [(module, module.training) for module in hf_model.modules()]
-        self.few_rows = products.installed(hf_model)
-
-    def restore(self) -> None:
-        """Set the model back."""
-        products.remove(self._model, but=self.few_rows)
-        for module, training in self._training:
-            module.training = training
-        self._model.set_attn_implementation(self._attention)
-
-
-def inspect_architecture(hf_model: Any) -> Architecture:
-    """Check that a model can be decoded speculatively, prepare its attention, and describe it.
+        run: what computes its forwards, called once with one token.
 
     Raises:
         ModelError: encoder-decoder, recurrent or convolutional state, ALiBi, an attention pattern
@@ -76,19 +52,13 @@ def inspect_architecture(hf_model: Any) -> Architecture:
     """
     name = type(hf_model).__name__
     config = hf_model.config.get_text_config()
-    _refuse_unsupported(hf_model, name, config)
     windows = _windows(name, config)
-    hf_model.eval()
-    packed = bool(hf_model._supports_attention_backend)
-    attention.register()
-    hf_model.set_attn_implementation(attention.NAME if packed else "sdpa")
-    products.install(hf_model, groups=same_inputs(hf_model))
     device = hf_model.device
     cache = DynamicCache()
     try:
         with torch.inference_mode():
             ids = torch.zeros(1, 1, dtype=torch.int64, device=device)
-            logits = hf_model(input_ids=ids, past_key_values=cache, use_cache=True).logits
+            logits = run(input_ids=ids, past_key_values=cache, use_cache=True).logits
         layers = tuple(
             LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3])
             for layer in cache.layers
@@ -99,13 +69,9 @@ def inspect_architecture(hf_model: Any) -> Architecture:
             f"{name} failed on one token with a key-value cache ({type(error).__name__}: {error}); "
             "expected a causal language model whose layers all keep keys and values"
         ) from error
-    heads = {layer.heads for layer in layers}
-    query_heads = int(config.num_attention_heads)
-    groups = query_heads // heads.pop() if packed and len(heads) == 1 else 1
     return Architecture(
         layers=layers,
         windows=windows,
-        groups=groups,
         vocab_size=logits.shape[-1],
         context_length=_context_length(config),
         eos_token_ids=_eos_token_ids(hf_model),
@@ -114,7 +80,9 @@ def inspect_architecture(hf_model: Any) -> Architecture:
     )
 
 
-def _refuse_unsupported(hf_model: Any, name: str, config: Any) -> None:
+def refuse_unsupported(hf_model: Any) -> None:
+    """Raise ModelError if a model is of a kind that cannot be decoded speculatively."""
+    name, config = type(hf_model).__name__, hf_model.config.get_text_config()
     remedy = "use a decoder-only model with full or sliding-window attention"
     if config.is_encoder_decoder:
         raise ModelError(f"{name} is an encoder-decoder model; {remedy}")
@@ -136,6 +104,7 @@ def _refuse_unsupported(hf_model: Any, name: str, config: Any) -> None:
         raise ModelError(
             f"{name} is spread over {', '.join(sorted(devices))}; load it on a single device"
         )
+    _windows(name, config)
 
 
 def _context_length(config: Any) -> int | None:

@@ -12,17 +12,13 @@ from torch import Tensor
 from ...types.transfer import sent
 from .support import Architecture
 
-_STAIRS = 16
-"""The most columns of one row whose mask is cut from one made before."""
-
 
 @dataclass(frozen=True, slots=True)
 class View:
     """What a forward sees.
 
     Attributes:
-        masks: additive, [B, 1, q, span], query rows repeated for each query group if q > 1; by kind
-            where the model takes several.
+        masks: additive, [B, 1, q, span]; by kind of layer where the model takes several.
         positions: int64 [B, q], of the columns computed.
         columns: int64 [B, q], which are computed.
         span: how many columns are read.
@@ -33,63 +29,34 @@ class View:
     columns: Tensor
     span: int
 
-    def rows(self, low: int, high: int) -> View:
-        """The same for some of its rows."""
-        if isinstance(self.masks, Tensor):
-            masks: Tensor | dict[str, Tensor] = self.masks[low:high]
-        else:
-            masks = {kind: mask[low:high] for kind, mask in self.masks.items()}
-        return View(masks, self.positions[low:high], self.columns[low:high], self.span)
-
 
 class Views:
-    """Makes the views of a model's forwards, one at a time.
+    """Makes the views of a model's forwards.
 
     Args:
-        architecture: the masks it wants, its dtype and its device.
+        architecture: the masks that it wants, its dtype and its device.
         max_length: no position reaches it.
     """
 
     def __init__(self, architecture: Architecture, max_length: int) -> None:
         self._windows = architecture.windows
-        self._groups = architecture.groups
         self._device = architecture.device
         self._max_length = max_length
-        self._columns = torch.arange(0, device=self._device)
         self._zero = torch.zeros((), dtype=architecture.dtype, device=self._device)
         self._minus_infinity = torch.full_like(self._zero, -torch.inf)
-        self._stairs: dict[str | None, Tensor] = {}
 
     def chain(self, starts: list[int], length: int) -> View:
-        """Of `length` columns from each row's start, each of which sees all before it."""
-        end = max(starts) + length
-        columns = self._reach(end)
-        if len(starts) == 1:
-            positions = columns[starts[0] : end][None]
-            # The kernels of other devices may want a mask whose rows are aligned.
-            if length <= _STAIRS and self._device.type == "cpu":
-                masks = self._cut(starts[0], length, len(columns))
-                return View(masks, self._clamped(positions, end), positions, len(columns))
-        else:
-            first = sent(torch.tensor(starts), self._device)[:, None]
-            positions = first + columns[:length]
+        """View `length` columns from each row's start, each of which sees all before it."""
+        columns = self._reach(max(starts) + length)
+        positions = self._first(starts) + columns[:length]
         masks = self._masks(columns <= positions[..., None], columns, positions)
-        return View(masks, self._clamped(positions, end), positions, len(columns))
-
-    def steps(self, ends: list[int], count: int) -> list[View]:
-        """Of each of `count` forwards of one column, the first column at each row's end."""
-        rows = len(ends)
-        if rows == 1:
-            return [self.chain([ends[0] + step], 1) for step in range(count)]
-        positions = [end + step for step in range(count) for end in ends]
-        joint = self.chain(positions, 1)
-        return [joint.rows(step * rows, (step + 1) * rows) for step in range(count)]
+        return View(masks, self._clamped(positions), positions, len(columns))
 
     def tree(self, starts: list[int], ancestors: Tensor, queries: int) -> View:
-        """Of the last `queries` of T columns that hang as a tree from each row's start.
+        """View the last `queries` of T columns that hang as a tree from each row's start.
 
-        A column sees all before the start, and of the T those that it follows, and itself. It
-        stands at the start plus the number of those that it follows; a window is measured from
+        A column sees all before the start, and of the T those that it follows, and itself. Its
+        position is the start plus the number of those that it follows; a window is measured from
         there, not from the column.
 
         Args:
@@ -98,9 +65,8 @@ class Views:
             queries: how many columns are computed.
         """
         width = ancestors.shape[1]
-        end = max(starts) + width
-        columns = self._reach(end)
-        first = sent(torch.tensor(starts), self._device)[:, None]
+        columns = self._reach(max(starts) + width)
+        first = self._first(starts)
         hung = first + columns[:width]
         standing = first + ancestors.sum(2) - 1
         places = columns.repeat(len(starts), 1).scatter_(1, hung, standing)
@@ -108,63 +74,36 @@ class Views:
         seen.scatter_(2, hung[:, None].expand(-1, queries, -1), ancestors[:, -queries:])
         positions = standing[:, -queries:]
         masks = self._masks(seen, places[:, None], positions)
-        computed = hung[:, -queries:]
-        return View(masks, self._clamped(positions, end), computed, len(columns))
+        return View(masks, self._clamped(positions), hung[:, -queries:], len(columns))
 
     def _reach(self, end: int) -> Tensor:
         """The columns that are read so that `end` of them are, a multiple of 64."""
-        span = -(-end // 64) * 64
-        if span > len(self._columns):
-            self._columns = torch.arange(max(span, 2 * len(self._columns)), device=self._device)
-            self._stairs = {}
-        return self._columns[:span]
+        return torch.arange(-(-end // 64) * 64, device=self._device)
 
-    def _cut(self, start: int, length: int, span: int) -> Tensor | dict[str, Tensor]:
-        """The masks of a chain in one row, cut from those of stairs whose first step is far out."""
-        reach = len(self._columns)
-        if not self._stairs:
-            columns = torch.arange(2 * reach)
-            steps = reach + columns[:_STAIRS, None]
-            self._stairs = self._additive((columns <= steps)[None], columns, steps.T)
-        low = reach - start
-        return self._folded(
-            {kind: stairs[:, :, :length, low : low + span] for kind, stairs in self._stairs.items()}
-        )
+    def _first(self, starts: list[int]) -> Tensor:
+        """The starts as int64 [B, 1]."""
+        return sent(torch.tensor(starts), self._device)[:, None]
 
-    def _clamped(self, positions: Tensor, end: int) -> Tensor:
+    def _clamped(self, positions: Tensor) -> Tensor:
         """Positions inside the context: only columns beyond a row's drafts can lie outside it."""
-        return positions if end <= self._max_length else positions.clamp(max=self._max_length - 1)
+        return positions.clamp(max=self._max_length - 1)
 
     def _masks(self, seen: Tensor, places: Tensor, positions: Tensor) -> Tensor | dict[str, Tensor]:
-        """Additive masks, as a forward wants them.
+        """Additive masks, as the model wants them.
 
         Args:
             seen: whether a query sees a column if no window hides it, bool [B, q, span].
             places: the positions of the columns, [span] or [B, 1, span].
             positions: of the queries, [B, q].
         """
-        return self._folded(self._additive(seen, places, positions))
-
-    def _additive(
-        self, seen: Tensor, places: Tensor, positions: Tensor
-    ) -> dict[str | None, Tensor]:
-        """Additive masks [B, 1, q, span] of each kind."""
-        masks = {}
+        masks: dict[str, Tensor] = {}
         for kind, window in self._windows:
             allowed = seen if window is None else seen & (places > positions[..., None] - window)
-            masks[kind] = torch.where(allowed, self._zero, self._minus_infinity)[:, None]
+            mask = torch.where(allowed, self._zero, self._minus_infinity)[:, None]
+            if kind is None:
+                return mask
+            masks[kind] = mask
         return masks
-
-    def _folded(self, masks: dict[str | None, Tensor]) -> Tensor | dict[str, Tensor]:
-        """Masks with their query rows repeated for each query group, named only if several."""
-        if self._groups > 1:
-            masks = {
-                kind: mask if mask.shape[2] == 1 else torch.cat([mask] * self._groups, 2)
-                for kind, mask in masks.items()
-            }
-        if None in masks:
-            return masks[None]
-        return {str(kind): mask for kind, mask in masks.items()}
 
 
 def grown(ancestors: Tensor | None, parents: Tensor) -> Tensor:

@@ -1,0 +1,85 @@
+"""Files that commands write: checked before anything is measured, and written as a whole."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from ..errors import InvalidConfigError
+
+
+def write(path: str | Path, data: bytes) -> None:
+    """Write a file at once: a reader sees the old one or the new one."""
+    place = Path(path)
+    with tempfile.NamedTemporaryFile(
+        dir=place.parent, prefix=f".{place.name}.", delete=False
+    ) as file:
+        try:
+            file.write(data)
+            file.flush()
+            os.chmod(file.name, 0o644)
+            os.replace(file.name, place)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def check_file(flag: str, path: str | Path) -> None:
+    """Refuse a path that no file can be written to.
+
+    Raises:
+        InvalidConfigError: it is a folder, or in one that cannot be written to.
+    """
+    place = Path(path)
+    if place.is_dir():
+        raise InvalidConfigError(flag, str(path), "the path of a file, and this is a folder")
+    try:
+        with tempfile.TemporaryFile(dir=place.parent):
+            pass
+    except OSError as error:
+        raise InvalidConfigError(flag, str(path), f"a file to write to ({_why(error)})") from error
+
+
+def make_folder(flag: str, path: str | Path, *, empty: bool = False) -> Path:
+    """Make a folder to write to.
+
+    Args:
+        flag: that asked for it.
+        path: of the folder.
+        empty: whether files in it are refused.
+
+    Raises:
+        InvalidConfigError: it cannot be written to, or has files and must be empty.
+    """
+    place = Path(path).expanduser()
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        expected = f"a folder to write to ({_why(error)})"
+        raise InvalidConfigError(flag, str(path), expected) from error
+    if empty and (held := sorted(each.name for each in place.iterdir())):
+        expected = f"a new folder, or an empty one; this has {held[0]} in it: give another name"
+        raise InvalidConfigError(flag, str(path), expected)
+    return place
+
+
+def read_text(flag: str, path: str) -> str:
+    """Read a UTF-8 file.
+
+    Raises:
+        InvalidConfigError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        return Path(path).read_bytes().decode()
+    except OSError as error:
+        reason = _why(error)
+    except ValueError:
+        reason = "it is not UTF-8 text"
+    raise InvalidConfigError(flag, path, f"a readable UTF-8 text file ({reason})")
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or type(error).__name__

@@ -1,0 +1,42 @@
+"""SIGTERM as an interrupt, so that a long measurement keeps what it has."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came."""
+
+
+@dataclass
+class Interruptions:
+    """The exit status that an interrupt calls for: 130, or 143 once SIGTERM came."""
+
+    status: int = 130
+
+
+@contextmanager
+def terminable() -> Iterator[Interruptions]:
+    """Let SIGTERM raise `Terminated` inside; a second one ends the process.
+
+    Where SIGTERM is ignored it stays so. To be entered in the main thread.
+    """
+    found = Interruptions()
+    before = signal.getsignal(signal.SIGTERM)
+
+    def terminate(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        found.status = 143
+        raise Terminated
+
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield found
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)

@@ -1,0 +1,109 @@
+"""What is printed on a terminal: a console, a table, progress, and tokens by their origin."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.color import ColorSystem
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.style import Style
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from ..engine.outputs import Origin
+
+WIDTH = 100
+"""Columns where there is no terminal."""
+
+STYLES = {
+    "draft": Style(color="green"),
+    "correction": Style(color="yellow", bold=True, underline=True),
+}
+MARKS = {"correction": ("⟨", "⟩"), "bonus": ("«", "»")}
+
+Advance = Callable[[int, int, str], None]
+"""Takes how many steps are done, of how many, and what to say beside them."""
+
+
+def output(color: str = "auto") -> Console:
+    """Make the console of standard output.
+
+    Args:
+        color: "always", "never", or "auto": on a terminal, unless NO_COLOR is set.
+    """
+    return Console(
+        width=None if sys.stdout.isatty() else WIDTH,
+        color_system="standard" if color == "always" else "auto",
+        force_terminal=True if color == "always" else None,
+        no_color={"always": False, "never": True}.get(color),
+        highlight=False,
+    )
+
+
+def colored(console: Console) -> bool:
+    """Say whether colours are printed."""
+    return console.color_system is not None and not console.no_color
+
+
+def table(*headings: str, right: Sequence[str] = ()) -> Table:
+    """Make a table without a frame: columns to the left, then columns of figures."""
+    made = Table(
+        box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True, show_edge=False
+    )
+    for heading in headings:
+        made.add_column(heading)
+    for heading in right:
+        made.add_column(heading, justify="right", no_wrap=True)
+    return made
+
+
+@contextmanager
+def progress(console: Console, name: str) -> Iterator[Advance]:
+    """Show a progress bar where `console` is a terminal, gone at the end; else nothing."""
+    columns = (
+        TextColumn(name),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("", total=None)
+
+        def advance(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        yield advance
+
+
+def painted(text: str, origin: Origin) -> str:
+    """Colour a token's text, for a stream that shows colours."""
+    style = STYLES.get(origin)
+    core = text.strip()
+    if style is None or not core:
+        return text
+    return text.replace(core, style.render(core, color_system=ColorSystem.STANDARD))
+
+
+def marked(text: str, origin: Origin) -> str:
+    """Put ⟨corrections⟩ and «bonus tokens» in brackets, and leave accepted drafts as they are."""
+    before, after = MARKS.get(origin, ("", ""))
+    core = text.strip()
+    return text.replace(core, f"{before}{core}{after}") if core else text
+
+
+def quiet() -> None:
+    """Keep the progress bars and hints of the libraries that load models off the terminal."""
+    import transformers
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()

@@ -1,0 +1,186 @@
+"""Checks of what a user gives: one function for each kind of value, used for every field.
+
+Each takes the field's name and its value, returns the value in plain Python types, and raises
+`InvalidConfigError` otherwise. Nothing here imports a framework.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral, Real
+from typing import Any, Protocol, runtime_checkable
+
+from ..errors import InvalidConfigError
+
+DEEPEST_JSON = 128
+"""The deepest nesting of JSON that is taken: parsers that recurse must not run out of stack."""
+
+LONGEST_TEXT = 1_000_000
+"""The most characters of a schema, regex or grammar."""
+
+
+@runtime_checkable
+class _Array(Protocol):
+    """An array or a tensor of any library."""
+
+    def tolist(self) -> Any: ...
+
+
+def store(record: object, check: Callable[..., Any], *fields: str, **limits: Any) -> None:
+    """Check fields of a frozen record, and keep what the check returns."""
+    for field in fields:
+        object.__setattr__(record, field, check(field, getattr(record, field), **limits))
+
+
+def optional(check: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a check that takes None as well."""
+    return lambda field, value, **limits: None if value is None else check(field, value, **limits)
+
+
+def boolean(field: str, value: object) -> bool:
+    """Check that a value is True or False."""
+    if not isinstance(value, bool):
+        raise InvalidConfigError(field, value, "True or False")
+    return value
+
+
+def integer(
+    field: str, value: object, low: int, high: float = math.inf, expected: str | None = None
+) -> int:
+    """Check that a value is an integer in low..high."""
+    if not _is_integer(value) or not low <= int(value) <= high:  # type: ignore[call-overload]
+        otherwise = f"an integer >= {low}" if high == math.inf else f"an integer in {low}..{high}"
+        raise InvalidConfigError(field, value, expected or otherwise)
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def real(field: str, value: object, expected: str, allowed: Callable[[float], bool]) -> float:
+    """Check that a value is a finite number, and an allowed one."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    try:
+        found = float(value) if number else math.nan  # type: ignore[arg-type]
+    except OverflowError:
+        found = math.inf
+    if not math.isfinite(found) or not allowed(found):
+        raise InvalidConfigError(field, value, expected)
+    return found
+
+
+def choice(field: str, value: object, choices: tuple[str, ...]) -> str:
+    """Check that a value is one of several names."""
+    if not isinstance(value, str) or value not in choices:
+        raise InvalidConfigError(field, value, f"one of {', '.join(map(repr, choices))}")
+    return value
+
+
+def text(field: str, value: object, expected: str = "a string", longest: float = math.inf) -> str:
+    """Check that a value is a string that UTF-8 can write."""
+    if not isinstance(value, str):
+        raise InvalidConfigError(field, value, expected)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        broken = f"text that UTF-8 can write; character {error.start} is half a surrogate pair"
+        raise InvalidConfigError(field, value, broken) from None
+    if len(value) > longest:
+        raise InvalidConfigError(field, value, f"at most {longest} characters, not {len(value)}")
+    return value
+
+
+def texts(
+    field: str, value: object, expected: str = "a string, or several, none of them empty"
+) -> tuple[str, ...]:
+    """Check that a value is a string or several, none of them empty."""
+    items = (value,) if isinstance(value, str) else value
+    if not isinstance(items, Iterable) or isinstance(items, bytes):
+        raise InvalidConfigError(field, value, expected)
+    found = tuple(items)
+    if not all(isinstance(item, str) and item for item in found):
+        raise InvalidConfigError(field, value, expected)
+    return tuple(text(field, item) for item in found)
+
+
+def integers(
+    field: str,
+    values: object,
+    low: float = 0,
+    expected: str = "a sequence of integers >= 0",
+) -> tuple[int, ...]:
+    """Check that a value is a list, NumPy array, tensor or other sequence of integers.
+
+    Args:
+        field: its name.
+        values: its value.
+        low: the least of them.
+        expected: what to say otherwise.
+    """
+    items = _items(values)
+    if items is None or not all(_is_integer(item) and item >= low for item in items):
+        raise InvalidConfigError(field, values, expected)
+    return tuple(map(int, items))
+
+
+def token_sequences(field: str, values: object) -> tuple[tuple[int, ...], ...]:
+    """Check that a value holds sequences of token ids, none of them empty."""
+    expected = "sequences of token ids, none of them empty"
+    items = _items(values)
+    if items is None:
+        raise InvalidConfigError(field, values, expected)
+    found = tuple(integers(field, item, expected=expected) for item in items)
+    if not all(found):
+        raise InvalidConfigError(field, values, expected)
+    return found
+
+
+def token_biases(field: str, values: object) -> tuple[tuple[int, float], ...]:
+    """Check that a value is a mapping, or pairs, of token ids and numbers in [-100, 100]."""
+    expected = "token ids >= 0 with numbers in [-100, 100]"
+    pairs = _items(values.items() if isinstance(values, Mapping) else values)
+    found: dict[int, float] = {}
+    for pair in pairs if pairs is not None else (None,):
+        both = _items(pair)
+        if both is None or len(both) != 2:
+            raise InvalidConfigError(field, values, expected)
+        token = integer(field, both[0], 0, expected=expected)
+        if token in found:
+            raise InvalidConfigError(field, values, f"one bias for token {token}")
+        found[token] = real(field, both[1], expected, lambda x: -100 <= x <= 100)
+    return tuple(found.items())
+
+
+def bounded_json(field: str, value: object, expected: str) -> None:
+    """Check that parsed JSON is not nested too deeply, nor too large."""
+    level, most = [value], f"at most {DEEPEST_JSON} levels of nesting, and {LONGEST_TEXT} values"
+    for _ in range(DEEPEST_JSON):
+        level = [child for item in level for child in _children(item)]
+        if not level:
+            return
+        if len(level) > LONGEST_TEXT:
+            break
+    raise InvalidConfigError(
+        field, type(value).__name__, f"{expected}, of {most}", given=f"{field} is too large"
+    )
+
+
+def _children(item: object) -> Iterable[Any]:
+    if isinstance(item, Mapping):
+        return item.values()
+    return item if isinstance(item, list | tuple) else ()
+
+
+def plain(values: Any) -> Any:
+    """Return an array or a tensor as lists, and anything else as it is."""
+    return values.tolist() if isinstance(values, _Array) else values
+
+
+def _items(values: object) -> tuple[Any, ...] | None:
+    """Return the items of a sequence of any library; None if it is none."""
+    values = plain(values)
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        return None
+    return tuple(values)
+
+
+def _is_integer(value: object) -> bool:
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))

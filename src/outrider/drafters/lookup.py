@@ -1,0 +1,226 @@
+"""Drafters that propose tokens which they have seen, each a point mass."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..errors import InvalidConfigError
+from ..types import trees
+from ..types.records import Distributions, DraftPlan, DraftProposal, Prefix
+from ..types.transfer import sent
+from .base import DraftContext, Drafter
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Tokens that may follow one sequence.
+
+    Attributes:
+        tokens: int64 [n].
+        confidence: how likely each is kept if those before it are, float64 [n] in [0, 1].
+        parents: the node that each follows, int64 [n]: 0 the sequence, i the i-th of these tokens.
+            None for a chain.
+    """
+
+    tokens: NDArray[np.int64]
+    confidence: NDArray[np.float64]
+    parents: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def structure(self) -> NDArray[np.int64]:
+        """The parents [n], those of a chain written out."""
+        return np.arange(len(self)) if self.parents is None else self.parents
+
+    def reach(self, kept: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Multiply along each token's path, float64 [n].
+
+        Args:
+            kept: the probability that each token is kept if those before it are, float64 [n].
+        """
+        if self.parents is None:
+            return np.cumprod(kept, dtype=np.float64)
+        reach = np.ones(len(self) + 1)
+        for node, (parent, own) in enumerate(zip(self.parents, kept, strict=True), 1):
+            reach[node] = reach[parent] * own
+        return reach[1:]
+
+    def part(self, chosen: NDArray[np.bool_]) -> Candidate:
+        """Return the chosen tokens, bool [n]; with a token all that lead to it are chosen."""
+        if chosen.all():
+            return self
+        names = np.concatenate([[0], np.cumsum(chosen)])
+        parents = None if self.parents is None else names[self.parents[chosen]]
+        return Candidate(self.tokens[chosen], self.confidence[chosen], parents)
+
+    def likeliest(self, reach: NDArray[np.float64], count: int) -> Candidate:
+        """Return the `count` tokens that are likeliest to be reached: each with its parents."""
+        chosen = np.zeros(len(self), dtype=np.bool_)
+        chosen[np.argsort(-reach, kind="stable")[:count]] = True
+        return self.part(chosen)
+
+    def until(self, stop_ids: frozenset[int]) -> Candidate:
+        """Return what does not lie behind one of these tokens."""
+        if stop_ids.isdisjoint(self.tokens.tolist()):
+            return self
+        goes_on = [True]
+        chosen = np.zeros(len(self), dtype=np.bool_)
+        for node, (token, parent) in enumerate(zip(self.tokens, self.structure, strict=True)):
+            chosen[node] = goes_on[parent]
+            goes_on.append(goes_on[parent] and int(token) not in stop_ids)
+        return self.part(chosen)
+
+
+NOTHING = Candidate(np.empty(0, dtype=np.int64), np.empty(0))
+"""No tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A candidate as a round sees it.
+
+    Attributes:
+        candidate: ends where the request would.
+        reach: the estimated probability that each token is kept with all before it, float64 [n].
+        source: the drafter that it comes from.
+    """
+
+    candidate: Candidate
+    reach: NDArray[np.float64]
+    source: str
+
+    @property
+    def expected(self) -> float:
+        """The number of tokens that are expected to be kept."""
+        return float(self.reach.sum())
+
+    def chosen(self, plan: DraftPlan, row: int) -> Candidate:
+        """Return as much of it as the plan's stop rule asks for; without a rule, all."""
+        if plan.stop is None or not len(self.candidate):
+            return self.candidate
+        count = plan.stop.lookup(row, np.sort(self.reach)[::-1])
+        return self.candidate.likeliest(self.reach, count)
+
+
+class LookupDrafter(Drafter):
+    """A drafter that proposes what it has seen or was given, each token a point mass."""
+
+    looks_up = True
+
+    @property
+    def vocab_size(self) -> None:
+        """None: it proposes tokens of any vocabulary."""
+        return None
+
+    @abstractmethod
+    def candidates(
+        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
+    ) -> list[Candidate]:
+        """Return what may follow each prefix.
+
+        Chains of at most `plan.depth` tokens; where the plan has a tree, trees of that depth and at
+        most `plan.lengths` tokens.
+        """
+
+    def find(self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext) -> list[Found]:
+        """Return each row's candidate up to the first token that ends its request."""
+        found = []
+        for row, candidate in enumerate(self.candidates(prefixes, plan, ctx)):
+            cut = candidate.until(ctx.stop_ids(row))
+            kept = cut.confidence
+            if plan.stop is not None:
+                kept = plan.stop.kept(self.source, kept, row)
+            found.append(Found(cut, cut.reach(kept), self.source))
+        return found
+
+    def propose(
+        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
+    ) -> DraftProposal:
+        """Propose each row's candidate: a chain, or a tree where the plan has one."""
+        found = self.find(prefixes, plan, ctx)
+        used = [each.chosen(plan, row) for row, each in enumerate(found)]
+        return proposal_of(used, [self.source] * len(used), plan, ctx)
+
+
+def proposal_of(
+    candidates: Sequence[Candidate], sources: Sequence[str], plan: DraftPlan, ctx: DraftContext
+) -> DraftProposal:
+    """Propose candidates, one a row, as point masses."""
+    lengths = np.array([len(candidate) for candidate in candidates], dtype=np.int64)
+    shape = (len(candidates), int(lengths.max(initial=0)))
+    tokens, parents = np.zeros(shape, dtype=np.int64), trees.chain(*shape)
+    confidence = np.zeros(shape)
+    for row, candidate in enumerate(candidates):
+        tokens[row, : len(candidate)] = candidate.tokens
+        parents[row, : len(candidate)] = candidate.structure
+        confidence[row, : len(candidate)] = candidate.confidence
+    drafted = sent(torch.from_numpy(tokens), ctx.device)
+    return DraftProposal(
+        drafted,
+        lengths,
+        Distributions(point_masses=drafted),
+        None if plan.tree is None else parents,
+        sources=tuple(sources),
+        confidence=confidence,
+    )
+
+
+def places_after(text: NDArray[np.int64], last: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """Find where a text contains the longest suffix of some tokens.
+
+    Args:
+        text: int64 [m].
+        last: int64 [n]; shorter suffixes are looked for where longer ones do not occur.
+
+    Returns:
+        The places after each occurrence, in their order, and the suffix's length, 0 for none.
+    """
+    places = np.arange(1, len(text) + 1)
+    for length in range(len(last)):
+        fits = places[places > length]
+        fits = fits[text[fits - length - 1] == last[-length - 1]]
+        if not len(fits):
+            return places, length
+        places = fits
+    return places, len(last)
+
+
+def trust(matched: int, place: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the confidence that a match of m tokens which lasted i - 1 more lasts another.
+
+    It is (m + i - 1) / (m + i), so that i tokens are kept with probability m / (m + i).
+
+    Args:
+        matched: m, at least 1.
+        place: i, at least 1, of any shape.
+    """
+    confidence: NDArray[np.float64] = (matched + place - 1) / (matched + place)
+    return confidence
+
+
+def token_ids(name: str, given: Any) -> NDArray[np.int64]:
+    """Return token ids that a user gave, a list, an array or a tensor, as int64 [n].
+
+    Raises:
+        InvalidConfigError: they are no flat sequence of integers from 0 to 2^31 - 1; with `name`.
+    """
+    try:
+        ids = np.asarray(given.cpu() if isinstance(given, torch.Tensor) else given)
+    except (TypeError, ValueError):
+        ids = np.empty((0, 0))
+    if (
+        ids.ndim != 1
+        or (ids.size and ids.dtype.kind not in "iu")
+        or not 0 <= ids.min(initial=0) <= ids.max(initial=0) < 2**31
+    ):
+        raise InvalidConfigError(name, given, "a flat sequence of token ids")
+    return ids.astype(np.int64)

@@ -1,0 +1,132 @@
+"""The end of a round: the states after it, and its record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..errors import DegenerateDistributionError, DraftError, InvalidConfigError
+from ..policies.base import Policy
+from ..sampling.shaping import Shaper
+from ..types.protocols import Tokenizer
+from ..types.records import MODEL, DraftProposal, RoundRecord, RowOutcome, SequenceState
+from .batch import Batch
+from .context import RoundContext
+from .readback import RowVerdict
+from .spans import Spans
+from .stopping import until_stop
+
+
+def advance(
+    batch: Batch,
+    proposal: DraftProposal,
+    confidence: Sequence[tuple[float, ...]],
+    rows: Sequence[RowVerdict],
+    shaper: Shaper | None,
+    policy: Policy,
+    tokenizer: Tokenizer | None,
+) -> tuple[list[list[int]], list[SequenceState]]:
+    """Return the tokens that each row emits, cut where it stops, and the states after them.
+
+    Args:
+        batch: the sequences before the round.
+        proposal: the drafts.
+        confidence: of each row's tokens; see `confidence_of`.
+        rows: the verdicts.
+        shaper: of the target's logits; None for none.
+        policy: remembers what became of each row's draft.
+        tokenizer: for stop strings.
+    """
+    emitted, states = [], []
+    for index, (state, row) in enumerate(zip(batch.states, rows, strict=True)):
+        tokens, reason = until_stop(state, row.tokens, tokenizer)
+        source = proposal.row_sources[index]
+        outcome = RowOutcome(source, row.depth, len(row.path), confidence[index])
+        kept = state.processors if shaper is None else shaper.processors(index, tokens[:-1])
+        states.append(
+            replace(
+                state,
+                prefix=state.prefix.extended(tokens),
+                depths=(*state.depths, row.depth if source == MODEL else -row.depth),
+                finish_reason=reason,
+                history=policy.remember(state.history, outcome),
+                processors=kept,
+            )
+        )
+        emitted.append(tokens)
+    return emitted, states
+
+
+def check_steppable(batch: Batch) -> None:
+    """Raise InvalidConfigError unless a batch has sequences, each once, and none is finished."""
+    ids = list(batch.sequence_ids)
+    if not ids or len(set(ids)) < len(ids):
+        raise InvalidConfigError("batch", ids, "one or more sequences, each once")
+    finished = [
+        state.prefix.sequence_id for state in batch.states if state.finish_reason is not None
+    ]
+    if finished:
+        raise InvalidConfigError(
+            "batch", finished, "unfinished sequences; pack those of the last step that go on"
+        )
+
+
+def check_finite(batch: Batch, rows: Sequence[RowVerdict]) -> None:
+    """Raise an error that names the model whose logits mean nothing where they decided."""
+    for sequence_id, row in zip(batch.sequence_ids, rows, strict=True):
+        if row.bad_draft:
+            raise DraftError(
+                f"the draft model's logits for sequence {sequence_id} have NaN, +inf or no "
+                "finite entry; expected finite logits (try a wider dtype, check its weights)"
+            )
+        if row.bad_node == 0:
+            raise DegenerateDistributionError(
+                f"the target's logits for sequence {sequence_id} have NaN, +inf or no finite entry; "
+                "expected finite logits (try a wider dtype, check the model's weights, or see "
+                "whether the request forbids every token)",
+                sequence_id=sequence_id,
+            )
+
+
+def confidence_of(
+    proposal: DraftProposal, context: RoundContext, rows: Sequence[RowVerdict]
+) -> list[tuple[float, ...]]:
+    """The confidence in each token of each row's chain; empty where none is known."""
+    drawn, known = context.confidence.tolist(), proposal.confidence
+    looked_up = [] if known is None else known.tolist()
+    chains = proposal.parents is None
+    found = []
+    for index, (source, row) in enumerate(zip(proposal.row_sources, rows, strict=True)):
+        values = drawn[index] if source == MODEL else looked_up[index] if looked_up else []
+        found.append(tuple(values[: row.depth]) if chains else ())
+    return found
+
+
+def record_of(
+    batch: Batch,
+    proposal: DraftProposal,
+    confidence: Sequence[tuple[float, ...]],
+    rows: Sequence[RowVerdict],
+    emitted: Sequence[list[int]],
+    spans: Spans,
+) -> RoundRecord:
+    """Record what a round did and where its time went."""
+    pairs = list(zip(rows, emitted, strict=True))
+    return RoundRecord(
+        sequence_ids=batch.sequence_ids,
+        drafted=tuple(row.drafted for row in rows),
+        depth=tuple(row.depth for row in rows),
+        accepted=tuple(min(len(row.path), len(tokens)) for row, tokens in pairs),
+        emitted=tuple(map(len, emitted)),
+        bonus=tuple(row.bonus for row in rows),
+        ceiling=tuple(row.ceiling for row in rows),
+        first_ceiling=tuple(row.first_ceiling for row in rows),
+        draft_failed=False,
+        sources=proposal.row_sources,
+        confidence=tuple(confidence),
+        cached=(0,) * len(rows),
+        draft_s=spans.seconds("draft"),
+        target_s=spans.seconds("read") + spans.seconds("target"),
+        total_s=0.0,
+        plan_s=spans.seconds("plan"),
+    )

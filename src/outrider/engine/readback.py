@@ -1,0 +1,134 @@
+"""The one copy of a round's result to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import isfinite, isnan
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..types import trees
+from ..types.records import DraftProposal, Verdict
+from ..verification import verify_point_masses
+
+
+@dataclass(frozen=True, slots=True)
+class RowVerdict:
+    """A row's verdict on the host.
+
+    Attributes:
+        drafted: the number of tokens drafted.
+        depth: how many of them lie in a row at most.
+        path: those that are kept.
+        nodes: the nodes that the path's tokens and the next one follow, the prefix first.
+        token: the one that follows them.
+        bonus: whether nothing was drafted after the last one kept.
+        ceiling, first_ceiling: see `Verdict`.
+        bad_draft: whether a distribution that the row was drafted from means nothing.
+        bad_node: the first node on the path whose target logits mean nothing; None for none.
+    """
+
+    drafted: int
+    depth: int
+    path: list[int]
+    nodes: list[int]
+    token: int
+    bonus: bool
+    ceiling: float | None
+    first_ceiling: float | None
+    bad_draft: bool
+    bad_node: int | None
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens that the row emits unless a stop rule cuts them."""
+        return [*self.path, self.token][: len(self.nodes)]
+
+    @property
+    def sound(self) -> int:
+        """The number of the path's nodes before the first whose target logits mean nothing."""
+        return len(self.nodes) if self.bad_node is None else self.nodes.index(self.bad_node)
+
+    def cut(self, usable: int) -> RowVerdict:
+        """Return the verdict without what follows the first `usable` nodes of its path."""
+        if usable == len(self.nodes):
+            return self
+        nodes, path = self.nodes[:usable], self.path[:usable]
+        bad = self.bad_node if self.bad_node in nodes else None
+        return replace(self, path=path, nodes=nodes, bonus=False, bad_node=bad)
+
+
+def read_back(
+    proposal: DraftProposal,
+    verdict: Verdict | Tensor,
+    target_finite: Tensor,
+    draft_finite: Sequence[Tensor],
+) -> list[RowVerdict]:
+    """Copy a round's result to the host, and reduce it row by row.
+
+    Args:
+        proposal: the drafts.
+        verdict: the verifier's; or the target's tokens [B, N + 1] where all its distributions are
+            point masses, on which the host can decide.
+        target_finite: [B, N + 1], finite where the target's logits mean something.
+        draft_finite: the same of the draft's, [B, M] for the nodes of each depth.
+    """
+    masses = isinstance(verdict, Tensor)
+    ids = [verdict] if isinstance(verdict, Tensor) else [verdict.node[:, None]]
+    ceilings: list[Tensor] = []
+    if isinstance(verdict, Verdict):
+        ids.append(verdict.next_token[:, None])
+        known = (verdict.ceiling, verdict.first_ceiling)
+        ceilings = [values[:, None] for values in known if values is not None]
+    # Token ids are exact in float64.
+    numbers = torch.cat([*ceilings, *draft_finite, target_finite], 1).double()
+    packed = torch.cat([proposal.tokens, *ids, numbers], 1).tolist()
+    width = proposal.width
+    first_number = width + sum(part.shape[1] for part in ids)
+    first_finite = first_number + len(ceilings)
+    levels = [0, *accumulate(part.shape[1] for part in draft_finite)]
+    depths = None if proposal.parents is None else trees.node_depths(proposal.parents).tolist()
+    sampled = [] if proposal.sources is None else [s != "model" for s in proposal.sources]
+    rows = []
+    for index, (row, length) in enumerate(zip(packed, proposal.lengths.tolist(), strict=True)):
+        drafts = [int(value) for value in row[:length]]
+        rest = [int(value) for value in row[width:first_number]]
+        parents = None if proposal.parents is None else proposal.parents[index, :length].tolist()
+        depth = length if depths is None else max(depths[index][: length + 1])
+        made = 0 if sampled and sampled[index] else min(depth, len(levels) - 1)
+        bad_draft = not all(map(isfinite, row[first_finite:][: levels[made]]))
+        if masses:
+            node, token = verify_point_masses(drafts, rest, parents)
+        else:
+            node, token = rest[0], rest[1]
+        # A verdict on distributions that mean nothing may name a node that was not drafted.
+        node = 0 if bad_draft else node
+        if parents is None:
+            path, nodes, bonus = drafts[:node], list(range(node + 1)), node == length
+        else:
+            nodes = [0, *trees.path(parents, node)]
+            path = [drafts[step - 1] for step in nodes[1:]]
+            bonus = node not in parents
+        finite = row[len(row) - width - 1 :]
+        bad_node = next((step for step in nodes if not isfinite(finite[step])), None)
+        ceiling, first = (float(len(path) + 1), None) if masses else (None, None)
+        if isinstance(verdict, Verdict):
+            ceiling = None if verdict.ceiling is None else row[first_number]
+            first = None if verdict.first_ceiling is None else row[first_finite - 1]
+            first = None if first is None or isnan(first) else first
+        rows.append(
+            RowVerdict(
+                length, depth, path, nodes, token, bonus, ceiling, first, bad_draft, bad_node
+            )
+        )
+    return rows
+
+
+def nothing_drafted(batch: int, device: torch.device) -> DraftProposal:
+    """Return the proposal of no tokens for B rows."""
+    tokens = torch.empty(batch, 0, dtype=torch.int64, device=device)
+    return DraftProposal(tokens, np.zeros(batch, dtype=np.int64), None)

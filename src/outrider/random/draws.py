@@ -1,0 +1,169 @@
+"""The draws of one round."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from array_api_compat import array_namespace
+from numpy.typing import NDArray
+
+from ..types.protocols import Chance, RacingChance
+from .categorical import inverse_cdf
+from .philox import Philox4x32
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class Race:
+    """The noise of a round's positions, shared by drafter and target, made as it is asked for.
+
+    Noise belongs to (stream, choice, position, token). It is made once a round for each position,
+    and on a CPU only for tokens that a distribution gives mass to: after top-k or top-p those are few.
+
+    Args:
+        chance: where the noise comes from.
+        keys: [B, 5], of the first position after each prefix.
+    """
+
+    def __init__(self, chance: RacingChance, keys: NDArray[np.uint64]) -> None:
+        self._chance = chance
+        self._keys = keys
+        self._made: dict[int, Tensor] = {}
+
+    def times(self, distributions: Tensor, offset: int) -> Tensor:
+        """Noise over probability for distributions [B, V] or [B, M, V], `offset` positions on, float64.
+
+        The index of the least is a draw from the distribution; infinite where the distribution has no mass.
+        """
+        xp = array_namespace(distributions)
+        vocab_size = int(distributions.shape[-1])
+        noise = self._made.get(offset)
+        if noise is None:
+            noise = xp.full((distributions.shape[0], vocab_size), xp.inf, dtype=xp.float64)
+            noise = noise.to(distributions.device)
+            self._made[offset] = noise
+        support = distributions > 0 if distributions.ndim == 2 else (distributions > 0).any(1)
+        missing = support & noise.isinf()
+        keys = self._keys.copy()
+        keys[:, 2] += np.uint64(offset)
+        rows, tokens = missing.nonzero(as_tuple=True)
+        if len(rows) * 4 > noise.numel():
+            noise.copy_(xp.asarray(self._chance.race(keys, vocab_size)))
+        elif len(rows):
+            made = self._chance.race_at(keys[rows.cpu().numpy()], tokens.cpu().numpy())
+            noise[rows, tokens] = xp.asarray(made).to(noise.device)
+        times = (noise if distributions.ndim == 2 else noise[:, None]) / distributions
+        return times.masked_fill(distributions <= 0, xp.inf)
+
+
+class RoundDraws:
+    """The draws of one round: where it stops, the token that follows, and the drafted tokens.
+
+    Uniforms are made in one call before anything is drawn, since keys say what is drawn and never
+    what came out. Coupled rounds, and sources of chance other than `Philox4x32`, are asked draw by
+    draw.
+
+    Args:
+        chance: where outcomes come from.
+        keys: [B, 2 + N, 5], as `round_keys` makes them; None for a round that draws nothing.
+        positions: keys [B, 5] of the first position after each prefix, in coupled mode.
+        device: of the uniforms; None for the CPU.
+    """
+
+    def __init__(
+        self,
+        chance: Chance,
+        keys: NDArray[np.uint64] | None,
+        positions: NDArray[np.uint64] | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        self._chance = chance
+        self._keys = keys
+        self._positions = positions
+        self._uniforms: Tensor | None = None
+        if type(chance) is Philox4x32 and keys is not None and positions is None:
+            from ..types.transfer import on_device
+
+            self._uniforms = on_device(chance.uniforms(keys), device)
+        self.race: Race | None = None
+        if positions is not None and isinstance(chance, RacingChance):
+            self.race = Race(chance, positions)
+
+    @property
+    def coupled(self) -> bool:
+        """Whether the target's tokens are drawn by position."""
+        return self._positions is not None
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the uniforms are made already, so that a draw nobody looks at costs nothing."""
+        return self._uniforms is not None
+
+    def stop(self, distributions: Tensor) -> Tensor:
+        """Draw the node that each row stops at from distributions [B, N + 1]."""
+        return self._draw(distributions, 0, None)
+
+    def token(self, distributions: Tensor) -> Tensor:
+        """Draw the token that follows the accepted ones from distributions [B, V]."""
+        return self._draw(distributions, 1, None)
+
+    def draft(self, distributions: Tensor, position: int, rows: NDArray[np.int64] | None) -> Tensor:
+        """Draw the `position`-th drafted token from distributions [B, V], or [R, V] for `rows` [R] only."""
+        return self._draw(distributions, 2 + position, rows)
+
+    def drafts(
+        self, distributions: Tensor, slots: NDArray[np.int64], used: NDArray[np.bool_]
+    ) -> Tensor:
+        """Draw drafted tokens from distributions [B, M, V] under a slot each, where `used` [B, M].
+
+        Elsewhere they mean nothing.
+        """
+        batch, nodes, vocab_size = distributions.shape
+        if self._uniforms is not None:
+            uniforms = self._uniforms[:, 2 + int(slots[0]) : 3 + int(slots[-1])]
+            if uniforms.shape[1] != nodes:
+                uniforms = self._uniforms[:, (2 + slots).tolist()]
+            drawn: Tensor = inverse_cdf(distributions.reshape(-1, vocab_size), uniforms.reshape(-1))
+            return drawn.reshape(batch, nodes)
+        assert self._keys is not None, "a round of greedy rows draws nothing"
+        tokens = distributions.new_zeros((batch, nodes), dtype=self._int64(distributions))
+        rows, columns = np.nonzero(used)
+        if len(rows):
+            keys = self._keys[rows, 2]
+            keys[:, 4] = slots[columns]
+            tokens[rows, columns] = self._chance.draw(distributions[rows, columns], keys)
+        return tokens
+
+    def position(self, distributions: Tensor, offset: int, active: Tensor) -> Tensor:
+        """Draw the target's tokens `offset` positions after the prefix from distributions [B, V].
+
+        Rows that are not `active` may get any token.
+        """
+        if self.race is not None:
+            return self.race.times(distributions, offset).argmin(-1)
+        assert self._positions is not None, "positions are drawn in coupled mode only"
+        rows = np.flatnonzero(active.cpu().numpy())
+        tokens = distributions.new_zeros(len(distributions), dtype=self._int64(distributions))
+        if len(rows):
+            keys = self._positions[rows]
+            keys[:, 2] += np.uint64(offset)
+            tokens[rows] = self._chance.draw(distributions[rows], keys)
+        return tokens
+
+    @staticmethod
+    def _int64(distributions: Tensor) -> Any:
+        return array_namespace(distributions).int64
+
+    def _draw(self, distributions: Tensor, slot: int, rows: NDArray[np.int64] | None) -> Tensor:
+        if self._uniforms is not None:
+            uniforms = self._uniforms[:, slot]
+            indices: Tensor = inverse_cdf(
+                distributions, uniforms if rows is None else uniforms[rows]
+            )
+            return indices
+        assert self._keys is not None, "a round of greedy rows draws nothing"
+        keys = self._keys[:, slot]
+        return self._chance.draw(distributions, keys if rows is None else keys[rows])

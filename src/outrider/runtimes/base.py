@@ -1,0 +1,156 @@
+"""What the engine asks of a model: a function of token prefixes, and what it can do."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import ModelError
+from ..types.records import DraftProposal, Prefix, TargetScores
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a runtime can do, fixed when it is made.
+
+    Attributes:
+        vocab_size: width of the logits, V.
+        device: where logits live.
+        max_sequences: how many sequences may be live at once; None for any number.
+        max_length: the longest prefix, drafts included, in tokens; None for any length.
+        eos_token_ids: tokens that end a sequence.
+        hidden_states: whether `TargetScores.hidden` can be filled.
+        trees: whether proposals and cursors may branch.
+    """
+
+    vocab_size: int
+    device: torch.device
+    max_sequences: int | None = None
+    max_length: int | None = None
+    eos_token_ids: frozenset[int] = frozenset()
+    hidden_states: bool = False
+    trees: bool = True
+
+
+class Cursor(ABC):
+    """A model in the middle of drafting. It is fed chains by `step`, or trees by `expand`."""
+
+    @property
+    @abstractmethod
+    def logits(self) -> Tensor:
+        """Logits [B, V] after the prefixes and the tokens that `step` was fed so far."""
+
+    @abstractmethod
+    def step(self, tokens: Tensor) -> Tensor:
+        """Feed one token to each row, and return the logits after it.
+
+        Args:
+            tokens: int64 [B], on the device.
+
+        Returns:
+            Logits [B, V].
+
+        Raises:
+            ContextLengthError: no row has room for another token.
+        """
+
+    @abstractmethod
+    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        """Feed nodes of a tree, and return the logits after them.
+
+        Args:
+            tokens: int64 [B, M], on the device.
+            parents: int64 [B, M], on the device: the node that each token follows, 0 the prefix, j
+                the j-th node fed before this call.
+
+        Returns:
+            Logits [B, M, V].
+
+        Raises:
+            ModelError: the runtime has no trees.
+        """
+
+
+class Runtime(ABC):
+    """A model that verifies drafts, and may draft itself.
+
+    Every call names whole prefixes, and nobody commits or rolls back: a runtime finds the longest
+    part of a prefix that it has computed before, and computes the rest. What it returns depends on
+    the prefixes and the proposal alone.
+    """
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What this runtime can do."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits, V."""
+        return self.capabilities.vocab_size
+
+    @property
+    def device(self) -> torch.device:
+        """Where logits live."""
+        return self.capabilities.device
+
+    @property
+    def max_sequences(self) -> int | None:
+        """How many sequences may be live at once; None for any number."""
+        return self.capabilities.max_sequences
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest prefix, drafts included, in tokens; None for any length."""
+        return self.capabilities.max_length
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a sequence."""
+        return self.capabilities.eos_token_ids
+
+    @abstractmethod
+    def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
+        """Compute logits [B, N + 1, V] after each prefix and after each of its drafted tokens.
+
+        Args:
+            prefixes: of B different sequences, each with at least one token.
+            proposal: N tokens for each, in a chain or a tree. Logits at and beyond a row's length
+                mean nothing.
+
+        Raises:
+            EmptyPrefixError: a prefix has no tokens.
+            ContextLengthError: a prefix with its longest path of drafts exceeds `max_length`.
+            ModelError: more than `max_sequences` sequences are live.
+        """
+
+    def open(self, prefixes: Sequence[Prefix], depth: int) -> Cursor:
+        """Open a cursor at the end of the prefixes, to be fed fewer than `depth` tokens in a row.
+
+        Raises:
+            EmptyPrefixError, ContextLengthError: as `verify`.
+            ModelError: as `verify`; or this runtime cannot draft.
+        """
+        raise ModelError(
+            f"{type(self).__name__} cannot draft; use it as a target, and another model as drafter"
+        )
+
+    def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
+        """Free the room of sequences that will not be asked about again.
+
+        Args:
+            sequence_ids: of these sequences; ids that are not known mean nothing.
+            discard: whether what was computed for them is not to be shared with others.
+        """
+
+    def reset(self) -> None:
+        """Forget all that was computed: the model's weights have changed."""
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if what is known of the cache contradicts itself."""

@@ -1,0 +1,184 @@
+"""What is needed to ask a runtime something, and to know what it should say."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...types import trees
+from ...types.records import Distributions, DraftProposal, Prefix
+from ..base import Runtime
+
+Path = tuple[int, ...]
+"""Token ids from the first on."""
+
+Row = tuple[Sequence[int], Sequence[int]]
+"""The drafted tokens of one row and the node that each follows: 0 the prefix, j the j-th token."""
+
+
+class Reference(ABC):
+    """What a runtime's answers are compared with: a model that is run without a cache."""
+
+    @abstractmethod
+    def logits(self, tokens: Path) -> Tensor:
+        """Logits [V] after some tokens."""
+
+    @abstractmethod
+    def greedy(self, prompt: Path, length: int) -> Path:
+        """The text of so many tokens that the model's own greedy decoding gives."""
+
+
+class FreshRuntime(Reference):
+    """A runtime as its own reference: it forgets everything before each question.
+
+    Args:
+        runtime: of which no sequence is live.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._known: dict[Path, Tensor] = {}
+
+    def logits(self, tokens: Path) -> Tensor:
+        """Logits [V] after some tokens."""
+        if tokens not in self._known:
+            self._runtime.reset()
+            scores = self._runtime.verify([Prefix(0, tokens)], proposal([((), ())]))
+            self._runtime.release([0], discard=True)
+            self._known[tokens] = scores.logits[0, 0].clone()
+        return self._known[tokens]
+
+    def greedy(self, prompt: Path, length: int) -> Path:
+        """The likeliest token after each text."""
+        text = prompt
+        for _ in range(length):
+            text = (*text, int(self.logits(text).argmax()))
+        return text[len(prompt) :]
+
+
+class Broken(Exception):
+    """A property that does not hold."""
+
+
+@dataclass
+class Case:
+    """A runtime under test, and what is needed to ask it something.
+
+    Attributes:
+        runtime: under test.
+        reference: what it should say.
+        tolerance: see `check_runtime`.
+        seed: of the texts.
+        worst: the largest relative error seen.
+    """
+
+    runtime: Runtime
+    reference: Reference
+    tolerance: float | None
+    seed: int
+    worst: float = 0.0
+    names: Any = field(default_factory=lambda: count(1))
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+
+    @property
+    def room(self) -> int:
+        """The longest text that is tried."""
+        return min(self.runtime.max_length or 96, 96)
+
+    @property
+    def rows(self) -> int:
+        """How many sequences a batch has."""
+        return min(self.runtime.max_sequences or 3, 3)
+
+    def text(self, length: int) -> Path:
+        """A random text, or what fits of it."""
+        size = max(1, min(length, self.room - 8))
+        return tuple(self.rng.integers(self.runtime.vocab_size, size=size).tolist())
+
+    def texts(self) -> list[Path]:
+        """Texts of one batch, of different lengths."""
+        return [self.text(length) for length in (2, 21, 9)[: self.rows]]
+
+    def chain(self, width: int) -> Row:
+        """Random drafts in a row."""
+        return self.rng.integers(self.runtime.vocab_size, size=width).tolist(), range(width)
+
+    def tree(self, width: int) -> Row:
+        """Random drafts that branch."""
+        parents = [int(self.rng.integers(node + 1)) for node in range(width)]
+        return self.rng.integers(self.runtime.vocab_size, size=width).tolist(), parents
+
+    def verify(self, names: Sequence[int], paths: Sequence[Path], rows: Sequence[Row]) -> None:
+        """Verify drafts, and compare the logits after every node."""
+        prefixes = [Prefix(name, path) for name, path in zip(names, paths, strict=True)]
+        logits = self.runtime.verify(prefixes, proposal(rows)).logits
+        width = 1 + max(len(tokens) for tokens, _ in rows)
+        expected = (len(paths), width, self.runtime.vocab_size)
+        if tuple(logits.shape) != expected:
+            raise Broken(f"logits of shape {tuple(logits.shape)}; expected {expected}")
+        for found, path, row in zip(logits, paths, rows, strict=True):
+            for node in range(len(row[0]) + 1):
+                self.compare(found[node], (*path, *spelled(row, node)))
+
+    def compare(self, found: Tensor, path: Path) -> None:
+        """Compare logits [V] with those after a text."""
+        expected = self.reference.logits(path).to("cpu", torch.float64)
+        eps = torch.finfo(found.dtype).eps
+        found = found.to("cpu", torch.float64)
+        finite = expected[expected.isfinite()]
+        scale = float(finite.abs().max().clamp(min=1e-9)) if len(finite) else 1.0
+        apart = torch.where(found == expected, 0.0, (found - expected).abs())
+        error = float(apart.max()) / scale
+        self.worst = max(self.worst, error)
+        allowed = max(8 * eps, eps**0.75) if self.tolerance is None else self.tolerance
+        if not error <= allowed:
+            raise Broken(
+                f"logits after a text of {len(path)} tokens are off by {error:.2g} of the largest; "
+                f"allowed {allowed:.2g}"
+            )
+
+    def rounds(self, turns: int, draft: Callable[[int], Row]) -> None:
+        """Rounds on a batch: some of each row's drafts are kept, then another token follows."""
+        names, paths = [next(self.names) for _ in range(self.rows)], self.texts()
+        for _ in range(turns):
+            rows = [draft(int(self.rng.integers(5))) for _ in names]
+            self.verify(names, paths, rows)
+            paths = [
+                (*path, *spelled(row, int(self.rng.integers(len(row[0]) + 1))), *self.text(1))
+                for path, row in zip(paths, rows, strict=True)
+            ]
+        self.runtime.check_integrity()
+        self.runtime.release(names)
+
+    @property
+    def said(self) -> str:
+        """The largest error, in words."""
+        return f"largest relative error {self.worst:.1e}"
+
+
+def proposal(rows: Sequence[Row]) -> DraftProposal:
+    """A proposal of point masses: ragged chains, or trees if one of them branches."""
+    lengths = np.array([len(tokens) for tokens, _ in rows], dtype=np.int64)
+    tokens = torch.zeros(len(rows), int(lengths.max()), dtype=torch.int64)
+    parents = trees.chain(*tokens.shape)
+    for index, (drafted, follows) in enumerate(rows):
+        tokens[index, : len(drafted)] = torch.tensor(drafted, dtype=torch.int64)
+        parents[index, : len(drafted)] = list(follows)
+    branches = not np.array_equal(parents, trees.chain(*tokens.shape))
+    masses = Distributions(point_masses=tokens)
+    return DraftProposal(tokens, lengths, masses, parents if branches else None)
+
+
+def spelled(row: Row, node: int) -> list[int]:
+    """The drafted tokens down to a node."""
+    tokens, parents = row
+    return [tokens[step - 1] for step in trees.path(parents, node)]

@@ -1,0 +1,314 @@
+"""The properties that a runtime must have, each as a function that says what it measured."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from functools import partial
+from inspect import CO_GENERATOR
+from types import FrameType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import ContextLengthError, ModelError
+from ...types.records import Prefix
+from .case import Broken, Case, Path, Row, proposal, spelled
+
+
+class _Interrupt(Exception):
+    """Raised inside a runtime, to see what it leaves behind."""
+
+
+def _capabilities(case: Case) -> str:
+    told = case.runtime.capabilities
+    logits = case.runtime.verify([Prefix(1, [0])], proposal([((), ())])).logits
+    if logits.shape[-1] != told.vocab_size:
+        raise Broken(f"logits are {logits.shape[-1]} wide; vocab_size says {told.vocab_size}")
+    if logits.device.type != told.device.type:
+        raise Broken(f"logits are on {logits.device}; device says {told.device}")
+    if not all(0 <= token < told.vocab_size for token in told.eos_token_ids):
+        raise Broken(f"eos_token_ids {set(told.eos_token_ids)} leave 0..{told.vocab_size - 1}")
+    return f"{told.vocab_size} tokens on {told.device}"
+
+
+def _greedy(case: Case) -> str:
+    """Drafts are what the reference says, and wrong from a random place on."""
+    prompt, length = case.text(9), min(24, case.room // 3)
+    expected = case.reference.greedy(prompt, length)
+    name, path = next(case.names), prompt
+    while len(path) < len(prompt) + length:
+        done = len(path) - len(prompt)
+        drafts = list(expected[done : done + 4])[: case.room - len(path)]
+        cut = int(case.rng.integers(len(drafts) + 1))
+        drafts[cut:] = [(token + 1) % case.runtime.vocab_size for token in drafts[cut:]]
+        row = drafts, range(len(drafts))
+        logits = case.runtime.verify([Prefix(name, path)], proposal([row])).logits[0]
+        for node in range(len(drafts) + 1):
+            best = int(logits[node].argmax())
+            path = (*path, best)
+            if node == len(drafts) or best != drafts[node]:
+                break
+    found = path[len(prompt) : len(prompt) + length]
+    if found == expected:
+        return f"{length} tokens"
+    place = next(i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b)
+    raise Broken(
+        f"token {place} of the greedy text is {found[place]}; the reference says {expected[place]}"
+    )
+
+
+def _rejection(case: Case) -> str:
+    """Deep drafts, none of which is kept, and others in their place."""
+    name, path = next(case.names), case.text(7)
+    for width, others in ((4, 2), (1, 1), (5, 3), (3, 1)):
+        case.verify([name], [path], [case.chain(width)])
+        path = (*path, *case.text(others))
+    case.verify([name], [path], [case.chain(0)])
+    return case.said
+
+
+def _ragged(case: Case) -> str:
+    case.rounds(5, case.chain)
+    case.rounds(2, case.chain)
+    return f"{case.rows} rows; {case.said}"
+
+
+def _rewritten(case: Case) -> str:
+    """A runtime is a function of prefixes: the same id with other tokens gets their logits."""
+    name, path = next(case.names), case.text(12)
+    for other in (path, path[:4], (*path[:4], *case.text(6)), case.text(12), path[:1]):
+        case.verify([name], [other], [case.chain(2)])
+    return case.said
+
+
+def _reuse(case: Case) -> str:
+    """Twice as many sequences as there are slots, of which one stays throughout."""
+    slots = case.runtime.max_sequences or 4
+    stays, text = next(case.names), case.text(11)
+    for turn in range(2 * min(slots, 8) + 2):
+        case.verify([stays], [text], [case.chain(1)])
+        text = (*text, *case.text(1))
+        if slots > 1:
+            case.rounds(1, case.chain) if slots > case.rows else _short(case, discard=turn % 2 == 0)
+    case.runtime.check_integrity()
+    case.runtime.release([stays])
+    # All of them at once, in whatever slots were left.
+    few = min(slots, 8)
+    names = [next(case.names) for _ in range(few)]
+    case.verify(names, [case.text(5) for _ in names], [case.chain(1) for _ in names])
+    return case.said
+
+
+def _short(case: Case, *, discard: bool) -> None:
+    name = next(case.names)
+    case.verify([name], [case.text(6)], [case.chain(2)])
+    case.runtime.release([name], discard=discard)
+
+
+def _sharing(case: Case) -> str:
+    """Texts that begin alike, in one batch and after one another, of live sequences and others."""
+    text = case.text(30)
+    first = next(case.names)
+    case.verify([first], [text], [case.chain(3)])
+    for length in (len(text), len(text) // 2, 3):
+        if case.rows > 1:
+            names = [first, next(case.names)]
+            longer = (*text[:length], *case.text(3))
+            case.verify(names, [(*text, *case.text(1)), longer], [case.chain(1), case.chain(2)])
+            case.runtime.release(names[1:])
+    case.runtime.release([first])
+    names = [next(case.names) for _ in range(case.rows)]
+    case.verify(names, [text] * case.rows, [case.chain(2) for _ in names])
+    return case.said
+
+
+def _overflow(case: Case) -> str:
+    most = case.runtime.max_length
+    if most is None:
+        return "the context has no bound"
+    for size, drafts in ((most + 1, 0), (most, 1), (most - 1, 2)):
+        name = next(case.names)
+        prefix = Prefix(name, np.zeros(size, dtype=np.int64).tolist())
+        try:
+            case.runtime.verify([prefix], proposal([case.chain(drafts)]))
+        except ContextLengthError:
+            continue
+        raise Broken(f"{size} tokens and {drafts} drafts were taken; max_length is {most}")
+    if most <= 512:
+        # To the last token, beside a row whose drafts reach further than that row has room.
+        text = tuple(case.rng.integers(case.runtime.vocab_size, size=most - 1).tolist())
+        names = [next(case.names) for _ in range(min(2, case.rows))]
+        case.verify(
+            names, [text, case.text(3)][: case.rows], [case.chain(1), case.chain(4)][: case.rows]
+        )
+        case.verify(names[:1], [(*text, 0)], [case.chain(0)])
+    return f"max_length {most}"
+
+
+def _crowd(case: Case) -> str:
+    most = case.runtime.max_sequences
+    if most is None or most > 64:
+        return "any number of sequences" if most is None else "not tried: more than 64"
+    names = [next(case.names) for _ in range(most)]
+    texts = [case.text(4) for _ in names]
+    case.verify(names, texts, [case.chain(1) for _ in names])
+    try:
+        case.verify([next(case.names)], [case.text(3)], [case.chain(1)])
+    except ModelError:
+        case.verify(names, [(*t, 0) for t in texts], [case.chain(2) for _ in names])
+        return f"{most} sequences"
+    raise Broken(f"sequence {most + 1} was taken while {most} were live")
+
+
+def _trees(case: Case) -> str:
+    if not case.runtime.capabilities.trees:
+        return "no trees"
+    case.rounds(5, lambda width: case.tree(2 * width))
+    return case.said
+
+
+def _drafting(case: Case) -> str:
+    """A cursor's logits, and that a target of the same model keeps what was fed."""
+    names, paths = [next(case.names) for _ in range(case.rows)], case.texts()
+    prefixes = [Prefix(name, path) for name, path in zip(names, paths, strict=True)]
+    try:
+        cursor = case.runtime.open(prefixes, 4)
+    except ModelError as error:
+        return f"does not draft: {error}"
+    with torch.inference_mode():
+        for row, path in enumerate(paths):
+            case.compare(cursor.logits[row], path)
+        for _ in range(3):
+            new = [case.text(1) for _ in paths]
+            logits = cursor.step(torch.tensor(new, device=case.runtime.device)[:, 0])
+            paths = [(*path, *token) for path, token in zip(paths, new, strict=True)]
+            for row, path in enumerate(paths):
+                case.compare(logits[row], path)
+    case.verify(names, [(*p[:-1], *case.text(1)) for p in paths], [case.chain(1) for _ in paths])
+    if case.runtime.capabilities.trees:
+        _expanding(case, names, paths)
+    return case.said
+
+
+def _expanding(case: Case, names: list[int], paths: list[Path]) -> None:
+    cursor = case.runtime.open([Prefix(n, p) for n, p in zip(names, paths, strict=True)], 4)
+    rows: list[Row] = [([], []) for _ in paths]
+    device = case.runtime.device
+    with torch.inference_mode():
+        for width in (2, 3):
+            fed = len(rows[0][0])
+            new = [case.rng.integers(fed + 1, size=width).tolist() for _ in rows]
+            tokens = [list(case.chain(width)[0]) for _ in rows]
+            logits = cursor.expand(
+                torch.tensor(tokens, device=device), torch.tensor(new, device=device)
+            )
+            rows = [
+                ([*row[0], *drawn], [*row[1], *follows])
+                for row, drawn, follows in zip(rows, tokens, new, strict=True)
+            ]
+            for row, path in enumerate(paths):
+                for node in range(width):
+                    told = (*path, *spelled(rows[row], fed + node + 1))
+                    case.compare(logits[row, node], told)
+    case.verify(names, [(*p, 0) for p in paths], [case.chain(1) for _ in paths])
+
+
+def _exception(case: Case) -> str:
+    """An exception at some of the calls inside `verify`, in rounds that prefill and that do not."""
+    runtime, name, path = case.runtime, next(case.names), case.text(19)
+    other = next(case.names)
+    calls = _interrupted(lambda: case.verify([name], [path], [case.chain(2)]), None)
+    places = sorted({int(x) for x in np.linspace(1, calls, 12)})
+    for place in places:
+        path = (*path[:-1], *case.text(2))
+        row = case.chain(2)
+        prefixes = [Prefix(name, path), Prefix(other, case.text(20))][: case.rows]
+        asked = proposal([row] * len(prefixes))
+        _interrupted(partial(runtime.verify, prefixes, asked), place)
+        try:
+            runtime.check_integrity()
+        except AssertionError as error:
+            raise Broken(f"after an exception: {error}") from None
+        texts = [tuple(prefix.tokens.tolist()) for prefix in prefixes]
+        case.verify([prefix.sequence_id for prefix in prefixes], texts, [row] * len(texts))
+        if case.rows > 1:
+            runtime.release([other])
+    return f"at {len(places)} of {calls} calls; {case.said}"
+
+
+def _interrupted(act: Callable[[], object], at: int | None) -> int:
+    """Run something, raise at the given call of a Python function in it; how many there were."""
+    calls = 0
+    before = sys.gettrace()
+
+    def trace(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        # What is being left or destroyed, as generators may be, belongs to others.
+        code = frame.f_code
+        leaving = code.co_name in ("__exit__", "__del__") or code.co_flags & CO_GENERATOR
+        if event == "call" and not leaving:
+            calls += 1
+            if calls == at:
+                sys.settrace(before)
+                raise _Interrupt
+
+    sys.settrace(trace)
+    try:
+        act()
+    except _Interrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return calls
+
+
+def _reset(case: Case) -> str:
+    name, path = next(case.names), case.text(14)
+    case.verify([name], [path], [case.chain(2)])
+    case.runtime.reset()
+    case.runtime.check_integrity()
+    case.verify([name], [(*path, 0)], [case.chain(2)])
+    return case.said
+
+
+def _memory(case: Case) -> str:
+    """Tensors that are held after many sequences, and after three times as many."""
+    many = 2 * min(case.runtime.max_sequences or 4, 8)
+
+    def run(times: int) -> int:
+        for _ in range(times):
+            name = next(case.names)
+            case.runtime.verify([Prefix(name, case.text(30))], proposal([case.chain(3)]))
+            case.runtime.release([name])
+        gc.collect()
+        held = [each for each in gc.get_objects() if type(each) is Tensor]
+        return sum(
+            {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}.values()
+        )
+
+    before, after = run(many), run(2 * many)
+    if after > before + 4096:
+        raise Broken(f"{2 * many} more sequences of the same length took {after - before} bytes")
+    return f"{3 * many} sequences"
+
+
+CHECKS: tuple[tuple[str, Callable[[Case], str]], ...] = (
+    ("capabilities are true", _capabilities),
+    ("greedy text is the reference's", _greedy),
+    ("logits after a rejected draft are those of a fresh forward", _rejection),
+    ("rows of different lengths do not disturb each other", _ragged),
+    ("a sequence may be rewritten", _rewritten),
+    ("slots are used again", _reuse),
+    ("sequences may share a prefix", _sharing),
+    ("the context is not exceeded", _overflow),
+    ("a live sequence keeps its slot", _crowd),
+    ("every node of a tree sees its own path", _trees),
+    ("a cursor sees what it was fed", _drafting),
+    ("an exception leaves nothing wrong behind", _exception),
+    ("a reset forgets, and goes on", _reset),
+    ("memory is bounded", _memory),
+)
+"""Every property, by name, in the order in which they are checked."""

@@ -1,0 +1,56 @@
+"""A model's twin: the same parameters and hooks, with a configuration and a mode of its own.
+
+What a runtime needs of a model, evaluation mode and an attention implementation, is set on the
+twin. The user's model is never written to, not even while a forward runs, and may be used
+meanwhile by others.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+from torch.nn import Module
+from transformers import PreTrainedConfig
+
+from . import attention
+
+
+def twin(hf_model: Any) -> Any:
+    """Make a model that computes as another one does, in evaluation mode, by `grouped_attention`.
+
+    Parameters, buffers and hooks are shared, and so need no memory and follow the other's, those
+    that are added later included. Submodules that are exchanged later are not followed.
+
+    Args:
+        hf_model: a `PreTrainedModel`, which is left as it is.
+    """
+    copies: dict[int, Module] = {}
+    configs: dict[int, Any] = {}
+
+    def copied(module: Module) -> Module:
+        if id(module) not in copies:
+            copies[id(module)] = other = sharing(module)
+            children = other._modules
+            for name, child in children.items():
+                children[name] = None if child is None else copied(child)
+            for name, value in vars(module).items():
+                if isinstance(value, PreTrainedConfig):
+                    vars(other)[name] = deepcopy(value, configs)
+            other.training = False
+        return copies[id(module)]
+
+    model: Any = copied(hf_model)
+    attention.register()
+    model.set_attn_implementation(
+        attention.NAME if hf_model._supports_attention_backend else "sdpa"
+    )
+    return model
+
+
+def sharing(module: Module) -> Any:
+    """A module with the same parameters and submodules, whose submodules can be replaced."""
+    other = type(module).__new__(type(module))
+    # Not by `copy`, which loses that a module was compiled.
+    vars(other).update(vars(module), _modules=dict(module._modules))
+    return other

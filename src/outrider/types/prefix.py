@@ -1,0 +1,113 @@
+"""The tokens of a sequence, as values that share their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class _Buffer:
+    """Tokens [capacity] of which the first `fill` are owned by at least one prefix."""
+
+    __slots__ = ("data", "fill")
+
+    def __init__(self, data: NDArray[np.int64], fill: int) -> None:
+        self.data = data
+        self.fill = fill
+
+
+class Prefix:
+    """The tokens of one sequence so far: an append-only integer buffer with a length.
+
+    Prefixes are values: `extended` returns a new prefix and leaves this one as it is. A prefix and
+    its extensions share one buffer as long as they form a single line; the second extension of the
+    same prefix copies.
+
+    Args:
+        sequence_id: names the sequence to models that keep a cache of it.
+        tokens: token ids.
+    """
+
+    __slots__ = ("_buffer", "length", "sequence_id")
+
+    def __init__(self, sequence_id: int, tokens: Iterable[int]) -> None:
+        data = np.fromiter(tokens, dtype=np.int64)
+        self.sequence_id = sequence_id
+        self.length = len(data)
+        self._buffer = _Buffer(data, len(data))
+
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        """The token ids, int64 [length]. A view: do not write to it."""
+        return self._buffer.data[: self.length]
+
+    def extended(self, tokens: list[int]) -> Prefix:
+        """This prefix followed by `tokens`."""
+        length = self.length + len(tokens)
+        buffer = self._buffer
+        if buffer.fill != self.length or length > len(buffer.data):
+            data = np.empty(max(2 * length, 64), dtype=np.int64)
+            data[: self.length] = self.tokens
+            buffer = _Buffer(data, self.length)
+        buffer.data[self.length : length] = tokens
+        buffer.fill = length
+        longer = Prefix.__new__(Prefix)
+        longer.sequence_id = self.sequence_id
+        longer.length = length
+        longer._buffer = buffer
+        return longer
+
+    def begins(self, other: Prefix) -> bool:
+        """Whether another one's tokens begin with these; not compared if it extends this one."""
+        if self.length > other.length:
+            return False
+        return self._buffer is other._buffer or np.array_equal(
+            self.tokens, other.tokens[: self.length]
+        )
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __repr__(self) -> str:
+        return f"Prefix(sequence_id={self.sequence_id}, tokens={self.tokens.tolist()})"
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What follows a prompt: the tokens of a prefix from a place on, and others after them.
+
+    Attributes:
+        prefix: the prompt, and what was emitted.
+        start: the prompt's length.
+        more: tokens after them.
+    """
+
+    prefix: Prefix
+    start: int = 0
+    more: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return self.prefix.length - self.start + len(self.more)
+
+    def plus(self, tokens: tuple[int, ...]) -> Output:
+        """This output with more tokens after it."""
+        return Output(self.prefix, self.start, self.more + tokens)
+
+    def since(self, earlier: Output | None) -> list[int] | None:
+        """The tokens after those of an earlier output; None if this one does not go on from it.
+
+        Of an output of an earlier round no more is looked at than what came after it.
+
+        Args:
+            earlier: the other; None for an empty one.
+        """
+        if earlier is None:
+            return [*self.prefix.tokens[self.start :].tolist(), *self.more]
+        if self.start != earlier.start or not earlier.prefix.begins(self.prefix):
+            return None
+        rest = [*self.prefix.tokens[earlier.prefix.length :].tolist(), *self.more]
+        known = len(earlier.more)
+        return rest[known:] if tuple(rest[:known]) == earlier.more else None

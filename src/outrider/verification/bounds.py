@@ -1,0 +1,279 @@
+"""What no lossless verifier can exceed: the most tokens that a round could have emitted.
+
+Every ceiling counts expected tokens of a round, the correction or bonus included, and is at least
+1. The chain's optimum is that of Sun et al. 2025 (arXiv 2403.10444); a verifier keeps a node with a
+probability of at most min(Pr[its parent is kept] P(x|parent), Q(node)), and the block recursion
+attains it at every node.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace, device
+from numpy.typing import NDArray
+
+from ..config.params import TreeChildren
+from ..errors import DraftShapeError
+from .checks import common_namespace, require_float, require_shape
+
+Path = tuple[int, ...]
+Distribution = Callable[[Path], Sequence[float] | NDArray[np.float64]]
+"""The probabilities [V] of the token after a prefix."""
+
+
+def block_ceiling(ratios: Any, lengths: NDArray[np.int64]) -> Any:
+    """1 + p_1 + ... + p_L along each drafted chain, with p_i = min(1, p_(i-1) r_i).
+
+    Its mean over drafts is exactly the most tokens that a verifier which sees the chain can emit on
+    average: an unbiased estimate from what was drafted, one for each round.
+
+    Args:
+        ratios: floating-point [B, N], the r_i: target over draft probability of each token.
+        lengths: host integers [B] in 0..N; columns at and beyond a row's length are ignored.
+
+    Returns:
+        float64 [B], of the ratios' library.
+
+    Raises:
+        DraftShapeError: a shape or dtype is wrong.
+    """
+    common_namespace(ratios=ratios)
+    require_shape("ratios", ratios, ("B", "N"), "a ratio for each token", DraftShapeError)
+    require_float("ratios", ratios, DraftShapeError)
+    batch, width = ratios.shape
+    _require_lengths(lengths, batch, width)
+    xp = array_namespace(ratios)
+    ends = xp.asarray(lengths, device=device(ratios))[:, None]
+    drafted = xp.arange(width, device=device(ratios))[None, :] < ends
+    return block_values(xp.where(drafted, xp.astype(ratios, xp.float64), 0.0))
+
+
+def block_values(ratios: Any) -> Any:
+    """`block_ceiling` of ratios float64 [B, N] that are 0 where nothing was drafted; not checked."""
+    xp = array_namespace(ratios)
+    one = xp.ones(ratios.shape[0], dtype=xp.float64, device=device(ratios))
+    kept = total = one
+    for column in range(ratios.shape[1]):
+        kept = xp.minimum(kept * ratios[:, column], one)
+        total = total + kept
+    return total
+
+
+def deterministic_ceiling(
+    conditionals: NDArray[np.floating[Any]],
+    parents: NDArray[np.int64],
+    tokens: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """1 + the sum of P(v) over the nodes v of a tree that no draw decided.
+
+    P(v) is the product of the target's conditionals along v's path. Every lossless verifier of such
+    a tree emits exactly this on average, if it descends whenever the target's token is a child.
+
+    Args:
+        conditionals: [B, N], the target's probability of each node's token after its parent.
+        parents: int64 [B, N]; parents[b, i] in 0..i is the node that is parent of node i + 1. Node
+            0 is the prefix, node j the token of column j - 1.
+        tokens: int64 [B, N]. Siblings of one token are one node, and their children siblings.
+        lengths: int64 [B] in 0..N; columns at and beyond a row's length are ignored.
+
+    Returns:
+        float64 [B]. All arrays live on the host.
+
+    Raises:
+        DraftShapeError: a shape is wrong, or a parent is not in 0..i.
+    """
+    require_shape("tokens", tokens, ("B", "N"), "a row for each tree", DraftShapeError)
+    batch, width = tokens.shape
+    require_shape("parents", parents, (batch, width), "as tokens", DraftShapeError)
+    require_shape("conditionals", conditionals, (batch, width), "as tokens", DraftShapeError)
+    _require_lengths(lengths, batch, width)
+    ceilings = np.ones(batch)
+    for row, length in enumerate(lengths.tolist()):
+        nodes = [0]
+        mass = [1.0]
+        known: dict[tuple[int, int], int] = {}
+        columns = zip(
+            parents[row, :length].tolist(),
+            tokens[row, :length].tolist(),
+            conditionals[row, :length].tolist(),
+            strict=True,
+        )
+        for column, (parent, token, conditional) in enumerate(columns):
+            if not 0 <= parent <= column:
+                raise DraftShapeError(
+                    f"parents[{row}, {column}] is {parent}; expected a node in 0..{column}: the "
+                    "prefix, or a token of an earlier column"
+                )
+            place = (nodes[parent], token)
+            if place not in known:
+                known[place] = column + 1
+                ceilings[row] += mass[nodes[parent]] * conditional
+            nodes.append(known[place])
+            mass.append(mass[nodes[parent]] * conditional)
+    return ceilings
+
+
+def exact_block_value(
+    target_distribution: Distribution,
+    draft_distribution: Distribution,
+    depth: int,
+    prefix: Path = (),
+) -> float:
+    """The most tokens that any verifier of a drafted chain can emit on average, exactly.
+
+    1 + the sum over all paths v of up to `depth` tokens of w(v), with
+    w(v) = min(w(parent) P(x|parent), Q(v)): what block verification emits.
+
+    Args:
+        target_distribution: the target's distributions.
+        draft_distribution: the drafter's.
+        depth: the length of the chain, at least 0. The work grows as V^depth.
+        prefix: what the chain follows.
+    """
+
+    def beyond(path: Path, kept: float, drafted: float) -> float:
+        if len(path) == len(prefix) + depth:
+            return 0.0
+        total = 0.0
+        for token, (target, draft) in enumerate(
+            zip(target_distribution(path), draft_distribution(path), strict=True)
+        ):
+            weight = min(kept * float(target), drafted * float(draft))
+            if weight > 0:
+                total += weight + beyond((*path, token), weight, drafted * float(draft))
+        return total
+
+    return 1 + beyond(prefix, 1.0, 1.0)
+
+
+def path_probabilities(
+    distribution: Distribution, depth: int, prefix: Path = ()
+) -> dict[Path, float]:
+    """The probability of every path of 1 to `depth` tokens after `prefix`, the impossible left out.
+
+    With a drafter's distribution these are the probabilities that a chain of `depth` drafts has each node.
+    """
+    level: dict[Path, float] = {(): 1.0}
+    paths: dict[Path, float] = {}
+    for _ in range(depth):
+        level = {
+            (*path, token): mass * float(share)
+            for path, mass in level.items()
+            for token, share in enumerate(distribution((*prefix, *path)))
+            if mass * float(share) > 0
+        }
+        paths |= level
+    return paths
+
+
+def tree_probabilities(
+    draft_distribution: Distribution, shape: Sequence[int], kind: TreeChildren, prefix: Path = ()
+) -> dict[Path, float]:
+    """For each path after `prefix`, the probability that a drafted tree has it.
+
+    Args:
+        draft_distribution: the drafter's distributions.
+        shape: how many children each node has at each depth; at most as many as tokens are likely.
+        kind: how they come about, as `SpeculativeConfig.tree_children` says.
+        prefix: what the tree follows.
+    """
+    if not shape:
+        return {}
+    paths: dict[Path, float] = {}
+    distribution = np.asarray(draft_distribution(prefix), dtype=np.float64)
+    for token, share in enumerate(_inclusion(distribution, shape[0], kind)):
+        below = tree_probabilities(draft_distribution, shape[1:], kind, (*prefix, token))
+        inside = {(token, *path): mass for path, mass in below.items()} | {(token,): 1.0}
+        if kind == "with_replacement":
+            # Each of the draws brings a node of its own, and they are merged.
+            paths |= {
+                p: 1 - (1 - distribution[token] * mass) ** shape[0] for p, mass in inside.items()
+            }
+        else:
+            paths |= {p: share * mass for p, mass in inside.items()}
+    return paths
+
+
+def cover_bound(
+    target_distribution: Distribution, inclusion: Mapping[Path, float], prefix: Path = ()
+) -> float:
+    """1 + the sum over nodes v of min(P(v), Pr[v is in the tree]).
+
+    No lossless verifier of a random tree emits more on average: it keeps v no more often than the
+    target emits it, and no more often than v was drafted.
+
+    Args:
+        target_distribution: the target's distributions.
+        inclusion: for each path after `prefix`, the probability that the drafted tree has it; paths
+            left out have none.
+        prefix: what the tree follows.
+    """
+    known: dict[Path, float] = {(): 1.0}
+
+    def target(path: Path) -> float:
+        if path not in known:
+            known[path] = target(path[:-1]) * float(
+                target_distribution((*prefix, *path[:-1]))[path[-1]]
+            )
+        return known[path]
+
+    return 1 + math.fsum(min(target(path), drafted) for path, drafted in inclusion.items())
+
+
+def oracle_bound(target_distribution: Distribution, num_nodes: int, prefix: Path = ()) -> float:
+    """1 + the sum of the `num_nodes` largest P(v): what the best fixed tree of that size emits.
+
+    No tree of so many nodes that no draw decided emits more on average, whoever drafts it. A drawn
+    tree may: drafts drawn from the target's own distribution are all kept. For those there is `cover_bound`.
+
+    A path's probability never exceeds its parent's, so the largest are found best first.
+
+    Args:
+        target_distribution: the target's distributions.
+        num_nodes: how many drafted tokens the tree has, at least 0.
+        prefix: what the tree follows.
+    """
+    frontier = [(-1.0, prefix)]
+    total = 0.0
+    for _ in range(num_nodes + 1):
+        mass, path = heapq.heappop(frontier)
+        total -= mass
+        for token, share in enumerate(target_distribution(path)):
+            heapq.heappush(frontier, (mass * float(share), (*path, token)))
+    return total
+
+
+def _inclusion(
+    distribution: NDArray[np.float64], count: int, kind: TreeChildren
+) -> NDArray[np.float64]:
+    """The probability [V] that each token is among the `count` children of a node."""
+    if kind == "with_replacement":
+        return 1 - (1 - distribution) ** count
+    if kind == "greedy":
+        included = np.zeros(len(distribution))
+        included[np.argsort(-distribution, kind="stable")[: count - 1]] = 1.0
+        left = np.where(included > 0, 0.0, distribution)
+        included += left / left.sum()
+        return included
+    included = distribution.copy()
+    if count > 1:
+        for token, share in enumerate(distribution):
+            left = np.where(np.arange(len(distribution)) == token, 0.0, distribution)
+            if share > 0 and left.sum() > 0:
+                included += share * _inclusion(left / left.sum(), count - 1, kind)
+    return included
+
+
+def _require_lengths(lengths: NDArray[np.int64], batch: int, width: int) -> None:
+    """Check how many columns of each row count."""
+    require_shape("lengths", lengths, (batch,), "one length for each row", DraftShapeError)
+    if np.any(lengths < 0) or np.any(lengths > width):
+        raise DraftShapeError(
+            f"lengths are {lengths.tolist()}; expected 0..{width}, the number of columns"
+        )

@@ -1,0 +1,242 @@
+"""Every runtime that ships passes the kit; each planted fault fails by its own name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from outrider import TransformersModel
+from outrider.runtimes.conformance import CHECKS, check_runtime
+from outrider.runtimes.tabular import TabularModel, mock_pair
+from outrider.runtimes.transformers.early_exit import EarlyExit, truncated
+from outrider.runtimes.transformers.reference import TransformersReference
+from outrider.runtimes.transformers.slots import Slot
+from outrider.types.finding import Finding
+from outrider.types.records import DraftProposal, Prefix, TargetScores
+from tests.support.families import FAMILIES, random_model
+
+REJECTION = "logits after a rejected draft are those of a fresh forward"
+RAGGED = "rows of different lengths do not disturb each other"
+
+
+@pytest.fixture(scope="module")
+def llama() -> tuple[Any, TransformersReference]:
+    model = random_model("llama")
+    return model, TransformersReference(model)
+
+
+def failed(findings: Iterable[Finding]) -> dict[str, str]:
+    return {finding.name: finding.detail for finding in findings if not finding.passed}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_transformers_runtime_passes(family: str) -> None:
+    model = random_model(family)
+    # Gemma 2's own attention takes its softmax in float32 whatever the model's dtype.
+    tolerance = 1e-5 if family == "gemma2" else 1e-10
+    reference = TransformersReference(model)
+    found = check_runtime(
+        lambda: TransformersModel(model, max_sequences=4), reference, tolerance=tolerance
+    )
+    assert not failed(found)
+
+
+def test_one_slot_and_small_chunks_pass() -> None:
+    model = random_model("llama")
+    found = check_runtime(
+        lambda: TransformersModel(model, max_sequences=1, prefill_chunk=5),
+        TransformersReference(model),
+    )
+    assert not failed(found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_narrow_dtypes_pass_within_their_rounding(dtype: torch.dtype) -> None:
+    """But for the greedy text: rounded logits tie."""
+    model = random_model("qwen3").to(dtype)
+    tolerance = 1e-4 if dtype is torch.float32 else 0.2
+    names = {name for name, _ in CHECKS} - {"greedy text is the reference's"}
+    found = check_runtime(
+        lambda: TransformersModel(model, max_sequences=4),
+        TransformersReference(model),
+        tolerance=tolerance,
+        names=names,
+    )
+    assert not failed(found)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_the_first_layers_pass_as_a_model_of_their_own(family: str) -> None:
+    model = random_model(family)
+    found = check_runtime(
+        lambda: EarlyExit(TransformersModel(model, max_sequences=4), 2),
+        TransformersReference(truncated(model, 2)),
+    )
+    assert not failed(found)
+
+
+def test_the_tabular_runtime_passes() -> None:
+    assert not failed(check_runtime(lambda: mock_pair(5, seed=1)[0]))
+
+
+# Planted faults: each is a runtime that is wrong in one way.
+
+
+class NarrowLogits(TabularModel):
+    def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
+        scores = super().verify(prefixes, proposal)
+        return TargetScores(scores.logits[..., :-1])
+
+
+class NeverReleases(TransformersModel):
+    def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
+        if -1 in sequence_ids:  # the check at construction
+            super().release(sequence_ids, discard=discard)
+
+
+class TakesAnyLength(TransformersModel):
+    def _check(self, prefixes: Sequence[Prefix], extra: list[int]) -> None:
+        super()._check(prefixes, [min(0, e) for e in extra])
+
+
+class TakesLiveSlots(TransformersModel):
+    def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
+        names = {prefix.sequence_id for prefix in prefixes}
+        if len(self.live_sequences | names) > self.max_sequences:
+            self.release(self.live_sequences - names)
+        return super().verify(prefixes, proposal)
+
+
+class BelievesBeforeComputing(TransformersModel):
+    def forward(
+        self, slots: list[int], starts: list[int], tokens: torch.Tensor, *rest: Any
+    ) -> torch.Tensor:
+        for slot, start, row in zip(slots, starts, tokens.numpy(), strict=True):
+            self._table.hold(slot, np.concatenate([self._table.slots[slot].tokens[:start], row]))
+        return super().forward(slots, starts, tokens, *rest)
+
+
+class KeepsEverything(TransformersModel):
+    def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
+        scores = super().verify(prefixes, proposal)
+        self.kept = (*getattr(self, "kept", ()), scores.logits)
+        return scores
+
+
+class ForgetsWhoIsWho(TransformersModel):
+    def reset(self) -> None:
+        self._table.slots = tuple(
+            Slot(slot.tokens, None, 0, 7, slot.last_used) for slot in self._table.slots
+        )
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (NeverReleases, "slots are used again"),
+        (TakesAnyLength, "the context is not exceeded"),
+        (TakesLiveSlots, "a live sequence keeps its slot"),
+        (BelievesBeforeComputing, "an exception leaves nothing wrong behind"),
+        (KeepsEverything, "memory is bounded"),
+        (ForgetsWhoIsWho, "a reset forgets, and goes on"),
+    ],
+)
+def test_a_faulty_runtime_fails_by_name(
+    kind: type[TransformersModel], name: str, llama: tuple[Any, TransformersReference]
+) -> None:
+    model, reference = llama
+    names = {name, REJECTION}
+    found = check_runtime(lambda: kind(model, max_sequences=4), reference, names=names)
+    assert failed(found).keys() == {name}
+
+
+def test_logits_of_another_width_fail_by_name() -> None:
+    model = mock_pair(5, seed=1)[0]
+    found = check_runtime(lambda: NarrowLogits(model.probabilities, 5))
+    assert "capabilities are true" in failed(found)
+
+
+def stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns are taken for those of the prefix however they were drafted."""
+    monkeypatch.setattr(Slot, "shared", lambda slot, prefix: (min(slot.length, len(prefix)), ()))
+
+
+def shifted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows stand where the first one does."""
+    from outrider.runtimes.transformers.views import View, Views
+
+    chain = Views.chain
+
+    def careless(views: Views, starts: list[int], length: int) -> View:
+        view = chain(views, starts, length)
+        return View(
+            view.masks, view.positions[:1].expand_as(view.positions), view.columns, view.span
+        )
+
+    monkeypatch.setattr(Views, "chain", careless)
+
+
+def by_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node stands at its column, whatever it follows."""
+    from outrider.runtimes.transformers.views import View, Views
+
+    tree = Views.tree
+
+    def careless(views: Views, starts: list[int], ancestors: torch.Tensor, queries: int) -> View:
+        view = tree(views, starts, ancestors, queries)
+        return View(view.masks, view.columns, view.columns, view.span)
+
+    monkeypatch.setattr(Views, "tree", careless)
+
+
+def unmoved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kept path of a tree is left where it was computed."""
+    from outrider.runtimes.transformers.slot_cache import SlotCache
+    from outrider.runtimes.transformers.slots import Placement
+
+    collect = SlotCache.collect
+
+    def stay(cache: SlotCache, place: Placement) -> None:
+        collect(cache, Placement(place.slot, place.shared, place.donor))
+
+    monkeypatch.setattr(SlotCache, "collect", stay)
+
+
+def uncopied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another slot holds is counted as shared, and not copied."""
+    from outrider.runtimes.transformers.slot_cache import SlotCache
+
+    monkeypatch.setattr(SlotCache, "collect", lambda *_: None)
+
+
+TREES, SHARING = "every node of a tree sees its own path", "sequences may share a prefix"
+
+
+@pytest.mark.parametrize(
+    ("plant", "fails", "holds"),
+    [
+        (stale, {REJECTION, RAGGED, "a sequence may be rewritten"}, {"memory is bounded"}),
+        (shifted, {RAGGED}, {REJECTION, TREES, "a sequence may be rewritten"}),
+        (by_column, {TREES}, {REJECTION, RAGGED, SHARING}),
+        (unmoved, {TREES}, {REJECTION, RAGGED, SHARING}),
+        (uncopied, {SHARING}, {REJECTION, "a sequence may be rewritten"}),
+    ],
+)
+def test_a_fault_in_the_slot_cache_fails_by_name(
+    plant: Callable[[pytest.MonkeyPatch], None],
+    fails: set[str],
+    holds: set[str],
+    llama: tuple[Any, TransformersReference],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, reference = llama
+    monkeypatch.setattr("outrider.runtimes.transformers.model.check_rollback", lambda _: None)
+    plant(monkeypatch)
+    found = check_runtime(
+        lambda: TransformersModel(model, max_sequences=4), reference, names=fails | holds
+    )
+    assert failed(found).keys() == fails

@@ -1,0 +1,238 @@
+"""`outrider bench`, `tune` and `report`: options reach the measurement, results are written whole."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from outrider.bench import BenchOptions, Candidate, Measurement, Results, TuneOptions
+from outrider.cli import main
+from outrider.cli.signals import Terminated, terminable
+from tests.support.command import Capture, error_of, printed
+
+Asked = list[Any]
+
+
+def measurement(drafter: str, **changes: Any) -> Measurement:
+    found = Measurement(
+        Candidate(drafter, depth=None if drafter == "none" else 4),
+        workload="code",
+        temperature=0.0,
+        batch=1,
+        dtype="float32",
+        seconds=(1.0, 2.0),
+        prompt_s=(0.1, 0.1),
+        tokens=(40, 40),
+        speedup=1.0,
+        identical=2,
+    )
+    return replace(found, **changes)
+
+
+RESULTS = Results({"outrider": "0"}, (measurement("none"), measurement("ngram", speedup=1.5)))
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Asked]:
+    """Makes `outrider bench` measure nothing, and answer with the given results."""
+
+    def install(answer: Results = RESULTS, raised: BaseException | None = None) -> Asked:
+        asked: Asked = []
+
+        def run(options: BenchOptions, report: Callable[[int, int, str], object]) -> Results:
+            asked.append(options)
+            report(0, 1, "something")
+            if raised is not None:
+                raise raised
+            return answer
+
+        monkeypatch.setattr("outrider.cli.bench.run_bench", run)
+        return asked
+
+    return install
+
+
+@pytest.fixture(autouse=True)
+def _page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.bench.render_report", lambda _found: "<html>")
+    monkeypatch.setattr("outrider.cli.report.render_report", lambda _found: "<html>")
+
+
+def test_flags_reach_the_benchmark(capsys: Capture, bench: Callable[..., Asked]) -> None:
+    asked = bench()
+    flags = {
+        "target": ("--target", "t"),
+        "dtype": ("--dtype", "float32,bfloat16"),
+        "workloads": ("--workloads", "code,json"),
+        "prompts_per_workload": ("--prompts-per-workload", "2"),
+        "max_tokens": ("-m", "9"),
+        "drafters": ("--drafters", "ngram,early_exit"),
+        "exit_layers": ("--exit-layers", "2,4"),
+        "verification": ("--verification", "block,token"),
+        "k": ("-k", "2,adaptive"),
+        "trees": ("--trees", "2x2x1"),
+        "temps": ("--temps", "0,0.5"),
+        "batches": ("--batches", "1,4"),
+        "peers": ("--peers", "none"),
+    }
+    printed(capsys, "bench", *(each for pair in flags.values() for each in pair))
+    (options,) = asked
+    assert type(options) is BenchOptions
+    assert options == BenchOptions(
+        target="t",
+        dtype=("float32", "bfloat16"),
+        workloads=("code", "json"),
+        prompts_per_workload=2,
+        max_tokens=9,
+        drafters=("ngram", "early_exit"),
+        exit_layers=(2, 4),
+        verification=("block", "token"),
+        k=(2, "adaptive"),
+        trees=("2x2x1",),
+        temps=(0.0, 0.5),
+        batches=(1, 4),
+        peers=("none",),
+    )
+
+
+def test_every_format_can_be_read(capsys: Capture, bench: Callable[..., Asked]) -> None:
+    bench()
+    assert "1.50x" in printed(capsys, "bench")
+    document = json.loads(printed(capsys, "bench", "--json"))
+    assert Results.from_document(document) == RESULTS
+    assert document == json.loads(printed(capsys, "bench", "-o", "json"))
+    lines = printed(capsys, "bench", "-o", "jsonl").splitlines()
+    assert [bool(json.loads(line)) for line in lines] == [True, True]
+    assert len(list(csv.DictReader(io.StringIO(printed(capsys, "bench", "--csv"))))) == 2
+    assert printed(capsys, "bench", "--md").startswith("# ")
+
+
+def test_results_are_written_into_a_new_folder(
+    capsys: Capture, bench: Callable[..., Asked], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = bench()
+    monkeypatch.chdir(tmp_path)
+    printed(capsys, "bench", "--quick")
+    assert asked[0].quick
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.startswith("outrider-bench-")
+    names = {"result.json", "result.md", "result.csv", "index.html"}
+    assert {each.name for each in folder.iterdir()} == names
+    line = error_of(capsys, "bench", "--out", str(folder))
+    assert "a new folder, or an empty one" in line
+    assert len(asked) == 1
+
+
+def test_other_tokens_than_plain_decoding_are_status_1(
+    capsys: Capture, bench: Callable[..., Asked]
+) -> None:
+    bench(replace(RESULTS, measurements=(measurement("none"), measurement("ngram", identical=1))))
+    assert main(["bench"]) == 1
+    assert "1 of 2" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_was_measured_before_an_interrupt_is_shown(
+    capsys: Capture, bench: Callable[..., Asked], tmp_path: Path
+) -> None:
+    bench(replace(RESULTS, partial=True))
+    out = tmp_path / "out"
+    assert main(["bench", "--json", "--out", str(out)]) == 130
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["partial"] is True
+    assert "interrupted; this is what had been measured" in captured.err
+    assert (out / "result.json").is_file()
+
+
+@pytest.mark.parametrize(("kind", "status"), [(KeyboardInterrupt, 130), (Terminated, 143)])
+def test_an_interrupt_before_anything_leaves_nothing(
+    capsys: Capture,
+    bench: Callable[..., Asked],
+    tmp_path: Path,
+    kind: type[BaseException],
+    status: int,
+) -> None:
+    bench(raised=kind())
+    out = tmp_path / "out"
+    error_of(capsys, "bench", "--out", str(out), status=status)
+    assert not out.exists()
+
+
+def test_sigterm_is_an_interrupt_inside_and_what_it_was_outside() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with terminable() as interruption:
+        assert interruption.status == 130
+        with pytest.raises(Terminated):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert interruption.status == 143
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+class Found:
+    """A recommendation, as far as the command reads it."""
+
+    best = Candidate("ngram", depth=4)
+    verdict = "speculate: ngram k=4 is 1.50x as fast as plain decoding"
+    measurements = RESULTS.measurements
+    environment: Mapping[str, str] = MappingProxyType({"target": "demo"})
+    skipped = exports = ()
+    partial = False
+
+    def settings(self) -> dict[str, Any]:
+        return {"target": "demo", "method": "ngram", "depth": "fixed", "num-speculative-tokens": 4}
+
+    def document(self) -> dict[str, Any]:
+        return {"verdict": self.verdict}
+
+
+def test_tune_recommends_and_saves_what_config_reads(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: Asked = []
+
+    def run(options: TuneOptions, _report: object) -> Found:
+        asked.append(options)
+        return Found()
+
+    monkeypatch.setattr("outrider.cli.tune.run_tune", run)
+    saved, out = tmp_path / "tuned.toml", tmp_path / "out"
+    flags = ("--temp", "0,0.7", "-m", "12", "--depths", "2,4", "--no-trees", "--max-prompts", "3")
+    text = printed(capsys, "tune", *flags, "--save", str(saved), "--out", str(out))
+    assert Found.verdict in text
+    assert "1.50x" in text
+    assert asked[0] == TuneOptions(
+        temp=(0.0, 0.7), max_tokens=12, depths=(2, 4), no_trees=True, max_prompts=3
+    )
+    assert json.loads((out / "tune.json").read_text()) == {"verdict": Found.verdict}
+    # The file is for every command; tune itself does not ask it what to try.
+    assert json.loads(printed(capsys, "tune", "--config", str(saved), "--json"))
+    assert asked[1] == TuneOptions()
+    line = error_of(capsys, "tune", "--save", str(tmp_path))
+    assert "--save" in line
+    assert "this is a folder" in line
+    assert len(asked) == 2
+
+
+def test_report_writes_a_page_of_a_result(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("outrider.cli.report.read_report", lambda _path: RESULTS)
+    file = tmp_path / "result.json"
+    file.write_text("{}")
+    assert "1.50x" in printed(capsys, "report", str(file))
+    assert (tmp_path / "result-report" / "index.html").read_text() == "<html>"
+    found = json.loads(printed(capsys, "report", str(file), "--out", str(tmp_path), "--json"))
+    assert found["kind"] == "bench"
+    assert Results.from_document(found["result"]) == RESULTS
+    assert found["files"] == [str(tmp_path / "index.html")]
+    assert "result.json" in error_of(capsys, "report", str(tmp_path))
+    assert "FILE" in error_of(capsys, "report")

@@ -1,0 +1,97 @@
+"""`outrider certify`: its report, its document and its exit status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.certify import cases, ceilings, controls, exact
+from outrider.cli import main
+from tests.support.command import Capture, error_of
+
+PART = """
+class Raises:
+    vocab_size = None
+
+    def propose(self, prefixes, plan, ctx):
+        raise RuntimeError("no idea")
+"""
+
+
+@pytest.fixture(scope="module")
+def _short() -> Iterator[None]:
+    """Fewer cases and controls, each run once: what the tiers find is tested with them."""
+    design, checks, run = cases.design, exact._checks, cache(exact.exact_tier)
+
+    def shortened(part: Any = None) -> Any:
+        covered, made = design(part)
+        return covered, made[:3]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact, "_checks", lambda part: checks(part)[-2:-1])
+        patch.setattr("outrider.certify.exact.design", shortened)
+        patch.setattr(controls, "CONTROLS", controls.CONTROLS[:2])
+        patch.setattr(ceilings, "CASES", ceilings.CASES[:2])
+        patch.setattr(exact, "exact_tier", lambda _report, part: run(_silent, part))
+        yield
+
+
+def _silent(_done: int, _total: int, _what: str) -> None:
+    pass
+
+
+@pytest.mark.usefixtures("_short")
+def test_json_is_one_object_with_everything(capsys: Capture) -> None:
+    assert main(["certify", "--tier", "exact", "--tier", "controls", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["passed"] is True
+    assert found["exact"]["largest_error"] < 1e-12
+    assert len(found["exact"]["cases"]) == 3
+    assert [fault["passed"] for fault in found["controls"]["faults"]] == [True, True]
+    assert "statistical" not in found
+
+
+@pytest.mark.usefixtures("_short")
+def test_the_report_fits_100_columns_and_ends_in_a_verdict(capsys: Capture) -> None:
+    assert main(["certify", "--tier", "controls", "--tier", "exact"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "PASS: exact, controls"
+    assert max(map(len, lines)) <= 100
+    assert any("largest error" in line for line in lines)
+    assert any("planted fault" in line for line in lines)
+
+
+@pytest.mark.usefixtures("_short")
+def test_a_part_that_fails_is_status_1_and_said_once(capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(PART)
+    assert main(["certify", "--module", f"{path}:Raises"]) == 1
+    report = " ".join(capsys.readouterr().out.split())
+    assert report.endswith("FAIL: exact failed")
+    assert "3 cases: Raises.propose raised RuntimeError: no idea" in report
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--tier", "x"), '"x"'),
+        (("--samples", "9"), "--samples 9 is not allowed: expected an integer >= 100"),
+        (("--seed", "-1"), "--seed"),
+        (
+            ("--tier", "exact", "--dtype", "float64"),
+            "--dtype='float64' is not allowed: expected the",
+        ),
+        (("--tier", "controls", "--samples", "200"), "--samples=200 is not allowed: expected the"),
+        (("--tier", "controls", "--module", "a.py:B"), "exact alone with --module"),
+        (("--module", "missing.py:Name"), "missing.py"),
+    ],
+)
+def test_flags_that_do_nothing_are_refused(
+    capsys: Capture, flags: tuple[str, ...], message: str
+) -> None:
+    assert message in error_of(capsys, "certify", *flags)

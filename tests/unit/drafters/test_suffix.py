@@ -1,0 +1,327 @@
+"""Suffix lookup: what is drafted, against a search through all texts, and what is kept."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider import SuffixDrafter
+from outrider.drafters.suffix.automaton import SuffixAutomaton
+from outrider.drafters.suffix.draft import Limits, best_draft
+from outrider.drafters.suffix.pool import SuffixPool
+from outrider.errors import InvalidConfigError
+from outrider.types.records import DraftTree, Prefix
+
+from ...support.draft_context import chain_after, plan_of, proposed, rows_of
+
+texts = st.lists(st.integers(0, 2), min_size=1, max_size=40)
+orders = st.integers(1, 5)
+limits = st.builds(
+    Limits,
+    depth=st.integers(1, 5),
+    tokens=st.integers(1, 8),
+    branches=st.booleans(),
+    factor=st.sampled_from([0.5, 1.0, 2.0]),
+    offset=st.sampled_from([0.0, 1.0]),
+    least=st.sampled_from([0.05, 0.1, 0.4, 1.0]),
+    shortest=st.integers(1, 3),
+)
+
+
+class Search:
+    """What followed each context, found by looking at every place of every text."""
+
+    def __init__(self, order: int, texts: list[list[int]], ended: int) -> None:
+        self._order = order
+        self._followed: dict[tuple[int, ...], Counter[int]] = {}
+        self._ended: Counter[tuple[int, ...]] = Counter()
+        self._latest: dict[tuple[tuple[int, ...], int], tuple[int, int]] = {}
+        for number, text in enumerate(texts):
+            for end in range(len(text) + 1):
+                for length in range(min(order, end) + 1):
+                    context = tuple(text[end - length : end])
+                    if end < len(text):
+                        self._followed.setdefault(context, Counter())[text[end]] += 1
+                        self._latest[context, text[end]] = number, end
+                    elif number < ended:
+                        self._ended[context] += 1
+
+    def context(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """The longest suffix that something followed, or the end of a text."""
+        tokens = tokens[max(0, len(tokens) - self._order) :]
+        while tokens and not (self._followed.get(tokens) or self._ended[tokens]):
+            tokens = tokens[1:]
+        return tokens
+
+    def shares(self, tokens: tuple[int, ...]) -> dict[int, float]:
+        """The share of each token, the commonest first, of equals the latest."""
+        context = self.context(tokens)
+        if not context:
+            return {}
+        counts = self._followed.get(context, Counter())
+        total = sum(counts.values()) + self._ended[context]
+        order = sorted(counts, key=lambda t: (counts[t], self._latest[context, t]), reverse=True)
+        return {token: counts[token] / total for token in order}
+
+    def expected(self, match: tuple[int, ...], limits: Limits) -> float:
+        """How many tokens of the draft after one match are expected to be kept."""
+        most = int(min(limits.tokens, limits.factor * len(match) + limits.offset))
+        found, level = [], [(match, 1.0)]
+        for place in range(len(match), len(match) + limits.depth):
+            level = [
+                ((*path, token), reach * share * place / (place + 1))
+                for path, reach in level
+                for token, share in list(self.shares(path).items())[
+                    : None if limits.branches else 1
+                ]
+            ]
+            level = [each for each in level if each[1] >= limits.least]
+            found += [reach for _, reach in level]
+        return sum(sorted(found, reverse=True)[:most])
+
+    def require(self, match: tuple[int, ...], limits: Limits, draft: Any) -> None:
+        """The draft is the best of all suffixes of a match, and its confidences are its tokens'."""
+        expected, candidate = draft
+        starts = [match[cut:] for cut in range(len(match)) if len(match) - cut >= limits.shortest]
+        best = max((self.expected(start, limits) for start in starts), default=0.0)
+        assert expected == pytest.approx(best, abs=1e-12)
+        reach = candidate.reach(candidate.confidence)
+        assert reach.sum() == pytest.approx(expected, abs=1e-12)
+        assert len(candidate) <= limits.tokens
+        assert not len(candidate) or any(self._fits(start, candidate) for start in starts)
+
+    def _fits(self, start: tuple[int, ...], candidate: Any) -> bool:
+        """Whether each token followed the path that leads to it as often as is said."""
+        paths = [start]
+        rows = zip(candidate.tokens, candidate.structure, candidate.confidence, strict=True)
+        for token, parent, confidence in rows:
+            share = self.shares(paths[parent]).get(int(token), 0.0)
+            place = len(paths[parent])
+            if abs(share * place / (place + 1) - confidence) > 1e-12:
+                return False
+            paths.append((*paths[parent], int(token)))
+        return len(set(paths)) == len(paths)
+
+
+@settings(max_examples=100, deadline=None)
+@given(texts, orders, limits)
+def test_drafts_from_a_text_itself_are_the_best_there_are(
+    text: list[int], order: int, limits: Limits
+) -> None:
+    automaton = SuffixAutomaton(order)
+    automaton.extend(text)
+    state, length = automaton.own_match()
+    match = tuple(text[len(text) - length :])
+    search = Search(order, [text], 0)
+    assert search.context(tuple(text)) == match
+    search.require(match, limits, best_draft(automaton, (state, length), limits))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(texts, max_size=4), texts, orders, limits)
+def test_drafts_from_other_texts_are_the_best_there_are(
+    others: list[list[int]], text: list[int], order: int, limits: Limits
+) -> None:
+    automaton = SuffixAutomaton(order)
+    for other in others:
+        automaton.extend(other)
+        automaton.end_text()
+    found = automaton.match(text)
+    match = tuple(text[len(text) - found[1] :])
+    search = Search(order, others, len(others))
+    assert search.context(tuple(text)) == match
+    search.require(match, limits, best_draft(automaton, found, limits))
+
+
+def test_a_chain_follows_the_commonest_continuation_the_latest_of_equals() -> None:
+    automaton = SuffixAutomaton(4)
+    automaton.extend([1, 2, 5, 1, 2, 6, 1, 2])
+    limits = Limits(depth=2, tokens=2, branches=False)
+    expected, candidate = best_draft(automaton, automaton.own_match(), limits)
+    # "1 2" was followed by 5 and by 6 once each; "6" by 1 always. A match of two tokens lasts one
+    # more with probability 2/3, two more with 2/4.
+    assert candidate.tokens.tolist() == [6, 1]
+    assert candidate.confidence.tolist() == pytest.approx([1 / 2 * 2 / 3, 3 / 4])
+    assert expected == pytest.approx(1 / 2 * 2 / 3 + 1 / 2 * 2 / 4)
+
+
+@pytest.mark.parametrize("text", ["random", "one token", "a loop"])
+def test_the_work_for_a_token_does_not_grow_with_the_text(text: str) -> None:
+    """At most two states a token, and a path of suffix links that is bounded by the order."""
+    rng = np.random.default_rng(0)
+    tokens = {
+        "random": rng.integers(0, 50, 4000).tolist(),
+        "one token": [7] * 4000,
+        "a loop": [1, 2, 3, 4] * 1000,
+    }[text]
+    automaton = SuffixAutomaton(8)
+    automaton.extend(tokens)
+    assert len(automaton._link) <= 2 * len(tokens)
+    assert sum(map(len, automaton._next)) <= 3 * len(tokens)
+    state, path = automaton._context[0], 0
+    while state > 0:
+        state, path = automaton._link[state], path + 1
+    assert path <= 9
+
+
+def test_a_tree_keeps_to_its_budget_and_branches() -> None:
+    text = [1, 2, 3, 1, 2, 4, 1, 2, 5, 1, 2]
+    plan = plan_of(2, tree=DraftTree((3, 3)))
+    proposal = proposed(SuffixDrafter(max_spec_factor=4), [text], plan)
+    assert proposal.lengths.tolist() == [6]
+    assert sorted(proposal.tokens[0].tolist()) == [1, 1, 1, 3, 4, 5]
+    assert proposal.parents is not None
+    assert (proposal.parents[0] == 0).sum() == 3
+
+
+def test_a_finished_output_helps_the_next_request_but_its_prompt_does_not() -> None:
+    text = Prefix(1, (9, 8, 7, 1, 2, 3, 4, 5))
+    for pool_prompts, kept in ((False, 5), (True, 8)):
+        drafter = SuffixDrafter(max_spec_factor=4, pool_prompts=pool_prompts)
+        chain_after(drafter, text, 3)
+        assert drafter.pooled_tokens == 0
+        drafter.release([1, 77])
+        assert drafter.pooled_tokens == kept
+        assert chain_after(drafter, Prefix(2, (6, 1, 2))) == [3, 4, 5]
+        assert chain_after(drafter, Prefix(3, (9, 8))) == ([7, 1, 2, 3] if pool_prompts else [])
+        assert chain_after(drafter, Prefix(4, (6, 1, 2)), local=True) == []
+
+
+def test_the_tokens_of_the_last_round_are_learnt_too() -> None:
+    drafter = SuffixDrafter()
+    prefix = Prefix(1, (1, 2, 3))
+    chain_after(drafter, prefix, 1)
+    drafter.observe_output([prefix.extended([4, 5]), Prefix(9, (1,))])
+    drafter.release([1])
+    assert drafter.pooled_tokens == 4
+
+
+def test_what_is_discarded_or_not_to_be_learnt_is_not() -> None:
+    drafter = SuffixDrafter()
+    chain_after(drafter, Prefix(1, (1, 2, 3)))
+    drafter.release([1], discard=True)
+    chain_after(drafter, Prefix(2, (1, 2, 3)), learning=False)
+    drafter.observe_output([Prefix(2, (1, 2, 3, 4))])
+    drafter.release([2])
+    assert drafter.pooled_tokens == 0
+    chain_after(drafter, Prefix(3, (1, 2, 3)))
+    chain_after(drafter, Prefix(3, (1, 2, 5, 5)), learning=False)
+    drafter.release([3])
+    assert drafter.pooled_tokens == 2
+
+
+def test_drafts_are_a_function_of_the_prefix() -> None:
+    """The same id may come back longer, shorter, or as another text."""
+    rng = np.random.default_rng(4)
+    settings = {"max_pool_tokens": 0, "max_request_tokens": 20}
+    used = SuffixDrafter(**settings)
+    prefix = Prefix(1, (0,))
+    for _ in range(200):
+        if rng.random() < 0.2:
+            cut = int(rng.integers(1, len(prefix) + 1))
+            prefix = Prefix(1, prefix.tokens[:cut].tolist())
+        prefix = prefix.extended(rng.integers(0, 2, int(rng.integers(0, 5))).tolist())
+        assert chain_after(used, prefix) == chain_after(SuffixDrafter(**settings), prefix)
+
+
+def test_a_text_that_fits_is_kept_whole_and_the_oldest_go_first() -> None:
+    drafter = SuffixDrafter(max_pool_tokens=80)
+    drafter.learn(range(50))
+    assert drafter.pooled_tokens == 50
+    assert chain_after(drafter, Prefix(1, (0, 1))) == [2, 3, 4, 5]
+    drafter.learn(range(100, 130))
+    assert drafter.pooled_tokens == 80
+    drafter.learn([200, 201, 202])
+    assert drafter.pooled_tokens == 33
+    assert chain_after(drafter, Prefix(2, (0, 1))) == []
+    assert chain_after(drafter, Prefix(3, (100, 101)), depth=1) == [102]
+    drafter.learn(range(300, 500))
+    assert drafter.pooled_tokens == 80
+    assert chain_after(drafter, Prefix(4, (498,)), depth=1) == [499]
+
+
+def test_the_pool_stays_within_its_bound_in_few_parts() -> None:
+    rng = np.random.default_rng(5)
+    pool = SuffixPool(8, 1000)
+    used = []
+    for _ in range(300):
+        pool.insert(rng.integers(0, 9, int(rng.integers(0, 300))))
+        used.append(len(pool))
+        assert len(list(pool)) <= 8
+    assert max(used) <= 1000
+    assert min(used[30:]) >= 400
+
+
+def test_requests_look_at_a_bounded_number_of_their_own_tokens() -> None:
+    drafter = SuffixDrafter(max_request_tokens=20)
+    prefix = Prefix(1, (0,))
+    for token in range(200):
+        prefix = prefix.extended([token])
+        chain_after(drafter, prefix)
+        assert drafter._requests[1].automaton.size <= 20
+        assert drafter._requests[1].automaton.size >= min(len(prefix), 10)
+
+
+def test_the_longer_match_wins_between_the_request_and_the_pool() -> None:
+    for learnt, expected in (([5, 6, 7, 8, 9], [8, 9]), ([1, 7, 8, 9], [4, 6])):
+        drafter = SuffixDrafter()
+        drafter.learn(learnt)
+        assert chain_after(drafter, Prefix(1, (6, 7, 4, 6, 5, 6, 7)), depth=2) == expected
+
+
+def test_rows_of_a_batch_are_drafted_as_they_are_alone() -> None:
+    drafted = [[0, 1, 0, 1], [3, 3], [2, 4, 2]]
+    together = rows_of(proposed(SuffixDrafter(), drafted, plan_of(3, 0, 2)))
+    alone = [
+        rows_of(proposed(SuffixDrafter(), [text], plan_of(depth)))[0]
+        for text, depth in zip(drafted, (3, 0, 2), strict=True)
+    ]
+    assert together == alone
+
+
+@pytest.mark.parametrize("copied", [deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_copies_know_what_the_drafter_knew_and_learn_by_themselves(copied: Any) -> None:
+    drafter = SuffixDrafter()
+    drafter.learn([1, 2, 3])
+    other = copied(drafter)
+    other.learn([7, 8, 9])
+    assert chain_after(other, Prefix(1, (1, 2)), depth=1) == [3]
+    assert chain_after(drafter, Prefix(1, (7, 8)), depth=1) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_match", 0),
+        ("max_match", True),
+        ("min_match", 33),
+        ("max_spec_factor", 0),
+        ("max_spec_factor", float("nan")),
+        ("max_spec_factor", "1"),
+        ("max_spec_offset", -1),
+        ("min_token_prob", 0.0),
+        ("min_token_prob", 1.5),
+        ("min_token_prob", None),
+        ("max_pool_tokens", -1),
+        ("max_pool_tokens", 1.5),
+        ("max_request_tokens", 1),
+        ("pool", None),
+    ],
+)
+def test_bad_arguments_are_named(name: str, value: Any) -> None:
+    wrong = TypeError if name == "pool" else InvalidConfigError
+    with pytest.raises(wrong, match=name):
+        SuffixDrafter(**{name: value})
+
+
+@pytest.mark.parametrize("bad", [3, [[1]], [1.5], [-1], [2**31], ["a"], None])
+def test_a_text_to_learn_from_is_token_ids(bad: Any) -> None:
+    with pytest.raises(InvalidConfigError, match="a flat sequence of token ids"):
+        SuffixDrafter().learn(bad)

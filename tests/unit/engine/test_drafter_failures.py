@@ -1,0 +1,175 @@
+"""A drafter that raises or breaks its contract: an error by default, plain decoding if asked for."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
+from outrider.certify import exact_distribution
+from outrider.certify.reference import distance, target_distribution
+from outrider.drafters.model import ModelDrafter
+from outrider.errors import (
+    DegenerateDistributionError,
+    DistributionWidthError,
+    DraftError,
+    DraftShapeError,
+    InvalidConfigError,
+    OutriderError,
+    TokenOutOfRangeError,
+)
+from outrider.runtimes.tabular import TabularModel, mock_pair
+from outrider.types.records import Distributions, DraftPlan, DraftProposal
+
+
+class Failing(ModelDrafter):
+    """Raises in one of its rounds, and notes how many there were."""
+
+    def __init__(self, model: TabularModel, when: int = 0) -> None:
+        super().__init__(model)
+        self.when = when
+        self.calls = 0
+
+    def propose(self, prefixes: Any, plan: DraftPlan, ctx: Any) -> DraftProposal:
+        self.calls += 1
+        if self.calls > self.when:
+            raise RuntimeError("no draft today")
+        return super().propose(prefixes, plan, ctx)
+
+
+class Changed(ModelDrafter):
+    """Proposes something else than it drew."""
+
+    def __init__(self, model: TabularModel, change: Any) -> None:
+        super().__init__(model)
+        self.change = change
+
+    def propose(self, prefixes: Any, plan: DraftPlan, ctx: Any) -> DraftProposal:
+        proposal: DraftProposal = self.change(super().propose(prefixes, plan, ctx))
+        return proposal
+
+
+def config(**more: Any) -> SpeculativeConfig:
+    return SpeculativeConfig(depth="fixed", num_speculative_tokens=3, **more)
+
+
+def test_what_a_drafter_raises_reaches_the_caller_with_a_remedy() -> None:
+    target, draft = mock_pair(4, 1)
+    decoder = SpeculativeDecoder(target, Failing(draft), config=config())
+    with pytest.raises(DraftError, match=r'no draft today.*on_draft_error="disable"') as caught:
+        decoder.generate([0], SamplingParams(max_tokens=9))
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+@pytest.mark.parametrize("when", [0, 2])
+def test_a_disabled_drafter_is_logged_once_and_its_requests_go_on_plainly(
+    when: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    target, draft = mock_pair(4, 1)
+    drafter = Failing(draft, when)
+    decoder = SpeculativeDecoder(target, drafter, config=config(on_draft_error="disable"))
+    with caplog.at_level(logging.WARNING):
+        output = decoder.generate([0], SamplingParams(max_tokens=30, seed=1))
+    assert len(output.token_ids) == 30
+    assert all(depth == 0 for depth in output.depths[when:])
+    assert drafter.calls == when + 1
+    assert decoder.metrics.draft_failures == 1
+    assert len(caplog.records) == 1
+    decoder.generate([0], SamplingParams(max_tokens=3))
+    assert len(caplog.records) == 1
+    assert drafter.calls == when + 2
+
+
+def test_the_distribution_is_exact_where_failing_depends_on_the_prefix_alone() -> None:
+    class Odd(ModelDrafter):
+        def propose(self, prefixes: Any, plan: DraftPlan, ctx: Any) -> DraftProposal:
+            if any(len(prefix) % 2 for prefix in prefixes):
+                raise RuntimeError
+            return super().propose(prefixes, plan, ctx)
+
+    target, draft = mock_pair(3, 1)
+    decoder = SpeculativeDecoder(target, Odd(draft), config=config(on_draft_error="disable"))
+    params = SamplingParams(max_tokens=4)
+    found = exact_distribution(decoder, [0, 1], params, batch_size=1)
+    assert distance(found, target_distribution(target, (0, 1), params)) < 1e-12
+
+
+@pytest.mark.parametrize("on_draft_error", ["raise", "disable"])
+def test_a_draft_model_with_nan_is_a_failing_drafter(on_draft_error: Any) -> None:
+    class Unsound(ModelDrafter):
+        def _aligned(self, logits: torch.Tensor) -> torch.Tensor:
+            return logits * torch.nan
+
+    target, draft = mock_pair(4, 1)
+    unsound = Unsound(draft)
+    settings = config(on_draft_error=on_draft_error, validate="never")
+    decoder = SpeculativeDecoder(target, unsound, config=settings)
+    if on_draft_error == "raise":
+        with pytest.raises(DraftError, match="draft model's logits for sequence"):
+            decoder.generate([0], SamplingParams(max_tokens=9))
+    else:
+        assert len(decoder.generate([0], SamplingParams(max_tokens=9)).token_ids) == 9
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda p: None, DraftShapeError, "expected a DraftProposal"),
+        (lambda p: replace(p, tokens=p.tokens[0]), DraftShapeError, r"tokens of shape \(3,\)"),
+        (lambda p: replace(p, tokens=p.tokens.float()), DraftShapeError, "float32"),
+        (lambda p: replace(p, lengths=np.array([4])), DraftShapeError, r"planned depths \[3\]"),
+        (lambda p: replace(p, lengths=np.array([2, 2])), DraftShapeError, r"lengths \[2, 2\]"),
+        (lambda p: replace(p, distributions=None), DraftShapeError, "without their distributions"),
+        (
+            lambda p: replace(p, distributions=Distributions(probs=torch.ones(1, 3, 5) / 5)),
+            DistributionWidthError,
+            "vocabulary, 4",
+        ),
+        (
+            lambda p: replace(p, distributions=Distributions(point_masses=p.tokens[:, :2])),
+            DraftShapeError,
+            "one for each token",
+        ),
+        (lambda p: replace(p, tokens=p.tokens + 4), TokenOutOfRangeError, r"ids in 0\.\.3"),
+        (
+            lambda p: replace(p, distributions=Distributions(point_masses=(p.tokens + 1) % 4)),
+            DegenerateDistributionError,
+            "the point mass",
+        ),
+        (
+            lambda p: replace(p, distributions=Distributions(probs=p.distributions.probs * 0.5)),
+            DegenerateDistributionError,
+            "total mass 0.5",
+        ),
+        (
+            lambda p: replace(p, parents=np.array([[0, 2, 1]])),
+            DraftShapeError,
+            "a node to its left",
+        ),
+        (
+            lambda p: replace(p, distribution_rows=np.array([[0, 1, 3]])),
+            DraftShapeError,
+            "one of its 3 distributions",
+        ),
+    ],
+)
+def test_a_broken_proposal_is_named(change: Any, error: type[OutriderError], message: str) -> None:
+    target, draft = mock_pair(4, 1)
+    decoder = SpeculativeDecoder(target, Changed(draft, change), config=config())
+    with pytest.raises(DraftError, match=message) as caught:
+        decoder.generate([0], SamplingParams(max_tokens=9))
+    assert isinstance(caught.value.__cause__, error)
+
+
+def test_a_drafter_without_the_contract_is_refused_at_construction() -> None:
+    class Named:
+        vocab_size = 4
+        propose = "not a function"
+
+    with pytest.raises(InvalidConfigError, match="drafter='Named'"):
+        SpeculativeDecoder(mock_pair(4, 1)[0], Named())

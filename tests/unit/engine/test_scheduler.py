@@ -1,0 +1,119 @@
+"""The scheduler admits what there is room for, retires what ended, and frees what it held."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+
+from outrider import NgramDrafter, SamplingParams, SpeculativeDecoder
+from outrider.engine.scheduler import Scheduler
+from outrider.errors import ModelError
+from outrider.runtimes.base import Capabilities
+from outrider.runtimes.tabular import TabularModel
+
+
+class Roomy(TabularModel):
+    """A model with room for a few sequences, which notes what is released."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__(lambda prefix: np.eye(4)[(prefix[-1] + 1) % 4], 4)
+        self._room = room
+        self.released: list[tuple[int, bool]] = []
+
+    @property
+    def capabilities(self) -> Capabilities:
+        own = super().capabilities
+        return Capabilities(own.vocab_size, own.device, max_sequences=self._room)
+
+    def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
+        self.released += [(number, discard) for number in sequence_ids]
+
+
+def test_as_many_sequences_run_as_there_is_room_and_the_others_wait() -> None:
+    decoder = SpeculativeDecoder(Roomy(2))
+    scheduler = Scheduler(decoder)
+    for tokens in (1, 3, 2, 2):
+        scheduler.submit(decoder.start([0], SamplingParams(max_tokens=tokens)))
+    rows = [len(result.batch.states) for result in scheduler]
+    assert rows == [2, 2, 2, 1, 1]
+    assert scheduler.idle
+
+
+def test_a_request_may_be_submitted_and_cancelled_between_any_two_steps() -> None:
+    model = Roomy(4)
+    decoder = SpeculativeDecoder(model)
+    scheduler = Scheduler(decoder)
+    (first,) = decoder.start([0], SamplingParams(max_tokens=9))
+    (second,) = decoder.start([0], SamplingParams(max_tokens=9))
+    scheduler.submit([first])
+    scheduler.step()
+    scheduler.submit([second])
+    assert len(scheduler.step().batch.states) == 2
+    scheduler.cancel(first.prefix.sequence_id)
+    assert model.released == [(first.prefix.sequence_id, False)]
+    assert [s.prefix.sequence_id for s in scheduler.running] == [second.prefix.sequence_id]
+    scheduler.cancel(second.prefix.sequence_id)
+    assert scheduler.idle
+
+
+def test_a_request_cancelled_while_it_waits_never_starts() -> None:
+    decoder = SpeculativeDecoder(Roomy(1))
+    scheduler = Scheduler(decoder)
+    (state,) = decoder.start([0], SamplingParams(max_tokens=4))
+    scheduler.submit([state])
+    scheduler.cancel(state.prefix.sequence_id)
+    assert list(scheduler) == []
+
+
+def test_an_error_in_a_round_frees_everything_and_shares_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Roomy(2)
+    decoder = SpeculativeDecoder(model)
+    scheduler = Scheduler(decoder)
+    scheduler.submit(decoder.start([0], SamplingParams(max_tokens=9, n=3)))
+    scheduler.step()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(model, "verify", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        scheduler.step()
+    assert scheduler.idle
+    assert [discard for _, discard in model.released] == [True, True]
+    assert decoder.free_slots == 2
+
+
+def test_a_closed_stream_gives_its_room_back() -> None:
+    model = Roomy(1)
+    decoder = SpeculativeDecoder(model)
+    stream = decoder.stream([0], SamplingParams(max_tokens=20))
+    next(stream)
+    with pytest.raises(ModelError, match="held by an open stream; finish or close it"):
+        decoder.generate([0], SamplingParams(max_tokens=2))
+    stream.close()
+    assert decoder.generate([0], SamplingParams(max_tokens=2)).token_ids == (1, 2)
+
+
+def test_a_callback_may_use_the_decoder() -> None:
+    """No code of a user's runs under a lock."""
+    decoder: SpeculativeDecoder
+
+    def start(_record: object) -> None:
+        decoder.start([3])
+        if not nested:
+            nested.append(1)
+            decoder.generate([3], SamplingParams(max_tokens=1))
+
+    nested: list[int] = []
+    decoder = SpeculativeDecoder(Roomy(8), NgramDrafter(), on_round=start)
+    thread = threading.Thread(
+        target=decoder.generate, args=([1, 2], SamplingParams(max_tokens=3)), daemon=True
+    )
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()

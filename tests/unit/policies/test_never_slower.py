@@ -1,0 +1,145 @@
+"""What an adaptive depth loses at worst, and that it finds a drafter again; on a simulated clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.policies import AdaptiveDepth, FixedDepth, Policy, Shape
+from tests.support.simulated import Run, World, decode, sequences
+
+HOPELESS = {
+    "never right": World(acceptance=0.0),
+    "never right, and dear": World(acceptance=0.0, step=0.5),
+    "twice the target's cost": World(acceptance=0.7, step=2.0, token=0.001),
+    "ten times the target's cost, and never right": World(acceptance=0.0, step=10.0),
+    "about even": World(acceptance=0.25, step=0.25),
+}
+ROUNDS = {1: 4096, 4: 768, 16: 384}
+
+
+def adaptive(**more: Any) -> Policy:
+    return AdaptiveDepth(Shape(16), **more)
+
+
+def losses(run: Run, world: World, rows: int) -> np.ndarray:
+    """Rounds lost beside plain decoding of as many tokens, beyond what is allowed, at each round.
+
+    Allowed are 4 plain rounds and 2% of the time so far.
+    """
+    spent = np.cumsum(run.seconds) / world.plain_s - world.prefill
+    return spent - np.cumsum(run.emitted) / rows - (4 + 0.02 * spent)
+
+
+@pytest.mark.parametrize("rows", ROUNDS)
+@pytest.mark.parametrize("name", HOPELESS)
+def test_a_drafter_that_cannot_pay_costs_two_percent_and_four_rounds_at_most(
+    name: str, rows: int
+) -> None:
+    world = HOPELESS[name]
+    # Two rounds draft before anybody knows what a step costs.
+    unknown = max(0.0, 2 * (world.step + rows * world.token) - 4)
+    run = decode(adaptive(), world, sequences(rows, 10**6), rounds=ROUNDS[rows])
+    assert losses(run, world, rows).max() <= unknown
+    assert any(run.depths)
+
+
+def test_noisy_times_change_nothing_about_that() -> None:
+    world = World(acceptance=0.0, step=0.5, noise=0.1)
+    run = decode(adaptive(), world, sequences(4, 10**6), rounds=1024)
+    assert losses(run, world, 4).max() <= 0
+
+
+def forgetful(knowledge: Any) -> Any:
+    """Strike out all losses."""
+    batches = tuple(
+        replace(each, account=replace(each.account, loss=0.0)) for each in knowledge.batches
+    )
+    return replace(knowledge, batches=batches)
+
+
+def unforgiving(knowledge: Any) -> Any:
+    """Never let a loss be repaid."""
+    batches = tuple(
+        replace(each, account=replace(each.account, seconds=-1e9, loss=1.0))
+        if each.account.loss > 2 * each.costs.plain
+        else each
+        for each in knowledge.batches
+    )
+    return replace(knowledge, batches=batches)
+
+
+def observed(policy: Policy, change: Callable[[Any], Any]) -> Callable[..., Any]:
+    return lambda *arguments: change(policy.observe(*arguments))
+
+
+def test_the_bound_notices_an_account_that_forgets() -> None:
+    world = World(acceptance=0.0, step=2.0)
+    policy = adaptive()
+    faulty = observed(policy, forgetful)
+    run = decode(policy, world, sequences(1, 10**6), rounds=256, observe=faulty)
+    assert losses(run, world, 1).max() > 1
+
+
+def test_the_bound_notices_a_fixed_depth() -> None:
+    world = HOPELESS["never right"]
+    run = decode(FixedDepth(Shape(4)), world, sequences(1, 10**6), rounds=64)
+    assert losses(run, world, 1).max() > 10
+
+
+LATE = World(acceptance=lambda number: 0.0 if number < 500 else 0.9)
+
+
+def found(policy: Policy, observe: Callable[..., Any] | None = None, rows: int = 1) -> bool:
+    """Whether the last of many rounds draft, most of them deep."""
+    run = decode(policy, LATE, sequences(rows, 10**6), rounds=1600, observe=observe)
+    return float(np.mean(run.depths[-100:])) > 3
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_drafter_that_becomes_good_after_500_bad_rounds_is_found(rows: int) -> None:
+    assert found(adaptive(), rows=rows)
+
+
+def test_that_notices_an_account_that_is_never_repaid() -> None:
+    policy = adaptive()
+    assert not found(policy, observed(policy, unforgiving))
+
+
+def test_a_drafter_that_becomes_useless_loses_little_more_than_it_may() -> None:
+    world = World(acceptance=lambda number: 0.9 if number < 500 else 0.0)
+    run = decode(adaptive(), world, sequences(1, 10**6), rounds=1500)
+    late = np.array(run.seconds[500:]) / world.plain_s
+    # What was gained before makes up for as many rounds again as may be lost.
+    assert late.sum() - len(late) <= 8 + 0.02 * sum(run.seconds) / world.plain_s
+
+
+def test_while_drafting_one_round_in_64_is_plain() -> None:
+    run = decode(adaptive(), World(acceptance=0.8), sequences(1, 10**6), rounds=400)
+    plain = [number for number, depth in enumerate(run.depths) if not depth]
+    assert len(plain) <= 2 + 400 // 64
+    assert np.diff(plain)[-3:].tolist() == [64, 64, 64]
+
+
+def test_probes_become_rare() -> None:
+    run = decode(adaptive(), World(acceptance=0.0), sequences(1, 10**6), rounds=3000)
+    late = run.depths[1500:]
+    assert 0 < sum(depth > 0 for depth in late) <= 2 * (1 + 1500 // 512)
+    assert max(late) == 1
+
+
+def test_rounds_that_read_a_prompt_spoil_no_time() -> None:
+    world = World(acceptance=0.8, prefill=100.0)
+    policy = adaptive()
+    knowledge = policy.start()
+    for first in range(20):
+        knowledge = decode(
+            policy, world, sequences(1, 40, first=first), knowledge=knowledge
+        ).knowledge
+    costs = knowledge.batches[0].costs
+    assert costs.plain == pytest.approx(world.plain_s)
+    assert costs.seconds(4, 3) == pytest.approx(world.plain_s * 1.435, rel=0.05)

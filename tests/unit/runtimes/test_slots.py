@@ -1,0 +1,124 @@
+"""The table of slots: where sequences live, and which columns they may keep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.errors import ModelError
+from outrider.runtimes.transformers.slots import Fed, Placement, SlotTable
+from outrider.types.records import Prefix
+
+
+def fed(tokens: list[int], parents: list[int] | None = None) -> Fed:
+    follows = None if parents is None else torch.tensor([parents])
+    return Fed().add(torch.tensor([tokens]), follows)
+
+
+def hold(table: SlotTable, name: int, tokens: list[int], after: Fed | None = None) -> Placement:
+    """Place a sequence, and compute all of it."""
+    place = table.place(Prefix(name, tokens))
+    table.hold(place.slot, np.array(tokens), after)
+    assert table.contradiction(1000) is None
+    return place
+
+
+def test_slots_reuse_the_longest_prefix_and_the_oldest_room() -> None:
+    table = SlotTable(3)
+    for name, tokens in ((1, [1, 2, 3, 4]), (2, [1, 2, 9, 9]), (3, [5, 5])):
+        hold(table, name, tokens)
+    with pytest.raises(ModelError, match="all 3 slots are live"):
+        table.place(Prefix(4, [1]))
+    assert hold(table, 2, [1, 2, 9, 9, 4]).shared == 4
+    table.release([3, 2, 99])
+    assert hold(table, 5, [1, 2, 3, 4, 5]) == Placement(2, 4, donor=0)
+    assert hold(table, 6, [1, 2, 9, 9, 1]) == Placement(1, 4, donor=1)
+    assert table.place(Prefix(1, [1, 2, 3])).shared == 2
+
+
+def test_rows_of_a_new_batch_lie_side_by_side() -> None:
+    table = SlotTable(4)
+    assert [hold(table, name, [name]).slot for name in (7, 8, 9)] == [0, 1, 2]
+
+
+def test_a_long_text_is_not_lost_for_its_first_word() -> None:
+    table, long = SlotTable(2), list(range(50))
+    hold(table, 1, long)
+    table.release([1])
+    assert hold(table, 2, [0, 1, 7, 7]) == Placement(1, 2, donor=0)
+    assert hold(table, 3, [*long, 9]) == Placement(0, 50, donor=0)
+
+
+def test_what_is_placed_is_cut_before_anything_is_computed() -> None:
+    """An interrupt between placing and computing must not leave columns that are not there."""
+    table = SlotTable(2)
+    hold(table, 1, [1, 2, 3, 4], fed([5, 6]))
+    table.place(Prefix(1, [1, 2, 9, 9, 9]))
+    assert table.slots[0].length == 2
+    table.place(Prefix(2, [1, 2, 7]))
+    assert (table.slots[1].sequence_id, table.slots[1].length) == (2, 0)
+
+
+def test_drafted_tokens_are_shared_as_far_as_the_prefix_names_them() -> None:
+    table = SlotTable(1)
+    for kept in range(4):
+        hold(table, 1, [1, 2], fed([7, 8, 9]))
+        prefix = [1, 2, *[7, 8, 9][:kept], 4, 4]
+        assert table.place(Prefix(1, prefix)) == Placement(0, 2 + kept, donor=0)
+
+
+#            0
+#        1       2        columns: 2 3 | 4 5 6 | 7
+#       3 4      5
+#         6
+FORK = [7, 8, 9, 10, 9, 11], [0, 0, 1, 1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("named", "shared", "strays"),
+    [
+        ([7, 10, 11, 0], 5, (5, 7)),
+        ([7, 9, 3], 4, (4,)),
+        ([8, 9, 3], 4, (3, 6)),
+        ([7, 3], 3, ()),
+        ([5, 3], 2, ()),
+    ],
+)
+def test_the_path_of_a_tree_is_found_where_it_was_computed(
+    named: list[int], shared: int, strays: tuple[int, ...]
+) -> None:
+    table = SlotTable(2)
+    hold(table, 1, [1, 2], fed(*FORK))
+    other = table.place(Prefix(2, [1, 2, *named]))
+    assert other == Placement(1, shared, 0, strays)
+    assert table.place(Prefix(1, [1, 2, *named])) == Placement(0, shared, 0, strays)
+
+
+def test_siblings_with_the_same_token_lead_on_by_whichever_goes_further() -> None:
+    table = SlotTable(1)
+    hold(table, 1, [5, 6], fed([7, 7, 8], [0, 0, 2]))
+    assert table.place(Prefix(1, [5, 6, 7, 8, 1])) == Placement(0, 4, 0, (3, 4))
+
+
+@pytest.mark.parametrize("broken", ["twice", "longer"])
+def test_a_table_that_cannot_be_true_says_so_and_forgets(broken: str) -> None:
+    table = SlotTable(2)
+    hold(table, 1, [1, 2, 3])
+    if broken == "twice":
+        table.slots = (table.slots[0],) * 2
+    said = table.contradiction(64 if broken == "twice" else 2)
+    assert (
+        said
+        == {
+            "twice": "sequence 1 has 2 slots",
+            "longer": "a slot of 2 columns holds 3",
+        }[broken]
+    )
+    table.forget()
+    assert table.contradiction(0) is None
+    assert [slot.length for slot in table.slots] == [0, 0]
+    owner: Any = table.owner
+    assert set(owner) == {1}
