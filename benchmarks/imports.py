@@ -10,7 +10,7 @@ from statistics import median
 from .report import Report, Say, Scope
 
 RUNS = 5
-PROGRAMS = ("import outrider", "import outrider.bench", "import torch, transformers")
+PROGRAMS = ("import outrider", "import outrider.bench")
 _TIMED = """
 import json, sys, time
 start = time.perf_counter()

@@ -32,7 +32,7 @@ def run(scope: Scope, say: Say) -> Report:
                     target, itself, Candidate("draft_model", "block")
                 ),
             }
-            for exit_layers in (layers // 4, layers // 2):
+            for exit_layers in sorted({max(1, layers // 4), max(1, layers // 2)}):
                 runners[f"its first {exit_layers} of {layers} layers"] = OutriderRunner.of(
                     Candidate("early_exit", "block", exit_layers=exit_layers), pair, batch
                 )

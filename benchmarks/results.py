@@ -34,8 +34,9 @@ SCHEMA = 1
 FOLDER = Path(__file__).parent / "results"
 
 
-def save(name: str, found: dict[str, Any], folder: Path = FOLDER) -> Path:
+def save(name: str, found: dict[str, Any], folder: Path | None = None) -> Path:
     """Put one benchmark's figures into the file of this machine and version."""
+    folder = folder or FOLDER
     machine, version = found["environment"]["machine"], found["environment"]["outrider"]
     path = folder / machine_slug(machine) / f"{version}.json"
     known = load(path)["benchmarks"] if path.exists() else {}

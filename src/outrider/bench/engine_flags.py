@@ -60,7 +60,7 @@ def export(
         "llama.cpp": _llama_cpp,
         "transformers": _transformers,
     }
-    made = making[system](candidate, target, draft or "DRAFT", depth)
+    made = making[system](candidate, target, draft or "DRAFT", candidate.depth or depth)
     notes = list(made.notes)
     if candidate.depth is None:
         notes.append(f"adaptive depth does not carry over: k = {depth} was the best fixed depth")

@@ -112,7 +112,7 @@ def test_candidates_share_weights_and_no_cache() -> None:
     given = pair()
     first, second = (OutriderRunner.of(MODEL, given, 1).decoder for _ in range(2))
     assert first.target is not second.target
-    assert first.target.hf_model is given.target.hf_model  # type: ignore[attr-defined]
+    assert first.target.hf_model is given.target.hf_model
     assert first.drafter is not second.drafter
 
 

@@ -152,7 +152,7 @@ class TestDamage:
         ("change", "said"),
         [
             ({"format": "x"}, "its format is 'x'"),
-            ({"version": 1}, "its version is 1; expected the header of a trace, format 3"),
+            ({"version": 1}, "its version is 1; expected the header of a trace, format 4"),
             ({"lossy": "no"}, "lossy is 'no'; expected bool"),
             ({"settings": 1}, "settings is 1; expected dict"),
         ],
@@ -188,8 +188,8 @@ class TestDamage:
 
     def test_a_missing_field(self, path):
         values = json.loads(written(path, RECORD)[1])
-        del values["looked_up"]
-        assert "looked_up is missing" in damaged(path, 2, json.dumps(values))
+        del values["sources"]
+        assert "sources is missing" in damaged(path, 2, json.dumps(values))
 
     @pytest.mark.parametrize("text", ["", "{", '{"format": "outrider trace"}'])
     def test_a_header_cut_short(self, path, text):

@@ -1,0 +1,119 @@
+"""`python -m benchmarks`: tiny runs of each, result files, and the documents made of them."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks import results, tables
+from benchmarks.__main__ import NAMES, main
+from benchmarks.report import COLUMNS, Scope
+
+import outrider
+from outrider.errors import InvalidConfigError
+
+from ...support.bench import load_pair
+
+TINY = Scope(rounds=2, tokens=10, workloads=("random",), temps=(0.0,), batches=(1,))
+ROW = {
+    "workload": "code",
+    "temperature": 0.0,
+    "batch": 1,
+    "stretches": 12,
+    "speedup": 1.9,
+    "low": 1.7,
+    "high": 2.1,
+    "tokens_per_s": 200.0,
+    "plain_tokens_per_s": 105.0,
+    "acceptance_length": 3.2,
+    "identical": "12/12",
+}
+
+
+def _made(date: str = "2026-01-02", version: str = "1.0", cpu: str = "Some CPU") -> dict[str, Any]:
+    machine = {"system": "Linux x", "cpu": cpu, "cores": 2}
+    facts = {"machine": machine, "outrider": version, "date": date, "torch": "2", "threads": 2}
+    return {"environment": facts, "seconds": 1.0, "note": "What was measured.", "rows": [ROW]}
+
+
+@pytest.fixture(autouse=True)
+def _tiny_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outrider, "load", load_pair)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_benchmark_fills_its_columns(name: str) -> None:
+    report = import_module(f"benchmarks.{name}").run(TINY, lambda _: None)
+    assert report.rows
+    assert report.note
+    json.dumps(report.rows)
+    for row in report.rows:
+        for column in COLUMNS[name]:
+            assert column.field in row
+            assert column.text(row)
+
+
+def test_the_last_line_is_json_and_figures_are_saved(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    main(["imports", "--rounds", "2", "--save"])
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    (path,) = tmp_path.glob("*/*.json")
+    saved = results.load(path)
+    assert saved["benchmarks"]["imports"]["rows"] == figures["imports"]["rows"]
+    assert path.stem == saved["version"]
+
+
+@pytest.mark.parametrize("argv", [["none"], ["speedup", "--rounds", "1"]])
+def test_bad_arguments_are_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(argv)
+    assert "error:" in capsys.readouterr().err
+
+
+def test_an_unknown_workload_is_refused() -> None:
+    with pytest.raises(SystemExit, match="some of code"):
+        main(["speedup", "--workloads", "prose"])
+
+
+def test_saving_again_replaces_one_benchmark_alone(tmp_path: Path) -> None:
+    path = results.save("speedup", _made(), tmp_path)
+    assert results.save("losing", _made(), tmp_path) == path
+    assert results.save("speedup", _made(date="2026-03-04"), tmp_path) == path
+    found = results.load(path)["benchmarks"]
+    assert list(found) == ["speedup", "losing"]
+    assert found["speedup"]["environment"]["date"] == "2026-03-04"
+    path.write_text('{"schema": 0}')
+    with pytest.raises(InvalidConfigError, match="schema"):
+        results.load(path)
+
+
+def test_documents_are_written_from_the_newest_files(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    results.save("speedup", _made("2026-01-01", "1.0"), folder)
+    results.save("speedup", _made("2026-02-01", "1.1"), folder)
+    results.save("speedup", _made("2026-01-15", "1.0", cpu="Other"), folder)
+    readme = "# A\n<!-- benchmarks:speedup -->\nold\n<!-- /benchmarks -->\nend\n"
+    (tmp_path / "README.md").write_text(readme)
+    written = {path.name for path in tables.write(folder, tmp_path)}
+    assert written == {
+        "index.md", "README.md", "some-2-cores.md", "some-2-cores.svg", "other-2-cores.md",
+        "other-2-cores.svg",
+    }  # fmt: skip
+    page = (tmp_path / "docs/benchmarks/some-2-cores.md").read_text()
+    assert "| code | 0 | 1 | 12 | 1.90 (1.70–2.10) | 200.0 | 105.0 | 3.20 | 12/12 |" in page
+    assert "Outrider 1.1" in page
+    assert "1.90x" in (tmp_path / "docs/benchmarks/some-2-cores.svg").read_text()
+    text = (tmp_path / "README.md").read_text()
+    assert "| code | 0 | 1.90 (1.70–2.10) |" in text
+    assert "old" not in text
+    assert text.endswith("<!-- /benchmarks -->\nend\n")
+    assert "Some CPU, 2 cores, version 1.1" not in text
+
+
+def test_a_text_without_markers_is_left_alone() -> None:
+    assert tables.fill("nothing here", "speedup", "figures") == "nothing here"

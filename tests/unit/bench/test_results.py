@@ -1,0 +1,257 @@
+"""`outrider bench` as a whole: every trial measured, and its results written and read back."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from outrider.bench import BenchOptions, Results, silent
+from outrider.bench.environment import environment, machine_slug
+from outrider.bench.formats import as_csv, as_json, as_jsonl, as_vllm
+from outrider.bench.records import PLAIN, Candidate
+from outrider.bench.run import run
+from outrider.bench.tables import as_markdown, rendered, verdicts
+from outrider.errors import InvalidConfigError
+
+from ...support.bench import MODEL, load_pair, measured, prompt_file
+
+VLLM = {
+    *("label", "duration", "completed", "failed", "total_output_tokens"),
+    *("request_throughput", "output_throughput"),
+    *(
+        f"{figure}_{name}_ms"
+        for figure in ("mean", "median", "std", "p99")
+        for name in ("ttft", "tpot", "itl", "e2el")
+    ),
+}
+SPECULATION = {
+    f"spec_decode_{name}"
+    for name in (
+        *("acceptance_rate", "acceptance_length", "num_drafts", "draft_tokens"),
+        *("accepted_tokens", "per_position_acceptance_rates"),
+    )
+}
+
+
+def _options(folder: Path, **given: Any) -> BenchOptions:
+    defaults: dict[str, Any] = {
+        "prompts": prompt_file(folder),
+        "drafters": ("draft_model",),
+        "k": (3,),
+        "max_tokens": 6,
+        "peers": ("none",),
+    }
+    return BenchOptions(**defaults | given)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """A small run with everything in it."""
+    options = _options(
+        tmp_path_factory.mktemp("bench"),
+        drafters=("draft_model", "suffix", "ngram"),
+        trees=("2x1",),
+        batches=(1, 2),
+        peers=("transformers",),
+        peer_k=(3,),
+    )
+    return run(options, silent, load_pair)
+
+
+def test_every_candidate_is_in_every_trial_with_plain_decoding_first(results: Results) -> None:
+    own = ["plain", "draft_model k=3", "suffix k=3", "ngram k=3"]
+    trees = ["draft_model tree 2x1", "suffix tree 2x1"]
+    peers = [f"transformers {name}" for name in ("plain", "draft_model k=3", "ngram k=3")]
+    assert [trial.split(",")[1:] for trial in results.trials] == [
+        [f" temperature {temperature}", *batch, " float64"]
+        for temperature in ("0", "0.8")
+        for batch in ([], [" batch 2"])
+    ]
+    for trial, members in results.trials.items():
+        expected = [*own, *trees, *([] if "batch" in trial else peers)]
+        assert [each.label for each in members] == expected
+        for each in members:
+            assert sum(each.tokens) == 6 * len(each.tokens) * each.batch
+            assert each.speedup is not None
+            if "temperature 0," in trial:
+                assert each.identical == len(each.tokens)
+    assert results.missing == ("transformers: not in batches of 2, it decodes one at a time here",)
+    assert not results.partial
+
+
+def test_results_are_read_back_as_they_were_written(results: Results) -> None:
+    assert Results.from_document(json.loads(as_json(results))) == results
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda found: found | {"format": "outrider-bench/1"},
+        lambda found: found | {"measurements": 3},
+        lambda found: found | {"environment": []},
+        lambda found: found | {"measurements": [{}]},
+        lambda found: found | {"measurements": [found["measurements"][0] | {"seconds": "a"}]},
+        lambda found: found | {"measurements": [found["measurements"][1] | {"speedup": "a"}]},
+        lambda found: found | {"measurements": [found["measurements"][1] | {"candidate": {}}]},
+        lambda found: {name: found[name] for name in found if name != "skipped"},
+        lambda _: [],
+    ],
+)
+def test_damaged_results_are_refused(results: Results, damage: Any) -> None:
+    with pytest.raises(InvalidConfigError):
+        Results.from_document(damage(json.loads(as_json(results))))
+
+
+def test_each_line_and_row_is_a_measurement(results: Results) -> None:
+    lines = [json.loads(line) for line in as_jsonl(results).splitlines()]
+    rows = list(csv.DictReader(io.StringIO(as_csv(results))))
+    assert len(lines) == len(rows) == len(results.measurements)
+    for found, line, row in zip(results.measurements, lines, rows, strict=True):
+        assert list(row) == list(line)
+        assert line["candidate"] == row["candidate"] == found.candidate.label
+        assert line["total_output_tokens"] == sum(found.tokens)
+        assert line["output_throughput"] == pytest.approx(sum(found.tokens) / sum(found.seconds))
+        assert float(row["speedup"]) == pytest.approx(line["speedup"])
+    assert as_csv(Results({}, ())) == "system\n"
+
+
+def test_the_serving_format_has_vllms_fields_and_no_others(results: Results) -> None:
+    for found, line in zip(results.measurements, as_vllm(results).splitlines(), strict=True):
+        fields = set(json.loads(line))
+        if found.candidate.system != "outrider":
+            assert fields < VLLM
+        elif found.metrics is not None and found.metrics.draft_rounds:
+            assert fields == VLLM | SPECULATION
+        else:
+            assert fields == VLLM
+
+
+def test_tables_show_every_measurement(results: Results) -> None:
+    console = Console(width=160, file=io.StringIO(), record=True)
+    console.print(rendered(results))
+    terminal, markdown = console.export_text(), as_markdown(results)
+    for found in results.measurements:
+        assert found.label in terminal
+        assert f"| {found.label} | {found.tokens_per_s:.1f} |" in markdown
+    for verdict in verdicts(results):
+        assert verdict in markdown
+
+
+def _verdict(*members: Any) -> str:
+    return next(verdicts(Results({}, (measured(PLAIN, 1.0), *members))))
+
+
+def test_verdicts_say_what_to_do() -> None:
+    hybrid = Candidate("hybrid", "block")
+    fast, slow, vague = measured(), measured(speedup=0.5), measured(speedup=1.05)
+    assert "draft_model k=3 is 2.00x as fast as plain decoding" in _verdict(fast, slow)
+    assert "turn it off: plain decoding is faster" in _verdict(slow)
+    assert "undecided, more prompts may tell" in _verdict(vague, slow)
+    # What is surely faster goes before what is faster, but not surely.
+    lucky = measured(hybrid, 3.0, margin=9.0)
+    assert "draft_model k=3 is 2.00x" in _verdict(fast, lucky)
+
+
+def test_a_faster_peer_is_named() -> None:
+    peer = measured(Candidate("draft_model", system="transformers"), 2.5)
+    assert "transformers draft_model adaptive, at 2.50x, is ahead" in _verdict(measured(), peer)
+    slower = measured(Candidate("none", system="transformers"), 0.9)
+    assert "ahead" not in _verdict(measured(speedup=0.5), slower)
+
+
+def test_what_readers_have_to_know_is_said() -> None:
+    found = Results(
+        {},
+        (measured(speedup=None), measured(identical=1)),
+        missing=("a peer",),
+        skipped=("line 2: empty",),
+        partial=True,
+    )
+    text = as_markdown(found)
+    for said in (
+        "partial: the run was interrupted",
+        "tokens that were asked for are missing, so there is no speedup",
+        "other tokens than plain decoding in 1 of 2",
+        "missing: a peer",
+        "left out: line 2: empty",
+    ):
+        assert said in text
+
+
+def test_lossy_candidates_are_labelled() -> None:
+    assert "| draft_model k=3 (lossy) |" in as_markdown(Results({}, (measured(lossy=True),)))
+
+
+def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
+    def interrupt(done: int, _total: int, _what: str) -> None:
+        if done == 4:
+            raise KeyboardInterrupt
+
+    found = run(_options(tmp_path), interrupt, load_pair)
+    assert found.partial
+    assert [len(each.tokens) for each in found.measurements] == [3, 3, 1, 1]
+    assert [each.partial for each in found.measurements] == [False, False, True, True]
+
+
+def test_bad_options_are_refused_before_models_are_loaded(tmp_path: Path) -> None:
+    def refuse(*_: object, **__: object) -> Any:
+        raise AssertionError("loaded")
+
+    with pytest.raises(InvalidConfigError, match="readable"):
+        run(_options(tmp_path, prompts=tmp_path / "none"), silent, refuse)
+    with pytest.raises(InvalidConfigError):
+        run(_options(tmp_path, verification=("typical",), trees=("2x1",)), silent, refuse)
+
+
+def test_predictions_are_asked_for_where_nothing_has_one(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigError, match="no row that can be used with a prediction"):
+        run(_options(tmp_path, drafters=("prediction",)), silent, load_pair)
+
+
+def test_early_exits_draft_with_the_layers_asked_for(tmp_path: Path) -> None:
+    options = _options(tmp_path, drafters=("early_exit",), exit_layers=(1,), temps=(0.0,))
+    labels = [each.label for each in run(options, silent, load_pair).measurements]
+    assert labels == ["plain", "early_exit of 1 layers k=3"]
+
+
+def test_the_environment_names_versions_machine_and_settings_and_no_host(
+    results: Results,
+) -> None:
+    found = results.environment
+    assert {"torch", "python", "outrider", "threads", "date", "machine", "dtype"} <= set(found)
+    assert found["settings"]["max_tokens"] == 6
+    assert found["settings"]["prompts"] == "some.jsonl"
+    assert environment({}, {})["machine"]["cores"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("machine", "slug"),
+    [
+        ({"cpu": "Intel(R) Xeon(R) Platinum 8259CL CPU @ 2.50GHz", "cores": 2},
+         "intel-xeon-platinum-8259cl-2-cores"),
+        ({"cpu": "AMD EPYC 7B13 64-Core Processor", "cores": 8}, "amd-epyc-7b13-8-cores"),
+        ({"cpu": "Apple M3", "cores": 8, "gpu": "NVIDIA H100 80GB HBM3"}, "nvidia-h100-80gb-hbm3"),
+    ],
+)  # fmt: skip
+def test_machines_have_short_names(machine: dict[str, Any], slug: str) -> None:
+    assert machine_slug(machine) == slug
+
+
+def test_labels_tell_candidates_apart() -> None:
+    candidates = [
+        PLAIN,
+        MODEL,
+        Candidate("draft_model", "block"),
+        Candidate("draft_model", "token", 3),
+        Candidate("draft_model", "block", 2, (3, 1)),
+        Candidate("early_exit", "block", 3, exit_layers=2),
+        Candidate("none", system="transformers"),
+        Candidate("draft_model", depth=3, system="transformers"),
+    ]
+    assert len({each.label for each in candidates}) == len(candidates)
