@@ -184,7 +184,7 @@ def test_noise_without_a_compiler_is_the_same(monkeypatch: pytest.MonkeyPatch) -
 _PROGRAM = """
 import sys
 from outrider import SpeculativeConfig, SpeculativeDecoder
-from outrider.runtimes.transformers.tabular import mock_pair
+from outrider.runtimes.tabular import mock_pair
 
 SpeculativeDecoder(*mock_pair(3, 1), config=SpeculativeConfig(verification=sys.argv[1]))
 noise = sys.modules.get("outrider.random.noise")

@@ -216,8 +216,8 @@ def require_range(name: str, value: Any, low: float, high: float, expected: str)
     """
     if not is_array_api_obj(value):
         # Compared as it is: an integer may be beyond float64.
-        number: Any = value if isinstance(value, Real) and not isinstance(value, bool) else None
-        if number is None or not low <= number <= high:
+        real = isinstance(value, Real) and value is not True and value is not False
+        if not real or not low <= value <= high:
             raise InvalidConfigError(name, value, expected)
         return
     xp = array_namespace(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,9 @@ def test_a_batch_cut_in_chunks_has_the_same_answer_with_a_seed_a_row(method: str
             outrider.verify_speculative_tokens(
                 DRAFT[a:b], TARGET[a:b], TOKENS[a:b], seed=SEEDS[a:b], method=method
             )
-            for a, b in zip(cut, cut[1:], strict=False)
+            for a, b in pairwise(cut)
         ]
-        found = [sum(each, []) for each in zip(*map(answers, parts), strict=True)]
+        found = [[*chain(*each)] for each in zip(*map(answers, parts), strict=True)]
         assert found == answers(whole)
 
 
@@ -110,7 +111,7 @@ def test_odd_arguments_are_named(change: dict[str, Any], error: Any, message: st
 
 def test_tensors_that_require_grad_and_integers_beyond_float64_are_named() -> None:
     rows = torch.tensor(TARGET[:, 0], requires_grad=True)
-    with pytest.raises(InvalidConfigError, match="probs requires grad; expected .*detach"):
+    with pytest.raises(InvalidConfigError, match=r"probs requires grad; expected .*detach"):
         outrider.sample_index(rows, torch.zeros(6, dtype=torch.float64))
     with pytest.raises(InvalidConfigError, match="uniform="):
         outrider.accept(-1.0, -1.0, 10**400)
