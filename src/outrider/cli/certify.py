@@ -57,7 +57,7 @@ B rows, N drafted tokens in the longest, V tokens in the vocabulary:
                norm((claim * target - draft)+), the target's distribution at a row's end
 
   drafter.vocab_size    V, or None if it proposes only tokens it has seen
-  drafter.propose(prefixes, plan, ctx) -> outrider.records.DraftProposal
+  drafter.propose(prefixes, plan, ctx) -> outrider.types.records.DraftProposal
       prefixes  B of them; prefix.tokens is NumPy int64, the tokens so far
       plan      plan.depth, NumPy int64 [B], the most tokens for each row
       ctx       ctx.distribution(logits [B, V]) gives a position's Distributions: probs [B, V], or
