@@ -641,7 +641,7 @@ class TestCommand:
             (
                 "InNumPy",
                 "InNumPy.stop_distribution returned a numpy.ndarray; expected two torch tensors: the distribution "
-                "[B, N + 1] and weights [B, N + 1], float64",
+                "[B, N + 1] and claims [B, N + 1], float64",
             ),
             (
                 "HalfInNumPy",
