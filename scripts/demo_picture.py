@@ -28,7 +28,9 @@ FONTS = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', mono
 
 def picture(shown: RenderableType, title: str = "outrider demo") -> str:
     """Draw a renderable as SVG text, with fonts of the reader's machine."""
-    console = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True)
+    console = Console(
+        record=True, width=COLUMNS, file=StringIO(), force_terminal=True, highlight=False
+    )
     console.print(shown)
     without_downloads = re.sub(r"@font-face \{\{.*?\}\}\n", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
     form = re.sub(r"Fira Code(?:, monospace)?", FONTS, without_downloads)

@@ -112,9 +112,8 @@ class SpeculativeDecoder:
         self._target, self._drafter = checked_parts(
             target, self.drafter, self._drafters, self.config
         )
-        self._own_policy = policy is not None
-        lossy = self.verifier.lossy and self.drafter is not None
-        drafts, mixes = self.drafter is not None, self.config.verification == "mixture"
+        lossy = self.verifier.lossy and drafter is not None
+        drafts, mixes = drafter is not None, self.config.verification == "mixture"
         self._limits = Limits(
             target.vocab_size, target.max_length, target.eos_token_ids, drafts, drafts and mixes
         )
@@ -261,8 +260,7 @@ class SpeculativeDecoder:
         if self._drafter is None:
             return DraftPlan(np.zeros(len(batch.states), dtype=np.int64))
         plan = self.policy.plan(self.knowledge, batch.states)
-        if self._own_policy:
-            check_plan(plan, batch.states)
+        check_plan(plan, batch.states)
         drafting = np.array([state.drafting for state in batch.states])
         return plan if drafting.all() else replace(plan, depth=np.where(drafting, plan.depth, 0))
 
@@ -412,9 +410,7 @@ class SpeculativeDecoder:
     def _steps(self, groups: list[list[SequenceState]], name: str) -> Iterator[StepResult]:
         scheduler = Scheduler(self, name=name)
         scheduler.submit(state for group in groups for state in group)
-        owner = {
-            state.prefix.sequence_id: index for index, group in enumerate(groups) for state in group
-        }
+        owner = {s.prefix.sequence_id: index for index, group in enumerate(groups) for s in group}
         return naming_request(scheduler, owner)
 
     def _parse(self, prompt: Any, params: Any) -> Request:

@@ -253,7 +253,9 @@ class AdaptiveDepth(Policy):
             fair = costs.plain * sum(record.emitted) / len(states)
             model = bool(steps) if self._has_model else drafted
             account = account.add_drafted(seconds, fair, costs.plain, model=model)
-        if drafted and not new and not any(map(_behind, states, record.sources)):
+        # A draft that read more than it will have to says something only where nothing is known.
+        fair_time = not costs.drafts_timed or not any(map(_behind, states, record.sources))
+        if drafted and not new and fair_time:
             costs = costs.add_drafted(seconds, tokens, steps)
             loss = account.loss + account.owed * costs.step_s
             account = replace(account, loss=loss, owed=0.0)

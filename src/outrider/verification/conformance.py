@@ -23,7 +23,7 @@ from .tree import Tree
 from .verifier import Verifier
 
 TOLERANCE = 1e-12
-_VOCABULARY = 3
+_VOCABULARY = 4
 _NOTHING: dict[str, tuple[float, str]] = {
     "stop distribution sums to one": (0.0, "no case"),
     "residuals are distributions": (0.0, "no case"),

@@ -9,7 +9,7 @@ the same code.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
@@ -57,7 +57,7 @@ class VerificationResult:
     accepted_tokens: Any
     next_token: Any
     first_rejection: Any
-    lossy: bool = False
+    lossy: bool = field(default=False, repr=False)
 
 
 class _RowDraws:
@@ -118,10 +118,8 @@ def verify_speculative_tokens(
     """
     require_count("step", step, 0, 2**32, "an integer in [0, 2**32)")
     rule = _method(method)
-    named = {"target_probs": target_probs, "draft_tokens": draft_tokens}
-    if draft_probs is not None:
-        named["draft_probs"] = draft_probs
-    xp = common_namespace(**named)
+    given = {"draft_probs": draft_probs} if draft_probs is not None else {}
+    xp = common_namespace(**given, target_probs=target_probs, draft_tokens=draft_tokens)
     tokens, drafted, target, sound = _require_round(
         draft_probs, target_probs, draft_tokens, lengths
     )

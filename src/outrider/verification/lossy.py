@@ -12,7 +12,7 @@ from typing import Any
 from array_api_compat import array_namespace
 
 from .methods import RecursiveVerification
-from .tree import Tree
+from .tree import Tree, rows_at
 
 
 class LossyVerification(RecursiveVerification):
@@ -72,7 +72,7 @@ class MixtureVerification(LossyVerification):
         """As `LossyVerification` says."""
         xp = array_namespace(tree.target)
         width = tree.ratio.shape[1]
-        target = tree.target[:, :width]
+        target = tree.target[:, :width, :]
         distance = 1 - tree.ratio
         if tree.draft is not None:
             distance = xp.sum(xp.clip(target - tree.draft, min=0), axis=-1, dtype=xp.float64)
@@ -101,7 +101,7 @@ class TypicalVerification(LossyVerification):
     def keep(self, tree: Tree) -> Any:
         """As `LossyVerification` says: 1.0 or 0.0."""
         xp = array_namespace(tree.target)
-        target = xp.astype(tree.target[:, : tree.ratio.shape[1]], xp.float64)
+        target = xp.astype(tree.target[:, : tree.ratio.shape[1], :], xp.float64)
         logs = xp.log(xp.where(target > 0, target, 1.0))
         entropy = -xp.sum(target * logs, axis=-1)
         threshold = xp.clip(self.delta * xp.exp(-entropy), max=self.epsilon)
@@ -110,5 +110,4 @@ class TypicalVerification(LossyVerification):
     def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
         """Find the target's row after `node` [B] kept tokens, float64 [B, V]."""
         xp = array_namespace(tree.target)
-        rows = xp.arange(node.shape[0], device=node.device)
-        return xp.astype(tree.target[rows, node], xp.float64)
+        return xp.astype(rows_at(tree.target, node), xp.float64)

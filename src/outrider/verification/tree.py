@@ -55,7 +55,7 @@ class Level:
     def below_root(self) -> Level:
         """The same nodes but the first."""
         nodes, columns, exists, origin = (
-            part[:, 1:] for part in (self.nodes, self.columns, self.exists, self.origin)
+            part[:, 1:, ...] for part in (self.nodes, self.columns, self.exists, self.origin)
         )
         return Level(nodes, columns, exists, origin, self.kinds)
 
@@ -208,12 +208,11 @@ class Tree:
             the node is then stopped at with probability zero.
         """
         xp = array_namespace(self.target)
-        rows = xp.arange(node.shape[0], device=node.device)
-        children = self.children[rows, node][:, None]
+        children = rows_at(self.children, node)[:, None, :]
         columns, exists = xp.clip(children - 1, min=0), children > 0
         level = Level(node[:, None], columns, exists, None, self.kinds)
-        row, claim = xp.astype(self.target[rows, node], xp.float64), claim[:, None]
-        left = (claim * row)[:, None]
+        row, claim = xp.astype(rows_at(self.target, node), xp.float64), claim[:, None]
+        left = (claim * row)[:, None, :]
         for place in range(len(self.kinds) - 1):
             claim, left = self.refuse(level, place, claim, left)
         if self.kinds:
@@ -221,7 +220,7 @@ class Tree:
             last = exists[:, :, -1:]
             # Where there is one child at most, leaves are left out below.
             left = excess if len(self.kinds) == 1 else xp.where(last, excess, left)
-        left = left[:, 0]
+        left = left[:, 0, :]
         total = xp.sum(left, axis=-1, keepdims=True)
         used = (total > 0) & xp.any(exists, axis=-1)
         return xp.where(used, left / xp.where(used, total, 1.0), row)
@@ -242,9 +241,7 @@ class Tree:
 
     def _mass(self, level: Level, claim: Any) -> Any:
         """c P at each node of a level, float64 [B, M, V]."""
-        xp = array_namespace(self.target)
-        rows = xp.arange(claim.shape[0], device=claim.device)[:, None]
-        return claim[..., None] * self.target[rows, level.nodes]
+        return claim[..., None] * rows_at(self.target, level.nodes)
 
     def _excess(self, level: Level, place: int, left: Any) -> Any:
         """(left - Q)+ for what the children in one place were drawn from, [B, M, V]."""
@@ -254,7 +251,7 @@ class Tree:
         drawn = point = None
         if self.draft is not None and level.kinds[place] is not False:
             source = xp.clip(self.distribution_rows[rows, column], min=0)
-            drawn = xp.clip(left - self.draft[rows, source], min=0)
+            drawn = xp.clip(left - rows_at(self.draft, source), min=0)
         if level.kinds[place] is not True:
             # No mass is above one: a point mass takes all of its token's.
             vocabulary = xp.arange(left.shape[-1], device=left.device)
@@ -262,6 +259,17 @@ class Tree:
         if drawn is None or point is None:
             return point if drawn is None else drawn
         return xp.where((self.distribution_rows[rows, column] >= 0)[..., None], drawn, point)
+
+
+def rows_at(array: Any, index: Any) -> Any:
+    """The entries [B, ..., *] of an array [B, M, *] at each row's own indices [B, ...]."""
+    xp = array_namespace(array)
+    batch, count, *rest = array.shape
+    first = xp.arange(batch, device=index.device) * count
+    at = xp.reshape(first, (batch, *[1] * (index.ndim - 1))) + index
+    flat = xp.reshape(array, (batch * count, *rest))
+    found = xp.take(flat, xp.reshape(at, (prod(index.shape),)), axis=0)
+    return xp.reshape(found, (*index.shape, *rest))
 
 
 def claim_after(claim: Any, total: Any) -> tuple[Any, Any]:

@@ -185,9 +185,7 @@ def test_columns_that_were_only_drafted_are_not_relied_on(llama: Any) -> None:
 
     class Claims(EarlyExit):
         def open(self, prefixes: Any, depth: int) -> Any:
-            cursor = super().open(prefixes, depth)
-            target._settle(prefixes, cursor._fed)
-            return cursor
+            return target.open_by(self._run, prefixes, 4, settle=True)
 
     drafter = EarlyExitDrafter(target, 1)
     drafter.model = Claims(target, 1)

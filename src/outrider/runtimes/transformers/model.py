@@ -50,11 +50,11 @@ class TransformersModel(Runtime):
     Call `reset` after the model's weights or submodules have changed: prompts that were seen before
     are answered from the cache otherwise.
 
-    Compiling is the user's own. A model that was compiled before it is wrapped, by
-    `torch.compile(model)` or `model.compile()`, is called as it is: set it to evaluation mode and load it with "sdpa" or "eager" attention first.
-    The number of rows, tokens and columns changes from forward to forward, so compile with
-    `dynamic=True`, or only modules without attention, such as
-    `for layer in model.model.layers: layer.mlp.compile()`.
+    Compiling is the user's own, before the model is wrapped. What works best is to compile modules
+    without attention, `for layer in model.model.layers: layer.mlp.compile(dynamic=True)`. A whole
+    model, `torch.compile(model)` or `model.compile()`, is called as it is: put it in evaluation
+    mode, and load it with "sdpa" or "eager" attention. torch compiles it anew as the numbers of
+    rows, tokens and columns change, and gives that up after a few (`torch._dynamo.config`).
 
     Args:
         hf_model: a decoder-only `PreTrainedModel`, on any one device, in any floating dtype.

@@ -11,8 +11,7 @@ from outrider import NgramDrafter, SamplingParams, SpeculativeConfig, Speculativ
 from outrider.certify import exact_distribution
 from outrider.certify.reference import distance, target_distribution
 from outrider.runtimes.tabular import TabularModel, mock_pair
-
-from .test_exact_distribution import TOLERANCE, configured
+from tests.support.exactness import TOLERANCE, configured
 
 ONE = SamplingParams(max_tokens=1)
 TWO = SamplingParams(max_tokens=2)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
+from outrider import SamplingParams, SpeculativeDecoder
 from outrider import random as chance
 from outrider.certify import exact_distribution
 from outrider.certify.reference import distance, target_distribution
@@ -25,28 +25,7 @@ from outrider.errors import DegenerateDistributionError, InvalidConfigError, Key
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types.records import Distributions, DraftPlan, DraftProposal, Prefix
 from outrider.verification import METHODS, BlockVerification, TokenVerification, Tree
-
-TOLERANCE = 1e-12
-
-
-def configured(verification: str, k: int, **more: Any) -> SpeculativeConfig:
-    settings = {"depth": "fixed", "num_speculative_tokens": k, "verification": verification}
-    return SpeculativeConfig(**(settings | more))
-
-
-def error(
-    target: TabularModel,
-    drafter: Any,
-    config: SpeculativeConfig,
-    params: SamplingParams,
-    prompt: tuple[int, ...] = (0, 1),
-    batch_size: int = 64,
-) -> float:
-    decoder = SpeculativeDecoder(target, drafter, config=config)
-    return distance(
-        exact_distribution(decoder, prompt, params, batch_size=batch_size),
-        target_distribution(target, prompt, params),
-    )
+from tests.support.exactness import TOLERANCE, configured, error
 
 
 @pytest.mark.parametrize("verification", METHODS)

@@ -25,8 +25,7 @@ from outrider.types.records import Distributions, DraftPlan, DraftProposal
 from outrider.verification import METHODS as LOSSLESS
 from outrider.verification import TraversalVerification, Tree, Verifier
 from outrider.verification.transport import transport_optimum
-
-from .test_exact_distribution import TOLERANCE, configured, error
+from tests.support.exactness import TOLERANCE, configured, error
 
 METHODS = ("traversal", "recursive", "coupled")
 KINDS = ("greedy", "without_replacement", "with_replacement")

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from outrider.random.chance import inverse_cdf, philox4x32
 
 from outrider import (
     ModelDrafter,
@@ -30,6 +29,7 @@ from outrider.certify.statistics import Cell, fitted_positions, judged, sample
 from outrider.cli import main
 from outrider.engine import stopping
 from outrider.errors import InvalidConfigError
+from outrider.random import inverse_cdf, philox4x32
 from outrider.runtimes.tabular import mock_pair
 from outrider.sampling.shaping import Shaper
 from outrider.verification import TokenVerification, Verifier

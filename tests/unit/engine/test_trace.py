@@ -27,9 +27,8 @@ RECORD = RoundRecord(
     ceiling=(3.25, None),
     first_ceiling=(None, None),
     draft_failed=False,
-    looked_up=(True, False),
-    ended=(True, False),
-    entropies=((0.5, 1.25), ()),
+    sources=("suffix", "model"),
+    confidence=((0.5, 1.0), ()),
     cached=(3, 0),
     draft_s=0.001,
     target_s=0.1 + 0.2,
@@ -153,7 +152,7 @@ class TestDamage:
         ("change", "said"),
         [
             ({"format": "x"}, "its format is 'x'"),
-            ({"version": 1}, "its version is 1; expected the header of a trace, format 3"),
+            ({"version": 1}, "its version is 1; expected the header of a trace, format 4"),
             ({"lossy": "no"}, "lossy is 'no'; expected bool"),
             ({"settings": 1}, "settings is 1; expected dict"),
         ],
@@ -189,8 +188,8 @@ class TestDamage:
 
     def test_a_missing_field(self, path):
         values = json.loads(written(path, RECORD)[1])
-        del values["looked_up"]
-        assert "looked_up is missing" in damaged(path, 2, json.dumps(values))
+        del values["sources"]
+        assert "sources is missing" in damaged(path, 2, json.dumps(values))
 
     @pytest.mark.parametrize("text", ["", "{", '{"format": "outrider trace"}'])
     def test_a_header_cut_short(self, path, text):

@@ -29,9 +29,8 @@ def tallied(*rounds: tuple[int, int, float | None, float | None]) -> Speculation
                 ceiling=(ceiling,),
                 first_ceiling=(first,),
                 draft_failed=False,
-                looked_up=(False,),
-                ended=(False,),
-                entropies=((),),
+                sources=("model",),
+                confidence=((),),
                 cached=(0,),
                 draft_s=0.0,
                 target_s=0.0,
@@ -135,7 +134,7 @@ def test_as_a_text_it_is_what_one_looks_for() -> None:
     assert "2 rounds, 2.50 tokens a round" in speed
 
 
-def test_no_share_above_all_is_told_of_a_lossless_run() -> None:
+def test_no_share_above_all_is_printed_of_a_lossless_run() -> None:
     """More than the estimate of the most: that is the estimate's error."""
     rounds = [(2, 2, 1.9, None), (2, 2, 2.0, None), (2, 2, 2.05, None)]
     run = tallied(*rounds)
@@ -148,7 +147,7 @@ def test_no_share_above_all_is_told_of_a_lossless_run() -> None:
     assert "lossy: estimated ceiling" in lossy
     assert f"{run.ceiling_share:.1%} +- {error:.1%} of it was reached" in lossy
     doubtful = str(tallied((2, 3, 1.5, None), (2, 1, 2.5, None)))
-    assert "; more rounds would tell how much of it was reached" in doubtful
+    assert "; more rounds are needed to say how much of it was reached" in doubtful
 
 
 def test_a_text_of_one_round_or_none() -> None:

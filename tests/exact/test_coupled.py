@@ -7,8 +7,6 @@ every proposal.
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -23,18 +21,20 @@ from outrider import (
     SpeculativeDecoder,
     TransformersModel,
 )
-from outrider.random import POSITION, Philox4x32, Race, noise
+from outrider.drafters.base import Drafter
+from outrider.random import POSITION, Philox4x32, Race
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types.records import Distributions, DraftPlan, DraftProposal
-
-from .families import random_model, resembling
-from .test_exact_distribution import TOLERANCE, configured, error
+from tests.support.exactness import TOLERANCE, configured, error
+from tests.support.families import random_model, resembling
 
 CASES = 1000
 
 
-class Stubborn:
+class Stubborn(Drafter):
     """Proposes random tokens of its own, in chains of random length."""
+
+    vocab_size = 0
 
     def __init__(self, vocab_size: int, rng: random.Random) -> None:
         self.vocab_size = vocab_size
@@ -158,44 +158,6 @@ def test_noise_is_exponential_and_the_same_however_it_is_asked_for() -> None:
     assert len(np.unique(noise)) == 27
     # The mean of 40,000 exponentials is 1 within 5 / 200 but for one in 1.7 million.
     assert abs(chance.race(keys[:1], 40_000).mean() - 1) < 5 / 200
-
-
-@pytest.mark.parametrize("size", [1, 2, 7, 500])
-def test_compiled_noise_is_that_of_the_generator(size: int) -> None:
-    keys = np.array(
-        [[2**64 - 1, 2**32 - 1, 2**32 - 1, 2**32 - 1, 5], [2**63 + 3, 1, 900, POSITION, 0]],
-        dtype=np.uint64,
-    )
-    given, chance = keys.copy(), Philox4x32()
-    rows, tokens = np.divmod(np.arange(2 * size), size)
-    expected = chance.race_at(keys[rows], tokens).reshape(2, size)
-    assert (chance.race(keys, size) == expected).all()
-    assert (keys == given).all()
-
-
-def test_noise_without_a_compiler_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = np.arange(15, dtype=np.uint64).reshape(3, 5)
-    compiled = Philox4x32().race(keys, 301)
-    monkeypatch.setattr(noise, "COMPILES", False)
-    assert (Philox4x32().race(keys, 301) == compiled).all()
-
-
-_PROGRAM = """
-import sys
-from outrider import SpeculativeConfig, SpeculativeDecoder
-from outrider.runtimes.transformers.tabular import mock_pair
-
-SpeculativeDecoder(*mock_pair(3, 1), config=SpeculativeConfig(verification=sys.argv[1]))
-noise = sys.modules.get("outrider.random.noise")
-sys.exit(0 if noise and noise._fill.signatures else 1)
-"""
-
-
-def test_no_round_waits_for_a_compiler() -> None:
-    pytest.importorskip("numba")
-    for verification, code in (("coupled", 0), ("block", 1)):
-        done = subprocess.run([sys.executable, "-c", _PROGRAM, verification], timeout=120)
-        assert done.returncode == code
 
 
 def test_filtered_tokens_get_no_noise_and_none_is_made_twice() -> None:

@@ -1,0 +1,161 @@
+"""The parts of a policy: costs, acceptance, look-ups, AdaEDL's rule, shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider import SpeculativeConfig
+from outrider.policies import AdaptiveDepth, ConfidenceDepth, FixedDepth, Shape, policy_of
+from outrider.policies.acceptance import Acceptance, rates_by_confidence, rates_by_position
+from outrider.policies.costs import RoundCosts, nonnegative_least_squares
+from outrider.types.records import MODEL, RowOutcome
+from tests.support.drafter_traits import Drafter
+from tests.support.simulated import World, decode, sequences
+
+
+def test_costs_of_known_rounds_are_found() -> None:
+    costs = RoundCosts.prior(2, 0.125).add_plain(0.01)
+    rng = np.random.default_rng(0)
+    for _ in range(400):
+        tokens, steps = float(2 * rng.integers(2, 9)), float(rng.integers(1, 8))
+        costs = costs.add_drafted(0.009 + 0.0005 * tokens + 0.002 * steps, tokens, steps)
+    assert costs.seconds(10, 4) == pytest.approx(0.022, rel=0.01)
+    assert (costs.token_s, costs.step_s) == pytest.approx((0.0005, 0.002), rel=0.05)
+
+
+def test_one_hiccup_changes_little() -> None:
+    costs = RoundCosts.prior(1, 0.125).add_plain(0.01)
+    for _ in range(100):
+        costs = costs.add_drafted(0.0125, 3.0, 2.0)
+    assert costs.clipped(10.0, 3.0, 2.0) < 0.04
+    assert costs.clipped(0.013, 3.0, 2.0) == 0.013
+
+
+def test_costs_are_the_prior_until_a_plain_round_was_timed() -> None:
+    prior = RoundCosts.prior(4, 0.3)
+    assert prior.plain == 1
+    assert prior.step_s == pytest.approx(0.3)
+    assert prior.add_drafted(5.0, 8.0, 1.0) == prior
+
+
+def test_nonnegative_least_squares_satisfies_the_optimality_conditions() -> None:
+    rng = np.random.default_rng(1)
+    zeros = 0
+    for _ in range(200):
+        rows = rng.standard_normal((8, 3))
+        full, moment = rows.T @ rows, rows.T @ rng.standard_normal(8)
+        x = np.array(nonnegative_least_squares(full[np.triu_indices(3)].tolist(), moment.tolist()))
+        slope = full @ x - moment
+        assert (x >= 0).all()
+        assert (slope >= -1e-9).all()
+        assert abs(slope @ x) < 1e-9
+        zeros += int((x == 0).any())
+    assert zeros > 20
+
+
+def test_rates_follow_what_was_kept() -> None:
+    known = Acceptance()
+    rng = np.random.default_rng(2)
+    for _ in range(1000):
+        told = tuple(np.where(rng.random(4) < 0.5, 0.95, 0.3).tolist())
+        kept = int(np.cumprod(rng.random(4) < np.array(told)).sum())
+        known = known.add([RowOutcome(MODEL, 4, kept, told)])
+    rates = rates_by_confidence(known, [Acceptance()], MODEL)[0]
+    assert rates[[2, 7]] == pytest.approx([0.3, 0.95], abs=0.1)
+    assert rates_by_position(known, [Acceptance()], MODEL, 2)[0] == pytest.approx(0.625, abs=0.1)
+    other = rates_by_confidence(known, [Acceptance()], "ngram")[0]
+    assert other == pytest.approx((np.arange(8) + 0.5) / 8)
+
+
+def test_a_sequence_of_its_own_kind_is_told_from_the_others() -> None:
+    everyone = Acceptance().add([RowOutcome(MODEL, 2, 2)] * 100)
+    own = Acceptance()
+    for _ in range(60):
+        own = own.add([RowOutcome(MODEL, 2, 0)])
+    rates = rates_by_position(everyone, [own, Acceptance()], MODEL, 1)[:, 0]
+    assert rates[0] < 0.35
+    assert rates[1] > 0.85
+    alone = rates_by_position(None, [own, Acceptance()], MODEL, 1)[:, 0]
+    assert alone[0] < rates[0]
+    assert alone[1] == 0.5
+
+
+def looking_up(lookup: Any, acceptance: float = 0.5, **more: Any) -> list[tuple[int, ...]]:
+    world = World(acceptance=acceptance, lookup=lookup, **more)
+    policy = AdaptiveDepth(Shape(8), looks_up=True)
+    run = decode(policy, world, sequences(1, 10**5), rounds=300)
+    return [(record.depth[0], record.sources[0] == MODEL) for record in run.records[100:]]
+
+
+def test_looked_up_tokens_that_are_kept_take_the_place_of_the_models() -> None:
+    rounds = looking_up(lambda n: (8, 0.95))
+    assert np.mean([not model for _, model in rounds]) > 0.9
+
+
+def test_looked_up_tokens_that_are_not_kept_are_left_to_the_model() -> None:
+    rounds = looking_up(lambda n: (8, 0.1), acceptance=0.8)
+    assert np.mean([not model for _, model in rounds]) < 0.1
+
+
+def test_look_ups_go_on_where_a_models_draft_does_not_pay() -> None:
+    rounds = looking_up(lambda n: (8 * (n % 4 == 0), 0.9), step=2.0)
+    assert np.mean([depth > 4 and not model for depth, model in rounds]) > 0.2
+    assert np.mean([depth > 0 and model for depth, model in rounds]) < 0.05
+
+
+def test_a_drafter_that_only_looks_up_has_no_model_to_beat() -> None:
+    policy = policy_of(SpeculativeConfig(), Drafter(looks_up=True))
+    plan = policy.plan(policy.start(), sequences(2, 64))
+    assert plan.model_depth.tolist() == [0, 0]
+    assert plan.depth.tolist() == [16, 16]
+    assert plan.stop is not None
+    assert plan.stop.lookup(0, np.array([0.5, 0.4, 0.001])) == 2
+
+
+def test_adaedl_stops_where_another_token_lowers_tokens_per_second() -> None:
+    policy = ConfidenceDepth(Shape(8), 0.25)
+    plan = policy.plan(None, sequences(1, 64))
+    assert plan.stop is not None
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        told = rng.random((1, 3))
+        reached = np.cumprod(told[0])
+        now = (1 + reached.sum()) / (1 + 3 * 0.25)
+        more = (1 + reached.sum() + reached[-1] * told[0, -1]) / (1 + 4 * 0.25)
+        assert plan.stop.continues(told, np.array([True]))[0] == (more >= now)
+    assert plan.stop.continues(np.full((1, 2), np.nan), np.array([True]))[0]
+
+
+@pytest.mark.parametrize(("ratio", "depth"), [(1.0, 8), (1.5, 0)])
+def test_adaedl_drafts_nothing_where_a_step_costs_more_than_a_round(
+    ratio: float, depth: int
+) -> None:
+    plan = ConfidenceDepth(Shape(8), ratio).plan(None, sequences(1, 64))
+    assert plan.depth.tolist() == [depth]
+
+
+@pytest.mark.parametrize(
+    ("config", "levels"),
+    [
+        ({}, None),
+        ({"tree_shape": (3, 2)}, (3, 6)),
+        ({"tree_budget": 7, "num_speculative_tokens": 3}, (3, 2, 2)),
+    ],
+)
+def test_shapes_of_drafts(config: dict[str, Any], levels: tuple[int, ...] | None) -> None:
+    policy = policy_of(SpeculativeConfig(depth="fixed", **config), Drafter())
+    plan = policy.plan(None, sequences(1, 64) + sequences(1, 2))
+    assert (None if plan.tree is None else plan.tree.levels) == levels
+    assert plan.depth.tolist() == [4 if levels is None else len(levels), 1]
+    assert plan.stop is None
+
+
+def test_the_cost_ratio_is_the_configurations_then_the_drafters() -> None:
+    for config, own, depth in ((2.0, 0.1, 0), (None, 2.0, 0), (None, 0.1, 4), (None, None, 4)):
+        asked = SpeculativeConfig(depth="confidence", cost_ratio=config, num_speculative_tokens=4)
+        plan = policy_of(asked, Drafter(cost_ratio=own)).plan(None, sequences(1, 64))
+        assert plan.depth.tolist() == [depth]
+    assert isinstance(policy_of(SpeculativeConfig(), None), FixedDepth)
