@@ -6,11 +6,8 @@ correct implementation would fail under a fresh seed.
 
 from __future__ import annotations
 
-import io
 import math
-from contextlib import redirect_stdout
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -347,13 +344,3 @@ def test_the_result_is_frozen_and_exported() -> None:
     assert isinstance(found, outrider.VerificationResult)
     with pytest.raises(AttributeError):
         found.num_accepted = 0
-
-
-def test_the_example_of_the_readme() -> None:
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
-    section = readme.split("## The mathematics alone")[1]
-    _, code, _, printed, _ = section.split("```", 4)
-    shown = io.StringIO()
-    with redirect_stdout(shown):
-        exec(code.removeprefix("python"), {})
-    assert shown.getvalue() == printed.removeprefix("\n")
