@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -32,8 +33,8 @@ triple of settings. Statistical: the engine under its own random numbers on real
 in float32 unless --dtype says otherwise. Controls: planted faults, each of which a named check must
 reject. The exit status is 0 if all passes, 1 if anything fails, 2 after an error.
 
-A method on chains for --module has stop_distribution(chain) and residual(chain, weights, node), a
-drafter has vocab_size and propose(prefixes, plan, ctx): see Verification and Drafter.
+A method for --module is a subclass of outrider.verification.Method, or a Verifier; a drafter is one
+of outrider.drafters.base.Drafter.
 """
 
 app = App(name="certify", help_epilogue=CONTRACT)
@@ -46,10 +47,9 @@ class What:
     Attributes:
         tier: run this tier; may be repeated; without it all three.
         module: put a verification method or a drafter of your own through the exact tier alone:
-            path.py:Name or package.module:Name. With stop_distribution and residual it is a method
-            on chains, with propose a drafter; a Verifier brings methods on chains and on trees. A
-            class is made without arguments; a drafter's class that requires one argument is given
-            the draft model of each case.
+            path.py:Name or package.module:Name, an object or a class. A class is made without
+            arguments; a drafter's class that requires one argument is given the draft model of each
+            case.
         samples: continuations drawn in each cell of the statistical tier, at least 100.
         seed: of every request of the statistical tier.
     """
@@ -129,6 +129,11 @@ def certify(
     return 0 if passed else 1
 
 
+def _processes() -> int:
+    """As many as there are processors, within the memory of an ordinary machine."""
+    return min(4, os.cpu_count() or 1)
+
+
 def _refuse_unused(what: What, models: Models) -> None:
     """Refuse flags of the statistical tier where it does not run."""
     for given, usual, names in (
@@ -146,11 +151,11 @@ def _run(name: Tier, what: What, report: Report, part: Part | None, loaded: Load
     if name == "exact":
         from ..certify.exact import exact_tier
 
-        return exact_tier(report, part)
+        return exact_tier(report, part, _processes())
     if name == "controls":
         from ..certify.controls import control_tier
 
-        return control_tier(report)
+        return control_tier(report, _processes())
     from outrider_demo import PROMPTS
 
     from ..certify.statistics import statistical_tier
