@@ -151,7 +151,7 @@ STRENGTH = 3
 LEFT_OUT: dict[str, str] = {
     "n": "one continuation at a time is enumerated",
     "seed, in its own right": "every outcome of every draw is walked in its place",
-    "logprobs": "they are told of tokens, and change none",
+    "logprobs": "they are reported of tokens, and change none",
     "ignore_eos": "the small models have no end token of their own; requests name theirs",
     "json_schema, grammar": "they go through the matcher that a regex and a choice go through, and "
     "JSON has no short texts in two or three letters",
@@ -272,9 +272,8 @@ class Case:
     def _decoder(self, target: Runtime, drafter: Any) -> SpeculativeDecoder:
         verifier = None if self.part is None else self.part.verifier
         method = METHODS["block" if verifier is not None else self.values["method"]]
-        config = configured(method, self.values["drafter"], self._depth)
-        policy = POLICIES[self.values["policy"]]
-        config = replace(config, draft_params=DRAFTING[self.values["drafting"]], **policy)
+        more = POLICIES[self.values["policy"]] | {"draft_params": DRAFTING[self.values["drafting"]]}
+        config = configured(method, self.values["drafter"], self._depth, **more)
         decoder = SpeculativeDecoder(
             target,
             drafter,
@@ -309,17 +308,15 @@ class Measured:
         return self.error < TOLERANCE
 
 
-def configured(method: Verification, kind: str, depth: int) -> SpeculativeConfig:
-    """The configuration of a method and a kind of drafter."""
-    return SpeculativeConfig(
-        depth="fixed",
-        validate="always",
-        num_speculative_tokens=depth,
-        verification=method,
-        tree_shape=_SHAPES[depth] if kind.startswith("tree") and kind != "tree, grown" else None,
-        tree_budget=_BUDGETS[depth] if kind == "tree, grown" else None,
-        **DRAFTERS.get(kind, {}),
-    )
+def configured(method: Verification, kind: str, k: int, **more: Any) -> SpeculativeConfig:
+    """Make the configuration of a method and a kind of drafter."""
+    shaped: dict[str, Any] = {}
+    if kind == "tree, grown":
+        shaped["tree_budget"] = _BUDGETS[k]
+    elif kind.startswith("tree"):
+        shaped["tree_shape"] = _SHAPES[k]
+    settings = {"depth": "fixed", "validate": "always"} | shaped | DRAFTERS.get(kind, {}) | more
+    return SpeculativeConfig(num_speculative_tokens=k, verification=method, **settings)
 
 
 def _drafter(kind: str, draft: TabularModel) -> Any:
@@ -373,8 +370,8 @@ def allowed(row: Mapping[str, str]) -> bool:
     drafter = row.get("drafter", "")
     if drafter.startswith("tree") and row.get("policy") == "confidence":
         return False
-    lawless = ("none", *_LOOKUPS, "vocabulary, text")
-    if drafter in lawless and row.get("drafting", "as asked") != "as asked":
+    undrawn = ("none", *_LOOKUPS, "vocabulary, text")
+    if drafter in undrawn and row.get("drafting", "as asked") != "as asked":
         return False
     return drafter != "none" or all(
         row.get(factor, FACTORS[factor][0]) == FACTORS[factor][0]

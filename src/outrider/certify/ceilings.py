@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..config.params import SpeculativeConfig, Verification
+from ..config.params import Verification
 from ..runtimes.tabular import TabularModel, mock_pair
+from ..types.finding import Finding
 from ..verification.bounds import (
     Distribution,
     Path,
@@ -26,8 +27,8 @@ from ..verification.bounds import (
     tree_probabilities,
 )
 from ..verification.transport import DraftKind, transport_optimum
-from .cases import DRAFTERS
-from .checks import PROMPT, TOLERANCE, Build, Finding, expected
+from .cases import DRAFTERS, configured
+from .checks import PROMPT, TOLERANCE, Build, expected
 
 METHODS: tuple[Verification, ...] = ("token", "block")
 """On trees they are recursive rejection and traversal."""
@@ -49,7 +50,7 @@ PAIRS = ((9, 0.3), (0, 0.0))
 """Seeds of the model pairs, and how far the draft resembles the target."""
 
 CASES = tuple((*drafts, pair) for pair in range(len(PAIRS)) for drafts in DRAFTS)
-"""What `reached` is asked for: drafts by drafts on every pair."""
+"""The arguments of `reached`: every draft on every pair."""
 
 VOCABULARY = 3
 
@@ -121,14 +122,7 @@ class Reached:
 
 
 def reached(build: Build, drafter: str, shape: tuple[int, ...], pair: int) -> Reached:
-    """Enumerate the engine's first round under each method, and compute the bounds.
-
-    Args:
-        build: makes the engine.
-        drafter: a key of `cases.DRAFTERS`.
-        shape: how many children each node has at each depth; ones for a chain.
-        pair: the index of a model pair.
-    """
+    """Enumerate the engine's first round under each method, and compute the bounds; see `Reached`."""
     seed, agreement = PAIRS[pair]
     target, draft = mock_pair(VOCABULARY, seed, agreement)
     settings = DRAFTERS[drafter]
@@ -136,16 +130,10 @@ def reached(build: Build, drafter: str, shape: tuple[int, ...], pair: int) -> Re
     tree = drafter.startswith("tree")
     tokens: dict[str, float] = {}
     for method in METHODS:
-        config = SpeculativeConfig(
-            depth="fixed",
-            validate="always",
-            num_speculative_tokens=len(shape),
-            verification=method,
-            tree_shape=shape if tree else None,
-            **settings,
-        )
+        more = {"tree_shape": shape} if tree else {}
+        config = configured(method, drafter, len(shape), **more)
         decoder = build(target, draft, config, None)
-        tokens[method] = expected(decoder, lambda record: record.emitted[0])
+        tokens[method] = expected(decoder, lambda record, row: record.emitted[row])
     transport: float | None = None
     if outright:
         inclusion = dict.fromkeys(_likeliest(draft, shape, PROMPT), 1.0)
@@ -158,7 +146,7 @@ def reached(build: Build, drafter: str, shape: tuple[int, ...], pair: int) -> Re
             transport = 1 + float(transport_optimum(*distributions, *shape, _TRANSPORT[drafter]))
     else:
         inclusion = path_probabilities(draft.probabilities, len(shape), PROMPT)
-    distribution: Distribution = _atoms(draft) if outright else draft.probabilities
+    distribution: Distribution = _point_masses(draft) if outright else draft.probabilities
     return Reached(
         drafter,
         shape,
@@ -176,13 +164,12 @@ def finding(found: Sequence[Reached]) -> Finding:
     excess = max(item.excess for item in found)
     shortfall = max(item.shortfall for item in found)
     above = f"{excess:.1e} above a bound" if excess > TOLERANCE else "nothing above a bound"
-    said = f"{above}, {shortfall:.1e} from a value to attain"
-    figure = max(excess, shortfall)
-    return Finding("ceilings", said, figure, all(item.passed for item in found))
+    detail = f"{above}, {shortfall:.1e} from a value to attain"
+    return Finding("ceilings", all(item.passed for item in found), detail)
 
 
-def _atoms(draft: TabularModel) -> Distribution:
-    """The draft's likeliest token as the distribution that it is when proposed outright."""
+def _point_masses(draft: TabularModel) -> Distribution:
+    """The draft's likeliest token as the point mass that it is when proposed outright."""
 
     def distribution(path: Path) -> list[float]:
         best = int(draft.probabilities(path).argmax())

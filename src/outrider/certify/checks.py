@@ -1,13 +1,13 @@
-"""Checks of an engine that can each fail: distribution, keys, known answers, acceptance, metrics, batches.
+"""Checks of an engine, each of which can fail: distribution, keys, batches, metrics, policies ...
 
-Every check builds its decoders through a function it is given, so that the same check is run on the
+Every check builds its decoders through a function that it is given: the same check runs on the
 engine as it ships and on an engine with a fault planted in it (`controls`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,12 +15,15 @@ from numpy.typing import NDArray
 
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..engine.decoder import SpeculativeDecoder
-from ..random import Enumerator, Philox4x32
+from ..policies.conformance import check_policy
+from ..random import Philox4x32
 from ..runtimes.base import Runtime
 from ..runtimes.tabular import TabularModel, mock_pair
+from ..types.finding import Finding
 from ..types.protocols import Chance
-from ..types.records import RoundRecord, SequenceState
-from .enumeration import exact_distribution
+from ..types.records import DraftPlan, RoundRecord, SequenceState
+from .enumeration import exact_distribution, outcomes
+from .known_costs import lessons
 from .reference import distance, target_distribution
 
 if TYPE_CHECKING:
@@ -30,7 +33,7 @@ Build = Callable[[TabularModel, Any, SpeculativeConfig, Chance | None], Speculat
 """Makes a decoder of a target, a draft (or drafter), a configuration, and a chance."""
 
 Report = Callable[[int, int, str], None]
-"""Is told how many steps of a tier are done, of how many, and what is being done."""
+"""Takes how many steps of a tier are done, of how many, and what is being done."""
 
 PROMPT = (0,)
 """What a round follows whose tokens are counted by enumeration."""
@@ -39,32 +42,11 @@ TOLERANCE = 1e-12
 """The largest error in the probability of any output that rounding is allowed."""
 
 PHILOX_ANSWERS = (
-    ("00000000 " * 4, "00000000 " * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-    ("ffffffff " * 4, "ffffffff " * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-    (
-        "243f6a88 85a308d3 13198a2e 03707344",
-        "a4093822 299f31d0",
-        "d16cfe09 94fdcceb 5001e420 24126ea1",
-    ),
+    "00000000 00000000 00000000 00000000 00000000 00000000 6627e8d5 e169c58d bc57ac4c 9b00dbd8",
+    "ffffffff ffffffff ffffffff ffffffff ffffffff ffffffff 408f276d 41c83b0e a20bc7c6 6d5451fd",
+    "243f6a88 85a308d3 13198a2e 03707344 a4093822 299f31d0 d16cfe09 94fdcceb 5001e420 24126ea1",
 )
-"""Counter, key, block: the vectors of the Random123 distribution for philox4x32 with 10 rounds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What a check found.
-
-    Attributes:
-        check: its name.
-        said: the figure it looked at, in words.
-        figure: that figure; 0, or below the check's tolerance, where all is well.
-        passed: whether it is.
-    """
-
-    check: str
-    said: str
-    figure: float
-    passed: bool
+"""Four words of a counter, two of a key, four of the block: the vectors of the Random123 distribution for philox4x32 with 10 rounds."""
 
 
 def shipped(
@@ -88,7 +70,12 @@ def distribution(
         target, draft = mock_pair(vocab_size, seed)
         found = exact_distribution(build(target, draft, config, None), prompt, params)
         error = max(error, distance(found, target_distribution(target, prompt, params)))
-    return Finding("distribution", f"error {error:.1e}", error, error < TOLERANCE)
+    return exactness(error)
+
+
+def exactness(error: float) -> Finding:
+    """Whether the largest error in the probability of any output is what rounding makes."""
+    return Finding("distribution", error < TOLERANCE, f"error {error:.1e}")
 
 
 class Recorder:
@@ -115,18 +102,17 @@ def keys(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
         build(target, draft, config, recorder).generate(prompts, params)
         drawn += len(recorder.keys)
         repeated += len(recorder.keys) - len(set(recorder.keys))
-    said = f"{repeated:,} of {drawn:,} keys repeated"
-    return Finding("keys", said, repeated, repeated == 0 and drawn > 0)
+    return _counted("keys", repeated, drawn, "keys repeated")
 
 
 def known_answers(philox: Callable[[Any, Any], Any]) -> Finding:
     """How many words of Philox4x32-10 differ from those published."""
     wrong = 0
-    for counter, key, block in PHILOX_ANSWERS:
-        given = [np.array(_words(text), dtype=np.int64)[:, None] for text in (counter, key)]
-        wrong += int((philox(*given)[:, 0] != np.array(_words(block))).sum())
-    said = f"{wrong} of {4 * len(PHILOX_ANSWERS)} words wrong"
-    return Finding("known answers", said, wrong, wrong == 0)
+    for answer in PHILOX_ANSWERS:
+        words = np.array([int(word, 16) for word in answer.split()])
+        block = philox(words[:4, None], words[4:6, None])
+        wrong += int((block[:, 0] != words[6:]).sum())
+    return _counted("known answers", wrong, 4 * len(PHILOX_ANSWERS), "words wrong")
 
 
 def perfect_draft(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
@@ -140,8 +126,7 @@ def perfect_draft(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding
                 metrics = build(target, target, config, None).generate([0, 1], params).metrics
                 drafted += metrics.drafted
                 refused += metrics.drafted - metrics.accepted
-    said = f"{refused:,} of {drafted:,} refused"
-    return Finding("perfect draft", said, refused, refused == 0 and drafted > 0)
+    return _counted("perfect draft", refused, drafted, "refused")
 
 
 def batches(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
@@ -157,8 +142,7 @@ def batches(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
             alone = build(target, draft, config, None).generate(prompt, request)
             other += alone.token_ids != output.token_ids
             count += 1
-    said = f"{other} of {count} texts changed"
-    return Finding("batches", said, other, other == 0 and count > 0)
+    return _counted("batches", other, count, "texts changed")
 
 
 def coupled(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
@@ -178,8 +162,7 @@ def coupled(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
             pairs = zip(one.choices, two.choices, strict=True)
             other += sum(first.token_ids != second.token_ids for first, second in pairs)
             count += len(one.choices)
-    said = f"{other} of {count} texts changed"
-    return Finding("coupled", said, other, other == 0 and count > 0)
+    return _counted("coupled", other, count, "texts changed")
 
 
 def metrics(build: Build, configs: Iterable[SpeculativeConfig], perfect: bool = False) -> Finding:
@@ -196,8 +179,7 @@ def metrics(build: Build, configs: Iterable[SpeculativeConfig], perfect: bool = 
             wrong += sum(item[0] for item in found)
             wrong += (tally.accepted, tally.emitted) != (accepted, emitted)
             count += len(found) + 1
-    said = f"{wrong} of {count:,} records wrong"
-    return Finding("metrics", said, wrong, wrong == 0 and count > 0)
+    return _counted("metrics", wrong, count, "records wrong")
 
 
 def contradictions(
@@ -237,27 +219,60 @@ def accepted_tokens(build: Build, config: SpeculativeConfig, known: float) -> Fi
     """
     target = TabularModel(lambda _: [1 / 3, 2 / 3], 2)
     draft = TabularModel(lambda _: [2 / 3, 1 / 3], 2)
-    mean = expected(build(target, draft, config, None), lambda record: record.accepted[0])
-    return Finding(
-        "accepted tokens",
-        f"{config.verification}: {mean:.12f}, known {known:.12f}",
-        abs(mean - known),
-        abs(mean - known) < TOLERANCE,
-    )
+    mean = expected(build(target, draft, config, None), lambda record, row: record.accepted[row])
+    detail = f"{config.verification}: {mean:.12f}, known {known:.12f}"
+    return Finding("accepted tokens", abs(mean - known) < TOLERANCE, detail)
 
 
-def expected(decoder: SpeculativeDecoder, figure: Callable[[RoundRecord], float]) -> float:
-    """The mean of a figure of the round that follows `PROMPT`, by enumeration."""
-    mean = 0.0
-    work: list[tuple[int, ...]] = [()]
-    while work:
-        enumerator = Enumerator([work.pop()])
-        (state,) = decoder.start(PROMPT, SamplingParams(max_tokens=99))
-        step = decoder.step(decoder.pack([replace(state, stream_key=0)]), enumerator)
-        mean += enumerator.probability[0] * figure(step.record)
-        work += [path for _, path in enumerator.siblings]
-    return mean
+def expected(decoder: SpeculativeDecoder, figure: Callable[[RoundRecord, int], float]) -> float:
+    """Find the mean of a figure of a record's row in the round after `PROMPT`, by enumeration."""
+    (state,) = decoder.start(PROMPT, SamplingParams(max_tokens=99))
+    walked = outcomes(decoder, [(state, 1.0)], 64)
+    return sum(mass * figure(step.record, row) for step, row, mass in walked)
 
 
-def _words(text: str) -> list[int]:
-    return [int(word, 16) for word in text.split()]
+def policies(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
+    """How many plans depend on what was planned before them, and how many properties fail.
+
+    A policy learns from made-up rounds; then all of those rounds are planned again in several
+    orders. The same knowledge and sequences have to give equal plans, and stay as they were.
+    """
+    target, draft = mock_pair(3, 1)
+    changed = count = 0
+    broken: list[str] = []
+    for config in configs:
+        policy = build(target, draft, config, None).policy
+        broken += [item.name for item in check_policy(policy) if not item.passed]
+        rounds = list(lessons(policy, config.deepest))
+        known = [(hash(knowledge), repr(states)) for knowledge, states in rounds]
+        expected = [_content(policy.plan(*each), len(each[1])) for each in rounds]
+        order = [*range(len(rounds))[::-1], *range(0, len(rounds), 2)]
+        for _ in range(3):
+            order += Random(len(order)).sample(range(len(rounds)), len(rounds))
+        for index in order:
+            knowledge, states = rounds[index]
+            planned = _content(policy.plan(knowledge, states), len(states))
+            same = planned == expected[index]
+            changed += not same or (hash(knowledge), repr(states)) != known[index]
+            count += 1
+    if broken:
+        return Finding("policies", False, f"they break: {', '.join(dict.fromkeys(broken))}")
+    return _counted("policies", changed, count, "plans changed")
+
+
+def _content(plan: DraftPlan, rows: int) -> Any:
+    """All that a plan says, as values that compare."""
+    content: list[Any] = [plan.depth.tolist(), plan.model_depth.tolist(), plan.tree]
+    if plan.stop is not None:
+        confidence = np.linspace(0.05, 0.95, 3 * rows).reshape(rows, 3)
+        for drawn in (1, 2, 3):
+            going = plan.stop.continues(confidence[:, :drawn], np.ones(rows, dtype=np.bool_))
+            content.append(going.tolist())
+        content.append(plan.stop.kept("model", confidence).tolist())
+        content += [plan.stop.lookup(row, np.array([0.9, 0.6, 0.2])) for row in range(rows)]
+    return content
+
+
+def _counted(name: str, wrong: int, count: int, what: str) -> Finding:
+    """A check that passes if it looked at something and nothing of it is wrong."""
+    return Finding(name, wrong == 0 and count > 0, f"{wrong:,} of {count:,} {what}")

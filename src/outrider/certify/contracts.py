@@ -1,28 +1,23 @@
 """A user's own method, checked at every call: what it raises and returns, by its name.
 
-The engine trusts a verification method, and would report what a broken one hands it far from where
+The engine trusts a verification method, and would report what a broken one returns far from where
 it was made. Here each call says which method was called, what came back and what was expected.
 """
 
 from __future__ import annotations
 
 import traceback
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import OutriderError, kind_of
+from ..errors import DraftError, OutriderError, kind_of
 from ..verification import Method, Tree, Verifier
 
-if TYPE_CHECKING:
-    pass
-
-MASS_TOLERANCE = 1e-6
+_MASS_TOLERANCE = 1e-6
 """How far from one a distribution may sum, as in every draw of an enumeration."""
 
 
@@ -31,14 +26,21 @@ class BrokenPartError(OutriderError):
 
 
 def described(error: Exception) -> str:
-    """An exception in one line, with its type unless it names a user's part."""
-    return str(error) if isinstance(error, BrokenPartError) else f"{type(error).__name__}: {error}"
+    """Describe an exception in one line, with the place where a user's own part raised it."""
+    if isinstance(error, BrokenPartError):
+        return str(error)
+    cause = error.__cause__
+    if isinstance(error, DraftError) and isinstance(cause, Exception):
+        if not isinstance(cause, OutriderError):
+            return f"the drafter raised {_placed(cause)}"
+        error = cause
+    return f"{type(error).__name__}: {error}"
 
 
 def checked_verifier(verifier: Verifier) -> Verifier:
-    """The verifier with its method checked at every call."""
+    """Return the verifier with its method checked at every call."""
     method = verifier.method
-    return replace(verifier, method=None if method is None else CheckedMethod(method))
+    return verifier if method is None else replace(verifier, method=CheckedMethod(method))
 
 
 class CheckedMethod(Method):
@@ -50,92 +52,72 @@ class CheckedMethod(Method):
 
     def __init__(self, method: Method) -> None:
         self._method = method
-        self._name = type(method).__name__
         self.trees, self.lossy = method.trees, method.lossy
         self.keeps_forbidden = method.keeps_forbidden
 
     def stop_distribution(self, tree: Tree) -> tuple[Any, Any]:
-        """As the method's own.
+        """Find where the round stops, as the method does.
 
         Raises:
             BrokenPartError: it raised, or returned no distribution with its claims.
         """
-        where = f"{self._name}.stop_distribution"
-        with _Naming(where):
-            found = self._method.stop_distribution(tree)
-        expected = "two torch tensors: the distribution [B, N + 1] and claims [B, N + 1], float64"
-        if not isinstance(found, tuple | list) or len(found) != 2:
-            raise BrokenPartError(f"{where} returned {kind_of(found)}; expected {expected}")
-        distribution, claims = found
-        if not (isinstance(distribution, Tensor) and isinstance(claims, Tensor)):
-            raise BrokenPartError(f"{where} returned {kind_of(found)}; expected {expected}")
-        batch, nodes = tree.target.shape[:2]
-        for what, item in (("a distribution", distribution), ("claims", claims)):
-            _require_form(where, what, item, (batch, nodes), "[B, N + 1]")
-        _require_distribution(where, distribution)
-        return distribution, claims
+        where, found = self._called("stop_distribution", tree)
+        pair = isinstance(found, tuple | list) and len(found) == 2
+        if not pair or not all(isinstance(item, Tensor) for item in found):
+            raise BrokenPartError(
+                f"{where} returned {kind_of(found)}; expected two torch tensors: the distribution "
+                "[B, N + 1] and claims [B, N + 1], float64"
+            )
+        for item in found:
+            _check_form(where, item, tree.target.shape[:2], "[B, N + 1]")
+        _check_distribution(where, found[0])
+        return found[0], found[1]
 
     def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
-        """As the method's own.
+        """Find the distribution of the token that follows, as the method does.
 
         Raises:
             BrokenPartError: it raised, or returned no distribution of a token.
         """
-        where = f"{self._name}.residual"
-        with _Naming(where):
-            distribution = self._method.residual(tree, claims, node)
-        if not isinstance(distribution, Tensor):
+        where, found = self._called("residual", tree, claims, node)
+        if not isinstance(found, Tensor):
             raise BrokenPartError(
-                f"{where} returned {kind_of(distribution)}; expected a torch tensor: the distribution [B, V] of the "
-                "token that follows, float64"
+                f"{where} returned {kind_of(found)}; expected a torch tensor: the distribution "
+                "[B, V] of the token that follows, float64"
             )
-        batch, _, vocabulary = tree.target.shape
-        _require_form(where, "a distribution", distribution, (batch, vocabulary), "[B, V]")
-        _require_distribution(where, distribution)
-        return distribution
+        _check_form(where, found, (len(tree.target), tree.target.shape[2]), "[B, V]")
+        _check_distribution(where, found)
+        return found
+
+    def _called(self, name: str, *arguments: Any) -> tuple[str, Any]:
+        where = f"{type(self._method).__name__}.{name}"
+        try:
+            return where, getattr(self._method, name)(*arguments)
+        except Exception as error:
+            raise BrokenPartError(f"{where} raised {_placed(error)}") from error
 
 
-class _Naming(AbstractContextManager[None]):
-    """Raises what a call raises under the name of what was called, with its line there."""
+def _placed(error: Exception) -> str:
+    """The error's type, its message and the line that raised it."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno})"
 
-    def __init__(self, where: str) -> None:
-        self._where = where
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if not isinstance(error, Exception):
-            return
-        # The first frame is the call; where there is no second, the call itself did not fit.
-        frames = traceback.extract_tb(trace)[1:2]
-        line = "".join(f" ({Path(frame.filename).name}, line {frame.lineno})" for frame in frames)
+def _check_form(where: str, array: Tensor, shape: tuple[int, ...], meaning: str) -> None:
+    if tuple(array.shape) != tuple(shape) or array.dtype != torch.float64:
         raise BrokenPartError(
-            f"{self._where} raised {type(error).__name__}: {error}{line}"
-        ) from error
-
-
-def _require_form(
-    where: str, what: str, array: Tensor, shape: tuple[int, int], meaning: str
-) -> None:
-    if tuple(array.shape) != shape:
-        raise BrokenPartError(
-            f"{where} returned {what} of shape {list(array.shape)}; expected {meaning}, here "
-            f"{list(shape)}"
+            f"{where} returned a tensor of shape {list(array.shape)} and {array.dtype}; expected "
+            f"{meaning}, here {list(shape)}, torch.float64"
         )
-    if array.dtype != torch.float64:
-        raise BrokenPartError(f"{where} returned {what} of {array.dtype}; expected torch.float64")
 
 
-def _require_distribution(where: str, distributions: Tensor) -> None:
+def _check_distribution(where: str, distributions: Tensor) -> None:
     """Rows [B, M] have to be probabilities; the first that is not is named."""
     totals, least = distributions.sum(-1), distributions.amin(-1)
     # NaN fails both.
-    wrong = ~((least >= 0) & ((totals - 1).abs() <= MASS_TOLERANCE))
+    wrong = ~((least >= 0) & ((totals - 1).abs() <= _MASS_TOLERANCE))
     for row in wrong.nonzero().flatten().tolist()[:1]:
         raise BrokenPartError(
-            f"{where} returned a distribution with total mass {totals[row].item():.6g} and least entry "
-            f"{least[row].item():.6g}; expected finite, non-negative probabilities that sum to one"
+            f"{where} returned a distribution with total mass {totals[row]:.6g} and least entry "
+            f"{least[row]:.6g}; expected finite, non-negative probabilities that sum to one"
         )

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf
+from functools import partial
 from typing import Any
 
 from ..config.params import SamplingParams, SpeculativeConfig, TreeChildren, Verification
 from ..drafters.early_exit import EarlyExitDrafter
 from ..engine.decoder import SpeculativeDecoder
-from ..errors import DraftError
-from ..random import Philox4x32, philox4x32
+from ..errors import DraftError, InvalidConfigError
+from ..random import DRAFT, STOP, TOKEN, Philox4x32, philox4x32
 from ..runtimes.tabular import TabularModel, mock_pair
 from ..runtimes.transformers.model import TransformersModel
+from ..types.finding import Finding
 from ..types.protocols import Chance
 from ..verification import Method, TokenVerification, Verifier
 from ..verification.lossy import LenientVerification, TypicalVerification
-from . import ceilings, checks, draft_faults, faults
-from .checks import Build, Finding, Report
+from . import ceilings, checks, draft_faults, faults, toys
+from .checks import Build, Report
 from .enumeration import exact_distribution
-from .goodness import Fit, together
+from .goodness import together
 from .layered import layered
 from .reference import distance, target_distribution
+from .spread import spread
 from .statistics import FALSE_ALARM_RATE, Cell, fitted_positions, sample
+
+Check = Callable[[Any], Finding]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class Control:
 
     fault: str
     source: str
-    check: Callable[[Any], Finding]
+    check: Check
     planted: Any
     sound: Any = checks.shipped
 
@@ -52,7 +56,7 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the named check said of the fault, and of the engine as it ships."""
+    """What the named check found with the fault, and in the engine as it ships."""
 
     fault: str
     source: str
@@ -65,94 +69,92 @@ class Verdict:
         return not self.planted.passed and self.sound.passed
 
 
-def control_tier(report: Report) -> tuple[Verdict, ...]:
-    """Run every control."""
-    verdicts: list[Verdict] = []
-    for control in CONTROLS:
-        report(len(verdicts), len(CONTROLS), control.fault)
-        verdicts.append(control.run())
-    report(len(verdicts), len(CONTROLS), "")
-    return tuple(verdicts)
+def control_tier(report: Report, processes: int = 1) -> tuple[Verdict, ...]:
+    """Run every control, in so many processes."""
+    jobs = [(control.fault, partial(_run, index)) for index, control in enumerate(CONTROLS)]
+    return tuple(spread(jobs, report, processes))
+
+
+def _run(index: int) -> Verdict:
+    return CONTROLS[index].run()
+
+
+# Ways to build an engine with a fault in it
 
 
 def method(faulty: Method) -> Build:
-    """Plants a verification method on chains, and perhaps one on trees."""
+    """Plant a verification method."""
 
     def build(target: Any, draft: Any, config: Any, chance: Any) -> SpeculativeDecoder:
-        return SpeculativeDecoder(
-            target, draft, config=config, chance=chance, verifier=Verifier(faulty, bounds=True)
-        )
+        verifier = Verifier(faulty)
+        return SpeculativeDecoder(target, draft, config=config, chance=chance, verifier=verifier)
 
     return build
 
 
 def drafter(faulty: Callable[[TabularModel], Any]) -> Build:
-    """Plants a drafter."""
-
-    def build(target: Any, draft: Any, config: Any, chance: Any) -> SpeculativeDecoder:
-        return checks.shipped(target, faulty(draft), config, chance)
-
-    return build
+    """Plant a drafter."""
+    return lambda target, draft, config, chance: checks.shipped(
+        target, faulty(draft), config, chance
+    )
 
 
 def chance(faulty: Callable[[Chance], Chance]) -> Build:
-    """Plants a change of keys in front of the chance that is given, or of Philox."""
+    """Plant a source of chance in front of the one that is given, or of Philox."""
+    return lambda target, draft, config, inner: checks.shipped(
+        target, draft, config, faulty(inner or Philox4x32())
+    )
 
-    def build(target: Any, draft: Any, config: Any, inner: Any) -> SpeculativeDecoder:
-        return checks.shipped(target, draft, config, faulty(inner or Philox4x32()))
 
-    return build
+def keys(change: Callable[[faults.Keys], faults.Keys]) -> Build:
+    """Plant a change of keys."""
+    return chance(lambda inner: faults.Rekeyed(inner, change))
 
 
 def decoder(faulty: type[SpeculativeDecoder]) -> Build:
-    """Plants a decoder."""
+    """Plant a decoder."""
+    return lambda target, draft, config, chance: faulty(target, draft, config=config, chance=chance)
+
+
+def policy(faulty: Callable[[SpeculativeDecoder], Any]) -> Build:
+    """Plant a policy, made of the decoder that would have the sound one."""
 
     def build(target: Any, draft: Any, config: Any, chance: Any) -> SpeculativeDecoder:
-        return faulty(target, draft, config=config, chance=chance)
+        made = checks.shipped(target, draft, config, chance)
+        made.policy = faulty(made)
+        return made
 
     return build
 
 
-def too_deep(target: Any, draft: Any, config: Any, chance: Any) -> SpeculativeDecoder:
-    """Plants a policy that drafts too deep."""
-    made = checks.shipped(target, draft, config, chance)
-    made.policy = faults.DraftsTooDeep(config.deepest)
-    return made
+# The checks, each under one configuration
 
 
-def distribution(
-    verification: Verification, k: int = 3, **filters: Any
-) -> Callable[[Build], Finding]:
-    """The check of the exact distribution, under one configuration."""
+def distribution(verification: Verification, k: int = 3, **filters: Any) -> Check:
+    """The check of the exact distribution."""
     config = _config(verification, k)
     params = SamplingParams(max_tokens=k + 1, **filters)
     return lambda build: checks.distribution(build, config, params)
 
 
-def refused(verification: Verification) -> Callable[[Build], Finding]:
-    """The check that the engine sees nothing wrong with a drafter's distributions, and of the exact distribution."""
-    exact = distribution(verification)
-
-    def check(build: Build) -> Finding:
-        try:
-            return exact(build)
-        except DraftError:
-            return Finding("engine", "a token that is no draw from its distribution", inf, False)
-
-    return check
-
-
-def tree_distribution(shape: tuple[int, ...], children: TreeChildren) -> Callable[[Build], Finding]:
-    """The check of the exact distribution on trees."""
-    config = SpeculativeConfig(
-        depth="fixed",
-        validate="always",
-        num_speculative_tokens=len(shape),
-        tree_shape=shape,
-        tree_children=children,
-    )
+def tree_distribution(shape: tuple[int, ...]) -> Check:
+    """The check of the exact distribution on trees whose children are drawn."""
+    children: TreeChildren = "without_replacement"
+    config = _config("block", len(shape), tree_shape=shape, tree_children=children)
     params = SamplingParams(max_tokens=3)
     return lambda build: checks.distribution(build, config, params, vocab_size=4 - len(shape) // 2)
+
+
+def refused(name: str, error: type[Exception], check: Check) -> Check:
+    """A check, and that the engine itself refuses nothing."""
+
+    def checked(build: Build) -> Finding:
+        try:
+            return check(build)
+        except error as raised:
+            return Finding(name, False, f"refused, {type(raised.__cause__ or raised).__name__}")
+
+    return checked
 
 
 def early_exit_distribution(drafts: Callable[[TransformersModel], Any]) -> Finding:
@@ -160,10 +162,8 @@ def early_exit_distribution(drafts: Callable[[TransformersModel], Any]) -> Findi
     target, source = layered(3, 1, layers=3)
     made = checks.shipped(target, drafts(target), _config("block", 2))
     prompt, params = (0, 1, 2), SamplingParams(max_tokens=3)
-    error = distance(
-        exact_distribution(made, prompt, params), target_distribution(source, prompt, params)
-    )
-    return Finding("distribution", f"error {error:.1e}", error, error < checks.TOLERANCE)
+    expected = target_distribution(source, prompt, params)
+    return checks.exactness(distance(exact_distribution(made, prompt, params), expected))
 
 
 def ceiling(build: Build) -> Finding:
@@ -172,40 +172,48 @@ def ceiling(build: Build) -> Finding:
 
 
 def goodness(build: Build) -> Finding:
-    """The statistical tier's own test, on a tabular pair: 3,000 continuations of 3 tokens."""
+    """The statistical tier's own test, on a tabular pair: 1,000 continuations of 3 tokens."""
     target, draft = mock_pair(4, 11)
     made = build(target, draft, _config("block", 2), None)
-    params = SamplingParams(max_tokens=3, n=3000, seed=1)
-    cell = Cell("control", made, (0, 1), params)
+    cell = Cell("control", made, (0, 1), SamplingParams(max_tokens=3, n=1000, seed=1))
 
     def probabilities(prefixes: Any) -> Any:
         return [target.probabilities(prefix) for prefix in prefixes]
 
     fits = [item.fit for item in fitted_positions(cell, sample(cell), probabilities)]
-    total: Fit = together(fits)
-    passed = total.p_value > FALSE_ALARM_RATE
-    return Finding("G-test", f"p = {total.p_value:.1e}", total.p_value, passed)
+    p_value = together(fits).p_value
+    return Finding("G-test", p_value > FALSE_ALARM_RATE, f"p = {p_value:.1e}")
 
 
-def _config(verification: Verification, k: int) -> SpeculativeConfig:
-    return SpeculativeConfig(
-        depth="fixed", num_speculative_tokens=k, verification=verification, validate="always"
-    )
+def _config(verification: Verification, k: int, **more: Any) -> SpeculativeConfig:
+    settings = {"depth": "fixed", "validate": "always"} | more
+    return SpeculativeConfig(num_speculative_tokens=k, verification=verification, **settings)
 
 
 _BLOCK = (_config("block", 3),)
-_COUPLED = (_config("coupled", 3),)
+_POLICIES = tuple(
+    _config("block", 3, depth=depth, cost_ratio=0.2)
+    for depth in ("fixed", "adaptive", "confidence")
+)
+_keys = partial(checks.keys, configs=_BLOCK)
+_metrics = partial(checks.metrics, configs=_BLOCK)
+_a_variant = "a known wrong variant"
+
+
+def _other_vocabulary(model: TabularModel) -> Any:
+    return toys.of_another_vocabulary(model, ("aa", "", "a"))
+
 
 CONTROLS = (
     Control(
         "block: residual (p - q)+ without the weight p_i",
-        "a known wrong variant",
+        _a_variant,
         distribution("block"),
         method(faults.PlainResidual()),
     ),
     Control(
         "block: scan stops at the first refusal",
-        "a known wrong variant",
+        _a_variant,
         distribution("block"),
         method(faults.StopsAtFirstRefusal()),
     ),
@@ -247,7 +255,7 @@ CONTROLS = (
     ),
     Control(
         "refused token replaced from the target's own distribution",
-        "a known wrong variant",
+        _a_variant,
         distribution("token"),
         method(faults.ResidualIsTheTarget()),
     ),
@@ -255,49 +263,49 @@ CONTROLS = (
         "argmax draft reported as a softmax",
         "transformers, RLX, EAGLE",
         distribution("block"),
-        drafter(faults.ArgmaxSaidToBeSampled),
+        drafter(draft_faults.ArgmaxReportedAsSampled),
     ),
     Control(
         "draft distribution with permuted columns",
         "transformers, universal assistants",
         distribution("block"),
-        drafter(faults.PermutedDistribution),
+        drafter(draft_faults.PermutedDistribution),
     ),
     Control(
         "draft drawn under top-k, verified against the raw distribution",
         "boostr",
         distribution("block", top_k=2),
-        drafter(faults.UnfilteredDistribution),
+        drafter(draft_faults.UnfilteredDistribution),
     ),
     Control(
         "draft drawn in float64, verified in bfloat16",
         "DeepSpec",
-        refused("block"),
-        drafter(faults.RoundedDistribution),
+        refused("engine", DraftError, distribution("block")),
+        drafter(draft_faults.RoundedDistribution),
     ),
     Control(
         "a sampled token dropped because it was unlikely",
         "confidence thresholds",
         distribution("block"),
-        drafter(faults.DropsUnlikelyTokens),
+        drafter(draft_faults.DropsUnlikelyTokens),
     ),
     Control(
         "other vocabulary: distribution not renormalised over the common tokens",
-        "a known wrong variant",
-        refused("block"),
+        _a_variant,
+        refused("engine", DraftError, distribution("block")),
         drafter(draft_faults.NotRenormalised),
-        drafter(draft_faults.OtherVocabulary),
+        drafter(_other_vocabulary),
     ),
     Control(
         "other vocabulary: distribution cut after drawing from it",
         "tokens mapped to an unknown one",
         distribution("block"),
         drafter(draft_faults.CutAfterDrawing),
-        drafter(draft_faults.OtherVocabulary),
+        drafter(_other_vocabulary),
     ),
     Control(
         "early exit: distribution of another layer than was drawn from",
-        "a known wrong variant",
+        _a_variant,
         early_exit_distribution,
         draft_faults.DistributionOfAnotherLayer,
         lambda target: EarlyExitDrafter(target, 1),
@@ -305,25 +313,25 @@ CONTROLS = (
     Control(
         "tree: a drawn node ranked away",
         "EAGLE-2's reranking, sampled",
-        tree_distribution((3,), "without_replacement"),
-        drafter(faults.RanksDrawnNodesAway),
+        tree_distribution((3,)),
+        drafter(draft_faults.RanksDrawnNodesAway),
     ),
     Control(
         "tree: siblings drawn without replacement share a distribution",
-        "a known wrong variant",
-        tree_distribution((3,), "without_replacement"),
-        drafter(faults.SiblingsShareADistribution),
+        _a_variant,
+        tree_distribution((3,)),
+        drafter(draft_faults.SiblingsShareADistribution),
     ),
     Control(
         "tree: siblings verified in another order than drawn",
-        "a known wrong variant",
-        tree_distribution((3,), "without_replacement"),
-        drafter(faults.SiblingsInAnotherOrder),
+        _a_variant,
+        tree_distribution((3,)),
+        drafter(draft_faults.SiblingsInAnotherOrder),
     ),
     Control(
         "traversal: residual without the claim on the node",
-        "a known wrong variant",
-        tree_distribution((2, 1), "without_replacement"),
+        _a_variant,
+        tree_distribution((2, 1)),
         method(faults.PlainResidual()),
     ),
     Control(
@@ -335,49 +343,31 @@ CONTROLS = (
     Control(
         "stop and next token share a key",
         "a key used twice",
-        lambda build: checks.keys(build, _BLOCK),
-        chance(faults.VerdictSharesItsKey),
+        _keys,
+        keys(faults.confused(TOKEN, STOP)),
     ),
     Control(
-        "recovery draw uses the draft's noise",
-        "vLLM",
-        lambda build: checks.keys(build, _BLOCK),
-        chance(faults.DraftNoiseReused),
+        "recovery draw uses the draft's noise", "vLLM", _keys, keys(faults.confused(TOKEN, DRAFT))
     ),
     Control(
         "re-seeded before every draw: positions share a uniform",
         "LLMSpeculativeSampling",
-        lambda build: checks.keys(build, _BLOCK),
-        chance(faults.PositionsShareNoise),
+        _keys,
+        keys(faults.fixed(4, 0)),
     ),
-    Control(
-        "verification counter stands still",
-        "boostr",
-        lambda build: checks.keys(build, _BLOCK),
-        chance(faults.RoundsShareNoise),
-    ),
-    Control(
-        "one seed gives every prompt the same noise",
-        "vLLM",
-        lambda build: checks.keys(build, _BLOCK),
-        chance(faults.PromptsShareNoise),
-    ),
-    Control(
-        "n continuations share their noise",
-        "a seed copied n times",
-        lambda build: checks.keys(build, _BLOCK),
-        chance(faults.ChoicesShareNoise),
-    ),
+    Control("verification counter stands still", "boostr", _keys, keys(faults.fixed(2, 0))),
+    Control("one seed gives every prompt the same noise", "vLLM", _keys, keys(faults.fixed(0, 7))),
+    Control("n continuations share their noise", "a copied seed", _keys, keys(faults.fixed(1, 0))),
     Control(
         "noise depends on the place in the batch",
         "boostr",
-        lambda build: checks.batches(build, _BLOCK),
-        chance(faults.NoiseByBatchPosition),
+        partial(checks.batches, configs=_BLOCK),
+        keys(faults.by_place),
     ),
     Control(
         "coupled noise depends on the size of the batch",
         "a generator shared by a batch",
-        lambda build: checks.coupled(build, _COUPLED),
+        partial(checks.coupled, configs=(_config("coupled", 3),)),
         chance(lambda _: faults.NoiseByRound()),
     ),
     Control(
@@ -396,25 +386,26 @@ CONTROLS = (
     Control(
         "draft's temperature and filters applied twice",
         "transformers",
-        lambda build: checks.perfect_draft(build, _BLOCK),
-        drafter(faults.TemperatureTwice),
+        partial(checks.perfect_draft, configs=_BLOCK),
+        drafter(draft_faults.TemperatureTwice),
     ),
     Control(
         "min(k, remaining) drafts, no room for the bonus",
         "tensorlogic",
-        lambda build: checks.metrics(build, _BLOCK),
-        too_deep,
+        refused("engine", InvalidConfigError, _metrics),
+        policy(lambda made: faults.DraftsTooDeep(made.config.deepest)),
+    ),
+    Control(
+        "a plan depends on the plan before it",
+        "a policy that writes while it plans",
+        partial(checks.policies, configs=_POLICIES),
+        policy(lambda made: faults.RemembersWhatItPlanned(made.policy)),
     ),
     Control(
         "accepted counts drafts past a stop",
         "mlx-vlm, tensorlogic",
-        lambda build: checks.metrics(build, _BLOCK, perfect=True),
+        partial(checks.metrics, configs=_BLOCK, perfect=True),
         decoder(faults.CountsPastTheStop),
     ),
-    Control(
-        "no bonus token after full acceptance",
-        "RLX",
-        lambda build: checks.metrics(build, _BLOCK),
-        decoder(faults.NoBonus),
-    ),
+    Control("no bonus token after full acceptance", "RLX", _metrics, decoder(faults.NoBonus)),
 )

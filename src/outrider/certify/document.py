@@ -9,7 +9,7 @@ from typing import Any
 
 from .cases import FACTORS, LEFT_OUT, Measured
 from .ceilings import Reached
-from .checks import TOLERANCE, Finding
+from .checks import TOLERANCE
 from .controls import Verdict
 from .exact import ExactTier
 from .statistics import ALTERNATIVES, FALSE_ALARM_RATE, Position, StatisticalTier
@@ -19,7 +19,7 @@ FIGURES = (
     *("ceiling", "ceiling_interval", "ceiling_share", "ceiling_share_interval"),
     *("first_ceiling", "first_ceiling_share", "first_ceiling_share_interval"),
 )
-"""Of `SpeculationMetrics`, told of each way of speculating."""
+"""Figures of `SpeculationMetrics`, reported of each way of speculating."""
 
 
 def exact(tier: ExactTier) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def exact(tier: ExactTier) -> dict[str, Any]:
             "left_out": LEFT_OUT,
         },
         "cases": [_case(item) for item in tier.measured],
-        "checks": [_finding(item) for item in tier.findings],
+        "checks": [asdict(item) for item in tier.findings],
         "ceilings": [_reached(item) for item in tier.reached],
     }
 
@@ -57,17 +57,16 @@ def statistical(tier: StatisticalTier) -> dict[str, Any]:
 
 
 def controls(verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """The controls: every fault, with what the named check said with and without it."""
+    """The controls: every fault, with what the named check found with and without it."""
     return {
         "passed": all(item.passed for item in verdicts),
         "faults": [
             {
                 "fault": item.fault,
                 "source": item.source,
-                "check": item.planted.check,
                 "passed": item.passed,
-                "with_fault": _finding(item.planted),
-                "without": _finding(item.sound),
+                "with_fault": asdict(item.planted),
+                "without": asdict(item.sound),
             }
             for item in verdicts
         ],
@@ -75,37 +74,12 @@ def controls(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def _case(item: Measured) -> dict[str, Any]:
-    return {
-        **item.case.values,
-        "passed": item.passed,
-        "error": _finite(item.error),
-        "outputs": item.outputs,
-        "problem": item.problem,
-    }
-
-
-def _finding(item: Finding) -> dict[str, Any]:
-    return {
-        "check": item.check,
-        "passed": item.passed,
-        "figure": _finite(item.figure),
-        "said": item.said,
-    }
+    found = {"passed": item.passed, "error": _finite(item.error), "outputs": item.outputs}
+    return {**item.case.values, **found, "problem": item.problem}
 
 
 def _reached(item: Reached) -> dict[str, Any]:
-    return {
-        "drafter": item.drafter,
-        "shape": item.shape,
-        "pair": item.pair,
-        "tokens": dict(item.tokens),
-        "block_value": item.block_value,
-        "transport": item.transport,
-        "cover_bound": item.cover,
-        "oracle_bound": item.oracle,
-        "share": item.shares,
-        "passed": item.passed,
-    }
+    return asdict(item) | {"share": item.shares, "passed": item.passed}
 
 
 def _position(item: Position) -> dict[str, Any]:

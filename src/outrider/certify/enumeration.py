@@ -7,11 +7,12 @@ and stepped again, until every sequence has ended.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..config.params import SamplingParams
+from ..engine.batch import StepResult
 from ..engine.decoder import SpeculativeDecoder
 from ..engine.requests import Prompt
 from ..errors import DegenerateDistributionError, InvalidConfigError
@@ -30,27 +31,28 @@ def exact_distribution(
     batch_size: int = 64,
     mates: Sequence[SequenceState] = (),
 ) -> dict[tuple[int, ...], float]:
-    """The distribution of the tokens a request emits: every possible output with its exact probability.
+    """Find the distribution of the tokens that a request emits, by enumeration.
 
     Args:
         decoder: the engine as it ships, over models small enough to enumerate.
         prompt: one prompt, text or token ids.
         params: its parameters; `n` must be 1.
         max_branches: how many paths through the engine's draws may be walked.
-        batch_size: how many branches, in whatever states they are, share a step. The distribution does not
-            depend on it; a ragged batch is what it makes. Cut to what the models have room for, and
-            to 1 where depths may depend on the batch.
+        batch_size: how many branches, in whatever states they are, share a step, as a ragged batch.
+            The distribution does not depend on it. Cut to what the models have room for, and to 1
+            where depths may depend on the batch.
         mates: unfinished states of other requests, stepped along in every batch; each takes the
             first outcome of every draw. The distribution does not depend on them either.
 
     Returns:
-        Probabilities by output, the prompt excluded. They sum to one.
+        Every possible output, the prompt excluded, with its exact probability. They sum to one.
 
     Raises:
         InvalidConfigError: `n` is not 1, more than `max_branches` would be walked, or the models
             have no room.
         KeyReuseError: the engine used one random key for two draws.
-        DegenerateDistributionError: a distribution the engine drew from is not a distribution, or the total is not 1.
+        DegenerateDistributionError: what the engine drew from is no distribution, or the total is
+            not 1.
     """
     start, *others = decoder.start(prompt, params)
     if others:
@@ -68,7 +70,8 @@ def exact_distribution(
     walked = 0
     while live:
         reached: dict[Key, tuple[SequenceState, float]] = {}
-        for state, probability in _outcomes(decoder, live, batch_size, mates, first_id):
+        for step, row, probability in outcomes(decoder, live.values(), batch_size, mates, first_id):
+            state = step.batch.states[row]
             walked += 1
             if walked > max_branches:
                 raise InvalidConfigError(
@@ -93,16 +96,29 @@ def exact_distribution(
     return distribution
 
 
-def _outcomes(
+def outcomes(
     decoder: SpeculativeDecoder,
-    live: dict[Key, tuple[SequenceState, float]],
+    live: Iterable[tuple[SequenceState, float]],
     batch_size: int,
-    mates: Sequence[SequenceState],
-    first_id: int,
-) -> Iterator[tuple[SequenceState, float]]:
-    """Every state one step leads to from the live ones, with its probability."""
+    mates: Sequence[SequenceState] = (),
+    first_id: int | None = None,
+) -> Iterator[tuple[StepResult, int, float]]:
+    """Walk every outcome of one round of some sequences.
+
+    Args:
+        decoder: the engine.
+        live: the sequences, each with its probability.
+        batch_size: how many outcomes share a step.
+        mates: other sequences, stepped along in every batch.
+        first_id: the first of as many claimed ids as share a step; None claims them.
+
+    Yields:
+        The step, its row that went through this outcome, and the outcome's probability.
+    """
+    if first_id is None:
+        first_id = decoder.claim(batch_size + len(mates))
     work: list[tuple[SequenceState, float, tuple[int, ...]]]
-    work = [(state, mass, ()) for state, mass in live.values()]
+    work = [(state, mass, ()) for state, mass in live]
     while work:
         chosen, work = work[-batch_size:], work[:-batch_size]
         together = [*(state for state, _, _ in chosen), *mates]
@@ -117,7 +133,7 @@ def _outcomes(
             (*chosen[branch][:2], path) for branch, path in chance.siblings if branch < len(chosen)
         ]
         for row, (_, mass, _) in enumerate(chosen):
-            yield step.batch.states[row], mass * chance.probability[row]
+            yield step, row, mass * chance.probability[row]
 
 
 def _key(state: SequenceState) -> Key:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-from ..config.params import Verification
 from ..engine.decoder import SpeculativeDecoder
 from ..random import philox4x32
+from ..types.finding import Finding
 from . import ceilings, checks
-from .cases import DRAFTERS, METHODS, NOT_MODELS, Measured, Part, configured, design
+from .cases import DRAFTERS, METHODS, NOT_MODELS, POLICIES, Measured, Part, configured, design
 from .ceilings import Reached
-from .checks import Build, Finding, Report
+from .checks import Build, Report
 from .contracts import described
 from .covering import Coverage
+from .spread import spread
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +40,8 @@ class ExactTier:
     @property
     def passed(self) -> bool:
         """Whether every distribution is exact, and every check passes."""
-        return all(item.passed for item in self.measured) and all(
-            item.passed for item in self.findings
-        )
+        passed = [item.passed for item in self.measured]
+        return all(passed) and all(item.passed for item in self.findings)
 
     @property
     def largest_error(self) -> float:
@@ -52,76 +54,76 @@ class ExactTier:
         return sum(item.problem is not None for item in self.measured)
 
 
-def exact_tier(report: Report, part: Part | None = None) -> ExactTier:
+def exact_tier(report: Report, part: Part | None = None, processes: int = 1) -> ExactTier:
     """Enumerate every case of the design, and run the other checks.
 
     Args:
-        report: is told of the progress.
+        report: takes the progress.
         part: a method or drafter of the user's own, put in the place of the shipped ones.
+        processes: how many share the work; a part of the user's own is certified in this one.
     """
     part = None if part is None else part.checked()
     covered, cases = design(part)
-    others = _checks(part)
-    reached: list[Reached] = []
+    jobs: list[tuple[str, Callable[[], Any]]] = [
+        (name, partial(_caught, name, run)) for name, run in _checks(part)
+    ]
     if part is None:
-        others.append(("ceilings", lambda: _ceilings(reached)))
-    total = len(cases) + len(others)
-    measured: list[Measured] = []
-    for case in cases:
-        report(len(measured), total, ", ".join(case.values.values()))
-        measured.append(case.measure())
-    findings: list[Finding] = []
-    for name, run in others:
-        report(len(cases) + len(findings), total, name)
-        findings.append(_caught(name, run))
-    report(total, total, "")
-    return ExactTier(covered, tuple(measured), tuple(findings), tuple(reached))
+        bounds = [partial(ceilings.reached, checks.shipped, *case) for case in ceilings.CASES]
+        jobs += [("ceilings", partial(_caught, "ceilings", run)) for run in bounds]
+    jobs += [(", ".join(case.values.values()), case.measure) for case in cases]
+    found = spread(jobs, report, processes if part is None else 1)
+    findings = [item for item in found if isinstance(item, Finding)]
+    reached = tuple(item for item in found if isinstance(item, Reached))
+    if reached:
+        findings.append(ceilings.finding(reached))
+    measured = tuple(item for item in found if isinstance(item, Measured))
+    return ExactTier(covered, measured, tuple(findings), reached)
 
 
-def _ceilings(reached: list[Reached]) -> Finding:
-    """The check of the ceilings, which leaves in `reached` what it looked at."""
-    reached += (ceilings.reached(checks.shipped, *case) for case in ceilings.CASES)
-    return ceilings.finding(reached)
-
-
-def _caught(name: str, run: Callable[[], Finding]) -> Finding:
+def _caught(name: str, run: Callable[[], Found]) -> Found | Finding:
     """What a check found; whatever it raised is a finding, too."""
     try:
         return run()
     except Exception as error:
-        return Finding(name, described(error), math.inf, False)
+        return Finding(name, False, described(error))
 
 
 def _checks(part: Part | None) -> list[tuple[str, Callable[[], Finding]]]:
     """Everything but the distributions; what a user's own part need not fulfil is left out."""
     build = checks.shipped if part is None else _with(part)
-    chains = [configured(method, "model", 3) for method in METHODS.values()]
     kinds = [kind for kind in DRAFTERS if kind not in NOT_MODELS]
     drafting = [configured(method, kind, 3) for method in METHODS.values() for kind in kinds]
-    coupled = [configured("coupled", kind, depth) for kind in kinds for depth in (1, 2, 3)]
     if part is not None:
         drafting = [configured("block", "model", 3)]
     every: list[tuple[str, Callable[[], Finding]]] = [
-        ("keys", lambda: checks.keys(build, drafting)),
-        ("batches", lambda: checks.batches(build, drafting)),
-        ("metrics", lambda: checks.metrics(build, drafting)),
+        ("keys", partial(checks.keys, build, drafting)),
+        ("batches", partial(checks.batches, build, drafting)),
+        ("metrics", partial(checks.metrics, build, drafting)),
     ]
-    if part is None:
-        every += [
-            ("coupled", lambda: checks.coupled(build, coupled)),
-            ("perfect draft", lambda: checks.perfect_draft(build, chains)),
-            ("known answers", lambda: checks.known_answers(philox4x32)),
-        ]
-        every += [
-            ("accepted tokens", _accepted_tokens("block", 11 / 9)),
-            ("accepted tokens", _accepted_tokens("token", 10 / 9)),
-        ]
-    return every
-
-
-def _accepted_tokens(method: Verification, known: float) -> Callable[[], Finding]:
-    config = configured(method, "model", 2)
-    return lambda: checks.accepted_tokens(checks.shipped, config, known)
+    if part is not None:
+        return every
+    chains = [configured(method, "model", 3) for method in METHODS.values()]
+    coupled = [configured("coupled", kind, depth) for kind in kinds for depth in (1, 2, 3)]
+    planned = [
+        configured("block", kind, 3, **policy)
+        for policy in POLICIES.values()
+        for kind in ("model", "tree, greedy")
+        if (kind, policy["depth"]) != ("tree, greedy", "confidence")
+    ]
+    return [
+        *every,
+        ("coupled", partial(checks.coupled, build, coupled)),
+        ("policies", partial(checks.policies, build, planned)),
+        ("perfect draft", partial(checks.perfect_draft, build, chains)),
+        ("known answers", partial(checks.known_answers, philox4x32)),
+        *(
+            ("accepted tokens", partial(checks.accepted_tokens, build, config, known))
+            for config, known in (
+                (configured("block", "model", 2), 11 / 9),
+                (configured("token", "model", 2), 10 / 9),
+            )
+        ),
+    ]
 
 
 def _with(part: Part) -> Build:

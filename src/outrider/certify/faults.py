@@ -1,12 +1,13 @@
 """Faults to plant in an engine: each breaks one thing from outside, and no shipped file.
 
 Most were found in released systems or are variants known to be wrong. A fault is a verification
-method, a drafter, a chance, or a decoder that does one thing wrong.
+method, a source of chance, a policy or a decoder that does one thing wrong; see `draft_faults` for
+drafters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import FunctionType
 from typing import Any
@@ -16,16 +17,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..drafters.base import Drafter
-from ..drafters.model import ModelDrafter
 from ..engine.batch import Batch, StepResult
 from ..engine.decoder import SpeculativeDecoder
 from ..policies.base import Policy
-from ..random import DRAFT, STOP, TOKEN, Philox4x32, inverse_cdf, philox4x32
-from ..runtimes.tabular import TabularModel
+from ..random import Philox4x32, inverse_cdf, philox4x32
 from ..types.protocols import Chance
-from ..types.records import Distributions, DraftPlan, DraftProposal, Prefix, SequenceState
+from ..types.records import DraftPlan, Prefix, SequenceState
 from ..verification import BlockVerification, TokenVerification, Tree
+
+Keys = NDArray[np.uint64]
 
 # Verification methods
 
@@ -43,19 +43,19 @@ class StopsAtFirstRefusal(BlockVerification):
 
     def stop_distribution(self, tree: Tree) -> tuple[Any, Any]:
         """The distribution of the first tail, with the coins of the last head."""
-        last, weights = super().stop_distribution(tree)
+        last, claims = super().stop_distribution(tree)
         heads = last / last.cumsum(-1).clamp(min=1e-300)
         one = torch.ones_like(heads[:, :1])
         reached = torch.cat([one, heads[:, 1:].cumprod(-1)], -1)
-        return reached * torch.cat([1 - heads[:, 1:], one], -1), weights
+        return reached * torch.cat([1 - heads[:, 1:], one], -1), claims
 
 
 class BonusFromTheRowBefore(TokenVerification):
     """After full acceptance the bonus is drawn from the row before the last."""
 
-    def residual(self, tree: Tree, weights: Any, node: Any) -> Any:
+    def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
         """The right residual, and the wrong bonus."""
-        right = super().residual(tree, weights, node)
+        right = super().residual(tree, claims, node)
         rows = torch.arange(len(node))
         wrong = tree.target[rows, (node - 1).clamp(min=0)].double()
         return torch.where((node == tree.length)[:, None], wrong, right)
@@ -72,285 +72,92 @@ class AcceptsTheImpossible(TokenVerification):
 class ResidualIsTheTarget(TokenVerification):
     """Replaces a refused token by one drawn from the target's distribution itself."""
 
-    def residual(self, tree: Tree, weights: Any, node: Any) -> Any:
+    def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
         """The target's row."""
         return tree.target[torch.arange(len(node)), node].double()
 
 
-# Drafters
-
-
-class FaultyDrafter(Drafter):
-    """A sound drafter of a model, made faulty by one of its three hooks."""
-
-    def __init__(self, model: TabularModel) -> None:
-        self.model = model
-        self.models = (model,)
-
-    @property
-    def vocab_size(self) -> int:
-        """The model's width, V."""
-        return self.model.vocab_size
-
-    def propose(self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: Any) -> DraftProposal:
-        """A chain for each row, and its reported distributions."""
-        cursor = self.model.open(prefixes, plan.width)
-        logits = cursor.logits
-        tokens: list[Tensor] = []
-        distributions: list[Tensor] = []
-        for position in range(plan.width):
-            distribution = self.distribution(logits, ctx)
-            tokens.append(self.pick(distribution, position, ctx))
-            distributions.append(self.reported(distribution, logits))
-            logits = cursor.step(tokens[-1])
-        lengths = self.lengths(plan.depth, torch.stack(tokens, 1), torch.stack(distributions, 1))
-        return DraftProposal(
-            torch.stack(tokens, 1), lengths, Distributions(probs=torch.stack(distributions, 1))
-        )
-
-    def distribution(self, logits: Tensor, ctx: Any) -> Tensor:
-        """What tokens are drawn from, [B, V]."""
-        distribution: Tensor = ctx.distribution(logits).probs
-        return distribution
-
-    def pick(self, distribution: Tensor, position: int, ctx: Any) -> Tensor:
-        """The drafted tokens, int64 [B]."""
-        tokens: Tensor = ctx.pick(Distributions(probs=distribution), position)
-        return tokens
-
-    def reported(self, distribution: Tensor, logits: Tensor) -> Tensor:
-        """What tokens are said to have been drawn from, [B, V]."""
-        return distribution
-
-    def lengths(
-        self,
-        depth: NDArray[np.int64],
-        tokens: Tensor,
-        distributions: Tensor,
-    ) -> NDArray[np.int64]:
-        """How many tokens are proposed, int64 [B]."""
-        return depth
-
-
-class ArgmaxSaidToBeSampled(FaultyDrafter):
-    """Proposes the likeliest token and reports the softmax as its distribution."""
-
-    def pick(self, distribution: Tensor, position: int, ctx: Any) -> Tensor:
-        """The likeliest tokens."""
-        return distribution.argmax(-1)
-
-
-class PermutedDistribution(FaultyDrafter):
-    """Reports the distribution with its columns in another order than they were drawn in."""
-
-    def reported(self, distribution: Tensor, logits: Tensor) -> Tensor:
-        """The distribution, moved by one column."""
-        return distribution.roll(1, -1)
-
-
-class UnfilteredDistribution(FaultyDrafter):
-    """Draws from the filtered distribution and reports the raw one."""
-
-    def reported(self, distribution: Tensor, logits: Tensor) -> Tensor:
-        """The distribution before any filter."""
-        return logits.softmax(-1)
-
-
-class RoundedDistribution(FaultyDrafter):
-    """Draws in full precision and reports the distribution rounded to bfloat16."""
-
-    def reported(self, distribution: Tensor, logits: Tensor) -> Tensor:
-        """The distribution in 8 bits of precision."""
-        return distribution.bfloat16().to(distribution.dtype)
-
-
-class TemperatureTwice(FaultyDrafter):
-    """Applies the request's parameters to the draft's distribution twice: lossless, and slow."""
-
-    def distribution(self, logits: Tensor, ctx: Any) -> Tensor:
-        """The distribution of the distribution."""
-        return super().distribution(super().distribution(logits, ctx).log(), ctx)
-
-
-class DropsUnlikelyTokens(FaultyDrafter):
-    """Leaves a sampled token out if the draft gave it little probability."""
-
-    def lengths(
-        self, depth: NDArray[np.int64], tokens: Tensor, distributions: Tensor
-    ) -> NDArray[np.int64]:
-        """Up to the first token drawn against the odds."""
-        likely = distributions.gather(-1, tokens[..., None])[..., 0] >= 0.4
-        leading: NDArray[np.int64] = likely.long().cumprod(-1).sum(-1).numpy()
-        return np.minimum(depth, leading)
-
-
-# Drafters of trees: each changes a sound proposal whose nodes all follow the prefix
-
-
-class Stars(ModelDrafter):
-    """A sound drafter of trees of depth one, made faulty by its hook."""
-
-    def propose(self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: Any) -> DraftProposal:
-        """The faulty proposal."""
-        sound = super().propose(prefixes, plan, ctx)
-        assert plan.deepest <= 1, "stars only"
-        return self.changed(sound)
-
-    def changed(self, sound: DraftProposal) -> DraftProposal:
-        """The proposal that is made of a sound one."""
-        return sound
-
-
-class RanksDrawnNodesAway(Stars):
-    """Keeps the likelier two of three drawn siblings."""
-
-    def changed(self, sound: DraftProposal) -> DraftProposal:
-        """Without the node that the draft found least likely."""
-        assert sound.distributions is not None
-        assert sound.distributions.probs is not None
-        assert sound.distribution_rows is not None
-        first = sound.distributions.probs[:, :1].expand(-1, sound.width, -1)
-        worth = first.gather(-1, sound.tokens[..., None])[..., 0]
-        kept = worth.argsort(-1, descending=True)[:, :2].sort(-1).values
-        return replace(
-            sound,
-            tokens=sound.tokens.gather(1, kept),
-            lengths=np.minimum(sound.lengths, 2),
-            parents=np.zeros(kept.shape, dtype=np.int64),
-            distribution_rows=np.take_along_axis(sound.distribution_rows, kept.numpy(), 1),
-        )
-
-
-class SiblingsShareADistribution(Stars):
-    """Draws siblings without replacement, and reports the first one's distribution for all."""
-
-    def changed(self, sound: DraftProposal) -> DraftProposal:
-        """With one row of distributions for all."""
-        assert sound.distribution_rows is not None
-        return replace(
-            sound, distribution_rows=np.repeat(sound.distribution_rows[:, :1], sound.width, 1)
-        )
-
-
-class SiblingsInAnotherOrder(Stars):
-    """Has siblings verified in another order than they were drawn in."""
-
-    def changed(self, sound: DraftProposal) -> DraftProposal:
-        """The last first."""
-        assert sound.distribution_rows is not None
-        distribution_rows = np.ascontiguousarray(sound.distribution_rows[:, ::-1])
-        return replace(sound, tokens=sound.tokens.flip(1), distribution_rows=distribution_rows)
-
-
-# Chances: each changes keys on their way to another chance
+# Sources of chance
 
 
 class Rekeyed:
-    """A chance that draws under changed keys."""
+    """A source of chance that draws under changed keys.
 
-    def __init__(self, inner: Chance) -> None:
+    Args:
+        inner: what draws.
+        change: makes the keys [B, 5] that are used, of a copy that it may write to.
+    """
+
+    def __init__(self, inner: Chance, change: Callable[[Keys], Keys]) -> None:
         self._inner = inner
+        self._change = change
 
-    def draw(self, distributions: Tensor, keys: NDArray[np.uint64]) -> Tensor:
+    def draw(self, distributions: Tensor, keys: Keys) -> Tensor:
         """One index int64 [B] for each distribution [B, M], under keys [B, 5] as they are changed."""
-        return self._inner.draw(distributions, self.changed(keys.copy()))
+        return self._inner.draw(distributions, self._change(keys.copy()))
 
-    def changed(self, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """The keys that are used in the place of `keys`, which may be written to."""
+
+def fixed(column: int, value: int) -> Callable[[Keys], Keys]:
+    """Make a change of keys that sets one of their five entries, for all draws."""
+
+    def changed(keys: Keys) -> Keys:
+        keys[:, column] = value
         return keys
 
+    return changed
 
-class VerdictSharesItsKey(Rekeyed):
-    """The stop and the token after it are drawn under one key."""
 
-    def changed(self, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """The purpose TOKEN becomes STOP."""
-        keys[:, 3][keys[:, 3] == TOKEN] = STOP
+def confused(purpose: int, other: int) -> Callable[[Keys], Keys]:
+    """Make a change of keys that takes one purpose of a draw for another."""
+
+    def changed(keys: Keys) -> Keys:
+        keys[:, 3][keys[:, 3] == purpose] = other
         return keys
 
-
-class DraftNoiseReused(Rekeyed):
-    """The recovery token is drawn with the noise of the first draft."""
-
-    def changed(self, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """The purpose TOKEN becomes DRAFT."""
-        keys[:, 3][keys[:, 3] == TOKEN] = DRAFT
-        return keys
+    return changed
 
 
-class PositionsShareNoise(Rekeyed):
-    """The generator is seeded anew before each draft, so that all share one uniform."""
-
-    def changed(self, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """The slot becomes 0."""
-        keys[:, 4] = 0
-        return keys
-
-
-class RoundsShareNoise(Rekeyed):
-    """The counter of rounds stands still."""
-
-    def changed(self, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """The round becomes 0."""
-        keys[:, 2] = 0
-        return keys
-
-
-class PromptsShareNoise(Rekeyed):
-    """One seed gives every prompt the same noise."""
-
-    def changed(self, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """The stream key becomes the seed alone."""
-        keys[:, 0] = 7
-        return keys
-
-
-class ChoicesShareNoise(Rekeyed):
-    """The n continuations of a prompt are drawn with the same noise."""
-
-    def changed(self, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """The choice becomes 0."""
-        keys[:, 1] = 0
-        return keys
+def by_place(keys: Keys) -> Keys:
+    """Mix the row's place in the batch into the stream key."""
+    keys[:, 0] ^= np.arange(len(keys), dtype=np.uint64)
+    return keys
 
 
 class NoiseByRound(Philox4x32):
     """Coupled noise that depends on how many positions a call asks about."""
 
-    def race_at(self, keys: NDArray[np.uint64], tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+    def race_at(self, keys: Keys, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
         """Noise of another stream for every size of call."""
-        moved = keys.copy()
-        moved[:, 1] += np.uint64(len(tokens))
-        return super().race_at(moved, tokens)
+        return super().race_at(_moved(keys), tokens)
 
-    def race(self, keys: NDArray[np.uint64], size: int) -> NDArray[np.float64]:
+    def race(self, keys: Keys, size: int) -> NDArray[np.float64]:
         """Likewise."""
-        moved = keys.copy()
-        moved[:, 1] += np.uint64(len(keys))
-        return super().race(moved, size)
+        return super().race(_moved(keys), size)
 
 
-class NoiseByBatchPosition(Rekeyed):
-    """Noise depends on where in the batch a request sits."""
-
-    def changed(self, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """The row is mixed into the stream key."""
-        keys[:, 0] ^= np.arange(len(keys), dtype=np.uint64)
-        return keys
+def _moved(keys: Keys) -> Keys:
+    moved = keys.copy()
+    moved[:, 1] += np.uint64(len(keys))
+    return moved
 
 
 class SqueezedUniforms:
     """Philox whose uniforms end at .9."""
 
-    def draw(self, distributions: Tensor, keys: NDArray[np.uint64]) -> Tensor:
+    def draw(self, distributions: Tensor, keys: Keys) -> Tensor:
         """One index int64 [B] for each distribution [B, M], under keys [B, 5]."""
-        drawn: Tensor = inverse_cdf(
-            distributions, torch.from_numpy(0.9 * Philox4x32().uniforms(keys))
-        )
+        uniforms = torch.from_numpy(0.9 * Philox4x32().uniforms(keys))
+        drawn: Tensor = inverse_cdf(distributions, uniforms)
         return drawn
 
 
-# Decoders
+wrong_philox = FunctionType(
+    philox4x32.__code__,
+    {**philox4x32.__globals__, "_MULTIPLIERS": (0xD2561A75, 0xCD9E8D57)},
+)
+"""The shipped generator with a multiplier that differs from the published 0xD2511F53."""
+
+# Policies
 
 
 class DraftsTooDeep(Policy):
@@ -365,11 +172,45 @@ class DraftsTooDeep(Policy):
         return DraftPlan(np.array(depths, dtype=np.int64))
 
 
+class RemembersWhatItPlanned(Policy):
+    """A policy that drafts one token less after it planned for a batch, until it plans again.
+
+    Args:
+        inner: a sound policy.
+    """
+
+    def __init__(self, inner: Policy) -> None:
+        self._inner = inner
+        self._rows = 1
+        self.learns = inner.learns
+
+    def start(self) -> Any:
+        """Start as the sound one."""
+        return self._inner.start()
+
+    def plan(self, knowledge: Any, states: Sequence[SequenceState]) -> DraftPlan:
+        """Plan as the sound one, less what the last plan left behind."""
+        less, self._rows = int(self._rows > 1), len(states)
+        plan = self._inner.plan(knowledge, states)
+        return replace(plan, depth=np.maximum(plan.depth - less, 0))
+
+    def observe(self, knowledge: Any, states: Sequence[SequenceState], record: Any) -> Any:
+        """Learn as the sound one."""
+        return self._inner.observe(knowledge, states, record)
+
+    def remember(self, history: Any, outcome: Any) -> Any:
+        """Remember as the sound one."""
+        return self._inner.remember(history, outcome)
+
+
+# Decoders
+
+
 class CountsPastTheStop(SpeculativeDecoder):
     """Counts drafts that stand behind a stop token as accepted."""
 
     def step(self, batch: Batch, chance: Chance | None = None) -> StepResult:
-        """A round of a perfect draft, all of whose drafts are said to be accepted."""
+        """A round of a perfect draft, all of whose drafts are counted as accepted."""
         step = super().step(batch, chance)
         return replace(step, record=replace(step.record, accepted=step.record.drafted))
 
@@ -379,12 +220,13 @@ class StopsOnlyBetweenRounds(SpeculativeDecoder):
 
     def step(self, batch: Batch, chance: Chance | None = None) -> StepResult:
         """A round that nothing but its last token can stop."""
-        deaf = [replace(state, stop_ids=frozenset()) for state in batch.states]
-        step = super().step(self.pack(deaf), chance)
-        states = tuple(
-            replace(after, stop_ids=before.stop_ids, finish_reason=_reason(before, after))
-            for before, after in zip(batch.states, step.batch.states, strict=True)
-        )
+        unstopped = [replace(state, stop_ids=frozenset()) for state in batch.states]
+        step = super().step(self.pack(unstopped), chance)
+        states = []
+        for before, after in zip(batch.states, step.batch.states, strict=True):
+            stopped = after.output_ids[-1] in before.stop_ids
+            reason: Any = "stop" if stopped else after.finish_reason
+            states.append(replace(after, stop_ids=before.stop_ids, finish_reason=reason))
         return replace(step, batch=self.pack(states))
 
 
@@ -394,30 +236,14 @@ class NoBonus(SpeculativeDecoder):
     def step(self, batch: Batch, chance: Chance | None = None) -> StepResult:
         """A round without the token that the target's last row gives."""
         step = super().step(batch, chance)
-        record = step.record
-        full = [
-            drafted == kept > 0
-            for drafted, kept in zip(record.drafted, record.accepted, strict=True)
-        ]
-        states = tuple(
-            _shortened(state) if cut else state
-            for state, cut in zip(step.batch.states, full, strict=True)
+        drafted, accepted, emitted = (
+            np.array(getattr(step.record, name)) for name in ("drafted", "accepted", "emitted")
         )
-        emitted = tuple(e - cut for e, cut in zip(record.emitted, full, strict=True))
-        return replace(step, batch=self.pack(states), record=replace(record, emitted=emitted))
-
-
-def _reason(before: SequenceState, after: SequenceState) -> Any:
-    return "stop" if after.output_ids[-1] in before.stop_ids else after.finish_reason
-
-
-def _shortened(state: SequenceState) -> SequenceState:
-    prefix = Prefix(state.prefix.sequence_id, state.prefix.tokens[:-1])
-    return replace(state, prefix=prefix, finish_reason=None)
-
-
-wrong_philox = FunctionType(
-    philox4x32.__code__,
-    {**philox4x32.__globals__, "_MULTIPLIERS": (0xD2561A75, 0xCD9E8D57)},
-)
-"""The shipped generator with a multiplier that differs from the published 0xD2511F53."""
+        cut = (drafted == accepted) & (accepted > 0)
+        states = []
+        for state, shorter in zip(step.batch.states, cut, strict=True):
+            prefix = Prefix(state.prefix.sequence_id, state.prefix.tokens[:-1])
+            short = replace(state, prefix=prefix, finish_reason=None)
+            states.append(short if shorter else state)
+        record = replace(step.record, emitted=tuple((emitted - cut).tolist()))
+        return replace(step, batch=self.pack(states), record=record)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,12 @@ def taught(policy: Policy, deepest: int) -> Any:
         policy: of any kind.
         deepest: the most tokens that it drafts in a row.
     """
+    *_, (knowledge, _) = lessons(policy, deepest)
+    return knowledge
+
+
+def lessons(policy: Policy, deepest: int) -> Iterator[tuple[Any, list[SequenceState]]]:
+    """Give the knowledge and the sequences after each of the made-up rounds."""
     knowledge = policy.start()
     params = SamplingParams(max_tokens=100)
     for rows in (1, 4):
@@ -42,7 +48,7 @@ def taught(policy: Policy, deepest: int) -> Any:
             kept = min(most, depth)
             states = [_after(policy, state, depth, kept) for state in states]
             knowledge = policy.observe(knowledge, states, _round(states, depth, kept))
-    return knowledge
+            yield knowledge, states
 
 
 def _after(policy: Policy, state: SequenceState, depth: int, kept: int) -> SequenceState:

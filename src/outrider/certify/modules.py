@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from ..drafters.base import Drafter
 from ..errors import InvalidConfigError
@@ -18,14 +18,10 @@ from ..verification import Method, Verifier
 from .cases import Part
 
 EXPECTED = (
-    "path.py:Name or package.module:Name, where Name is a verification method (a subclass of outrider.verification.Method) "
-    "or a drafter (propose)"
+    "path.py:Name or package.module:Name, where Name is a verification method (a subclass of "
+    "outrider.verification.Method, or a Verifier) or a drafter (a subclass of "
+    "outrider.drafters.base.Drafter)"
 )
-
-
-@runtime_checkable
-class _Drafts(Protocol):
-    def propose(self, prefixes: Any, plan: Any, ctx: Any) -> Any: ...
 
 
 def load_part(reference: str) -> Part:
@@ -33,11 +29,10 @@ def load_part(reference: str) -> Part:
 
     Args:
         reference: `path.py:Name` or `package.module:Name`. A class is made without arguments; a
-            drafter's class is given the tabular draft model if it requires one argument. A method
-            derives from `Method`; a `Verifier` is taken too.
+            drafter's class is given the tabular draft model if it requires one argument.
 
     Raises:
-        InvalidConfigError: it cannot be imported, or is neither a method nor a drafter.
+        InvalidConfigError: it cannot be imported or made, or is neither a method nor a drafter.
     """
     source, colon, name = reference.rpartition(":")
     if not (source and colon and name):
@@ -46,71 +41,57 @@ def load_part(reference: str) -> Part:
     if name not in vars(module):
         raise InvalidConfigError("--module", reference, f"a name in {source}; it has no {name}")
     found = vars(module)[name]
-    if isinstance(found, Verifier):
-        return Part(name, verifier=found)
-    if isinstance(found, Method) or (isinstance(found, type) and issubclass(found, Method)):
-        return Part(name, verifier=Verifier(_method(found, reference)))
-    if isinstance(found, _Drafts):
-        make = _maker(found)
-        _try(make, reference)
-        return Part(name, drafter=make)
-    raise InvalidConfigError("--module", reference, f"{EXPECTED}; {name} has neither")
+    if isinstance(found, type) and issubclass(found, Method | Verifier):
+        made = _tried(found, reference, "a method that can be made without arguments")
+    elif isinstance(found, type) and issubclass(found, Drafter):
+        maker = _maker(found)
+        _tried(lambda: maker(mock_pair(3)[1]), reference, "a drafter that can be made")
+        return Part(name, drafter=maker)
+    else:
+        made = found
+    if isinstance(made, Drafter):
+        return Part(name, drafter=lambda _: made)
+    if isinstance(made, Method):
+        made = Verifier(made)
+    if not isinstance(made, Verifier):
+        raise InvalidConfigError("--module", reference, f"{EXPECTED}; {name} is neither")
+    return Part(name, verifier=made)
 
 
 def _imported(source: str, reference: str) -> ModuleType:
-    if not source.endswith(".py") and (len(Path(source).parts) > 1 or Path(source).is_file()):
+    is_path = source.endswith(".py")
+    if not is_path and (len(Path(source).parts) > 1 or Path(source).is_file()):
         raise InvalidConfigError("--module", reference, f"a path that ends in .py, or {EXPECTED}")
-    try:
-        if not source.endswith(".py"):
+
+    def module() -> ModuleType:
+        if not is_path:
             return importlib.import_module(source)
         spec = importlib.util.spec_from_file_location("outrider_certified_part", Path(source))
         if spec is None or spec.loader is None:
             raise ImportError("not a Python file")
-        module = importlib.util.module_from_spec(spec)
+        made = importlib.util.module_from_spec(spec)
         # Dataclasses look their module up by name.
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
+        sys.modules[spec.name] = made
+        spec.loader.exec_module(made)
+        return made
+
+    expected = "a module that can be imported, or a path that ends in .py"
+    imported: ModuleType = _tried(module, reference, expected)
+    return imported
+
+
+def _tried(make: Callable[[], Any], reference: str, expected: str) -> Any:
+    try:
+        return make()
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InvalidConfigError(
-            "--module",
-            reference,
-            f"a module that can be imported, or a path that ends in .py ({reason})",
-        ) from error
-    return module
+        raise InvalidConfigError("--module", reference, f"{expected} ({reason})") from error
 
 
-def _method(found: Any, reference: str) -> Any:
-    if not isinstance(found, type):
-        return found
-    try:
-        return found()
-    except Exception as error:
-        raise InvalidConfigError(
-            "--module",
-            reference,
-            f"a method that can be made without arguments ({type(error).__name__}: {error})",
-        ) from error
-
-
-def _try(make: Callable[[TabularModel], Any], reference: str) -> None:
-    try:
-        made = make(mock_pair(3)[1])
-    except Exception as error:
-        raise InvalidConfigError(
-            "--module", reference, f"a drafter that can be made ({type(error).__name__}: {error})"
-        ) from error
-    if not isinstance(made, Drafter):
-        raise InvalidConfigError("--module", reference, "a drafter with vocab_size, too")
-
-
-def _maker(found: Any) -> Callable[[TabularModel], Any]:
-    if not isinstance(found, type):
-        return lambda _: found
-    required = [
-        parameter
-        for parameter in inspect.signature(found).parameters.values()
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    return (lambda model: found(model)) if required else (lambda _: found())
+def _maker(kind: Callable[..., Drafter]) -> Callable[[TabularModel], Drafter]:
+    """Give the draft model to a class that requires an argument."""
+    parameters = inspect.signature(kind).parameters.values()
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if any(each.default is each.empty and each.kind in places for each in parameters):
+        return lambda model: kind(model)
+    return lambda _: kind()

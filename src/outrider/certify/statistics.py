@@ -121,7 +121,7 @@ def statistical_tier(
     """Sample each way of speculating on a prompt of its own, and test every position.
 
     Args:
-        report: is told of the progress.
+        report: takes the progress.
         target: the target, with room for as many sequences as shall share a batch.
         drafter: proposes tokens.
         prompts: token ids; used in turn.
@@ -137,7 +137,11 @@ def statistical_tier(
     probabilities = forward_probabilities(target.hf_model)
     for index, (name, settings, sampling) in enumerate(ways):
         config = SpeculativeConfig(
-            depth="fixed", num_speculative_tokens=TOKENS - 1, validate="always", **settings
+            depth="fixed",
+            num_speculative_tokens=TOKENS - 1,
+            validate="always",
+            acceptance_bounds=True,
+            **settings,
         )
         params = SamplingParams(
             max_tokens=TOKENS, n=samples, seed=seed, ignore_eos=True, **sampling
@@ -153,7 +157,7 @@ def statistical_tier(
         outputs = sample(cell, count)
         speculation[name] = decoder.metrics
         positions += fitted_positions(cell, outputs, probabilities)
-    return StatisticalTier(tuple(judged(positions)), samples, seed, speculation)
+    return StatisticalTier(tuple(corrected(positions)), samples, seed, speculation)
 
 
 def sample(cell: Cell, report: Callable[[], None] = lambda: None) -> list[Tokens]:
@@ -195,7 +199,7 @@ def _fit_history(
     return fit(seen, distribution)
 
 
-def judged(positions: Sequence[Position]) -> list[Position]:
+def corrected(positions: Sequence[Position]) -> list[Position]:
     """The positions with their verdicts and powers, corrected for their number."""
     stands = holm([item.fit.p_value for item in positions], FALSE_ALARM_RATE)
     level = FALSE_ALARM_RATE / max(1, len(positions))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -47,10 +48,9 @@ class What:
     Attributes:
         tier: run this tier; may be repeated; without it all three.
         module: put a verification method or a drafter of your own through the exact tier alone:
-            path.py:Name or package.module:Name. With stop_distribution and residual it is a method
-            on chains, with propose a drafter; a Verifier brings methods on chains and on trees. A
-            class is made without arguments; a drafter's class that requires one argument is given
-            the draft model of each case.
+            path.py:Name or package.module:Name, an object or a class. A class is made without
+            arguments; a drafter's class that requires one argument is given the draft model of each
+            case.
         samples: continuations drawn in each cell of the statistical tier, at least 100.
         seed: of every request of the statistical tier.
     """
@@ -130,6 +130,11 @@ def certify(
     return 0 if passed else 1
 
 
+def _processes() -> int:
+    """As many as there are processors, within the memory of an ordinary machine."""
+    return min(4, os.cpu_count() or 1)
+
+
 def _refuse_unused(what: What, models: Models) -> None:
     """Refuse flags of the statistical tier where it does not run."""
     for given, usual, names in (
@@ -147,11 +152,11 @@ def _run(name: Tier, what: What, report: Report, part: Part | None, loaded: Load
     if name == "exact":
         from ..certify.exact import exact_tier
 
-        return exact_tier(report, part)
+        return exact_tier(report, part, _processes())
     if name == "controls":
         from ..certify.controls import control_tier
 
-        return control_tier(report)
+        return control_tier(report, _processes())
     from outrider_demo import PROMPTS
 
     from ..certify.statistics import statistical_tier

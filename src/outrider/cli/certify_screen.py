@@ -71,7 +71,7 @@ class Screen:
             self._say(line, "red")
         checks = table("check", "found", "verdict")
         for finding in tier.findings:
-            checks.add_row(finding.check, Text(finding.said), _verdict(finding.passed))
+            checks.add_row(finding.name, Text(finding.detail), _verdict(finding.passed))
         self._print(checks)
 
     def statistical(self, tier: StatisticalTier, seconds: float) -> None:
@@ -115,7 +115,7 @@ class Screen:
         )
         found = table("planted fault (where it was found)", "rejected by")
         for item in verdicts:
-            by = f"{item.planted.check}: {item.planted.said}"
+            by = f"{item.planted.name}: {item.planted.detail}"
             found.add_row(
                 Text.assemble(item.fault, (f" ({item.source})", "dim")),
                 Text(by) if item.passed else Text(f"NOT BY {by}", "bold red"),

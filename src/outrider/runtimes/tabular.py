@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -145,6 +146,7 @@ def mock_pair(
     if not 0 <= agreement <= 1:
         raise InvalidConfigError("agreement", agreement, "a number in [0, 1]")
 
+    @lru_cache(maxsize=4096)
     def noise(name: str, prefix: tuple[int, ...]) -> NDArray[np.float64]:
         text = f"{name} {seed} {prefix}".encode()
         digest = hashlib.blake2b(text, digest_size=8).digest()
@@ -152,7 +154,7 @@ def mock_pair(
         return rng.dirichlet(np.full(vocab_size, 0.7))
 
     def target(prefix: tuple[int, ...]) -> NDArray[np.float64]:
-        return noise("target", prefix)
+        return noise("target", prefix).copy()
 
     def draft(prefix: tuple[int, ...]) -> NDArray[np.float64]:
         return agreement * target(prefix) + (1 - agreement) * noise("draft", prefix)

@@ -61,17 +61,19 @@ class Verifier:
     @staticmethod
     def of(config: SpeculativeConfig) -> Verifier:
         """Make the verifier that a configuration asks for."""
+        method: Method | None
         match config.verification:
             case "coupled":
-                return Verifier(None)
+                method = None
             case "lenient":
-                return Verifier(LenientVerification(config.lenience))
+                method = LenientVerification(config.lenience)
             case "mixture":
-                return Verifier(MixtureVerification(config.mixture_budget))
+                method = MixtureVerification(config.mixture_budget)
             case "typical":
-                return Verifier(TypicalVerification(config.typical_epsilon, config.typical_delta))
+                method = TypicalVerification(config.typical_epsilon, config.typical_delta)
             case name:
-                return Verifier(METHODS[name])
+                method = METHODS[name]
+        return Verifier(method, config.acceptance_bounds)
 
     @property
     def coupled(self) -> bool:
