@@ -33,7 +33,13 @@ def failed(findings: Iterable[Finding]) -> dict[str, str]:
     return {finding.name: finding.detail for finding in findings if not finding.passed}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=() if family == "llama" else pytest.mark.slow)
+        for family in FAMILIES
+    ],
+)
 def test_the_transformers_runtime_passes(family: str) -> None:
     model = random_model(family)
     # Gemma 2's own attention takes its softmax in float32 whatever the model's dtype.

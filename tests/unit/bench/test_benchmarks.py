@@ -45,6 +45,7 @@ def _tiny_models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_each_benchmark_fills_its_columns(name: str) -> None:
     report = import_module(f"benchmarks.{name}").run(TINY, lambda _: None)
     assert report.rows

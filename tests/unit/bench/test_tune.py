@@ -50,6 +50,7 @@ def _recommendation(**given: Any) -> Recommendation:
     return Recommendation(**defaults | given)
 
 
+@pytest.mark.slow
 def test_the_field_is_halved_and_the_best_are_raced_at_length(tmp_path: Path) -> None:
     said: list[tuple[int, int, str]] = []
     found = tune(_options(tmp_path), lambda *step: said.append(step), load_pair)

@@ -43,7 +43,7 @@ def _short() -> Iterator[None]:
         patch.setattr("outrider.certify.exact.design", shortened)
         patch.setattr(controls, "CONTROLS", controls.CONTROLS[:2])
         patch.setattr(ceilings, "CASES", ceilings.CASES[:2])
-        patch.setattr(exact, "exact_tier", lambda _report, part: run(_silent, part))
+        patch.setattr(exact, "exact_tier", lambda _report, part, _processes=1: run(_silent, part))
         yield
 
 

@@ -102,6 +102,7 @@ def drafter(name: str, match: Literal["auto", "tokens", "text"] = "tokens") -> V
 
 @pytest.mark.parametrize("name", DRAFTS)
 @pytest.mark.parametrize("match", ["tokens", "text"])
+@pytest.mark.slow
 def test_drafts_keep_the_contract(name: str, match: Any) -> None:
     findings = check_drafter(lambda: drafter(name, match), 4, depth=2)
     assert [finding for finding in findings if not finding.passed] == []

@@ -117,6 +117,7 @@ def streamed(tokenizer: Any, ids: list[int], stops: tuple[str, ...] = ()) -> lis
 
 @settings(max_examples=500, deadline=None, derandomize=True)
 @given(outputs())
+@pytest.mark.slow
 def test_pieces_join_to_the_text_of_the_whole(output: tuple[Any, list[int]]) -> None:
     """So that no half of a character is ever shown that is not one in the end."""
     assert "".join(streamed(*output)) == text(*output)
@@ -200,6 +201,7 @@ def rounds(draw: st.DrawFn) -> tuple[Any, list[int], list[int], SamplingParams]:
 
 @settings(max_examples=600, deadline=None, derandomize=True)
 @given(rounds())
+@pytest.mark.slow
 def test_stop_strings_end_a_round_where_they_do_in_the_whole_text(
     asked: tuple[Any, list[int], list[int], SamplingParams],
 ) -> None:

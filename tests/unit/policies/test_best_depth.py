@@ -34,6 +34,7 @@ def share_of_best(policy: Policy, world: World, rows: int, seed: int, rounds: in
 
 @pytest.mark.parametrize("cost", COSTS)
 @pytest.mark.parametrize("acceptance", ACCEPTANCE)
+@pytest.mark.slow
 def test_adaptive_reaches_95_percent_of_the_best_fixed_depth(
     acceptance: float, cost: float
 ) -> None:

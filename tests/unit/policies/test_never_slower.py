@@ -45,6 +45,7 @@ def losses(run: Run, world: World, rows: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("name", "rows", "rounds"), CASES)
+@pytest.mark.slow
 def test_a_drafter_that_cannot_pay_costs_two_percent_and_four_rounds_at_most(
     name: str, rows: int, rounds: int
 ) -> None:
@@ -109,6 +110,7 @@ def found(policy: Policy, observe: Callable[..., Any] | None = None, rows: int =
 
 
 @pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.slow
 def test_a_drafter_that_becomes_good_after_500_bad_rounds_is_found(rows: int) -> None:
     assert found(adaptive(), rows=rows)
 

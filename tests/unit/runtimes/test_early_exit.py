@@ -52,6 +52,7 @@ def greedy(length: int) -> SamplingParams:
 
 
 @pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.slow
 def test_greedy_equals_generate_on_ragged_batches(family: Any, layers: int) -> None:
     reference, target = family
     prompts = random_prompts(layers, (1, 4, 9, 20, 37))

@@ -115,6 +115,7 @@ RAGGED = {"rows of different lengths do not disturb each other"}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.slow
 def test_modules_that_their_user_compiled_run_compiled() -> None:
     """By a backend that only traces, which every machine has."""
     model = random_model("llama")
@@ -135,6 +136,7 @@ def test_modules_that_their_user_compiled_run_compiled() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.slow
 def test_a_model_that_its_user_compiled_is_called_as_it_is() -> None:
     model = random_model("llama")
     compiled = torch.compile(model)
