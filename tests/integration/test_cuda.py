@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,23 +14,22 @@ from outrider import (
     SpeculativeConfig,
     SpeculativeDecoder,
     SuffixDrafter,
+    TransformersModel,
 )
-from outrider.errors import DegenerateDistributionError, TokenOutOfRangeError
-from outrider.runtimes.transformers.model import TransformersModel
-from outrider.types.protocols import DraftContext
-from outrider.types.records import Distributions, DraftPlan, DraftProposal
-
-from .test_calibration import tiny
+from tests.support.families import random_model
 
 DEVICE = torch.device("cuda")
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 
 PROMPTS = [[1, 2, 3, 1, 2], [4, 5], [6, 7, 8, 9], [1, 1, 1]]
 
 
 def on_device() -> TransformersModel:
-    return TransformersModel(tiny().hf_model.to(DEVICE), max_sequences=4)
+    return TransformersModel(random_model("llama").to(DEVICE), max_sequences=4)
 
 
 def drafters() -> dict[str, tuple[Any, dict[str, Any]]]:
@@ -65,51 +62,3 @@ def test_a_seed_repeats(name: str, shaped: dict[str, Any]) -> None:
     params = SamplingParams(max_tokens=40, seed=3, ignore_eos=True, **shaped)
     first, again = (texts(drafter, params, **more) for drafter, more in (drafters()[name],) * 2)
     assert first == again
-
-
-class Wrong(ModelDrafter):
-    """Hands over what it must not: an id of no vocabulary, or no distribution."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__(on_device())
-        self.how = how
-
-    def propose(self, prefixes: Any, plan: DraftPlan, ctx: DraftContext) -> DraftProposal:
-        found = super().propose(prefixes, plan, ctx)
-        if self.how == "an id":
-            tokens = torch.full_like(found.tokens, 99)
-            return replace(
-                found,
-                tokens=tokens,
-                distributions=Distributions(point_masses=tokens),
-                distribution_rows=None,
-            )
-        assert found.distributions is not None
-        if found.distributions.probs is None:
-            return replace(found, distributions=Distributions(point_masses=found.tokens + 1))
-        return replace(
-            found,
-            distributions=Distributions(probs=torch.full_like(found.distributions.probs, 0.01)),
-        )
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("how", ["an id", "a distribution"])
-def test_what_a_drafter_must_not_hand_over_is_counted(how: str, temperature: float) -> None:
-    """And the text goes on, greedy ones as without drafts; `strict` says what it was."""
-    params = SamplingParams(max_tokens=30, temperature=temperature, seed=1, ignore_eos=True)
-    settings: dict[str, Any] = {"depth": "fixed", "num_speculative_tokens": 2}
-    decoder = SpeculativeDecoder(on_device(), Wrong(how), config=SpeculativeConfig(**settings))
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        outputs = decoder.generate(PROMPTS, params)
-    assert [str(each.message) for each in told if "drafter failed" in str(each.message)]
-    assert decoder.metrics.draft_failures > 0
-    assert all(len(output.token_ids) == 30 for output in outputs)
-    if not temperature:
-        assert [output.token_ids for output in outputs] == texts(None, params)
-    config = SpeculativeConfig(strict=True, **settings)
-    strict = SpeculativeDecoder(on_device(), Wrong(how), config=config)
-    error = TokenOutOfRangeError if how == "an id" else DegenerateDistributionError
-    with pytest.raises(error):
-        strict.generate(PROMPTS, params)

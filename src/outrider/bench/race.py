@@ -23,7 +23,9 @@ from .. import (
     SuffixDrafter,
     TransformersModel,
 )
+from ..engine.compatibility import parts_of
 from ..errors import InvalidConfigError
+from ..runtimes.base import Runtime
 from ..types.records import RoundRecord
 from .options import LOSSY
 from .records import PLAIN, Candidate
@@ -143,7 +145,13 @@ class OutriderRunner(Runner):
         return OutriderRunner(target, drafter, candidate, config_of(candidate), clock)
 
     def lane(self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int) -> Lane:
-        """At the start of a stretch. Only coupled decoding is seeded: it may still be adaptive."""
+        """At the start of a stretch, with nothing of earlier ones in the models' caches.
+
+        Only coupled decoding is seeded: it may still be adaptive.
+        """
+        for part in parts_of(self.decoder.target, self.decoder.drafter):
+            if isinstance(part, Runtime):
+                part.reset()
         return _DecoderLane(
             self.decoder, self._records, prompts, self._seeded(params, seed), self._clock
         )

@@ -33,8 +33,9 @@ triple of settings. Statistical: the engine under its own random numbers on real
 in float32 unless --dtype says otherwise. Controls: planted faults, each of which a named check must
 reject. The exit status is 0 if all passes, 1 if anything fails, 2 after an error.
 
-A method for --module is a subclass of outrider.verification.Method, or a Verifier; a drafter is one
-of outrider.drafters.base.Drafter.
+--module takes a subclass of outrider.verification.Method (stop_distribution(tree), residual(tree,
+claims, node)), a Verifier, or a subclass of outrider.drafters.base.Drafter (vocab_size,
+propose(prefixes, plan, ctx)); their docstrings say what each is given and returns.
 """
 
 app = App(name="certify", help_epilogue=CONTRACT)

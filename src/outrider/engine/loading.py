@@ -81,14 +81,19 @@ def load(
     if not isinstance(dtype, str | torch.dtype) or number not in _DTYPES:
         raise InvalidConfigError("dtype", dtype, f"one of {', '.join(_DTYPES)}")
     integer("max_sequences", max_sequences, 1)
+    shipped: dict[str, Any] = {}
     if str(target) == "demo":
         with missing("demo"):
             import outrider_demo as demo
         sources = [str(demo.TARGET), sources[1] or str(demo.DRAFT)]
+        shipped = dict.fromkeys((str(demo.TARGET), str(demo.DRAFT)), demo.tokenizer())
         number = "float32" if number == "auto" else number
     for source in filter(None, sources):
         _refuse_missing(source)
-    tokenizers = [_tokenizer(source) for source in filter(None, sources)]
+    tokenizers = [
+        shipped[source] if source in shipped else _tokenizer(source)
+        for source in filter(None, sources)
+    ]
     loaded = _model("target", sources[0], place, number, max_sequences)
     if not sources[1]:
         return Pair(loaded, None, tokenizers[0])

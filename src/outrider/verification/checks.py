@@ -216,9 +216,10 @@ def require_range(name: str, value: Any, low: float, high: float, expected: str)
     """
     if not is_array_api_obj(value):
         # Compared as it is: an integer may be beyond float64.
+        # Compared as it is: an integer may be beyond float64.
         number: Any = value
-        boolean = isinstance(number, bool)
-        if boolean or not isinstance(number, Real) or not low <= float(number) <= high:
+        boolean, real = isinstance(number, bool), isinstance(number, Real)
+        if boolean or not real or not low <= number <= high:
             raise InvalidConfigError(name, value, expected)
         return
     xp = array_namespace(value)

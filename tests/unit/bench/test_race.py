@@ -116,6 +116,13 @@ def test_candidates_share_weights_and_no_cache() -> None:
     assert first.drafter is not second.drafter
 
 
+def test_a_prompt_that_comes_again_is_read_again() -> None:
+    runner = OutriderRunner.of(MODEL, pair(), 1)
+    for _ in range(2):
+        race([runner], IDS[:1], [_params(4)])
+        assert runner._records[0].cached == (0,)
+
+
 def test_a_draft_that_is_missing_is_refused() -> None:
     given = pair(draft=False)
     with pytest.raises(InvalidConfigError, match="suffix or ngram"):

@@ -15,8 +15,14 @@ from outrider.cli import main
 from tests.support.command import Capture, error_of
 
 PART = """
-class Raises:
+from outrider.drafters.base import Drafter
+
+
+class Raises(Drafter):
     vocab_size = None
+
+    def __init__(self):
+        pass
 
     def propose(self, prefixes, plan, ctx):
         raise RuntimeError("no idea")
@@ -73,7 +79,7 @@ def test_a_part_that_fails_is_status_1_and_said_once(capsys: Capture, tmp_path: 
     assert main(["certify", "--module", f"{path}:Raises"]) == 1
     report = " ".join(capsys.readouterr().out.split())
     assert report.endswith("FAIL: exact failed")
-    assert "3 cases: Raises.propose raised RuntimeError: no idea" in report
+    assert "3 cases: DraftError: Raises failed: RuntimeError: no idea" in report
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,12 @@ def test_arguments_of_the_wrong_type_are_named(given: dict[str, Any], message: s
         load(**given)
 
 
+def test_the_demo_pair_comes_with_its_tokenizer() -> None:
+    pair = load("demo")
+    assert pair.tokenizer.decode(pair.tokenizer.encode("import os")) == "import os"
+    assert pair.target.vocab_size == len(pair.tokenizer)
+
+
 def test_what_is_not_there_is_refused_before_the_hub_is_asked(tmp_path: Path) -> None:
     missing = tmp_path / "no" / "model"
     with pytest.raises(ModelError, match=f"there is no model at '{missing}'"):

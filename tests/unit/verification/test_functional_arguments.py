@@ -32,8 +32,7 @@ from outrider.errors import (
     TargetShapeError,
     TokenOutOfRangeError,
 )
-
-from .test_functional import LIBRARIES, bounded, logs, round_of
+from tests.support.arrays import LIBRARIES, bounded, logs, round_of
 
 D, T, X = round_of(10, 2, 3, 4)
 LOG = logs(np.array([0.25, 0.75]))
