@@ -1,0 +1,310 @@
+"""The certificate passes the engine as it ships, and each of its parts can fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import cache
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider import ModelDrafter, SamplingParams, SpeculativeDecoder
+from outrider.certify import cases, ceilings, checks, controls, draft_faults, exact, faults
+from outrider.engine import stopping
+from outrider.policies.rule import BreakEven
+from outrider.runtimes.tabular import mock_pair
+from outrider.sampling.shaping import Shaper
+from outrider.verification import TokenVerification, Verifier
+from outrider.verification.lossy import LenientVerification
+
+pytestmark = pytest.mark.exact
+
+
+def quiet(done: int, total: int, what: str) -> None:
+    assert 0 <= done <= total, what
+
+
+@cache
+def designed() -> Any:
+    return cases.design()
+
+
+def chosen(**values: str) -> list[cases.Case]:
+    """Cases of the design that have these values and sample their tokens."""
+    return [
+        case
+        for case in designed()[1]
+        if values.items() <= case.values.items() and case.values["sampling"] != "greedy"
+    ]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_combination_of_settings_that_may_occur_does(size: int) -> None:
+    """Counted anew, from rows that have the first value of every other factor, and any drafter."""
+    stated, made = designed()
+    first = {factor: values[0] for factor, values in cases.FACTORS.items()}
+    possible: set[Any] = set()
+    for names in combinations(cases.FACTORS, size):
+        for values in product(*(cases.FACTORS[name] for name in names)):
+            row = first | dict(zip(names, values, strict=True))
+            drafters = [row["drafter"]] if "drafter" in names else cases.DRAFTERS
+            if any(cases.allowed(row | {"drafter": drafter}) for drafter in drafters):
+                possible.add(tuple((name, row[name]) for name in names))
+    assert all(cases.allowed(case.values) for case in made)
+    assert {cells for case in made for cells in combinations(case.values.items(), size)} == possible
+    (coverage,) = (item for item in stated if item.size == size)
+    assert coverage.covered == coverage.possible == len(possible)
+
+
+def test_the_design_is_the_same_every_time() -> None:
+    assert cases.design() == designed()
+
+
+def test_every_parameter_is_in_a_case_or_named_among_those_left_out() -> None:
+    levels = [*cases.SAMPLING.values(), *cases.SHAPING.values(), *cases.STOP.values()]
+    asked = {name for level in levels for name in level}
+    asked |= {"depths", "max_tokens", "prediction"}
+    left_out = {name for names in cases.LEFT_OUT for name in names.split(", ")}
+    assert {field.name for field in fields(SamplingParams)} <= asked | left_out
+    forms = {form.kind for level in levels if (form := level.get("structured_output"))}
+    assert {"json_schema", "regex", "grammar", "choice"} <= forms | left_out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(4))
+def test_every_eleventh_case_is_exact(start: int) -> None:
+    for case in designed()[1][11 * start :: 44]:
+        measured = case.measure()
+        assert measured.passed, measured
+
+
+def test_a_method_of_the_users_own_passes_exactly_if_it_is_lossless() -> None:
+    for method, sound in ((TokenVerification(), True), (LenientVerification(0.8), False)):
+        part = cases.Part("own", verifier=Verifier(method)).checked()
+        found = [case.measure() for case in cases.design(part)[1][::40]]
+        assert all(item.passed for item in found) is sound
+        assert all(item.problem is None for item in found)
+
+
+def test_a_drafter_that_does_not_fit_is_a_finding() -> None:
+    part = cases.Part("broken", drafter=lambda _: ModelDrafter(mock_pair(9)[1]))
+    measured = cases.design(part)[1][0].measure()
+    assert not measured.passed
+    assert "VocabMismatchError" in (measured.problem or "")
+
+
+@pytest.mark.slow
+def test_the_checks_beside_the_distributions_pass() -> None:
+    findings = [run() for _, run in exact._checks(None)]
+    assert all(finding.passed for finding in findings), findings
+    names = {finding.name for finding in findings}
+    assert {"keys", "batches", "metrics", "policies", "perfect draft", "known answers"} <= names
+
+
+@pytest.mark.slow
+def test_several_processes_find_what_one_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "_checks", lambda part: [])
+    monkeypatch.setattr(ceilings, "CASES", ceilings.CASES[:4])
+    monkeypatch.setattr(exact, "design", lambda part: ((), designed()[1][:400:40]))
+    done: list[int] = []
+    both = [exact.exact_tier(quiet, None, 1)]
+    both.append(exact.exact_tier(lambda count, *_: done.append(count), None, 2))
+    assert both[0].measured == both[1].measured
+    assert both[0].reached == both[1].reached
+    assert done == list(range(15))
+
+
+# Levels of the design: a fault that a level is there for is seen in it
+
+
+def stale(patch: pytest.MonkeyPatch) -> None:
+    """What looks at earlier tokens does not see the drafted ones."""
+    shaper = Shaper.__call__
+    patch.setattr(Shaper, "__call__", lambda self, logits, path: shaper(self, logits, None))
+
+
+def remembers_refused(patch: pytest.MonkeyPatch) -> None:
+    """The next round goes on from the last call of this one, kept or not."""
+    processors = Shaper.processors
+
+    def last_called(self: Shaper, row: int, path: Any) -> Any:
+        called = [after for (owner, _), after in self._after.items() if owner == row]
+        return called[-1] if called else processors(self, row, path)
+
+    patch.setattr(Shaper, "processors", last_called)
+
+
+def late_stops(patch: pytest.MonkeyPatch) -> None:
+    """A stop string ends a request with the round's last token."""
+    found = stopping._first_completed
+
+    def late(state: Any, tokens: list[int], tokenizer: Any) -> int | None:
+        return None if found(state, tokens, tokenizer) is None else len(tokens) - 1
+
+    patch.setattr(stopping, "_first_completed", late)
+
+
+def drafts_distribution(patch: pytest.MonkeyPatch) -> None:
+    """The target's distributions are made by the parameters of the draft's."""
+    pack = SpeculativeDecoder.pack
+
+    def packed(self: SpeculativeDecoder, states: Any) -> Any:
+        batch = pack(self, states)
+        return replace(batch, params=batch.drafting)
+
+    patch.setattr(SpeculativeDecoder, "pack", packed)
+
+
+def loses_unlikely_last(patch: pytest.MonkeyPatch) -> None:
+    """Where the draft ends early by the plan, the unlikely token that it ended with is lost."""
+    propose = ModelDrafter.propose
+
+    def loses(self: ModelDrafter, prefixes: Any, plan: Any, ctx: Any) -> Any:
+        sound = propose(self, prefixes, plan, ctx)
+        if plan.stop is None or sound.distributions is None or sound.distributions.probs is None:
+            return sound
+        lengths = sound.lengths.copy()
+        for row, length in enumerate(lengths.tolist()):
+            last = sound.distributions.probs[row, length - 1, sound.tokens[row, length - 1]]
+            lengths[row] -= length > 0 and bool(last < 0.3)
+        return replace(sound, lengths=lengths)
+
+    patch.setattr(ModelDrafter, "propose", loses)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("values", "fault"),
+    [
+        ({"shaping": "repetition", "stop": "never"}, stale),
+        ({"shaping": "penalties", "stop": "never"}, stale),
+        ({"shaping": "bans", "stop": "never"}, stale),
+        ({"shaping": "processor", "stop": "never"}, stale),
+        ({"shaping": "memory", "stop": "never"}, remembers_refused),
+        ({"shaping": "regex", "stop": "never"}, stale),
+        ({"shaping": "choice", "stop": "never"}, stale),
+        ({"shaping": "none", "stop": "at a string"}, late_stops),
+        ({"shaping": "none", "stop": "not before two"}, late_stops),
+        ({"shaping": "none", "stop": "not before two"}, stale),
+        ({"shaping": "none", "stop": "never", "drafting": "otherwise"}, drafts_distribution),
+        ({"policy": "adaptive, measured", "drafter": "model"}, loses_unlikely_last),
+        ({"policy": "confidence", "drafter": "model"}, loses_unlikely_last),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else " ".join(value.values()),
+)
+def test_a_fault_is_seen_in_the_level_that_is_there_for_it(
+    monkeypatch: pytest.MonkeyPatch, values: dict[str, str], fault: Callable[[Any], None]
+) -> None:
+    some = [case for case in chosen(**values) if case.values["depth"] != "1"]
+    fault(monkeypatch)
+    for case in some:
+        if not case.measure().passed:
+            break
+    else:
+        pytest.fail(f"none of {len(some)} cases sees it")
+    monkeypatch.undo()
+    assert case.measure().passed
+
+
+def test_measured_costs_end_some_drafts_of_a_case_and_let_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers: set[bool] = set()
+    continues = BreakEven.continues
+
+    def noted(self: BreakEven, confidence: Any, drafting: Any) -> Any:
+        going = continues(self, confidence, drafting)
+        answers.update(going[drafting].tolist())
+        return going
+
+    monkeypatch.setattr(BreakEven, "continues", noted)
+    usual = {factor: levels[0] for factor, levels in cases.FACTORS.items()}
+    values = {"drafter": "model", "policy": "adaptive, measured", "depth": "3"}
+    assert cases.Case(5, usual | values).measure().passed
+    assert answers == {True, False}
+
+
+# Ceilings
+
+
+def test_the_first_pair_reaches_what_it_has_to_and_nothing_above() -> None:
+    found = {
+        (drafter, shape): ceilings.reached(checks.shipped, drafter, shape, 0)
+        for drafter, shape in ceilings.DRAFTS
+    }
+    assert all(item.passed for item in found.values())
+    for (drafter, shape), item in found.items():
+        assert (item.block_value is not None) is drafter.startswith("model")
+        assert (item.oracle is not None) is (drafter in ("model, greedy", "tree, points"))
+        assert item.tokens["token"] <= item.tokens["block"] + 1e-12
+        drawn = drafter in ("tree, greedy", "tree, drawn", "tree, replaced")
+        assert (item.transport is not None) is (drawn and len(shape) == 1)
+    # Something is left to reach, so that no row holds for nothing.
+    assert found["model", (1, 1, 1)].shares["token"] < 0.99
+    assert found["tree, drawn", (2,)].shares["block"] < 0.99
+
+
+@pytest.mark.parametrize(
+    ("drafter", "shape", "planted", "above"),
+    [
+        ("model", (1, 1), controls.method(LenientVerification(0.8)), True),
+        ("model", (1, 1), controls.method(TokenVerification()), False),
+        ("model, greedy", (1, 1), controls.decoder(faults.NoBonus), False),
+        ("tree, greedy", (2,), controls.drafter(draft_faults.SiblingsInAnotherOrder), False),
+    ],
+    ids=["lenient", "token", "no bonus", "drawn child last"],
+)
+def test_a_fault_is_above_a_bound_or_beside_a_value(
+    drafter: str, shape: tuple[int, ...], planted: Any, above: bool
+) -> None:
+    found = ceilings.reached(planted, drafter, shape, 0)
+    finding = ceilings.finding([found])
+    assert not finding.passed
+    assert (found.excess > 1e-3) is above
+    assert max(found.excess, found.shortfall) > 1e-3
+    assert ("nothing above a bound" in finding.detail) is not above
+
+
+def test_a_ceiling_that_is_exceeded_fails_the_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "shipped", controls.method(LenientVerification(0.8)))
+    monkeypatch.setattr(ceilings, "CASES", (("model", (1, 1), 0),))
+    monkeypatch.setattr(exact, "_checks", lambda part: [])
+    monkeypatch.setattr(exact, "design", lambda part: ((), []))
+    tier = exact.exact_tier(quiet)
+    assert not tier.passed
+    assert [item.name for item in tier.findings] == ["ceilings"]
+
+
+# Controls
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("control", controls.CONTROLS, ids=lambda control: control.fault)
+def test_the_named_check_rejects_the_fault_and_not_the_engine(control: Any) -> None:
+    verdict = control.run()
+    assert verdict.passed, verdict
+
+
+def test_a_control_without_a_fault_does_not_pass() -> None:
+    control = replace(controls.CONTROLS[0], planted=checks.shipped)
+    assert not control.run().passed
+
+
+def test_a_policy_that_writes_while_it_plans_is_rejected() -> None:
+    """By the interleaved plans themselves, where the kit of policies does not see it."""
+
+    class OnceALongBatch(faults.RemembersWhatItPlanned):
+        def plan(self, knowledge: Any, states: Any) -> Any:
+            sound = self._inner.plan(knowledge, states)
+            self._rows += len(states[0].prefix) > 20
+            return replace(sound, depth=np.where(self._rows > 30, 0, sound.depth))
+
+    planted = controls.policy(lambda made: OnceALongBatch(made.policy))
+    config = cases.configured("block", "model", 3)
+    found = checks.policies(planted, [config])
+    assert not found.passed
+    assert "plans changed" in found.detail
+    assert checks.policies(checks.shipped, [config]).passed

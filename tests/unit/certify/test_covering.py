@@ -1,0 +1,28 @@
+"""Covering designs hold every combination that may occur."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.certify.covering import coverage, covering
+
+
+def test_what_no_row_allows_is_not_counted() -> None:
+    factors = {"a": ("1", "2"), "b": ("1", "2"), "c": ("1", "2", "3")}
+
+    def allowed(row: Any) -> bool:
+        return (row.get("a"), row.get("b")) != ("2", "2")
+
+    rows = covering(factors, allowed, 2)
+    assert all(map(allowed, rows))
+    found = coverage(rows, factors, allowed, 2)
+    assert found.covered == found.possible == 4 + 6 + 6 - 1
+    assert coverage(rows[:-1], factors, allowed, 2).covered < found.possible
+
+
+def test_far_fewer_rows_than_all_cover_triples() -> None:
+    factors = dict.fromkeys("abcdef", ("1", "2", "3"))
+    rows = covering(factors, lambda row: True, 3)
+    found = coverage(rows, factors, lambda row: True, 3)
+    assert found.covered == found.possible == 20 * 27
+    assert len(rows) < 60
