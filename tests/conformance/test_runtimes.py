@@ -61,6 +61,7 @@ def test_one_slot_and_small_chunks_pass() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.slow
 def test_narrow_dtypes_pass_within_their_rounding(dtype: torch.dtype) -> None:
     """But for the greedy text: rounded logits tie."""
     model = random_model("qwen3").to(dtype)
@@ -76,6 +77,7 @@ def test_narrow_dtypes_pass_within_their_rounding(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.slow
 def test_the_first_layers_pass_as_a_model_of_their_own(family: str) -> None:
     model = random_model(family)
     found = check_runtime(

@@ -218,6 +218,7 @@ def test_rows_may_ask_for_their_own_number_of_tokens() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.slow
 def test_transformers_races_on_the_same_weights(temperature: float) -> None:
     given = pair()
     peers, missing = runners(BenchOptions(k=(3,)), given, 1)

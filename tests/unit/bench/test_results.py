@@ -64,6 +64,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return run(options, silent, load_pair)
 
 
+@pytest.mark.slow
 def test_every_candidate_is_in_every_trial_with_plain_decoding_first(results: Results) -> None:
     own = ["plain", "draft_model k=3", "suffix k=3", "ngram k=3"]
     trees = ["draft_model tree 2x1", "suffix tree 2x1"]

@@ -110,6 +110,7 @@ def test_intervals_cover_as_often_as_they_say() -> None:
 @pytest.mark.parametrize(
     ("verification", "least", "most"), [("block", 0.97, 1.03), ("token", 0.8, 0.99)]
 )
+@pytest.mark.slow
 def test_block_reaches_its_ceiling_on_chains_and_token_does_not(
     verification: str, least: float, most: float
 ) -> None:

@@ -67,6 +67,7 @@ def models(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.mark.parametrize("case", range(len(ASKED)), ids=lambda case: ", ".join(ASKED[case]))
+@pytest.mark.slow
 def test_greedy_equals_generate_at_every_depth(models: Any, case: int) -> None:
     """In a batch with padding, which processors see."""
     target, draft = models
@@ -186,6 +187,7 @@ def test_another_order_is_seen(heard: Heard, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("asked", SAMPLED, ids="-".join)
+@pytest.mark.slow
 def test_coupled_samples_are_those_of_plain_decoding(heard: Heard, asked: dict[str, Any]) -> None:
     inputs = padded((4, 9, 6))
     texts = []

@@ -71,6 +71,7 @@ def test_greedy_equals_generate_on_ragged_batches(family: Any, layers: int) -> N
 
 
 @pytest.mark.parametrize("config", [{}, {"tree_shape": (2, 1)}], ids=["chain", "tree"])
+@pytest.mark.slow
 def test_the_distribution_is_the_targets(family: Any, config: dict[str, Any]) -> None:
     """Three tokens likely enough at each place, to keep the enumeration small."""
     reference, target = family
@@ -199,6 +200,7 @@ def test_columns_that_were_only_drafted_are_not_relied_on(llama: Any) -> None:
     target.release(target.live_sequences, discard=True)
 
 
+@pytest.mark.slow
 def test_a_seeded_request_goes_by_the_share_of_layers(llama: Any) -> None:
     """As if it had been configured: a step in two of three layers is no eighth of a forward."""
     _, target = llama

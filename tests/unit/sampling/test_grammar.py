@@ -79,6 +79,7 @@ def walk(asked: StructuredOutput, path: list[int], length: int, rng: random.Rand
 
 @pytest.mark.parametrize("ends", [frozenset(), frozenset({END})], ids=["no end", "end"])
 @pytest.mark.parametrize("name", FORMS)
+@pytest.mark.slow
 def test_masks_depend_on_the_path_alone(name: str, ends: frozenset[int]) -> None:
     assert differing(ends, name) == 0
 
@@ -113,6 +114,7 @@ def lines(asked: StructuredOutput, grammar: Grammar, params: SamplingParams) -> 
 
 
 @pytest.mark.parametrize("name", FORMS)
+@pytest.mark.slow
 def test_masks_of_states_that_branch_depend_on_the_path_alone(name: str) -> None:
     """A state may be stepped several times, each time with another outcome."""
     params = SamplingParams(max_tokens=1000)

@@ -407,6 +407,7 @@ class _Watched(ModelDrafter):
 
 @pytest.mark.parametrize("kind", ["greedy", "without_replacement", "with_replacement"])
 @pytest.mark.parametrize("shape", [(1,), (3,), (2, 1), (1, 2)], ids=str)
+@pytest.mark.slow
 def test_tree_probabilities_are_those_of_the_trees_the_engine_drafts(
     kind: Any, shape: tuple[int, ...]
 ) -> None:
