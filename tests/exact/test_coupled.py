@@ -19,16 +19,14 @@ from outrider import (
     SamplingParams,
     SpeculativeConfig,
     SpeculativeDecoder,
-    TransformersModel,
 )
 from outrider.drafters.base import Drafter
 from outrider.random import POSITION, Philox4x32, Race
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types.records import Distributions, DraftPlan, DraftProposal
 from tests.support.exactness import TOLERANCE, configured, error
-from tests.support.families import random_model, resembling
 
-CASES = 1000
+CASES = 300
 
 
 class Stubborn(Drafter):
@@ -73,7 +71,7 @@ def drafter_and_config(
     return drafter, SpeculativeConfig(depth="fixed", verification="coupled", **more)
 
 
-def test_a_thousand_cases_give_the_text_of_plain_keyed_sampling() -> None:
+def test_random_cases_give_the_text_of_plain_keyed_sampling() -> None:
     rng = random.Random(0)
     accepted = drafted = compared = 0
     while compared < CASES:
@@ -109,25 +107,8 @@ def test_a_thousand_cases_give_the_text_of_plain_keyed_sampling() -> None:
             accepted += decoder.metrics.accepted
             drafted += decoder.metrics.drafted
     # Drafts were made, many kept and many refused.
-    assert accepted > 500
-    assert drafted - accepted > 500
-
-
-def test_real_models_coupled_give_the_text_of_plain_keyed_sampling() -> None:
-    model = random_model("llama")
-    target = TransformersModel(model, max_sequences=4)
-    draft = TransformersModel(resembling(model), max_sequences=4)
-    plain = SpeculativeDecoder(
-        target, config=SpeculativeConfig(depth="fixed", verification="coupled")
-    )
-    params = SamplingParams(max_tokens=24, seed=5, n=2)
-    expected = plain.generate([3, 1, 4], params)
-    for more in ({}, {"tree_shape": (3, 2, 1)}, {"tree_budget": 8}, {"num_speculative_tokens": 7}):
-        config = SpeculativeConfig(depth="fixed", verification="coupled", **more)
-        decoder = SpeculativeDecoder(target, draft, config=config)
-        found = decoder.generate([3, 1, 4], params)
-        assert [c.token_ids for c in found.choices] == [c.token_ids for c in expected.choices]
-        assert decoder.metrics.accepted > 0
+    assert accepted > 150
+    assert drafted - accepted > 150
 
 
 @pytest.mark.parametrize("k", [0, 1, 2, 3])
@@ -136,15 +117,6 @@ def test_the_distribution_of_coupled_chains(k: int) -> None:
     params = SamplingParams(max_tokens=4, stop_token_ids=(1,))
     assert error(target, draft, configured("coupled", k), params) < TOLERANCE
     assert error(target, NgramDrafter(2), configured("coupled", k), params) < TOLERANCE
-
-
-def test_a_perfect_draft_is_always_accepted() -> None:
-    target, _ = mock_pair(8, 3)
-    config = SpeculativeConfig(depth="fixed", verification="coupled")
-    for temperature in (0.3, 0.7, 1.0, 1.5):
-        params = SamplingParams(max_tokens=40, temperature=temperature, top_p=0.9, seed=1)
-        metrics = SpeculativeDecoder(target, target, config=config).generate([0], params).metrics
-        assert metrics.accepted == metrics.drafted > 0
 
 
 def test_noise_is_exponential_and_the_same_however_it_is_asked_for() -> None:

@@ -16,7 +16,7 @@ _ROUNDS = ((0, 0), (0, 0), (0, 0), (1, 1), (1, 0), (2, 1), (2, 2), (3, 1), (3, 0
 So few are kept that it depends on a text's own rounds how far it is drafted for.
 """
 
-_STEP_S, _TOKEN_S = 0.25, 0.04
+_STEP_S, _TOKEN_S = 0.15, 0.04
 """A step of the drafter, and a token more for the target, beside a plain forward."""
 
 _CONFIDENCE = 0.7
