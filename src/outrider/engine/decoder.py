@@ -72,7 +72,7 @@ class SpeculativeDecoder:
             names; `outrider certify --module` finds out whether it is lossless.
         policy: a policy of your own in place of the one that `config.depth` names; it is bound by
             the tokens that remain, not by `num_speculative_tokens`.
-        on_round: called with the record of each round that `metrics` counts; see `outrider.trace`.
+        on_round: called with the record of each round that `metrics` counts; see `outrider.engine.trace`.
 
     Raises:
         VocabMismatchError: drafter and target have different vocabulary sizes.
