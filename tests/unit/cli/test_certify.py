@@ -43,7 +43,7 @@ def _short() -> Iterator[None]:
         patch.setattr("outrider.certify.exact.design", shortened)
         patch.setattr(controls, "CONTROLS", controls.CONTROLS[:2])
         patch.setattr(ceilings, "CASES", ceilings.CASES[:2])
-        patch.setattr(exact, "exact_tier", lambda _report, part: run(_silent, part))
+        patch.setattr(exact, "exact_tier", lambda _report, part, _processes: run(_silent, part))
         yield
 
 
@@ -79,7 +79,7 @@ def test_a_part_that_fails_is_status_1_and_said_once(capsys: Capture, tmp_path: 
     assert main(["certify", "--module", f"{path}:Raises"]) == 1
     report = " ".join(capsys.readouterr().out.split())
     assert report.endswith("FAIL: exact failed")
-    assert "3 cases: DraftError: Raises failed: RuntimeError: no idea" in report
+    assert "3 cases: the drafter raised RuntimeError: no idea (own.py, line" in report
 
 
 @pytest.mark.parametrize(
