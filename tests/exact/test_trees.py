@@ -19,7 +19,7 @@ from outrider.certify.checks import PROMPT, expected
 from outrider.certify.faults import PlainResidual
 from outrider.certify.reference import distance, target_distribution
 from outrider.engine import context
-from outrider.errors import DraftError, InvalidConfigError, KeyReuseError
+from outrider.errors import DraftError, KeyReuseError
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types import trees
 from outrider.types.records import Distributions, DraftPlan, DraftProposal
@@ -313,31 +313,6 @@ def test_malformed_trees_are_refused(parents: Any, rows: Any, message: str) -> N
     decoder = SpeculativeDecoder(target, drafter, config=replace(config, validate="always"))
     with pytest.raises(DraftError, match=message):
         decoder.generate([0], SamplingParams(max_tokens=4))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"tree_shape": ()}, r"tree_shape=\(\)"),
-        ({"tree_shape": (2, 0)}, r"tree_shape=\(2, 0\)"),
-        ({"tree_shape": "2,2"}, "tree_shape='2,2'"),
-        ({"tree_budget": 0}, "tree_budget=0"),
-        ({"tree_budget": 1025}, r"tree_budget=1025.*1\.\.1024"),
-        ({"tree_shape": (50, 50)}, "1024 nodes in all at most"),
-        ({"tree_shape": (1,) * 5000}, "1024 nodes in all at most"),
-        ({"tree_budget": 4, "tree_shape": (2,)}, "tree_budget=4.*none beside a tree_shape"),
-        ({"tree_budget": 4, "tree_children": "with_replacement"}, "'greedy' with a tree_budget"),
-        ({"tree_children": "best"}, "tree_children='best'"),
-        ({"tree_shape": (2,), "verification": "typical"}, "a lossless method for trees"),
-        ({"lenience": 0}, "lenience=0"),
-        ({"typical_epsilon": 2}, "typical_epsilon=2"),
-        ({"typical_delta": 0}, "typical_delta=0"),
-        ({"mixture_budget": -1}, "mixture_budget=-1"),
-    ],
-)
-def test_configurations_that_make_no_tree_are_refused(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidConfigError, match=message):
-        SpeculativeConfig(depth="fixed", **wrong)
 
 
 def test_the_shape_of_trees() -> None:

@@ -18,7 +18,8 @@ from ..types.finding import Finding
 from ..types.protocols import Chance
 from ..verification import Method, TokenVerification, Verifier
 from ..verification.lossy import LenientVerification, TypicalVerification
-from . import ceilings, checks, draft_faults, faults, toys
+from . import ceilings, checks, faults, toys
+from . import draft_faults as drafts
 from .checks import Build, Report
 from .enumeration import exact_distribution
 from .goodness import together
@@ -157,10 +158,10 @@ def refused(name: str, error: type[Exception], check: Check) -> Check:
     return checked
 
 
-def early_exit_distribution(drafts: Callable[[TransformersModel], Any]) -> Finding:
+def early_exit_distribution(make: Callable[[TransformersModel], Any]) -> Finding:
     """The check of the exact distribution where a target of three layers drafts with its own."""
     target, source = layered(3, 1, layers=3)
-    made = checks.shipped(target, drafts(target), _config("block", 2))
+    made = checks.shipped(target, make(target), _config("block", 2))
     prompt, params = (0, 1, 2), SamplingParams(max_tokens=3)
     expected = target_distribution(source, prompt, params)
     return checks.exactness(distance(exact_distribution(made, prompt, params), expected))
@@ -197,215 +198,166 @@ _POLICIES = tuple(
 )
 _keys = partial(checks.keys, configs=_BLOCK)
 _metrics = partial(checks.metrics, configs=_BLOCK)
-_a_variant = "a known wrong variant"
+_VARIANT = "a known wrong variant"
 
 
 def _other_vocabulary(model: TabularModel) -> Any:
     return toys.of_another_vocabulary(model, ("aa", "", "a"))
 
 
+def _group(
+    check: Check, plant: Callable[[Any], Build], *rows: tuple[str, str, Any], sound: Any = None
+) -> tuple[Control, ...]:
+    """Controls of one check: the fault, where it was found, and what is planted."""
+    shipped = sound or checks.shipped
+    return tuple(Control(*row[:2], check, plant(row[2]), shipped) for row in rows)
+
+
 CONTROLS = (
-    Control(
-        "block: residual (p - q)+ without the weight p_i",
-        _a_variant,
+    *_group(
         distribution("block"),
-        method(faults.PlainResidual()),
+        method,
+        ("block: residual (p - q)+ without the weight p_i", _VARIANT, faults.PlainResidual()),
+        ("block: scan stops at the first refusal", _VARIANT, faults.StopsAtFirstRefusal()),
     ),
-    Control(
-        "block: scan stops at the first refusal",
-        _a_variant,
-        distribution("block"),
-        method(faults.StopsAtFirstRefusal()),
-    ),
-    Control(
-        "block: token verification under its name",
-        "lossless, and less than was asked for",
+    *_group(
         ceiling,
-        method(TokenVerification()),
+        method,
+        ("block: token verification under its name", "less than asked for", TokenVerification()),
+        ("more tokens than any lossless method", "lenient acceptance", LenientVerification(0.8)),
     ),
-    Control(
-        "more tokens than any lossless method emits",
-        "lenient acceptance under a lossless name",
-        ceiling,
-        method(LenientVerification(0.8)),
-    ),
-    Control(
-        "bonus drawn from the row before the last",
-        "an off-by-one",
+    *_group(
         distribution("token"),
-        method(faults.BonusFromTheRowBefore()),
+        method,
+        ("bonus drawn from the row before the last", "off by one", faults.BonusFromTheRowBefore()),
+        ("leniency .8 called lossless", "Leviathan et al., A.5", LenientVerification(0.8)),
+        ("typical acceptance called lossless", "Medusa's rule", TypicalVerification(0.09, 0.3)),
+        ("refused token replaced from the target", _VARIANT, faults.ResidualIsTheTarget()),
     ),
-    Control(
-        "u <= p/q accepts tokens of probability zero",
-        "transformers, RLX",
+    *_group(
         distribution("token", top_k=2),
-        method(faults.AcceptsTheImpossible()),
+        method,
+        ("u <= p/q accepts the impossible", "transformers, RLX", faults.AcceptsTheImpossible()),
     ),
-    Control(
-        "leniency .8 called lossless",
-        "Leviathan et al., appendix A.5",
-        distribution("token"),
-        method(LenientVerification(0.8)),
+    *_group(
+        tree_distribution((2, 1)),
+        method,
+        ("traversal: residual without the claim on the node", _VARIANT, faults.PlainResidual()),
     ),
-    Control(
-        "typical acceptance called lossless",
-        "Medusa's rule",
-        distribution("token"),
-        method(TypicalVerification(0.09, 0.3)),
-    ),
-    Control(
-        "refused token replaced from the target's own distribution",
-        _a_variant,
-        distribution("token"),
-        method(faults.ResidualIsTheTarget()),
-    ),
-    Control(
-        "argmax draft reported as a softmax",
-        "transformers, RLX, EAGLE",
+    *_group(
         distribution("block"),
-        drafter(draft_faults.ArgmaxReportedAsSampled),
+        drafter,
+        (
+            "argmax draft reported as a softmax",
+            "transformers, EAGLE",
+            drafts.ArgmaxReportedAsSampled,
+        ),
+        ("draft distribution with permuted columns", "transformers", drafts.PermutedDistribution),
+        ("a sampled token dropped as unlikely", "confidence rules", drafts.DropsUnlikelyTokens),
     ),
-    Control(
-        "draft distribution with permuted columns",
-        "transformers, universal assistants",
-        distribution("block"),
-        drafter(draft_faults.PermutedDistribution),
-    ),
-    Control(
-        "draft drawn under top-k, verified against the raw distribution",
-        "boostr",
+    *_group(
         distribution("block", top_k=2),
-        drafter(draft_faults.UnfilteredDistribution),
+        drafter,
+        ("drawn under top-k, reported without", "boostr", drafts.UnfilteredDistribution),
     ),
-    Control(
-        "draft drawn in float64, verified in bfloat16",
-        "DeepSpec",
+    *_group(
         refused("engine", DraftError, distribution("block")),
-        drafter(draft_faults.RoundedDistribution),
+        drafter,
+        ("draft drawn in float64, verified in bfloat16", "DeepSpec", drafts.RoundedDistribution),
     ),
-    Control(
-        "a sampled token dropped because it was unlikely",
-        "confidence thresholds",
-        distribution("block"),
-        drafter(draft_faults.DropsUnlikelyTokens),
-    ),
-    Control(
-        "other vocabulary: distribution not renormalised over the common tokens",
-        _a_variant,
+    *_group(
         refused("engine", DraftError, distribution("block")),
-        drafter(draft_faults.NotRenormalised),
-        drafter(_other_vocabulary),
+        drafter,
+        ("other vocabulary: distribution not renormalised", _VARIANT, drafts.NotRenormalised),
+        sound=drafter(_other_vocabulary),
     ),
-    Control(
-        "other vocabulary: distribution cut after drawing from it",
-        "tokens mapped to an unknown one",
+    *_group(
         distribution("block"),
-        drafter(draft_faults.CutAfterDrawing),
-        drafter(_other_vocabulary),
+        drafter,
+        ("other vocabulary: cut after drawing", "unknown tokens mapped", drafts.CutAfterDrawing),
+        sound=drafter(_other_vocabulary),
     ),
     Control(
         "early exit: distribution of another layer than was drawn from",
-        _a_variant,
+        _VARIANT,
         early_exit_distribution,
-        draft_faults.DistributionOfAnotherLayer,
+        drafts.DistributionOfAnotherLayer,
         lambda target: EarlyExitDrafter(target, 1),
     ),
-    Control(
-        "tree: a drawn node ranked away",
-        "EAGLE-2's reranking, sampled",
+    *_group(
         tree_distribution((3,)),
-        drafter(draft_faults.RanksDrawnNodesAway),
+        drafter,
+        ("tree: a drawn node ranked away", "EAGLE-2, sampled", drafts.RanksDrawnNodesAway),
+        ("tree: siblings share a distribution", _VARIANT, drafts.SiblingsShareADistribution),
+        ("tree: siblings verified in another order", _VARIANT, drafts.SiblingsInAnotherOrder),
     ),
-    Control(
-        "tree: siblings drawn without replacement share a distribution",
-        _a_variant,
-        tree_distribution((3,)),
-        drafter(draft_faults.SiblingsShareADistribution),
-    ),
-    Control(
-        "tree: siblings verified in another order than drawn",
-        _a_variant,
-        tree_distribution((3,)),
-        drafter(draft_faults.SiblingsInAnotherOrder),
-    ),
-    Control(
-        "traversal: residual without the claim on the node",
-        _a_variant,
-        tree_distribution((2, 1)),
-        method(faults.PlainResidual()),
-    ),
-    Control(
-        "stop tokens inside an accepted block are missed",
-        "transformers",
+    *_group(
         distribution("block", stop_token_ids=(1,)),
-        decoder(faults.StopsOnlyBetweenRounds),
+        decoder,
+        ("stop tokens inside a block are missed", "transformers", faults.StopsOnlyBetweenRounds),
     ),
-    Control(
-        "stop and next token share a key",
-        "a key used twice",
+    *_group(
         _keys,
-        keys(faults.confused(TOKEN, STOP)),
+        keys,
+        ("stop and next token share a key", "a key used twice", faults.confused(TOKEN, STOP)),
+        ("recovery draw uses the draft's noise", "vLLM", faults.confused(TOKEN, DRAFT)),
+        ("positions share a uniform", "LLMSpeculativeSampling", faults.fixed(4, 0)),
+        ("verification counter stands still", "boostr", faults.fixed(2, 0)),
+        ("one seed gives every prompt the same noise", "vLLM", faults.fixed(0, 7)),
+        ("n continuations share their noise", "a seed copied n times", faults.fixed(1, 0)),
     ),
-    Control(
-        "recovery draw uses the draft's noise", "vLLM", _keys, keys(faults.confused(TOKEN, DRAFT))
-    ),
-    Control(
-        "re-seeded before every draw: positions share a uniform",
-        "LLMSpeculativeSampling",
-        _keys,
-        keys(faults.fixed(4, 0)),
-    ),
-    Control("verification counter stands still", "boostr", _keys, keys(faults.fixed(2, 0))),
-    Control("one seed gives every prompt the same noise", "vLLM", _keys, keys(faults.fixed(0, 7))),
-    Control("n continuations share their noise", "a copied seed", _keys, keys(faults.fixed(1, 0))),
-    Control(
-        "noise depends on the place in the batch",
-        "boostr",
+    *_group(
         partial(checks.batches, configs=_BLOCK),
-        keys(faults.by_place),
+        keys,
+        ("noise depends on the place in the batch", "boostr", faults.by_place),
     ),
-    Control(
-        "coupled noise depends on the size of the batch",
-        "a generator shared by a batch",
+    *_group(
         partial(checks.coupled, configs=(_config("coupled", 3),)),
-        chance(lambda _: faults.NoiseByRound()),
+        chance,
+        (
+            "coupled noise depends on the batch",
+            "a shared generator",
+            lambda _: faults.NoiseByRound(),
+        ),
     ),
-    Control(
-        "Philox with the multiplier 0xD2561A75",
-        "RLX",
+    *_group(
         checks.known_answers,
-        faults.wrong_philox,
-        philox4x32,
+        lambda generator: generator,
+        ("Philox with the multiplier 0xD2561A75", "RLX", faults.wrong_philox),
+        sound=philox4x32,
     ),
-    Control(
-        "uniforms end at .9",
-        "a biased generator",
+    *_group(
         goodness,
-        chance(lambda _: faults.SqueezedUniforms()),
+        chance,
+        ("uniforms end at .9", "a biased generator", lambda _: faults.SqueezedUniforms()),
     ),
-    Control(
-        "draft's temperature and filters applied twice",
-        "transformers",
+    *_group(
         partial(checks.perfect_draft, configs=_BLOCK),
-        drafter(draft_faults.TemperatureTwice),
+        drafter,
+        ("temperature and filters applied twice", "transformers", drafts.TemperatureTwice),
     ),
-    Control(
-        "min(k, remaining) drafts, no room for the bonus",
-        "tensorlogic",
+    *_group(
         refused("engine", InvalidConfigError, _metrics),
-        policy(lambda made: faults.DraftsTooDeep(made.config.deepest)),
+        policy,
+        (
+            "min(k, remaining) drafts: no room for the bonus",
+            "tensorlogic",
+            lambda made: faults.DraftsTooDeep(made.config.deepest),
+        ),
     ),
-    Control(
-        "a plan depends on the plan before it",
-        "a policy that writes while it plans",
+    *_group(
         partial(checks.policies, configs=_POLICIES),
-        policy(lambda made: faults.RemembersWhatItPlanned(made.policy)),
+        policy,
+        (
+            "a plan depends on the plan before it",
+            _VARIANT,
+            lambda made: faults.RemembersWhatItPlanned(made.policy),
+        ),
     ),
-    Control(
-        "accepted counts drafts past a stop",
-        "mlx-vlm, tensorlogic",
+    *_group(
         partial(checks.metrics, configs=_BLOCK, perfect=True),
-        decoder(faults.CountsPastTheStop),
+        decoder,
+        ("accepted counts drafts past a stop", "mlx-vlm, tensorlogic", faults.CountsPastTheStop),
     ),
-    Control("no bonus token after full acceptance", "RLX", _metrics, decoder(faults.NoBonus)),
+    *_group(_metrics, decoder, ("no bonus after full acceptance", "RLX", faults.NoBonus)),
 )

@@ -19,7 +19,7 @@ _SEQUENCES = 72
 
 
 class LayeredDistribution:
-    """What a transformers model says of whole prefixes, without a cache: the distribution of a target.
+    """The distributions of a transformers model after whole prefixes, computed without a cache.
 
     Args:
         hf_model: a causal language model.

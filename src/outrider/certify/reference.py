@@ -136,8 +136,8 @@ def filtered(row: Row, params: SamplingParams) -> Row:
     In transformers' order: temperature, top-k, top-p, min-p, one renormalisation.
     """
     if params.greedy:
-        atom: Row = np.eye(len(row))[int(row.argmax())]
-        return atom
+        point_mass: Row = np.eye(len(row))[int(row.argmax())]
+        return point_mass
     with np.errstate(divide="ignore"):
         scores = np.log(row) / params.temperature
     if params.top_k:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,8 +26,9 @@ _LEAST = -20.0
 END = TEXTS.index("")
 
 
-def tokenizer(texts: Sequence[str]) -> Tokenizer:
-    """A tokenizer whose tokens read as these: letters, pairs of two of them, and nothing."""
+@cache
+def tokenizer(texts: tuple[str, ...]) -> Tokenizer:
+    """Make a tokenizer whose tokens read as these: letters, pairs of two of them, and nothing."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -44,9 +45,9 @@ def tokenizer(texts: Sequence[str]) -> Tokenizer:
 
 
 def of_another_vocabulary(
-    draft: TabularModel, texts: Sequence[str], *, by_text: bool = False
+    draft: TabularModel, texts: tuple[str, ...], *, by_text: bool = False
 ) -> VocabularyDrafter:
-    """Drafts what a model says, as far as tokens of another vocabulary can say it.
+    """Draft what a model would, as far as tokens of another vocabulary can.
 
     In them a token is as likely as the model's that reads as its first letter, and one of two
     letters half as likely.
@@ -59,8 +60,8 @@ def of_another_vocabulary(
 
     def distribution(prefix: tuple[int, ...]) -> NDArray[np.float64]:
         letters = (letter for token in prefix for letter in texts[token] or ("",))
-        said = draft.probabilities(tuple(map(TEXTS.index, letters)))
-        weights = np.array([said[TEXTS.index(text[:1])] / max(1, len(text)) for text in texts])
+        known = draft.probabilities(tuple(map(TEXTS.index, letters)))
+        weights = np.array([known[TEXTS.index(text[:1])] / max(1, len(text)) for text in texts])
         whole: NDArray[np.float64] = weights / weights.sum()
         return whole
 

@@ -70,8 +70,8 @@ def demo(
     """Race plain against speculative decoding on the same prompts."""
     given = prompt.read()
     config: SpeculativeConfig = plain(SpeculativeConfig, speculation)
-    heat = temperatures.temperature
-    params: SamplingParams = plain(SamplingParams, sampling, temperature=heat[-1], ignore_eos=True)
+    asked = temperatures.temperature
+    params: SamplingParams = plain(SamplingParams, sampling, temperature=asked[-1], ignore_eos=True)
     method = choose_method(models, drafting, config)
     if method == "none" or config.deepest == 0:
         flag, value = ("--method", method) if method == "none" else ("-k", 0)
@@ -92,7 +92,7 @@ def demo(
     console = Console(stderr=True)
     loaded = load(models, drafting, method, console)
     settings = loaded.settings(params, config)
-    extra = {"prompts": len(prompts), "temperatures": heat}
+    extra = {"prompts": len(prompts), "temperatures": asked}
     screen = None if output.as_json else Screen(output.color, len(prompts))
     with traced(tracing, settings | extra, config) as on_round:
         decoders = (
@@ -104,7 +104,7 @@ def demo(
             screen.title(loaded.headline(config))
         found = []
         with console.status("racing") if screen is None else screen.live:
-            for temperature in heat:
+            for temperature in asked:
                 draw = screen.at(temperature) if screen is not None else lambda *_: None
                 at = replace(params, temperature=temperature)
                 found.append(compare(decoders, prompts, at, draw))

@@ -116,10 +116,10 @@ def _places(draft: RowOutcome) -> list[tuple[int, bool]]:
 
 
 def _buckets(draft: RowOutcome) -> list[tuple[int, bool]]:
-    told = draft.confidence[: draft.kept + 1]
+    confidence = draft.confidence[: draft.kept + 1]
     return [
         (min(int(value * BUCKETS), BUCKETS - 1), i < draft.kept)
-        for i, value in enumerate(told)
+        for i, value in enumerate(confidence)
         if value == value  # Not NaN.
     ]
 

@@ -96,8 +96,8 @@ def _played(
     after, kept, depth = [], [], [int(each) for each in plan.depth]
     for row, state in enumerate(states):
         kept.append(depth[row] if number % 2 else depth[row] // 2)
-        told = (0.75,) * depth[row]
-        outcome = RowOutcome(MODEL, depth[row], kept[row], told)
+        confidence = (0.75,) * depth[row]
+        outcome = RowOutcome(MODEL, depth[row], kept[row], confidence)
         after.append(
             SequenceState(
                 state.prefix.extended([1] * min(kept[row] + 1, state.remaining)),
@@ -213,14 +213,14 @@ def _answers(states: Sequence[SequenceState], plan: DraftPlan) -> list[Any]:
     if plan.stop is None:
         return []
     rows = len(states)
-    told = np.tile(np.linspace(0.1, 0.9, 3), (rows, 1))
+    confidence = np.tile(np.linspace(0.1, 0.9, 3), (rows, 1))
     drafting = np.arange(rows) % 2 == 0
     reach = np.array([0.9, 0.8, 0.1])
     return [
-        plan.stop.continues(told[:, :1], drafting),
+        plan.stop.continues(confidence[:, :1], drafting),
         plan.stop.continues(np.full((rows, 3), np.nan), drafting),
-        plan.stop.kept(MODEL, told),
-        plan.stop.kept("ngram", told[0]),
+        plan.stop.kept(MODEL, confidence),
+        plan.stop.kept("ngram", confidence[0]),
         *(plan.stop.lookup(row, reach) for row in range(rows)),
     ]
 

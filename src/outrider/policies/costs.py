@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 COST_RATIO = 0.125
-"""What a draft step costs beside a plain round, as long as nobody says and nothing was timed."""
+"""What a draft step costs beside a plain round, as long as none is configured and nothing was timed."""
 
 TOKEN_RATIO = 0.02
 """The same of one more token to verify: reading the weights takes most of a small forward."""

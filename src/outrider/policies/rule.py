@@ -111,7 +111,7 @@ class BreakEven(StopRule):
         return int(self.probe and not self.alone[row] and not self.depths[row])
 
     def _model_gain(self, row: int) -> float:
-        """Return the tokens that a model's draft brings beyond those that its time is worth."""
+        """Return the tokens that a model's draft brings beyond those that plain decoding makes in its time."""
         depth = int(self.planned[row])
         sharing = 1 if self.alone[row] else ((self.planned > 0) & ~self.alone).sum()
         expected = self.by_position[row, :depth].cumprod().sum()

@@ -99,7 +99,7 @@ class RoundDraws:
 
     @property
     def ahead(self) -> bool:
-        """Whether the uniforms are made already, so that a draw nobody looks at costs nothing."""
+        """Whether the uniforms are made already, so that an unused draw costs nothing."""
         return self._uniforms is not None
 
     def stop(self, distributions: Tensor) -> Tensor:

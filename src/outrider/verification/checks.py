@@ -1,7 +1,7 @@
 """Validation of what the array functions are given: once, at the edge.
 
 Each check names the argument, the value, what was expected and what to do; behind it nothing is
-checked again. Reading a value to judge it waits for the device.
+checked again. Reading a value to check it waits for the device.
 """
 
 from __future__ import annotations

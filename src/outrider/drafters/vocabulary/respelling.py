@@ -70,8 +70,8 @@ class Writer:
     def _text(self, text: str, *, opens: bool) -> list[int]:
         if opens or not self._leading_space:
             return self._encode(text)
-        anchor = "a" if text[0].isspace() else "\n"
-        lead, whole = self._encode(anchor), self._encode(anchor + text)
+        lead_in = "a" if text[0].isspace() else "\n"
+        lead, whole = self._encode(lead_in), self._encode(lead_in + text)
         return whole[len(lead) :] if whole[: len(lead)] == lead else self._encode(text)
 
     def _encode(self, text: str) -> list[int]:

@@ -42,7 +42,7 @@ class Spelling:
 
         Raises:
             InvalidConfigError: it is not backed by the tokenizers library.
-            VocabMismatchError: its decoder tells no bytes: it is neither byte-level nor of the kind
+            VocabMismatchError: its decoder gives no bytes: it is neither byte-level nor of the kind
                 that writes a space as "▁".
         """
         backend = getattr(tokenizer, "backend_tokenizer", None)

@@ -23,15 +23,15 @@ class _Interrupt(Exception):
 
 
 def _capabilities(case: Case) -> str:
-    told = case.runtime.capabilities
+    stated = case.runtime.capabilities
     logits = case.runtime.verify([Prefix(1, [0])], proposal([((), ())])).logits
-    if logits.shape[-1] != told.vocab_size:
-        raise Broken(f"logits are {logits.shape[-1]} wide; vocab_size says {told.vocab_size}")
-    if logits.device.type != told.device.type:
-        raise Broken(f"logits are on {logits.device}; device says {told.device}")
-    if not all(0 <= token < told.vocab_size for token in told.eos_token_ids):
-        raise Broken(f"eos_token_ids {set(told.eos_token_ids)} leave 0..{told.vocab_size - 1}")
-    return f"{told.vocab_size} tokens on {told.device}"
+    if logits.shape[-1] != stated.vocab_size:
+        raise Broken(f"logits are {logits.shape[-1]} wide; vocab_size says {stated.vocab_size}")
+    if logits.device.type != stated.device.type:
+        raise Broken(f"logits are on {logits.device}; device says {stated.device}")
+    if not all(0 <= token < stated.vocab_size for token in stated.eos_token_ids):
+        raise Broken(f"eos_token_ids {set(stated.eos_token_ids)} leave 0..{stated.vocab_size - 1}")
+    return f"{stated.vocab_size} tokens on {stated.device}"
 
 
 def _greedy(case: Case) -> str:
@@ -211,8 +211,8 @@ def _expanding(case: Case, names: list[int], paths: list[Path]) -> None:
             ]
             for row, path in enumerate(paths):
                 for node in range(width):
-                    told = (*path, *spelled(rows[row], fed + node + 1))
-                    case.compare(logits[row, node], told)
+                    path_to = (*path, *spelled(rows[row], fed + node + 1))
+                    case.compare(logits[row, node], path_to)
     case.verify(names, [(*p, 0) for p in paths], [case.chain(1) for _ in paths])
 
 
