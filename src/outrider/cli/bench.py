@@ -35,7 +35,7 @@ OPTIONS = flags_of(
     BenchOptions, listed(BenchOptions, max_tokens="-m", k="-k", draft="--draft-model")
 )()
 
-Format = Literal["table", "json", "jsonl", "md", "csv"]
+Format = Literal["table", "json", "jsonl", "md", "csv", "vllm"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ def bench(
     with terminable() as interruption, _folder(formats.out, asked.quick) as folder:
         from rich.console import Console
 
-        from ..bench.formats import as_csv, as_json, as_jsonl
+        from ..bench.formats import as_csv, as_json, as_jsonl, as_vllm
         from ..bench.tables import as_markdown, rendered
         from .terminal import output, progress, quiet
 
@@ -101,7 +101,13 @@ def bench(
             console = output(shown.color)
             console.print(rendered(results))
         else:
-            writers = {"json": as_json, "jsonl": as_jsonl, "md": as_markdown, "csv": as_csv}
+            writers = {
+                "json": as_json,
+                "jsonl": as_jsonl,
+                "md": as_markdown,
+                "csv": as_csv,
+                "vllm": as_vllm,
+            }
             print(writers[form](results).rstrip("\n"))
         if results.partial:
             print("outrider: interrupted; this is what had been measured", file=sys.stderr)

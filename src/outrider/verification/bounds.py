@@ -18,43 +18,25 @@ from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
 from ..config.params import TreeChildren
-from ..errors import DraftShapeError
-from .checks import common_namespace, require_float, require_shape
 
 Path = tuple[int, ...]
 Distribution = Callable[[Path], Sequence[float] | NDArray[np.float64]]
 """The probabilities [V] of the token after a prefix."""
 
 
-def block_ceiling(ratios: Any, lengths: NDArray[np.int64]) -> Any:
-    """1 + p_1 + ... + p_L along each drafted chain, with p_i = min(1, p_(i-1) r_i).
+def block_values(ratios: Any) -> Any:
+    """Return 1 + p_1 + ... + p_N along each drafted chain, with p_i = min(1, p_(i-1) r_i).
 
     Its mean over drafts is exactly the most tokens that a verifier which sees the chain can emit on
     average: an unbiased estimate from what was drafted, one for each round.
 
     Args:
-        ratios: floating-point [B, N], the r_i: target over draft probability of each token.
-        lengths: host integers [B] in 0..N; columns at and beyond a row's length are ignored.
+        ratios: float64 [B, N], target over draft probability of each token; 0 where nothing was
+            drafted.
 
     Returns:
         float64 [B], of the ratios' library.
-
-    Raises:
-        DraftShapeError: a shape or dtype is wrong.
     """
-    common_namespace(ratios=ratios)
-    require_shape("ratios", ratios, ("B", "N"), "a ratio for each token", DraftShapeError)
-    require_float("ratios", ratios, DraftShapeError)
-    batch, width = ratios.shape
-    _require_lengths(lengths, batch, width)
-    xp = array_namespace(ratios)
-    ends = xp.asarray(lengths, device=device(ratios))[:, None]
-    drafted = xp.arange(width, device=device(ratios))[None, :] < ends
-    return block_values(xp.where(drafted, xp.astype(ratios, xp.float64), 0.0))
-
-
-def block_values(ratios: Any) -> Any:
-    """`block_ceiling` of ratios float64 [B, N] that are 0 where nothing was drafted; not checked."""
     xp = array_namespace(ratios)
     one = xp.ones(ratios.shape[0], dtype=xp.float64, device=device(ratios))
     kept = total = one
@@ -62,61 +44,6 @@ def block_values(ratios: Any) -> Any:
         kept = xp.minimum(kept * ratios[:, column], one)
         total = total + kept
     return total
-
-
-def deterministic_ceiling(
-    conditionals: NDArray[np.floating[Any]],
-    parents: NDArray[np.int64],
-    tokens: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-) -> NDArray[np.float64]:
-    """1 + the sum of P(v) over the nodes v of a tree that no draw decided.
-
-    P(v) is the product of the target's conditionals along v's path. Every lossless verifier of such
-    a tree emits exactly this on average, if it descends whenever the target's token is a child.
-
-    Args:
-        conditionals: [B, N], the target's probability of each node's token after its parent.
-        parents: int64 [B, N]; parents[b, i] in 0..i is the node that is parent of node i + 1. Node
-            0 is the prefix, node j the token of column j - 1.
-        tokens: int64 [B, N]. Siblings of one token are one node, and their children siblings.
-        lengths: int64 [B] in 0..N; columns at and beyond a row's length are ignored.
-
-    Returns:
-        float64 [B]. All arrays live on the host.
-
-    Raises:
-        DraftShapeError: a shape is wrong, or a parent is not in 0..i.
-    """
-    require_shape("tokens", tokens, ("B", "N"), "a row for each tree", DraftShapeError)
-    batch, width = tokens.shape
-    require_shape("parents", parents, (batch, width), "as tokens", DraftShapeError)
-    require_shape("conditionals", conditionals, (batch, width), "as tokens", DraftShapeError)
-    _require_lengths(lengths, batch, width)
-    ceilings = np.ones(batch)
-    for row, length in enumerate(lengths.tolist()):
-        nodes = [0]
-        mass = [1.0]
-        known: dict[tuple[int, int], int] = {}
-        columns = zip(
-            parents[row, :length].tolist(),
-            tokens[row, :length].tolist(),
-            conditionals[row, :length].tolist(),
-            strict=True,
-        )
-        for column, (parent, token, conditional) in enumerate(columns):
-            if not 0 <= parent <= column:
-                raise DraftShapeError(
-                    f"parents[{row}, {column}] is {parent}; expected a node in 0..{column}: the "
-                    "prefix, or a token of an earlier column"
-                )
-            place = (nodes[parent], token)
-            if place not in known:
-                known[place] = column + 1
-                ceilings[row] += mass[nodes[parent]] * conditional
-            nodes.append(known[place])
-            mass.append(mass[nodes[parent]] * conditional)
-    return ceilings
 
 
 def exact_block_value(
@@ -268,12 +195,3 @@ def _inclusion(
             if share > 0 and left.sum() > 0:
                 included += share * _inclusion(left / left.sum(), count - 1, kind)
     return included
-
-
-def _require_lengths(lengths: NDArray[np.int64], batch: int, width: int) -> None:
-    """Check how many columns of each row count."""
-    require_shape("lengths", lengths, (batch,), "one length for each row", DraftShapeError)
-    if np.any(lengths < 0) or np.any(lengths > width):
-        raise DraftShapeError(
-            f"lengths are {lengths.tolist()}; expected 0..{width}, the number of columns"
-        )
