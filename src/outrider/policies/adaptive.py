@@ -280,7 +280,7 @@ class AdaptiveDepth(Policy):
             return True
         tokens = costs.rows * float(1 + self._nodes[1])
         cheapest = costs.seconds(tokens, float(not self._looks_up)) - costs.plain
-        return account.slack(costs.plain) < cheapest
+        return account.slack(costs.plain) < max(0.0, cheapest)
 
 
 def best_depth(rates: Floats, most: Any, seconds: Floats) -> tuple[int, float]:

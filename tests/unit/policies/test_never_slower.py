@@ -153,3 +153,16 @@ def test_rounds_that_read_a_prompt_spoil_no_time() -> None:
     costs = knowledge.batches[0].costs
     assert costs.plain == pytest.approx(world.plain_s)
     assert costs.seconds(4, 3) == pytest.approx(world.plain_s * 1.435, rel=0.05)
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.7])
+@pytest.mark.parametrize("looks_up", [False, True])
+def test_times_may_be_anything(acceptance: float, looks_up: bool) -> None:
+    """Rounds of a busy machine, from a tenth to ten times their length, with columns for nothing."""
+    for rows in (1, 4):
+        world = World(
+            acceptance=acceptance, token=0.0, step=0.0, noise=1.2, lookup=lambda n: (n % 5, 0.1)
+        )
+        policy = AdaptiveDepth(Shape(16), looks_up=looks_up)
+        run = decode(policy, world, sequences(rows, 10**4), rounds=400, seed=rows)
+        assert len(run.depths) == 400
