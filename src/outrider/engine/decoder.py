@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, overload
@@ -347,12 +348,13 @@ class SpeculativeDecoder:
             for group in groups
             for state in group
         }
-        for result in self._steps(groups, "generate"):
-            for row, state in enumerate(result.batch.states):
-                one = ended[state.prefix.sequence_id]
-                one.tally.add(result.record, row)
-                one.logprobs.extend(result.logprobs[row])
-                ended[state.prefix.sequence_id] = replace(one, state=state)
+        with closing(self._steps(groups, "generate")) as steps:
+            for result in steps:
+                for row, state in enumerate(result.batch.states):
+                    one = ended[state.prefix.sequence_id]
+                    one.tally.add(result.record, row)
+                    one.logprobs.extend(result.logprobs[row])
+                    ended[state.prefix.sequence_id] = replace(one, state=state)
         outputs = [
             GenerationOutput(
                 prompt_token_ids=request.token_ids,
@@ -388,13 +390,12 @@ class SpeculativeDecoder:
         shared with later sequences.
         """
         prefixes = [state.prefix for state in states]
-        if not discard:
-            for drafter in self._drafters:
-                drafter.observe_output(prefixes)
         sequence_ids = [prefix.sequence_id for prefix in prefixes]
         for runtime in self._runtimes:
             runtime.release(sequence_ids, discard=discard)
         for drafter in self._drafters:
+            if not discard:
+                drafter.observe_output(prefixes)
             drafter.release(sequence_ids, discard=discard)
 
     def claim(self, count: int) -> int:
@@ -407,7 +408,7 @@ class SpeculativeDecoder:
         """Whether drafted tokens, were they emitted, would have ended a request."""
         return reachable_nodes(state, drafted, self.tokenizer) <= len(drafted)
 
-    def _steps(self, groups: list[list[SequenceState]], name: str) -> Iterator[StepResult]:
+    def _steps(self, groups: list[list[SequenceState]], name: str) -> Generator[StepResult]:
         scheduler = Scheduler(self, name=name)
         scheduler.submit(state for group in groups for state in group)
         owner = {s.prefix.sequence_id: index for index, group in enumerate(groups) for s in group}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING
 
 from ..errors import DegenerateDistributionError, ModelError
@@ -119,7 +119,7 @@ class Scheduler:
         self._decoder.release(leaving, discard=discard or self._discard)
 
 
-def naming_request(steps: Iterable[StepResult], requests: dict[int, int]) -> Iterator[StepResult]:
+def naming_request(steps: Iterable[StepResult], requests: dict[int, int]) -> Generator[StepResult]:
     """Pass rounds on; an error about one sequence names the index of its prompt.
 
     Args:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 
 from ..types.protocols import Tokenizer
 from ..types.records import SequenceState
@@ -13,7 +14,7 @@ from .stopping import final_text
 
 
 def events(
-    steps: Iterable[StepResult],
+    steps: Generator[StepResult],
     requests: Sequence[Sequence[SequenceState]],
     tokenizer: Tokenizer | None,
 ) -> Iterator[StreamEvent]:
@@ -31,30 +32,33 @@ def events(
         for state in run
         if tokenizer is not None
     }
-    for step in steps:
-        for row, (state, tokens) in enumerate(zip(step.batch.states, step.emitted, strict=True)):
-            sequence_id = state.prefix.sequence_id
-            first = len(state.prefix) - state.prompt_length - len(tokens)
-            for index, token in enumerate(tokens):
-                last = index == len(tokens) - 1 and state.finish_reason is not None
-                decoder = decoders.get(sequence_id)
-                text = None
-                if decoder is not None and tokenizer is not None:
-                    text = (
-                        decoder.finish(final_text(state, tokenizer))
-                        if last
-                        else decoder.push(token)
+    with closing(steps):
+        for step in steps:
+            for row, (state, tokens) in enumerate(
+                zip(step.batch.states, step.emitted, strict=True)
+            ):
+                sequence_id = state.prefix.sequence_id
+                first = len(state.prefix) - state.prompt_length - len(tokens)
+                for index, token in enumerate(tokens):
+                    last = index == len(tokens) - 1 and state.finish_reason is not None
+                    decoder = decoders.get(sequence_id)
+                    text = None
+                    if decoder is not None and tokenizer is not None:
+                        text = (
+                            decoder.finish(final_text(state, tokenizer))
+                            if last
+                            else decoder.push(token)
+                        )
+                    entry = step.logprobs[row][index] if step.logprobs[row] else None
+                    yield StreamEvent(
+                        request=owner[sequence_id],
+                        choice=state.choice,
+                        token_id=token,
+                        text=text,
+                        origin=step.origin(row, index),
+                        position=first + index,
+                        round=state.round - 1,
+                        finish_reason=state.finish_reason if last else None,
+                        logprob=None if entry is None else entry.logprob,
+                        top_logprobs=None if entry is None else entry.top,
                     )
-                entry = step.logprobs[row][index] if step.logprobs[row] else None
-                yield StreamEvent(
-                    request=owner[sequence_id],
-                    choice=state.choice,
-                    token_id=token,
-                    text=text,
-                    origin=step.origin(row, index),
-                    position=first + index,
-                    round=state.round - 1,
-                    finish_reason=state.finish_reason if last else None,
-                    logprob=None if entry is None else entry.logprob,
-                    top_logprobs=None if entry is None else entry.top,
-                )

@@ -89,7 +89,8 @@ class BreakEven(StopRule):
         Without a row it is that of all sequences, or the bare confidence if some row is seeded.
         """
         if row is not None:
-            known = None if self.alone[row] else self.shared
+            # A replayed row went by its own history, as a seeded one does.
+            known = None if self.alone[row] or self.replayed[row] else self.shared
             rates = rates_by_confidence(known, self.own[row : row + 1], source)[0]
         elif self.alone.any():
             return np.clip(np.nan_to_num(confidence), 0.0, 1.0)

@@ -117,3 +117,30 @@ def test_a_callback_may_use_the_decoder() -> None:
     thread.start()
     thread.join(30)
     assert not thread.is_alive()
+
+
+def test_a_drafter_that_fails_to_learn_holds_no_slot() -> None:
+    class Stumbling(NgramDrafter):
+        def observe_output(self, prefixes: object) -> None:
+            raise RuntimeError("no room to learn")
+
+    model = Roomy(2)
+    decoder = SpeculativeDecoder(model, Stumbling())
+    with pytest.raises(RuntimeError, match="no room to learn"):
+        decoder.generate([0], SamplingParams(max_tokens=3))
+    assert len(model.released) == 1
+    assert decoder.free_slots == 2
+
+
+def test_a_tokenizer_that_fails_during_a_stream_holds_no_slot() -> None:
+    class Stumbling:
+        def encode(self, text: str) -> list[int]:
+            return [0]
+
+        def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+            raise RuntimeError("no such token")
+
+    decoder = SpeculativeDecoder(Roomy(2), tokenizer=Stumbling())
+    with pytest.raises(RuntimeError, match="no such token") as caught:
+        list(decoder.stream([0], SamplingParams(max_tokens=3)))
+    assert decoder.free_slots == 2, caught
