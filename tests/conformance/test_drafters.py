@@ -9,9 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider import HybridDrafter, ModelDrafter, NgramDrafter, PredictionDrafter, SuffixDrafter
+from outrider import (
+    HybridDrafter,
+    ModelDrafter,
+    NgramDrafter,
+    PredictionDrafter,
+    SamplingParams,
+    SuffixDrafter,
+)
+from outrider.certify.kits import check_drafter
 from outrider.drafters.base import Drafter
-from outrider.drafters.conformance import check_drafter
 from outrider.drafters.lookup import Candidate
 from outrider.runtimes.tabular import mock_pair
 from outrider.types.records import Distributions, DraftPlan, DraftProposal, Prefix
@@ -114,7 +121,8 @@ class Worldly(SuffixDrafter):
     """Uses other texts for rows that must repeat."""
 
     def candidates(self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: Any) -> list[Candidate]:
-        ctx._local = ctx._local & False
+        forgotten = [replace(state, params=SamplingParams()) for state in ctx._batch.states]
+        ctx._batch = replace(ctx._batch, states=tuple(forgotten))
         return super().candidates(prefixes, plan, ctx)
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from outrider import TransformersModel
-from outrider.runtimes.conformance import CHECKS, check_runtime
+from outrider.certify.kits.references import TransformersReference
+from outrider.certify.kits.runtime import CHECKS, check_runtime
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.runtimes.transformers.early_exit import EarlyExit, truncated
-from outrider.runtimes.transformers.reference import TransformersReference
 from outrider.runtimes.transformers.slots import Slot
 from outrider.types.finding import Finding
 from outrider.types.records import DraftProposal, Prefix, TargetScores

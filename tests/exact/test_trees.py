@@ -15,6 +15,7 @@ import torch
 
 from outrider import ModelDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
 from outrider.certify import exact_distribution
+from outrider.certify.bounds import transport_optimum
 from outrider.certify.checks import PROMPT, expected
 from outrider.certify.faults import PlainResidual
 from outrider.certify.reference import distance, target_distribution
@@ -25,7 +26,6 @@ from outrider.types import trees
 from outrider.types.records import Distributions, DraftPlan, DraftProposal
 from outrider.verification import METHODS as LOSSLESS
 from outrider.verification import TraversalVerification, Tree
-from outrider.verification.transport import transport_optimum
 from tests.support.exactness import TOLERANCE, configured, error
 
 METHODS = ("traversal", "recursive", "coupled")
@@ -163,8 +163,8 @@ def test_the_ceiling_of_the_first_token_is_the_transport_optimum(kind: str) -> N
         if kind == "deterministic":
             optimum = p[np.argsort(-q)[:2]].sum()
         else:
-            how: Any = "iid" if kind == "with_replacement" else kind
-            optimum = float(transport_optimum(p, q, 2, how))
+            drawn: Any = kind
+            optimum = transport_optimum(p, q, 2, drawn)
         assert ceiling == pytest.approx(optimum, abs=1e-12)
         assert kept <= ceiling + 1e-12
         if kind in ("greedy", "deterministic"):

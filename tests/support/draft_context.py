@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.certify.kits.drafter_round import TrialContext
 from outrider.drafters.base import Drafter
-from outrider.drafters.trial import TrialContext
 from outrider.random import Philox4x32
 from outrider.types.plan import DraftPlan, StopRule
 from outrider.types.records import DraftProposal, Prefix

@@ -17,16 +17,15 @@ from dataclasses import dataclass
 from ..config.params import Verification
 from ..runtimes.tabular import TabularModel, mock_pair
 from ..types.finding import Finding
-from ..verification.bounds import (
+from .bounds import (
     Distribution,
     Path,
     cover_bound,
     exact_block_value,
     oracle_bound,
-    path_probabilities,
+    transport_optimum,
     tree_probabilities,
 )
-from ..verification.transport import DraftKind, transport_optimum
 from .cases import DRAFTERS, configured
 from .checks import PROMPT, TOLERANCE, Build, expected
 
@@ -53,12 +52,6 @@ CASES = tuple((*drafts, pair) for pair in range(len(PAIRS)) for drafts in DRAFTS
 """The arguments of `reached`: every draft on every pair."""
 
 VOCABULARY = 3
-
-_TRANSPORT: dict[str, DraftKind] = {
-    "tree, greedy": "greedy",
-    "tree, drawn": "without_replacement",
-    "tree, replaced": "iid",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +130,12 @@ def reached(build: Build, drafter: str, shape: tuple[int, ...], pair: int) -> Re
     transport: float | None = None
     if outright:
         inclusion = dict.fromkeys(_likeliest(draft, shape, PROMPT), 1.0)
-    elif tree:
-        inclusion = tree_probabilities(
-            draft.probabilities, shape, settings["tree_children"], PROMPT
-        )
-        if len(shape) == 1:
-            distributions = (target.probabilities(PROMPT), draft.probabilities(PROMPT))
-            transport = 1 + float(transport_optimum(*distributions, *shape, _TRANSPORT[drafter]))
     else:
-        inclusion = path_probabilities(draft.probabilities, len(shape), PROMPT)
+        kind = settings.get("tree_children", "with_replacement")
+        inclusion = tree_probabilities(draft.probabilities, shape, kind, PROMPT)
+        if tree and len(shape) == 1:
+            first = target.probabilities(PROMPT), draft.probabilities(PROMPT)
+            transport = 1 + transport_optimum(*first, *shape, kind)
     distribution: Distribution = _point_masses(draft) if outright else draft.probabilities
     return Reached(
         drafter,

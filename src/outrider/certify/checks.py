@@ -7,7 +7,6 @@ engine as it ships and on an engine with a fault planted in it (`controls`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,15 +14,14 @@ from numpy.typing import NDArray
 
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..engine.decoder import SpeculativeDecoder
-from ..policies.conformance import check_policy
 from ..random import Philox4x32
 from ..runtimes.base import Runtime
 from ..runtimes.tabular import TabularModel, mock_pair
 from ..types.finding import Finding
 from ..types.protocols import Chance
-from ..types.records import DraftPlan, RoundRecord, SequenceState
+from ..types.records import RoundRecord, SequenceState
 from .enumeration import exact_distribution, outcomes
-from .known_costs import lessons
+from .kits.policy import check_policy
 from .reference import distance, target_distribution
 
 if TYPE_CHECKING:
@@ -232,45 +230,12 @@ def expected(decoder: SpeculativeDecoder, figure: Callable[[RoundRecord, int], f
 
 
 def policies(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
-    """How many plans depend on what was planned before them, and how many properties fail.
-
-    A policy learns from made-up rounds; then all of those rounds are planned again in several
-    orders. The same knowledge and sequences have to give equal plans, and stay as they were.
-    """
+    """How many properties of policies do not hold; see `kits.check_policy`."""
     target, draft = mock_pair(3, 1)
-    changed = count = 0
-    broken: list[str] = []
-    for config in configs:
-        policy = build(target, draft, config, None).policy
-        broken += [item.name for item in check_policy(policy) if not item.passed]
-        rounds = list(lessons(policy, config.deepest))
-        known = [(hash(knowledge), repr(states)) for knowledge, states in rounds]
-        expected = [_content(policy.plan(*each), len(each[1])) for each in rounds]
-        order = [*range(len(rounds))[::-1], *range(0, len(rounds), 2)]
-        for _ in range(3):
-            order += Random(len(order)).sample(range(len(rounds)), len(rounds))
-        for index in order:
-            knowledge, states = rounds[index]
-            planned = _content(policy.plan(knowledge, states), len(states))
-            same = planned == expected[index]
-            changed += not same or (hash(knowledge), repr(states)) != known[index]
-            count += 1
-    if broken:
-        return Finding("policies", False, f"they break: {', '.join(dict.fromkeys(broken))}")
-    return _counted("policies", changed, count, "plans changed")
-
-
-def _content(plan: DraftPlan, rows: int) -> Any:
-    """All that a plan says, as values that compare."""
-    content: list[Any] = [plan.depth.tolist(), plan.model_depth.tolist(), plan.tree]
-    if plan.stop is not None:
-        confidence = np.linspace(0.05, 0.95, 3 * rows).reshape(rows, 3)
-        for drawn in (1, 2, 3):
-            going = plan.stop.continues(confidence[:, :drawn], np.ones(rows, dtype=np.bool_))
-            content.append(going.tolist())
-        content.append(plan.stop.kept("model", confidence).tolist())
-        content += [plan.stop.lookup(row, np.array([0.9, 0.6, 0.2])) for row in range(rows)]
-    return content
+    made = [build(target, draft, config, None).policy for config in configs]
+    found = [item for policy in made for item in check_policy(policy)]
+    broken = [item.name for item in found if not item.passed]
+    return _counted("policies", len(broken), len(found), ", ".join(["properties broken", *broken]))
 
 
 def _counted(name: str, wrong: int, count: int, what: str) -> Finding:

@@ -11,14 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from ..errors import DraftError, OutriderError, kind_of
 from ..verification import Method, Tree, Verifier
 
 _MASS_TOLERANCE = 1e-6
 """How far from one a distribution may sum, as in every draw of an enumeration."""
+
+
+_KINDS: dict[type, str] = {torch.Tensor: "torch tensor", np.ndarray: "NumPy array"}
 
 
 class BrokenPartError(OutriderError):
@@ -44,14 +47,16 @@ def checked_verifier(verifier: Verifier) -> Verifier:
 
 
 class CheckedMethod(Method):
-    """A verification method of the user's.
+    """A verification method of the user's, on torch tensors or NumPy arrays.
 
     Args:
         method: the user's.
+        masses: whether what it returns also has to be distributions.
     """
 
-    def __init__(self, method: Method) -> None:
+    def __init__(self, method: Method, *, masses: bool = True) -> None:
         self._method = method
+        self._masses = masses
         self.trees, self.lossy = method.trees, method.lossy
         self.keeps_forbidden = method.keeps_forbidden
 
@@ -62,15 +67,16 @@ class CheckedMethod(Method):
             BrokenPartError: it raised, or returned no distribution with its claims.
         """
         where, found = self._called("stop_distribution", tree)
+        kind = type(tree.target)
         pair = isinstance(found, tuple | list) and len(found) == 2
-        if not pair or not all(isinstance(item, Tensor) for item in found):
+        if not pair or not all(isinstance(item, kind) for item in found):
             raise BrokenPartError(
-                f"{where} returned {kind_of(found)}; expected two torch tensors: the distribution "
-                "[B, N + 1] and claims [B, N + 1], float64"
+                f"{where} returned {kind_of(found)}; expected two {_KINDS[kind]}s: the "
+                "distribution [B, N + 1] and claims [B, N + 1], float64"
             )
         for item in found:
             _check_form(where, item, tree.target.shape[:2], "[B, N + 1]")
-        _check_distribution(where, found[0])
+        self._check_masses(where, found[0])
         return found[0], found[1]
 
     def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
@@ -80,14 +86,30 @@ class CheckedMethod(Method):
             BrokenPartError: it raised, or returned no distribution of a token.
         """
         where, found = self._called("residual", tree, claims, node)
-        if not isinstance(found, Tensor):
+        kind = type(tree.target)
+        if not isinstance(found, kind):
             raise BrokenPartError(
-                f"{where} returned {kind_of(found)}; expected a torch tensor: the distribution "
+                f"{where} returned {kind_of(found)}; expected a {_KINDS[kind]}: the distribution "
                 "[B, V] of the token that follows, float64"
             )
         _check_form(where, found, (len(tree.target), tree.target.shape[2]), "[B, V]")
-        _check_distribution(where, found)
+        self._check_masses(where, found)
         return found
+
+    def _check_masses(self, where: str, distributions: Any) -> None:
+        """Rows [B, M] have to be probabilities; the first that is not is named."""
+        if not self._masses:
+            return
+        rows = np.asarray(distributions)
+        totals, least = rows.sum(-1), rows.min(-1)
+        # NaN fails both.
+        wrong = ~((least >= 0) & (np.abs(totals - 1) <= _MASS_TOLERANCE))
+        for row in np.flatnonzero(wrong)[:1]:
+            raise BrokenPartError(
+                f"{where} returned a distribution with total mass {totals[row]:.6g} and least "
+                f"entry {least[row]:.6g}; expected finite, non-negative probabilities that sum to "
+                "one"
+            )
 
     def _called(self, name: str, *arguments: Any) -> tuple[str, Any]:
         where = f"{type(self._method).__name__}.{name}"
@@ -103,21 +125,9 @@ def _placed(error: Exception) -> str:
     return f"{type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno})"
 
 
-def _check_form(where: str, array: Tensor, shape: tuple[int, ...], meaning: str) -> None:
-    if tuple(array.shape) != tuple(shape) or array.dtype != torch.float64:
+def _check_form(where: str, array: Any, shape: tuple[int, ...], meaning: str) -> None:
+    if tuple(array.shape) != tuple(shape) or array.dtype not in (torch.float64, np.float64):
         raise BrokenPartError(
-            f"{where} returned a tensor of shape {list(array.shape)} and {array.dtype}; expected "
-            f"{meaning}, here {list(shape)}, torch.float64"
-        )
-
-
-def _check_distribution(where: str, distributions: Tensor) -> None:
-    """Rows [B, M] have to be probabilities; the first that is not is named."""
-    totals, least = distributions.sum(-1), distributions.amin(-1)
-    # NaN fails both.
-    wrong = ~((least >= 0) & ((totals - 1).abs() <= _MASS_TOLERANCE))
-    for row in wrong.nonzero().flatten().tolist()[:1]:
-        raise BrokenPartError(
-            f"{where} returned a distribution with total mass {totals[row]:.6g} and least entry "
-            f"{least[row]:.6g}; expected finite, non-negative probabilities that sum to one"
+            f"{where} returned a {_KINDS[type(array)]} of shape {list(array.shape)} and "
+            f"{array.dtype}; expected {meaning}, here {list(shape)}, float64"
         )

@@ -1,27 +1,25 @@
-"""What no lossless verifier can exceed: the most tokens that a round could have emitted.
+"""What no verifier can exceed, estimated from what a round drafted.
 
-Every ceiling counts expected tokens of a round, the correction or bonus included, and is at least
-1. The chain's optimum is that of Sun et al. 2025 (arXiv 2403.10444); a verifier keeps a node with a
-probability of at most min(Pr[its parent is kept] P(x|parent), Q(node)), and the block recursion
-attains it at every node.
+The chain's optimum is that of Sun et al. 2025 (arXiv 2403.10444). The greatest probability with
+which one of several drafts of one token is kept is 1 + min over sets S of tokens of
+P(S) - Pr[all drafts are in S], by optimal transport: Sun et al. 2023 (SpecTr, arXiv 2310.15141).
+For drafts drawn from one distribution, with or without replacement, the best set is a prefix of the
+tokens in increasing order of P/Q (Hu et al. 2025, arXiv 2502.18779).
 """
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace, device
-from numpy.typing import NDArray
 
-from ..config.params import TreeChildren
+from ..types import trees
+from ..types.records import DraftProposal
 
-Path = tuple[int, ...]
-Distribution = Callable[[Path], Sequence[float] | NDArray[np.float64]]
-"""The probabilities [V] of the token after a prefix."""
+_ROUNDING = 1e-5
+"""How far a distribution may be from what its sibling left of another and still be taken for it."""
 
 
 def block_values(ratios: Any) -> Any:
@@ -46,152 +44,120 @@ def block_values(ratios: Any) -> Any:
     return total
 
 
-def exact_block_value(
-    target_distribution: Distribution,
-    draft_distribution: Distribution,
-    depth: int,
-    prefix: Path = (),
-) -> float:
-    """The most tokens that any verifier of a drafted chain can emit on average, exactly.
-
-    1 + the sum over all paths v of up to `depth` tokens of w(v), with
-    w(v) = min(w(parent) P(x|parent), Q(v)): what block verification emits.
+def first_token_optimum(proposal: DraftProposal, target: Any) -> Any | None:
+    """The transport optimum of each row's first drafted tokens, as they were drafted.
 
     Args:
-        target_distribution: the target's distributions.
-        draft_distribution: the drafter's.
-        depth: the length of the chain, at least 0. The work grows as V^depth.
-        prefix: what the chain follows.
+        proposal: drafted trees.
+        target: the target's distributions after the prefixes, [B, V].
+
+    Returns:
+        float64 [B]; rows without drafts mean nothing. None where it has no short form: several
+        tokens drawn, but beside others, or not equally many in every row that draws several, or
+        more than two without replacement. NaN in a row whose second token was drawn from another
+        distribution than what the first left of its own.
     """
+    xp = array_namespace(target)
+    batch, width = proposal.tokens.shape
+    first = (proposal.structure == 0) & (np.arange(width) < proposal.lengths[:, None])
+    distributions = None if proposal.distributions is None else proposal.distributions.probs
+    rows = (
+        trees.chain(batch, width)
+        if proposal.distribution_rows is None
+        else proposal.distribution_rows
+    )
+    drawn = first & (rows >= 0) if distributions is not None else np.zeros_like(first)
+    where = device(target)
+    mass = xp.astype(target, xp.float64)
+    outright = first & ~drawn
+    proposed = xp.zeros(mass.shape, dtype=xp.bool, device=where)
+    vocabulary = xp.arange(target.shape[-1], device=where)
+    for column in np.flatnonzero(outright.any(0)).tolist():
+        there = xp.asarray(outright[:, column], device=where)[:, None]
+        proposed = proposed | ((proposal.tokens[:, column][:, None] == vocabulary) & there)
+    certain = xp.sum(xp.where(proposed, mass, 0.0), axis=-1)
+    if distributions is None:
+        return certain
 
-    def beyond(path: Path, kept: float, drafted: float) -> float:
-        if len(path) == len(prefix) + depth:
-            return 0.0
-        total = 0.0
-        for token, (target, draft) in enumerate(
-            zip(target_distribution(path), draft_distribution(path), strict=True)
-        ):
-            weight = min(kept * float(target), drafted * float(draft))
-            if weight > 0:
-                total += weight + beyond((*path, token), weight, drafted * float(draft))
-        return total
+    def distribution(place: int) -> tuple[Any, Any]:
+        """The token drawn in this place, and the distribution it was drawn from; the first if none was."""
+        columns = np.where(drawn, np.cumsum(drawn, axis=1), 0) == place + 1
+        column = columns.argmax(axis=1)
+        source = np.maximum(rows[np.arange(batch), column], 0)
+        each = xp.arange(batch, device=where)
+        at, of = (xp.asarray(values, device=where) for values in (column, source))
+        return proposal.tokens[each, at], xp.astype(distributions[each, of], xp.float64)
 
-    return 1 + beyond(prefix, 1.0, 1.0)
+    token, draft = distribution(0)
+    count = drawn.sum(1)
+    covered = xp.sum(xp.where(proposed, 0.0, xp.minimum(mass, draft)), axis=-1)
+    one = certain + xp.where(xp.asarray(count > 0, device=where), covered, 0.0)
+    several = count > 1
+    if not several.any():
+        return one
+    most = int(count.max())
+    pairs = zip(rows[several], drawn[several], strict=True)
+    kinds = {len(set(row[of].tolist())) for row, of in pairs}
+    if (drawn != first)[several].any() or (count[several] != most).any() or len(kinds) > 1:
+        return None
+    if kinds == {1}:
+        many = iid_optimum(mass, draft, most)
+    elif most == 2:
+        left = _what_is_left(draft, token[:, None] == vocabulary)
+        near = xp.max(xp.abs(distribution(1)[1] - left), axis=-1) < _ROUNDING
+        many = xp.where(near, two_distinct_optimum(mass, draft), xp.nan)
+    else:
+        return None
+    return xp.where(xp.asarray(several, device=where), many, one)
 
 
-def path_probabilities(
-    distribution: Distribution, depth: int, prefix: Path = ()
-) -> dict[Path, float]:
-    """The probability of every path of 1 to `depth` tokens after `prefix`, the impossible left out.
+def _what_is_left(draft: Any, taken: Any) -> Any:
+    """The distributions [B, V] without the tokens `taken` [B, V]; as they are where nothing else is left."""
+    xp = array_namespace(draft)
+    left = xp.where(taken, 0.0, draft)
+    total = xp.sum(left, axis=-1, keepdims=True)
+    return xp.where(total > 0, left / xp.where(total > 0, total, 1.0), draft)
 
-    With a drafter's distribution these are the probabilities that a chain of `depth` drafts has each node.
+
+def _by_ratio(target: Any, draft: Any) -> Any:
+    """The tokens in increasing order of P/Q, int64 [..., V]."""
+    xp = array_namespace(target)
+    impossible = draft == 0
+    ratio = xp.where(impossible, math.inf, target / xp.where(impossible, 1.0, draft))
+    return xp.argsort(ratio, axis=-1)
+
+
+def iid_optimum(target: Any, draft: Any, num_drafts: int) -> Any:
+    """The best set is a prefix of the tokens in increasing order of P/Q."""
+    xp = array_namespace(target)
+    order = _by_ratio(target, draft)
+    inside = xp.cumulative_sum(xp.take_along_axis(target, order, axis=-1), axis=-1)
+    drafted = xp.cumulative_sum(xp.take_along_axis(draft, order, axis=-1), axis=-1)
+    return 1 + xp.clip(xp.min(inside - drafted**num_drafts, axis=-1), max=0.0)
+
+
+def two_distinct_optimum(target: Any, draft: Any) -> Any:
+    """For two draws without replacement; the best set is again such a prefix.
+
+    Pr[both are in S] is the sum over tokens i of S of q_i (Q(S) - q_i) / (1 - q_i): running sums
+    over prefixes. The likeliest token, for which 1 - q_i may cancel, is counted apart.
     """
-    level: dict[Path, float] = {(): 1.0}
-    paths: dict[Path, float] = {}
-    for _ in range(depth):
-        level = {
-            (*path, token): mass * float(share)
-            for path, mass in level.items()
-            for token, share in enumerate(distribution((*prefix, *path)))
-            if mass * float(share) > 0
-        }
-        paths |= level
-    return paths
-
-
-def tree_probabilities(
-    draft_distribution: Distribution, shape: Sequence[int], kind: TreeChildren, prefix: Path = ()
-) -> dict[Path, float]:
-    """For each path after `prefix`, the probability that a drafted tree has it.
-
-    Args:
-        draft_distribution: the drafter's distributions.
-        shape: how many children each node has at each depth; at most as many as tokens are likely.
-        kind: how they come about, as `SpeculativeConfig.tree_children` says.
-        prefix: what the tree follows.
-    """
-    if not shape:
-        return {}
-    paths: dict[Path, float] = {}
-    distribution = np.asarray(draft_distribution(prefix), dtype=np.float64)
-    for token, share in enumerate(_inclusion(distribution, shape[0], kind)):
-        below = tree_probabilities(draft_distribution, shape[1:], kind, (*prefix, token))
-        inside = {(token, *path): mass for path, mass in below.items()} | {(token,): 1.0}
-        if kind == "with_replacement":
-            # Each of the draws brings a node of its own, and they are merged.
-            paths |= {
-                p: 1 - (1 - distribution[token] * mass) ** shape[0] for p, mass in inside.items()
-            }
-        else:
-            paths |= {p: share * mass for p, mass in inside.items()}
-    return paths
-
-
-def cover_bound(
-    target_distribution: Distribution, inclusion: Mapping[Path, float], prefix: Path = ()
-) -> float:
-    """1 + the sum over nodes v of min(P(v), Pr[v is in the tree]).
-
-    No lossless verifier of a random tree emits more on average: it keeps v no more often than the
-    target emits it, and no more often than v was drafted.
-
-    Args:
-        target_distribution: the target's distributions.
-        inclusion: for each path after `prefix`, the probability that the drafted tree has it; paths
-            left out have none.
-        prefix: what the tree follows.
-    """
-    known: dict[Path, float] = {(): 1.0}
-
-    def target(path: Path) -> float:
-        if path not in known:
-            known[path] = target(path[:-1]) * float(
-                target_distribution((*prefix, *path[:-1]))[path[-1]]
-            )
-        return known[path]
-
-    return 1 + math.fsum(min(target(path), drafted) for path, drafted in inclusion.items())
-
-
-def oracle_bound(target_distribution: Distribution, num_nodes: int, prefix: Path = ()) -> float:
-    """1 + the sum of the `num_nodes` largest P(v): what the best fixed tree of that size emits.
-
-    No tree of so many nodes that no draw decided emits more on average, whoever drafts it. A drawn
-    tree may: drafts drawn from the target's own distribution are all kept. For those there is `cover_bound`.
-
-    A path's probability never exceeds its parent's, so the largest are found best first.
-
-    Args:
-        target_distribution: the target's distributions.
-        num_nodes: how many drafted tokens the tree has, at least 0.
-        prefix: what the tree follows.
-    """
-    frontier = [(-1.0, prefix)]
-    total = 0.0
-    for _ in range(num_nodes + 1):
-        mass, path = heapq.heappop(frontier)
-        total -= mass
-        for token, share in enumerate(target_distribution(path)):
-            heapq.heappush(frontier, (mass * float(share), (*path, token)))
-    return total
-
-
-def _inclusion(
-    distribution: NDArray[np.float64], count: int, kind: TreeChildren
-) -> NDArray[np.float64]:
-    """The probability [V] that each token is among the `count` children of a node."""
-    if kind == "with_replacement":
-        return 1 - (1 - distribution) ** count
-    if kind == "greedy":
-        included = np.zeros(len(distribution))
-        included[np.argsort(-distribution, kind="stable")[: count - 1]] = 1.0
-        left = np.where(included > 0, 0.0, distribution)
-        included += left / left.sum()
-        return included
-    included = distribution.copy()
-    if count > 1:
-        for token, share in enumerate(distribution):
-            left = np.where(np.arange(len(distribution)) == token, 0.0, distribution)
-            if share > 0 and left.sum() > 0:
-                included += share * _inclusion(left / left.sum(), count - 1, kind)
-    return included
+    xp = array_namespace(target)
+    order = _by_ratio(target, draft)
+    target = xp.take_along_axis(target, order, axis=-1)
+    draft = xp.take_along_axis(draft, order, axis=-1)
+    places = xp.arange(draft.shape[-1], device=device(draft))
+    likeliest = places == xp.argmax(draft, axis=-1, keepdims=True)
+    others = xp.where(likeliest, 0.0, draft)
+    beside = xp.cumulative_sum(others, axis=-1)
+    rest, top = beside[..., -1:], xp.max(draft, axis=-1, keepdims=True)
+    total = rest + top
+    within = xp.cumulative_sum(draft, axis=-1)
+    odds = others / (total - others)
+    both = within * xp.cumulative_sum(odds, axis=-1) - xp.cumulative_sum(odds * others, axis=-1)
+    # Where nothing is left beside it, the likeliest token is drawn alone.
+    after = xp.where(rest > 0, beside / xp.where(rest > 0, rest, 1.0), 1.0)
+    included = xp.cumulative_sum(xp.astype(likeliest, xp.float64), axis=-1)
+    drafted = (both + included * top * after) / total
+    inside = xp.cumulative_sum(target, axis=-1)
+    return 1 + xp.clip(xp.min(inside - drafted, axis=-1), max=0.0)

@@ -13,11 +13,10 @@ from ..config.params import SpeculativeConfig
 from ..errors import DraftShapeError
 from ..types import trees
 from ..types.records import DraftProposal, Verdict
-from .bounds import block_values
+from .bounds import block_values, first_token_optimum
 from .coupled import PositionDraws, verify_coupled
 from .lossy import LenientVerification, MixtureVerification, TypicalVerification
 from .methods import Method, RecursiveVerification, TraversalVerification, point_mass_stop
-from .transport import first_token_optimum
 from .tree import Tree
 
 METHODS: dict[str, Method] = {

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from outrider import ModelDrafter
-from outrider.drafters.conformance import outcomes
+from outrider.certify.kits.drafter_round import TrialContext, outcomes
 from outrider.drafters.model import opened
-from outrider.drafters.trial import TrialContext
 from outrider.random import Philox4x32
 from outrider.runtimes.base import Capabilities
 from outrider.runtimes.tabular import TabularModel, mock_pair
@@ -110,7 +109,7 @@ def test_chains_end_by_the_plan_and_by_its_stop_rule(stop: Stop | None) -> None:
         assert proposal.lengths.tolist() == [2, 1]
     else:
         for row, length in enumerate(proposal.lengths.tolist()):
-            sure = [confidence[row] >= stop._least for confidence in ctx.confidence]
+            sure = [confidence >= stop._least for confidence in ctx.confidence[row]]
             assert length == min([place + 1 for place, go in enumerate(sure) if not go] + [3 - row])
         assert proposal.lengths.min() < 3
 
@@ -158,10 +157,24 @@ def test_models_that_pad_their_vocabularies_differently_are_aligned(width: int) 
         assert max(outcome.tokens) < min(4, width)
 
 
+class Shaped(TrialContext):
+    """A round whose distributions depend on drafted tokens; it notes the paths it is given."""
+
+    shaped = True
+
+    def __init__(self, plan: Any, chance: Any) -> None:
+        super().__init__(plan, chance)
+        self.paths: list[torch.Tensor | None] = []
+
+    def distribution(self, logits: torch.Tensor, path: torch.Tensor | None = None) -> Any:
+        self.paths.append(path)
+        return super().distribution(logits)
+
+
 def test_distributions_that_depend_on_drafted_tokens_are_told_the_path() -> None:
     for tree, shapes in ((None, [None, (2, 1, 1)]), (DraftTree((2, 3)), [None, (2, 2, 1)])):
         plan = plan_of(2, 2, tree=tree)
-        ctx = TrialContext(plan, Philox4x32(), shaped=True)
+        ctx = Shaped(plan, Philox4x32())
         prefixes = [Prefix(row, text) for row, text in enumerate(TEXTS[:2])]
         proposal = ModelDrafter(Bounded()).propose(prefixes, plan, ctx)
         assert [None if path is None else tuple(path.shape) for path in ctx.paths] == shapes

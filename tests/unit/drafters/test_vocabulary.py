@@ -12,7 +12,8 @@ import transformers as tf
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from outrider import VocabularyDrafter
-from outrider.drafters.conformance import check_drafter, outcomes
+from outrider.certify.kits import check_drafter
+from outrider.certify.kits.drafter_round import outcomes
 from outrider.drafters.vocabulary.drafter import DraftPrefixes
 from outrider.drafters.vocabulary.respelling import Respeller, Writer
 from outrider.drafters.vocabulary.spelling import Spelling, counterparts

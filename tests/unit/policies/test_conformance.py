@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from outrider import SpeculativeConfig
+from outrider.certify.kits import check_policy
 from outrider.policies import AdaptiveDepth, FixedDepth, Policy, Shape, policy_of
-from outrider.policies.conformance import check_policy
 from outrider.policies.rule import BreakEven
 from outrider.types.records import DraftPlan, SequenceState
 from tests.support.drafter_traits import Drafter

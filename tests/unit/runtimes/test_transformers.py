@@ -14,11 +14,11 @@ import torch
 import transformers as tf
 
 from outrider import EarlyExitDrafter, SpeculativeDecoder, TransformersModel
+from outrider.certify.kits import check_runtime
+from outrider.certify.kits.references import TransformersReference
+from outrider.certify.kits.runtime_case import Row, proposal
 from outrider.config.params import SamplingParams
 from outrider.errors import ContextLengthError, EmptyPrefixError, InvalidConfigError, ModelError
-from outrider.runtimes.conformance import check_runtime
-from outrider.runtimes.conformance.case import Row, proposal
-from outrider.runtimes.transformers.reference import TransformersReference
 from outrider.types.records import Prefix
 from tests.support.families import CONTEXT, FAMILIES, random_model
 

@@ -2,69 +2,22 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...runtimes.base import Runtime
 from ...types import trees
 from ...types.records import Distributions, DraftProposal, Prefix
-from ..base import Runtime
-
-Path = tuple[int, ...]
-"""Token ids from the first on."""
+from .references import Path, Reference
+from .runner import require
 
 Row = tuple[Sequence[int], Sequence[int]]
 """The drafted tokens of one row and the node that each follows: 0 the prefix, j the j-th token."""
-
-
-class Reference(ABC):
-    """What a runtime's answers are compared with: a model that is run without a cache."""
-
-    @abstractmethod
-    def logits(self, tokens: Path) -> Tensor:
-        """Logits [V] after some tokens."""
-
-    @abstractmethod
-    def greedy(self, prompt: Path, length: int) -> Path:
-        """The text of so many tokens that the model's own greedy decoding gives."""
-
-
-class FreshRuntime(Reference):
-    """A runtime as its own reference: it forgets everything before each question.
-
-    Args:
-        runtime: of which no sequence is live.
-    """
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._known: dict[Path, Tensor] = {}
-
-    def logits(self, tokens: Path) -> Tensor:
-        """Logits [V] after some tokens."""
-        if tokens not in self._known:
-            self._runtime.reset()
-            scores = self._runtime.verify([Prefix(0, tokens)], proposal([((), ())]))
-            self._runtime.release([0], discard=True)
-            self._known[tokens] = scores.logits[0, 0].clone()
-        return self._known[tokens]
-
-    def greedy(self, prompt: Path, length: int) -> Path:
-        """The likeliest token after each text."""
-        text = prompt
-        for _ in range(length):
-            text = (*text, int(self.logits(text).argmax()))
-        return text[len(prompt) :]
-
-
-class Broken(Exception):
-    """A property that does not hold."""
 
 
 @dataclass
@@ -84,7 +37,7 @@ class Case:
     tolerance: float | None
     seed: int
     worst: float = 0.0
-    names: Any = field(default_factory=lambda: count(1))
+    names: Iterator[int] = field(default_factory=lambda: count(1))
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
@@ -98,6 +51,10 @@ class Case:
     def rows(self) -> int:
         """How many sequences a batch has."""
         return min(self.runtime.max_sequences or 3, 3)
+
+    def new(self, count: int) -> list[int]:
+        """Return ids of new sequences."""
+        return [next(self.names) for _ in range(count)]
 
     def text(self, length: int) -> Path:
         """A random text, or what fits of it."""
@@ -123,11 +80,11 @@ class Case:
         logits = self.runtime.verify(prefixes, proposal(rows)).logits
         width = 1 + max(len(tokens) for tokens, _ in rows)
         expected = (len(paths), width, self.runtime.vocab_size)
-        if tuple(logits.shape) != expected:
-            raise Broken(f"logits of shape {tuple(logits.shape)}; expected {expected}")
-        for found, path, row in zip(logits, paths, rows, strict=True):
+        found = tuple(logits.shape)
+        require(found == expected, f"logits of shape {found}; expected {expected}")
+        for after, path, row in zip(logits, paths, rows, strict=True):
             for node in range(len(row[0]) + 1):
-                self.compare(found[node], (*path, *spelled(row, node)))
+                self.compare(after[node], (*path, *spelled(row, node)))
 
     def compare(self, found: Tensor, path: Path) -> None:
         """Compare logits [V] with those after a text."""
@@ -140,15 +97,15 @@ class Case:
         error = float(apart.max()) / scale
         self.worst = max(self.worst, error)
         allowed = max(8 * eps, eps**0.75) if self.tolerance is None else self.tolerance
-        if not error <= allowed:
-            raise Broken(
-                f"logits after a text of {len(path)} tokens are off by {error:.2g} of the largest; "
-                f"allowed {allowed:.2g}"
-            )
+        require(
+            error <= allowed,
+            f"logits after a text of {len(path)} tokens are off by {error:.2g} of the largest; "
+            f"allowed {allowed:.2g}",
+        )
 
     def rounds(self, turns: int, draft: Callable[[int], Row]) -> None:
         """Rounds on a batch: some of each row's drafts are kept, then another token follows."""
-        names, paths = [next(self.names) for _ in range(self.rows)], self.texts()
+        names, paths = self.new(self.rows), self.texts()
         for _ in range(turns):
             rows = [draft(int(self.rng.integers(5))) for _ in names]
             self.verify(names, paths, rows)

@@ -1,10 +1,14 @@
-"""The properties that a runtime must have, each as a function that says what it measured."""
+"""The conformance kit of runtimes: caches answer as a model without a cache does.
+
+Every check makes a runtime of its own, asks it about random texts, and compares its logits with
+those of a reference that has no cache, or with those of a fresh runtime.
+"""
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from inspect import CO_GENERATOR
 from types import FrameType
@@ -14,8 +18,42 @@ import torch
 from torch import Tensor
 
 from ...errors import ContextLengthError, ModelError
+from ...runtimes.base import Runtime
+from ...types.finding import Finding
 from ...types.records import Prefix
-from .case import Broken, Case, Path, Row, proposal, spelled
+from .references import FreshRuntime, Path, Reference
+from .runner import Broken, require, run
+from .runtime_case import Case, Row, proposal, spelled
+
+
+def check_runtime(
+    make: Callable[[], Runtime],
+    reference: Reference | None = None,
+    *,
+    tolerance: float | None = None,
+    seed: int = 0,
+    names: Collection[str] | None = None,
+) -> tuple[Finding, ...]:
+    """Check what the engine relies on.
+
+    Args:
+        make: makes a runtime of one model; called once for each check. Small models suffice.
+        reference: the same model without a cache; None compares with a fresh runtime, which finds
+            what depends on the cache and not what is wrong without one.
+        tolerance: by how much logits may differ, beside the largest of them; None goes by the
+            dtype of the logits.
+        seed: of the texts.
+        names: of the properties that are checked; None for all.
+
+    Returns:
+        One finding for each property. Nothing that a runtime does wrong is raised.
+    """
+
+    def checked(check: Callable[[Case], str]) -> str:
+        return check(Case(make(), reference or FreshRuntime(make()), tolerance, seed))
+
+    chosen = [(name, check) for name, check in CHECKS if names is None or name in names]
+    return run((name, partial(checked, check)) for name, check in chosen)
 
 
 class _Interrupt(Exception):
@@ -25,13 +63,13 @@ class _Interrupt(Exception):
 def _capabilities(case: Case) -> str:
     stated = case.runtime.capabilities
     logits = case.runtime.verify([Prefix(1, [0])], proposal([((), ())])).logits
-    if logits.shape[-1] != stated.vocab_size:
-        raise Broken(f"logits are {logits.shape[-1]} wide; vocab_size says {stated.vocab_size}")
-    if logits.device.type != stated.device.type:
-        raise Broken(f"logits are on {logits.device}; device says {stated.device}")
-    if not all(0 <= token < stated.vocab_size for token in stated.eos_token_ids):
-        raise Broken(f"eos_token_ids {set(stated.eos_token_ids)} leave 0..{stated.vocab_size - 1}")
-    return f"{stated.vocab_size} tokens on {stated.device}"
+    width, most = logits.shape[-1], stated.vocab_size - 1
+    require(width == most + 1, f"logits are {width} wide; vocab_size says {most + 1}")
+    same = logits.device.type == stated.device.type
+    require(same, f"logits are on {logits.device}; device says {stated.device}")
+    known = all(0 <= token <= most for token in stated.eos_token_ids)
+    require(known, f"eos_token_ids {set(stated.eos_token_ids)} leave 0..{most}")
+    return f"{width} tokens on {stated.device}"
 
 
 def _greedy(case: Case) -> str:
@@ -71,8 +109,8 @@ def _rejection(case: Case) -> str:
 
 
 def _ragged(case: Case) -> str:
-    case.rounds(5, case.chain)
-    case.rounds(2, case.chain)
+    for turns in (5, 2):
+        case.rounds(turns, case.chain)
     return f"{case.rows} rows; {case.said}"
 
 
@@ -92,20 +130,15 @@ def _reuse(case: Case) -> str:
         case.verify([stays], [text], [case.chain(1)])
         text = (*text, *case.text(1))
         if slots > 1:
-            case.rounds(1, case.chain) if slots > case.rows else _short(case, discard=turn % 2 == 0)
+            (name,) = case.new(1)
+            case.verify([name], [case.text(6)], [case.chain(2)])
+            case.runtime.release([name], discard=turn % 2 == 0)
     case.runtime.check_integrity()
     case.runtime.release([stays])
     # All of them at once, in whatever slots were left.
-    few = min(slots, 8)
-    names = [next(case.names) for _ in range(few)]
+    names = case.new(min(slots, 8))
     case.verify(names, [case.text(5) for _ in names], [case.chain(1) for _ in names])
     return case.said
-
-
-def _short(case: Case, *, discard: bool) -> None:
-    name = next(case.names)
-    case.verify([name], [case.text(6)], [case.chain(2)])
-    case.runtime.release([name], discard=discard)
 
 
 def _sharing(case: Case) -> str:
@@ -120,7 +153,7 @@ def _sharing(case: Case) -> str:
             case.verify(names, [(*text, *case.text(1)), longer], [case.chain(1), case.chain(2)])
             case.runtime.release(names[1:])
     case.runtime.release([first])
-    names = [next(case.names) for _ in range(case.rows)]
+    names = case.new(case.rows)
     case.verify(names, [text] * case.rows, [case.chain(2) for _ in names])
     return case.said
 
@@ -152,7 +185,7 @@ def _crowd(case: Case) -> str:
     most = case.runtime.max_sequences
     if most is None or most > 64:
         return "any number of sequences" if most is None else "not tried: more than 64"
-    names = [next(case.names) for _ in range(most)]
+    names = case.new(most)
     texts = [case.text(4) for _ in names]
     case.verify(names, texts, [case.chain(1) for _ in names])
     try:
@@ -172,7 +205,7 @@ def _trees(case: Case) -> str:
 
 def _drafting(case: Case) -> str:
     """A cursor's logits, and that a target of the same model keeps what was fed."""
-    names, paths = [next(case.names) for _ in range(case.rows)], case.texts()
+    names, paths = case.new(case.rows), case.texts()
     prefixes = [Prefix(name, path) for name, path in zip(names, paths, strict=True)]
     try:
         cursor = case.runtime.open(prefixes, 4)
@@ -290,8 +323,8 @@ def _memory(case: Case) -> str:
         )
 
     before, after = run(many), run(2 * many)
-    if after > before + 4096:
-        raise Broken(f"{2 * many} more sequences of the same length took {after - before} bytes")
+    more = after - before
+    require(more <= 4096, f"{2 * many} more sequences of the same length took {more} bytes")
     return f"{3 * many} sequences"
 
 

@@ -1,0 +1,297 @@
+"""The conformance kit of drafters: what the exactness of an output rests on.
+
+A drafter is given small rounds without a target, and all outcomes of its draws are walked
+(`outrider.random.Enumerator`), so that a fault of any size is seen.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
+from functools import cached_property
+from itertools import count
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...drafters.base import Drafter
+from ...random import Enumerator
+from ...types.finding import Finding
+from ...types.plan import DraftPlan, DraftTree, StopRule
+from ...types.records import MODEL, DraftProposal, Prefix
+from .drafter_round import Outcome, TrialContext, outcomes, release
+from .runner import Broken, require, run
+
+TOLERANCE = 1e-12
+"""How far two probabilities of the same outcome may differ."""
+
+PROMPT = (0, 1, 0, 1, 0)
+"""Its last tokens have occurred before, so that there is something to look up."""
+
+_NOT_HELD = (type, ModuleType, FunctionType, torch.Tensor, torch.nn.Module)
+
+
+def check_drafter(
+    make_drafter: Callable[[], Drafter], vocab_size: int, *, depth: int = 3
+) -> tuple[Finding, ...]:
+    """Check a drafter against its contract.
+
+    Args:
+        make_drafter: makes a new drafter, for a model small enough that all its drafts can be
+            walked: `vocab_size ** depth` of them.
+        vocab_size: the target's V, at least 2.
+        depth: how deep chains are drafted; trees have two levels.
+
+    Returns:
+        A finding for each of form, lengths, distributions, inclusion, stop tokens, release,
+        learning and local rows. A drafter that raises fails the check in which it does.
+    """
+    kit = _Kit(make_drafter, vocab_size, depth)
+    return run(
+        [
+            ("form", kit.form),
+            ("lengths", kit.lengths),
+            ("distributions", kit.distributions),
+            ("inclusion", kit.inclusion),
+            ("stop tokens", kit.stop_tokens),
+            ("release", kit.release),
+            ("learning", kit.learning),
+            ("local rows", kit.local_rows),
+        ]
+    )
+
+
+class SomeStop(StopRule):
+    """Ends drafts that are not confident; takes all that is looked up."""
+
+    def __init__(self, depth: NDArray[np.int64], least: float = 0.4) -> None:
+        self._depth = depth
+        self._least = least
+
+    @property
+    def model_depth(self) -> NDArray[np.int64]:
+        """The plan's own depths."""
+        return self._depth
+
+    def continues(
+        self, confidence: NDArray[np.float64], drafting: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """Draft on after a token of enough confidence."""
+        return drafting & (confidence[:, -1] >= self._least)
+
+    def kept(
+        self, source: str, confidence: NDArray[np.float64], row: int | None = None
+    ) -> NDArray[np.float64]:
+        """Take confidences as they are."""
+        return confidence
+
+    def lookup(self, row: int, reach: NDArray[np.float64]) -> int:
+        """Take all tokens."""
+        return len(reach)
+
+
+class _Kit:
+    """The checks of one kind of drafter."""
+
+    def __init__(self, make_drafter: Callable[[], Drafter], vocab_size: int, depth: int) -> None:
+        self._make = make_drafter
+        self._vocab_size = vocab_size
+        self._depth = depth
+        self._ids = count()
+
+    def form(self) -> None:
+        """Proposals have the contract's shapes, dtypes and ranges."""
+        for plan, proposal in self._proposals():
+            _require_form(proposal, plan, self._vocab_size)
+
+    def lengths(self) -> None:
+        """No row is drafted further than planned."""
+        for plan, proposal in self._proposals():
+            most = plan.depth if proposal.parents is None else plan.lengths
+            fits = (proposal.lengths <= most).all()
+            require(fits, f"lengths {proposal.lengths.tolist()}, planned {_described(plan)}")
+
+    def distributions(self) -> None:
+        """Tokens come from the distributions that are reported for them."""
+        for _, walked in self._walked:
+            mass: dict[Any, float] = defaultdict(float)
+            reported: dict[Any, set[float]] = defaultdict(set)
+            for outcome in walked:
+                mass[outcome.tokens, outcome.shape] += outcome.probability
+                reported[outcome.tokens, outcome.shape].add(outcome.reported)
+            for key, probability in mass.items():
+                error = max(abs(probability - product) for product in reported[key])
+                require(
+                    error < TOLERANCE,
+                    f"tokens {list(key[0])} are proposed with probability {probability:.6g}, "
+                    f"their distributions say {min(reported[key]):.6g}; return what ctx.pick "
+                    "was given, as it was",
+                )
+
+    def inclusion(self) -> None:
+        """Whether a token is proposed never depends on its own drawn value."""
+        for plan, walked in self._walked:
+            included: dict[tuple[int, ...], set[bool]] = defaultdict(set)
+            for outcome in walked if plan.tree is None else ():
+                for position in range(len(outcome.picked)):
+                    before = outcome.picked[:position]
+                    included[before].add(len(outcome.tokens) > position)
+            for before, ways in included.items():
+                require(
+                    len(ways) == 1,
+                    f"after drafted tokens {list(before)} the next is proposed or not by its own "
+                    "value; decide before it is drawn",
+                )
+
+    def stop_tokens(self) -> None:
+        """Looked-up drafts end at the first token that would end the request."""
+        for stop in range(self._vocab_size):
+            for _, proposal in self._proposals(stop_ids=frozenset({stop})):
+                drafts = zip(_drafts(proposal), proposal.row_sources, strict=True)
+                for (tokens, parents), source in drafts:
+                    followed = [tokens[parent - 1] for parent in parents if parent]
+                    require(
+                        source == MODEL or stop not in followed,
+                        f"looked-up tokens {tokens} go on behind the stop token {stop}",
+                    )
+
+    def release(self) -> None:
+        """What was kept of a sequence is gone once it is released; discarded ones are not shared."""
+        drafter, plan = self._make(), self._plans()[0]
+        sizes = []
+        for rounds in (3, 12):
+            for _ in range(rounds):
+                self._decode(drafter, plan, learning=True, discard=True)
+            sizes.append(_entries(drafter))
+        left = sizes[1] - sizes[0]
+        require(not left, f"{left} entries are left behind by 12 sequences")
+        self._require_same(drafter, "after sequences that were discarded")
+
+    def learning(self) -> None:
+        """Nothing is learnt from rounds that say so."""
+        self._after_three("after rounds with ctx.learning false", learning=False)
+
+    def local_rows(self) -> None:
+        """Rows that must repeat are drafted alike whatever was decoded before."""
+        self._after_three("for local rows after other sequences", learning=True, local=True)
+
+    def _after_three(self, when: str, *, learning: bool, **context: Any) -> None:
+        drafter = self._make()
+        for _ in range(3):
+            self._decode(drafter, self._plans()[0], learning=learning, discard=False)
+        self._require_same(drafter, when, **context)
+
+    def _plans(self, rows: int = 3) -> list[DraftPlan]:
+        depth = np.array([self._depth, 0, 1], dtype=np.int64)[:rows]
+        two = depth.clip(max=2)
+        return [
+            DraftPlan(depth),
+            DraftPlan(depth, stop=SomeStop(depth)),
+            DraftPlan(two, DraftTree((2, 4), (2, 2))),
+            DraftPlan(two, DraftTree((2, 3))),
+        ]
+
+    @cached_property
+    def _walked(self) -> list[tuple[DraftPlan, list[Outcome]]]:
+        """All outcomes of one row, for each plan."""
+        return [
+            (plan, outcomes(self._make(), PROMPT, plan, sequence_ids=self._ids))
+            for plan in self._plans(rows=1)
+        ]
+
+    def _prompt(self, shift: int = 0) -> list[int]:
+        return [(token + shift) % self._vocab_size for token in PROMPT]
+
+    def _proposals(self, **context: Any) -> Iterator[tuple[DraftPlan, DraftProposal]]:
+        for plan in self._plans():
+            yield plan, self._proposed(self._make(), plan, **context)
+
+    def _proposed(self, drafter: Drafter, plan: DraftPlan, **context: Any) -> DraftProposal:
+        """Propose for three rows, each draw with its first possible outcome."""
+        ctx = TrialContext(plan, Enumerator([()] * 3), **context)
+        prefixes = [Prefix(next(self._ids), self._prompt(shift)) for shift in range(3)]
+        proposal = drafter.propose(prefixes, plan, ctx)
+        release(drafter, prefixes, discard=True)
+        return proposal
+
+    def _decode(self, drafter: Drafter, plan: DraftPlan, *, learning: bool, discard: bool) -> None:
+        """Take sequences through two rounds and to their end.
+
+        Their outputs hold the kit's prompts, which go on in another way than within themselves.
+        """
+        outputs = [[*self._prompt(shift), (2 + shift) % self._vocab_size] for shift in range(3)]
+        prefixes = [Prefix(next(self._ids), [0, *output[:-1]]) for output in outputs]
+        for _ in range(2):
+            ctx = TrialContext(plan, Enumerator([()] * 3), learning=learning)
+            drafter.propose(prefixes, plan, ctx)
+            rows = zip(prefixes, outputs, strict=True)
+            prefixes = [prefix.extended(output[-1:]) for prefix, output in rows]
+        release(drafter, prefixes, discard=discard)
+
+    def _require_same(self, drafter: Drafter, when: str, **context: Any) -> None:
+        """Compare a drafter's proposals to those of a new one."""
+        for plan, proposal in self._proposals(**context):
+            fresh, used = _drafts(proposal), _drafts(self._proposed(drafter, plan, **context))
+            require(used == fresh, f"{used} is proposed {when}, {fresh} by a new drafter")
+
+
+def _drafts(proposal: DraftProposal) -> list[tuple[list[int], list[int]]]:
+    """Each row's tokens, and the nodes that they follow."""
+    rows = zip(proposal.tokens.tolist(), proposal.structure, proposal.lengths, strict=True)
+    return [(tokens[:length], parents[:length].tolist()) for tokens, parents, length in rows]
+
+
+def _require_form(proposal: DraftProposal, plan: DraftPlan, vocab_size: int) -> None:
+    batch, width = len(plan.depth), proposal.tokens.shape[-1]
+
+    def holds(what: object, detail: str) -> None:
+        require(what, f"{detail}, planned {_described(plan)}")
+
+    form = proposal.tokens.dtype, list(proposal.tokens.shape)
+    holds(form == (torch.int64, [batch, width]), f"tokens are {form[0]} {form[1]}")
+    lengths = proposal.lengths
+    inside = lengths.shape == (batch,) and lengths.min() >= 0 and lengths.max() <= width
+    holds(inside, f"lengths are {lengths.tolist()} for {width} columns")
+    holds(len(proposal.row_sources) == batch, f"sources are {proposal.sources}")
+    if not width:
+        return
+    made = proposal.distributions
+    if made is None or (made.probs is None) == (made.point_masses is None):
+        raise Broken("distributions have not exactly one of probs and point_masses")
+    for name in ("parents", "distribution_rows", "confidence"):
+        values = getattr(proposal, name)
+        fits = values is None or values.shape == (batch, width)
+        holds(fits, f"{name} have the shape {np.shape(values)}")
+    parents = proposal.structure
+    inside = (parents >= 0).all() and (parents <= np.arange(width)).all()
+    holds(inside, f"parents are {parents.tolist()}")
+    wide = [] if made.probs is None else list(made.probs.shape)
+    holds(wide[2:] in ([], [vocab_size]), f"distributions have the shape {wide}")
+    for tokens, _ in _drafts(proposal):
+        known = all(0 <= token < vocab_size for token in tokens)
+        holds(known, f"tokens are {tokens} of a vocabulary of {vocab_size}")
+
+
+def _entries(held: object) -> int:
+    """Count what containers hold that can be reached from an object."""
+    waiting, seen, size = [held], set[int](), 0
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, _NOT_HELD):
+            continue
+        seen.add(id(value))
+        if isinstance(value, np.ndarray):
+            size += value.size
+        elif isinstance(value, Collection):
+            size += len(value)
+        waiting += gc.get_referents(value)
+    return size
+
+
+def _described(plan: DraftPlan) -> str:
+    tree = "" if plan.tree is None else f" with levels {plan.tree.levels}"
+    return f"depths {plan.depth.tolist()}{tree}"

@@ -1,0 +1,170 @@
+"""A round for a drafter alone: the engine's own context, of made-up requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...config.params import SamplingParams, SpeculativeConfig
+from ...drafters.base import Drafter
+from ...engine.batch import Batch
+from ...engine.context import RoundContext
+from ...random import Enumerator
+from ...types.plan import DraftPlan
+from ...types.protocols import Chance
+from ...types.records import Distributions, DraftProposal, Prefix, SequenceState
+
+_VOCABULARY = 2**17
+"""No request of a trial says anything of single tokens."""
+
+
+class TrialContext(RoundContext):
+    """A round of B requests without filters, on the CPU.
+
+    Args:
+        plan: of the round; with B rows.
+        chance: draws for row b under the stream key b.
+        prompt_lengths: the number of prompt tokens of each row; None for 1.
+        greedy: whether all requests are greedy.
+        local: whether all rows are drafted from their own sequence alone.
+        learning: whether a drafter may learn from the round.
+        predictions: of the rows; empty for none.
+        stop_ids: the tokens that end the requests.
+
+    Attributes:
+        picked: the tokens drawn at each position, int64 [B] each.
+    """
+
+    def __init__(
+        self,
+        plan: DraftPlan,
+        chance: Chance,
+        *,
+        prompt_lengths: Sequence[int] | None = None,
+        greedy: bool = False,
+        local: bool = False,
+        learning: bool = False,
+        predictions: Sequence[NDArray[np.int64] | None] = (),
+        stop_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        rows = range(len(plan.depth))
+        params = SamplingParams(temperature=0.0 if greedy else 1.0, seed=1 if local else None)
+        lengths = prompt_lengths or [1 for _ in rows]
+        states = tuple(
+            SequenceState(
+                Prefix(row, [0] * lengths[row]),
+                lengths[row],
+                params,
+                stop_ids,
+                row,
+                prediction=predictions[row] if predictions else None,
+            )
+            for row in rows
+        )
+        batch = Batch.of(states, _VOCABULARY, torch.device("cpu"))
+        draws = batch.draws(chance, plan.width, coupled=False)
+        # Levels that a drafter shares out have likeliest tokens beside a drawn one.
+        shared = plan.tree is not None and plan.tree.children is None
+        config = SpeculativeConfig(tree_children="greedy" if shared else "without_replacement")
+        super().__init__(batch, draws, plan, config, learning=learning)
+        self.picked: list[Tensor] = []
+
+    def pick(self, distributions: Distributions, position: int) -> Tensor:
+        """Draw tokens as the engine does, and note them."""
+        self.picked.append(super().pick(distributions, position))
+        return self.picked[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One way in which a row's draft may come out.
+
+    Attributes:
+        probability: of the draws that led here.
+        proposal: what was proposed, of one row.
+        picked: the tokens drawn at each position of a chain.
+    """
+
+    probability: float
+    proposal: DraftProposal
+    picked: tuple[int, ...]
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The tokens of the row."""
+        tokens: list[int] = self.proposal.tokens[0].tolist()
+        return tuple(tokens[: int(self.proposal.lengths[0])])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The node that each token follows."""
+        return tuple(self.proposal.structure[0, : len(self.tokens)].tolist())
+
+    @property
+    def reported(self) -> float:
+        """The product of the reported probabilities of the tokens."""
+        made, rows = self.proposal.distributions, self.proposal.distribution_rows
+        product = 1.0
+        for column, token in enumerate(self.tokens):
+            assert made is not None, "tokens come with their distributions"
+            row = column if rows is None else int(rows[0, column])
+            if made.probs is not None and row >= 0:
+                product *= float(made.probs[0, row, token])
+            elif made.point_masses is not None:
+                product *= float(made.point_masses[0, column] == token)
+        return product
+
+
+def outcomes(
+    drafter: Drafter,
+    tokens: Sequence[int],
+    plan: DraftPlan,
+    *,
+    sequence_ids: Iterator[int] | None = None,
+    **context: Any,
+) -> list[Outcome]:
+    """Walk all outcomes of a drafter's draws for one sequence.
+
+    Args:
+        drafter: learns nothing from this.
+        tokens: of the prefix.
+        plan: of one row.
+        sequence_ids: those that are used; None counts from 0.
+        context: for `TrialContext`.
+    """
+    ids = count() if sequence_ids is None else sequence_ids
+    found, waiting = [], [tuple[int, ...]()]
+    while waiting:
+        chance = Enumerator([waiting.pop()])
+        ctx = TrialContext(plan, chance, **context)
+        prefix = Prefix(next(ids), tokens)
+        proposal = drafter.propose([prefix], plan, ctx)
+        release(drafter, [prefix], discard=True)
+        waiting += [path for _, path in chance.siblings]
+        picked = tuple(int(drawn[0]) for drawn in ctx.picked)
+        found.append(Outcome(chance.probability[0], proposal, picked))
+    return found
+
+
+def release(drafter: Drafter, prefixes: Sequence[Prefix], *, discard: bool = False) -> None:
+    """End sequences as an engine does: for a drafter and all drafters behind it.
+
+    Args:
+        drafter: any drafter.
+        prefixes: the whole texts.
+        discard: whether nothing is to be learnt of them.
+    """
+    parts: list[object] = [drafter]
+    for part in parts:
+        if isinstance(part, Drafter):
+            parts += [behind for behind in part.models if not any(behind is p for p in parts)]
+            if not discard:
+                part.observe_output(prefixes)
+            part.release([prefix.sequence_id for prefix in prefixes], discard=discard)

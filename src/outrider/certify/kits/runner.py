@@ -1,0 +1,34 @@
+"""Run named checks of a part, and report what each found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ...types.finding import Finding
+
+Check = Callable[[], str | None]
+"""Says what it measured, and raises where the property does not hold."""
+
+
+class Broken(Exception):
+    """A property that does not hold, and what was seen."""
+
+
+def require(holds: object, detail: str) -> None:
+    """Raise `Broken` unless something holds."""
+    if not holds:
+        raise Broken(detail)
+
+
+def run(checks: Iterable[tuple[str, Check]]) -> tuple[Finding, ...]:
+    """Run checks in their order; whatever they raise is a finding."""
+    return tuple(_finding(name, check) for name, check in checks)
+
+
+def _finding(name: str, check: Check) -> Finding:
+    try:
+        return Finding(name, True, check() or "holds")
+    except Broken as broken:
+        return Finding(name, False, str(broken))
+    except Exception as error:  # a part of somebody's own may raise anything
+        return Finding(name, False, f"raised {type(error).__name__}: {error}")

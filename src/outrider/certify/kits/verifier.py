@@ -1,0 +1,261 @@
+"""The conformance kit of verification methods: what every lossless one has to satisfy.
+
+Small chains and trees are enumerated: every draft that may be drawn, every node at which the round
+may stop, every token that may follow. The tokens that a round emits are compared with the target's
+distribution by the probability of every prefix of three tokens, completed by the target itself.
+Arrays are torch tensors, as in the engine; smaller cases are given in NumPy as well.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...types import trees
+from ...types.finding import Finding
+from ...types.records import Distributions, DraftProposal
+from ...verification import Method, Tree, Verifier
+from ..contracts import CheckedMethod, described
+from .runner import Broken, require, run
+
+TOLERANCE = 1e-12
+PROPERTIES = (
+    "stop distribution sums to one",
+    "residuals are distributions",
+    "padding is ignored",
+    "tokens of probability zero are never emitted",
+    "chains are exact",
+    "point masses are exact",
+    "trees are exact",
+    "NumPy arrays give what torch tensors give",
+)
+_VOCABULARY = 4
+
+Row = NDArray[np.float64]
+Path = tuple[int, ...]
+Errors = defaultdict[str, list[tuple[float, str]]]
+"""What was measured of each property: an error, and on what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One draft of one row, and with which probability it is drawn.
+
+    Attributes:
+        probability: of these tokens.
+        tokens: one for each node but the root.
+        rows: what they were drawn from, a row each; none if they are point masses.
+    """
+
+    probability: float
+    tokens: Path
+    rows: tuple[Row, ...]
+
+
+class _Pair:
+    """A target and a drafter: a distribution after every path, some entries zero."""
+
+    def __init__(self, seed: int, sparse: bool) -> None:
+        self._seed, self._sparse = seed, sparse
+        self._known: dict[tuple[int, Path], Row] = {}
+
+    def row(self, side: int, path: Path) -> Row:
+        """The distribution [V] of the target (0) or the drafter (1) after a path."""
+        if (side, path) not in self._known:
+            rng = np.random.default_rng((self._seed, side, *(token + 1 for token in path)))
+            row = rng.dirichlet(np.full(_VOCABULARY, 0.7))
+            if self._sparse and rng.random() < 0.6:
+                row[rng.integers(_VOCABULARY)] = 0.0
+            self._known[side, path] = row / row.sum()
+        return self._known[side, path]
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """All drafts of one shape, of one pair."""
+
+    name: str
+    parents: NDArray[np.int64]
+    pair: _Pair
+    drafts: list[Draft]
+
+    @property
+    def chain(self) -> bool:
+        return bool((self.parents == np.arange(len(self.parents))).all())
+
+    def path(self, draft: Draft, node: int) -> Path:
+        return _path(self.parents, draft.tokens, node)
+
+    def tree(self, make: Callable[[Any], Any], padding: int = 0) -> Tree:
+        """The drafts beside their target, NaN in columns of padding, as arrays that `make` makes."""
+        batch, width = len(self.drafts), len(self.parents)
+        nodes = range(width + 1)
+        after = [[self.pair.row(0, self.path(each, n)) for n in nodes] for each in self.drafts]
+
+        def padded(rows: Any, entry: float) -> Any:
+            filled = np.asarray(rows)
+            behind = [(0, 0), (0, padding), (0, 0)][: filled.ndim]
+            return make(np.pad(filled, behind, constant_values=entry))
+
+        tokens = padded([draft.tokens for draft in self.drafts], 0)
+        drawn = self.drafts[0].rows != ()
+        distributions = Distributions(point_masses=tokens)
+        if drawn:
+            distributions = Distributions(probs=padded([d.rows for d in self.drafts], np.nan))
+        structure = None if self.chain else np.tile(self.parents, (batch, 1))
+        sources = None if self.chain or not drawn else trees.chain(batch, width)
+        lengths = np.full(batch, width)
+        proposal = DraftProposal(tokens, lengths, distributions, structure, sources)
+        return Tree.of(proposal, padded(after, np.nan))
+
+
+def check_verifier(verifier: Verifier | Method) -> tuple[Finding, ...]:
+    """Check that a verification method is lossless, by enumeration of small drafts.
+
+    Args:
+        verifier: the method, or a verifier that has one. Coupled verification has none: its text
+            does not depend on drafts, and there is nothing to enumerate.
+
+    Returns:
+        A finding for each property. One of which nothing could be measured, because the method
+        raises, fails; one that does not concern the method (no method, `trees = False`) passes
+        and says so.
+    """
+    method = verifier.method if isinstance(verifier, Verifier) else verifier
+    if method is None:
+        return tuple(Finding(name, True, "coupled: nothing to enumerate") for name in PROPERTIES)
+    checked, errors = CheckedMethod(method, masses=False), Errors(list)
+    raised: dict[str, str] = {}
+    for case in _cases(method.trees):
+        on = f"drafts with parents {case.parents.tolist()}"
+        try:
+            for name, error in _measured(checked, case).items():
+                errors[name].append((error, on))
+        except Exception as error:  # a method of somebody's own may raise anything
+            raised.setdefault(case.name, f"{described(error)}, on {on}")
+    unasked = () if method.trees else ("trees are exact",)
+    return run((name, partial(_reported, name, errors, raised, unasked)) for name in PROPERTIES)
+
+
+def _reported(name: str, errors: Errors, raised: dict[str, str], unasked: Sequence[str]) -> str:
+    """The worst of what was measured of a property."""
+    if name in unasked:
+        return "not measured: the method takes chains only"
+    if name in raised:
+        raise Broken(raised[name])
+    if not errors[name]:
+        raise Broken(f"not measured: {next(iter(raised.values()), 'there was no case')}")
+    error, on = max(errors[name], key=lambda item: (not item[0] <= TOLERANCE, item[0]))
+    detail = f"largest error {error:.1e}, {on}"
+    require(error <= TOLERANCE, detail)
+    return detail
+
+
+def _cases(with_trees: bool) -> Iterator[_Case]:
+    for seed, sparse in itertools.product(range(3), (False, True)):
+        pair = _Pair(seed, sparse)
+        for depth in (1, 2, 3):
+            chain = np.arange(depth)
+            yield _Case("chains are exact", chain, pair, list(_drawn(chain, pair, True)))
+            outright = Draft(1.0, tuple((seed + i) % _VOCABULARY for i in range(depth)), ())
+            yield _Case("point masses are exact", chain, pair, [outright])
+        for shape in ([0, 0], [0, 0, 1], [0, 1, 1]) if with_trees else ():
+            for replaced in (False, True):
+                parents = np.array(shape)
+                drafts = list(_drawn(parents, pair, replaced))
+                yield _Case("trees are exact", parents, pair, drafts)
+
+
+def _drawn(parents: NDArray[np.int64], pair: _Pair, replaced: bool) -> Iterator[Draft]:
+    """All drafts of a shape; siblings drawn with replacement, or without while there is another."""
+    for tokens in itertools.product(range(_VOCABULARY), repeat=len(parents)):
+        probability, rows = 1.0, []
+        for column, token in enumerate(tokens):
+            row = pair.row(1, _path(parents, tokens, int(parents[column])))
+            if not replaced:
+                taken = [tokens[i] for i in range(column) if parents[i] == parents[column]]
+                left = row.copy()
+                left[taken] = 0.0
+                row = left / left.sum() if left.sum() > 0 else row
+            rows.append(row)
+            probability *= float(row[token])
+        if probability > 0:
+            yield Draft(probability, tokens, tuple(rows))
+
+
+def _path(parents: NDArray[np.int64], tokens: Sequence[int], node: int) -> Path:
+    return tuple(tokens[step - 1] for step in trees.path(parents.tolist(), node))
+
+
+def _answers(
+    method: Method, case: _Case, make: Callable[[Any], Any], padding: int = 0
+) -> tuple[Row, Row]:
+    """The stop distribution [B, N + 1], and the residuals after each node [N + 1, B, V]."""
+    tree = case.tree(make, padding)
+    stop, claims = method.stop_distribution(tree)
+    nodes = range(len(case.parents) + 1)
+    after = [
+        np.asarray(method.residual(tree, claims, make(np.full(len(stop), node)))) for node in nodes
+    ]
+    return np.asarray(stop), np.stack(after)
+
+
+def _measured(method: Method, case: _Case) -> dict[str, float]:
+    """The errors of one case, by property."""
+    stop, residual = _answers(method, case, torch.asarray)
+    found = {"stop distribution sums to one": _off(stop)}
+    emitted: dict[Path, float] = defaultdict(float)
+    worst = 0.0
+    for (row, draft), node in itertools.product(enumerate(case.drafts), range(len(residual))):
+        reached = draft.probability * float(stop[row, node])
+        if not reached > 0:
+            continue
+        # What rounding alone brings about counts for as much as it is likely.
+        worst = max(worst, _off(residual[node, row]) * min(1.0, reached / TOLERANCE))
+        for token in range(_VOCABULARY):
+            path = (*case.path(draft, node), token)
+            emitted[path] += reached * float(residual[node, row, token])
+    found["residuals are distributions"] = worst
+    found["tokens of probability zero are never emitted"] = sum(
+        mass
+        for path, mass in emitted.items()
+        if any(case.pair.row(0, path[:i])[token] <= 0 for i, token in enumerate(path))
+    )
+    found[case.name] = _distance(case.pair, emitted)
+    if case.chain:
+        padded, after = _answers(method, case, torch.asarray, padding=1)
+        moved = padded[:, :-1] - stop, padded[:, -1], after - residual
+        error = max(float(np.abs(part).max()) for part in moved)
+        found["padding is ignored"] = error if np.isfinite(error) else float("inf")
+    if len(case.parents) < 3:
+        again = _answers(method, case, np.asarray)
+        apart = [np.abs(a - b).max() for a, b in zip(again, (stop, residual), strict=True)]
+        found["NumPy arrays give what torch tensors give"] = float(max(apart))
+    return found
+
+
+def _off(distributions: Row) -> float:
+    """How far rows [..., M] are from distributions."""
+    return float(np.abs(distributions.sum(-1) - 1).max()) + max(0.0, -float(distributions.min()))
+
+
+def _distance(pair: _Pair, emitted: dict[Path, float]) -> float:
+    """The largest error in the probability of a text, where the target completes what was emitted."""
+    length = max(map(len, emitted))
+    worst = 0.0
+    for text in itertools.product(range(_VOCABULARY), repeat=length):
+        after = [float(pair.row(0, text[:i])[token]) for i, token in enumerate(text)]
+        got = sum(
+            emitted.get(text[:end], 0.0) * float(np.prod(after[end:]))
+            for end in range(1, length + 1)
+        )
+        worst = max(worst, abs(got - float(np.prod(after))))
+    return worst
