@@ -8,7 +8,6 @@ min(Pr[its parent is kept] P(x|parent), Q(node)), and the block recursion attain
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -109,29 +108,6 @@ def cover_bound(
         return known[path]
 
     return 1 + math.fsum(min(target(path), drafted) for path, drafted in inclusion.items())
-
-
-def oracle_bound(target_distribution: Distribution, num_nodes: int, prefix: Path = ()) -> float:
-    """1 + the sum of the `num_nodes` largest P(v): what the best fixed tree of that size emits.
-
-    No tree of so many nodes that no draw decided emits more on average, whoever drafts it. A drawn
-    tree may: drafts drawn from the target's own distribution are all kept. For those there is `cover_bound`.
-
-    A path's probability never exceeds its parent's, so the largest are found best first.
-
-    Args:
-        target_distribution: the target's distributions.
-        num_nodes: how many drafted tokens the tree has, at least 0.
-        prefix: what the tree follows.
-    """
-    frontier = [(-1.0, prefix)]
-    total = 0.0
-    for _ in range(num_nodes + 1):
-        mass, path = heapq.heappop(frontier)
-        total -= mass
-        for token, share in enumerate(target_distribution(path)):
-            heapq.heappush(frontier, (mass * float(share), (*path, token)))
-    return total
 
 
 def transport_optimum(target: Row, draft: Row, count: int, kind: TreeChildren) -> float:

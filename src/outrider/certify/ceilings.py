@@ -1,9 +1,9 @@
 """What the engine emits in a round, exactly, beside what no lossless verification can exceed.
 
-The engine is enumerated; the bounds are computed from the distributions of the models alone. A method that
-emits more than a bound is not lossless, or counts wrongly. Some bounds are attained: block
-verification's value on every chain, the cover bound by any method where no draw decides what is
-drafted, and the transport optimum of likeliest children beside a drawn one.
+The engine is enumerated; the bounds are computed from the distributions of the models alone. A
+method that emits more than a bound is not lossless, or counts wrongly. Some bounds are attained: the
+optimum of every chain by block verification, the cover bound by any method where no draw decides
+what is drafted, and the transport optimum of likeliest children beside a drawn one.
 
 Coupled mode is not among the methods: its drafter shares the target's noise, so that its drafts and
 the target's tokens are not drawn apart, as the bounds (and an enumeration) have it.
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..config.params import Verification
+from ..config.params import TreeChildren, Verification
 from ..runtimes.tabular import TabularModel, mock_pair
 from ..types.finding import Finding
 from .bounds import (
@@ -22,7 +22,6 @@ from .bounds import (
     Path,
     cover_bound,
     exact_block_value,
-    oracle_bound,
     transport_optimum,
     tree_probabilities,
 )
@@ -63,59 +62,41 @@ class Reached:
         shape: how many children each node has at each depth; ones for a chain.
         pair: the index of the model pair.
         tokens: what the engine emits, by method.
-        block_value: the most that any verification of these chains emits; None of trees.
-        transport: the same of trees of one level, by optimal transport; None of others.
-        cover: the cover bound: 1 + the sum over nodes of the lesser of the target's probability
-            and that of being drafted.
-        oracle: the oracle bound of as many nodes; None where draws decide what is drafted, for it
-            does not hold there.
+        bound: what no lossless verification exceeds: the chain's optimum; of trees of one level
+            that are drawn, the transport optimum; of others, the cover bound.
+        attaining: the methods that have to attain it.
     """
 
     drafter: str
     shape: tuple[int, ...]
     pair: int
     tokens: Mapping[str, float]
-    block_value: float | None
-    transport: float | None
-    cover: float
-    oracle: float | None
-
-    @property
-    def bound(self) -> float:
-        """The least of the bounds."""
-        found = (self.block_value, self.transport, self.cover, self.oracle)
-        return min(bound for bound in found if bound is not None)
+    bound: float
+    attaining: tuple[str, ...]
 
     @property
     def shares(self) -> dict[str, float]:
-        """What each method emits over the least of the bounds."""
+        """What each method emits over the bound."""
         return {method: tokens / self.bound for method, tokens in self.tokens.items()}
 
     @property
     def excess(self) -> float:
-        """How far the best method is above the least of the bounds; negative below it."""
+        """How far the best method is above the bound; negative below it."""
         return max(self.tokens.values()) - self.bound
 
     @property
     def shortfall(self) -> float:
-        """How far a method that has to attain a value is from it, at the most."""
-        errors = [0.0]
-        if self.block_value is not None:
-            errors.append(abs(self.tokens["block"] - self.block_value))
-        if self.oracle is not None:
-            errors += (abs(tokens - self.cover) for tokens in self.tokens.values())
-        if self.transport is not None and self.drafter == "tree, greedy":
-            errors += (abs(tokens - self.transport) for tokens in self.tokens.values())
-        return max(errors)
+        """How far a method that has to attain the bound is from it, at the most."""
+        return max((abs(self.tokens[name] - self.bound) for name in self.attaining), default=0.0)
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is above a bound, nor beside a value it has to attain."""
+        """Whether nothing is above the bound, nor beside it if it has to attain it."""
         return self.excess <= TOLERANCE and self.shortfall <= TOLERANCE
 
 
 def reached(build: Build, drafter: str, shape: tuple[int, ...], pair: int) -> Reached:
-    """Enumerate the engine's first round under each method, and compute the bounds; see `Reached`."""
+    """Enumerate the engine's first round under each method, and compute the bound; see `Reached`."""
     seed, agreement = PAIRS[pair]
     target, draft = mock_pair(VOCABULARY, seed, agreement)
     settings = DRAFTERS[drafter]
@@ -127,26 +108,23 @@ def reached(build: Build, drafter: str, shape: tuple[int, ...], pair: int) -> Re
         config = configured(method, drafter, len(shape), **more)
         decoder = build(target, draft, config, None)
         tokens[method] = expected(decoder, lambda record, row: record.emitted[row])
-    transport: float | None = None
-    if outright:
-        inclusion = dict.fromkeys(_likeliest(draft, shape, PROMPT), 1.0)
+    attaining: tuple[str, ...] = METHODS if outright or drafter == "tree, greedy" else ()
+    kind: TreeChildren = settings.get("tree_children", "with_replacement")
+    if not tree:
+        drafts: Distribution = _point_masses(draft) if outright else draft.probabilities
+        bound = exact_block_value(target.probabilities, drafts, len(shape), PROMPT)
+        attaining = attaining or ("block",)
+    elif outright:
+        drafted = dict.fromkeys(_likeliest(draft, shape, PROMPT), 1.0)
+        bound = cover_bound(target.probabilities, drafted, PROMPT)
+    elif len(shape) == 1:
+        first = target.probabilities(PROMPT), draft.probabilities(PROMPT)
+        bound = 1 + transport_optimum(*first, *shape, kind)
     else:
-        kind = settings.get("tree_children", "with_replacement")
-        inclusion = tree_probabilities(draft.probabilities, shape, kind, PROMPT)
-        if tree and len(shape) == 1:
-            first = target.probabilities(PROMPT), draft.probabilities(PROMPT)
-            transport = 1 + transport_optimum(*first, *shape, kind)
-    distribution: Distribution = _point_masses(draft) if outright else draft.probabilities
-    return Reached(
-        drafter,
-        shape,
-        pair,
-        tokens,
-        None if tree else exact_block_value(target.probabilities, distribution, len(shape), PROMPT),
-        transport,
-        cover_bound(target.probabilities, inclusion, PROMPT),
-        oracle_bound(target.probabilities, len(inclusion), PROMPT) if outright else None,
-    )
+        drafted = tree_probabilities(draft.probabilities, shape, kind, PROMPT)
+        bound = cover_bound(target.probabilities, drafted, PROMPT)
+        attaining = ()
+    return Reached(drafter, shape, pair, tokens, bound, attaining)
 
 
 def finding(found: Sequence[Reached]) -> Finding:

@@ -165,15 +165,25 @@ class DistributionOfAnotherLayer(EarlyExitDrafter):
 # Of trees whose nodes all follow the prefix: each changes a sound proposal
 
 
-class RanksDrawnNodesAway(ModelDrafter):
-    """Keeps the likelier two of three drawn siblings."""
+class ChangedProposal(ModelDrafter):
+    """A sound drafter of trees, whose proposals are changed afterwards."""
 
     def propose(self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: Any) -> DraftProposal:
-        """Propose without the node that the draft found least likely."""
+        """Propose what is made of a sound proposal."""
         sound = super().propose(prefixes, plan, ctx)
+        assert sound.distribution_rows is not None
+        return self._changed(sound, sound.distribution_rows)
+
+    def _changed(self, sound: DraftProposal, rows: NDArray[np.int64]) -> DraftProposal:
+        raise NotImplementedError
+
+
+class RanksDrawnNodesAway(ChangedProposal):
+    """Keeps the likelier two of three drawn siblings."""
+
+    def _changed(self, sound: DraftProposal, rows: NDArray[np.int64]) -> DraftProposal:
         assert sound.distributions is not None
         assert sound.distributions.probs is not None
-        assert sound.distribution_rows is not None
         first = sound.distributions.probs[:, :1].expand(-1, sound.width, -1)
         likelihood = first.gather(-1, sound.tokens[..., None])[..., 0]
         kept = likelihood.argsort(-1, descending=True)[:, :2].sort(-1).values
@@ -182,27 +192,20 @@ class RanksDrawnNodesAway(ModelDrafter):
             tokens=sound.tokens.gather(1, kept),
             lengths=np.minimum(sound.lengths, 2),
             parents=np.zeros(kept.shape, dtype=np.int64),
-            distribution_rows=np.take_along_axis(sound.distribution_rows, kept.numpy(), 1),
+            distribution_rows=np.take_along_axis(rows, kept.numpy(), 1),
         )
 
 
-class SiblingsShareADistribution(ModelDrafter):
+class SiblingsShareADistribution(ChangedProposal):
     """Draws siblings without replacement, and reports the first one's distribution for all."""
 
-    def propose(self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: Any) -> DraftProposal:
-        """Propose with one row of distributions for all."""
-        sound = super().propose(prefixes, plan, ctx)
-        assert sound.distribution_rows is not None
-        shared = np.repeat(sound.distribution_rows[:, :1], sound.width, 1)
-        return replace(sound, distribution_rows=shared)
+    def _changed(self, sound: DraftProposal, rows: NDArray[np.int64]) -> DraftProposal:
+        return replace(sound, distribution_rows=np.repeat(rows[:, :1], sound.width, 1))
 
 
-class SiblingsInAnotherOrder(ModelDrafter):
+class SiblingsInAnotherOrder(ChangedProposal):
     """Has siblings verified in another order than they were drawn in."""
 
-    def propose(self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: Any) -> DraftProposal:
-        """Propose the last first."""
-        sound = super().propose(prefixes, plan, ctx)
-        assert sound.distribution_rows is not None
-        rows = np.ascontiguousarray(sound.distribution_rows[:, ::-1])
-        return replace(sound, tokens=sound.tokens.flip(1), distribution_rows=rows)
+    def _changed(self, sound: DraftProposal, rows: NDArray[np.int64]) -> DraftProposal:
+        turned = np.ascontiguousarray(rows[:, ::-1])
+        return replace(sound, tokens=sound.tokens.flip(1), distribution_rows=turned)

@@ -13,7 +13,6 @@ from outrider import ModelDrafter, SamplingParams, SpeculativeConfig, Speculativ
 from outrider.certify.bounds import (
     cover_bound,
     exact_block_value,
-    oracle_bound,
     transport_optimum,
     tree_probabilities,
 )
@@ -94,7 +93,6 @@ def test_values_after_a_prefix_are_those_of_the_distributions_there() -> None:
     covered = path_probabilities(draft, 2, prefix)
     assert covered == path_probabilities(after(draft), 2)
     assert cover_bound(target, covered, prefix) == cover_bound(after(target), covered)
-    assert oracle_bound(target, 5, prefix) == oracle_bound(after(target), 5)
 
 
 def test_path_probabilities_are_a_distribution_on_every_level() -> None:
@@ -102,20 +100,6 @@ def test_path_probabilities_are_a_distribution_on_every_level() -> None:
     for level in (1, 2, 3):
         assert sum(mass for path, mass in found.items() if len(path) == level) == pytest.approx(1)
     assert min(found.values()) >= 0
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_oracle_finds_the_largest_of_all_paths(seed: int) -> None:
-    target = table(seed, 3)
-    largest = sorted(path_probabilities(target, 6).values(), reverse=True)
-    for nodes in range(7):
-        assert oracle_bound(target, nodes) == pytest.approx(1 + sum(largest[:nodes]), abs=1e-13)
-
-
-def test_drawn_drafts_may_pass_the_oracle_of_fixed_trees() -> None:
-    fair = constant(0.5, 0.5)
-    assert exact_block_value(fair, fair, 1) == 2.0
-    assert oracle_bound(fair, 1) == 1.5
 
 
 @pytest.mark.parametrize("kind", ["with_replacement", "greedy", "without_replacement"])

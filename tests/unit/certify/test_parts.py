@@ -111,7 +111,10 @@ def test_a_biased_part_fails_without_an_exception(module: Path, name: str) -> No
     [
         ("InNumPy", "InNumPy.stop_distribution returned a numpy.ndarray; expected two torch"),
         ("HalfInNumPy", "HalfInNumPy.stop_distribution returned a tuple of a numpy.ndarray and a"),
-        ("Short", "Short.stop_distribution returned a torch tensor of shape [1, 2] and torch.float64;"),
+        (
+            "Short",
+            "Short.stop_distribution returned a torch tensor of shape [1, 2] and torch.float64;",
+        ),
         ("Single", "torch.float32; expected [B, N + 1], here [1, 3], float64"),
         ("Heavy", "Heavy.stop_distribution returned a distribution with total mass 2 and least"),
         ("NaN", "NaN.residual returned a distribution with total mass nan and least entry nan;"),

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ...drafters.base import Drafter
+from ...policies.confidence import ConfidenceRule
 from ...random import Enumerator
 from ...types.finding import Finding
-from ...types.plan import DraftPlan, DraftTree, StopRule
+from ...types.plan import DraftPlan, DraftTree
 from ...types.records import MODEL, DraftProposal, Prefix
 from .drafter_round import Outcome, TrialContext, outcomes, release
 from .runner import Broken, require, run
@@ -63,35 +63,6 @@ def check_drafter(
             ("local rows", kit.local_rows),
         ]
     )
-
-
-class SomeStop(StopRule):
-    """Ends drafts that are not confident; takes all that is looked up."""
-
-    def __init__(self, depth: NDArray[np.int64], least: float = 0.4) -> None:
-        self._depth = depth
-        self._least = least
-
-    @property
-    def model_depth(self) -> NDArray[np.int64]:
-        """The plan's own depths."""
-        return self._depth
-
-    def continues(
-        self, confidence: NDArray[np.float64], drafting: NDArray[np.bool_]
-    ) -> NDArray[np.bool_]:
-        """Draft on after a token of enough confidence."""
-        return drafting & (confidence[:, -1] >= self._least)
-
-    def kept(
-        self, source: str, confidence: NDArray[np.float64], row: int | None = None
-    ) -> NDArray[np.float64]:
-        """Take confidences as they are."""
-        return confidence
-
-    def lookup(self, row: int, reach: NDArray[np.float64]) -> int:
-        """Take all tokens."""
-        return len(reach)
 
 
 class _Kit:
@@ -187,10 +158,11 @@ class _Kit:
 
     def _plans(self, rows: int = 3) -> list[DraftPlan]:
         depth = np.array([self._depth, 0, 1], dtype=np.int64)[:rows]
-        two = depth.clip(max=2)
+        two, neither = depth.clip(max=2), np.zeros(len(depth), dtype=np.bool_)
+        rule = ConfidenceRule(depth, 0.25, replayed=neither, looked_up=neither)
         return [
             DraftPlan(depth),
-            DraftPlan(depth, stop=SomeStop(depth)),
+            DraftPlan(depth, stop=rule),
             DraftPlan(two, DraftTree((2, 4), (2, 2))),
             DraftPlan(two, DraftTree((2, 3))),
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -51,23 +51,18 @@ class TrialContext(RoundContext):
         greedy: bool = False,
         local: bool = False,
         learning: bool = False,
-        predictions: Sequence[NDArray[np.int64] | None] = (),
+        predictions: Sequence[NDArray[np.int64]] = (),
         stop_ids: frozenset[int] = frozenset(),
     ) -> None:
-        rows = range(len(plan.depth))
         params = SamplingParams(temperature=0.0 if greedy else 1.0, seed=1 if local else None)
-        lengths = prompt_lengths or [1 for _ in rows]
+        lengths = prompt_lengths or [1] * len(plan.depth)
         states = tuple(
-            SequenceState(
-                Prefix(row, [0] * lengths[row]),
-                lengths[row],
-                params,
-                stop_ids,
-                row,
-                prediction=predictions[row] if predictions else None,
-            )
-            for row in rows
+            SequenceState(Prefix(row, [0] * length), length, params, stop_ids, row)
+            for row, length in enumerate(lengths)
         )
+        if predictions:
+            pairs = zip(states, predictions, strict=True)
+            states = tuple(replace(state, prediction=expected) for state, expected in pairs)
         batch = Batch.of(states, _VOCABULARY, torch.device("cpu"))
         draws = batch.draws(chance, plan.width, coupled=False)
         # Levels that a drafter shares out have likeliest tokens beside a drawn one.

@@ -90,12 +90,10 @@ def _greedy(case: Case) -> str:
             if node == len(drafts) or best != drafts[node]:
                 break
     found = path[len(prompt) : len(prompt) + length]
-    if found == expected:
-        return f"{length} tokens"
-    place = next(i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b)
-    raise Broken(
-        f"token {place} of the greedy text is {found[place]}; the reference says {expected[place]}"
-    )
+    for place, (token, said) in enumerate(zip(found, expected, strict=True)):
+        wrong = f"token {place} of the greedy text is {token}; the reference says {said}"
+        require(token == said, wrong)
+    return f"{length} tokens"
 
 
 def _rejection(case: Case) -> str:
@@ -173,10 +171,9 @@ def _overflow(case: Case) -> str:
     if most <= 512:
         # To the last token, beside a row whose drafts reach further than that row has room.
         text = tuple(case.rng.integers(case.runtime.vocab_size, size=most - 1).tolist())
-        names = [next(case.names) for _ in range(min(2, case.rows))]
-        case.verify(
-            names, [text, case.text(3)][: case.rows], [case.chain(1), case.chain(4)][: case.rows]
-        )
+        rows = min(2, case.rows)
+        names, texts = case.new(rows), [text, case.text(3)][:rows]
+        case.verify(names, texts, [case.chain(1), case.chain(4)][:rows])
         case.verify(names[:1], [(*text, 0)], [case.chain(0)])
     return f"max_length {most}"
 
@@ -235,17 +232,13 @@ def _expanding(case: Case, names: list[int], paths: list[Path]) -> None:
             fed = len(rows[0][0])
             new = [case.rng.integers(fed + 1, size=width).tolist() for _ in rows]
             tokens = [list(case.chain(width)[0]) for _ in rows]
-            logits = cursor.expand(
-                torch.tensor(tokens, device=device), torch.tensor(new, device=device)
-            )
-            rows = [
-                ([*row[0], *drawn], [*row[1], *follows])
-                for row, drawn, follows in zip(rows, tokens, new, strict=True)
-            ]
+            fresh = torch.tensor([tokens, new], device=device)
+            after = cursor.expand(fresh[0], fresh[1])
             for row, path in enumerate(paths):
+                rows[row] = [*rows[row][0], *tokens[row]], [*rows[row][1], *new[row]]
                 for node in range(width):
-                    path_to = (*path, *spelled(rows[row], fed + node + 1))
-                    case.compare(logits[row, node], path_to)
+                    spelled_out = spelled(rows[row], fed + node + 1)
+                    case.compare(after[row, node], (*path, *spelled_out))
     case.verify(names, [(*p, 0) for p in paths], [case.chain(1) for _ in paths])
 
 
