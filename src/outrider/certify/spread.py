@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from operator import call
 from typing import TypeVar
+
+import torch
 
 from .checks import Report
 
@@ -24,30 +27,18 @@ def spread(
     Args:
         jobs: names, and functions of modules that can be pickled if there are several processes.
         report: takes the progress.
-        processes: how many work; 1 for this one alone.
+        processes: how many work, each on one thread; 1 for this one alone.
     """
-    names = [name for name, _ in jobs]
-    work = [run for _, run in jobs]
+    names, work = [name for name, _ in jobs], [run for _, run in jobs]
     with ExitStack() as stack:
-        results: Iterable[Found] = map(_call, work)
+        results: Iterator[Found] = map(call, work)
         if processes > 1 and len(jobs) > _FEW:
             context = multiprocessing.get_context("spawn")
-            pool = ProcessPoolExecutor(processes, context, _one_thread)
-            results = stack.enter_context(pool).map(_call, work)
+            pool = ProcessPoolExecutor(processes, context, torch.set_num_threads, (1,))
+            results = iter(stack.enter_context(pool).map(call, work))
         found: list[Found] = []
-        report(0, len(jobs), names[0] if names else "")
-        for result in results:
-            found.append(result)
-            report(len(found), len(jobs), names[min(len(found), len(jobs) - 1)])
+        for name in names:
+            report(len(found), len(jobs), name)
+            found.append(next(results))
+        report(len(found), len(jobs), "")
     return found
-
-
-def _call(run: Callable[[], Found]) -> Found:
-    return run()
-
-
-def _one_thread() -> None:
-    """Small tensors gain nothing from more threads."""
-    import torch
-
-    torch.set_num_threads(1)
