@@ -125,7 +125,7 @@ class HybridDrafter(Drafter):
 def _merged(
     drawn: DraftProposal, looked_up: DraftProposal, taken: NDArray[np.bool_]
 ) -> DraftProposal:
-    """Put two proposals into one: the looked-up tokens of the rows `taken`, [B], drawn elsewhere."""
+    """Put two proposals into one: what was looked up in the rows `taken`, [B], or was drawn."""
     width = max(drawn.width, looked_up.width)
     rows = taken[:, None]
     tokens = torch.where(

@@ -21,8 +21,8 @@ from .base import DraftContext, Drafter
 HORIZON = 16
 """Chains are chosen for their first so many tokens, however deep a round drafts.
 
-So what a round of some depth drafts is the beginning of what a deeper one would, and a replay, which
-plans as deep as the run that it repeats has drafted, finds the same.
+So what a round drafts is the beginning of what a deeper one would, and a replay, which plans as
+deep as the run that it repeats has drafted, finds the same.
 """
 
 

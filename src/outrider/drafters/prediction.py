@@ -59,7 +59,7 @@ class PredictionDrafter(LookupDrafter):
     def candidates(
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
     ) -> list[Candidate]:
-        """Return how each row's prediction goes on: a function of it and of the row's own output."""
+        """Return how each row's prediction goes on, by the row's own output alone."""
         found = []
         rows = zip(prefixes, plan.depth.tolist(), ctx.prompt_lengths.tolist(), strict=True)
         for row, (prefix, depth, prompt_length) in enumerate(rows):

@@ -88,7 +88,9 @@ class VocabularyDrafter(ModelDrafter):
         self._draft_spelling = draft
         self._target_writer = Writer(target_tokenizer, target)
         self._respeller = Respeller(target, Writer(draft_tokenizer, draft), common)
-        self._target_ids, self._draft_ids = torch.tensor(sorted(common.items())).unbind(1)
+        self._target_ids, self._draft_ids = map(
+            torch.tensor, zip(*sorted(common.items()), strict=True)
+        )
 
     def _shown(self, prefix: Prefix) -> Prefix:
         """Return a prefix in the draft's tokens."""

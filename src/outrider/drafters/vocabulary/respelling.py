@@ -136,7 +136,7 @@ class Respeller:
         return ids if ids[: len(lead)] == lead else lead + ids
 
     def _cut(self, tokens: Sequence[int]) -> int:
-        """Return how many of these tokens are a piece: up to the last place where any tokenizer cuts.
+        """Return how many of these tokens make a piece: up to where any tokenizer cuts.
 
         That is before a space that ends a word, or else before a character; at least one.
         """
