@@ -30,7 +30,7 @@ class DraftContext(ABC):
     @property
     @abstractmethod
     def shaped(self) -> bool:
-        """Whether distributions depend on the tokens drafted before: `distribution` needs a path."""
+        """Whether distributions depend on the tokens drafted before: `distribution` needs them."""
 
     @property
     @abstractmethod

@@ -58,7 +58,7 @@ class SlotCursor(Cursor):
 
     Args:
         model: whose slots it writes to.
-        run: what computes the forwards.
+        run: computes the forwards in place of the model, as its first layers do; None for it.
         batch: the rows of the forward that came to the end of the prefixes.
         held: what the table knows of their slots. The cursor is of use while it knows the same.
         fed: notes what is fed.
@@ -68,7 +68,7 @@ class SlotCursor(Cursor):
     def __init__(
         self,
         model: TransformersModel,
-        run: Run,
+        run: Run | None,
         batch: SlotBatch,
         held: Sequence[Slot],
         fed: Fed,
@@ -100,10 +100,10 @@ class SlotCursor(Cursor):
         fed = self._fed.calls
         if self._ancestors is not None:
             raise ModelError(_MIXED)
-        if min(self._ends) + len(fed) >= self._model.max_length:
+        if min(self._ends) + len(fed) >= self._model.views.max_length:
             raise ContextLengthError(
                 f"{len(fed) + 1} tokens were fed to a cursor of prefixes with at least "
-                f"{min(self._ends)} tokens; the model's context is {self._model.max_length}: "
+                f"{min(self._ends)} tokens; the model's context is {self._model.views.max_length}: "
                 "draft no further"
             )
         starts = [end + len(fed) for end in self._ends]

@@ -10,9 +10,17 @@ import torch
 from transformers import DynamicCache
 
 from ...errors import ModelError
-from .slot_cache import LayerShape
 
 _ATTENTION_KINDS = ("full_attention", "sliding_attention")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """The shape of one layer's cache: heads, and the width of a key and of a value."""
+
+    heads: int
+    key_width: int
+    value_width: int
 
 
 @dataclass(frozen=True, slots=True)
