@@ -53,11 +53,8 @@ class TransformersModel(Runtime):
     Call `reset` after the model's weights or submodules have changed: prompts that were seen before
     are answered from the cache otherwise.
 
-    Compiling is the user's own, before the model is wrapped. What works best is to compile modules
-    without attention, `for layer in model.model.layers: layer.mlp.compile(dynamic=True)`. A whole
-    model, `torch.compile(model)` or `model.compile()`, is called as it is: put it in evaluation
-    mode, and load it with "sdpa" or "eager" attention. torch compiles it anew as the numbers of
-    rows, tokens and columns change, and gives that up after a few (`torch._dynamo.config`).
+    Compiling is the user's own, before the model is wrapped. A whole model that was compiled is
+    called as it is: put it in evaluation mode, with "sdpa" or "eager" attention.
 
     Args:
         hf_model: a decoder-only `PreTrainedModel`, on any one device, in any floating dtype.
@@ -125,10 +122,8 @@ class TransformersModel(Runtime):
         With `discard`, what their slots hold is wiped, so that no other sequence shares it.
         """
         with self.lock:
-            freed = self._table.release(sequence_ids)
+            freed = self._table.release(sequence_ids, discard=discard)
             if discard:
-                for index in freed:
-                    self._table.hold(index, _NOTHING)
                 self._cache.clear(freed)
 
     def reset(self) -> None:
@@ -294,9 +289,6 @@ class TransformersModel(Runtime):
         owner = self._table.owner
         for row, prefix in enumerate(prefixes):
             self._table.hold(owner[prefix.sequence_id], prefix.tokens, fed, row)
-
-
-_NOTHING = np.empty(0, dtype=np.int64)
 
 
 def _uncompiled(given: Any) -> Any:
