@@ -1,6 +1,6 @@
 """A target's first layers and its head as a model of their own, for the target's own slots.
 
-The keys and values of a layer depend on the layers below it only. So what the target has computed of
+The keys and values of a layer depend on the layers below it only. What the target has computed of
 a prefix serves both, and what its first layers write while drafting is what its own forward writes
 there again.
 """
