@@ -53,8 +53,8 @@ class Narrow(ModelDrafter):
 class TooFar(NgramDrafter):
     """Looks up a token more than was planned."""
 
-    def candidates(self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: Any) -> list[Candidate]:
-        return super().candidates(prefixes, replace(plan, depth=plan.depth + 1), ctx)
+    def propose(self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: Any) -> DraftProposal:
+        return super().propose(prefixes, replace(plan, depth=plan.depth + 1), ctx)
 
 
 class Flattened(ModelDrafter):

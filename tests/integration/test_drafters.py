@@ -99,7 +99,6 @@ def test_a_draft_of_another_vocabulary_leaves_greedy_text_as_it_is(
     outputs = decoder.generate(list(PROMPTS), SamplingParams(max_tokens=24, temperature=0))
     assert [output.token_ids for output in outputs] == expected
     assert decoder.metrics.drafted > 0
-    assert drafter._respeller._settled == {}
 
 
 def drafters() -> list[Drafter]:

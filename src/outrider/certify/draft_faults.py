@@ -14,7 +14,7 @@ from torch import Tensor
 from ..drafters.early_exit import EarlyExitDrafter
 from ..drafters.model import ModelDrafter
 from ..runtimes.tabular import TabularModel
-from ..runtimes.transformers.early_exit import EarlyExit
+from ..runtimes.transformers.early_exit import first_layers
 from ..runtimes.transformers.model import TransformersModel
 from ..types.records import Distributions, DraftPlan, DraftProposal, Prefix
 
@@ -150,12 +150,12 @@ class DistributionOfAnotherLayer(EarlyExitDrafter):
 
     def __init__(self, target: TransformersModel) -> None:
         super().__init__(target, 1)
-        self._deeper = EarlyExit(target, 2)
+        self._deeper = first_layers(target.hf_model, 2)
 
     def propose(self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: Any) -> DraftProposal:
         """Propose the sound tokens, with distributions that they were not drawn from."""
         sound = super().propose(prefixes, plan, ctx)
-        cursor = self._deeper.open(prefixes, plan.width)
+        cursor = self._target.open(prefixes, plan.width, self._deeper)
         logits = [cursor.logits]
         logits += [cursor.step(sound.tokens[:, place]) for place in range(sound.width - 1)]
         probs = torch.stack([ctx.distribution(row).probs for row in logits], 1)

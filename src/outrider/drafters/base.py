@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class DraftContext(ABC):
-    """What a drafter may know of a round: how to make distributions of logits, and how to draw.
+    """What a drafter may know of a round: how to make distributions, and how to draw.
 
     Whether drafts are greedy, drawn or coupled is hidden from the drafter.
     """
@@ -30,7 +30,7 @@ class DraftContext(ABC):
     @property
     @abstractmethod
     def shaped(self) -> bool:
-        """Whether distributions depend on the tokens drafted before: `distribution` needs a path."""
+        """Whether distributions depend on the tokens drafted before: `distribution` needs them."""
 
     @property
     @abstractmethod
@@ -140,7 +140,7 @@ class Drafter(ABC):
         """
 
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
-        """Forget sequences that end. With `discard`, share nothing of them. Unknown ids are fine."""
+        """Forget sequences that end; with `discard`, share nothing of them. Ids may be unknown."""
         del sequence_ids, discard
 
     def observe_output(self, prefixes: Sequence[Prefix]) -> None:

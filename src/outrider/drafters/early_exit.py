@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..runtimes.transformers.early_exit import EarlyExit
+from ..errors import InvalidConfigError
+from ..runtimes.base import Cursor
+from ..runtimes.transformers.early_exit import first_layers, layer_count
 from ..runtimes.transformers.model import TransformersModel
 from ..types.records import Prefix
 from .model import ModelDrafter
@@ -20,7 +22,7 @@ class EarlyExitDrafter(ModelDrafter):
 
     The draft's distribution is that of a model like any other, so that every verification is exact.
     Keys and values of the first layers are the target's: drafting has no prefix to compute, and
-    needs no memory.
+    needs no memory. Make it anew after submodules of the target were exchanged.
 
     Args:
         target: the target itself.
@@ -31,14 +33,20 @@ class EarlyExitDrafter(ModelDrafter):
 
     Raises:
         InvalidConfigError: `target` is no `TransformersModel`, or has not more layers than that.
-        ModelError: its decoder layers are not one plain list.
+        ModelError: its decoder layers are not one plain list, or do not run without the others.
     """
 
     def __init__(self, target: TransformersModel, layers: int) -> None:
-        self._first = EarlyExit(target, layers)
-        super().__init__(self._first)
-        self.models = (self._first, target)
-        self.cost_ratio = self._first.share
+        if not isinstance(target, TransformersModel):
+            raise InvalidConfigError("target", type(target).__name__, "a TransformersModel")
+        super().__init__(target)
+        self._target = target
+        self._run = first_layers(target.hf_model, layers)
+        self.cost_ratio = layers / layer_count(target.hf_model)
+
+    def _open(self, prefixes: Sequence[Prefix], depth: int) -> Cursor:
+        """Open the first layers at the end of the prefixes."""
+        return self._target.open(prefixes, depth, self._run)
 
     def read_ahead(self, prefixes: Sequence[Prefix]) -> tuple[int, ...]:
         """Have the target read new prompts, all but their last few tokens, in all layers.
@@ -47,4 +55,4 @@ class EarlyExitDrafter(ModelDrafter):
             ContextLengthError: a prefix is longer than the target's context.
             ModelError: more sequences are live than there are slots.
         """
-        return self._first.read_ahead(prefixes)
+        return self._target.read_ahead(prefixes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import pad
 
+from ..config.validation import real
 from ..errors import InvalidConfigError
 from ..runtimes.base import Runtime
 from ..types import trees
@@ -66,12 +66,10 @@ class HybridDrafter(Drafter):
             expected = "one or more drafters that look tokens up, such as SuffixDrafter()"
             raise InvalidConfigError("lookups", kinds, expected)
         if min_expected is not None:
-            number = isinstance(min_expected, int | float) and not isinstance(min_expected, bool)
-            if not number or not isfinite(min_expected) or min_expected < 0:
-                raise InvalidConfigError("min_expected", min_expected, "a number >= 0, or None")
+            real("min_expected", min_expected, "a number >= 0, or None", lambda x: x >= 0)
         self.drafter = own
         self.lookups = lookups
-        self.min_expected = None if min_expected is None else float(min_expected)
+        self.min_expected = min_expected
         self.models = (own, *lookups)
         self.cost_ratio = own.cost_ratio
         self._vocab_size = own.vocab_size
@@ -115,22 +113,19 @@ class HybridDrafter(Drafter):
         return _merged(drawn, looked_up, taken) if drawn.width else looked_up
 
     def _used(self, found: Found, plan: DraftPlan, row: int) -> Candidate:
-        """What is proposed of a row's candidate; nothing where the model drafts."""
+        """Return what is proposed of a row's candidate; nothing where the model drafts."""
         if plan.stop is not None:
             return found.chosen(plan, row)
-        return found.candidate if found.expected >= self._least(int(plan.depth[row])) else NOTHING
-
-    def _least(self, depth: int) -> float:
-        """How many tokens have to be expected where a model may draft this many in a row."""
-        if self.min_expected is not None:
-            return self.min_expected
-        return float(sum(_KEPT**place for place in range(1, depth + 1)))
+        least = self.min_expected
+        if least is None:
+            least = sum(_KEPT**place for place in range(1, int(plan.depth[row]) + 1))
+        return found.candidate if found.reach.sum() >= least else NOTHING
 
 
 def _merged(
     drawn: DraftProposal, looked_up: DraftProposal, taken: NDArray[np.bool_]
 ) -> DraftProposal:
-    """Put two proposals into one: the looked-up tokens of the rows `taken`, [B], drawn elsewhere."""
+    """Put two proposals into one: what was looked up in the rows `taken`, [B], or was drawn."""
     width = max(drawn.width, looked_up.width)
     rows = taken[:, None]
     tokens = torch.where(
@@ -138,26 +133,26 @@ def _merged(
         pad(looked_up.tokens, (0, width - looked_up.width)),
         pad(drawn.tokens, (0, width - drawn.width)),
     )
-    lengths = np.where(taken, looked_up.lengths, drawn.lengths)
-    parents = None
-    if looked_up.parents is not None:
-        parents = np.where(
-            rows, _widened(looked_up.structure, width), _widened(drawn.structure, width)
-        )
+    parents = np.where(rows, _widened(looked_up.structure, width), _widened(drawn.structure, width))
     assert looked_up.confidence is not None
-    confidence = _widened(looked_up.confidence, width)
-    made = drawn.distributions
+    made, own = drawn.distributions, drawn.distribution_rows
+    distribution_rows = None
     if made is None or made.probs is None:
-        made, distribution_rows = Distributions(point_masses=tokens), None
+        made = Distributions(point_masses=tokens)
     else:
-        own = drawn.distribution_rows
         own = trees.chain(*drawn.tokens.shape) if own is None else own
         distribution_rows = np.where(rows, -1, _widened(own, width, -1))
     return DraftProposal(
-        tokens, lengths, made, parents, distribution_rows, looked_up.sources, confidence
+        tokens,
+        np.where(taken, looked_up.lengths, drawn.lengths),
+        made,
+        None if looked_up.parents is None else parents,
+        distribution_rows,
+        looked_up.sources,
+        _widened(looked_up.confidence, width),
     )
 
 
 def _widened(values: NDArray[Any], width: int, fill: int = 0) -> NDArray[Any]:
-    """Values [B, M] with columns up to `width` after them."""
+    """Return values [B, M] with columns up to `width` after them."""
     return np.pad(values, ((0, 0), (0, width - values.shape[1])), constant_values=fill)

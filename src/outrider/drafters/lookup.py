@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..config.validation import integers
 from ..errors import InvalidConfigError
 from ..types import trees
 from ..types.records import Distributions, DraftPlan, DraftProposal, Prefix
 from ..types.transfer import sent
 from .base import DraftContext, Drafter
+
+HORIZON = 16
+"""Chains are chosen for their first so many tokens, however deep a round drafts.
+
+So what a round drafts is the beginning of what a deeper one would, and a replay, which plans as
+deep as the run that it repeats has drafted, finds the same.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +55,13 @@ class Candidate:
         Args:
             kept: the probability that each token is kept if those before it are, float64 [n].
         """
-        if self.parents is None:
-            return np.cumprod(kept, dtype=np.float64)
-        reach = np.ones(len(self) + 1)
-        for node, (parent, own) in enumerate(zip(self.parents, kept, strict=True), 1):
-            reach[node] = reach[parent] * own
-        return reach[1:]
+        reach = [1.0]
+        for parent, own in zip(self.structure.tolist(), kept.tolist(), strict=True):
+            reach.append(reach[parent] * own)
+        return np.array(reach[1:])
 
     def part(self, chosen: NDArray[np.bool_]) -> Candidate:
         """Return the chosen tokens, bool [n]; with a token all that lead to it are chosen."""
-        if chosen.all():
-            return self
         names = np.concatenate([[0], np.cumsum(chosen)])
         parents = None if self.parents is None else names[self.parents[chosen]]
         return Candidate(self.tokens[chosen], self.confidence[chosen], parents)
@@ -72,12 +76,11 @@ class Candidate:
         """Return what does not lie behind one of these tokens."""
         if stop_ids.isdisjoint(self.tokens.tolist()):
             return self
-        goes_on = [True]
-        chosen = np.zeros(len(self), dtype=np.bool_)
-        for node, (token, parent) in enumerate(zip(self.tokens, self.structure, strict=True)):
-            chosen[node] = goes_on[parent]
-            goes_on.append(goes_on[parent] and int(token) not in stop_ids)
-        return self.part(chosen)
+        goes_on, chosen = [True], []
+        for token, parent in zip(self.tokens.tolist(), self.structure.tolist(), strict=True):
+            chosen.append(goes_on[parent])
+            goes_on.append(goes_on[parent] and token not in stop_ids)
+        return self.part(np.array(chosen))
 
 
 NOTHING = Candidate(np.empty(0, dtype=np.int64), np.empty(0))
@@ -91,17 +94,15 @@ class Found:
     Attributes:
         candidate: ends where the request would.
         reach: the estimated probability that each token is kept with all before it, float64 [n].
+        expected: the number of tokens that are expected to be kept, to compare candidates: of a
+            chain among the first `HORIZON`, those beyond the planned depth included.
         source: the drafter that it comes from.
     """
 
     candidate: Candidate
     reach: NDArray[np.float64]
+    expected: float
     source: str
-
-    @property
-    def expected(self) -> float:
-        """The number of tokens that are expected to be kept."""
-        return float(self.reach.sum())
 
     def chosen(self, plan: DraftPlan, row: int) -> Candidate:
         """Return as much of it as the plan's stop rule asks for; without a rule, all."""
@@ -128,18 +129,30 @@ class LookupDrafter(Drafter):
         """Return what may follow each prefix.
 
         Chains of at most `plan.depth` tokens; where the plan has a tree, trees of that depth and at
-        most `plan.lengths` tokens.
+        most `plan.lengths` tokens. Chains may be asked for that are longer than what is proposed.
         """
 
     def find(self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext) -> list[Found]:
-        """Return each row's candidate up to the first token that ends its request."""
+        """Return each row's candidate up to the first token that ends its request.
+
+        A chain is the beginning of what is found for any deeper plan.
+        """
+        chains, asked = plan.tree is None, plan
+        if chains:
+            deep = np.where(plan.depth > 0, np.maximum(plan.depth, HORIZON), 0)
+            asked = replace(plan, depth=deep)
         found = []
-        for row, candidate in enumerate(self.candidates(prefixes, plan, ctx)):
-            cut = candidate.until(ctx.stop_ids(row))
-            kept = cut.confidence
+        for row, candidate in enumerate(self.candidates(prefixes, asked, ctx)):
+            candidate = candidate.until(ctx.stop_ids(row))
+            kept = candidate.confidence
             if plan.stop is not None:
                 kept = plan.stop.kept(self.source, kept, row)
-            found.append(Found(cut, cut.reach(kept), self.source))
+            reach = candidate.reach(kept)
+            expected = float(reach[: HORIZON if chains else None].sum())
+            if chains and len(reach) > plan.depth[row]:
+                reach = reach[: plan.depth[row]]
+                candidate = candidate.part(np.arange(len(candidate)) < len(reach))
+            found.append(Found(candidate, reach, expected, self.source))
         return found
 
     def propose(
@@ -174,24 +187,32 @@ def proposal_of(
     )
 
 
-def places_after(text: NDArray[np.int64], last: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """Find where a text contains the longest suffix of some tokens.
+def matches(
+    text: NDArray[np.int64], last: NDArray[np.int64]
+) -> list[tuple[NDArray[np.int64], int]]:
+    """Find where a text contains suffixes of some tokens.
 
     Args:
         text: int64 [m].
-        last: int64 [n]; shorter suffixes are looked for where longer ones do not occur.
+        last: int64 [n].
 
     Returns:
-        The places after each occurrence, in their order, and the suffix's length, 0 for none.
+        The places after each occurrence of a suffix, in their order, and its length: the longest
+        suffix first, and of suffixes that occur at the same places the longest alone.
     """
-    places = np.arange(1, len(text) + 1)
-    for length in range(len(last)):
-        fits = places[places > length]
-        fits = fits[text[fits - length - 1] == last[-length - 1]]
-        if not len(fits):
-            return places, length
-        places = fits
-    return places, len(last)
+    found = []
+    places = np.flatnonzero(text == last[-1]) + 1 if len(last) else np.empty(0, dtype=np.int64)
+    for length in range(1, len(last) + 1):
+        if not len(places):
+            break
+        longer = places[:0]
+        if length < len(last):
+            longer = places[places > length]
+            longer = longer[text[longer - length - 1] == last[-length - 1]]
+        if len(longer) < len(places):
+            found.append((places, length))
+        places = longer
+    return found[::-1]
 
 
 def trust(matched: int, place: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -213,14 +234,8 @@ def token_ids(name: str, given: Any) -> NDArray[np.int64]:
     Raises:
         InvalidConfigError: they are no flat sequence of integers from 0 to 2^31 - 1; with `name`.
     """
-    try:
-        ids = np.asarray(given.cpu() if isinstance(given, torch.Tensor) else given)
-    except (TypeError, ValueError):
-        ids = np.empty((0, 0))
-    if (
-        ids.ndim != 1
-        or (ids.size and ids.dtype.kind not in "iu")
-        or not 0 <= ids.min(initial=0) <= ids.max(initial=0) < 2**31
-    ):
-        raise InvalidConfigError(name, given, "a flat sequence of token ids")
-    return ids.astype(np.int64)
+    expected = "a flat sequence of token ids"
+    ids = integers(name, given, expected=expected)
+    if max(ids, default=0) >= 2**31:
+        raise InvalidConfigError(name, given, expected)
+    return np.array(ids, dtype=np.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -54,22 +54,27 @@ class ModelDrafter(Drafter):
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
     ) -> DraftProposal:
         """Propose chains, or trees, of the plan's depth for a model; chains end by `ctx.depths`."""
-        depth = self._possible(prefixes, plan)
+        depth = np.minimum(plan.depth, plan.model_depth)
+        shown = [self._shown(p) if n else p for p, n in zip(prefixes, depth, strict=True)]
+        depth = np.minimum(depth, self._room(shown, plan))
         if not depth.any():
-            return nothing(len(prefixes), ctx.device)
+            none = torch.zeros(len(prefixes), 0, dtype=torch.int64, device=ctx.device)
+            return DraftProposal(none, depth, None)
         ctx.limit_depths(depth)
-        cursor = self._open(prefixes, depth)
-        if plan.tree is not None:
-            return draft_tree(cursor, plan.tree, depth, ctx, self._aligned)
-        return self._chain(cursor, depth, ctx)
+        return self._draft(opened(self._open, shown, depth), depth, plan, ctx)
 
-    def _chain(self, cursor: Cursor, depth: NDArray[np.int64], ctx: DraftContext) -> DraftProposal:
+    def _draft(
+        self, cursor: Cursor, depth: NDArray[np.int64], plan: DraftPlan, ctx: DraftContext
+    ) -> DraftProposal:
+        """Draft rows to these depths, int64 [B], one of them at least 1."""
+        if plan.tree is not None:
+            return draft_tree(cursor, plan.tree, depth, ctx, self._fed, self._aligned)
         logits = cursor.logits
         tokens: list[Tensor] = []
         made: list[Distributions] = []
         for position in range(int(depth.max())):
             if position:
-                logits = cursor.step(tokens[-1])
+                logits = cursor.step(self._fed(tokens[-1]))
             path = torch.stack(tokens, -1)[:, None] if tokens and ctx.shaped else None
             made.append(ctx.distribution(self._aligned(logits), path))
             tokens.append(ctx.pick(made[-1], position))
@@ -78,62 +83,61 @@ class ModelDrafter(Drafter):
                 break
         drafted = torch.stack(tokens, 1)
         probs = [distribution.probs for distribution in made if distribution.probs is not None]
-        joint = (
-            Distributions(probs=torch.stack(probs, 1))
-            if probs
-            else Distributions(point_masses=drafted)
-        )
-        return DraftProposal(drafted, depth, joint)
+        if probs:
+            return DraftProposal(drafted, depth, Distributions(probs=torch.stack(probs, 1)))
+        return DraftProposal(drafted, depth, Distributions(point_masses=drafted))
 
-    def _open(self, prefixes: Sequence[Prefix], depth: NDArray[np.int64]) -> Cursor:
-        """Open the model at the end of the prefixes, for rows of some depth, int64 [B]."""
-        return opened(self.model, [self._readable(prefix) for prefix in prefixes], depth)
+    def _open(self, prefixes: Sequence[Prefix], depth: int) -> Cursor:
+        """Open the model at the end of prefixes that it is shown."""
+        return self.model.open(prefixes, depth)
 
-    def _possible(self, prefixes: Sequence[Prefix], plan: DraftPlan) -> NDArray[np.int64]:
-        """Return how deep each row is drafted, int64 [B]: as planned and as the model has room."""
-        depth = np.minimum(plan.depth, plan.model_depth)
+    def _room(self, shown: Sequence[Prefix], plan: DraftPlan) -> NDArray[np.int64]:
+        """Return how deep each row may be drafted in the model's context, int64 [B]."""
         longest = self.model.max_length
-        if longest is None or not len(depth):
-            return depth
+        if longest is None:
+            return plan.depth
         levels = [1] * plan.deepest if plan.tree is None else plan.tree.levels
         # A level's tokens are fed to draft the next: none for the first.
         fed = np.cumsum([0, *levels[:-1]])
-        room = longest - np.array([prefix.length for prefix in prefixes])
-        return np.minimum(depth, np.searchsorted(fed, room, side="right"))
+        left = longest - np.array([prefix.length for prefix in shown], dtype=np.int64)
+        return np.searchsorted(fed, left, side="right")
 
-    def _readable(self, prefix: Prefix) -> Prefix:
-        """The prefix with ids that a narrower draft has no embedding for replaced by its last.
+    def _shown(self, prefix: Prefix) -> Prefix:
+        """Return a prefix as the model reads it: ids that it has no embedding for are its last.
 
         Drafts may be drawn from any distribution, so that this costs acceptance at most.
         """
         own = self.model.vocab_size
-        if own >= self._vocab_size or prefix.tokens.max(initial=0) < own:
+        if prefix.tokens.max(initial=0) < own:
             return prefix
         return Prefix(prefix.sequence_id, np.minimum(prefix.tokens, own - 1))
 
+    def _fed(self, tokens: Tensor) -> Tensor:
+        """Return drafted tokens in the model's own ids."""
+        return tokens
+
     def _aligned(self, logits: Tensor) -> Tensor:
+        """Return the model's logits [..., own V] for the target's ids, [..., V]."""
         surplus = logits.shape[-1] - self._vocab_size
         return logits if surplus == 0 else pad(logits, (0, -surplus), value=-torch.inf)
 
 
-def nothing(batch: int, device: torch.device) -> DraftProposal:
-    """Propose nothing for any row."""
-    none = torch.zeros(batch, 0, dtype=torch.int64, device=device)
-    return DraftProposal(none, np.zeros(batch, dtype=np.int64), None)
-
-
-def opened(model: Runtime, prefixes: Sequence[Prefix], depth: NDArray[np.int64]) -> Cursor:
+def opened(
+    open_at: Callable[[Sequence[Prefix], int], Cursor],
+    prefixes: Sequence[Prefix],
+    depth: NDArray[np.int64],
+) -> Cursor:
     """Open a cursor at the end of the prefixes, for rows of some depth.
 
     Rows of depth 0 are neither read nor fed to the model: their logits are 0, and mean nothing.
 
     Args:
-        model: what drafts.
+        open_at: opens what drafts; see `Runtime.open`.
         prefixes: of all rows.
         depth: how many tokens in a row each drafts, int64 [B]; one of them at least.
     """
     rows = np.flatnonzero(depth)
-    cursor = model.open([prefixes[row] for row in rows.tolist()], int(depth.max()))
+    cursor = open_at([prefixes[row] for row in rows.tolist()], int(depth.max()))
     return cursor if len(rows) == len(prefixes) else _SomeRows(cursor, rows, len(prefixes))
 
 

@@ -8,15 +8,14 @@ followed it are proposed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InvalidConfigError
+from ..config.validation import integer
 from ..types.records import DraftPlan, Prefix
 from .base import DraftContext
-from .lookup import NOTHING, Candidate, LookupDrafter, places_after, trust
+from .lookup import NOTHING, Candidate, LookupDrafter, matches, trust
 
 
 class NgramDrafter(LookupDrafter):
@@ -33,19 +32,14 @@ class NgramDrafter(LookupDrafter):
     source = "ngram"
 
     def __init__(self, prompt_lookup_max: int = 5, prompt_lookup_min: int = 1) -> None:
-        if not _is_integer(prompt_lookup_max) or prompt_lookup_max < 1:
-            raise InvalidConfigError("prompt_lookup_max", prompt_lookup_max, "an integer >= 1")
-        if not _is_integer(prompt_lookup_min) or not 1 <= prompt_lookup_min <= prompt_lookup_max:
-            expected = f"an integer in 1..prompt_lookup_max={prompt_lookup_max}"
-            raise InvalidConfigError("prompt_lookup_min", prompt_lookup_min, expected)
-        self.prompt_lookup_max = prompt_lookup_max
-        self.prompt_lookup_min = prompt_lookup_min
+        self.prompt_lookup_max = integer("prompt_lookup_max", prompt_lookup_max, 1)
+        expected = f"an integer in 1..prompt_lookup_max={prompt_lookup_max}"
+        self.prompt_lookup_min = integer(
+            "prompt_lookup_min", prompt_lookup_min, 1, prompt_lookup_max, expected
+        )
 
     def candidates(
-        self,
-        prefixes: Sequence[Prefix],
-        plan: DraftPlan,
-        ctx: DraftContext,
+        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
     ) -> list[Candidate]:
         """Return what followed the longest and most recent match; nothing if there is none."""
         rows = zip(prefixes, plan.depth.tolist(), strict=True)
@@ -58,16 +52,10 @@ class NgramDrafter(LookupDrafter):
             tokens: the sequence so far, int64 [L].
             depth: how many tokens are wanted.
         """
-        if depth < 1:
+        found = matches(tokens[:-1], tokens[-self.prompt_lookup_max :]) if depth else []
+        if not found or found[0][1] < self.prompt_lookup_min:
             return NOTHING
-        places, matched = places_after(tokens[:-1], tokens[-self.prompt_lookup_max :])
-        if matched < self.prompt_lookup_min:
-            return NOTHING
-        start = int(places[-1])
+        places, matched = found[0]
         # A match that runs into the end of the sequence repeats itself, as a loop does.
-        drafted = np.resize(tokens[start : start + depth], depth)
+        drafted = np.resize(tokens[places[-1] : places[-1] + depth], depth)
         return Candidate(drafted, trust(matched, np.arange(1, depth + 1)))
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InvalidConfigError
+from ..config.validation import integer, real
 from ..types.records import DraftPlan, Prefix
 from .base import DraftContext
-from .lookup import NOTHING, Candidate, LookupDrafter, places_after, token_ids, trust
+from .lookup import NOTHING, Candidate, LookupDrafter, matches, token_ids, trust
 
 _LONGEST = 32
 """How many last tokens are compared where several places begin alike."""
@@ -50,19 +50,16 @@ class PredictionDrafter(LookupDrafter):
         min_match: int = 2,
         min_token_prob: float = 0.1,
     ) -> None:
-        if isinstance(min_match, bool) or not isinstance(min_match, int) or min_match < 1:
-            raise InvalidConfigError("min_match", min_match, "an integer >= 1")
-        number = isinstance(min_token_prob, int | float) and not isinstance(min_token_prob, bool)
-        if not number or not 0 < min_token_prob <= 1:
-            raise InvalidConfigError("min_token_prob", min_token_prob, "a number in (0, 1]")
-        self.min_match = min_match
-        self.min_token_prob = float(min_token_prob)
+        self.min_match = integer("min_match", min_match, 1)
+        self.min_token_prob = real(
+            "min_token_prob", min_token_prob, "a number in (0, 1]", lambda x: 0 < x <= 1
+        )
         self._default = None if prediction is None else token_ids("prediction", prediction)
 
     def candidates(
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
     ) -> list[Candidate]:
-        """Return how each row's prediction goes on: a function of it and of the row's own output."""
+        """Return how each row's prediction goes on, by the row's own output alone."""
         found = []
         rows = zip(prefixes, plan.depth.tolist(), ctx.prompt_lengths.tolist(), strict=True)
         for row, (prefix, depth, prompt_length) in enumerate(rows):
@@ -83,9 +80,10 @@ class PredictionDrafter(LookupDrafter):
         done = len(output)
         place, matched = done, _AT_FIRST
         if not np.array_equal(output, prediction[:done]) or done >= self.min_match:
-            places, matched = places_after(prediction, output[-_LONGEST:])
-            if matched < self.min_match:
+            found = matches(prediction, output[-_LONGEST:])
+            if not found or found[0][1] < self.min_match:
                 return NOTHING
+            places, matched = found[0]
             place = int(places[np.abs(places - done).argmin()])
         tokens = prediction[place : place + depth]
         confidence = trust(matched, np.arange(1, len(tokens) + 1))

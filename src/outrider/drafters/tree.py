@@ -49,6 +49,7 @@ def draft_tree(
     tree: DraftTree,
     depth: NDArray[np.int64],
     ctx: DraftContext,
+    fed: Callable[[Tensor], Tensor],
     aligned: Callable[[Tensor], Tensor],
 ) -> DraftProposal:
     """Draft a tree for each row.
@@ -58,6 +59,7 @@ def draft_tree(
         tree: its shape.
         depth: how many levels each row has, int64 [B], one of them at least 1.
         ctx: makes distributions and children.
+        fed: brings tokens to the draft's vocabulary.
         aligned: brings the draft's logits to the target's vocabulary.
     """
     levels: list[_Level] = []
@@ -70,7 +72,7 @@ def draft_tree(
     for level in range(int(depth.max())):
         if level:
             above = levels[-1]
-            logits = cursor.expand(above.tokens, above.follows + first)
+            logits = cursor.expand(fed(above.tokens), above.follows + first)
             first += path.shape[1]
             path = torch.cat([path[batch, above.follows], above.tokens[..., None]], -1)
         made = ctx.distribution(aligned(logits), path if level else None)

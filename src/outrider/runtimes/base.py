@@ -80,9 +80,9 @@ class Cursor(ABC):
 class Runtime(ABC):
     """A model that verifies drafts, and may draft itself.
 
-    Every call names whole prefixes, and nothing is committed or rolled back: a runtime finds the longest
-    part of a prefix that it has computed before, and computes the rest. What it returns depends on
-    the prefixes and the proposal alone.
+    Every call names whole prefixes, and nothing is committed or rolled back: a runtime finds the
+    longest part of a prefix that it has computed before, and computes the rest. What it returns
+    depends on the prefixes and the proposal alone.
     """
 
     @property

@@ -131,7 +131,7 @@ def test_what_ends_reaches_every_part() -> None:
     proposed(drafter, [FOUND], plan_of(2), learning=True)
     release(drafter, [prefix.extended([1, 2])])
     assert suffix.pooled_tokens == 6
-    assert suffix._requests == {}
+    assert suffix._learnable == {}
 
 
 @pytest.mark.parametrize(

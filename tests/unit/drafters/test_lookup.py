@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from outrider import NgramDrafter, PredictionDrafter, SuffixDrafter
 from outrider.drafters.base import DraftContext
-from outrider.drafters.lookup import Candidate, LookupDrafter, places_after, token_ids
+from outrider.drafters.lookup import Candidate, LookupDrafter, matches, token_ids
 from outrider.errors import InvalidConfigError
 from outrider.types.records import DraftPlan, DraftTree, Prefix
 
@@ -54,18 +54,21 @@ def test_the_likeliest_tokens_come_with_all_that_lead_to_them(count: int) -> Non
 
 
 @given(st.lists(st.integers(0, 3), max_size=12), st.lists(st.integers(0, 3), max_size=5))
-def test_the_longest_suffix_is_found_at_all_its_places(text: list[int], last: list[int]) -> None:
-    places, matched = places_after(np.array(text, dtype=np.int64), np.array(last, dtype=np.int64))
+def test_suffixes_are_found_at_all_their_places(text: list[int], last: list[int]) -> None:
+    """The longest first; of those at the same places the longest alone."""
 
     def ends(length: int) -> list[int]:
         suffix = last[len(last) - length :]
-        return [
-            e for e in range(1, len(text) + 1) if e >= length and text[e - length : e] == suffix
-        ]
+        return [e for e in range(length, len(text) + 1) if text[e - length : e] == suffix]
 
-    longest = max(length for length in range(len(last) + 1) if length == 0 or ends(length))
-    assert matched == longest
-    assert places.tolist() == ends(longest)
+    lengths = range(1, len(last) + 1)
+    expected = [
+        (ends(length), length)
+        for length in reversed(lengths)
+        if ends(length) and (length == len(last) or len(ends(length + 1)) < len(ends(length)))
+    ]
+    found = matches(np.array(text, dtype=np.int64), np.array(last, dtype=np.int64))
+    assert [(places.tolist(), length) for places, length in found] == expected
 
 
 @pytest.mark.parametrize(

@@ -51,10 +51,10 @@ def test_only_rows_that_are_drafted_are_read_and_fed(depth: list[int]) -> None:
     rows = np.flatnonzero(depth)
     rest = np.setdiff1d(np.arange(4), rows)
     tokens, nodes = torch.tensor([1, 2, 0, 1]), torch.tensor([[1, 2]] * 4)
-    some, every = opened(model, prefixes, np.array(depth)), draft.open(prefixes, max(depth))
+    some, every = opened(model.open, prefixes, np.array(depth)), draft.open(prefixes, max(depth))
     assert [row for row, _ in model.opened] == rows.tolist()
     pairs = [(some.logits, every.logits), (some.step(tokens), every.step(tokens))]
-    some, every = opened(model, prefixes, np.array(depth)), draft.open(prefixes, max(depth))
+    some, every = opened(model.open, prefixes, np.array(depth)), draft.open(prefixes, max(depth))
     parents = torch.zeros(4, 2, dtype=torch.int64)
     pairs.append((some.expand(nodes, parents), every.expand(nodes, parents)))
     for found, expected in pairs:

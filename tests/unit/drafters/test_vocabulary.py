@@ -14,7 +14,6 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from outrider import VocabularyDrafter
 from outrider.certify.kits import check_drafter
 from outrider.certify.kits.drafter_round import outcomes
-from outrider.drafters.vocabulary.drafter import DraftPrefixes
 from outrider.drafters.vocabulary.respelling import Respeller, Writer
 from outrider.drafters.vocabulary.spelling import Spelling, counterparts
 from outrider.errors import InvalidConfigError, VocabMismatchError
@@ -202,8 +201,6 @@ def test_a_sequence_that_went_another_way_is_written_anew() -> None:
         TEXT.replace("width", "breadth")
     )
     assert writes.written(Prefix(1, ids[:9])).tokens.tolist() == SMALL.encode(LARGE.decode(ids[:9]))
-    writes.release([1, 2])
-    assert writes._settled == {}
 
 
 def test_special_tokens_and_bytes_that_make_no_character() -> None:
@@ -219,29 +216,16 @@ def test_special_tokens_and_bytes_that_make_no_character() -> None:
     assert only.written(Prefix(4, [end])).tokens.tolist() == [0]
 
 
-def test_what_a_draft_is_shown_does_not_depend_on_depths() -> None:
-    """Of a text that is longer than its context, as long as a quarter of that is not exceeded."""
-    letters = byte_level(258, "a b")
-    spelling = Spelling.of(letters)
-    prefixes = DraftPrefixes(_Short(96), Respeller(spelling, Writer(letters, spelling), {}))
-    for length in range(60, 200):
-        prefix = Prefix(length, letters.encode("ab" * 100)[:length])
-        shown = [prefixes.written([prefix], depth)[0].tokens.tolist() for depth in (0, 2, 7, 24)]
-        assert shown[1:] == shown[:-1]
-        assert 36 <= len(shown[0]) <= 72
-    assert len(prefixes.written([prefix], 60)[0]) <= 36
-
-
 class _Short(TabularModel):
     """A draft model with a short context."""
 
     def __init__(self, max_length: int, vocab_size: int = 258) -> None:
         super().__init__(lambda _: np.full(vocab_size, 1 / vocab_size), vocab_size)
         self._longest = max_length
+        self.shown: list[list[int]] = []
 
     def open(self, prefixes: Any, depth: int) -> Any:
-        assert all(len(prefix) + depth <= self.max_length for prefix in prefixes)
-        assert all(prefix.tokens.max() < self.vocab_size for prefix in prefixes)
+        self.shown += [prefix.tokens.tolist() for prefix in prefixes]
         return super().open(prefixes, depth)
 
     @property
@@ -250,12 +234,15 @@ class _Short(TabularModel):
 
 
 @pytest.mark.parametrize("match", ["tokens", "text"])
-def test_a_text_longer_than_the_drafts_context_is_drafted_from_its_end(match: Any) -> None:
+def test_drafting_stops_where_the_drafts_context_ends(match: Any) -> None:
+    """By the draft's own tokens, which may be more than the target's."""
     letters = byte_level(258, "a b")
     made = VocabularyDrafter(_Short(96), letters, LARGE, match=match)
     prompt = LARGE.encode(TEXT)[:60]
     assert len(letters.encode(LARGE.decode(prompt))) > 96
-    assert proposed(made, [prompt], plan_of(3)).lengths[0] > 0
+    assert proposed(made, [prompt], plan_of(3)).lengths[0] == 0
+    assert proposed(made, [prompt, prompt[:20]], plan_of(3, 3)).lengths.tolist()[0] == 0
+    assert proposed(made, [prompt[:20]], plan_of(3)).lengths[0] > 0
 
 
 def test_padding_and_truncation_of_a_tokenizer_change_nothing() -> None:
@@ -271,13 +258,12 @@ def test_padding_and_truncation_of_a_tokenizer_change_nothing() -> None:
 def test_tokens_that_the_draft_has_no_embedding_for_are_read_as_another() -> None:
     marked = byte_level(330, TEXT)
     known = len(marked)
-    marked.add_special_tokens({"pad_token": "[PAD]"})
-    prefixes = DraftPrefixes(
-        _Short(64, known), Respeller(Spelling.of(marked), Writer(marked, Spelling.of(marked)), {})
+    marked.add_tokens(["zzz"])
+    model = _Short(64, known)
+    proposed(
+        VocabularyDrafter(model, marked, marked), [[*marked.encode("def area"), known]], plan_of(2)
     )
-    ids = marked.encode("def area")
-    shown = prefixes.written([Prefix(1, [*ids, known])], 2)[0].tokens
-    assert shown.max() < known
+    assert max(model.shown[0]) == known - 1
 
 
 ALTERNATING = TabularModel(lambda prefix: [0, 1] if prefix[-1] == 0 else [1, 0], 2)

@@ -22,7 +22,7 @@ from outrider import (
 from outrider.certify import exact_distribution
 from outrider.certify.reference import distance, target_distribution
 from outrider.errors import InvalidConfigError, ModelError
-from outrider.runtimes.transformers.early_exit import EarlyExit, truncated
+from outrider.runtimes.transformers.early_exit import first_layers, truncated
 from outrider.runtimes.transformers.model import TransformersModel
 from outrider.types.records import Prefix, RoundRecord
 from tests.support.families import VOCAB, Distributions, greedy_reference, random_model
@@ -89,7 +89,7 @@ def test_the_draft_is_the_first_layers_with_the_head(family: Any) -> None:
     shallow = truncated(reference, 2)
     prefixes = [Prefix(i, ids) for i, ids in enumerate(random_prompts(3, (2, 9, 30)))]
     fed = torch.tensor([[3, 5], [7, 1], [60, 2]])
-    cursor = EarlyExit(target, 2).open(prefixes, 3)
+    cursor = target.open(prefixes, 3, first_layers(target.hf_model, 2))
     found = [cursor.logits]
     with torch.inference_mode():
         found += [cursor.step(fed[:, step]) for step in range(2)]
@@ -119,7 +119,8 @@ def counted(target: TransformersModel, monkeypatch: pytest.MonkeyPatch) -> list[
     def noting(
         self: Any, slots: Any, starts: Any, tokens: Tensor, *rest: Any, **more: Any
     ) -> Tensor:
-        depth = len(rest[2].model.layers) if len(rest) == 3 else 3
+        run = rest[2] if len(rest) == 3 else None
+        depth = 3 if run is None else len(run.model.layers)
         calls.append((tokens.shape[1], depth))
         return forward(self, slots, starts, tokens, *rest, **more)
 
@@ -185,12 +186,14 @@ def test_columns_that_were_only_drafted_are_not_relied_on(llama: Any) -> None:
     """Fault: the slots take what the first layers computed for the target's own."""
     reference, target = llama
 
-    class Claims(EarlyExit):
-        def open(self, prefixes: Any, depth: int) -> Any:
-            return target.open_by(self._run, prefixes, 4, settle=True)
+    class Claims(EarlyExitDrafter):
+        def _open(self, prefixes: Any, depth: int) -> Any:
+            cursor = target.open(prefixes, depth, self._run)
+            target._settle(prefixes, cursor._fed)
+            cursor._held = [target._table.slots[slot] for slot in cursor._batch.slots]
+            return cursor
 
-    drafter = EarlyExitDrafter(target, 1)
-    drafter.model = Claims(target, 1)
+    drafter = Claims(target, 1)
     prompts = random_prompts(5, (3, 4))
     expected = [greedy_reference(reference, prompt, 16) for prompt in prompts]
     fixed = SpeculativeConfig(depth="fixed")

@@ -178,7 +178,7 @@ def test_what_of_a_new_prefix_was_computed_already_is_reported() -> None:
     runtime.release([0, 1, 2])
     assert runtime.verify([Prefix(3, [*other, 3])], one).cached == (30,)
     runtime.release([3], discard=True)
-    assert runtime.empty_slots == 1
+    assert runtime.verify([Prefix(4, [*other, 3])], one).cached == (0,)
 
 
 def test_a_cursor_says_where_its_context_ends_and_when_it_is_stale() -> None:

@@ -1,9 +1,11 @@
-"""Drafts of what followed a match before: the best over all of its suffixes.
+"""Drafts of what followed some tokens before in a text: the best over all suffixes of the tokens.
 
-Method: SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975). A chain follows the commonest
-continuation; a tree takes the likeliest continuation on offer each time. A draft of a match of m
-tokens has at most `factor * m + offset` tokens, and counts the number of its tokens that are
-expected to be kept; the best draft is proposed, of equals that of the longer match.
+Method: SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975), with a search in place of a suffix
+tree. A chain follows the commonest continuation; a tree takes the likeliest continuation on offer
+each time. A draft of a match of m tokens has at most `factor * m + offset` tokens, and counts the
+number of its tokens that are expected to be kept; the best draft is proposed, of equals that of the
+longer match. Of chains only the first `HORIZON` tokens count, so that which one is best does not
+depend on how deep a round drafts.
 
 Frequencies alone are too sure of themselves, since most contexts were seen once. So a token's
 confidence is its share times the trust in a match of m tokens to last (see `lookup.trust`).
@@ -11,13 +13,17 @@ confidence is its share times the trust in a match of m tokens to last (see `loo
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..lookup import NOTHING, Candidate
-from .automaton import ROOT, Match, SuffixAutomaton
+from ..lookup import HORIZON, NOTHING, Candidate, matches
+
+_LATEST = 1000
+"""How many occurrences of a context are counted, the latest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,73 +54,73 @@ Draft = tuple[float, Candidate]
 
 
 def best_draft(
-    automaton: SuffixAutomaton, match: Match, limits: Limits, best: Draft = (0.0, NOTHING)
+    text: NDArray[np.int64],
+    last: NDArray[np.int64],
+    limits: Limits,
+    best: Draft = (0.0, NOTHING),
 ) -> Draft:
-    """Return the best draft over all suffixes of a match, or `best` if none is better."""
-    state, length = match
-    while state != ROOT and length >= limits.shortest:
+    """Return the best draft over all suffixes of some tokens, or `best` if none is better.
+
+    Args:
+        text: where they are looked for, int64 [n]. Several texts are each ended by a -1.
+        last: the tokens, int64 [m].
+        limits: of the draft.
+        best: what it has to exceed.
+    """
+    for places, length in matches(text[:-1], last):
         most = int(min(limits.tokens, limits.factor * length + limits.offset))
-        places = range(length + 1, length + min(most, limits.depth) + 1)
-        if sum(length / place for place in places) <= best[0]:
-            break  # What is expected if all followed each time; of a shorter match it is less.
-        grow = _tree if limits.branches else _chain
-        draft = grow(automaton, (state, length), most, limits)
+        levels = min(most, limits.depth, limits.depth if limits.branches else HORIZON)
+        # What is expected if all followed each time; of a shorter match it is less.
+        ceiling = sum(length / place for place in range(length + 1, length + levels + 1))
+        if length < limits.shortest or ceiling <= best[0]:
+            break
+        draft = _grown(text, last[len(last) - length :].tolist(), places, most, limits)
         if draft[0] > best[0]:
             best = draft
-        state, length = automaton.shorter(state)
     return best
 
 
-def _chain(automaton: SuffixAutomaton, match: Match, most: int, limits: Limits) -> Draft:
-    """Follow the commonest continuation, the latest of equals."""
-    tokens, confidence = list[int](), list[float]()
-    reach, expected, matched = 1.0, 0.0, match[1]
-    for place in range(matched, matched + min(most, limits.depth)):
-        state, length = automaton.followed(match)
-        if state == ROOT:
-            break
-        found = automaton.continuations(state, limits.least / reach)
-        share, _, token, reached = max(found, default=(0.0, 0, 0, ROOT))
-        own = share * place / (place + 1)
-        reach *= own
-        if reach < limits.least:
-            break
-        tokens.append(token)
-        confidence.append(own)
-        expected += reach
-        match = (reached, length + 1)
-    return expected, Candidate(np.array(tokens, dtype=np.int64), np.array(confidence))
+def _grown(
+    text: NDArray[np.int64],
+    matched: list[int],
+    places: NDArray[np.int64],
+    most: int,
+    limits: Limits,
+) -> Draft:
+    """Take the likeliest continuation on offer, `most` times; on a chain of the last token's."""
+    tokens, parents, confidence, reached = list[int](), list[int](), list[float](), list[float]()
+    offers: list[tuple[float, int, int, float, list[int], NDArray[np.int64]]] = []
 
-
-def _tree(automaton: SuffixAutomaton, match: Match, most: int, limits: Limits) -> Draft:
-    """Take the likeliest continuation on offer, `most` times."""
-    tokens, parents, confidence = list[int](), list[int](), list[float]()
-    expected, matched = 0.0, match[1]
-    offers: list[tuple[float, int, int, float, int, int, int]] = []
-
-    def offer(match: Match, depth: int, parent: int, reach: float) -> None:
+    def offer(path: list[int], places: NDArray[np.int64], parent: int, reach: float) -> None:
         """Offer what followed a node; the latest of equals first, those of nodes in their order."""
-        state, length = automaton.followed(match)
-        if state == ROOT or depth == limits.depth:
-            return
-        place = matched + depth
-        for share, end, token, reached in automaton.continuations(state, limits.least / reach):
-            own = share * place / (place + 1)
+        places = places[-_LATEST:]
+        followed = text[places].tolist()
+        counts, latest = Counter(followed), dict(zip(followed, places.tolist(), strict=True))
+        counts.pop(-1, None)
+        found = sorted(counts, key=lambda token: (counts[token], latest[token]), reverse=True)
+        for token in found if limits.branches else found[:1]:
+            own = counts[token] / len(followed) * len(path) / (len(path) + 1)
             if reach * own >= limits.least:
-                heappush(offers, (-reach * own, parent, -end, own, token, reached, length + 1))
+                item = -reach * own, parent, -latest[token], own, [*path, token], places
+                heappush(offers, item)
 
-    depths = [0]
-    offer(match, 0, 0, 1.0)
+    offer(matched, places, 0, 1.0)
     while offers and len(tokens) < most:
-        reach, parent, _, own, token, reached, length = heappop(offers)
-        tokens.append(token)
+        reach, parent, _, own, path, places = heappop(offers)
+        tokens.append(path[-1])
         parents.append(parent)
         confidence.append(own)
-        depths.append(depths[parent] + 1)
-        expected -= reach
-        offer((reached, length), depths[-1], len(tokens), -reach)
-    return expected, Candidate(
+        reached.append(-reach)
+        if len(path) == len(matched) + limits.depth:
+            continue
+        places = places[text[places] == path[-1]] + 1
+        places = places[places < len(text)]
+        if not len(places):  # All of it has been at the end of the text alone: a shorter context.
+            places, _ = next(iter(matches(text[:-1], np.array(path))), (places, 0))
+        offer(path, places, len(tokens), -reach)
+    counted = reached if limits.branches else reached[:HORIZON]
+    return sum(counted), Candidate(
         np.array(tokens, dtype=np.int64),
         np.array(confidence),
-        np.array(parents, dtype=np.int64),
+        np.array(parents, dtype=np.int64) if limits.branches else None,
     )

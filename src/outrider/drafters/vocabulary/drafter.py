@@ -12,7 +12,6 @@ each token a point mass.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any, Literal
 
@@ -25,26 +24,16 @@ from ...errors import InvalidConfigError, VocabMismatchError
 from ...runtimes.base import Cursor, Runtime
 from ...types.records import Distributions, DraftPlan, DraftProposal, Prefix
 from ...types.transfer import sent
-from ..base import DraftContext, Drafter
-from ..model import ModelDrafter, nothing, opened
+from ..base import DraftContext
+from ..model import ModelDrafter
 from .respelling import Respeller, Writer
 from .spelling import Spelling, counterparts
 
 _FEW = 0.1
 """Below this share of the draft's tokens in common, drafting goes by text."""
 
-_FOR_DRAFTS = 64
-"""How many tokens of the draft's context are left for what it drafts, a quarter of it at most."""
 
-_FAR = -1e4
-"""The logit of a target token that the draft does not have.
-
-Its probability rounds to zero beside any token that both have. It is finite so that a request that
-forbids all of those still has a distribution to draft from.
-"""
-
-
-class VocabularyDrafter(Drafter):
+class VocabularyDrafter(ModelDrafter):
     """Drafts with a model of another vocabulary.
 
     Args:
@@ -93,164 +82,39 @@ class VocabularyDrafter(Drafter):
             )
         if match == "auto":
             match = "text" if len(common) < _FEW * len(draft.words) else "tokens"
-        self.model = model
-        self.models = (model,)
+        super().__init__(model, width)
         self.match: Literal["tokens", "text"] = match
         self.common = len(common)
-        self._vocab_size = width
+        self._draft_spelling = draft
+        self._target_writer = Writer(target_tokenizer, target)
         self._respeller = Respeller(target, Writer(draft_tokenizer, draft), common)
-        prefixes = DraftPrefixes(model, self._respeller)
-        self._drafter: Drafter
-        if match == "tokens":
-            self._drafter = _TokenDrafter(model, prefixes, common, width)
-        else:
-            writer = Writer(target_tokenizer, target)
-            self._drafter = _TextDrafter(model, prefixes, draft, writer, width)
+        self._target_ids, self._draft_ids = map(
+            torch.tensor, zip(*sorted(common.items()), strict=True)
+        )
 
-    @property
-    def vocab_size(self) -> int:
-        """The target's V."""
-        return self._vocab_size
+    def _shown(self, prefix: Prefix) -> Prefix:
+        """Return a prefix in the draft's tokens."""
+        return super()._shown(self._respeller.written(prefix))
 
-    def propose(
-        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
+    def _fed(self, tokens: Tensor) -> Tensor:
+        """Return tokens that both have in the draft's ids."""
+        places = torch.searchsorted(self._target_ids.to(tokens.device), tokens)
+        return self._draft_ids.to(tokens.device)[places.clamp(max=self.common - 1)]
+
+    def _aligned(self, logits: Tensor) -> Tensor:
+        """Return logits [..., V] for the target's ids: those that the draft has not get -inf."""
+        wide = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)
+        target_ids, own = (ids.to(logits.device) for ids in (self._target_ids, self._draft_ids))
+        return wide.index_copy_(-1, target_ids, logits.index_select(-1, own))
+
+    def _draft(
+        self, cursor: Cursor, depth: NDArray[np.int64], plan: DraftPlan, ctx: DraftContext
     ) -> DraftProposal:
-        """Propose a chain for each row, or by tokens a tree if the plan has one."""
-        return self._drafter.propose(prefixes, plan, ctx)
-
-    def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
-        """Forget how these sequences' prefixes were written."""
-        del discard
-        self._respeller.release(sequence_ids)
-
-
-class DraftPrefixes:
-    """Prefixes in the draft's tokens, cut to what the draft has room for."""
-
-    def __init__(self, model: Runtime, respeller: Respeller) -> None:
-        self._respeller = respeller
-        self._room = model.max_length
-        self._known = model.vocab_size
-
-    def written(self, prefixes: Sequence[Prefix], depth: int) -> list[Prefix]:
-        """Write prefixes as the draft does, to be followed by up to `depth` tokens.
-
-        The draft may need more tokens for a text than the target. If they are more than its
-        context, it is shown the last of them; half of that is dropped at a time, so that its cache
-        serves again. Room is left for drafts of any usual depth: what a row is shown must not
-        depend on how deep another drafts.
-
-        Tokens that the draft has no embedding for are replaced by its last: drafts may be drawn
-        from any distribution, so that this costs acceptance at most.
-        """
-        return [self._cut(self._respeller.written(prefix), depth) for prefix in prefixes]
-
-    def _cut(self, prefix: Prefix, depth: int) -> Prefix:
-        if prefix.tokens.max(initial=0) >= self._known:
-            prefix = Prefix(prefix.sequence_id, np.minimum(prefix.tokens, self._known - 1))
-        if self._room is None:
-            return prefix
-        most = self._room - max(depth, min(self._room // 4, _FOR_DRAFTS))
-        if len(prefix) <= most:
-            return prefix
-        some = max(1, most // 2)
-        surplus = len(prefix) - most
-        dropped = min(-(-surplus // some) * some, len(prefix) - 1)
-        return Prefix(prefix.sequence_id, prefix.tokens[dropped:])
-
-
-class _TokenDrafter(ModelDrafter):
-    """Draws from the draft's distribution over the common tokens."""
-
-    def __init__(
-        self, model: Runtime, prefixes: DraftPrefixes, common: dict[int, int], vocab_size: int
-    ) -> None:
-        super().__init__(model, vocab_size)
-        self._prefixes = prefixes
-        self._common = torch.tensor(sorted(common.items()))
-
-    def _possible(self, prefixes: Sequence[Prefix], plan: DraftPlan) -> NDArray[np.int64]:
-        """Return the planned depths: prefixes are cut to the draft's context."""
-        del prefixes
-        return np.minimum(plan.depth, plan.model_depth)
-
-    def _open(self, prefixes: Sequence[Prefix], depth: NDArray[np.int64]) -> Cursor:
-        """Open the draft at the end of the target's prefixes."""
-        written = self._prefixes.written(prefixes, int(depth.max()))
-        cursor = opened(self.model, written, depth)
-        return _MappedCursor(cursor, self._common.to(cursor.logits.device), self.vocab_size)
-
-
-class _MappedCursor(Cursor):
-    """A draft model in the middle of drafting, fed the target's ids; see `Cursor`.
-
-    Args:
-        cursor: the draft's.
-        common: pairs of ids, the target's and the draft's, int64 [n, 2].
-        vocab_size: the target's V.
-    """
-
-    def __init__(self, cursor: Cursor, common: Tensor, vocab_size: int) -> None:
-        self._cursor = cursor
-        self._target_ids, self._draft_ids = common.unbind(1)
-        self._vocab_size = vocab_size
-        # A token that the draft does not have is drawn where nothing else is allowed; any id will
-        # do to go on from there.
-        self._own = torch.zeros(vocab_size, dtype=torch.int64, device=common.device)
-        self._own[self._target_ids] = self._draft_ids
-
-    @property
-    def logits(self) -> Tensor:
-        """Logits [B, V]."""
-        return self._named(self._cursor.logits)
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Feed tokens int64 [B]."""
-        return self._named(self._cursor.step(self._own[tokens]))
-
-    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        """Feed nodes [B, M]."""
-        return self._named(self._cursor.expand(self._own[tokens], parents))
-
-    def _named(self, logits: Tensor) -> Tensor:
-        """Logits [..., V] of the target's ids from those of the draft's."""
-        wide = logits.new_full((*logits.shape[:-1], self._vocab_size), _FAR)
-        return wide.index_copy_(-1, self._target_ids, logits.index_select(-1, self._draft_ids))
-
-
-class _TextDrafter(Drafter):
-    """Proposes the text that the draft would write, as the target writes it."""
-
-    def __init__(
-        self,
-        model: Runtime,
-        prefixes: DraftPrefixes,
-        draft: Spelling,
-        writer: Writer,
-        vocab_size: int,
-    ) -> None:
-        self._model = model
-        self._prefixes = prefixes
-        self._draft = draft
-        self._writer = writer
-        self._vocab_size = vocab_size
-
-    @property
-    def vocab_size(self) -> int:
-        """The target's V."""
-        return self._vocab_size
-
-    def propose(
-        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
-    ) -> DraftProposal:
-        """Propose a chain of point masses for each row: what follows from the prefix alone."""
-        depth = np.minimum(plan.depth, plan.model_depth)
-        deepest = int(depth.max(initial=0))
-        if not deepest:
-            return nothing(len(prefixes), ctx.device)
-        cursor = opened(self._model, self._prefixes.written(prefixes, deepest), depth)
+        """Draft by tokens, or propose the likeliest text: it follows from the prefix alone."""
+        if self.match == "tokens":
+            return super()._draft(cursor, depth, plan, ctx)
         drafted = [cursor.logits.argmax(-1)]
-        while len(drafted) < deepest:
+        while len(drafted) < depth.max():
             drafted.append(cursor.step(drafted[-1]).argmax(-1))
         # What a row's mates draft beyond its own depth must not change how it is written.
         rows = zip(torch.stack(drafted, 1).tolist(), depth.tolist(), strict=True)
@@ -263,12 +127,13 @@ class _TextDrafter(Drafter):
         return DraftProposal(proposed, lengths, Distributions(point_masses=proposed))
 
     def _as_target(self, drafted: list[int]) -> list[int]:
-        """Drafted tokens in the target's, up to the first that spells nothing."""
-        words = self._draft.words
+        """Return drafted tokens in the target's, up to the first that spells nothing."""
+        words = self._draft_spelling.words
         spelling = list(takewhile(words.__contains__, drafted))
-        ids = self._writer.written(b"".join(words[token] for token in spelling), opens=False)
-        eos = self._writer.spelling.eos
-        ends = len(spelling) < len(drafted) and drafted[len(spelling)] == self._draft.eos
+        data = b"".join(words[token] for token in spelling)
+        ids = self._target_writer.written(data, opens=False)
+        eos = self._target_writer.spelling.eos
+        ends = drafted[len(spelling) :][:1] == [self._draft_spelling.eos]
         if ends and eos is not None:
             ids = [*ids, eos]
-        return list(takewhile(lambda token: token < self._vocab_size, ids))
+        return list(takewhile(lambda token: token < self.vocab_size, ids))

@@ -8,12 +8,10 @@ lies some way back stays as it was written.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from ...types.records import Prefix
@@ -21,6 +19,9 @@ from .spelling import Spelling
 
 _TAIL = 16
 """At least this many of the last tokens are written anew each time, at most three times as many."""
+
+_PIECES = 2**14
+"""How many pieces of texts are remembered, of up to 32 tokens each."""
 
 
 class Writer:
@@ -79,30 +80,11 @@ class Writer:
         return ids
 
 
-@dataclass(frozen=True, slots=True)
-class _Settled:
-    """The first `count` tokens of `prefix`, and what they are written as in any longer one.
-
-    Where a text is cut follows from its tokens alone, be it written at once or as it grows: so the
-    same prefix is always written alike. Prefixes of at most `least` tokens have fewer cuts.
-    """
-
-    prefix: Prefix
-    count: int
-    least: int
-    written: Prefix
-
-    def starts(self, prefix: Prefix) -> bool:
-        """Whether `prefix` begins with them."""
-        known = self.prefix.tokens[: self.count]
-        return len(prefix) > self.least and np.array_equal(known, prefix.tokens[: self.count])
-
-
 class Respeller:
-    """Prefixes of the target, written in the draft's tokens.
+    """Prefixes of the target, written in the draft's tokens: the same prefix always alike.
 
-    A sequence's text is written anew from a few tokens back only, so that a round costs what it
-    adds.
+    A text is cut into pieces from its beginning on, and what they are written as is remembered. So
+    a round writes the last few tokens anew, and looks the rest up.
 
     Args:
         target: what the target's tokens spell.
@@ -120,35 +102,30 @@ class Respeller:
         }
         if target.bos is not None and target.bos != target.eos and draft.bos is not None:
             self._specials[target.bos] = [draft.bos]
-        self._settled: dict[int, _Settled] = {}
+        self._piece = lru_cache(_PIECES)(self._written_piece)
 
     def written(self, prefix: Prefix) -> Prefix:
-        """The prefix in the draft's tokens, at least one, under the same sequence id."""
-        known = self._settled.get(prefix.sequence_id)
-        if known is None or not known.starts(prefix):
-            known = _Settled(prefix, 0, -1, Prefix(prefix.sequence_id, []))
-        while len(prefix) > known.count + 3 * _TAIL:
-            piece = prefix.tokens[known.count : known.count + 2 * _TAIL]
-            piece = piece[: self._cut(piece.tolist())]
-            settled = known.written.extended(self._tokens(piece, opens=known.count == 0))
-            least = known.count + 3 * _TAIL
-            known = _Settled(prefix, known.count + len(piece), least, settled)
-        self._settled[prefix.sequence_id] = known
-        tail = prefix.tokens[known.count :]
-        written = known.written.extended(self._tokens(tail, opens=known.count == 0))
-        return written if len(written) else written.extended([self._blank()])
+        """Return the prefix in the draft's tokens, at least one, under the same sequence id."""
+        start, ids = 0, list[int]()
+        while len(prefix) > start + 3 * _TAIL:
+            window = tuple(prefix.tokens[start : start + 2 * _TAIL].tolist())
+            count, piece = self._piece(window, opens=start == 0)
+            ids += piece
+            start += count
+        ids += self._tokens(prefix.tokens[start:].tolist(), opens=start == 0)
+        return Prefix(prefix.sequence_id, ids or [self._blank()])
 
-    def release(self, sequence_ids: Iterable[int]) -> None:
-        """Forget these sequences."""
-        for sequence_id in sequence_ids:
-            self._settled.pop(sequence_id, None)
+    def _written_piece(self, window: tuple[int, ...], *, opens: bool) -> tuple[int, list[int]]:
+        """Return how many of some tokens are a piece, and the draft's tokens for them."""
+        count = self._cut(window)
+        return count, self._tokens(window[:count], opens=opens)
 
-    def _tokens(self, tokens: NDArray[np.int64], *, opens: bool) -> list[int]:
+    def _tokens(self, tokens: Sequence[int], *, opens: bool) -> list[int]:
         """The draft's tokens for the target's; `opens` if a text starts with them."""
         ids: list[int] = []
         data = b""
         first = opens
-        for token in tokens.tolist():
+        for token in tokens:
             if token not in self._specials:
                 data += self._target.words.get(token, b"")
                 continue
@@ -158,8 +135,8 @@ class Respeller:
         lead = self._writer.opening() if opens else []
         return ids if ids[: len(lead)] == lead else lead + ids
 
-    def _cut(self, tokens: list[int]) -> int:
-        """How many of these tokens may be settled: up to the last place where any tokenizer cuts.
+    def _cut(self, tokens: Sequence[int]) -> int:
+        """Return how many of these tokens make a piece: up to where any tokenizer cuts.
 
         That is before a space that ends a word, or else before a character; at least one.
         """

@@ -50,10 +50,8 @@ def grouped_attention(
     groups = heads // key.shape[1]
     if attention_mask is None:
         span = key.shape[2]
-        allowed = query.new_ones(length, span, dtype=torch.bool).tril(span - length)
-        attention_mask = query.new_zeros(allowed.shape).masked_fill(~allowed, -torch.inf)[
-            None, None
-        ]
+        hidden = query.new_ones(length, span, dtype=torch.bool).triu(span - length + 1)
+        attention_mask = query.new_zeros(1, 1, length, span).masked_fill(hidden, -torch.inf)
     if groups > 1:
         query = query.reshape(batch, key.shape[1], groups * length, width)
         if length > 1:

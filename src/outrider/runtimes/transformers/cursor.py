@@ -12,15 +12,13 @@ from torch import Tensor
 from ...errors import ContextLengthError, ModelError
 from ..base import Cursor
 from .slots import Fed, Slot
-from .views import grown
+from .views import View, grown
 
 if TYPE_CHECKING:
     from .model import TransformersModel
 
 Run = Callable[..., Any]
 """What computes a forward: a model of transformers, or what behaves like one."""
-
-_MIXED = "a cursor is fed by step or by expand, not by both; open another one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +40,11 @@ class SlotBatch:
     cached: tuple[int, ...]
 
     def sorted(self, rows: Tensor) -> Tensor:
-        """The caller's rows, in the order of the slots."""
+        """Bring the caller's rows to the order of the slots."""
         return rows if self.order is None else rows[self.order]
 
     def unsorted(self, rows: Tensor) -> Tensor:
-        """Rows in the order of the slots, in the caller's."""
+        """Bring rows from the order of the slots to the caller's."""
         if self.order is None:
             return rows
         order = torch.tensor(self.order, device=rows.device)
@@ -58,7 +56,7 @@ class SlotCursor(Cursor):
 
     Args:
         model: whose slots it writes to.
-        run: what computes the forwards.
+        run: computes the forwards in place of the model, as its first layers do; None for it.
         batch: the rows of the forward that came to the end of the prefixes.
         held: what the table knows of their slots. The cursor is of use while it knows the same.
         fed: notes what is fed.
@@ -68,7 +66,7 @@ class SlotCursor(Cursor):
     def __init__(
         self,
         model: TransformersModel,
-        run: Run,
+        run: Run | None,
         batch: SlotBatch,
         held: Sequence[Slot],
         fed: Fed,
@@ -90,28 +88,24 @@ class SlotCursor(Cursor):
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
-        """Feed tokens int64 [B], on the device, and return the logits [B, V] after them.
+        """Feed one token to each row; see `Cursor`.
 
         Raises:
             ContextLengthError: no row has room for another token.
             ModelError: `expand` was called before, or the sequences were verified, opened or
                 released since this cursor was.
         """
-        fed = self._fed.calls
-        if self._ancestors is not None:
-            raise ModelError(_MIXED)
-        if min(self._ends) + len(fed) >= self._model.max_length:
+        fed = len(self._fed.calls)
+        starts, most = [end + fed for end in self._ends], self._model.views.max_length
+        if min(starts) >= most:
             raise ContextLengthError(
-                f"{len(fed) + 1} tokens were fed to a cursor of prefixes with at least "
-                f"{min(self._ends)} tokens; the model's context is {self._model.max_length}: "
-                "draft no further"
+                f"{fed + 1} tokens were fed to a cursor of prefixes with at least "
+                f"{min(self._ends)} tokens; the model's context is {most}: draft no further"
             )
-        starts = [end + len(fed) for end in self._ends]
         with self._model.lock:
-            self._check()
+            self._check(self._ancestors is None)
             view = self._model.views.chain(starts, 1)
-            rows = self._batch.sorted(tokens)[:, None]
-            logits = self._model.forward(self._batch.slots, starts, rows, view, 1, self._run)
+            logits = self._forward(starts, tokens[:, None], view)
             # Noted only now: a forward that did not end has computed nothing to be relied on.
             self._fed.add(tokens[:, None], None)
         self._logits = logits[:, 0]
@@ -119,35 +113,35 @@ class SlotCursor(Cursor):
 
     @torch.inference_mode()
     def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        """Feed nodes of a tree, and return the logits [B, M, V] after them.
+        """Feed nodes of a tree; see `Cursor`.
 
         The nodes fed before stay where they are: the new ones are written after them, and see those
         that they follow. What each row's next prefix names of them all is kept.
 
-        Args:
-            tokens: int64 [B, M], on the device.
-            parents: int64 [B, M], on the device: the node that each token follows, 0 the prefix, j
-                the j-th fed before this call.
-
         Raises:
             ModelError: `step` was called before, or as `step`.
         """
-        if self._fed.calls and self._ancestors is None:
-            raise ModelError(_MIXED)
         width = tokens.shape[1]
         ancestors = grown(self._ancestors, self._batch.sorted(parents))
         starts = [end + ancestors.shape[1] - width for end in self._ends]
         with self._model.lock:
-            self._check()
+            self._check(self._ancestors is not None or not self._fed.calls)
             view = self._model.views.tree(self._ends, ancestors, width)
-            rows = self._batch.sorted(tokens)
-            logits = self._model.forward(self._batch.slots, starts, rows, view, width, self._run)
+            logits = self._forward(starts, tokens, view)
             self._fed.add(tokens, parents)
         self._ancestors = ancestors
         return self._batch.unsorted(logits)
 
-    def _check(self) -> None:
-        """Raise ModelError if the slots are no longer what they were."""
+    def _forward(self, starts: list[int], tokens: Tensor, view: View) -> Tensor:
+        rows = self._batch.sorted(tokens)
+        return self._model.forward(
+            self._batch.slots, starts, rows, view, tokens.shape[1], self._run
+        )
+
+    def _check(self, fed_alike: bool) -> None:
+        """Raise ModelError if this cursor is fed both ways, or its slots have changed."""
+        if not fed_alike:
+            raise ModelError("a cursor is fed by step or by expand, not by both; open another one")
         if not self._model.holds(self._batch.slots, self._held):
             raise ModelError(
                 "the sequences of this cursor were verified, opened or released since; open "

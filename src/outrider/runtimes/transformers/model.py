@@ -37,6 +37,9 @@ _LOG = logging.getLogger(__name__)
 _TOGETHER = 16
 """Rows of a batch that miss more tokens than this are prefilled by themselves first."""
 
+_FEW = 4
+"""The same where they are read ahead: no more tokens are left to be computed by first layers."""
+
 
 class TransformersModel(Runtime):
     """A causal language model of transformers with a slot cache: a target, or a drafter's model.
@@ -50,11 +53,8 @@ class TransformersModel(Runtime):
     Call `reset` after the model's weights or submodules have changed: prompts that were seen before
     are answered from the cache otherwise.
 
-    Compiling is the user's own, before the model is wrapped. What works best is to compile modules
-    without attention, `for layer in model.model.layers: layer.mlp.compile(dynamic=True)`. A whole
-    model, `torch.compile(model)` or `model.compile()`, is called as it is: put it in evaluation
-    mode, and load it with "sdpa" or "eager" attention. torch compiles it anew as the numbers of
-    rows, tokens and columns change, and gives that up after a few (`torch._dynamo.config`).
+    Compiling is the user's own, before the model is wrapped. A whole model that was compiled is
+    called as it is: put it in evaluation mode, with "sdpa" or "eager" attention.
 
     Args:
         hf_model: a decoder-only `PreTrainedModel`, on any one device, in any floating dtype.
@@ -83,12 +83,12 @@ class TransformersModel(Runtime):
         refuse_unsupported(self.hf_model)
         self.run: Run = self._running()
         architecture = inspect_architecture(self.hf_model, self.run)
-        self._max_length = _checked_length(max_length, architecture.context_length)
+        longest = _checked_length(max_length, architecture.context_length)
         self._capabilities = Capabilities(
             architecture.vocab_size,
             architecture.device,
             max_sequences,
-            self._max_length,
+            longest,
             architecture.eos_token_ids,
         )
         self.dtype = architecture.dtype
@@ -98,7 +98,7 @@ class TransformersModel(Runtime):
             architecture.layers, max_sequences, architecture.dtype, architecture.device
         )
         self.lock = RLock()
-        self.views = Views(architecture, self._max_length)
+        self.views = Views(architecture, longest)
         check_rollback(self)
 
     @property
@@ -107,25 +107,9 @@ class TransformersModel(Runtime):
         return self._capabilities
 
     @property
-    def max_sequences(self) -> int:
-        """How many sequences may be live at once."""
-        return len(self._table.slots)
-
-    @property
-    def max_length(self) -> int:
-        """The longest prefix, drafts included, in tokens."""
-        return self._max_length
-
-    @property
     def live_sequences(self) -> frozenset[int]:
         """The sequences that hold a slot."""
         return frozenset(self._table.owner)
-
-    @property
-    def empty_slots(self) -> int:
-        """How many slots are no sequence's and hold nothing for one to share."""
-        slots = self._table.slots
-        return sum(slot.sequence_id is None and not slot.length for slot in slots)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if what is known of the slots contradicts itself."""
@@ -138,49 +122,29 @@ class TransformersModel(Runtime):
         With `discard`, what their slots hold is wiped, so that no other sequence shares it.
         """
         with self.lock:
-            freed = self._table.release(sequence_ids)
+            freed = self._table.release(sequence_ids, discard=discard)
             if discard:
-                for index in freed:
-                    self._table.hold(index, _NOTHING)
                 self._cache.clear(freed)
 
     def reset(self) -> None:
         """Forget all that was computed, and look at the model anew: it has changed."""
         with self.lock:
             self._table.forget()
-            self._cache.clear(range(self.max_sequences))
+            self._cache.clear(range(len(self._table.slots)))
             self.run = self._running()
 
-    def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
-        """Compute logits [B, N + 1, V] after each prefix and after each of its drafted tokens.
-
-        A token is seen by those that follow it and by no other. One forward computes them all, and
-        what the next prefix names of them is kept. Beyond a row's length logits mean nothing.
-
-        Raises:
-            EmptyPrefixError: a prefix has no tokens.
-            ContextLengthError: a prefix with its longest path of drafts is longer than
-                `max_length`.
-            ModelError: more sequences are live than there are slots.
-        """
-        return self.verify_by(self.run, prefixes, proposal, _TOGETHER, settle=True)
-
     @torch.inference_mode()
-    def verify_by(
-        self,
-        run: Run,
-        prefixes: Sequence[Prefix],
-        proposal: DraftProposal,
-        together: int,
-        *,
-        settle: bool,
-    ) -> TargetScores:
-        """Verify by `run`, through this model's first layers; the arguments are `open_by`'s."""
+    def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
+        """Compute logits [B, N + 1, V] after each prefix and each of its drafted tokens.
+
+        One forward computes them all, and what the next prefix names of them is kept. For the
+        errors see `Runtime.verify`.
+        """
         parents, lengths, keep = proposal.parents, proposal.lengths, proposal.width + 1
         ancestors = None if parents is None else trees.ancestor_mask(parents)
         longest = lengths if ancestors is None else trees.longest_paths(ancestors, lengths)
         with self.lock:
-            batch = self.enter(prefixes, longest.tolist(), together)
+            batch = self._enter(prefixes, longest.tolist(), _TOGETHER)
             tokens = torch.cat([batch.tokens, batch.sorted(proposal.tokens)], 1)
             if ancestors is None:
                 view = self.views.chain(batch.starts, tokens.shape[1])
@@ -188,47 +152,42 @@ class TransformersModel(Runtime):
                 rows = ancestors if batch.order is None else ancestors[batch.order]
                 hung = sent(hung_on_chains(rows, batch.tokens.shape[1]), self.device)
                 view = self.views.tree(batch.starts, hung, tokens.shape[1])
-            logits = self.forward(batch.slots, batch.starts, tokens, view, keep, run)
-            if settle:
-                follows = None if parents is None else torch.from_numpy(parents)
-                self._settle(prefixes, Fed().add(proposal.tokens, follows))
+            logits = self.forward(batch.slots, batch.starts, tokens, view, keep)
+            follows = None if parents is None else torch.from_numpy(parents)
+            self._settle(prefixes, Fed().add(proposal.tokens, follows))
         return TargetScores(batch.unsorted(logits), batch.cached)
 
-    def open(self, prefixes: Sequence[Prefix], depth: int) -> SlotCursor:
-        """Open a cursor at the end of the prefixes, to be fed fewer than `depth` tokens in a row.
-
-        Raises:
-            EmptyPrefixError: a prefix has no tokens.
-            ContextLengthError: a prefix is longer than `max_length`.
-            ModelError: more sequences are live than there are slots.
-        """
-        return self.open_by(self.run, prefixes, _TOGETHER, settle=True)
-
     @torch.inference_mode()
-    def open_by(
-        self, run: Run, prefixes: Sequence[Prefix], together: int, *, settle: bool
-    ) -> SlotCursor:
-        """Open a cursor whose forwards are computed by `run`, through this model's first layers.
+    def open(self, prefixes: Sequence[Prefix], depth: int, run: Run | None = None) -> SlotCursor:
+        """Open a cursor at the end of the prefixes; see `Runtime.open`.
 
         Args:
-            run: the model itself, or its first layers.
             prefixes: of the rows.
-            together: see `enter`.
-            settle: whether what `run` computes is what the model would.
+            depth: of the drafts.
+            run: computes the forwards in place of the model: its own first layers. What they
+                compute is not relied on.
         """
         with self.lock:
-            batch = self.enter(prefixes, [0] * len(prefixes), together)
+            batch = self._enter(prefixes, [0] * len(prefixes), _TOGETHER)
             view = self.views.chain(batch.starts, batch.tokens.shape[1])
             logits = self.forward(batch.slots, batch.starts, batch.tokens, view, 1, run)[:, 0]
             fed = Fed()
-            if settle:
+            if run is None:
                 self._settle(prefixes, fed)
             held = [self._table.slots[slot] for slot in batch.slots]
         return SlotCursor(self, run, batch, held, fed, logits)
 
-    def enter(
-        self, prefixes: Sequence[Prefix], extra: list[int], together: int = _TOGETHER
-    ) -> SlotBatch:
+    @torch.inference_mode()
+    def read_ahead(self, prefixes: Sequence[Prefix]) -> tuple[int, ...]:
+        """Compute all but the last few tokens of each prefix; for the errors see `Runtime.open`.
+
+        Returns:
+            The number of tokens that were found computed of each new one.
+        """
+        with self.lock:
+            return self._enter(prefixes, [0] * len(prefixes), _FEW).cached
+
+    def _enter(self, prefixes: Sequence[Prefix], extra: list[int], together: int) -> SlotBatch:
         """Find or make room for each prefix, and prefill rows that miss much, one by one.
 
         What then remains is the same number m of last tokens for every row. A row that misses fewer
@@ -238,9 +197,6 @@ class TransformersModel(Runtime):
             prefixes: of the rows.
             extra: how many drafts follow each in a row.
             together: rows that miss more tokens than this are prefilled.
-
-        Raises:
-            EmptyPrefixError, ContextLengthError, ModelError: as `verify` and `open`.
         """
         self._check(prefixes, extra)
         if len(prefixes) == 1 and together == _TOGETHER:
@@ -279,14 +235,10 @@ class TransformersModel(Runtime):
         keep: int,
         run: Run | None = None,
     ) -> Tensor:
-        """Compute columns [B, q] of the cache, and the logits [B, keep, V] of the last of them.
-
-        `run`, a forward through the same first layers, takes the place of the model's.
-        """
+        """Compute columns [B, q] of the cache, and the logits [B, keep, V] of the last of them."""
         self._cache.reserve(view.span)
-        self._cache.aim(slots, starts, view.columns, view.span)
-        computes = self.run if run is None else run
-        logits: Tensor = computes(
+        self._cache.aim(slots, starts, view)
+        logits: Tensor = (run or self.run)(
             input_ids=tokens,
             attention_mask=view.masks,
             position_ids=view.positions,
@@ -312,10 +264,10 @@ class TransformersModel(Runtime):
                 raise EmptyPrefixError(
                     f"sequence {prefix.sequence_id} has no tokens; a prefix needs at least one"
                 )
-            if len(prefix) + more > self._max_length:
+            if len(prefix) + more > self.views.max_length:
                 raise ContextLengthError(
                     f"sequence {prefix.sequence_id} has {len(prefix)} tokens and {more} drafts "
-                    f"in a row; the model's context is {self._max_length}"
+                    f"in a row; the model's context is {self.views.max_length}"
                 )
         wrong = self._table.contradiction(self._cache.capacity)
         if wrong is not None:
@@ -337,9 +289,6 @@ class TransformersModel(Runtime):
         owner = self._table.owner
         for row, prefix in enumerate(prefixes):
             self._table.hold(owner[prefix.sequence_id], prefix.tokens, fed, row)
-
-
-_NOTHING = np.empty(0, dtype=np.int64)
 
 
 def _uncompiled(given: Any) -> Any:

@@ -10,19 +10,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import Cache
 
 from ...types.transfer import sent
 from .slots import Placement
-
-
-@dataclass(frozen=True, slots=True)
-class LayerShape:
-    """The shape of one layer's cache: heads, and the width of a key and of a value."""
-
-    heads: int
-    key_width: int
-    value_width: int
+from .support import LayerShape
+from .views import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +24,16 @@ class _Aim:
     """Which rows and columns of the cache a forward writes, and how much of them it reads.
 
     Attributes:
-        span: how many columns are read.
+        view: what the forward sees.
         run: the slots as a slice, if they lie side by side in order.
         rows: the slots as an index, int64 [B].
         start: the first column that every row writes; None if they differ.
-        columns: int64 [B, q], those that are written.
     """
 
-    span: int
+    view: View
     run: slice | None
     rows: Tensor
     start: int | None
-    columns: Tensor
 
 
 class SlotCache(Cache):
@@ -85,15 +77,11 @@ class SlotCache(Cache):
         """Make room for `columns` columns: the capacity doubles, rounded up to 64."""
         if columns <= self.capacity:
             return
-        capacity = -(-max(columns, 2 * self.capacity) // 64) * 64
-
-        def grown(old: Tensor) -> Tensor:
-            slots, heads, used, width = old.shape
-            new = old.new_zeros(slots, heads, capacity, width)
-            new[:, :, :used] = old
-            return new
-
-        self.stored = tuple((grown(keys), grown(values)) for keys, values in self.stored)
+        more = -(-max(columns, 2 * self.capacity) // 64) * 64 - self.capacity
+        self.stored = tuple(
+            (pad(keys, (0, 0, 0, more)), pad(values, (0, 0, 0, more)))
+            for keys, values in self.stored
+        )
 
     def collect(self, placement: Placement) -> None:
         """Copy the columns that a placement counts as shared to where they belong."""
@@ -115,22 +103,20 @@ class SlotCache(Cache):
                 keys[slot] = 0
                 values[slot] = 0
 
-    def aim(self, slots: Sequence[int], starts: Sequence[int], columns: Tensor, span: int) -> None:
+    def aim(self, slots: Sequence[int], starts: Sequence[int], view: View) -> None:
         """Say what the next forward computes and sees.
 
         Args:
             slots: of each row of the batch.
             starts: the first column that each row computes.
-            columns: all that are computed, int64 [B, q], on the device.
-            span: how many columns are read, the computed ones included.
+            view: what it sees.
         """
         low, high = slots[0], slots[0] + len(slots)
         self._aim = _Aim(
-            span,
+            view,
             slice(low, high) if list(slots) == list(range(low, high)) else None,
             sent(torch.tensor(slots), self._device),
             starts[0] if min(starts) == max(starts) else None,
-            columns,
         )
 
     def update(
@@ -142,21 +128,20 @@ class SlotCache(Cache):
         **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
         """Write a layer's keys and values [B, heads, q, width], and return those of the span."""
-        assert self._aim is not None, "a forward is aimed before it writes"
         keys, values = self.stored[layer_idx]
         return self._write(keys, key_states), self._write(values, value_states)
 
     def _write(self, stored: Tensor, states: Tensor) -> Tensor:
         aim = self._aim
-        assert aim is not None
+        assert aim is not None, "a forward is aimed before it writes"
         if aim.run is not None and aim.start is not None:
             stored[aim.run, :, aim.start : aim.start + states.shape[2]] = states
         else:
             new = states.transpose(1, 2).to(stored.dtype)
-            stored[aim.rows[:, None], :, aim.columns] = new
+            stored[aim.rows[:, None], :, aim.view.columns] = new
         if aim.run is not None:
-            return stored[aim.run, :, : aim.span]
-        return stored[:, :, : aim.span].index_select(0, aim.rows)
+            return stored[aim.run, :, : aim.view.span]
+        return stored[:, :, : aim.view.span].index_select(0, aim.rows)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Zero: positions are always given explicitly."""

@@ -6,7 +6,6 @@ are written over. The keys and values themselves are in `slot_cache`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -21,6 +20,8 @@ from ...types.records import Prefix
 from ...types.trees import Parents
 
 Tokens = NDArray[np.int64]
+
+_NONE: Tokens = np.empty(0, dtype=np.int64)
 
 
 class Fed:
@@ -40,17 +41,19 @@ class Fed:
         return self
 
     def row(self, index: int) -> tuple[Tokens, Parents | None]:
-        """One row's tokens [n] on the host, and their parents [n], None for a chain."""
+        """Return one row's tokens [n] on the host, and their parents [n], None for a chain."""
         if not self.calls:
-            return np.empty(0, dtype=np.int64), None
-        count, tokens, parents = self._read
-        if count != len(self.calls):
-            calls = self.calls
-            tokens = torch.cat([tokens for tokens, _ in calls], 1).cpu().numpy()
-            follows = [parents for _, parents in calls if parents is not None]
-            parents = torch.cat(follows, 1).cpu().numpy() if follows else None
-            self._read = len(calls), tokens, parents
-        return tokens[index], None if parents is None else parents[index]
+            return _NONE, None
+        if self._read[0] != len(self.calls):
+            tokens, parents = zip(*self.calls, strict=True)
+            follows = [each for each in parents if each is not None]
+            self._read = (
+                len(self.calls),
+                torch.cat(tokens, 1).cpu().numpy(),
+                torch.cat(follows, 1).cpu().numpy() if follows else None,
+            )
+        _, read, structure = self._read
+        return read[index], None if structure is None else structure[index]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +68,7 @@ class Slot:
         last_used: a count of placements, to tell which slot was used longest ago.
     """
 
-    tokens: Tokens = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    tokens: Tokens = field(default_factory=lambda: _NONE)
     fed: Fed | None = None
     row: int = 0
     sequence_id: int | None = None
@@ -148,54 +151,51 @@ class SlotTable:
         """
         known = prefix.tokens[:-1]
         index = self.owner.get(prefix.sequence_id)
-        if index is not None:
-            donor, (line, strays) = index, self.slots[index].shared(known)
-        else:
-            index, donor, (line, strays) = self._room(prefix.sequence_id, known)
+        donor = index
+        if index is None or donor is None:
+            index, donor = self._room(prefix.sequence_id, known)
+        line, strays = self.slots[donor].shared(known)
         placement = Placement(index, line + len(strays), donor, strays)
         used = 1 + max(slot.last_used for slot in self.slots)
         kept = known[: line if donor == index else 0]
         self._set(index, Slot(kept, sequence_id=prefix.sequence_id, last_used=used))
         return placement
 
-    def hold(self, index: int, tokens: Tokens, fed: Fed | None = None, row: int = 0) -> Slot:
+    def hold(self, index: int, tokens: Tokens, fed: Fed | None = None, row: int = 0) -> None:
         """Note what a slot's columns hold: tokens in a line, then a row of what was fed."""
-        slot = replace(self.slots[index], tokens=tokens, fed=fed, row=row)
-        self._set(index, slot)
-        return slot
+        self._set(index, replace(self.slots[index], tokens=tokens, fed=fed, row=row))
 
-    def release(self, sequence_ids: Iterable[int]) -> list[int]:
-        """Make the slots of these sequences idle, and name them. Their columns may be shared."""
+    def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> list[int]:
+        """Make the slots of these sequences idle, and name them.
+
+        Their columns may be shared, unless discarded.
+        """
         owner = self.owner
         indices = [owner[name] for name in set(sequence_ids) & owner.keys()]
-        self.slots = tuple(
-            replace(slot, sequence_id=None) if index in indices else slot
-            for index, slot in enumerate(self.slots)
-        )
+        slots = list(self.slots)
+        for index in indices:
+            slots[index] = Slot() if discard else replace(slots[index], sequence_id=None)
+        self.slots = tuple(slots)
         return indices
 
     def forget(self) -> None:
-        """Note that no column holds anything. Live sequences keep a slot, each a single one."""
-        owner = self.owner
-        names = {index: name for name, index in owner.items()}
-        self.slots = tuple(Slot(sequence_id=names.get(i)) for i in range(len(self.slots)))
+        """Note that no column holds anything, and that no sequence has a slot."""
+        self.slots = (Slot(),) * len(self.slots)
 
     def contradiction(self, capacity: int) -> str | None:
         """Say what cannot be true of the table with so many columns in a slot, if anything."""
-        names = Counter(slot.sequence_id for slot in self.slots if slot.sequence_id is not None)
-        name, count = max(names.items(), key=lambda item: item[1], default=(0, 0))
-        if count > 1:
-            return f"sequence {name} has {count} slots"
+        names = [slot.sequence_id for slot in self.slots if slot.sequence_id is not None]
+        for name in names:
+            if names.count(name) > 1:
+                return f"sequence {name} has {names.count(name)} slots"
         longest = max(len(slot.tokens) for slot in self.slots)
         return f"a slot of {capacity} columns holds {longest}" if longest > capacity else None
 
     def _set(self, index: int, slot: Slot) -> None:
         self.slots = (*self.slots[:index], slot, *self.slots[index + 1 :])
 
-    def _room(
-        self, sequence_id: int, known: Tokens
-    ) -> tuple[int, int, tuple[int, tuple[int, ...]]]:
-        """The slot for a new sequence, the one that holds most of its prefix, and where."""
+    def _room(self, sequence_id: int, known: Tokens) -> tuple[int, int]:
+        """Return the slot for a new sequence, and the one that holds most of its prefix."""
         idle = [i for i, slot in enumerate(self.slots) if slot.sequence_id is None]
         if not idle:
             raise ModelError(
@@ -209,18 +209,15 @@ class SlotTable:
         # a long text that shares its first word is copied from, and stays for its own kind.
         for i in idle:
             if lengths[i] == longest and 2 * longest >= self.slots[i].length:
-                return i, i, shared[i]
+                return i, i
         # Empty ones in their order: the rows of a batch lie side by side, and are read in place.
         empty = [i for i in idle if not self.slots[i].length]
         index = empty[0] if empty else min(idle, key=lambda i: self.slots[i].last_used)
-        if longest == 0:
-            return index, index, (0, ())
-        donor = lengths.index(longest)
-        return index, donor, shared[donor]
+        return index, lengths.index(longest) if longest else index
 
 
 def _common(one: Tokens, other: Tokens) -> int:
-    """How many leading tokens are the same."""
+    """Return how many leading tokens are the same."""
     count = min(len(one), len(other))
     differs = one[:count] != other[:count]
     first = int(differs.argmax()) if count else 0
@@ -228,7 +225,7 @@ def _common(one: Tokens, other: Tokens) -> int:
 
 
 def _path(tokens: list[int], parents: list[int], wanted: list[int]) -> list[int]:
-    """The nodes of a tree that spell the longest beginning of what is wanted."""
+    """Return the nodes of a tree that spell the longest beginning of what is wanted."""
     reached, furthest = {0: 0}, 0
     for node, (token, parent) in enumerate(zip(tokens, parents, strict=True), 1):
         above = reached.get(parent, len(wanted))

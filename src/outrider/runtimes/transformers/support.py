@@ -10,9 +10,17 @@ import torch
 from transformers import DynamicCache
 
 from ...errors import ModelError
-from .slot_cache import LayerShape
 
 _ATTENTION_KINDS = ("full_attention", "sliding_attention")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """The shape of one layer's cache: heads, and the width of a key and of a value."""
+
+    heads: int
+    key_width: int
+    value_width: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +58,11 @@ def inspect_architecture(hf_model: Any, run: Any) -> Architecture:
         ModelError: encoder-decoder, recurrent or convolutional state, ALiBi, an attention pattern
             other than full or sliding, several devices, or a forward that fails on one token.
     """
-    name = type(hf_model).__name__
-    config = hf_model.config.get_text_config()
-    windows = _windows(name, config)
-    device = hf_model.device
+    name, config = type(hf_model).__name__, hf_model.config.get_text_config()
     cache = DynamicCache()
+    ids = torch.zeros(1, 1, dtype=torch.int64, device=hf_model.device)
     try:
         with torch.inference_mode():
-            ids = torch.zeros(1, 1, dtype=torch.int64, device=device)
             logits = run(input_ids=ids, past_key_values=cache, use_cache=True).logits
         layers = tuple(
             LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3])
@@ -69,14 +74,15 @@ def inspect_architecture(hf_model: Any, run: Any) -> Architecture:
             f"{name} failed on one token with a key-value cache ({type(error).__name__}: {error}); "
             "expected a causal language model whose layers all keep keys and values"
         ) from error
+    eos = getattr(getattr(hf_model, "generation_config", None), "eos_token_id", None)
     return Architecture(
         layers=layers,
-        windows=windows,
+        windows=_windows(name, config),
         vocab_size=logits.shape[-1],
         context_length=_context_length(config),
-        eos_token_ids=_eos_token_ids(hf_model),
+        eos_token_ids=frozenset([eos] if isinstance(eos, int) else eos or ()),
         dtype=dtype,
-        device=device,
+        device=hf_model.device,
     )
 
 
@@ -108,7 +114,7 @@ def refuse_unsupported(hf_model: Any) -> None:
 
 
 def _context_length(config: Any) -> int | None:
-    """The positions whose rotary frequencies do not depend on what else is in the batch.
+    """Return the positions whose rotary frequencies do not depend on what else is in the batch.
 
     With "longrope" and "dynamic" scaling the longest position of a forward decides the frequencies
     of all of it, so that keys already cached would belong to others. Below the original context
@@ -139,11 +145,3 @@ def _windows(name: str, config: Any) -> tuple[tuple[str | None, int | None], ...
     if kinds:
         return ((None, None),)
     return ((None, window),)
-
-
-def _eos_token_ids(hf_model: Any) -> frozenset[int]:
-    generation_config = getattr(hf_model, "generation_config", None)
-    eos = generation_config.eos_token_id if generation_config is not None else None
-    if eos is None:
-        return frozenset()
-    return frozenset([eos] if isinstance(eos, int) else eos)

@@ -24,7 +24,7 @@ class View:
         span: how many columns are read.
     """
 
-    masks: Tensor | dict[str, Tensor]
+    masks: Tensor | dict[str | None, Tensor]
     positions: Tensor
     columns: Tensor
     span: int
@@ -34,23 +34,22 @@ class Views:
     """Makes the views of a model's forwards.
 
     Args:
-        architecture: the masks that it wants, its dtype and its device.
+        architecture: the masks that the model wants, its dtype and its device.
         max_length: no position reaches it.
     """
 
     def __init__(self, architecture: Architecture, max_length: int) -> None:
         self._windows = architecture.windows
         self._device = architecture.device
-        self._max_length = max_length
+        self.max_length = max_length
         self._zero = torch.zeros((), dtype=architecture.dtype, device=self._device)
         self._minus_infinity = torch.full_like(self._zero, -torch.inf)
 
     def chain(self, starts: list[int], length: int) -> View:
         """View `length` columns from each row's start, each of which sees all before it."""
         columns = self._reach(max(starts) + length)
-        positions = self._first(starts) + columns[:length]
-        masks = self._masks(columns <= positions[..., None], columns, positions)
-        return View(masks, self._clamped(positions), positions, len(columns))
+        positions = sent(torch.tensor(starts), self._device)[:, None] + columns[:length]
+        return self._view(columns <= positions[..., None], columns, positions, positions)
 
     def tree(self, starts: list[int], ancestors: Tensor, queries: int) -> View:
         """View the last `queries` of T columns that hang as a tree from each row's start.
@@ -66,44 +65,35 @@ class Views:
         """
         width = ancestors.shape[1]
         columns = self._reach(max(starts) + width)
-        first = self._first(starts)
+        first = sent(torch.tensor(starts), self._device)[:, None]
         hung = first + columns[:width]
         standing = first + ancestors.sum(2) - 1
         places = columns.repeat(len(starts), 1).scatter_(1, hung, standing)
         seen = (columns < first)[:, None].repeat(1, queries, 1)
         seen.scatter_(2, hung[:, None].expand(-1, queries, -1), ancestors[:, -queries:])
         positions = standing[:, -queries:]
-        masks = self._masks(seen, places[:, None], positions)
-        return View(masks, self._clamped(positions), hung[:, -queries:], len(columns))
+        return self._view(seen, places[:, None], positions, hung[:, -queries:])
 
     def _reach(self, end: int) -> Tensor:
         """The columns that are read so that `end` of them are, a multiple of 64."""
         return torch.arange(-(-end // 64) * 64, device=self._device)
 
-    def _first(self, starts: list[int]) -> Tensor:
-        """The starts as int64 [B, 1]."""
-        return sent(torch.tensor(starts), self._device)[:, None]
-
-    def _clamped(self, positions: Tensor) -> Tensor:
-        """Positions inside the context: only columns beyond a row's drafts can lie outside it."""
-        return positions.clamp(max=self._max_length - 1)
-
-    def _masks(self, seen: Tensor, places: Tensor, positions: Tensor) -> Tensor | dict[str, Tensor]:
-        """Additive masks, as the model wants them.
+    def _view(self, seen: Tensor, places: Tensor, positions: Tensor, columns: Tensor) -> View:
+        """Make a view, with additive masks as the model wants them.
 
         Args:
             seen: whether a query sees a column if no window hides it, bool [B, q, span].
             places: the positions of the columns, [span] or [B, 1, span].
             positions: of the queries, [B, q].
+            columns: in which they are computed, [B, q].
         """
-        masks: dict[str, Tensor] = {}
+        masks: dict[str | None, Tensor] = {}
         for kind, window in self._windows:
             allowed = seen if window is None else seen & (places > positions[..., None] - window)
-            mask = torch.where(allowed, self._zero, self._minus_infinity)[:, None]
-            if kind is None:
-                return mask
-            masks[kind] = mask
-        return masks
+            masks[kind] = torch.where(allowed, self._zero, self._minus_infinity)[:, None]
+        # Only columns beyond a row's drafts can lie outside the context.
+        within = positions.clamp(max=self.max_length - 1)
+        return View(masks.get(None, masks), within, columns, seen.shape[-1])
 
 
 def grown(ancestors: Tensor | None, parents: Tensor) -> Tensor:
