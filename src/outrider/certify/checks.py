@@ -268,7 +268,7 @@ def _content(plan: DraftPlan, rows: int) -> Any:
         for drawn in (1, 2, 3):
             going = plan.stop.continues(confidence[:, :drawn], np.ones(rows, dtype=np.bool_))
             content.append(going.tolist())
-        content.append(plan.stop.kept("model", confidence).tolist())
+        content.append(plan.stop.kept("model", confidence, 0).tolist())
         content += [plan.stop.lookup(row, np.array([0.9, 0.6, 0.2])) for row in range(rows)]
     return content
 
