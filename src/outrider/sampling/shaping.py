@@ -115,8 +115,7 @@ class Shaping:
         words: last tokens of bad words.
         before: the tokens before those, int64 [W, L], -1 at the left of shorter words.
         floor: tokens that may not come before that many were emitted.
-        processors: rows that have processors of their own.
-        grammars: rows that have a grammar.
+        processors, grammars: rows that have processors of their own, and a grammar.
     """
 
     bias: _Entries | None
@@ -135,21 +134,19 @@ class Shaping:
         longest = max((len(word) for _, word in bad), default=1) - 1
         before = [(-1,) * (longest + 1 - len(word)) + word[:-1] for _, word in bad]
         penalties = [
-            [params.repetition_penalty for params in asked],
-            [params.presence_penalty for params in asked],
-            [params.frequency_penalty for params in asked],
+            (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+            for params in asked
         ]
-        used = any(
-            value != unused
-            for row, unused in zip(penalties, (1, 0, 0), strict=True)
-            for value in row
+        packed = (
+            torch.tensor(penalties, dtype=torch.float64, device=device)
+            .view(-1, 3)
+            .T[..., None, None]
         )
-        packed = torch.tensor(penalties, dtype=torch.float64, device=device)[..., None, None]
         shaping = Shaping(
             bias=_Entries.of(
                 ((row, *bias) for row, params in enumerate(asked) for bias in params.biases), device
             ),
-            penalties=packed if used else None,
+            penalties=packed if any(row != (1, 0, 0) for row in penalties) else None,
             words=_Entries.of(((row, word[-1], -np.inf) for row, word in bad), device),
             before=torch.tensor(before, dtype=torch.int64, device=device).view(len(bad), longest),
             floor=_Entries.of(
@@ -203,11 +200,10 @@ class Shaper:
             self._seen, self._uses = counted[0], counted[1:]
         if shaping.words is not None:
             longest = shaping.before.shape[1]
-            tails = np.full((len(states), longest), -1, dtype=np.int64)
-            for row, state in enumerate(states):
-                last = state.prefix.tokens[max(0, state.prefix.length - longest) :]
-                tails[row, longest - len(last) :] = last
-            self._tails = torch.from_numpy(tails).to(device)
+            padding = np.full(longest, -1)
+            tails = [np.concatenate([padding, state.prefix.tokens[-longest:]]) for state in states]
+            last = np.stack([tail[len(tail) - longest :] for tail in tails])
+            self._tails = torch.from_numpy(last).to(device)
 
     def __call__(self, logits: Tensor, path: Path | None = None) -> Shaped:
         """Shape logits.
@@ -241,9 +237,8 @@ class Shaper:
         return twin
 
     def processors(self, row: int, path: Sequence[int]) -> tuple[Any, ...]:
-        """Return a row's processors as they stand after the call at the end of a path.
+        """Return a row's processors as they stand after the last call on a path.
 
-        Where no call was made they stand as after the last call that was, if only before the round.
         For what a round emitted, the path is all of its tokens but the last.
         """
         for length in range(len(path), -1, -1):
@@ -286,15 +281,14 @@ class Shaper:
     def _ask(self, shaped: Tensor, path: Path) -> dict[tuple[int, int], Exception | None]:
         """Ask the rows' own processors and grammars node by node, on logits [B, M, V], in place.
 
-        In lexical order of their paths: parents come before their children, so that what a
-        processor remembers is there when the path goes on, and a matcher goes on by short steps.
+        In lexical order of their paths: parents come before their children.
         """
         blocked: dict[tuple[int, int], Exception | None] = {}
         places: list[tuple[int, int]] = []
         masks: list[Mask] = []
         shaping = self._shaping
         rows = sorted(shaping.processors | shaping.grammars)
-        for row, paths in path.listed(rows, shaped.shape[1]).items() if rows else ():
+        for row, paths in path.listed(rows).items() if rows else ():
             for node in sorted(range(len(paths)), key=paths.__getitem__):
                 drafted = paths[node]
                 try:
