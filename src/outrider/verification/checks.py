@@ -6,12 +6,12 @@ checked again. Reading a value to check it waits for the device.
 
 from __future__ import annotations
 
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace, device, is_array_api_obj, is_torch_array
 
+from ..config.validation import real
 from ..errors import (
     DegenerateDistributionError,
     DistributionWidthError,
@@ -214,11 +214,7 @@ def require_range(name: str, value: Any, low: float, high: float, expected: str)
         InvalidConfigError: it is not, or is no number.
     """
     if not is_array_api_obj(value):
-        # Compared as it is: an integer may be beyond float64.
-        number: Any = value
-        boolean, real = isinstance(number, bool), isinstance(number, Real)
-        if boolean or not real or not low <= number <= high:
-            raise InvalidConfigError(name, value, expected)
+        real(name, value, expected, lambda number: low <= number <= high)
         return
     xp = array_namespace(value)
     if not xp.isdtype(value.dtype, "real floating"):
@@ -228,13 +224,3 @@ def require_range(name: str, value: Any, low: float, high: float, expected: str)
     if not bool(xp.all(fine)):
         worst = flat[int(xp.argmin(xp.astype(fine, xp.int64)))]
         raise InvalidConfigError(name, float(worst), expected)
-
-
-def require_count(name: str, value: object, low: int, limit: int, expected: str) -> None:
-    """Check that a value is an integer in [low, limit).
-
-    Raises:
-        InvalidConfigError: it is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) < limit:
-        raise InvalidConfigError(name, value, expected)

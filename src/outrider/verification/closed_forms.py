@@ -11,9 +11,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from .checks import require_count, require_range
+from ..config.validation import integer
+from .checks import require_range
 
-_MOST_DRAFTS = 2**20
 _GREATEST = sys.float_info.max
 
 
@@ -28,7 +28,7 @@ def expected_tokens(acceptance_rate: Any, num_drafts: int) -> Any:
         InvalidConfigError: a value is outside its range.
     """
     require_range("acceptance_rate", acceptance_rate, 0, 1, "a rate in [0, 1]")
-    require_count("num_drafts", num_drafts, 0, _MOST_DRAFTS, "an integer in [0, 2**20)")
+    integer("num_drafts", num_drafts, 0, 2**20 - 1, "an integer in [0, 2**20)")
     # 1 + a + ... + a^g by Horner's rule: exact at a = 1, where the quotient is 0/0.
     total = acceptance_rate * 0.0 + 1.0
     for _ in range(num_drafts):

@@ -17,6 +17,7 @@ import numpy as np
 from array_api_compat import array_namespace, device, is_array_api_obj
 from numpy.typing import NDArray
 
+from ..config.validation import integer
 from ..errors import (
     DegenerateDistributionError,
     DraftShapeError,
@@ -27,7 +28,6 @@ from ..random import STOP, TOKEN, Philox4x32, inverse_cdf, stream_key
 from ..types.records import Distributions, DraftProposal
 from .checks import (
     common_namespace,
-    require_count,
     require_distributions,
     require_range,
     require_rows,
@@ -82,7 +82,7 @@ def verify_speculative_tokens(
     method: str | Method = "token",
     lengths: Sequence[int] | None = None,
 ) -> VerificationResult:
-    """Keep drafted tokens and draw the one that follows, so that the output is the target's.
+    """Keep drafted tokens, and draw the one that follows, so that the output is the target's.
 
     Rows draw independent noise, keyed by (seed, row, step), or by (seed of the row, step): the same
     arguments give the same answer, on every library and device that holds the same numbers. Use
@@ -106,7 +106,7 @@ def verify_speculative_tokens(
             What is behind them is not looked at.
 
     Raises:
-        DraftShapeError: `draft_probs`, `draft_tokens` or `lengths` has a wrong rank, shape or dtype.
+        DraftShapeError: `draft_probs`, `draft_tokens` or `lengths` has a wrong shape or dtype.
         TargetShapeError: `target_probs` has.
         DistributionWidthError: the distributions are not equally wide, or have no width.
         DegenerateDistributionError: a row that counts has NaN or negative mass or does not sum to
@@ -116,7 +116,7 @@ def verify_speculative_tokens(
         InvalidConfigError: `seed`, `step` or `method` is not allowed, or the arrays are not of one
             library on one device, or require a gradient.
     """
-    require_count("step", step, 0, 2**32, "an integer in [0, 2**32)")
+    integer("step", step, 0, 2**32 - 1, "an integer in [0, 2**32)")
     rule = _method(method)
     given = {"draft_probs": draft_probs} if draft_probs is not None else {}
     xp = common_namespace(**given, target_probs=target_probs, draft_tokens=draft_tokens)
@@ -152,17 +152,15 @@ def _method(method: object) -> Method:
 
 def _keys(seed: int | Sequence[int], step: int, batch: int) -> NDArray[np.uint64]:
     """The keys [B, 2, 5] of each row's two draws."""
+    expected = "an integer in [0, 2**64), or one for each row"
     one = isinstance(seed, Integral)
-    seeds: list[Any] = [seed]
-    if not one:
-        seeds = _host(seed, "seed", "an integer in [0, 2**64), or one for each row")
-    for each in seeds:
-        require_count("seed", each, 0, 2**64, "an integer in [0, 2**64), or one for each row")
+    given = [seed] if one else _host(seed, "seed", expected)
+    seeds = [integer("seed", each, 0, 2**64 - 1, expected) for each in given]
     if not one and len(seeds) != batch:
         raise InvalidConfigError("seed", seed, f"an integer, or {batch} of them, one for each row")
     keys = np.zeros((batch, 2, 5), dtype=np.uint64)
     # A request's prompt is never empty, so that no request shares this key.
-    streams = np.array([stream_key(int(each), ()) for each in seeds], dtype=np.uint64)
+    streams = np.array([stream_key(each, ()) for each in seeds], dtype=np.uint64)
     keys[:, :, 0] = streams[:, None]
     keys[:, :, 1] = np.arange(batch)[:, None] if one else 0
     keys[:, :, 2] = step
@@ -203,11 +201,10 @@ def _require_round(
     drafted = np.full(batch, width, dtype=np.int64)
     if lengths is not None:
         given = _host(lengths, "lengths", f"{batch} integers in 0..{width}")
-        for each in given:
-            require_count("lengths", each, 0, width + 1, f"{batch} integers in 0..{width}")
         if len(given) != batch:
             raise DraftShapeError(f"lengths has {len(given)} entries; expected {batch}, a row each")
-        drafted = np.asarray(given, dtype=np.int64)
+        expected = f"{batch} integers in 0..{width}"
+        drafted[:] = [integer("lengths", each, 0, width, expected) for each in given]
     ends = xp.asarray(drafted, device=device(target_probs))[:, None]
     counts = xp.arange(width, device=device(target_probs))[None, :] < ends
     tokens = require_tokens("draft_tokens", draft_tokens, (batch, width), vocabulary, counts)

@@ -14,12 +14,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 from array_api_compat import array_namespace, device
 
+from ..config.validation import integer
 from ..errors import DraftShapeError, InvalidConfigError, TargetShapeError
 from ..types import trees
 from ..types.records import DraftProposal
 from .checks import (
     common_namespace,
-    require_count,
     require_distributions,
     require_float,
     require_shape,
@@ -59,7 +59,7 @@ def transport_optimum(target: Any, draft: Any, num_drafts: int, kind: DraftKind)
         raise InvalidConfigError(
             "kind", kind, f"one of {', '.join(map(repr, get_args(DraftKind)))}"
         )
-    require_count("num_drafts", num_drafts, 1, 2**20, "an integer in [1, 2**20)")
+    integer("num_drafts", num_drafts, 1, 2**20 - 1, "an integer in [1, 2**20)")
     xp = common_namespace(target=target, draft=draft)
     require_width("target", target)
     require_width("draft", draft, target.shape[-1])
