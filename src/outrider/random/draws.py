@@ -106,15 +106,11 @@ class RoundDraws:
 
     def stop(self, distributions: Tensor) -> Tensor:
         """Draw the node that each row stops at from distributions [B, N + 1]."""
-        return self._draw(distributions, 0, None)
+        return self._draw(distributions, 0)
 
     def token(self, distributions: Tensor) -> Tensor:
         """Draw the token that follows the accepted ones from distributions [B, V]."""
-        return self._draw(distributions, 1, None)
-
-    def draft(self, distributions: Tensor, position: int, rows: NDArray[np.int64] | None) -> Tensor:
-        """Draw the `position`-th drafted token from distributions [B, V]; [R, V] of `rows` [R]."""
-        return self._draw(distributions, 2 + position, rows)
+        return self._draw(distributions, 1)
 
     def drafts(
         self, distributions: Tensor, slots: NDArray[np.int64], used: NDArray[np.bool_]
@@ -155,11 +151,9 @@ class RoundDraws:
             tokens[rows] = self._chance.draw(distributions[rows], keys)
         return tokens
 
-    def _draw(self, distributions: Tensor, slot: int, rows: NDArray[np.int64] | None) -> Tensor:
+    def _draw(self, distributions: Tensor, slot: int) -> Tensor:
         if self._uniforms is not None:
-            uniforms = self._uniforms[:, slot]
-            drawn: Tensor = inverse_cdf(distributions, uniforms if rows is None else uniforms[rows])
+            drawn: Tensor = inverse_cdf(distributions, self._uniforms[:, slot])
             return drawn
         assert self._keys is not None, "a round of greedy rows draws nothing"
-        keys = self._keys[:, slot]
-        return self._chance.draw(distributions, keys if rows is None else keys[rows])
+        return self._chance.draw(distributions, self._keys[:, slot])
