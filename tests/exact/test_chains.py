@@ -125,7 +125,7 @@ def test_models_with_zero_probabilities(verification: str) -> None:
 
 
 def test_requests_of_every_kind_in_one_batch_each_keep_their_distribution() -> None:
-    """Rows that differ in parameters, depth and history share steps: each has its own exact distribution."""
+    """Rows of other parameters, depths and histories share steps: each has its own distribution."""
     target, draft = mock_pair(3, 12)
     decoder = SpeculativeDecoder(target, draft, config=configured("block", 3))
     asked = [

@@ -1,7 +1,7 @@
 """Coupled mode: a seed's text is the text of plain keyed sampling, whatever is proposed.
 
-Its distribution is proven in test_trees and below: one draw of the target's distribution at each position, over
-every proposal.
+Its distribution is proven in test_trees and below: one draw of the target's distribution at each
+position, over every proposal.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def test_filtered_tokens_get_no_noise_and_none_is_made_twice() -> None:
 
 
 def test_one_noise_for_two_positions_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted fault: the position is left out of the key. Distribution by frequencies, 2,000 samples.
+    """Planted fault: the position is left out of the key. By frequencies, 2,000 samples.
 
     Sound, the second token equals the first with probability 0.5: the count is beyond 5 standard
     deviations (112) of 1,000 once in 1.7 million times.

@@ -42,7 +42,7 @@ V = len(Bytes.PIECES)
 def reference(
     target: TabularModel, params: SamplingParams, prompt: tuple[int, ...]
 ) -> dict[tuple[int, ...], float]:
-    """The distribution of outputs that end once their text holds a stop string, by plain recursion."""
+    """The distribution of outputs that end once their text holds a stop string, by recursion."""
     distribution: dict[tuple[int, ...], float] = {}
     decode = Bytes().decode
 

@@ -27,7 +27,7 @@ from outrider.config.params import Verification
 from outrider.drafters.base import Drafter
 from outrider.errors import DegenerateDistributionError, InvalidConfigError
 from outrider.runtimes.tabular import TabularModel, mock_pair
-from outrider.sampling.masks import RoundMasks
+from outrider.sampling.grammar import Grammar
 from outrider.types.records import Distributions, DraftProposal
 from tests.support.alphabet import alphabet
 from tests.support.forms import (
@@ -125,8 +125,8 @@ def test_masks_of_another_position_are_seen(
     speculation: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted fault: every node has the mask of the one before it."""
-    after = RoundMasks.after
-    monkeypatch.setattr(RoundMasks, "after", lambda self, row, path: after(self, row, path[:-1]))
+    mask = Grammar.mask
+    monkeypatch.setattr(Grammar, "mask", lambda self, out, path: mask(self, out, path[:-1]))
     # Or it leads where nothing may follow.
     with suppress(DegenerateDistributionError):
         assert error("regex", speculation, max_tokens=3) > 1e-3

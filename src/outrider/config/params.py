@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import accumulate
 from operator import mul
 from typing import Any, Literal, get_args
@@ -17,13 +18,14 @@ from ..errors import InvalidConfigError
 from .processors import StatefulProcessor
 from .structured import StructuredOutput
 from .validation import (
+    Check,
     boolean,
+    check_fields,
     choice,
     integer,
     integers,
     optional,
     real,
-    store,
     text,
     texts,
     token_biases,
@@ -133,53 +135,10 @@ class SamplingParams:
     depths: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        store(self, integer, "max_tokens", "n", low=1)
-        store(self, integer, "top_k", low=0, expected="an integer >= 0 (0 keeps every token)")
-        store(self, integer, "min_tokens", low=0)
+        check_fields(self, _SAMPLING)
         if self.min_tokens > self.max_tokens:
-            raise InvalidConfigError(
-                "min_tokens", self.min_tokens, f"at most max_tokens={self.max_tokens}"
-            )
-        store(
-            self,
-            real,
-            "temperature",
-            expected="0 for greedy decoding, or a number >= 1e-6, at most 1e30",
-            allowed=lambda x: x == 0 or 1e-6 <= x <= 1e30,
-        )
-        store(self, real, "top_p", expected="a number in (0, 1]", allowed=lambda x: 0 < x <= 1)
-        store(self, real, "min_p", expected="a number in [0, 1]", allowed=lambda x: 0 <= x <= 1)
-        store(
-            self,
-            real,
-            "repetition_penalty",
-            expected="a number > 0, from 1e-20 to 1e20",
-            allowed=lambda x: 1e-20 <= x <= 1e20,
-        )
-        store(
-            self,
-            real,
-            "presence_penalty",
-            "frequency_penalty",
-            expected="a number in [-2, 2]",
-            allowed=lambda x: -2 <= x <= 2,
-        )
-        store(self, token_biases, "logit_bias")
-        store(self, token_sequences, "bad_words")
-        store(self, texts, "stop")
-        store(self, integers, "stop_token_ids")
-        store(self, _processors, "logits_processors")
-        form = self.structured_output
-        if form is not None and not isinstance(form, StructuredOutput):
-            raise InvalidConfigError("structured_output", form, "a StructuredOutput, or None")
-        store(self, boolean, "ignore_eos")
-        expected = "an integer in [0, 20], or None"
-        store(self, optional(integer), "logprobs", low=0, high=20, expected=expected)
-        expected = "an integer in [0, 2**64)"
-        store(self, optional(integer), "seed", low=0, high=2**64 - 1, expected=expected)
-        store(self, optional(_prediction), "prediction")
-        expected = "a sequence of integers: n tokens drafted by a model, or -n looked up, a round"
-        store(self, optional(integers), "depths", low=-math.inf, expected=expected)
+            most = f"at most max_tokens={self.max_tokens}"
+            raise InvalidConfigError("min_tokens", self.min_tokens, most)
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
@@ -234,8 +193,8 @@ class SpeculativeConfig:
             token may be from the target's; 0 is lossless.
         on_draft_error: what happens where a drafter raises or breaks its contract. "raise" hands
             the error on as a `DraftError`; "disable" logs the first one, and decodes the requests
-            that share the round plainly from there. If a failure depends on drawn values, the tokens of that
-            one round can be biased.
+            that share the round plainly from there. If a failure depends on drawn values, the
+            tokens of that one round can be biased.
         validate: whether what drafters and models return is checked. "always" and "never" in every
             round and in none; "auto" of classes that are not this library's own.
         acceptance_bounds: also measure the most tokens that any verifier could keep of the drafts.
@@ -263,27 +222,7 @@ class SpeculativeConfig:
     acceptance_bounds: bool = False
 
     def __post_init__(self) -> None:
-        expected = "an integer >= 0 (0 decodes plainly)"
-        store(self, optional(integer), "num_speculative_tokens", low=0, expected=expected)
-        store(self, choice, "verification", choices=get_args(Verification))
-        store(self, choice, "depth", choices=get_args(Depth))
-        at_least_0 = {"expected": "a number >= 0", "allowed": lambda x: x >= 0}
-        store(self, optional(real), "cost_ratio", **at_least_0)
-        store(self, optional(_draft_params), "draft_params")
-        store(self, choice, "draft_sample_method", choices=get_args(DraftSampleMethod))
-        expected = "a sequence of integers >= 1, the children of a node at each depth"
-        store(self, optional(integers), "tree_shape", low=1, expected=expected)
-        expected = f"an integer in 1..{_MOST_NODES}"
-        store(self, optional(integer), "tree_budget", low=1, high=_MOST_NODES, expected=expected)
-        store(self, choice, "tree_children", choices=get_args(TreeChildren))
-        share = {"expected": "a number in (0, 1]", "allowed": lambda x: 0 < x <= 1}
-        store(self, real, "lenience", "typical_epsilon", **share)
-        store(self, real, "typical_delta", expected="a number > 0", allowed=lambda x: x > 0)
-        within = {"expected": "a number in [0, 1]", "allowed": lambda x: 0 <= x <= 1}
-        store(self, real, "mixture_budget", **within)
-        store(self, choice, "on_draft_error", choices=get_args(OnDraftError))
-        store(self, choice, "validate", choices=get_args(Validate))
-        store(self, boolean, "acceptance_bounds")
+        check_fields(self, _SPECULATION)
         if self.drafts_trees:
             self._check_tree()
 
@@ -294,19 +233,17 @@ class SpeculativeConfig:
             if not 0 < nodes <= _MOST_NODES:
                 limit = f"children of a node at each depth, {_MOST_NODES} nodes in all at most"
                 raise InvalidConfigError("tree_shape", self.tree_shape, limit)
-        if self.tree_budget is not None and self.tree_shape is not None:
-            raise InvalidConfigError(
-                "tree_budget", self.tree_budget, "none beside a tree_shape; give one of the two"
-            )
-        if self.tree_budget is not None and self.tree_children != "greedy":
+            if self.tree_budget is not None:
+                one = "none beside a tree_shape; give one of the two"
+                raise InvalidConfigError("tree_budget", self.tree_budget, one)
+        elif self.tree_children != "greedy":
             raise InvalidConfigError(
                 "tree_children", self.tree_children, "'greedy' with a tree_budget"
             )
         if self.lossy:
             lossless = ", ".join(map(repr, sorted(set(get_args(Verification)) - LOSSY)))
-            raise InvalidConfigError(
-                "verification", self.verification, f"a lossless method for trees: {lossless}"
-            )
+            expected = f"a lossless method for trees: {lossless}"
+            raise InvalidConfigError("verification", self.verification, expected)
         if self.depth == "confidence":
             raise InvalidConfigError("depth", self.depth, "'fixed' or 'adaptive' for trees")
 
@@ -355,3 +292,70 @@ def _draft_params(field: str, given: object) -> SamplingParams:
                 f"{field}.{item.name}", value, f"none; it takes {', '.join(DRAFT_FIELDS)}"
             )
     return given
+
+
+def _form(field: str, given: object) -> StructuredOutput:
+    """Check the form of the text."""
+    if not isinstance(given, StructuredOutput):
+        raise InvalidConfigError(field, given, "a StructuredOutput, or None")
+    return given
+
+
+def _is_temperature(value: float) -> bool:
+    return value == 0 or 1e-6 <= value <= 1e30
+
+
+def _number(expected: str, allowed: Callable[[float], bool]) -> Check:
+    return partial(real, expected=f"a number {expected}", allowed=allowed)
+
+
+_AT_LEAST_1 = partial(integer, low=1)
+_SHARE = _number("in [0, 1]", lambda x: 0 <= x <= 1)
+_POSITIVE_SHARE = _number("in (0, 1]", lambda x: 0 < x <= 1)
+_PENALTY = _number("in [-2, 2]", lambda x: -2 <= x <= 2)
+_TOKENS = "an integer >= 0 (0 decodes plainly)"
+_TEMPERATURE = "0 for greedy decoding, or a number >= 1e-6, at most 1e30"
+_DEPTHS = "a sequence of integers: n tokens drafted by a model, or -n looked up, a round"
+_SHAPE = "a sequence of integers >= 1, the children of a node at each depth"
+
+_SAMPLING: dict[str, Check] = {
+    "max_tokens": _AT_LEAST_1,
+    "n": _AT_LEAST_1,
+    "top_k": partial(integer, low=0, expected="an integer >= 0 (0 keeps every token)"),
+    "min_tokens": partial(integer, low=0),
+    "temperature": partial(real, expected=_TEMPERATURE, allowed=_is_temperature),
+    "top_p": _POSITIVE_SHARE,
+    "min_p": _SHARE,
+    "repetition_penalty": _number("> 0, from 1e-20 to 1e20", lambda x: 1e-20 <= x <= 1e20),
+    "presence_penalty": _PENALTY,
+    "frequency_penalty": _PENALTY,
+    "logit_bias": token_biases,
+    "bad_words": token_sequences,
+    "stop": texts,
+    "stop_token_ids": integers,
+    "logits_processors": _processors,
+    "structured_output": optional(_form),
+    "ignore_eos": boolean,
+    "logprobs": optional(integer, low=0, high=20, expected="an integer in [0, 20], or None"),
+    "seed": optional(integer, low=0, high=2**64 - 1, expected="an integer in [0, 2**64)"),
+    "prediction": optional(_prediction),
+    "depths": optional(integers, low=-math.inf, expected=_DEPTHS),
+}
+_SPECULATION: dict[str, Check] = {
+    "num_speculative_tokens": optional(integer, low=0, expected=_TOKENS),
+    "verification": partial(choice, choices=get_args(Verification)),
+    "depth": partial(choice, choices=get_args(Depth)),
+    "cost_ratio": optional(_number(">= 0", lambda x: x >= 0)),
+    "draft_params": optional(_draft_params),
+    "draft_sample_method": partial(choice, choices=get_args(DraftSampleMethod)),
+    "tree_shape": optional(integers, low=1, expected=_SHAPE),
+    "tree_budget": optional(integer, low=1, high=_MOST_NODES),
+    "tree_children": partial(choice, choices=get_args(TreeChildren)),
+    "lenience": _POSITIVE_SHARE,
+    "typical_epsilon": _POSITIVE_SHARE,
+    "typical_delta": _number("> 0", lambda x: x > 0),
+    "mixture_budget": _SHARE,
+    "on_draft_error": partial(choice, choices=get_args(OnDraftError)),
+    "validate": partial(choice, choices=get_args(Validate)),
+    "acceptance_bounds": boolean,
+}

@@ -8,9 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InvalidConfigError
-from .validation import DEEPEST_JSON, LONGEST_TEXT, bounded_json, optional, store, text, texts
-
-_KINDS = ("json_schema", "regex", "grammar", "choice")
+from .validation import (
+    DEEPEST_JSON,
+    LONGEST_TEXT,
+    bounded_json,
+    check_fields,
+    optional,
+    text,
+    texts,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,23 +52,18 @@ class StructuredOutput:
     choice: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        given = {name: getattr(self, name) for name in _KINDS}
+        given = {name: getattr(self, name) for name in _CHECKS}
         named = [name for name, value in given.items() if value is not None]
         if len(named) != 1:
-            raise InvalidConfigError(
-                "structured_output",
-                named,
-                f"exactly one of {', '.join(_KINDS)}",
-                given=f"structured_output has {' and '.join(named) or 'nothing'}",
-            )
-        store(self, optional(_schema), "json_schema")
-        store(self, optional(_pattern), "regex", "grammar")
-        store(self, optional(_choices), "choice")
+            said = f"structured_output has {' and '.join(named) or 'nothing'}"
+            expected = f"exactly one of {', '.join(_CHECKS)}"
+            raise InvalidConfigError("structured_output", named, expected, given=said)
+        check_fields(self, _CHECKS)
 
     @property
     def kind(self) -> str:
         """The name of the field that is given."""
-        return next(name for name in _KINDS if getattr(self, name) is not None)
+        return next(name for name in _CHECKS if getattr(self, name) is not None)
 
     @property
     def value(self) -> str | tuple[str, ...]:
@@ -108,3 +109,11 @@ def _choices(name: str, given: object) -> tuple[str, ...]:
     if not found:
         raise InvalidConfigError(field, given, expected)
     return found
+
+
+_CHECKS = {
+    "json_schema": optional(_schema),
+    "regex": optional(_pattern),
+    "grammar": optional(_pattern),
+    "choice": optional(_choices),
+}

@@ -27,15 +27,18 @@ class _Array(Protocol):
     def tolist(self) -> Any: ...
 
 
-def store(record: object, check: Callable[..., Any], *fields: str, **limits: Any) -> None:
-    """Check fields of a frozen record, and keep what the check returns."""
-    for field in fields:
-        object.__setattr__(record, field, check(field, getattr(record, field), **limits))
+Check = Callable[[str, Any], Any]
 
 
-def optional(check: Callable[..., Any]) -> Callable[..., Any]:
+def check_fields(record: object, checks: Mapping[str, Check]) -> None:
+    """Check fields of a frozen record, and keep what the checks return."""
+    for field, check in checks.items():
+        object.__setattr__(record, field, check(field, getattr(record, field)))
+
+
+def optional(check: Callable[..., Any], **limits: Any) -> Check:
     """Make a check that takes None as well."""
-    return lambda field, value, **limits: None if value is None else check(field, value, **limits)
+    return lambda field, value: None if value is None else check(field, value, **limits)
 
 
 def boolean(field: str, value: object) -> bool:
@@ -49,17 +52,18 @@ def integer(
     field: str, value: object, low: int, high: float = math.inf, expected: str | None = None
 ) -> int:
     """Check that a value is an integer in low..high."""
-    if not _is_integer(value) or not low <= int(value) <= high:  # type: ignore[call-overload]
+    found = _whole(value)
+    if found is None or not low <= found <= high:
         otherwise = f"an integer >= {low}" if high == math.inf else f"an integer in {low}..{high}"
         raise InvalidConfigError(field, value, expected or otherwise)
-    return int(value)  # type: ignore[call-overload, no-any-return]
+    return found
 
 
 def real(field: str, value: object, expected: str, allowed: Callable[[float], bool]) -> float:
     """Check that a value is a finite number, and an allowed one."""
-    number = isinstance(value, Real) and not isinstance(value, bool)
+    number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else value
     try:
-        found = float(value) if number else math.nan  # type: ignore[arg-type]
+        found = float(number)
     except OverflowError:
         found = math.inf
     if not math.isfinite(found) or not allowed(found):
@@ -107,28 +111,19 @@ def integers(
     low: float = 0,
     expected: str = "a sequence of integers >= 0",
 ) -> tuple[int, ...]:
-    """Check that a value is a list, NumPy array, tensor or other sequence of integers.
-
-    Args:
-        field: its name.
-        values: its value.
-        low: the least of them.
-        expected: what to say otherwise.
-    """
+    """Check that a value is a list, NumPy array, tensor or other sequence of integers >= low."""
     items = _items(values)
-    if items is None or not all(_is_integer(item) and item >= low for item in items):
+    found = [None] if items is None else [_whole(item) for item in items]
+    if any(item is None or item < low for item in found):
         raise InvalidConfigError(field, values, expected)
-    return tuple(map(int, items))
+    return tuple(item for item in found if item is not None)
 
 
 def token_sequences(field: str, values: object) -> tuple[tuple[int, ...], ...]:
     """Check that a value holds sequences of token ids, none of them empty."""
-    expected = "sequences of token ids, none of them empty"
-    items = _items(values)
-    if items is None:
-        raise InvalidConfigError(field, values, expected)
-    found = tuple(integers(field, item, expected=expected) for item in items)
-    if not all(found):
+    expected, items = "sequences of token ids, none of them empty", _items(values)
+    found = tuple(integers(field, item, expected=expected) for item in items or ())
+    if items is None or not all(found):
         raise InvalidConfigError(field, values, expected)
     return found
 
@@ -182,5 +177,8 @@ def _items(values: object) -> tuple[Any, ...] | None:
     return tuple(values)
 
 
-def _is_integer(value: object) -> bool:
-    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+def _whole(value: object) -> int | None:
+    """Return an integer of any library as an int; None if it is none."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        return None
+    return int(value)

@@ -80,23 +80,18 @@ class Batch:
         """The ids of the sequences, row by row."""
         return tuple(state.prefix.sequence_id for state in self.states)
 
-    def shapers(self, vocab_size: int, ended: Ended) -> tuple[Shaper | None, Shaper | None]:
-        """Make what shapes a round's logits: the target's, and the draft's.
-
-        Args:
-            vocab_size: V.
-            ended: where requests end.
-        """
+    def shapers(self, ended: Ended) -> tuple[Shaper | None, Shaper | None]:
+        """Make what shapes a round's logits, the target's and the draft's, up to where they end."""
         states, device = self.states, self.device
         shaper = drafting = None
         if self.shaping is not None:
-            shaper = Shaper(self.shaping, states, vocab_size, device, ended=ended)
+            shaper = Shaper(self.shaping, states, device, ended)
         if self.draft_shaping is not None:
             if self.draft_shaping is self.shaping and shaper is not None:
                 drafting = shaper.drafting()
             else:
                 masks = None if shaper is None else shaper.masks
-                drafting = Shaper(self.draft_shaping, states, vocab_size, device, masks, ended)
+                drafting = Shaper(self.draft_shaping, states, device, ended, masks)
         return shaper, drafting
 
     def draws(self, chance: Chance, width: int, *, coupled: bool) -> RoundDraws:

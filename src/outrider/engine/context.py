@@ -166,13 +166,8 @@ class RoundContext(DraftContext):
         probs = distributions.probs
         if self._draws.race is not None:
             return self._draws.race.times(probs, position).argmin(-1)
-        if (self._depth > position).all():
-            return self._draws.draft(probs, position, None)
-        rows = np.flatnonzero(self._depth > position)
-        drawn = self._draws.draft(probs[rows], position, rows)
-        tokens = torch.zeros(len(self._depth), dtype=torch.int64, device=drawn.device)
-        tokens[rows] = drawn
-        return tokens
+        used = (self._depth > position)[:, None]
+        return self._draws.drafts(probs[:, None], np.array([position]), used)[:, 0]
 
     def estimate_acceptance(self, distributions: Distributions, most: int) -> Tensor:
         """Estimate how likely each of `most` children is kept, float64 [B, M, most]."""

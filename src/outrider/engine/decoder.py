@@ -224,7 +224,7 @@ class SpeculativeDecoder:
             plan = self._plan(batch)
         coupled, prefixes = self.verifier.coupled, [state.prefix for state in batch.states]
         draws = batch.draws(chance or self.chance, plan.width, coupled=coupled)
-        shaper, draft_shaper = batch.shapers(self.target.vocab_size, self._ended)
+        shaper, draft_shaper = batch.shapers(self._ended)
         context = RoundContext(
             batch, draws, plan, self.config, draft_shaper, learning=chance is None
         )

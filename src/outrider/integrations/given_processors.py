@@ -30,7 +30,7 @@ from transformers.generation.logits_process import LogitNormalization, WhisperNo
 from ..config.processors import StatefulProcessor
 from ..config.validation import plain
 from ..errors import InvalidConfigError
-from ..sampling.shaping import called_on_batch
+from ..sampling.shaping import called
 from .generation_config import sequence_bias
 
 _PROCESSORS: dict[type, tuple[str, str]] = {
@@ -135,7 +135,7 @@ class _OfRow:
 
     def __call__(self, history: Tensor, logits: Tensor) -> Tensor:
         whole = torch.cat([self.padding.to(history.device), history])
-        return called_on_batch(self.processor, whole, logits)
+        return called(self.processor, whole, logits, batch=True)
 
 
 def of_row(processor: Any, row: int, padding: Tensor) -> _OfRow | StatefulProcessor:

@@ -59,9 +59,7 @@ class ConfidenceRule(StopRule):
         going: NDArray[np.bool_] = drafting & (~ends | self.replayed)
         return going
 
-    def kept(
-        self, source: str, confidence: NDArray[np.float64], row: int | None = None
-    ) -> NDArray[np.float64]:
+    def kept(self, source: str, confidence: NDArray[np.float64], row: int) -> NDArray[np.float64]:
         """Take a confidence for the probability that the token is kept; see `StopRule`."""
         del source, row
         return np.clip(np.nan_to_num(confidence), 0.0, 1.0)

@@ -81,21 +81,11 @@ class BreakEven(StopRule):
         going: NDArray[np.bool_] = drafting & (pays | self.replayed)
         return going
 
-    def kept(
-        self, source: str, confidence: NDArray[np.float64], row: int | None = None
-    ) -> NDArray[np.float64]:
-        """Estimate the probability that a token is kept; see `StopRule`.
-
-        Without a row it is that of all sequences, or the bare confidence if some row is seeded.
-        """
-        if row is not None:
-            # A replayed row went by its own history, as a seeded one does.
-            known = None if self.alone[row] or self.replayed[row] else self.shared
-            rates = rates_by_confidence(known, self.own[row : row + 1], source)[0]
-        elif self.alone.any():
-            return np.clip(np.nan_to_num(confidence), 0.0, 1.0)
-        else:
-            rates = rates_by_confidence(self.shared, [Acceptance()], source)[0]
+    def kept(self, source: str, confidence: NDArray[np.float64], row: int) -> NDArray[np.float64]:
+        """Estimate the probability that a row's token is kept; see `StopRule`."""
+        # A replayed row went by its own history, as a seeded one does.
+        known = None if self.alone[row] or self.replayed[row] else self.shared
+        rates = rates_by_confidence(known, self.own[row : row + 1], source)[0]
         kept: NDArray[np.float64] = rates[buckets_of(confidence)]
         return kept
 

@@ -25,24 +25,20 @@ def inverse_cdf(distributions: Any, uniforms: Any) -> Any:
     )
     if on_host and distributions.shape[1] >= _WIDE:
         return xp.asarray(_in_two_levels(distributions, np.asarray(uniforms), xp))
-    if (
-        on_host
-    ):  # both libraries' own method: for small distributions the standard's is most of the time
-        cumulative = distributions.cumsum(-1, dtype=xp.float64)
-    else:
-        cumulative = xp.cumulative_sum(distributions, axis=-1, dtype=xp.float64)
     # fl(u * total) < total for u <= 1 - 2**-53: the index is one where the sum rises, if any is.
     if on_host:
+        cumulative = distributions.cumsum(-1, dtype=xp.float64)
         rows = zip(np.asarray(cumulative), np.asarray(uniforms), strict=True)
         counts = (row.searchsorted(u * row[-1], side="right") for row, u in rows)
         found = np.fromiter(counts, dtype=np.int64, count=len(distributions))
         return xp.asarray(np.minimum(found, distributions.shape[1] - 1))
+    cumulative = xp.cumulative_sum(distributions, axis=-1, dtype=xp.float64)
     threshold = uniforms[:, None] * cumulative[:, -1:]
     return xp.sum(xp.astype(cumulative[:, :-1] <= threshold, xp.int64), axis=-1)
 
 
 _WIDE, _BLOCK = 1 << 14, 128
-"""From which width on a distribution is searched in two levels, and how wide the blocks of the first are."""
+"""From which width on distributions are searched in two levels, and the width of a block."""
 
 
 def _in_two_levels(distributions: Any, uniforms: NDArray[np.float64], xp: Any) -> NDArray[np.int64]:
@@ -56,9 +52,8 @@ def _in_two_levels(distributions: Any, uniforms: NDArray[np.float64], xp: Any) -
         rest = np.asarray(distributions[:, whole:]).sum(-1, keepdims=True, dtype=np.float64)
         sums = np.concatenate([sums, rest], axis=-1)
     found = np.empty(len(sums), dtype=np.int64)
-    for row, (distribution, of_blocks, u) in enumerate(
-        zip(np.asarray(distributions), sums, uniforms, strict=True)
-    ):
+    rows = zip(np.asarray(distributions), sums, uniforms, strict=True)
+    for row, (distribution, of_blocks, u) in enumerate(rows):
         running = of_blocks.cumsum()
         threshold = u * running[-1]
         block = min(running.searchsorted(threshold, side="right"), len(running) - 1)

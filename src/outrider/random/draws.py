@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -21,7 +21,7 @@ class Race:
     """The noise of a round's positions, shared by drafter and target, made as it is asked for.
 
     Noise belongs to (stream, choice, position, token). It is made once a round for each position,
-    and on a CPU only for tokens that a distribution gives mass to: after top-k or top-p those are few.
+    and where few tokens have mass, as after top-k or top-p, only for those.
 
     Args:
         chance: where the noise comes from.
@@ -34,9 +34,9 @@ class Race:
         self._made: dict[int, Tensor] = {}
 
     def times(self, distributions: Tensor, offset: int) -> Tensor:
-        """Noise over probability for distributions [B, V] or [B, M, V], `offset` positions on, float64.
+        """Noise over probability, float64, for distributions [B, V] or [B, M, V], `offset` on.
 
-        The index of the least is a draw from the distribution; infinite where the distribution has no mass.
+        The index of the least is a draw from the distribution; infinite where it has no mass.
         """
         xp = array_namespace(distributions)
         vocab_size = int(distributions.shape[-1])
@@ -70,7 +70,7 @@ class RoundDraws:
         chance: where outcomes come from.
         keys: [B, 2 + N, 5], as `round_keys` makes them; None for a round that draws nothing.
         positions: keys [B, 5] of the first position after each prefix, in coupled mode.
-        device: of the uniforms; None for the CPU.
+        device: of the distributions; None for a round that draws nothing.
     """
 
     def __init__(
@@ -84,10 +84,12 @@ class RoundDraws:
         self._keys = keys
         self._positions = positions
         self._uniforms: Tensor | None = None
-        if type(chance) is Philox4x32 and keys is not None and positions is None:
-            from ..types.transfer import on_device
+        if type(chance) is Philox4x32 and keys is not None and positions is None and device:
+            import torch
 
-            self._uniforms = on_device(chance.uniforms(keys), device)
+            from ..types.transfer import sent
+
+            self._uniforms = sent(torch.from_numpy(chance.uniforms(keys)), device)
         self.race: Race | None = None
         if positions is not None and isinstance(chance, RacingChance):
             self.race = Race(chance, positions)
@@ -104,15 +106,11 @@ class RoundDraws:
 
     def stop(self, distributions: Tensor) -> Tensor:
         """Draw the node that each row stops at from distributions [B, N + 1]."""
-        return self._draw(distributions, 0, None)
+        return self._draw(distributions, 0)
 
     def token(self, distributions: Tensor) -> Tensor:
         """Draw the token that follows the accepted ones from distributions [B, V]."""
-        return self._draw(distributions, 1, None)
-
-    def draft(self, distributions: Tensor, position: int, rows: NDArray[np.int64] | None) -> Tensor:
-        """Draw the `position`-th drafted token from distributions [B, V], or [R, V] for `rows` [R] only."""
-        return self._draw(distributions, 2 + position, rows)
+        return self._draw(distributions, 1)
 
     def drafts(
         self, distributions: Tensor, slots: NDArray[np.int64], used: NDArray[np.bool_]
@@ -129,7 +127,7 @@ class RoundDraws:
             drawn: Tensor = inverse_cdf(distributions.reshape(-1, vocab_size), uniforms.reshape(-1))
             return drawn.reshape(batch, nodes)
         assert self._keys is not None, "a round of greedy rows draws nothing"
-        tokens = distributions.new_zeros((batch, nodes), dtype=self._int64(distributions))
+        tokens = distributions.new_zeros((batch, nodes)).long()
         rows, columns = np.nonzero(used)
         if len(rows):
             keys = self._keys[rows, 2]
@@ -146,24 +144,16 @@ class RoundDraws:
             return self.race.times(distributions, offset).argmin(-1)
         assert self._positions is not None, "positions are drawn in coupled mode only"
         rows = np.flatnonzero(active.cpu().numpy())
-        tokens = distributions.new_zeros(len(distributions), dtype=self._int64(distributions))
+        tokens = distributions.new_zeros(len(distributions)).long()
         if len(rows):
             keys = self._positions[rows]
             keys[:, 2] += np.uint64(offset)
             tokens[rows] = self._chance.draw(distributions[rows], keys)
         return tokens
 
-    @staticmethod
-    def _int64(distributions: Tensor) -> Any:
-        return array_namespace(distributions).int64
-
-    def _draw(self, distributions: Tensor, slot: int, rows: NDArray[np.int64] | None) -> Tensor:
+    def _draw(self, distributions: Tensor, slot: int) -> Tensor:
         if self._uniforms is not None:
-            uniforms = self._uniforms[:, slot]
-            indices: Tensor = inverse_cdf(
-                distributions, uniforms if rows is None else uniforms[rows]
-            )
-            return indices
+            drawn: Tensor = inverse_cdf(distributions, self._uniforms[:, slot])
+            return drawn
         assert self._keys is not None, "a round of greedy rows draws nothing"
-        keys = self._keys[:, slot]
-        return self._chance.draw(distributions, keys if rows is None else keys[rows])
+        return self._chance.draw(distributions, self._keys[:, slot])

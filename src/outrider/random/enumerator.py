@@ -43,8 +43,8 @@ class Enumerator:
 
         Raises:
             KeyReuseError: a key was used before in this pass.
-            DegenerateDistributionError: a distribution has NaN or negative mass, or does not sum to one
-                within 1e-6.
+            DegenerateDistributionError: one has NaN or negative mass, or does not sum to one within
+                1e-6.
         """
         xp = array_namespace(distributions)
         indices = [
@@ -64,8 +64,8 @@ class Enumerator:
         total = sum(distribution)
         if not abs(total - 1) <= 1e-6 or min(distribution) < 0:
             raise DegenerateDistributionError(
-                f"a distribution to draw from has total mass {total!r} and least entry {min(distribution)!r}; "
-                "expected probabilities that sum to one"
+                f"a distribution to draw from has total mass {total!r} and least entry "
+                f"{min(distribution)!r}; expected probabilities that sum to one"
             )
         possible = [index for index, mass in enumerate(distribution) if mass > 0]
         if len(possible) == 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from array_api_compat import array_namespace, is_numpy_array
+from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
 from .categorical import inverse_cdf
@@ -34,24 +34,15 @@ def philox4x32(counter: Any, key: Any) -> Any:
         int64 array [4, n] of 32-bit words; NumPy and torch give the same bits.
     """
     xp = array_namespace(counter, key)
-    reverse = _reversed_view if is_numpy_array(counter) else xp.flip
-    multipliers = xp.asarray(_MULTIPLIERS, dtype=xp.int64)[:, None]
-    weyl = xp.asarray(_WEYL, dtype=xp.int64)[None, :, None]
-    steps = xp.arange(_ROUNDS, dtype=xp.int64)[:, None, None]
-    keys = (key[None, :, :] + steps * weyl) & _WORD
-    even, odd = counter[0::2, :], counter[1::2, :]
-    for step in range(_ROUNDS):
+    first, second, third, fourth = (counter[word, :] for word in range(4))
+    left, right = key[0, :], key[1, :]
+    for _ in range(_ROUNDS):
         # The product of two 32-bit words wraps to the right 64 bits; masking undoes the sign.
-        product = even * multipliers
-        high = (product >> 32) & _WORD
-        even, odd = reverse(high, axis=0) ^ odd ^ keys[step], reverse(product & _WORD, axis=0)
-    return xp.reshape(xp.stack([even, odd], axis=1), counter.shape)
-
-
-def _reversed_view(array: Any, axis: int) -> Any:
-    """NumPy's flip of the first axis, without its overhead for small arrays."""
-    assert axis == 0
-    return array[::-1]
+        one, other = first * _MULTIPLIERS[0], third * _MULTIPLIERS[1]
+        first, second = ((other >> 32) & _WORD) ^ second ^ left, other & _WORD
+        third, fourth = ((one >> 32) & _WORD) ^ fourth ^ right, one & _WORD
+        left, right = (left + _WEYL[0]) & _WORD, (right + _WEYL[1]) & _WORD
+    return xp.stack([first, second, third, fourth])
 
 
 class Philox4x32:
@@ -74,8 +65,9 @@ class Philox4x32:
     def race(self, keys: NDArray[np.uint64], size: int) -> NDArray[np.float64]:
         """Exponential noise [B, size] under keys [B, 5], whose slots number the tokens.
 
-        The token with the least noise over probability is a draw from the distribution, and distributions that
-        resemble each other often have the same one (the Gumbel-max trick in its exponential form).
+        The token with the least noise over probability is a draw from the distribution, and
+        distributions that resemble each other often have the same one (the Gumbel-max trick in its
+        exponential form).
         """
         blocks = (size + 1) // 2  # of two tokens each, as `race_at` has them
         asked = np.repeat(keys, blocks, axis=0)

@@ -29,7 +29,7 @@ class PackedParams:
     Attributes:
         all_greedy: every row is greedy, so that distributions are point_masses.
         greedy: bool [B], rows that are greedy among rows that are not.
-        temperature: one number where all sampled rows share it, else float64 [B].
+        temperature: float64 [B], 1 of greedy rows.
         top_k: int64 [B], 1 or more, the vocabulary's width where unused.
         max_top_k: the largest top_k in use.
         top_p: float64 [B], 1 where unused.
@@ -38,7 +38,7 @@ class PackedParams:
 
     all_greedy: bool
     greedy: Tensor | None
-    temperature: Tensor | float | None
+    temperature: Tensor | None
     top_k: Tensor | None
     max_top_k: int
     top_p: Tensor | None
@@ -53,27 +53,21 @@ class PackedParams:
         if all(greedy):
             return GREEDY
 
-        def column(values: Sequence[float], unused: float, dtype: torch.dtype) -> Tensor | None:
+        def column(values: Sequence[float], unused: float) -> Tensor | None:
             if all(value == unused for value in values):
                 return None
+            dtype = torch.int64 if isinstance(unused, int) else torch.float64
             return torch.tensor(values, dtype=dtype, device=device)
 
-        temperatures = {p.temperature for p in params if not p.greedy}
-        # A CUDA device multiplies by a number's reciprocal but divides by a tensor: there a row's
-        # distribution would depend on whether its mates share its temperature.
-        uniform = len(temperatures) == 1 and device.type == "cpu"
-        shared = temperatures.pop() if uniform else None
         top_k = [min(p.top_k or vocab_size, vocab_size) for p in params]
         return PackedParams(
             all_greedy=False,
             greedy=torch.tensor(greedy, device=device) if any(greedy) else None,
-            temperature=column([p.temperature or 1.0 for p in params], 1.0, torch.float64)
-            if shared is None
-            else (None if shared == 1 else shared),
-            top_k=column(top_k, vocab_size, torch.int64),
+            temperature=column([p.temperature or 1.0 for p in params], 1.0),
+            top_k=column(top_k, vocab_size),
             max_top_k=max((k for k in top_k if k < vocab_size), default=0),
-            top_p=column([p.top_p for p in params], 1.0, torch.float64),
-            min_p=column([p.min_p for p in params], 0.0, torch.float64),
+            top_p=column([p.top_p for p in params], 1.0),
+            min_p=column([p.min_p for p in params], 0.0),
         )
 
 
@@ -98,11 +92,7 @@ def distributions(logits: Tensor, params: PackedParams) -> tuple[Distributions, 
         return Distributions(point_masses=best), peak
     scores = logits if logits.dtype == torch.float64 else logits.float()
     if params.temperature is not None:
-        scores = scores / (
-            _per_row(params.temperature.to(scores.dtype), logits)
-            if isinstance(params.temperature, Tensor)
-            else params.temperature
-        )
+        scores = scores / _per_row(params.temperature.to(scores.dtype), logits)
     if params.top_k is not None:
         top_k = _per_row(params.top_k, logits)
         best_scores = scores.topk(params.max_top_k, -1).values

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from ..config.structured import StructuredOutput
 from ..errors import InvalidConfigError, missing
+from ..types.prefix import Output, Prefix
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-
-    from ..types.records import Output
 
 Mask = NDArray[np.uint8]
 
@@ -34,7 +33,6 @@ A model that may write any whitespace may never write anything else.
 """
 
 _LONGEST = 300
-_SHORTENED = "<non-verbose/>"
 _END = "<|outrider: the end|>"
 
 
@@ -55,11 +53,7 @@ class Grammars:
         self._vocabulary: tuple[LLTokenizer, int] | None = None
 
     def of(self, asked: StructuredOutput, stop_ids: frozenset[int]) -> Grammar:
-        """The grammar that a request asks for.
-
-        Args:
-            asked: what the output must look like.
-            stop_ids: the tokens that end the request.
+        """Make the grammar that a request asks for, which `stop_ids` end.
 
         Raises:
             InvalidConfigError: the library refuses it, no text fulfils it, or the vocabulary cannot
@@ -86,14 +80,11 @@ class Grammars:
         special = frozenset(t for t in stop_ids if vocabulary.is_special_token(t))
         texts = (stop_ids & self._eos) - special
         grammar = Grammar(asked, matcher, self._vocab_size, end, special | texts, texts)
-        if grammar.only_empty():
-            raise InvalidConfigError(
-                field, asked.value, "more than the empty text, which no token of the request ends"
-            )
         if not grammar.first():
-            raise InvalidConfigError(
-                field, asked.value, "one that tokens can fulfil: none could be the first"
-            )
+            expected = "one that tokens can fulfil: none could be the first"
+            if grammar.over(Output(Prefix(0, ()))):
+                expected = "more than the empty text, which no token of the request ends"
+            raise InvalidConfigError(field, asked.value, expected)
         return grammar
 
     def _read(self) -> tuple[LLTokenizer, int]:
@@ -148,12 +139,7 @@ class _Place:
         return _Place(self.matcher.deep_copy(), self.at)
 
     def go(self, path: Output, rest: list[int]) -> bool:
-        """Go on to the end of a path; False if a token is refused, which leaves this of no use.
-
-        Args:
-            path: it goes on from here.
-            rest: its tokens from here on.
-        """
+        """Go on by the rest of a path; False if a token is refused, which leaves this of no use."""
         self.at = path
         return not rest or self.matcher.try_consume_tokens(rest) == len(rest)
 
@@ -161,16 +147,9 @@ class _Place:
 class Grammar:
     """What may follow in one sequence. Made by `Grammars.of`.
 
-    A path is the tokens that the sequence has emitted, and drafted ones after them. One on which a
-    token was refused, or that goes on after the end, is taken by no sequence.
-
-    Args:
-        asked: what the request asks for.
-        matcher: at the beginning; it is copied.
-        vocab_size: the target's V.
-        end: the id that stands for the end.
-        ends: the tokens that end the sequence where the text is whole.
-        texts: those among them that are text as well, which they are not to be.
+    A path is the tokens that the sequence has emitted, and drafted ones after them. Of the tokens
+    that end the sequence where the text is whole, `texts` are text as well, which they are not to
+    be; `end` is the id that stands for the end in the matcher's vocabulary.
     """
 
     def __init__(
@@ -200,10 +179,6 @@ class Grammar:
         """Return which tokens may follow a path: a bit each, uint8 [ceil(V / 8)], lowest first.
 
         All zeros where none may; None where a token on the path is refused.
-
-        Args:
-            output: the tokens emitted so far.
-            drafted: those drafted after them.
         """
         place = self._place(output, drafted)
         return None if place is None else self._allowed(place)
@@ -220,10 +195,6 @@ class Grammar:
             return False
         mask, whole = self._following(place)
         return whole and not mask.any()
-
-    def only_empty(self) -> bool:
-        """Return whether the text can only be the empty one, with no token to say so."""
-        return not self._ends and self._following(self._start.copy())[1] and not self.first()
 
     def _place(self, output: Output, drafted: tuple[int, ...] = ()) -> _Place | None:
         """The end of a path, None if a token on it is refused."""
@@ -300,5 +271,5 @@ def _source(asked: StructuredOutput) -> str:
 
 def brief(message: str) -> str:
     """A message of the library on one line, shortened."""
-    line = " ".join(message.removesuffix(_SHORTENED).split())
+    line = " ".join(message.removesuffix("<non-verbose/>").split())
     return repr(line if len(line) <= _LONGEST else f"{line[:_LONGEST]}...")

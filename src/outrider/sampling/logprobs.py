@@ -33,7 +33,7 @@ def report(
     tokens: Sequence[list[int]],
     tops: list[int | None],
 ) -> tuple[Report, ...]:
-    """The log-probabilities of a round's tokens, for the rows that ask for them.
+    """Find the log-probabilities of a round's tokens, for the rows that ask for them.
 
     Args:
         logits: the target's, [B, N + 1, V].

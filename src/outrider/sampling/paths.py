@@ -50,15 +50,10 @@ class Path:
         steps = torch.arange(self.tokens.shape[2], device=self.tokens.device)
         return (steps < self.depth[..., None]).expand(self.tokens.shape)
 
-    def listed(self, rows: Iterable[int], count: int) -> dict[int, list[tuple[int, ...]]]:
-        """What leads to each of some rows' own nodes, on the host.
-
-        Args:
-            rows: the rows.
-            count: M.
-        """
+    def listed(self, rows: Iterable[int]) -> dict[int, list[tuple[int, ...]]]:
+        """List what leads to each of some rows' own nodes, on the host."""
         tokens = self.tokens.tolist()
-        depth = self.depth.expand(len(tokens), count).tolist()
+        depth = self.depth.expand(self.tokens.shape[:2]).tolist()
         return {
             row: [tuple(run[:length]) for run, length in zip(tokens[row], depth[row], strict=True)][
                 : None if self.nodes is None else self.nodes[row]

@@ -1,19 +1,15 @@
-"""Apply what requests ask of logits, before these become distributions.
+"""Apply what requests ask of logits, in the order that `SamplingParams` gives.
 
-In transformers' order: logit bias, repetition penalty, presence and frequency penalties, bad words,
-minimum length; then processors of a user's own, then structured output. What looks at earlier
-tokens sees, at each drafted position, the drafted tokens before it, as if they had been emitted.
+What looks at earlier tokens sees, at each drafted position, the drafted tokens before it, as if
+they had been emitted. A draft may lead where no sequence ever comes: behind what ends the request,
+below a token that the request forbids, or below one that verification will refuse. So that the
+outcome is that of decoding without drafts:
 
-A draft may lead where no sequence ever comes: behind a token or a text that ends the request, below
-a token that the request forbids, or below one that verification will refuse. So that the outcome is
-that of decoding without drafts:
-
-- Processors and grammars are not asked behind the end of the request (`ended` says where that is),
-  nor below a token that the request forbids.
-- What they raise, and a grammar that allows nothing, is not an error of the round. `Shaped.blocked`
-  holds it by row and node, and `Shaped.usable` says how many tokens of a kept path come before the
-  first such node. The round emits those, and the next one begins at that node: an error at its
-  first node is then raised, since decoding without drafts comes there as well.
+- Processors and grammars are not asked behind the end of the request, nor below a token that the
+  request forbids.
+- What they raise, and a grammar that allows nothing, is not an error of the round. The round emits
+  the tokens of a kept path before the first such node, and the next one begins at that node: an
+  error at a round's first node is raised, since decoding without drafts comes there as well.
 """
 
 from __future__ import annotations
@@ -26,14 +22,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from ..config.processors import StatefulProcessor, forked
 from ..errors import DegenerateDistributionError, InvalidConfigError, shown
 from ..types.records import SequenceState
 from .grammar import Mask
-from .masks import RoundMasks, forbid
 from .paths import Path
+
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_ADDED = np.where(_BITS, 0.0, -np.inf)
+"""What is added to eight logits whose bits in a mask are a byte, [256, 8]."""
 
 Ended = Callable[[SequenceState, tuple[int, ...]], bool]
 """Whether drafted tokens, were they emitted, would have ended a request."""
@@ -114,8 +115,7 @@ class Shaping:
         words: last tokens of bad words.
         before: the tokens before those, int64 [W, L], -1 at the left of shorter words.
         floor: tokens that may not come before that many were emitted.
-        processors: rows that have processors of their own.
-        grammars: rows that have a grammar.
+        processors, grammars: rows that have processors of their own, and a grammar.
     """
 
     bias: _Entries | None
@@ -134,21 +134,19 @@ class Shaping:
         longest = max((len(word) for _, word in bad), default=1) - 1
         before = [(-1,) * (longest + 1 - len(word)) + word[:-1] for _, word in bad]
         penalties = [
-            [params.repetition_penalty for params in asked],
-            [params.presence_penalty for params in asked],
-            [params.frequency_penalty for params in asked],
+            (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+            for params in asked
         ]
-        used = any(
-            value != unused
-            for row, unused in zip(penalties, (1, 0, 0), strict=True)
-            for value in row
+        packed = (
+            torch.tensor(penalties, dtype=torch.float64, device=device)
+            .view(-1, 3)
+            .T[..., None, None]
         )
-        packed = torch.tensor(penalties, dtype=torch.float64, device=device)[..., None, None]
         shaping = Shaping(
             bias=_Entries.of(
                 ((row, *bias) for row, params in enumerate(asked) for bias in params.biases), device
             ),
-            penalties=packed if used else None,
+            penalties=packed if any(row != (1, 0, 0) for row in penalties) else None,
             words=_Entries.of(((row, word[-1], -np.inf) for row, word in bad), device),
             before=torch.tensor(before, dtype=torch.int64, device=device).view(len(bad), longest),
             floor=_Entries.of(
@@ -174,45 +172,38 @@ class Shaper:
     Args:
         shaping: of the batch.
         states: its sequences.
-        vocab_size: V.
         device: of the logits.
-        masks: of the round, shared with the shaper of the draft's logits; None makes them.
         ended: where requests end; None for nowhere.
+        masks: of the round, filled as they are made; those of the shaper of the target's logits for
+            the draft's.
     """
 
     def __init__(
         self,
         shaping: Shaping,
         states: Sequence[SequenceState],
-        vocab_size: int,
         device: torch.device,
-        masks: RoundMasks | None = None,
         ended: Ended | None = None,
+        masks: dict[_Place, Mask | None] | None = None,
     ) -> None:
         self._shaping = shaping
         self._states = states
         self._ended = ended
-        self.masks = masks or RoundMasks(states)
+        self.masks = {} if masks is None else masks
         self._after: dict[_Place, tuple[Any, ...]] = {}
         self._logits: dict[_Place, Tensor] = {}
         self._blocked: set[_Place] = set()
         lengths = [state.prefix.length - state.prompt_length for state in states]
         self._emitted = torch.tensor(lengths, device=device)[:, None]
         if shaping.penalties is not None:
-            counts = np.zeros((2, len(states), vocab_size), dtype=np.int64)
-            for row, state in enumerate(states):
-                tokens = state.prefix.tokens
-                counts[0, row] = np.bincount(tokens[state.prompt_length :], minlength=vocab_size)
-                counts[1, row] = np.bincount(tokens, minlength=vocab_size)
-            self._counts, seen = torch.from_numpy(counts).to(device)
-            self._seen = seen > 0
+            counted = torch.from_numpy(_counted(states)).to(device)
+            self._seen, self._uses = counted[0], counted[1:]
         if shaping.words is not None:
             longest = shaping.before.shape[1]
-            tails = np.full((len(states), longest), -1, dtype=np.int64)
-            for row, state in enumerate(states):
-                last = state.prefix.tokens[max(0, state.prefix.length - longest) :]
-                tails[row, longest - len(last) :] = last
-            self._tails = torch.from_numpy(tails).to(device)
+            padding = np.full(longest, -1)
+            tails = [np.concatenate([padding, state.prefix.tokens[-longest:]]) for state in states]
+            last = np.stack([tail[len(tail) - longest :] for tail in tails])
+            self._tails = torch.from_numpy(last).to(device)
 
     def __call__(self, logits: Tensor, path: Path | None = None) -> Shaped:
         """Shape logits.
@@ -246,9 +237,8 @@ class Shaper:
         return twin
 
     def processors(self, row: int, path: Sequence[int]) -> tuple[Any, ...]:
-        """Return a row's processors as they stand after the call at the end of a path.
+        """Return a row's processors as they stand after the last call on a path.
 
-        Where no call was made they stand as after the last call that was, if only before the round.
         For what a round emitted, the path is all of its tokens but the last.
         """
         for length in range(len(path), -1, -1):
@@ -258,16 +248,24 @@ class Shaper:
         return self._states[row].processors
 
     def _penalised(self, logits: Tensor, path: Path, penalties: Tensor) -> Tensor:
-        """Apply the penalties to logits [B, M, V]."""
+        """Apply the penalties to logits [B, M, V], in place, at the tokens that came before."""
         drafted, real = path.tokens.where(path.real, 0), path.real.long()
-        counts = self._counts[:, None].repeat(1, logits.shape[1], 1)
-        counts.scatter_add_(2, drafted.expand(real.shape), real)
-        seen = self._seen[:, None] | (counts > 0)
+        tokens = torch.cat([self._seen, drafted.flatten(1)], 1).sort(1).values  # [B, T]
+        # A token that is listed several times is counted where it is first.
+        place = torch.searchsorted(tokens, self._seen)
+        uses = self._uses.new_zeros(2, *tokens.shape)
+        uses.scatter_add_(2, place.expand_as(self._uses), self._uses)
+        place = torch.searchsorted(tokens, drafted.flatten(1)).view(drafted.shape)
+        uses = uses[:, :, None].repeat(1, 1, logits.shape[1], 1)
+        uses.scatter_add_(3, place.expand(2, *place.shape), real.expand(2, *real.shape))
+        place = torch.searchsorted(tokens, tokens)[:, None]
+        counts, seen = uses.gather(3, place.expand_as(uses))
+        at = tokens[:, None].expand(counts.shape)
+        given = logits.gather(2, at)
         repetition, presence, frequency = penalties.unbind()
-        punished = torch.where(logits > 0, logits / repetition, logits * repetition)
-        repeated = torch.where(seen, punished, logits)
-        penalised: Tensor = repeated - frequency * counts - presence * (counts > 0)
-        return penalised
+        punished = torch.where(given > 0, given / repetition, given * repetition)
+        repeated = torch.where(seen > 0, punished, given)
+        return logits.scatter_(2, at, repeated - frequency * counts - presence * (counts > 0))
 
     def _completed(self, words: _Entries, path: Path) -> Tensor:
         """Return before which nodes all of a word but its last token came, bool [W, M]."""
@@ -283,15 +281,14 @@ class Shaper:
     def _ask(self, shaped: Tensor, path: Path) -> dict[tuple[int, int], Exception | None]:
         """Ask the rows' own processors and grammars node by node, on logits [B, M, V], in place.
 
-        In lexical order of their paths: parents come before their children, so that what a
-        processor remembers is there when the path goes on, and a matcher goes on by short steps.
+        In lexical order of their paths: parents come before their children.
         """
         blocked: dict[tuple[int, int], Exception | None] = {}
         places: list[tuple[int, int]] = []
         masks: list[Mask] = []
         shaping = self._shaping
         rows = sorted(shaping.processors | shaping.grammars)
-        for row, paths in path.listed(rows, shaped.shape[1]).items() if rows else ():
+        for row, paths in path.listed(rows).items() if rows else ():
             for node in sorted(range(len(paths)), key=paths.__getitem__):
                 drafted = paths[node]
                 try:
@@ -299,7 +296,7 @@ class Shaper:
                         blocked[row, node] = None
                         self._blocked.add((row, drafted))
                         continue
-                    mask = self._mask(row, drafted)
+                    mask = self._mask(row, drafted) if row in shaping.grammars else None
                     if row in shaping.processors:
                         self._process(row, drafted, shaped[row, node])
                     if mask is not None:
@@ -308,7 +305,7 @@ class Shaper:
                 except Exception as error:
                     blocked[row, node] = error
                     self._blocked.add((row, drafted))
-        left = forbid(shaped, places, masks) if places else ()
+        left = _masked(shaped, places, masks) if places else ()
         for (row, node), some in zip(places, left, strict=True):
             if not some:
                 blocked[row, node] = nothing_left(self._states[row])
@@ -323,13 +320,14 @@ class Shaper:
             return False
         return above not in self._logits or bool(self._logits[above][drafted[-1]] != -torch.inf)
 
-    def _mask(self, row: int, drafted: tuple[int, ...]) -> Mask | None:
-        """Return the mask of a node; None if the row has no grammar."""
-        if row not in self._shaping.grammars:
-            return None
-        mask = self.masks.after(row, drafted)
+    def _mask(self, row: int, drafted: tuple[int, ...]) -> Mask:
+        """Return the mask of a node of a row that has a grammar."""
+        state, place = self._states[row], (row, drafted)
+        if place not in self.masks:
+            self.masks[place] = state.grammar.mask(state.output, drafted)
+        mask = self.masks[place]
         if mask is None:
-            raise nothing_left(self._states[row])
+            raise nothing_left(state)
         return mask
 
     def _process(self, row: int, drafted: tuple[int, ...], logits: Tensor) -> None:
@@ -346,6 +344,39 @@ class Shaper:
         self._logits[row, drafted] = logits
 
 
+def _counted(states: Sequence[SequenceState]) -> NDArray[np.int64]:
+    """List the tokens of each prefix, and how often the output and the prefix hold them, [3, B, S].
+
+    Shorter rows are padded with token 0, held 0 times.
+    """
+    found = []
+    for state in states:
+        seen, place, uses = np.unique(state.prefix.tokens, return_inverse=True, return_counts=True)
+        emitted = np.bincount(place[state.prompt_length :], minlength=len(seen))
+        found.append(np.stack([seen, emitted, uses]))
+    packed = np.zeros((3, len(found), max(part.shape[1] for part in found)), dtype=np.int64)
+    for row, part in enumerate(found):
+        packed[:, row, : part.shape[1]] = part
+    return packed
+
+
+def _masked(logits: Tensor, places: list[tuple[int, int]], masks: list[Mask]) -> list[bool]:
+    """Set logits [B, M, V] that the masks of places (row, node) forbid to -inf, in place.
+
+    Returns:
+        For each mask whether any token was left; where none was, the logits are as they were.
+    """
+    rows, nodes = torch.tensor(places, device=logits.device).T
+    bits = torch.from_numpy(np.stack(masks)).to(logits.device)
+    table = torch.from_numpy(_ADDED).to(logits)
+    given = logits[rows, nodes]
+    masked = given + embedding(bits.int(), table).flatten(1)[:, : logits.shape[2]]
+    left = masked.amax(-1) > -torch.inf
+    logits[rows, nodes] = torch.where(left[:, None], masked, given)
+    found: list[bool] = left.tolist()
+    return found
+
+
 def nothing_left(state: SequenceState) -> DegenerateDistributionError:
     """Return the error of a sequence whose grammar, or what else it asks, allows no token."""
     asked = state.grammar.asked
@@ -358,10 +389,15 @@ def nothing_left(state: SequenceState) -> DegenerateDistributionError:
     )
 
 
-def called(processor: Any, history: Tensor, logits: Tensor) -> Tensor:
+def called(processor: Any, history: Tensor, logits: Tensor, *, batch: bool = False) -> Tensor:
     """Call a user's processor on the tokens so far, int64 [L], and their logits [V].
 
-    One of transformers is called on a batch of one row, [1, L] and [1, V].
+    Args:
+        processor: of a request.
+        history: the tokens.
+        logits: their logits.
+        batch: whether it is called on a batch of one row, [1, L] and [1, V], as a `LogitsProcessor`
+            of transformers is in any case.
 
     Raises:
         InvalidConfigError: it returned something else than logits of the shape that it was given.
@@ -369,31 +405,19 @@ def called(processor: Any, history: Tensor, logits: Tensor) -> Tensor:
     if isinstance(processor, StatefulProcessor):
         processor = processor.processor
     module = sys.modules.get("transformers.generation.logits_process")
-    if module is not None and isinstance(processor, module.LogitsProcessor):
-        return called_on_batch(processor, history, logits)
-    return _checked(processor(history, logits), logits, processor)
-
-
-def called_on_batch(processor: Any, history: Tensor, logits: Tensor) -> Tensor:
-    """Call a processor as transformers does: on [1, L] and [1, V]; see `called`."""
-    batch = logits[None]
-    shaped: Tensor = _checked(processor(history[None], batch), batch, processor)[0]
-    return shaped
-
-
-def _checked(returned: Any, given: Tensor, processor: Any) -> Tensor:
-    """Return what a processor returned, if it is logits of the shape that it was given."""
-    if isinstance(returned, Tensor) and returned.shape == given.shape:
-        return returned
-    name = getattr(processor, "__qualname__", type(processor).__name__)
+    if batch or (module is not None and isinstance(processor, module.LogitsProcessor)):
+        history, logits, batch = history[None], logits[None], True
+    returned = processor(history, logits)
+    if isinstance(returned, Tensor) and returned.shape == logits.shape:
+        return returned[0] if batch else returned
     kind = type(returned).__name__
     if isinstance(returned, Tensor):
         kind = f"a tensor of shape {list(returned.shape)}"
     raise InvalidConfigError(
         "logits_processors",
-        name,
-        f"processors that return logits of the shape they are given, {list(given.shape)}; this one "
-        f"returned {kind}",
+        getattr(processor, "__qualname__", type(processor).__name__),
+        f"processors that return logits of the shape they are given, {list(logits.shape)}; this "
+        f"one returned {kind}",
     )
 
 

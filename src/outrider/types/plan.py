@@ -51,16 +51,13 @@ class StopRule(ABC):
         """
 
     @abstractmethod
-    def kept(
-        self, source: str, confidence: NDArray[np.float64], row: int | None = None
-    ) -> NDArray[np.float64]:
-        """Estimate the probability that a token is kept, given that all before it are.
+    def kept(self, source: str, confidence: NDArray[np.float64], row: int) -> NDArray[np.float64]:
+        """Estimate the probability that a row's token is kept, given that all before it are.
 
         Args:
             source: the drafter's `source`.
-            confidence: float64 of any shape.
-            row: of the plan, if all tokens are of one: a seeded row goes by its own history. None
-                answers for all rows alike.
+            confidence: of the tokens, float64 of any shape.
+            row: of the plan.
 
         Returns:
             float64 of that shape, in [0, 1].

@@ -15,31 +15,24 @@ if TYPE_CHECKING:
 
 
 class Chance(Protocol):
-    """A source of randomness: keyed categorical draws from explicit distributions, and nothing else."""
+    """A source of randomness: keyed categorical draws from explicit distributions."""
 
     def draw(self, distributions: Tensor, keys: NDArray[np.uint64]) -> Tensor:
         """One index int64 [B] for each distribution [B, M], under keys [B, 5].
 
         A key is (stream key, choice, round, purpose, slot). Equal keys give equal noise.
         """
-        ...
 
 
 @runtime_checkable
-class RacingChance(Protocol):
+class RacingChance(Chance, Protocol):
     """Chance whose noise a drafter can share with the target, token by token: coupled mode."""
-
-    def draw(self, distributions: Tensor, keys: NDArray[np.uint64]) -> Tensor:
-        """As `Chance.draw`."""
-        ...
 
     def race(self, keys: NDArray[np.uint64], size: int) -> NDArray[np.float64]:
         """Exponential noise [B, size] under keys [B, 5], one for each token."""
-        ...
 
     def race_at(self, keys: NDArray[np.uint64], tokens: NDArray[np.int64]) -> NDArray[np.float64]:
         """What `race` gives under keys [n, 5] to one token [n] each."""
-        ...
 
 
 class Tokenizer(Protocol):
@@ -47,8 +40,6 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text."""
-        ...
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
         """The text of token ids."""
-        ...

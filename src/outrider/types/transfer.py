@@ -1,11 +1,8 @@
-"""Small copies to a device."""
+"""Copies to a device."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -14,9 +11,3 @@ def sent(host: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda":
         return host.pin_memory().to(device, non_blocking=True)
     return host.to(device)
-
-
-def on_device(values: NDArray[Any], device: torch.device | None) -> Tensor:
-    """Copy a host array to the device; None for the CPU."""
-    host = torch.from_numpy(values)
-    return host if device is None else sent(host, device)

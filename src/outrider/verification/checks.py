@@ -6,12 +6,12 @@ checked again. Reading a value to check it waits for the device.
 
 from __future__ import annotations
 
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace, device, is_array_api_obj, is_torch_array
 
+from ..config.validation import real
 from ..errors import (
     DegenerateDistributionError,
     DistributionWidthError,
@@ -31,38 +31,23 @@ def common_namespace(**arrays: Any) -> Any:
     Raises:
         InvalidConfigError: one is no array, or is of another library or device than the first.
     """
+    first = next(iter(arrays))
     for name, array in arrays.items():
         if not is_array_api_obj(array):
-            raise InvalidConfigError(
-                name,
-                array,
-                "an array of NumPy, PyTorch or another array-API library: convert it",
-                given=f"{name} is of type {type_name(array)}",
-            )
-        if is_torch_array(array) and array.requires_grad:
-            raise InvalidConfigError(
-                name, array, "a tensor without a gradient: detach it", given=f"{name} requires grad"
-            )
-    first, *others = arrays
-    for name in others:
-        try:
-            array_namespace(arrays[first], arrays[name])
-        except TypeError:
-            raise InvalidConfigError(
-                name,
-                arrays[name],
-                "arrays of one library: convert one of them",
-                given=f"{name} is of type {type_name(arrays[name])} and {first} of type "
-                f"{type_name(arrays[first])}",
-            ) from None
-        places = device(arrays[name]), device(arrays[first])
-        if places[0] != places[1]:
-            raise InvalidConfigError(
-                name,
-                arrays[name],
-                "arrays on one device: move one of them",
-                given=f"{name} is on {places[0]} and {first} on {places[1]}",
-            )
+            given = f"{name} is of type {type_name(array)}"
+            expected = "an array of NumPy, PyTorch or another array-API library: convert it"
+        elif is_torch_array(array) and array.requires_grad:
+            given, expected = f"{name} requires grad", "a tensor without a gradient: detach it"
+        elif array_namespace(array) is not array_namespace(arrays[first]):
+            kinds = type_name(array), type_name(arrays[first])
+            given = f"{name} is of type {kinds[0]} and {first} of type {kinds[1]}"
+            expected = "arrays of one library: convert one of them"
+        elif device(array) != device(arrays[first]):
+            given = f"{name} is on {device(array)} and {first} on {device(arrays[first])}"
+            expected = "arrays on one device: move one of them"
+        else:
+            continue
+        raise InvalidConfigError(name, array, expected, given=given)
     return array_namespace(arrays[first])
 
 
@@ -106,15 +91,27 @@ def require_width(name: str, array: Any, width: int | None = None) -> None:
         )
 
 
+def require_rows(
+    name: str,
+    array: Any,
+    shape: tuple[int | str, ...],
+    meaning: str,
+    error: type[OutriderError],
+    width: int | None = None,
+) -> None:
+    """Check that an array holds `shape` rows, `width` wide if given, of floating-point numbers."""
+    require_shape(name, array, (*shape, "V"), meaning, error)
+    require_width(name, array, width)
+    require_float(name, array, error)
+
+
 def tolerance(array: Any) -> float:
     """How far from one a row of this dtype may sum: 1e-6 in 64 bits, 1e-4 in 32, 1e-2 in 16.
 
     Twice what rounding every entry of a row to bfloat16 can do, and ample for a softmax in float32.
     """
     bits = array_namespace(array).finfo(array.dtype).bits
-    if bits >= 64:
-        return 1e-6
-    return 1e-4 if bits == 32 else 1e-2
+    return {64: 1e-6, 32: 1e-4}.get(bits, 1e-2)
 
 
 def sound_rows(distributions: Any) -> Any:
@@ -146,25 +143,27 @@ def require_distributions(name: str, distributions: Any, ignored: Any | None = N
     total = float(xp.sum(row, dtype=xp.float64))
     raise DegenerateDistributionError(
         f"{place} has total mass {total!r} and least entry {float(xp.min(row))!r}; expected "
-        f"non-negative probabilities that sum to one within {tolerance(distributions)}: normalise the row, "
-        "and look for NaN where it came from"
+        f"non-negative probabilities that sum to one within {tolerance(distributions)}: normalise "
+        "the row, and look for NaN where it came from"
     )
 
 
-def require_log_distributions(name: str, logprobs: Any, distributions: Any) -> None:
-    """Check that rows [..., V] are log-probabilities, given their exponentials, float64.
+def exponentiated(name: str, logprobs: Any) -> Any:
+    """Check that rows [..., V] are log-probabilities, and return their probabilities, float64.
 
     Raises:
-        DegenerateDistributionError: a row has NaN or infinite mass, or its probabilities do not sum
-            to one (by more than `tolerance`).
+        DegenerateDistributionError: they are of no floating-point dtype, or a row has NaN or
+            infinite mass, or its probabilities do not sum to one (by more than `tolerance`).
     """
-    xp = array_namespace(distributions)
+    require_float(name, logprobs, DegenerateDistributionError)
+    xp = array_namespace(logprobs)
+    # A logarithm above one is no probability's; clipped, it fails the check without overflowing.
+    distributions = xp.exp(xp.clip(xp.astype(logprobs, xp.float64), max=1.0))
     totals = xp.sum(distributions, axis=-1)
     wrong = _first_row(name, logprobs, xp.abs(totals - 1) <= tolerance(logprobs))
     if wrong is None:
-        return
+        return distributions
     place, row = wrong
-    # Clipped, since what overflows would warn.
     total = float(xp.sum(xp.exp(xp.clip(xp.astype(row, xp.float64), max=_LARGE))))
     raise DegenerateDistributionError(
         f"{place} has total mass {total!r} and greatest entry {float(xp.max(row))!r}; expected "
@@ -215,12 +214,7 @@ def require_range(name: str, value: Any, low: float, high: float, expected: str)
         InvalidConfigError: it is not, or is no number.
     """
     if not is_array_api_obj(value):
-        # Compared as it is: an integer may be beyond float64.
-        # Compared as it is: an integer may be beyond float64.
-        number: Any = value
-        boolean, real = isinstance(number, bool), isinstance(number, Real)
-        if boolean or not real or not low <= number <= high:
-            raise InvalidConfigError(name, value, expected)
+        real(name, value, expected, lambda number: low <= number <= high)
         return
     xp = array_namespace(value)
     if not xp.isdtype(value.dtype, "real floating"):
@@ -230,13 +224,3 @@ def require_range(name: str, value: Any, low: float, high: float, expected: str)
     if not bool(xp.all(fine)):
         worst = flat[int(xp.argmin(xp.astype(fine, xp.int64)))]
         raise InvalidConfigError(name, float(worst), expected)
-
-
-def require_count(name: str, value: object, low: int, limit: int, expected: str) -> None:
-    """Check that a value is an integer in [low, limit).
-
-    Raises:
-        InvalidConfigError: it is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) < limit:
-        raise InvalidConfigError(name, value, expected)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from .checks import require_count, require_range
+from ..config.validation import integer
+from .checks import require_range
 
-_MOST_DRAFTS = 2**20
 _GREATEST = sys.float_info.max
 
 
@@ -28,7 +28,7 @@ def expected_tokens(acceptance_rate: Any, num_drafts: int) -> Any:
         InvalidConfigError: a value is outside its range.
     """
     require_range("acceptance_rate", acceptance_rate, 0, 1, "a rate in [0, 1]")
-    require_count("num_drafts", num_drafts, 0, _MOST_DRAFTS, "an integer in [0, 2**20)")
+    integer("num_drafts", num_drafts, 0, 2**20 - 1, "an integer in [0, 2**20)")
     # 1 + a + ... + a^g by Horner's rule: exact at a = 1, where the quotient is 0/0.
     total = acceptance_rate * 0.0 + 1.0
     for _ in range(num_drafts):
@@ -69,26 +69,3 @@ def operations_factor(acceptance_rate: Any, num_drafts: int, operations_ratio: A
     require_range("operations_ratio", operations_ratio, 0, _GREATEST, "a finite number >= 0")
     work = num_drafts * operations_ratio + num_drafts + 1.0
     return work / expected_tokens(acceptance_rate, num_drafts)
-
-
-def optimal_num_drafts(acceptance_rate: float, cost_ratio: float, limit: int = 64) -> int:
-    """The g in 0..limit of the greatest `walltime_improvement`; the smallest of equals.
-
-    One more draft raises a mean exactly if what it adds, a^(g+1) tokens for c, is more than the
-    mean so far; what drafts add falls, so the first that does not pay ends the search.
-
-    Args:
-        acceptance_rate: a, in [0, 1].
-        cost_ratio: c, at least 0.
-        limit: the largest g considered; at c = 0, or a = 1 and c < 1, more is always better.
-
-    Raises:
-        InvalidConfigError: a value is outside its range.
-    """
-    require_range("acceptance_rate", acceptance_rate, 0, 1, "a rate in [0, 1]")
-    require_range("cost_ratio", cost_ratio, 0, _GREATEST, "a finite number >= 0")
-    require_count("limit", limit, 0, _MOST_DRAFTS, "an integer in [0, 2**20)")
-    drafts, tokens, added = 0, 1.0, acceptance_rate
-    while drafts < limit and added * (drafts * cost_ratio + 1) > cost_ratio * tokens:
-        drafts, tokens, added = drafts + 1, tokens + added, added * acceptance_rate
-    return drafts

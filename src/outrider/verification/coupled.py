@@ -26,7 +26,6 @@ class PositionDraws(Protocol):
 
         Rows that are not `active`, bool [B], may get any token; nothing need be drawn for them.
         """
-        ...
 
 
 def verify_coupled(proposal: DraftProposal, target: Any, draws: PositionDraws) -> Verdict:

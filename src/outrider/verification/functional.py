@@ -17,6 +17,7 @@ import numpy as np
 from array_api_compat import array_namespace, device, is_array_api_obj
 from numpy.typing import NDArray
 
+from ..config.validation import integer
 from ..errors import (
     DegenerateDistributionError,
     DraftShapeError,
@@ -27,13 +28,11 @@ from ..random import STOP, TOKEN, Philox4x32, inverse_cdf, stream_key
 from ..types.records import Distributions, DraftProposal
 from .checks import (
     common_namespace,
-    require_count,
     require_distributions,
-    require_float,
     require_range,
+    require_rows,
     require_shape,
     require_tokens,
-    require_width,
     sound_rows,
 )
 from .methods import Method
@@ -83,7 +82,7 @@ def verify_speculative_tokens(
     method: str | Method = "token",
     lengths: Sequence[int] | None = None,
 ) -> VerificationResult:
-    """Keep drafted tokens and draw the one that follows, so that the target's distribution is emitted.
+    """Keep drafted tokens, and draw the one that follows, so that the output is the target's.
 
     Rows draw independent noise, keyed by (seed, row, step), or by (seed of the row, step): the same
     arguments give the same answer, on every library and device that holds the same numbers. Use
@@ -97,7 +96,8 @@ def verify_speculative_tokens(
         target_probs: [B, K + 1, V], the target's distributions after the prefix and after each
             token. Rows behind the last token kept are not looked at, and may mean nothing.
         draft_tokens: integers [B, K].
-        seed: in [0, 2**64); or one for each row, [B], which gives a row the same answer in any batch.
+        seed: in [0, 2**64); or one for each row, [B], which gives a row the same answer in any
+            batch.
         step: in [0, 2**32).
         method: "token" (Leviathan et al. 2023) or "block" (Sun et al. 2025, arXiv 2403.10444, which
             keeps at least as many); or a `Method`. The lossy ones are `LenientVerification`,
@@ -106,7 +106,7 @@ def verify_speculative_tokens(
             What is behind them is not looked at.
 
     Raises:
-        DraftShapeError: `draft_probs`, `draft_tokens` or `lengths` has a wrong rank, shape or dtype.
+        DraftShapeError: `draft_probs`, `draft_tokens` or `lengths` has a wrong shape or dtype.
         TargetShapeError: `target_probs` has.
         DistributionWidthError: the distributions are not equally wide, or have no width.
         DegenerateDistributionError: a row that counts has NaN or negative mass or does not sum to
@@ -116,7 +116,7 @@ def verify_speculative_tokens(
         InvalidConfigError: `seed`, `step` or `method` is not allowed, or the arrays are not of one
             library on one device, or require a gradient.
     """
-    require_count("step", step, 0, 2**32, "an integer in [0, 2**32)")
+    integer("step", step, 0, 2**32 - 1, "an integer in [0, 2**32)")
     rule = _method(method)
     given = {"draft_probs": draft_probs} if draft_probs is not None else {}
     xp = common_namespace(**given, target_probs=target_probs, draft_tokens=draft_tokens)
@@ -152,17 +152,15 @@ def _method(method: object) -> Method:
 
 def _keys(seed: int | Sequence[int], step: int, batch: int) -> NDArray[np.uint64]:
     """The keys [B, 2, 5] of each row's two draws."""
+    expected = "an integer in [0, 2**64), or one for each row"
     one = isinstance(seed, Integral)
-    seeds: list[Any] = [seed]
-    if not one:
-        seeds = _host(seed, "seed", "an integer in [0, 2**64), or one for each row")
-    for each in seeds:
-        require_count("seed", each, 0, 2**64, "an integer in [0, 2**64), or one for each row")
+    given = [seed] if one else _host(seed, "seed", expected)
+    seeds = [integer("seed", each, 0, 2**64 - 1, expected) for each in given]
     if not one and len(seeds) != batch:
         raise InvalidConfigError("seed", seed, f"an integer, or {batch} of them, one for each row")
     keys = np.zeros((batch, 2, 5), dtype=np.uint64)
     # A request's prompt is never empty, so that no request shares this key.
-    streams = np.array([stream_key(int(each), ()) for each in seeds], dtype=np.uint64)
+    streams = np.array([stream_key(each, ()) for each in seeds], dtype=np.uint64)
     keys[:, :, 0] = streams[:, None]
     keys[:, :, 1] = np.arange(batch)[:, None] if one else 0
     keys[:, :, 2] = step
@@ -170,9 +168,9 @@ def _keys(seed: int | Sequence[int], step: int, batch: int) -> NDArray[np.uint64
     return keys
 
 
-def _host(values: object, name: str, expected: str) -> list[Any]:
+def _host(values: Any, name: str, expected: str) -> list[Any]:
     """A flat sequence or array of numbers as a list."""
-    listed = values.tolist() if is_array_api_obj(values) else values  # type: ignore[attr-defined]
+    listed = values.tolist() if is_array_api_obj(values) else values
     if not isinstance(listed, list | tuple):
         raise InvalidConfigError(name, values, expected)
     return list(listed)
@@ -192,24 +190,21 @@ def _require_round(
         batch, width = draft_tokens.shape
     else:
         meaning = "a distribution for each drafted token"
-        require_shape("draft_probs", draft_probs, ("B", "K", "V"), meaning, DraftShapeError)
+        require_rows("draft_probs", draft_probs, ("B", "K"), meaning, DraftShapeError)
         batch, width, _ = draft_probs.shape
-        require_width("draft_probs", draft_probs)
-        require_float("draft_probs", draft_probs, DraftShapeError)
     meaning = "a distribution after the prefix and after each drafted token"
-    require_shape("target_probs", target_probs, (batch, width + 1, "V"), meaning, TargetShapeError)
-    vocabulary = target_probs.shape[-1] if draft_probs is None else draft_probs.shape[-1]
-    require_width("target_probs", target_probs, vocabulary or None)
-    require_float("target_probs", target_probs, TargetShapeError)
+    known = None if draft_probs is None else draft_probs.shape[-1]
+    rows = (batch, width + 1)
+    require_rows("target_probs", target_probs, rows, meaning, TargetShapeError, known)
+    vocabulary = target_probs.shape[-1]
     xp = array_namespace(target_probs)
     drafted = np.full(batch, width, dtype=np.int64)
     if lengths is not None:
         given = _host(lengths, "lengths", f"{batch} integers in 0..{width}")
-        for each in given:
-            require_count("lengths", each, 0, width + 1, f"{batch} integers in 0..{width}")
         if len(given) != batch:
             raise DraftShapeError(f"lengths has {len(given)} entries; expected {batch}, a row each")
-        drafted = np.asarray(given, dtype=np.int64)
+        expected = f"{batch} integers in 0..{width}"
+        drafted[:] = [integer("lengths", each, 0, width, expected) for each in given]
     ends = xp.asarray(drafted, device=device(target_probs))[:, None]
     counts = xp.arange(width, device=device(target_probs))[None, :] < ends
     tokens = require_tokens("draft_tokens", draft_tokens, (batch, width), vocabulary, counts)
@@ -235,8 +230,8 @@ def compute_acceptance_probs(draft_probs: Any, target_probs: Any) -> tuple[Any, 
 
     Args:
         draft_probs: [B, K, V], the drafter's distributions.
-        target_probs: [B, K, V], the target's distributions at the same positions; [B, K + 1, V] is taken
-            too, and its last position is left out.
+        target_probs: [B, K, V], the target's distributions at the same positions; [B, K + 1, V] is
+            taken too, and its last position is left out.
 
     Returns:
         acceptance: [B, K, V], min(1, target / draft), the probability that the token is kept where
@@ -251,26 +246,13 @@ def compute_acceptance_probs(draft_probs: Any, target_probs: Any) -> tuple[Any, 
         InvalidConfigError: as `verify_speculative_tokens`.
     """
     xp = common_namespace(draft_probs=draft_probs, target_probs=target_probs)
-    require_shape(
-        "draft_probs",
-        draft_probs,
-        ("B", "K", "V"),
-        "a distribution for each position",
-        DraftShapeError,
-    )
+    meaning = "a distribution for each position"
+    require_rows("draft_probs", draft_probs, ("B", "K"), meaning, DraftShapeError)
     batch, width, vocabulary = draft_probs.shape
-    positions = target_probs.shape[1] if target_probs.ndim == 3 else None
-    require_shape(
-        "target_probs",
-        target_probs,
-        (batch, width if positions == width else width + 1, "V"),
-        f"a distribution at each of the {width} positions of draft_probs, or one more",
-        TargetShapeError,
-    )
-    require_width("draft_probs", draft_probs)
-    require_width("target_probs", target_probs, vocabulary)
-    require_float("draft_probs", draft_probs, DraftShapeError)
-    require_float("target_probs", target_probs, TargetShapeError)
+    bonus = target_probs.ndim < 3 or target_probs.shape[1] != width
+    meaning = f"a distribution at each of the {width} positions of draft_probs, or one more"
+    rows = (batch, width + bonus)
+    require_rows("target_probs", target_probs, rows, meaning, TargetShapeError, vocabulary)
     require_distributions("draft_probs", draft_probs)
     require_distributions("target_probs", target_probs)
 

@@ -1,4 +1,4 @@
-"""Methods that change the distribution of the output, for more acceptance: only if asked for by name.
+"""Methods that change the distribution of the output, for more acceptance: only if asked for.
 
 Each states what it gives away. They are recursive rejection with another ratio, for chains only.
 """

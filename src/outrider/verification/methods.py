@@ -47,8 +47,8 @@ class RecursiveVerification(Method):
     A child is kept with probability min(1, r(t) / q(t)), where r is the target's distribution at
     first; if it is refused, r becomes norm((r - q)+) and the next child is tried; when all are, the
     token that follows is drawn from r. Leviathan et al. 2023 (arXiv 2211.17192, section 2.3) and
-    Chen et al. 2023 on chains; SpecInfer (Miao et al. 2024) for siblings drawn from one distribution,
-    Sequoia (Chen et al. 2024, arXiv 2402.12374) for siblings drawn without replacement.
+    Chen et al. 2023 on chains; SpecInfer (Miao et al. 2024) for siblings drawn from one
+    distribution, Sequoia (Chen et al. 2024, arXiv 2402.12374) for those drawn without replacement.
     """
 
     def stop_distribution(self, tree: Tree) -> tuple[Any, Any]:

@@ -26,9 +26,9 @@ from ..errors import (
 from ..random import inverse_cdf
 from .checks import (
     common_namespace,
+    exponentiated,
     require_distributions,
     require_float,
-    require_log_distributions,
     require_range,
     require_shape,
     require_width,
@@ -90,8 +90,8 @@ def adjusted_distribution(target_logprobs: Any, draft_logprobs: Any) -> Any:
         draft_logprobs: [..., V], those of the distribution the refused token was drawn from.
 
     Returns:
-        Probabilities float64 [..., V]. Where no mass is left, which is where the two distributions are equal
-        and nothing is ever refused, the target's.
+        Probabilities float64 [..., V]. Where no mass is left, which is where the two distributions
+        are equal and nothing is ever refused, the target's.
 
     Raises:
         DraftShapeError: `draft_logprobs` has another batch shape.
@@ -110,8 +110,8 @@ def adjusted_distribution(target_logprobs: Any, draft_logprobs: Any) -> Any:
         "that of target_logprobs",
         DraftShapeError,
     )
-    target = _distributions_of_logs("target_logprobs", target_logprobs)
-    residual = xp.clip(target - _distributions_of_logs("draft_logprobs", draft_logprobs), min=0)
+    target = exponentiated("target_logprobs", target_logprobs)
+    residual = xp.clip(target - exponentiated("draft_logprobs", draft_logprobs), min=0)
     left = xp.sum(residual, axis=-1, keepdims=True)
     distribution = xp.where(left > 0, residual, target)
     return distribution / xp.sum(distribution, axis=-1, keepdims=True)
@@ -138,7 +138,7 @@ def sample_from_logprobs(logprobs: Any, uniform: Any) -> Any:
     """Draw token ids from log-probabilities [..., V]; otherwise as `sample_index`."""
     common_namespace(logprobs=logprobs)
     require_width("logprobs", logprobs)
-    return _inverted(_distributions_of_logs("logprobs", logprobs), uniform)
+    return _inverted(exponentiated("logprobs", logprobs), uniform)
 
 
 def sample_index(probs: Any, uniform: Any) -> Any:
@@ -163,16 +163,6 @@ def sample_index(probs: Any, uniform: Any) -> Any:
     require_float("probs", probs, DegenerateDistributionError)
     require_distributions("probs", probs)
     return _inverted(probs, uniform)
-
-
-def _distributions_of_logs(name: str, logprobs: Any) -> Any:
-    """The probabilities float64 [..., V] of log-probabilities, checked."""
-    require_float(name, logprobs, DegenerateDistributionError)
-    xp = array_namespace(logprobs)
-    # A logarithm above one is no probability's; clipped, it fails the check without overflowing.
-    distributions = xp.exp(xp.clip(xp.astype(logprobs, xp.float64), max=1.0))
-    require_log_distributions(name, logprobs, distributions)
-    return distributions
 
 
 def _inverted(distributions: Any, uniform: Any) -> Any:

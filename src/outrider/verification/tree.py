@@ -74,8 +74,7 @@ class Tree:
             nothing was drafted.
         share: float64 [B, N], the draft probability of each token.
         levels: the nodes by depth, the root's first; none for chains.
-        path: of chains, the nodes 0..N - 1 as if they were of one level, so that a method can take
-            all of them in one step; None for trees.
+        path: of chains, the nodes 0..N - 1 as if they were of one level; None for trees.
         places: where each node stands among the nodes of all levels, int64 [B, N + 1].
         order: the nodes, children before their parents and siblings in order, int64 [B, N + 1].
         rank: the inverse of `order`.
@@ -288,15 +287,7 @@ def handed_down(weights: Any, level: Level) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """The shape of a round's drafts, as host integers [B, ...] laid end to end.
-
-    Attributes:
-        joint: int64 [B, X].
-        shapes: of the parts, without B.
-        kinds: of the children of each level (see `Level`).
-        all_kinds: see `Tree`.
-        chain: whether every row is a chain; the one level is `Tree.path` then.
-    """
+    """The shape of a round's drafts: host integers of `shapes` laid end to end, `joint` [B, X]."""
 
     joint: NDArray[np.int64]
     shapes: tuple[tuple[int, ...], ...]
@@ -323,7 +314,7 @@ def _layout(parents: bytes, lengths: bytes, sources: bytes, batch: int, width: i
     )
     length = np.frombuffer(lengths, dtype=np.int64)
     children = trees.children_table(parent, length)
-    levels, places = _levels(children, parent, length)
+    levels, places = _levels(children)
     columns = np.tile(np.arange(width), (batch, 1))
     chain = bool((parent == columns).all())
     if chain:
@@ -352,38 +343,29 @@ def _kinds(children: NDArray[np.int64], sources: NDArray[np.int64]) -> tuple[Kin
 
 
 def _levels(
-    children: NDArray[np.int64], parents: trees.Parents, lengths: NDArray[np.int64]
+    children: NDArray[np.int64],
 ) -> tuple[list[tuple[NDArray[np.int64], ...]], NDArray[np.int64]]:
     """The nodes, children and origins of each level on the host (see `Level`); `Tree.places`."""
-    depths = trees.node_depths(parents)
-    batch, nodes = depths.shape
-    depths = np.where(np.arange(nodes) <= lengths[:, None], depths, -1)
-    earlier = np.tri(nodes - 1, k=-1, dtype=bool)
-    sibling = ((parents[:, :, None] == parents[:, None, :]) & earlier).sum(2)
-    slot, places = np.zeros((2, batch, nodes), dtype=np.int64)
+    batch, nodes, _ = children.shape
+    places = np.zeros((batch, nodes), dtype=np.int64)
+    members, origin = np.zeros((2, batch, 1), dtype=np.int64)
+    used = np.ones((batch, 1), dtype=bool)
     levels: list[tuple[NDArray[np.int64], ...]] = []
     start = 0
-    for depth in range(int(depths.max(initial=0)) + 1):
-        here = depths == depth
-        counts = here.sum(1)
-        most = int(counts.max(initial=0))
-        used = np.arange(most) < counts[:, None]
-        members = np.where(used, np.argsort(~here, axis=1, kind="stable")[:, :most], 0)
-        origin = np.zeros_like(members)
-        if depth:
-            columns = np.maximum(members - 1, 0)
-            above = np.take_along_axis(slot, np.take_along_axis(parents, columns, 1), 1)
-            origin = above * levels[-1][1].shape[2] + np.take_along_axis(sibling, columns, 1)
-            origin = np.where(used, origin, 0)
+    while not levels or used.any():
+        index = np.tile(start + np.arange(members.shape[1]), (batch, 1))
+        np.put_along_axis(places, members, index, 1)
+        start += members.shape[1]
         following = np.take_along_axis(children, members[:, :, None], axis=1) * used[:, :, None]
         following = following[:, :, : int((following > 0).sum(2).max(initial=0))]
         levels.append((members, following, origin))
-        index = np.tile(np.arange(most), (batch, 1))
-        np.put_along_axis(slot, members, index, 1)
-        np.put_along_axis(places, members, start + index, 1)
-        # Padding stands for the root.
-        slot[:, 0] = places[:, 0] = 0
-        start += most
+        joint = following.reshape(batch, prod(following.shape[1:]))
+        most = int((joint > 0).sum(1).max(initial=0))
+        origin = np.argsort(joint == 0, axis=1, kind="stable")[:, :most]
+        members = np.take_along_axis(joint, origin, 1)
+        used = members > 0
+        origin = np.where(used, origin, 0)
+    places[:, 0] = 0  # padding stands for the root
     return levels, places
 
 

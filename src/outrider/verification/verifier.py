@@ -33,11 +33,9 @@ class VerdictDraws(Protocol):
 
     def stop(self, distributions: Any) -> Any:
         """Draw an index int64 [B] from each distribution [B, N + 1]."""
-        ...
 
     def token(self, distributions: Any) -> Any:
         """Draw an index int64 [B] from each distribution [B, V]."""
-        ...
 
 
 class Draws(VerdictDraws, PositionDraws, Protocol):
@@ -144,7 +142,7 @@ def verify(
 def verify_point_masses(
     drafted: Sequence[int], point_masses: Sequence[int], parents: Sequence[int] | None = None
 ) -> tuple[int, int]:
-    """Keep the drafts of one row whose target distributions are point masses: those that equal them.
+    """Keep the drafts of one row that equal the target's tokens, which are point masses.
 
     Every lossless method keeps drafts up to the first that is not the target's token, and that
     token, or the one after the last, follows. Nothing is drawn.

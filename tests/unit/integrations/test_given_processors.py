@@ -134,7 +134,7 @@ class Heard:
         state, device = self.states[row], torch.device("cpu")
         shaping = Shaping.pack([state], device)
         assert shaping is not None
-        shaper = Shaper(shaping, [state], VOCAB, device)
+        shaper = Shaper(shaping, [state], device)
         shaped = shaper(logits[None, None], Path.of(drafted[None, None])).logits
         packed = sampling.PackedParams.pack([state.params], VOCAB, device)
         distributions, _ = sampling.distributions(shaped, packed)

@@ -32,7 +32,7 @@ def state(prompt: list[int], output: list[int], params: SamplingParams, eos: int
 def shaped(states: list[SequenceState], logits: torch.Tensor, path: Path | None) -> torch.Tensor:
     shaping = Shaping.pack(states, CPU)
     assert shaping is not None
-    made = Shaper(shaping, states, V, CPU)(logits, path)
+    made = Shaper(shaping, states, CPU)(logits, path)
     assert made.blocked == {}
     return made.logits
 
@@ -75,6 +75,30 @@ def random_params(rng: random.Random) -> SamplingParams:
     }
     names = rng.sample(sorted(every), rng.randint(1, 4))
     return SamplingParams(max_tokens=20, **{name: every[name] for name in names})
+
+
+def test_penalties_are_those_of_counts_over_the_whole_vocabulary() -> None:
+    """To the bit, at every drafted position: ragged prefixes, repeated drafts, and token 0."""
+    asked = [(1.3, 0.5, 0.25), (0.7, -1.0, 1.5), (1.0, 0.0, 0.0)]
+    names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    params = [SamplingParams(**dict(zip(names, values, strict=True))) for values in asked]
+    texts = [([1, 2, 1], [3, 3, 5]), ([0], [7]), ([4, 4, 4], [])]
+    states = [state(*text, of, 11) for text, of in zip(texts, params, strict=True)]
+    drafts = torch.tensor([[3, 8, 8], [0, 0, 7], [9, 4, 9]])
+    path = Path(drafts[:, None].expand(-1, 4, -1), torch.arange(4)[None])
+    logits = torch.randn((3, 4, V), generator=torch.Generator().manual_seed(0))
+    found = shaped(states, logits, path)
+    for row, ((prompt, output), of) in enumerate(zip(texts, params, strict=True)):
+        for node in range(4):
+            drafted = drafts[row, :node].tolist()
+            counts = torch.bincount(torch.tensor([*output, *drafted, V]), minlength=V)[:V]
+            given = logits[row, node]
+            punished = torch.where(
+                given > 0, given / of.repetition_penalty, given * of.repetition_penalty
+            )
+            seen = torch.isin(torch.arange(V), torch.tensor([*prompt, *output, *drafted]))
+            expected = torch.where(seen, punished, given) - of.frequency_penalty * counts
+            assert torch.equal(found[row, node], expected - of.presence_penalty * (counts > 0))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -164,7 +188,7 @@ def ends_at(token: int) -> Any:
 def run(one: SequenceState, path: Path, ended: Any = None) -> tuple[Shaped, Shaper]:
     shaping = Shaping.pack([one], CPU)
     assert shaping is not None
-    shaper = Shaper(shaping, [one], V, CPU, None, ended)
+    shaper = Shaper(shaping, [one], CPU, ended)
     return shaper(torch.zeros(1, path.tokens.shape[1], V), path), shaper
 
 

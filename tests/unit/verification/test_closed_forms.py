@@ -11,7 +11,6 @@ from outrider.errors import InvalidConfigError
 from outrider.verification.closed_forms import (
     expected_tokens,
     operations_factor,
-    optimal_num_drafts,
     walltime_improvement,
 )
 
@@ -55,17 +54,6 @@ def test_they_take_tensors_and_agree_with_rates_of_each_position() -> None:
     torch.testing.assert_close(expected_tokens(rates, 6), repeated, rtol=1e-14, atol=0)
 
 
-def test_the_best_number_of_drafts_is_the_argmax() -> None:
-    rng = np.random.default_rng(0)
-    for rate, cost in rng.random((300, 2)) * [1, 0.6]:
-        speeds = [walltime_improvement(rate, drafts, cost) for drafts in range(41)]
-        assert optimal_num_drafts(rate, cost, limit=40) == int(np.argmax(speeds))
-    assert optimal_num_drafts(0.8, 0.0, limit=7) == 7
-    assert optimal_num_drafts(1.0, 0.9, limit=7) == 7
-    assert optimal_num_drafts(1.0, 1.0, limit=7) == 0  # all equal: the smallest
-    assert optimal_num_drafts(0.0, 0.0) == 0
-
-
 @pytest.mark.parametrize(
     ("call", "field"),
     [
@@ -78,7 +66,7 @@ def test_the_best_number_of_drafts_is_the_argmax() -> None:
         (lambda: walltime_improvement(0.5, 2, -0.1), "cost_ratio"),
         (lambda: walltime_improvement(0.5, 2, float("inf")), "cost_ratio"),
         (lambda: operations_factor(0.5, 2, -0.1), "operations_ratio"),
-        (lambda: optimal_num_drafts(0.5, 0.1, limit=True), "limit"),
+        (lambda: expected_tokens(0.5, True), "num_drafts"),
     ],
 )
 def test_bad_values_are_named(call: object, field: str) -> None:

@@ -1,4 +1,4 @@
-"""The pure functions: one answer on every array library, right distributions, and errors at the door.
+"""The pure functions: one answer on every array library, right distributions, early errors.
 
 Statistical tests are seeded, so they always or never fail on given code; each says how often a
 correct implementation would fail under a fresh seed.

@@ -1,4 +1,4 @@
-"""Bad input to the pure functions is refused at the door, by name; nothing else escapes."""
+"""Bad input to the pure functions is refused by name; nothing else escapes."""
 
 from __future__ import annotations
 

@@ -238,8 +238,8 @@ def _answers(states: States, plan: DraftPlan) -> list[Any]:
     return [
         plan.stop.continues(confidence[:, :1], drafting),
         plan.stop.continues(np.full((rows, 3), np.nan), drafting),
-        plan.stop.kept(MODEL, confidence),
-        plan.stop.kept("ngram", confidence[0]),
+        plan.stop.kept(MODEL, confidence, 0),
+        plan.stop.kept("ngram", confidence[0], 0),
         *(plan.stop.lookup(row, reach) for row in range(rows)),
     ]
 
