@@ -8,7 +8,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..types.plan import StopRule
-from .acceptance import Acceptance, buckets_of, rates_by_confidence
+from .acceptance import Acceptance, buckets_of, rates
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is planned for rows that go by the same knowledge.
+
+    Attributes:
+        depth: the most tokens that a model drafts in a row.
+        planned: the depth k* with the most tokens per second, or 1 in a probe.
+        looked_up: the most tokens that are looked up for a row.
+        step: tokens that a draft step has to bring.
+        token: tokens that one more verified token has to bring.
+        rows: for which a token is verified wherever it is for one of them.
+        probe: whether at least one token is drafted although that is not expected to pay.
+    """
+
+    depth: int
+    planned: int
+    looked_up: int
+    step: float
+    token: float
+    rows: int
+    probe: bool
 
 
 @dataclass(frozen=True)
@@ -26,35 +49,24 @@ class BreakEven(StopRule):
 
     Attributes:
         depths: that a model may draft, int64 [B].
-        planned: that it is expected to draft, int64 [B].
-        alone: rows that decide by themselves, bool [B].
         replayed: rows that repeat a recorded depth, bool [B].
-        looked_up: those of them whose tokens were looked up, bool [B].
-        probe: whether at least one token that can be looked up is.
+        group: the index among `choices` of each row's, int64 [B].
+        choices: of rows that decide together.
         by_confidence: the rate at which a model's token of each confidence is kept, float64
             [B, BUCKETS].
         by_position: the rate at which a model's token is kept at each place, float64 [B, K].
-        step: tokens that a draft step has to bring, for a row that decides by itself, or for the
-            rows that decide together, float64 [B].
-        token: tokens that one more verified token of a row has to bring, float64 [B].
         columns: tokens that each row gets at each depth, int64 [K]: 1 on chains.
-        shared: what is known of all sequences.
-        own: what is known of each.
+        known: of each row, what is known of all that it may go by, and of itself beside them.
     """
 
     depths: NDArray[np.int64]
-    planned: NDArray[np.int64]
-    alone: NDArray[np.bool_]
     replayed: NDArray[np.bool_]
-    looked_up: NDArray[np.bool_]
-    probe: bool
+    group: NDArray[np.int64]
+    choices: tuple[Choice, ...]
     by_confidence: NDArray[np.float64]
     by_position: NDArray[np.float64]
-    step: NDArray[np.float64]
-    token: NDArray[np.float64]
     columns: NDArray[np.int64]
-    shared: Acceptance
-    own: tuple[Acceptance, ...]
+    known: tuple[tuple[Acceptance, Acceptance], ...]
 
     @property
     def model_depth(self) -> NDArray[np.int64]:
@@ -69,16 +81,13 @@ class BreakEven(StopRule):
         places = self.by_position[:, : drawn + 1]
         if places.shape[1] <= drawn:  # Only a replay goes beyond the deepest draft.
             return drafting & self.replayed
-        rates = np.take_along_axis(self.by_confidence, buckets_of(confidence), 1)
-        rates = np.where(np.isnan(confidence), places[:, :drawn], rates)
-        reached = rates.prod(1) * places[:, drawn]
-        together = drafting & ~self.alone & ~self.replayed
+        kept = np.take_along_axis(self.by_confidence, buckets_of(confidence), 1)
+        kept = np.where(np.isnan(confidence), places[:, :drawn], kept)
+        reached = np.where(drafting, kept.prod(1) * places[:, drawn], 0.0)
+        gains = np.bincount(self.group, reached, len(self.choices))
         columns = self.columns[drawn]
-        pays = reached > self.step + columns * self.token
-        if together.any():
-            needed = self.step[together][0] + len(drafting) * columns * self.token[together][0]
-            pays = np.where(self.alone, pays, reached[together].sum() > needed)
-        going: NDArray[np.bool_] = drafting & (pays | self.replayed)
+        needed = [each.step + each.rows * columns * each.token for each in self.choices]
+        going: NDArray[np.bool_] = drafting & ((gains > needed)[self.group] | self.replayed)
         return going
 
     def kept(
@@ -86,37 +95,32 @@ class BreakEven(StopRule):
     ) -> NDArray[np.float64]:
         """Estimate the probability that a token is kept; see `StopRule`.
 
-        Without a row it is that of all sequences, or the bare confidence if some row is seeded.
+        Without a row it is the bare confidence.
         """
-        if row is not None:
-            # A replayed row went by its own history, as a seeded one does.
-            known = None if self.alone[row] or self.replayed[row] else self.shared
-            rates = rates_by_confidence(known, self.own[row : row + 1], source)[0]
-        elif self.alone.any():
+        if row is None:
             return np.clip(np.nan_to_num(confidence), 0.0, 1.0)
-        else:
-            rates = rates_by_confidence(self.shared, [Acceptance()], source)[0]
-        kept: NDArray[np.float64] = rates[buckets_of(confidence)]
+        shared, own = self.known[row]
+        kept: NDArray[np.float64] = rates(shared, [own], source)[0][0, buckets_of(confidence)]
         return kept
 
     def lookup(self, row: int, reach: NDArray[np.float64]) -> int:
         """Choose what gains more: looked-up tokens, and how many, or a model's; see `StopRule`."""
         if self.replayed[row]:
-            return len(reach) if self.looked_up[row] else 0
+            return 0 if self.depths[row] else len(reach)
+        choice = self.choices[self.group[row]]
+        reach = reach[: choice.looked_up]
         if not len(reach):
             return 0
-        gains = np.cumsum(reach) - self.token[row] * np.arange(1, len(reach) + 1)
+        gains = np.cumsum(reach) - choice.token * np.arange(1, len(reach) + 1)
         best = int(gains.argmax())
-        if gains[best] > max(0.0, self._model_gain(row)):
+        if gains[best] > max(0.0, self._model_gain(row, choice)):
             return best + 1
-        return int(self.probe and not self.alone[row] and not self.depths[row])
+        return int(choice.probe and not self.depths[row])
 
-    def _model_gain(self, row: int) -> float:
-        """Return the tokens that a model's draft brings beyond those that plain decoding makes in its time."""
-        depth = int(self.planned[row])
-        sharing = 1 if self.alone[row] else ((self.planned > 0) & ~self.alone).sum()
-        expected = self.by_position[row, :depth].cumprod().sum()
-        cost = (
-            depth * self.step[row] / max(1, sharing) + self.columns[:depth].sum() * self.token[row]
-        )
-        return float(expected - cost)
+    def _model_gain(self, row: int, choice: Choice) -> float:
+        """Return the tokens that a model's draft brings beyond those of plain rounds in its time."""
+        depth = min(choice.planned, int(self.depths[row]))
+        sharing = max(1, ((self.group == self.group[row]) & (self.depths > 0)).sum())
+        columns = int(self.columns[:depth].sum())
+        cost = depth * choice.step / sharing + columns * choice.token
+        return float(self.by_position[row, :depth].cumprod().sum() - cost)

@@ -49,6 +49,10 @@ class Shape:
         levels = [1] * self.deepest if self.tree is None else self.tree.levels[: self.deepest]
         return np.concatenate([[0], np.cumsum(levels)]).astype(np.int64)
 
+    def size(self, depth: int) -> int:
+        """Return the number of drafted tokens at one depth; chains may be of any."""
+        return depth if self.tree is None else int(self.nodes[depth])
+
     def allowed(self, states: Sequence[SequenceState]) -> NDArray[np.int64]:
         """The most tokens in a row for each state, int64 [B].
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from outrider.policies import AdaptiveDepth, FixedDepth, Policy, Shape
+from outrider.policies.account import Account
 from tests.support.simulated import Run, World, decode, sequences
 
 HOPELESS = {
@@ -65,21 +66,14 @@ def test_noisy_times_change_nothing_about_that() -> None:
 
 def forgetful(knowledge: Any) -> Any:
     """Strike out all losses."""
-    batches = tuple(
-        replace(each, account=replace(each.account, loss=0.0)) for each in knowledge.batches
-    )
-    return replace(knowledge, batches=batches)
+    return replace(knowledge, account=replace(knowledge.account, loss=0.0))
 
 
 def unforgiving(knowledge: Any) -> Any:
     """Never let a loss be repaid."""
-    batches = tuple(
-        replace(each, account=replace(each.account, seconds=-1e9, loss=1.0))
-        if each.account.loss > 2 * each.costs.plain
-        else each
-        for each in knowledge.batches
-    )
-    return replace(knowledge, batches=batches)
+    lost = knowledge.account.loss > 2 * knowledge.sizes[0].costs.plain
+    account = Account(seconds=-1e9, loss=1.0) if lost else knowledge.account
+    return replace(knowledge, account=account)
 
 
 def observed(policy: Policy, change: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -150,7 +144,7 @@ def test_rounds_that_read_a_prompt_spoil_no_time() -> None:
         knowledge = decode(
             policy, world, sequences(1, 40, first=first), knowledge=knowledge
         ).knowledge
-    costs = knowledge.batches[0].costs
+    costs = knowledge.sizes[0].costs
     assert costs.plain == pytest.approx(world.plain_s)
     assert costs.seconds(4, 3) == pytest.approx(world.plain_s * 1.435, rel=0.05)
 
