@@ -61,22 +61,26 @@ class Knowledge:
     sizes: tuple[Rounds, ...] = ()
 
     @property
+    def timed(self) -> tuple[RoundCosts, ...]:
+        """The costs of which at least a plain round was timed."""
+        return tuple(each.costs for each in self.sizes if each.costs.plain_rounds)
+
+    @property
     def drafts_timed(self) -> bool:
         """Whether a round that drafted was timed."""
-        return any(rounds.costs.fitted for rounds in self.sizes)
+        return any(costs.fitted for costs in self.timed)
 
     def of(self, rows: int, step_ratio: float) -> Rounds:
         """Return what is known of rounds of so many rows, or what the nearest others let expect."""
         rows = 1 << (rows.bit_length() - 1)
-        timed = [each.costs for each in self.sizes if each.costs.plain_rounds]
-        for rounds in self.sizes:
-            if rounds.costs.rows == rows:
-                return rounds
-        if not timed:
-            return Rounds(RoundCosts(rows, step_ratio))
-        near = min(timed, key=lambda costs: abs(np.log2(costs.rows / rows)))
-        _, token_s, step_s = near.coefficients
-        return Rounds(RoundCosts(rows, step_s / near.plain, token_s * near.rows / near.plain))
+        known = {each.costs.rows: each for each in self.sizes}
+        if not self.timed:
+            return known.get(rows, Rounds(RoundCosts(rows, step_ratio)))
+        near = min(self.timed, key=lambda costs: abs(np.log2(costs.rows / rows)))
+        if near.rows == rows:
+            return known[rows]
+        _, token, step = np.array(near.coefficients) / near.plain
+        return Rounds(RoundCosts(rows, float(step), float(token) * near.rows, near.plain))
 
     def after(self, rounds: Rounds, account: Account, acceptance: Acceptance) -> Knowledge:
         """Return the knowledge with these in the place of what was known."""
@@ -223,13 +227,13 @@ class AdaptiveDepth(Policy):
         if not any(record.depth):
             total = costs.plain + record.draft_s if new else costs.clipped(record.total_s)
             looking = min(record.draft_s, total)  # For tokens to look up, in vain.
-            account = account.add(total, total - looking, costs.plain)
-            rounds = replace(
-                rounds, probes=probes.after_plain(), since_plain=rounds.since_plain + 1
-            )
+            rounds = Rounds(costs, probes.after_plain(), rounds.since_plain + 1)
             if not new:
-                rounds = replace(rounds, costs=costs.add_plain(total - looking), since_plain=0)
-        elif costs.plain_rounds:
+                costs = costs.add_plain(total - looking)
+                rounds = replace(rounds, costs=costs, since_plain=0)
+            if knowledge.timed or not new:
+                account = account.add(total, total - looking, costs.plain)
+        elif knowledge.timed:
             # The widest row decides how many columns are verified for each.
             tokens, steps = float(len(states) * (1 + max(record.drafted))), float(record.steps)
             total = costs.seconds(tokens, steps)
@@ -237,11 +241,10 @@ class AdaptiveDepth(Policy):
                 total = costs.clipped(record.total_s, tokens, steps)
                 costs = costs.add_drafted(total, tokens, steps)
             fair = costs.plain * sum(record.emitted) / len(states)
-            # The round before the first plain one was not charged.
+            # The first round that drafted was not charged: no plain one had been timed.
             before = 0.0 if knowledge.drafts_timed else steps * costs.coefficients[2]
-            if any(
-                depth and not self._alone(s) for depth, s in zip(record.depth, states, strict=True)
-            ):
+            sharing = [not self._alone(state) for state in states]
+            if any(np.array(record.depth)[sharing]):
                 account = account.add(total + before, fair, costs.plain)
             probes = self._probed(probes, steps > 0, (fair - total) / costs.plain)
             rounds = Rounds(costs, probes, rounds.since_plain + 1)

@@ -160,3 +160,60 @@ def test_times_may_be_anything(acceptance: float, looks_up: bool) -> None:
         policy = AdaptiveDepth(Shape(16), looks_up=looks_up)
         run = decode(policy, world, sequences(rows, 10**4), rounds=400, seed=rows)
         assert len(run.depths) == 400
+
+
+def test_batches_of_many_sizes_share_what_may_be_lost() -> None:
+    policy, world = adaptive(), HOPELESS["twice the target's cost"]
+    knowledge, lost = policy.start(), 0.0
+    for number in range(200):
+        rows = 1 << number % 5
+        run = decode(
+            policy, world, sequences(rows, 10**6), rounds=8, seed=number, knowledge=knowledge
+        )
+        knowledge, spent = run.knowledge, sum(run.seconds) / world.plain_s - world.prefill
+        lost += 0.98 * spent - sum(run.emitted) / rows
+        assert lost <= 4
+
+
+@pytest.mark.parametrize("name", HOPELESS)
+@pytest.mark.parametrize("looks_up", [False, True])
+def test_a_seeded_request_loses_no_more_if_the_cost_ratio_is_true(
+    name: str, looks_up: bool
+) -> None:
+    world = replace(HOPELESS[name], token=0.02, catching_up=0.0, lookup=lambda n: (n % 3, 0.0))
+    policy = adaptive(cost_ratio=world.step, looks_up=looks_up)
+    run = decode(policy, world, sequences(1, 10**6, seed=1), rounds=2048)
+    assert losses(run, world, 1).max() <= 0
+
+
+def test_a_seeded_request_asks_a_drafter_that_is_never_right_ever_more_rarely() -> None:
+    run = decode(adaptive(), HOPELESS["never right"], sequences(1, 10**6, seed=1), rounds=2048)
+    assert 0 < sum(depth > 0 for depth in run.depths[1024:]) <= 2 * (1 + 1024 // 512)
+
+
+def test_a_seeded_request_finds_a_drafter_that_becomes_good() -> None:
+    run = decode(adaptive(), LATE, sequences(1, 10**6, seed=1), rounds=1600)
+    assert np.mean(run.depths[-100:]) > 3
+
+
+def test_one_round_that_hangs_ends_no_draft() -> None:
+    """A laptop that sleeps: one round takes as long as a thousand."""
+    policy, calls = adaptive(), []
+
+    def observe(knowledge: Any, states: Any, record: Any) -> Any:
+        calls.append(record)
+        return policy.observe(
+            knowledge, states, replace(record, total_s=20.0) if len(calls) == 150 else record
+        )
+
+    run = decode(policy, World(acceptance=0.8), sequences(1, 10**6), rounds=300, observe=observe)
+    assert np.mean(run.depths[200:]) > 2
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_look_ups_that_become_good_are_found(rows: int) -> None:
+    world = World(token=0.3 / rows, lookup=lambda n: (3, 0.0 if n < 500 else 0.95))
+    policy = adaptive(looks_up=True, has_model=False)
+    run = decode(policy, world, sequences(rows, 10**6), rounds=1600)
+    assert np.mean(run.depths[300:500]) < 0.1
+    assert np.mean(run.depths[-100:]) > 1
