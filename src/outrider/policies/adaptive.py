@@ -23,7 +23,7 @@ from .account import Account, Probes
 from .base import Policy
 from .costs import COST_RATIO, RoundCosts
 from .rule import BreakEven, Choice
-from .shape import Shape, looked_up_rows, replayed_rows
+from .shape import Shape
 
 PLAIN_EVERY = 64
 """While drafting, one round in so many is plain, so that the time of one stays known."""
@@ -130,7 +130,7 @@ class AdaptiveDepth(Policy):
 
     def plan(self, knowledge: Knowledge, states: Sequence[SequenceState]) -> DraftPlan:
         """Plan a round: a depth for each state, and what ends a draft before. Change nothing."""
-        most, replayed = self._shape.allowed(states), replayed_rows(states)
+        most, by_model, replayed = self._shape.allowed(states)
         alone = replayed | [self._alone(state) for state in states]
         histories = [state.history or Knowledge() for state in states]
         deepest = self._shape.deepest
@@ -143,17 +143,18 @@ class AdaptiveDepth(Policy):
         by_confidence = np.empty((len(states), BUCKETS))
         by_position = np.empty((len(states), deepest))
         choices = []
-        known = [(knowledge.acceptance, history.acceptance) for history in histories]
+        gain = np.empty(len(states))
+        known = [(history.acceptance, Acceptance()) for history in histories]
+        for row in together:
+            known[row] = (knowledge.acceptance, histories[row].acceptance)
         for index, (rows, learnt, size, limit) in enumerate(groups):
-            for row in rows if learnt is not knowledge else ():
-                known[row] = (learnt.acceptance, Acceptance())
             own = [known[row][1] for row in rows]
             by_confidence[rows], by_position[rows] = rates(learnt.acceptance, own, MODEL, deepest)
             choices.append(self._choose(learnt, by_position[rows], most[rows], size, limit))
-            group[rows] = index
-        by_model = np.minimum([choices[index].depth for index in group], most)
+            group[rows], gain[rows] = index, choices[-1].gain
+        planned = np.minimum([choices[index].depth for index in group], most)
+        by_model = np.where(replayed, by_model, planned)
         looked_up = np.array([choices[index].looked_up > 0 for index in group])
-        by_model = np.where(replayed, np.where(looked_up_rows(states), 0, most), by_model)
         # What is looked up does not depend on how much of it is affordable.
         depth = np.where(replayed | looked_up, most, by_model)
         rule = BreakEven(
@@ -163,13 +164,14 @@ class AdaptiveDepth(Policy):
             choices=tuple(choices),
             by_confidence=by_confidence,
             by_position=by_position,
+            gain=gain,
             columns=np.diff(self._shape.nodes),
             known=tuple(known),
         )
         return self._shape.plan(depth, rule)
 
     def _timed(self, knowledge: Knowledge, states: Sequence[SequenceState]) -> int:
-        """Return how deep a round may draft for the clock: 0 to time a plain one, 1 if no step was timed.
+        """Return how deep a round may draft by the clock: 0 to time a plain one, 1 before a step was.
 
         A round in which a sequence is new times nothing, but there a draft model reads the prompt.
         """
@@ -192,25 +194,27 @@ class AdaptiveDepth(Policy):
             limit: 0 drafts nothing.
         """
         rounds, nodes = known.of(rows, self._cost_ratio), self._shape.nodes
-        costs = rounds.costs
-        slack = known.account.slack(costs.plain)
+        costs, slack = rounds.costs, known.account.slack(rounds.costs.plain)
         seconds = costs.of_depths(rows, nodes, by_model=self._has_model)
         affordable = min(limit, _affordable(seconds, slack))
-        best, rate = best_depth(
-            by_position, most, seconds[: affordable + 1 if self._has_model else 1]
-        )
+        considered = affordable if self._has_model else 0
+        best, rate = best_depth(by_position, most, seconds[: considered + 1])
         probe = not best and rounds.probes.due and affordable > 0
-        looked_up = 0
-        if self._looks_up and limit:
-            looked_up = _affordable(costs.of_depths(rows, nodes, by_model=False), slack)
+        planned = best or (considered and int(probe))
+        columns = costs.of_depths(rows, nodes, by_model=False)
+        looks_up = self._looks_up and limit > 0
+        _, token, step = rate * np.array(costs.coefficients)
+        drafted = np.minimum(planned, most)
+        reached = by_position.cumprod(1) * (np.arange(by_position.shape[1]) < drafted[:, None])
+        cost = drafted * step / len(by_position) + nodes[drafted] * token
         return Choice(
-            depth=(affordable if best else int(probe)) if self._has_model else 0,
-            planned=best or int(probe),
-            looked_up=int(nodes[looked_up]),
-            step=rate * costs.coefficients[2],
-            token=rate * costs.coefficients[1],
+            depth=affordable if best else planned,
+            looked_up=int(nodes[_affordable(columns, slack)]) if looks_up else 0,
+            step=float(step),
+            token=float(token),
             rows=rows,
             probe=probe,
+            gain=reached.sum(1) - cost,
         )
 
     def observe(
@@ -222,15 +226,14 @@ class AdaptiveDepth(Policy):
         outcomes = [_outcome(record, row, state) for row, state in enumerate(states)]
         acceptance = knowledge.acceptance.add(outcomes)
         rounds, account = knowledge.of(len(states), self._cost_ratio), knowledge.account
-        costs, probes = rounds.costs, rounds.probes
+        costs, probes, since_plain = rounds.costs, rounds.probes, rounds.since_plain
         new = any(state.round == 1 for state in states)
         if not any(record.depth):
             total = costs.plain + record.draft_s if new else costs.clipped(record.total_s)
             looking = min(record.draft_s, total)  # For tokens to look up, in vain.
-            rounds = Rounds(costs, probes.after_plain(), rounds.since_plain + 1)
+            probes, since_plain = probes.after_plain(), since_plain + 1
             if not new:
-                costs = costs.add_plain(total - looking)
-                rounds = replace(rounds, costs=costs, since_plain=0)
+                costs, since_plain = costs.add_plain(total - looking), 0
             if knowledge.timed or not new:
                 account = account.add(total, total - looking, costs.plain)
         elif knowledge.timed:
@@ -243,12 +246,14 @@ class AdaptiveDepth(Policy):
             fair = costs.plain * sum(record.emitted) / len(states)
             # The first round that drafted was not charged: no plain one had been timed.
             before = 0.0 if knowledge.drafts_timed else steps * costs.coefficients[2]
-            sharing = [not self._alone(state) for state in states]
-            if any(np.array(record.depth)[sharing]):
-                account = account.add(total + before, fair, costs.plain)
             probes = self._probed(probes, steps > 0, (fair - total) / costs.plain)
-            rounds = Rounds(costs, probes, rounds.since_plain + 1)
-        return knowledge.after(rounds, account, acceptance)
+            since_plain += 1
+            asked = [not self._alone(state) and not _replayed(state) for state in states]
+            if any(np.array(record.depth)[asked]):
+                account = account.add(total + before, fair, costs.plain)
+            else:  # What seeded rows draft times no plain round.
+                since_plain = 0
+        return knowledge.after(Rounds(costs, probes, since_plain), account, acceptance)
 
     def remember(self, history: Knowledge | None, outcome: RowOutcome) -> Knowledge:
         """Return the history of one sequence after a round, its account in plain rounds."""
@@ -306,3 +311,8 @@ def _outcome(record: RoundRecord, row: int, state: SequenceState) -> RowOutcome:
     kept = record.accepted[row]
     depth = record.depth[row] if state.finish_reason is None else kept
     return RowOutcome(record.sources[row], depth, kept, record.confidence[row][:depth])
+
+
+def _replayed(state: SequenceState) -> bool:
+    """Return whether the last round of a sequence was a replay."""
+    return state.params.depths is not None and state.round <= len(state.params.depths)

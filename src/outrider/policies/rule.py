@@ -11,62 +11,17 @@ from ..types.plan import StopRule
 from .acceptance import Acceptance, buckets_of, rates
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What is planned for rows that go by the same knowledge.
-
-    Attributes:
-        depth: the most tokens that a model drafts in a row.
-        planned: the depth k* with the most tokens per second, or 1 in a probe.
-        looked_up: the most tokens that are looked up for a row.
-        step: tokens that a draft step has to bring.
-        token: tokens that one more verified token has to bring.
-        rows: for which a token is verified wherever it is for one of them.
-        probe: whether at least one token is drafted although that is not expected to pay.
-    """
-
-    depth: int
-    planned: int
-    looked_up: int
-    step: float
-    token: float
-    rows: int
-    probe: bool
-
-
 @dataclass(frozen=True)
-class BreakEven(StopRule):
-    """Draft another token exactly where it is expected to pay.
-
-    A draft step is one for all rows, and a token more for one row is a column more for all. So the
-    rows that share knowledge decide together: another step is taken if
-
-        sum over rows still drafting of s[b, n + 1] > g * (draft_step_s + rows * verify_token_s)
-
-    with s the product of the calibrated rates of the tokens drawn, by confidence, and of the next
-    one's, by position, and g tokens a second. A seeded row decides by itself, by the same formula
-    of one row: what it drafts must not depend on others. A replayed row goes on.
+class Rule(StopRule):
+    """Repeat recorded depths, and go by confidences as they are; see `StopRule`.
 
     Attributes:
         depths: that a model may draft, int64 [B].
         replayed: rows that repeat a recorded depth, bool [B].
-        group: the index among `choices` of each row's, int64 [B].
-        choices: of rows that decide together.
-        by_confidence: the rate at which a model's token of each confidence is kept, float64
-            [B, BUCKETS].
-        by_position: the rate at which a model's token is kept at each place, float64 [B, K].
-        columns: tokens that each row gets at each depth, int64 [K]: 1 on chains.
-        known: of each row, what is known of all that it may go by, and of itself beside them.
     """
 
     depths: NDArray[np.int64]
     replayed: NDArray[np.bool_]
-    group: NDArray[np.int64]
-    choices: tuple[Choice, ...]
-    by_confidence: NDArray[np.float64]
-    by_position: NDArray[np.float64]
-    columns: NDArray[np.int64]
-    known: tuple[tuple[Acceptance, Acceptance], ...]
 
     @property
     def model_depth(self) -> NDArray[np.int64]:
@@ -76,51 +31,118 @@ class BreakEven(StopRule):
     def continues(
         self, confidence: NDArray[np.float64], drafting: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
-        """Decide which rows draft another token; see `StopRule`."""
+        """Decide which rows draft another token: those that it pays for, and those replayed."""
+        return drafting & (self.replayed | self._pays(confidence, drafting))
+
+    def kept(
+        self, source: str, confidence: NDArray[np.float64], row: int | None = None
+    ) -> NDArray[np.float64]:
+        """Take a confidence for the probability that the token is kept."""
+        del source, row
+        return np.clip(np.nan_to_num(confidence), 0.0, 1.0)
+
+    def lookup(self, row: int, reach: NDArray[np.float64]) -> int:
+        """Choose how many looked-up tokens to propose; a replayed row's all, if it had any."""
+        if self.replayed[row]:
+            return 0 if self.depths[row] else len(reach)
+        return self._looked_up(row, reach)
+
+    def _pays(
+        self, confidence: NDArray[np.float64], drafting: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        raise NotImplementedError
+
+    def _looked_up(self, row: int, reach: NDArray[np.float64]) -> int:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is planned for rows that go by the same knowledge.
+
+    Attributes:
+        depth: the most tokens that a model drafts in a row.
+        looked_up: the most tokens that are looked up for a row.
+        step: tokens that a draft step has to bring.
+        token: tokens that one more verified token has to bring.
+        rows: for which a token is verified wherever it is for one of them.
+        probe: whether at least one token is drafted although that is not expected to pay.
+        gain: tokens that the model's draft is expected to bring each row beyond those of plain
+            rounds in its time, float64 [n].
+    """
+
+    depth: int
+    looked_up: int
+    step: float
+    token: float
+    rows: int
+    probe: bool
+    gain: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class BreakEven(Rule):
+    """Draft another token exactly where it is expected to pay.
+
+    A draft step is one for all rows, and a token more for one row is a column more for all. So the
+    rows that share knowledge decide together: another step is taken if
+
+        sum over rows still drafting of s[b, n + 1] > g * (draft_step_s + rows * verify_token_s)
+
+    with s the product of the calibrated rates of the tokens drawn, by confidence, and of the next
+    one's, by position, and g tokens a second. A seeded row decides by itself, by the same formula
+    of one row: what it drafts must not depend on others.
+
+    Attributes:
+        group: the index among `choices` of each row's, int64 [B].
+        choices: of rows that decide together.
+        by_confidence: the rate at which a model's token of each confidence is kept, float64
+            [B, BUCKETS].
+        by_position: the rate at which a model's token is kept at each place, float64 [B, K].
+        gain: of each row, see `Choice`, float64 [B].
+        columns: tokens that each row gets at each depth, int64 [K]: 1 on chains.
+        known: of each row, what is known of all that it may go by, and of itself beside them.
+    """
+
+    group: NDArray[np.int64]
+    choices: tuple[Choice, ...]
+    by_confidence: NDArray[np.float64]
+    by_position: NDArray[np.float64]
+    gain: NDArray[np.float64]
+    columns: NDArray[np.int64]
+    known: tuple[tuple[Acceptance, Acceptance], ...]
+
+    def _pays(
+        self, confidence: NDArray[np.float64], drafting: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
         drawn = confidence.shape[1]
         places = self.by_position[:, : drawn + 1]
         if places.shape[1] <= drawn:  # Only a replay goes beyond the deepest draft.
-            return drafting & self.replayed
+            return np.zeros_like(drafting)
         kept = np.take_along_axis(self.by_confidence, buckets_of(confidence), 1)
         kept = np.where(np.isnan(confidence), places[:, :drawn], kept)
         reached = np.where(drafting, kept.prod(1) * places[:, drawn], 0.0)
         gains = np.bincount(self.group, reached, len(self.choices))
         columns = self.columns[drawn]
         needed = [each.step + each.rows * columns * each.token for each in self.choices]
-        going: NDArray[np.bool_] = drafting & ((gains > needed)[self.group] | self.replayed)
-        return going
+        pays: NDArray[np.bool_] = (gains > needed)[self.group]
+        return pays
 
     def kept(
         self, source: str, confidence: NDArray[np.float64], row: int | None = None
     ) -> NDArray[np.float64]:
-        """Estimate the probability that a token is kept; see `StopRule`.
-
-        Without a row it is the bare confidence.
-        """
+        """Estimate the probability that a token is kept; without a row it is the confidence."""
         if row is None:
-            return np.clip(np.nan_to_num(confidence), 0.0, 1.0)
+            return super().kept(source, confidence)
         shared, own = self.known[row]
         kept: NDArray[np.float64] = rates(shared, [own], source)[0][0, buckets_of(confidence)]
         return kept
 
-    def lookup(self, row: int, reach: NDArray[np.float64]) -> int:
-        """Choose what gains more: looked-up tokens, and how many, or a model's; see `StopRule`."""
-        if self.replayed[row]:
-            return 0 if self.depths[row] else len(reach)
+    def _looked_up(self, row: int, reach: NDArray[np.float64]) -> int:
+        """Choose what gains more: looked-up tokens, and how many, or a model's."""
         choice = self.choices[self.group[row]]
         reach = reach[: choice.looked_up]
-        if not len(reach):
-            return 0
         gains = np.cumsum(reach) - choice.token * np.arange(1, len(reach) + 1)
-        best = int(gains.argmax())
-        if gains[best] > max(0.0, self._model_gain(row, choice)):
-            return best + 1
-        return int(choice.probe and not self.depths[row])
-
-    def _model_gain(self, row: int, choice: Choice) -> float:
-        """Return the tokens that a model's draft brings beyond those of plain rounds in its time."""
-        depth = min(choice.planned, int(self.depths[row]))
-        sharing = max(1, ((self.group == self.group[row]) & (self.depths > 0)).sum())
-        columns = int(self.columns[:depth].sum())
-        cost = depth * choice.step / sharing + columns * choice.token
-        return float(self.by_position[row, :depth].cumprod().sum() - cost)
+        if gains.max(initial=0.0) > max(0.0, self.gain[row]):
+            return int(gains.argmax()) + 1
+        return int(choice.probe and len(reach) > 0 and not self.depths[row])

@@ -122,6 +122,13 @@ def test_a_drafter_that_becomes_useless_loses_little_more_than_it_may() -> None:
     assert late.sum() - len(late) <= 8 + 0.02 * sum(run.seconds) / world.plain_s
 
 
+def test_a_drafter_that_was_found_again_is_given_up_again() -> None:
+    world = World(acceptance=lambda number: 0.9 * (500 <= number < 3000))
+    run = decode(adaptive(), world, sequences(1, 10**6), rounds=4000)
+    assert np.mean(run.depths[2000:3000]) > 3
+    assert sum(depth > 0 for depth in run.depths[-500:]) < 25
+
+
 def test_while_drafting_one_round_in_64_is_plain() -> None:
     run = decode(adaptive(), World(acceptance=0.8), sequences(1, 10**6), rounds=400)
     plain = [number for number, depth in enumerate(run.depths) if not depth]
@@ -217,3 +224,18 @@ def test_look_ups_that_become_good_are_found(rows: int) -> None:
     run = decode(policy, world, sequences(rows, 10**6), rounds=1600)
     assert np.mean(run.depths[300:500]) < 0.1
     assert np.mean(run.depths[-100:]) > 1
+
+
+def test_a_request_beside_a_seeded_one_is_drafted_for() -> None:
+    policy, world = adaptive(), World(acceptance=0.8)
+    learnt = decode(policy, world, sequences(2, 10**6), rounds=20).knowledge
+    mixed = sequences(1, 10**6, seed=1) + sequences(1, 10**6, first=1)
+    run = decode(policy, world, mixed, rounds=300, knowledge=learnt)
+    assert np.mean([record.depth[1] for record in run.records[200:]]) > 2
+
+
+def test_depths_that_a_request_asks_for_are_not_held_against_the_drafter() -> None:
+    policy, world = adaptive(), World(acceptance=lambda n: 0.0 if n < 100 else 0.8, step=0.3)
+    bad = sequences(1, 100, temperature=0.0, depths=(4,) * 100)
+    learnt = decode(policy, world, bad, rounds=100).knowledge
+    assert learnt.account.loss <= 0

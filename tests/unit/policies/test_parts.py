@@ -105,7 +105,7 @@ def test_look_ups_go_on_where_a_models_draft_does_not_pay() -> None:
 
 
 def test_a_drafter_that_only_looks_up_has_no_model_to_beat() -> None:
-    policy = policy_of(SpeculativeConfig(), Drafter(looks_up=True))
+    policy = policy_of(SpeculativeConfig(), Drafter(looks_up=True, vocab_size=None))
     plan = policy.plan(policy.start(), sequences(2, 64))
     assert plan.model_depth.tolist() == [0, 0]
     assert plan.depth.tolist() == [16, 16]
