@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,18 +48,16 @@ class Acceptance:
         Tokens behind the first that was not kept say nothing. The counts of a source that drafted
         decay, so that what is not tried any more is forgotten and tried again.
         """
-        counts: dict[str, NDArray[np.float64]] = {}
-        for outcome in outcomes:
-            if outcome.depth:
-                if outcome.source not in counts:
-                    counts[outcome.source] = self.counts(outcome.source) * (1 - 1 / MEMORY)
-                kept, tried = counts[outcome.source]
-                for indices in _indices(outcome):
-                    np.add.at(kept, indices[: outcome.kept], 1)
-                    np.add.at(tried, indices, 1)
         known = {name: (kept, tried) for name, kept, tried in self.sources}
-        for name, (kept, tried) in counts.items():
-            known[name] = (tuple(kept.tolist()), tuple(tried.tolist()))
+        drafts = [outcome for outcome in outcomes if outcome.depth]
+        for source in {draft.source for draft in drafts}:
+            before = known.get(source, (_NOTHING, _NOTHING))
+            kept, tried = ([count * (1 - 1 / MEMORY) for count in counts] for counts in before)
+            for draft in drafts:
+                for index, was_kept in _counted(draft) if draft.source == source else ():
+                    kept[index] += was_kept
+                    tried[index] += 1
+            known[source] = (tuple(kept), tuple(tried))
         return Acceptance(tuple((name, *known[name]) for name in sorted(known)))
 
     def counts(self, source: str) -> NDArray[np.float64]:
@@ -68,11 +66,13 @@ class Acceptance:
         return np.array(found[0] if found else (_NOTHING, _NOTHING))
 
 
-def _indices(draft: RowOutcome) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where a draft's tokens that say something are counted: by bucket, by position."""
-    said = min(draft.depth, draft.kept + 1)
-    positions = np.minimum(np.arange(said), POSITIONS - 1) + BUCKETS
-    return buckets_of(np.array(draft.confidence[:said])), positions
+def _counted(draft: RowOutcome) -> Iterator[tuple[int, bool]]:
+    """Give where each token that says something is counted, and whether it was kept."""
+    for place in range(min(draft.depth, draft.kept + 1)):
+        yield BUCKETS + min(place, POSITIONS - 1), place < draft.kept
+    for place, value in enumerate(draft.confidence[: draft.kept + 1]):
+        if value == value:  # Not NaN.
+            yield min(int(value * BUCKETS), BUCKETS - 1), place < draft.kept
 
 
 def buckets_of(confidence: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -76,7 +76,7 @@ class Knowledge:
         known = {each.costs.rows: each for each in self.sizes}
         if not self.timed:
             return known.get(rows, Rounds(RoundCosts(rows, step_ratio)))
-        near = min(self.timed, key=lambda costs: abs(np.log2(costs.rows / rows)))
+        near = min(self.timed, key=lambda costs: abs(costs.rows.bit_length() - rows.bit_length()))
         if near.rows == rows:
             return known[rows]
         _, token, step = np.array(near.coefficients) / near.plain
@@ -119,6 +119,7 @@ class AdaptiveDepth(Policy):
         coupled: bool = False,
     ) -> None:
         self._shape = shape
+        self._nodes = shape.nodes
         self._cost_ratio = cost_ratio
         self._looks_up = looks_up
         self._has_model = has_model
@@ -165,7 +166,7 @@ class AdaptiveDepth(Policy):
             by_confidence=by_confidence,
             by_position=by_position,
             gain=gain,
-            columns=np.diff(self._shape.nodes),
+            columns=np.diff(self._nodes),
             known=tuple(known),
         )
         return self._shape.plan(depth, rule)
@@ -193,7 +194,7 @@ class AdaptiveDepth(Policy):
             rows: whose tokens are verified beside theirs.
             limit: 0 drafts nothing.
         """
-        rounds, nodes = known.of(rows, self._cost_ratio), self._shape.nodes
+        rounds, nodes = known.of(rows, self._cost_ratio), self._nodes
         costs, slack = rounds.costs, known.account.slack(rounds.costs.plain)
         seconds = costs.of_depths(rows, nodes, by_model=self._has_model)
         affordable = min(limit, _affordable(seconds, slack))
