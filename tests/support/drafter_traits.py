@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass
@@ -11,5 +10,5 @@ class Drafter:
     """Says of itself what it is told to."""
 
     looks_up: bool = False
-    models: tuple[Any, ...] = ()
+    vocab_size: int | None = 5
     cost_ratio: float | None = None

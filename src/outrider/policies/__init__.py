@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from ..config.params import SpeculativeConfig
@@ -28,8 +27,8 @@ class DrafterTraits(Protocol):
         """Whether some of its tokens take no step of a model."""
 
     @property
-    def models(self) -> Sequence[object]:
-        """Models and drafters behind it."""
+    def vocab_size(self) -> int | None:
+        """None if none of its tokens takes a step of a model."""
 
 
 def policy_of(config: SpeculativeConfig, drafter: DrafterTraits | None) -> Policy:
@@ -52,13 +51,6 @@ def policy_of(config: SpeculativeConfig, drafter: DrafterTraits | None) -> Polic
         shape,
         cost_ratio,
         looks_up=drafter.looks_up,
-        has_model=_has_model(drafter),
+        has_model=drafter.vocab_size is not None,
         coupled=config.verification == "coupled",
     )
-
-
-def _has_model(part: object) -> bool:
-    """Return whether a drafter, or one behind it, takes steps of a model."""
-    if not getattr(part, "looks_up", False):
-        return True
-    return any(map(_has_model, getattr(part, "models", ())))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,9 @@ from ..types.records import RowOutcome
 
 BUCKETS = 8
 """Confidences are sorted into so many parts of [0, 1]."""
+
+POSITIONS = 32
+"""Tokens further in count as the last of so many."""
 
 MEMORY = 128
 """About so many of the latest rounds that drafted count."""
@@ -23,105 +26,53 @@ failures are no reason to give up."""
 PRIOR = 0.5
 """How often a model's tokens are kept as long as nothing is known."""
 
-POSITIONS = 64
-"""Tokens further in count as the last of so many."""
+Counts = tuple[float, ...]
+"""For each confidence bucket, and then for each position."""
 
-_FORGET = 1 - 1 / MEMORY
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Decayed counts of tokens of which it is known whether they were kept.
-
-    Attributes:
-        kept: tokens kept, for each bucket or position.
-        tried: tokens in all.
-    """
-
-    kept: tuple[float, ...] = ()
-    tried: tuple[float, ...] = ()
-
-    def add(self, outcomes: Iterable[tuple[int, bool]]) -> Counts:
-        """Return the counts after a round's tokens.
-
-        All counts decay, so that what is not tried any more is forgotten and tried again.
-
-        Args:
-            outcomes: of each token the bucket or position, and whether it was kept.
-        """
-        kept = [_FORGET * count for count in self.kept]
-        tried = [_FORGET * count for count in self.tried]
-        for index, was_kept in outcomes:
-            missing = [0.0] * (index + 1 - len(tried))
-            kept += missing
-            tried += missing
-            kept[index] += was_kept
-            tried[index] += 1
-        return Counts(tuple(kept), tuple(tried))
-
-    def overall(self) -> float:
-        """Return the rate of all together, where little is known near `PRIOR`."""
-        return (sum(self.kept) + WEIGHT * PRIOR) / (sum(self.tried) + WEIGHT)
-
-
-@dataclass(frozen=True, slots=True)
-class SourceCounts:
-    """What is known of one drafter's tokens.
-
-    Attributes:
-        by_confidence: counts for each of `BUCKETS`.
-        by_position: counts for each place in a row, the first at 0.
-    """
-
-    by_confidence: Counts = field(default_factory=Counts)
-    by_position: Counts = field(default_factory=Counts)
+_NOTHING: Counts = (0.0,) * (BUCKETS + POSITIONS)
 
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What is known of tokens of each source: of one sequence, or of all.
+    """Decayed counts of tokens of which it is known whether they were kept, by source.
 
     Attributes:
-        sources: the name and the counts of each source that has drafted.
+        sources: the name of each source that has drafted, its tokens kept, and those in all.
     """
 
-    sources: tuple[tuple[str, SourceCounts], ...] = ()
-
-    def of(self, source: str) -> SourceCounts:
-        """Return a source's counts."""
-        return dict(self.sources).get(source, SourceCounts())
+    sources: tuple[tuple[str, Counts, Counts], ...] = ()
 
     def add(self, outcomes: Iterable[RowOutcome]) -> Acceptance:
         """Return what is known after a round's drafts.
 
-        Tokens behind the first that was not kept say nothing.
+        Tokens behind the first that was not kept say nothing. The counts of a source that drafted
+        decay, so that what is not tried any more is forgotten and tried again.
         """
-        sources = dict(self.sources)
-        drafted: dict[str, list[RowOutcome]] = {}
-        for outcome in outcomes:
-            if outcome.depth:
-                drafted.setdefault(outcome.source, []).append(outcome)
-        for source, drafts in drafted.items():
-            counts = sources.get(source, SourceCounts())
-            sources[source] = SourceCounts(
-                counts.by_confidence.add(bucket for draft in drafts for bucket in _buckets(draft)),
-                counts.by_position.add(place for draft in drafts for place in _places(draft)),
-            )
-        return Acceptance(tuple(sorted(sources.items())))
+        known = {name: (kept, tried) for name, kept, tried in self.sources}
+        drafts = [outcome for outcome in outcomes if outcome.depth]
+        for source in {draft.source for draft in drafts}:
+            before = known.get(source, (_NOTHING, _NOTHING))
+            kept, tried = ([count * (1 - 1 / MEMORY) for count in counts] for counts in before)
+            for draft in drafts:
+                for index, was_kept in _counted(draft) if draft.source == source else ():
+                    kept[index] += was_kept
+                    tried[index] += 1
+            known[source] = (tuple(kept), tuple(tried))
+        return Acceptance(tuple((name, *known[name]) for name in sorted(known)))
+
+    def counts(self, source: str) -> NDArray[np.float64]:
+        """Return how many of a source's tokens were kept, and tried, float64 [2, n]."""
+        found = [(kept, tried) for name, kept, tried in self.sources if name == source]
+        return np.array(found[0] if found else (_NOTHING, _NOTHING))
 
 
-def _places(draft: RowOutcome) -> list[tuple[int, bool]]:
-    known = min(draft.depth, draft.kept + 1)
-    return [(min(i, POSITIONS - 1), i < draft.kept) for i in range(known)]
-
-
-def _buckets(draft: RowOutcome) -> list[tuple[int, bool]]:
-    confidence = draft.confidence[: draft.kept + 1]
-    return [
-        (min(int(value * BUCKETS), BUCKETS - 1), i < draft.kept)
-        for i, value in enumerate(confidence)
-        if value == value  # Not NaN.
-    ]
+def _counted(draft: RowOutcome) -> Iterator[tuple[int, bool]]:
+    """Give where each token that says something is counted, and whether it was kept."""
+    for place in range(min(draft.depth, draft.kept + 1)):
+        yield BUCKETS + min(place, POSITIONS - 1), place < draft.kept
+    for place, value in enumerate(draft.confidence[: draft.kept + 1]):
+        if value == value:  # Not NaN.
+            yield min(int(value * BUCKETS), BUCKETS - 1), place < draft.kept
 
 
 def buckets_of(confidence: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -131,51 +82,29 @@ def buckets_of(confidence: NDArray[np.float64]) -> NDArray[np.int64]:
     return scaled.astype(np.int64)
 
 
-def rates_by_confidence(
-    shared: Acceptance | None, own: Sequence[Acceptance], source: str
-) -> NDArray[np.float64]:
-    """Return the rate at which tokens of each confidence bucket are kept, float64 [B, BUCKETS].
+def rates(
+    shared: Acceptance, own: Sequence[Acceptance], source: str, depth: int = 0
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the rate at which a token is kept if those before it are.
 
-    A sequence's own counts are moved towards those of all, and these towards the confidence.
-
-    Args:
-        shared: what is known of all sequences; None leaves each sequence to itself.
-        own: what is known of each of B sequences.
-        source: of the tokens.
-    """
-    rates = (np.arange(BUCKETS) + 0.5) / BUCKETS
-    if shared is not None:
-        rates = _rates([shared.of(source).by_confidence], rates)
-    return _rates([each.of(source).by_confidence for each in own], rates)
-
-
-def rates_by_position(
-    shared: Acceptance | None, own: Sequence[Acceptance], source: str, depth: int
-) -> NDArray[np.float64]:
-    """Return the rate at which the token at each place is kept if those before are, [B, depth].
-
-    A sequence's own counts are moved towards those of all, and each place's of these towards the
-    rate of all places.
+    A sequence's own counts are moved towards those of all. These are moved towards the confidence
+    itself, or from each position towards the rate of all positions.
 
     Args:
-        shared: what is known of all sequences; None leaves each sequence to itself.
+        shared: what is known of all sequences.
         own: what is known of each of B sequences.
         source: of the tokens.
-        depth: the number of places.
+        depth: the number of positions.
+
+    Returns:
+        For each confidence bucket, float64 [B, BUCKETS], and for each position, float64 [B, depth].
     """
-    counts = [each.of(source).by_position for each in own]
-    if shared is None:
-        return _rates(counts, np.array([[each.overall()] * depth for each in counts]))
-    everywhere = shared.of(source).by_position
-    return _rates(counts, _rates([everywhere], np.full(depth, everywhere.overall())))
-
-
-def _rates(counts: Sequence[Counts], fallback: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the rates [B, n] of counts, where little is known near `fallback` [n] or [B, n]."""
-    width = fallback.shape[-1]
-    kept, tried = (
-        np.array([(each + (0.0,) * width)[:width] for each in tuples]).reshape(-1, width)
-        for tuples in ([each.kept for each in counts], [each.tried for each in counts])
-    )
-    rates: NDArray[np.float64] = (kept + WEIGHT * fallback) / (tried + WEIGHT)
-    return rates
+    kept, tried = shared.counts(source)
+    overall = (kept[BUCKETS:].sum() + WEIGHT * PRIOR) / (tried[BUCKETS:].sum() + WEIGHT)
+    confidences = (np.arange(BUCKETS) + 0.5) / BUCKETS
+    found = np.concatenate([confidences, np.full(POSITIONS, overall)])
+    each = np.array([one.counts(source) for one in own])
+    found = (kept + WEIGHT * found) / (tried + WEIGHT)
+    found = (each[:, 0] + WEIGHT * found) / (each[:, 1] + WEIGHT)
+    positions = np.minimum(np.arange(depth), POSITIONS - 1) + BUCKETS
+    return found[:, :BUCKETS], found[:, positions]

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..types.plan import StopRule
 from ..types.records import DraftPlan, SequenceState
 from .base import Policy
-from .shape import Shape, looked_up_rows, replayed_rows
+from .rule import Rule
+from .shape import Shape
 
 
 @dataclass(frozen=True)
-class ConfidenceRule(StopRule):
+class ConfidenceRule(Rule):
     """Draw another token if that raises tokens per second, going by the confidences as they are.
 
     With confidences a_i and a draft step that costs c plain rounds, n tokens in a row emit
@@ -32,42 +32,24 @@ class ConfidenceRule(StopRule):
     a_1 ... a_n a_n (1 + n c) < c E(n). A draft whose logits mean nothing goes on.
 
     Attributes:
-        depths: that a model may draft, int64 [B].
         cost_ratio: c.
-        replayed: rows that repeat a recorded depth, bool [B].
-        looked_up: those of them whose tokens were looked up, bool [B].
     """
 
-    depths: NDArray[np.int64]
     cost_ratio: float
-    replayed: NDArray[np.bool_]
-    looked_up: NDArray[np.bool_]
 
-    @property
-    def model_depth(self) -> NDArray[np.int64]:
-        """The most tokens in a row that a model drafts for each row, int64 [B]."""
-        return self.depths
-
-    def continues(
+    def _pays(
         self, confidence: NDArray[np.float64], drafting: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
-        """Decide which rows draft another token; see `StopRule`."""
+        del drafting
         reached = confidence.cumprod(1)
         tokens = 1 + reached.sum(1)
         rounds = 1 + confidence.shape[1] * self.cost_ratio
         ends = reached[:, -1] * confidence[:, -1] * rounds < self.cost_ratio * tokens
-        going: NDArray[np.bool_] = drafting & (~ends | self.replayed)
-        return going
+        pays: NDArray[np.bool_] = ~ends
+        return pays
 
-    def kept(self, source: str, confidence: NDArray[np.float64], row: int) -> NDArray[np.float64]:
-        """Take a confidence for the probability that the token is kept; see `StopRule`."""
-        del source, row
-        return np.clip(np.nan_to_num(confidence), 0.0, 1.0)
-
-    def lookup(self, row: int, reach: NDArray[np.float64]) -> int:
-        """Use looked-up tokens if at least one of them is expected to be kept; see `StopRule`."""
-        if self.replayed[row]:
-            return len(reach) if self.looked_up[row] else 0
+    def _looked_up(self, row: int, reach: NDArray[np.float64]) -> int:
+        """Use looked-up tokens if at least one of them is expected to be kept."""
         return len(reach) if not self.depths[row] or reach.sum() >= 1 else 0
 
 
@@ -91,10 +73,7 @@ class ConfidenceDepth(Policy):
     def plan(self, knowledge: Any, states: Sequence[SequenceState]) -> DraftPlan:
         """Plan the most tokens of each state, and what ends a draft before."""
         del knowledge
-        most, replayed = self._shape.allowed(states), replayed_rows(states)
-        looked_up = looked_up_rows(states)
+        most, model_most, replayed = self._shape.allowed(states)
         unpaid = (self._cost_ratio > 1) & ~replayed
-        by_model = np.where(looked_up | unpaid, 0, most)
-        depth = most if self._looks_up else np.where(unpaid, 0, most)
-        rule = ConfidenceRule(by_model, self._cost_ratio, replayed, looked_up)
-        return self._shape.plan(depth, rule)
+        rule = ConfidenceRule(np.where(unpaid, 0, model_most), replayed, self._cost_ratio)
+        return self._shape.plan(most if self._looks_up else np.where(unpaid, 0, most), rule)

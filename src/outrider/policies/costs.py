@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
 COST_RATIO = 0.125
-"""What a draft step costs beside a plain round, as long as none is configured and nothing was timed."""
+"""What a draft step costs beside a plain round, as long as none is configured or timed."""
 
 TOKEN_RATIO = 0.02
 """The same of one more token to verify: reading the weights takes most of a small forward."""
@@ -23,13 +23,10 @@ PLAIN_MEMORY = 16
 PRIOR_WEIGHT = 0.25
 """Each made-up round of the prior counts as so many timed ones."""
 
-CLIP = 3.0
-"""A round counts as taking at most so many times what was expected of it,"""
+CLIP, TRUSTED = 3.0, 8.0
+"""A round counts as at most so many times what was expected, once so many rounds were timed."""
 
-TRUSTED = 8.0
-"""once so many rounds were timed."""
-
-Vector = tuple[float, float, float]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,142 +41,87 @@ class RoundCosts:
             plain round.
         plain: the mean time of plain rounds.
         plain_rounds: their decayed number; 0 if none was timed.
-        gram: the decayed sum of x xT over timed rounds that drafted, x = (1, tokens, steps): its
-            upper triangle, by rows.
-        moment: the decayed sum of x times seconds.
-        coefficients: (c0, c1, c2).
+        sums: of x times (x, seconds) over timed rounds that drafted, x = (1, tokens, steps):
+            [3, 4] by rows, decayed.
+        fitted: (c0, c1, c2), where a round was timed that drafted.
     """
 
-    rows: int
+    rows: int = 1
     step_ratio: float = COST_RATIO
     token_ratio: float = TOKEN_RATIO
     plain: float = 1.0
     plain_rounds: float = 0.0
-    gram: tuple[float, ...] = (0.0,) * 6
-    moment: tuple[float, ...] = (0.0,) * 3
-    coefficients: Vector = (0.0, 0.0, 0.0)
-
-    @classmethod
-    def prior(cls, rows: int, step_ratio: float, token_ratio: float = TOKEN_RATIO) -> RoundCosts:
-        """Return costs of which nothing was timed."""
-        return cls(rows, step_ratio, token_ratio)._fitted()
+    sums: tuple[float, ...] = (0.0,) * 12
+    fitted: tuple[float, float, float] | None = None
 
     @property
-    def drafts_timed(self) -> float:
-        """The decayed number of timed rounds that drafted."""
-        return self.gram[0]
-
-    @property
-    def token_s(self) -> float:
-        """The time to verify one more token."""
-        return self.coefficients[1]
-
-    @property
-    def step_s(self) -> float:
-        """The time of a draft step."""
-        return self.coefficients[2]
+    def coefficients(self) -> tuple[float, float, float]:
+        """The coefficients (c0, c1, c2)."""
+        if self.fitted is not None:
+            return self.fitted
+        one_each = self.plain * self.token_ratio
+        return self.plain - one_each, one_each / self.rows, self.plain * self.step_ratio
 
     def seconds(self, tokens: float, steps: float) -> float:
         """Return the expected time of a round that drafts."""
         c0, c1, c2 = self.coefficients
         return c0 + c1 * tokens + c2 * steps
 
-    def clipped(self, seconds: float, tokens: float, steps: float) -> float:
-        """Return a time, or less if it is out of proportion."""
-        drafted = tokens > self.rows * 2 - 1 or steps > 0
-        timed = self.drafts_timed if drafted else self.plain_rounds
-        expected = self.seconds(tokens, steps) if drafted else self.plain
+    def of_depths(self, rows: int, nodes: NDArray[np.int64], *, by_model: bool) -> Floats:
+        """Return the expected time of a round of each depth, float64 [K + 1].
+
+        Args:
+            rows: in the round.
+            nodes: drafted for each row at each depth, int64 [K + 1].
+            by_model: whether each depth takes a draft step.
+        """
+        c0, c1, c2 = self.coefficients
+        seconds = c0 + c1 * rows * (1.0 + nodes) + c2 * by_model * np.arange(len(nodes))
+        seconds[0] = self.plain
+        return seconds
+
+    def clipped(self, seconds: float, tokens: float = 0.0, steps: float = 0.0) -> float:
+        """Return a round's time, or less if it is out of proportion; of no tokens, a plain one's."""
+        timed = self.sums[0] if tokens else self.plain_rounds
+        expected = self.seconds(tokens, steps) if tokens else self.plain
         return min(seconds, CLIP * expected) if timed >= TRUSTED else seconds
 
     def add_plain(self, seconds: float) -> RoundCosts:
         """Return the costs after a plain round."""
         rounds = self.plain_rounds * (1 - 1 / PLAIN_MEMORY) + 1
         before = self.plain if self.plain_rounds else 0.0
-        mean = before + (seconds - before) / rounds
-        return replace(self, plain=mean, plain_rounds=rounds)._fitted()
+        return replace(self, plain=before + (seconds - before) / rounds, plain_rounds=rounds)
 
     def add_drafted(self, seconds: float, tokens: float, steps: float) -> RoundCosts:
-        """Return the costs after a round that drafted; nothing changes before a plain one."""
-        if not self.plain_rounds:
-            return self
-        gram, moment = _sums([((1.0, tokens, steps), seconds, 1.0)])
-        keep = 1 - 1 / MEMORY
-        return replace(
-            self,
-            gram=tuple(keep * old + new for old, new in zip(self.gram, gram, strict=True)),
-            moment=tuple(keep * old + new for old, new in zip(self.moment, moment, strict=True)),
-        )._fitted()
-
-    def _fitted(self) -> RoundCosts:
-        """Fit the coefficients to the timed rounds and three made-up ones of the prior."""
-        one, two = float(self.rows), 2.0 * self.rows
-        verified = self.plain * (1 + self.token_ratio)
-        gram, moment = _sums(
-            [
-                ((1.0, one, 0.0), self.plain, PRIOR_WEIGHT),
-                ((1.0, two, 0.0), verified, PRIOR_WEIGHT),
-                ((1.0, two, 1.0), verified + self.plain * self.step_ratio, PRIOR_WEIGHT),
-            ]
-        )
-        total = [old + new for old, new in zip(self.gram, gram, strict=True)]
-        target = [old + new for old, new in zip(self.moment, moment, strict=True)]
-        return replace(self, coefficients=nonnegative_least_squares(total, target))
+        """Return the costs after a round that drafted, fitted to all and to the prior."""
+        x = np.array([1.0, tokens, steps])
+        new = np.outer(x, [*x, seconds])
+        sums = np.array(self.sums).reshape(3, 4) * (1 - 1 / MEMORY) + new
+        rows = float(self.rows)
+        made_up = np.array([[1.0, rows, 0.0], [1.0, 2 * rows, 0.0], [1.0, 2 * rows, 1.0]])
+        gram = PRIOR_WEIGHT * made_up.T @ made_up
+        prior = replace(self, fitted=None).coefficients
+        fitted = nonnegative_least_squares(sums[:, :3] + gram, sums[:, 3] + gram @ prior)
+        return replace(self, sums=tuple(sums.ravel().tolist()), fitted=fitted)
 
 
-def _sums(rounds: Iterable[tuple[Vector, float, float]]) -> tuple[list[float], list[float]]:
-    """Sum weight * x xT (upper triangle) and weight * x * seconds over rounds."""
-    gram, moment = [0.0] * 6, [0.0] * 3
-    for (a, b, c), seconds, weight in rounds:
-        for i, product in enumerate((a * a, a * b, a * c, b * b, b * c, c * c)):
-            gram[i] += weight * product
-        for i, value in enumerate((a, b, c)):
-            moment[i] += weight * value * seconds
-    return gram, moment
-
-
-_SUBSETS = ((0, 1, 2), (0, 1), (0, 2), (1, 2), (0,), (1,), (2,))
-
-
-def nonnegative_least_squares(gram: list[float], moment: list[float]) -> Vector:
+def nonnegative_least_squares(gram: Floats, moment: Floats) -> tuple[float, float, float]:
     """Minimise xT A x - 2 bT x over x >= 0.
 
     The minimum lies where some coefficients are 0 and the others solve their own equations. Among
     such points without a negative coefficient it is the one with the largest bT x.
 
     Args:
-        gram: the upper triangle of A [3, 3], positive definite, by rows.
+        gram: A [3, 3], positive definite.
         moment: b [3].
     """
-    full = np.array(
-        [[gram[0], gram[1], gram[2]], [gram[1], gram[3], gram[4]], [gram[2], gram[4], gram[5]]]
-    )
-    vector = np.array(moment)
     best, best_value = np.zeros(3), 0.0
-    for subset in _SUBSETS:
-        part = list(subset)
-        solved = np.linalg.solve(full[np.ix_(part, part)], vector[part])
-        value = float(vector[part] @ solved)
+    for part in (list(part) for size in (3, 2, 1) for part in combinations(range(3), size)):
+        solved = np.linalg.solve(gram[np.ix_(part, part)], moment[part])
+        value = float(moment[part] @ solved)
         if (solved >= 0).all() and value > best_value:
             best, best_value = np.zeros(3), value
             best[part] = solved
             if len(part) == 3:
                 break
     return float(best[0]), float(best[1]), float(best[2])
-
-
-def times(
-    costs: RoundCosts, rows: int, nodes: NDArray[np.int64], *, by_model: bool
-) -> NDArray[np.float64]:
-    """Return the expected time of a round of each depth, float64 [K + 1].
-
-    Args:
-        costs: of rounds of about so many rows.
-        rows: in the round.
-        nodes: drafted for each row at each depth, int64 [K + 1].
-        by_model: whether each depth takes a draft step.
-    """
-    steps = np.arange(len(nodes)) if by_model else np.zeros(len(nodes))
-    c0, c1, c2 = costs.coefficients
-    seconds: NDArray[np.float64] = c0 + c1 * rows * (1.0 + nodes) + c2 * steps
-    seconds[0] = costs.plain
-    return seconds

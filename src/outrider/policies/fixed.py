@@ -26,4 +26,4 @@ class FixedDepth(Policy):
     def plan(self, knowledge: Any, states: Sequence[SequenceState]) -> DraftPlan:
         """Plan the same depth for each state."""
         del knowledge
-        return self._shape.plan(self._shape.allowed(states))
+        return self._shape.plan(self._shape.allowed(states)[0])

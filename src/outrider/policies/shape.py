@@ -13,6 +13,8 @@ from ..types import trees
 from ..types.plan import DraftTree, StopRule
 from ..types.records import DraftPlan, SequenceState
 
+Limits = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -49,31 +51,29 @@ class Shape:
         levels = [1] * self.deepest if self.tree is None else self.tree.levels[: self.deepest]
         return np.concatenate([[0], np.cumsum(levels)]).astype(np.int64)
 
-    def allowed(self, states: Sequence[SequenceState]) -> NDArray[np.int64]:
-        """The most tokens in a row for each state, int64 [B].
+    def size(self, depth: int) -> int:
+        """Return the number of drafted tokens at one depth; chains may be of any."""
+        return depth if self.tree is None else int(self.nodes[depth])
+
+    def allowed(self, states: Sequence[SequenceState]) -> Limits:
+        """Return the most tokens in a row for each state, and those of a model.
 
         The last token of a round is the correction or the bonus, so that at most remaining - 1
         are drafted. A replayed depth is taken as it is, however deep a chain.
-        """
-        return np.array([self._allowed(state) for state in states], dtype=np.int64)
 
-    def _allowed(self, state: SequenceState) -> int:
-        depth = self.deepest
-        if state.replayed is not None:
-            asked = abs(state.replayed)
-            depth = asked if self.tree is None else min(asked, depth)
-        return max(0, min(depth, state.remaining - 1))
+        Returns:
+            Both, int64 [B], and which rows repeat a recorded depth, bool [B].
+        """
+        asked = [state.replayed for state in states]
+        wanted = [self.deepest if depth is None else abs(depth) for depth in asked]
+        if self.tree is not None:
+            wanted = [min(depth, self.deepest) for depth in wanted]
+        left = [max(0, state.remaining - 1) for state in states]
+        most = np.minimum(np.array(wanted, dtype=np.int64), left)
+        looked_up = [(depth or 0) < 0 for depth in asked]
+        replayed = np.array([depth is not None for depth in asked], dtype=np.bool_)
+        return most, np.where(looked_up, 0, most), replayed
 
     def plan(self, depth: NDArray[np.int64], stop: StopRule | None = None) -> DraftPlan:
         """Make a plan of these depths, int64 [B]."""
         return DraftPlan(depth, self.tree, stop)
-
-
-def replayed_rows(states: Sequence[SequenceState]) -> NDArray[np.bool_]:
-    """Return which rows repeat a recorded depth in this round, bool [B]."""
-    return np.array([state.replayed is not None for state in states], dtype=np.bool_)
-
-
-def looked_up_rows(states: Sequence[SequenceState]) -> NDArray[np.bool_]:
-    """Return which rows repeat a round whose tokens were looked up, bool [B]."""
-    return np.array([(state.replayed or 0) < 0 for state in states], dtype=np.bool_)

@@ -18,8 +18,8 @@ from tests.support.drafter_traits import Drafter
 
 DRAFTERS = {
     "model": Drafter(),
-    "look-up": Drafter(looks_up=True),
-    "both": Drafter(looks_up=True, models=(Drafter(), Drafter(looks_up=True))),
+    "look-up": Drafter(looks_up=True, vocab_size=None),
+    "both": Drafter(looks_up=True),
 }
 CONFIGS: list[dict[str, Any]] = [
     {"depth": "fixed"},

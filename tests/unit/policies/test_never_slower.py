@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from outrider.policies import AdaptiveDepth, FixedDepth, Policy, Shape
+from outrider.policies.account import Account
 from tests.support.simulated import Run, World, decode, sequences
 
 HOPELESS = {
@@ -65,21 +66,14 @@ def test_noisy_times_change_nothing_about_that() -> None:
 
 def forgetful(knowledge: Any) -> Any:
     """Strike out all losses."""
-    batches = tuple(
-        replace(each, account=replace(each.account, loss=0.0)) for each in knowledge.batches
-    )
-    return replace(knowledge, batches=batches)
+    return replace(knowledge, account=replace(knowledge.account, loss=0.0))
 
 
 def unforgiving(knowledge: Any) -> Any:
     """Never let a loss be repaid."""
-    batches = tuple(
-        replace(each, account=replace(each.account, seconds=-1e9, loss=1.0))
-        if each.account.loss > 2 * each.costs.plain
-        else each
-        for each in knowledge.batches
-    )
-    return replace(knowledge, batches=batches)
+    lost = knowledge.account.loss > 2 * knowledge.sizes[0].costs.plain
+    account = Account(seconds=-1e9, loss=1.0) if lost else knowledge.account
+    return replace(knowledge, account=account)
 
 
 def observed(policy: Policy, change: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -128,6 +122,13 @@ def test_a_drafter_that_becomes_useless_loses_little_more_than_it_may() -> None:
     assert late.sum() - len(late) <= 8 + 0.02 * sum(run.seconds) / world.plain_s
 
 
+def test_a_drafter_that_was_found_again_is_given_up_again() -> None:
+    world = World(acceptance=lambda number: 0.9 * (500 <= number < 3000))
+    run = decode(adaptive(), world, sequences(1, 10**6), rounds=5000)
+    assert np.mean(run.depths[2000:3000]) > 3
+    assert sum(depth > 0 for depth in run.depths[-500:]) < 25
+
+
 def test_while_drafting_one_round_in_64_is_plain() -> None:
     run = decode(adaptive(), World(acceptance=0.8), sequences(1, 10**6), rounds=400)
     plain = [number for number, depth in enumerate(run.depths) if not depth]
@@ -150,7 +151,7 @@ def test_rounds_that_read_a_prompt_spoil_no_time() -> None:
         knowledge = decode(
             policy, world, sequences(1, 40, first=first), knowledge=knowledge
         ).knowledge
-    costs = knowledge.batches[0].costs
+    costs = knowledge.sizes[0].costs
     assert costs.plain == pytest.approx(world.plain_s)
     assert costs.seconds(4, 3) == pytest.approx(world.plain_s * 1.435, rel=0.05)
 
@@ -166,3 +167,79 @@ def test_times_may_be_anything(acceptance: float, looks_up: bool) -> None:
         policy = AdaptiveDepth(Shape(16), looks_up=looks_up)
         run = decode(policy, world, sequences(rows, 10**4), rounds=400, seed=rows)
         assert len(run.depths) == 400
+
+
+def test_batches_of_many_sizes_share_what_may_be_lost() -> None:
+    policy, world = adaptive(), HOPELESS["twice the target's cost"]
+    knowledge, lost = policy.start(), 0.0
+    for number in range(200):
+        rows = 1 << number % 5
+        run = decode(
+            policy, world, sequences(rows, 10**6), rounds=8, seed=number, knowledge=knowledge
+        )
+        knowledge, spent = run.knowledge, sum(run.seconds) / world.plain_s - world.prefill
+        lost += 0.98 * spent - sum(run.emitted) / rows
+        assert lost <= 4
+
+
+@pytest.mark.parametrize("name", HOPELESS)
+@pytest.mark.parametrize("looks_up", [False, True])
+def test_a_seeded_request_loses_no_more_if_the_cost_ratio_is_true(
+    name: str, looks_up: bool
+) -> None:
+    world = replace(HOPELESS[name], token=0.02, catching_up=0.0, lookup=lambda n: (n % 3, 0.0))
+    policy = adaptive(cost_ratio=world.step, looks_up=looks_up)
+    run = decode(policy, world, sequences(1, 10**6, seed=1), rounds=2048)
+    assert losses(run, world, 1).max() <= 0
+
+
+def test_a_seeded_request_asks_a_drafter_that_is_never_right_ever_more_rarely() -> None:
+    run = decode(adaptive(), HOPELESS["never right"], sequences(1, 10**6, seed=1), rounds=2048)
+    assert 0 < sum(depth > 0 for depth in run.depths[1024:]) <= 2 * (1 + 1024 // 512)
+
+
+def test_a_seeded_request_finds_a_drafter_that_becomes_good() -> None:
+    run = decode(adaptive(), LATE, sequences(1, 10**6, seed=1), rounds=1600)
+    assert np.mean(run.depths[-100:]) > 3
+
+
+def test_one_round_that_hangs_ends_no_draft() -> None:
+    """A laptop that sleeps: one round takes as long as a thousand."""
+    policy, calls = adaptive(), []
+
+    def observe(knowledge: Any, states: Any, record: Any) -> Any:
+        calls.append(record)
+        return policy.observe(
+            knowledge, states, replace(record, total_s=20.0) if len(calls) == 150 else record
+        )
+
+    run = decode(policy, World(acceptance=0.8), sequences(1, 10**6), rounds=300, observe=observe)
+    assert np.mean(run.depths[200:]) > 2
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_look_ups_that_become_good_are_found(rows: int) -> None:
+    world = World(token=0.3 / rows, lookup=lambda n: (3, 0.0 if n < 500 else 0.95))
+    policy = adaptive(looks_up=True, has_model=False)
+    run = decode(policy, world, sequences(rows, 10**6), rounds=1600)
+    assert np.mean(run.depths[300:500]) < 0.1
+    assert np.mean(run.depths[-100:]) > 1
+
+
+def test_a_request_beside_a_seeded_one_is_drafted_for() -> None:
+    policy, world = adaptive(), World(acceptance=0.8)
+    learnt = decode(policy, world, sequences(2, 10**6), rounds=20).knowledge
+    mixed = sequences(1, 10**6, seed=1) + sequences(1, 10**6, first=1)
+    run = decode(policy, world, mixed, rounds=300, knowledge=learnt)
+    assert np.mean([record.depth[1] for record in run.records[200:]]) > 2
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0.0, "depths": (4,) * 100}, {"seed": 1}], ids=["replayed", "seeded"]
+)
+def test_depths_that_no_clock_chose_are_not_held_against_the_drafter(
+    params: dict[str, Any],
+) -> None:
+    policy, world = adaptive(), World(acceptance=0.4, step=2.0)
+    learnt = decode(policy, world, sequences(1, 10**3, **params), rounds=100).knowledge
+    assert learnt.account.loss <= 0
