@@ -7,6 +7,7 @@ reads the prompt. Peers decode one sequence at a time and take part in batches o
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -20,13 +21,11 @@ from transformers import GenerationConfig
 
 from .. import ModelDrafter, Pair, SamplingParams
 from .options import BenchOptions
-from .race import Lane, Run, Runner, Tokens
+from .race import Run, Runner, Tokens, Turns
 from .records import Candidate
 
 _CONSTANT = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
 """Assistant settings under which every draft has the same length."""
-
-Decode = Callable[[], Run]
 
 
 def runners(options: BenchOptions, pair: Pair, batch: int) -> tuple[list[Runner], list[str]]:
@@ -53,29 +52,31 @@ def runners(options: BenchOptions, pair: Pair, batch: int) -> tuple[list[Runner]
     return found, missing
 
 
-class WholeRequest(Lane):
-    """A request that is decoded at once; a peer's failure is a result, not an error."""
+class Peer(Runner):
+    """Another system: it decodes a request at once, and its failure is a result, not an error."""
 
-    def __init__(self, decode: Decode) -> None:
-        self._decode = decode
-        self._run: Run | None = None
+    whole = True
 
-    def advance(self) -> None:
-        """Decode all."""
+    def turns(
+        self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int
+    ) -> Turns:
+        """Decode a stretch of one prompt."""
+        (prompt,), (asked,) = prompts, params
         try:
-            self._run = self._decode()
+            run = self.decode(prompt, asked, seed)
         except Exception as error:
             # Other systems fail as they like; the others of a race go on.
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            self._run = Run(0.0, 0.0, (), failure=reason)
-        self.running = False
+            run = Run(0.0, 0.0, (), failure=reason)
+        yield run.seconds
+        return run
 
-    def result(self) -> Run:
-        """What came of it."""
-        return self._run or Run(0.0, 0.0, (), failure="interrupted")
+    @abstractmethod
+    def decode(self, prompt: Tokens, asked: SamplingParams, seed: int) -> Run:
+        """Decode a request."""
 
 
-class TransformersRunner(Runner):
+class TransformersRunner(Peer):
     """A way of calling transformers' `generate`.
 
     Args:
@@ -85,8 +86,6 @@ class TransformersRunner(Runner):
         draft: its assistant.
     """
 
-    whole = True
-
     def __init__(self, candidate: Candidate, target: Any, draft: Any = None) -> None:
         self.candidate = candidate
         self._target = target
@@ -95,12 +94,8 @@ class TransformersRunner(Runner):
         fixed = {} if depth is None else {"num_assistant_tokens": depth, **_CONSTANT}
         self._config = GenerationConfig(**fixed)
 
-    def lane(self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int) -> Lane:
-        """At the start of a stretch of one prompt."""
-        (prompt,), (asked,) = prompts, params
-        return WholeRequest(lambda: self._generate(prompt, asked, seed))
-
-    def _generate(self, prompt: Tokens, asked: SamplingParams, seed: int) -> Run:
+    def decode(self, prompt: Tokens, asked: SamplingParams, seed: int) -> Run:
+        """Decode a request."""
         settings: dict[str, Any] = {"max_new_tokens": asked.max_tokens, "pad_token_id": 0}
         if asked.temperature > 0:
             settings |= {"do_sample": True, "temperature": asked.temperature}
@@ -123,7 +118,7 @@ class TransformersRunner(Runner):
         return Run(total_s - first[0], first[0], (emitted,))
 
 
-class LlamaCppRunner(Runner):
+class LlamaCppRunner(Peer):
     """llama-cpp-python on a GGUF file: another model than the target if its weights are rounded.
 
     Args:
@@ -131,19 +126,13 @@ class LlamaCppRunner(Runner):
         path: of the file.
     """
 
-    whole = True
-
     def __init__(self, candidate: Candidate, path: Path) -> None:
         self.candidate = candidate
         self._path = path
         self._llama: Any = None
 
-    def lane(self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int) -> Lane:
-        """At the start of a stretch of one prompt."""
-        (prompt,), (asked,) = prompts, params
-        return WholeRequest(lambda: self._generate(prompt, asked, seed))
-
-    def _generate(self, prompt: Tokens, asked: SamplingParams, seed: int) -> Run:
+    def decode(self, prompt: Tokens, asked: SamplingParams, seed: int) -> Run:
+        """Decode a request."""
         llama = self._loaded(len(prompt) + asked.max_tokens + (self.candidate.depth or 0))
         llama.reset()
         llama.set_seed(seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import product
 from typing import Any
@@ -12,7 +12,7 @@ from .. import Pair, SamplingParams, load
 from ..errors import InvalidConfigError
 from . import peers
 from .environment import environment
-from .options import BenchOptions, Progress, shape_of
+from .options import BenchOptions, Progress, shape_of, silent
 from .prompt_files import Line, lines_of, parse_lines
 from .race import OutriderRunner, Runner, config_of
 from .records import PLAIN, Candidate, Measurement, Results, Workload
@@ -23,43 +23,46 @@ WITHOUT_TREES = ("ngram", "prediction")
 """What finds one continuation only."""
 
 
-def run(options: BenchOptions, report: Progress, load_pair: Callable[..., Pair] = load) -> Results:
-    """See `run_bench`; `load_pair` takes the arguments of `outrider.load`."""
+def run_bench(
+    options: BenchOptions, report: Progress = silent, load_pair: Callable[..., Pair] = load
+) -> Results:
+    """Race the candidates that the options name, with plain decoding always beside them.
+
+    Ctrl-C (KeyboardInterrupt) ends the race: what was measured is returned, with `partial` set.
+
+    Args:
+        options: what to measure.
+        report: called with the steps done, the steps in all and what comes next.
+        load_pair: takes the arguments of `outrider.load`.
+
+    Raises:
+        InvalidConfigError: the options do not fit the models or the prompts.
+        ModelError: a model cannot be loaded.
+    """
     for candidate in _candidates(options, options.drafters or ("draft_model",)):
         config_of(candidate)
     lines = None if options.prompts is None else lines_of(options.prompts)
-    measurements: list[Measurement] = []
-    missing: list[str] = []
-    skipped: list[str] = []
-    found: dict[str, Any] = {}
+    courses: list[_Course] = []
     partial = False
     try:
-        for place, dtype in enumerate(options.dtype or (None,)):
+        for dtype in options.dtype or (None,):
             report(0, 1, f"loading {dtype or 'the models'}")
             pair = load_pair(
                 options.target,
                 options.draft,
                 device=options.device,
                 max_sequences=max(options.batches),
-                **({} if dtype is None else {"dtype": dtype}),
+                dtype=dtype or "auto",
             )
-            course = _Course(options, pair, lines, report)
-            if place == 0:
-                found = environment(course.models, _settings(options))
-            try:
-                for trial in course.trials():
-                    course.measure(trial)
-            finally:
-                measurements += course.measurements
-                missing += course.missing
-                skipped += course.skipped
+            courses.append(_Course(options, pair, lines, report))
+            courses[-1].run()
     except KeyboardInterrupt:
         partial = True
     return Results(
-        environment=found,
-        measurements=tuple(measurements),
-        missing=tuple(dict.fromkeys(missing)),
-        skipped=tuple(dict.fromkeys(skipped)),
+        environment=environment(courses[0].models, _settings(options)) if courses else {},
+        measurements=tuple(each for course in courses for each in course.measurements),
+        missing=tuple(dict.fromkeys(each for course in courses for each in course.missing)),
+        skipped=tuple(dict.fromkeys(each for course in courses for each in course.skipped)),
         partial=partial,
     )
 
@@ -76,7 +79,6 @@ class _Course:
     ) -> None:
         self._options, self._pair, self._report = options, pair, report
         self.models = model_facts(options.target, options.draft, pair)
-        self._dtype = str(self.models["dtype"])
         self.measurements: list[Measurement] = []
         self.missing: list[str] = []
         drafters = options.chosen_drafters(pair.model_drafter is not None)
@@ -89,24 +91,26 @@ class _Course:
         self._failed: set[Candidate] = set()
         self._done, self._total = 0, 1
 
-    def trials(self) -> Iterator[Trial]:
-        """All of them, in the order of the table."""
+    def run(self) -> None:
+        """Measure all trials, in the order of the table."""
+        options = self._options
         trials = [
             Trial(
                 workload=workload,
-                sampling=SamplingParams(max_tokens=self._options.tokens, temperature=temperature),
+                sampling=SamplingParams(max_tokens=options.tokens, temperature=temperature),
                 batch=batch,
-                dtype=self._dtype,
-                repeats=self._options.repeats,
+                dtype=str(self.models["dtype"]),
+                repeats=options.repeats,
             )
             for workload, temperature, batch in product(
-                self._workloads, self._options.temps, self._options.batches
+                self._workloads, options.temps, options.batches
             )
         ]
         self._total = sum(len(trial.stretches) * trial.repeats for trial in trials)
-        yield from trials
+        for trial in trials:
+            self._measure(trial)
 
-    def measure(self, trial: Trial) -> None:
+    def _measure(self, trial: Trial) -> None:
         """Race all candidates; an interrupt leaves the stretches before it."""
         self._report(self._done, self._total, trial.label)
         race = TrialRace(trial, self._runners(trial))
