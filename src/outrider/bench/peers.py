@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
@@ -36,20 +37,37 @@ def runners(options: BenchOptions, pair: Pair, batch: int) -> tuple[list[Runner]
     """
     found: list[Runner] = []
     missing: list[str] = []
-    making: dict[str, Callable[[], tuple[list[Runner], list[str]]]] = {
-        "transformers": lambda: _of_transformers(pair, options.peer_depths),
-        "llama.cpp": lambda: _of_llama_cpp(options.gguf, options.peer_depths),
-    }
     for name in options.peers:
         if name == "none":
             continue
         if batch > 1:
             missing.append(f"{name}: not in batches of {batch}, it decodes one at a time here")
-            continue
-        others, why = making[name]()
-        found += others
-        missing += why
+        elif name == "transformers":
+            target, draft = _twin(pair.target.hf_model), None
+            if isinstance(pair.model_drafter, ModelDrafter):
+                model: Any = pair.model_drafter.model
+                draft = _twin(model.hf_model)
+            else:
+                why = "the tokenizers differ" if pair.model_drafter else "there is no draft"
+                missing.append(f"transformers draft_model: {why}")
+            found += [
+                TransformersRunner(each, target, draft if each.drafter == "draft_model" else None)
+                for each in _candidates(name, options, drafts=draft is not None)
+            ]
+        elif find_spec("llama_cpp") is None or options.gguf is None:
+            missing.append('llama.cpp: not installed: pip install "outrider[llama-cpp]"')
+        else:
+            found += [LlamaCppRunner(each, options.gguf) for each in _candidates(name, options)]
     return found, missing
+
+
+def _candidates(system: str, options: BenchOptions, *, drafts: bool = False) -> Iterator[Candidate]:
+    yield Candidate("none", system=system)
+    for depth in options.peer_depths if drafts else ():
+        yield Candidate("draft_model", depth=depth, system=system)
+    for depth in options.peer_depths:
+        if depth is not None:
+            yield Candidate("ngram", depth=depth, system=system)
 
 
 class Peer(Runner):
@@ -167,47 +185,8 @@ class LlamaCppRunner(Peer):
         return self._llama
 
 
-def _of_transformers(pair: Pair, depths: Sequence[int | None]) -> tuple[list[Runner], list[str]]:
-    target, drafter = _twin(pair.target.hf_model), pair.model_drafter
-    found: list[Runner] = [TransformersRunner(Candidate("none", system="transformers"), target)]
-    missing = []
-    if isinstance(drafter, ModelDrafter):
-        model: Any = drafter.model
-        draft = _twin(model.hf_model)
-        found += [
-            TransformersRunner(
-                Candidate("draft_model", depth=depth, system="transformers"), target, draft
-            )
-            for depth in depths
-        ]
-    else:
-        why = "there is no draft" if drafter is None else "the tokenizers differ"
-        missing.append(f"transformers draft_model: {why}")
-    found += [
-        TransformersRunner(Candidate("ngram", depth=depth, system="transformers"), target)
-        for depth in depths
-        if depth is not None
-    ]
-    return found, missing
-
-
-def _of_llama_cpp(
-    path: Path | None, depths: Sequence[int | None]
-) -> tuple[list[Runner], list[str]]:
-    assert path is not None
-    try:
-        import_module("llama_cpp")
-    except ImportError as error:
-        return [], [f'llama.cpp: not installed ({error}): pip install "outrider[llama-cpp]"']
-    candidates = [Candidate("none", system="llama.cpp")]
-    candidates += [
-        Candidate("ngram", depth=depth, system="llama.cpp") for depth in depths if depth is not None
-    ]
-    return [LlamaCppRunner(candidate, path) for candidate in candidates], []
-
-
 def _twin(hf_model: Any) -> Any:
-    """A model over the same weights, with transformers' own attention and settings of its own."""
+    """Return a model over the same weights, with transformers' own attention and settings of its own."""
     shared = [*hf_model.parameters(), *hf_model.buffers()]
     model = copy.deepcopy(hf_model, {id(tensor): tensor for tensor in shared})
     model.set_attn_implementation("sdpa")

@@ -275,14 +275,12 @@ def _measurement(found: dict[str, Any]) -> Measurement:
     for name in ("seconds", "prompt_s", "tokens"):
         sum(kept[name])
     for name in ("speedup", "low", "high"):
-        if kept[name] is not None:
-            float(kept[name])
+        float(kept[name] or 0)
     if kept["metrics"] is not None:
         kept["metrics"] = SpeculationMetrics(**_record(SpeculationMetrics, kept["metrics"]))
     kept["candidate"] = Candidate(**_record(Candidate, kept["candidate"]))
-    kept["differences"] = tuple(
-        Difference(**_record(Difference, each)) for each in kept.get("differences", ())
-    )
+    differences = kept.get("differences", ())
+    kept["differences"] = tuple(Difference(**_record(Difference, each)) for each in differences)
     return Measurement(**kept)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from math import ceil
 
@@ -69,17 +69,6 @@ class Trial:
         ]
 
 
-@dataclass(slots=True)
-class _Score:
-    """The stretches of one runner so far."""
-
-    runner: Runner
-    runs: list[Run] = field(default_factory=list)
-    compared: bool = False
-    differences: list[list[Difference]] = field(default_factory=list)
-    metrics: SpeculationMetrics | None = None
-
-
 class TrialRace:
     """A trial on its way: stretch by stretch, until all are measured or an interrupt.
 
@@ -100,7 +89,10 @@ class TrialRace:
         self.trial = trial
         self.failed: dict[Runner, str] = {}
         self._watch = watch
-        self._scores = [_Score(runner) for runner in runners]
+        self._runners = list(runners)
+        self._runs: dict[Runner, list[Run]] = {runner: [] for runner in runners}
+        self._found: dict[Runner, list[list[Difference] | None]] = {each: [] for each in runners}
+        self._metrics: dict[Runner, SpeculationMetrics | None] = {}
         self._partial = True
 
     def run(self, done: Callable[[], object] = lambda: None) -> None:
@@ -116,43 +108,41 @@ class TrialRace:
         """Decode a few tokens after prompts that share nothing with the timed ones."""
         prompts = self.trial.stretches[0]
         params = [replace(each, max_tokens=WARM_UP) for each in self.trial.params(prompts)]
-        self._race([prompt.token_ids[::-1] for prompt in prompts], params, 0)
-        for score in self._scores:
-            score.runner.forget_metrics()
+        self._race([prompt.token_ids[::-1] for prompt in prompts], params, 0, None)
+        for runner in self._runners:
+            runner.forget_metrics()
 
     def _stretch(self, index: int, prompts: Sequence[Prompt]) -> None:
         """Race one stretch: all of it counts, or an interrupt left it undone and nothing does."""
         ids, params = [prompt.token_ids for prompt in prompts], self.trial.params(prompts)
         runs = self._race(ids, params, index, self._watch)
-        plain = runs[self._scores[0].runner]
+        plain = runs[self._runners[0]].token_ids
         expected = {
-            runner: self._expected(runner, ids, params, index, plain.token_ids) for runner in runs
+            runner: self._expected(runner, ids, params, index, plain) for runner in self._runners
         }
-        found = {
-            runner: self._differences(prompts, runs[runner].token_ids, ids)
-            for runner, ids in expected.items()
-            if ids is not None
+        differences = {
+            runner: None if due is None else self._differences(prompts, runs[runner], due)
+            for runner, due in expected.items()
         }
-        for score in self._scores:
-            score.runs.append(runs[score.runner])
-            score.compared = score.runner in found
-            score.differences.append(found.get(score.runner, []))
-            score.metrics = score.runner.metrics()
+        for runner in self._runners:
+            self._runs[runner].append(runs[runner])
+            self._found[runner].append(differences[runner])
+            self._metrics[runner] = runner.metrics()
 
     def _race(
         self,
         prompts: Sequence[Tokens],
         params: Sequence[SamplingParams],
         seed: int,
-        watch: Callable[[Sequence[Lane]], object] | None = None,
+        watch: Callable[[Sequence[Lane]], object] | None,
     ) -> dict[Runner, Run]:
-        runners = [score.runner for score in self._scores]
-        runs = dict(zip(runners, race(runners, prompts, params, seed, watch), strict=True))
+        made = race(self._runners, prompts, params, seed, watch)
+        runs = dict(zip(self._runners, made, strict=True))
         self.failed |= {
             runner: run.failure for runner, run in runs.items() if run.failure is not None
         }
-        self._scores = [score for score in self._scores if score.runner not in self.failed]
-        return {score.runner: runs[score.runner] for score in self._scores}
+        self._runners = [runner for runner in self._runners if runner not in self.failed]
+        return runs
 
     def _expected(
         self,
@@ -172,13 +162,13 @@ class TrialRace:
         return None
 
     def _differences(
-        self, prompts: Sequence[Prompt], found: Sequence[Tokens], expected: Sequence[Tokens]
+        self, prompts: Sequence[Prompt], run: Run, expected: Sequence[Tokens]
     ) -> list[Difference]:
         """Find where outputs first differ, and at temperature 0 whether rounding explains it."""
-        plain = self._scores[0].runner
+        plain = self._runners[0]
         greedy = self.trial.sampling.temperature == 0
         differences = []
-        for prompt, own, right in zip(prompts, found, expected, strict=True):
+        for prompt, own, right in zip(prompts, run.token_ids, expected, strict=True):
             for place, (token, due) in enumerate(zip_longest(own, right)):
                 if token == due:
                     continue
@@ -193,19 +183,20 @@ class TrialRace:
 
     def measurements(self) -> list[Measurement]:
         """Return what it comes to: one measurement a candidate, none if no stretch was finished."""
-        count = min(len(score.runs) for score in self._scores)
+        count = min(len(self._runs[runner]) for runner in self._runners)
         stretches = (self.trial.stretches * self.trial.repeats)[:count]
         asked = [
             sum(each.max_tokens for each in self.trial.params(prompts)) for prompts in stretches
         ]
-        return [self._measurement(score, asked) for score in self._scores if asked]
+        return [self._measurement(runner, asked) for runner in self._runners if asked]
 
-    def _measurement(self, score: _Score, asked: list[int]) -> Measurement:
-        count, trial = len(asked), self.trial
-        plain, own = self._scores[0].runs[:count], score.runs[:count]
-        differences = score.differences[:count]
+    def _measurement(self, runner: Runner, asked: list[int]) -> Measurement:
+        trial, baseline = self.trial, self._runners[0]
+        plain, own = (self._runs[each][: len(asked)] for each in (baseline, runner))
+        checked = [each for each in self._found[runner][: len(asked)] if each is not None]
+        timed = [run for run in own if run.round_s]
         found = Measurement(
-            candidate=score.runner.candidate,
+            candidate=runner.candidate,
             workload=trial.workload.name,
             temperature=trial.sampling.temperature,
             batch=trial.batch,
@@ -214,19 +205,18 @@ class TrialRace:
             prompt_s=tuple(run.prompt_s for run in own),
             tokens=tuple(run.tokens for run in own),
             speedup=None,
-            identical=sum(not each for each in differences) if score.compared else None,
-            differences=tuple(each for stretch in differences for each in stretch),
-            lossy=score.runner.lossy,
-            metrics=score.metrics,
+            identical=checked.count([]) if checked else None,
+            differences=tuple(each for stretch in checked for each in stretch),
+            lossy=runner.lossy,
+            metrics=self._metrics[runner],
             latency=latency(
-                [run.round_s for run in own if run.round_s],
-                [run.tokens // trial.batch for run in own if run.round_s],
+                [run.round_s for run in timed], [run.tokens // trial.batch for run in timed]
             ),
             partial=self._partial,
         )
         if not list(found.tokens) == [run.tokens for run in plain] == asked:
             return found
-        if score is self._scores[0]:
+        if runner is baseline:
             return replace(found, speedup=1.0)
         gain = speedup([run.seconds for run in plain], found.seconds, len(trial.stretches))
         return replace(found, speedup=gain.ratio, low=gain.low, high=gain.high)

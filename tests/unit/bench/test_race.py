@@ -303,7 +303,7 @@ def test_llama_cpp_decodes_a_given_file(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_llama_cpp_is_missing_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    monkeypatch.setattr("outrider.bench.peers.find_spec", lambda _name: None)
     options = BenchOptions(peers=("llama.cpp",), gguf=Path("some.gguf"))
     peers, (why,) = runners(options, pair(), 1)
     assert peers == []

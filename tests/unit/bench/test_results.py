@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.results import machine_slug
 from rich.console import Console
 
 from outrider.bench import BenchOptions, Results, silent
-from outrider.bench.environment import environment, machine_slug
+from outrider.bench.environment import environment
 from outrider.bench.formats import as_csv, as_json, as_jsonl, as_vllm
 from outrider.bench.records import PLAIN, Candidate, Difference
 from outrider.bench.run import run_bench
