@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import product
@@ -149,24 +148,39 @@ def model_facts(target: str, draft: str | None, pair: Pair) -> dict[str, str | N
 
 
 def _candidates(options: BenchOptions, drafters: Sequence[str]) -> list[Candidate]:
-    """Every drafter with every method, at every depth, and in every tree that it can draft."""
     drafting = [
         (drafter, layers)
         for drafter in drafters
         for layers in (options.exit_layers if drafter == "early_exit" else (None,))
     ]
-    pairs = list(product(drafting, options.verification))
+    return grid(drafting, options.verification, options.depths, options.trees)
+
+
+def grid(
+    drafting: Sequence[tuple[str, int | None]],
+    methods: Sequence[str],
+    depths: Sequence[int | None],
+    trees: Sequence[str],
+) -> list[Candidate]:
+    """List every drafter with every method, at every depth, and in every tree that it can draft.
+
+    Args:
+        drafting: drafters, and of how many of the target's layers.
+        methods: of verification.
+        depths: tokens drafted in a row; None is adaptive.
+        trees: as `shape_of` reads them.
+    """
+    pairs = list(product(drafting, methods))
     chains = [
         Candidate(drafter, method, depth, exit_layers=layers)
-        for ((drafter, layers), method), depth in product(pairs, options.depths)
+        for ((drafter, layers), method), depth in product(pairs, depths)
     ]
-    shapes = [shape_of(tree) for tree in options.trees]
-    trees = [
+    branching = [
         Candidate(drafter, method, len(shape), shape, layers)
-        for ((drafter, layers), method), shape in product(pairs, shapes)
+        for ((drafter, layers), method), shape in product(pairs, map(shape_of, trees))
         if drafter not in WITHOUT_TREES
     ]
-    return [*chains, *trees]
+    return [*chains, *branching]
 
 
 def _workloads(options: BenchOptions, pair: Pair, lines: Sequence[Line] | None) -> list[Workload]:
@@ -186,12 +200,15 @@ def _workloads(options: BenchOptions, pair: Pair, lines: Sequence[Line] | None) 
 
 def _settings(options: BenchOptions) -> dict[str, Any]:
     """The options as JSON takes them, defaults filled in."""
-    made = {
-        **asdict(options),
+    made = asdict(options) | {
         "workloads": None if options.prompts else options.chosen_workloads,
         "max_tokens": options.tokens,
         "prompts": options.prompts and options.prompts.name,
         "gguf": options.gguf and options.gguf.name,
     }
-    given = {name: value for name, value in made.items() if value is not None}
-    return dict(json.loads(json.dumps(given)))
+    # Lists, as they are read back from JSON.
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in made.items()
+        if value is not None
+    }

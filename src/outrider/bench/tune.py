@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
 from math import prod
 from typing import Any
 
@@ -18,11 +17,11 @@ from .. import Pair, SamplingParams, load
 from ..errors import InvalidConfigError
 from .engine_flags import Export, export
 from .environment import environment
-from .options import Progress, TuneOptions, shape_of, silent
+from .options import Progress, TuneOptions, silent
 from .prompt_files import lines_of, parse_lines
 from .race import OutriderRunner, config_of
 from .records import PLAIN, Candidate, Measurement, Workload
-from .run import WITHOUT_TREES, model_facts
+from .run import grid, model_facts
 from .speedup import Speedup, speedup
 from .trial import Trial, TrialRace, fitting
 from .workloads import built_in
@@ -120,8 +119,8 @@ def run_tune(
         InvalidConfigError: the options do not fit the models or the prompts.
         ModelError: a model cannot be loaded.
     """
-    grid = candidates(options)
-    for candidate in grid:
+    field = candidates(options)
+    for candidate in field:
         config_of(candidate)
     lines = None if options.prompts is None else lines_of(options.prompts)
     report(0, 1, "loading the models")
@@ -146,7 +145,7 @@ def run_tune(
     search = _Search(options, pair, workload, report)
     partial = False
     try:
-        search.run(grid)
+        search.run(field)
     except KeyboardInterrupt:
         partial = True
     best, gain = search.best()
@@ -180,19 +179,10 @@ def candidates(options: TuneOptions) -> list[Candidate]:
     default = Candidate(options.chosen_drafters[0], options.verifications[0])
     if "hybrid" in options.chosen_drafters:
         default = replace(default, drafter="hybrid")
-    pairs = list(product(options.chosen_drafters, options.verifications))
-    chains = [
-        Candidate(drafter, method, depth)
-        for drafter, method in pairs
-        for depth in (None, *options.depths)
-    ]
-    trees = [
-        Candidate(drafter, method, len(shape_of(tree)), shape_of(tree))
-        for drafter, method in pairs
-        for tree in options.trees
-        if drafter not in WITHOUT_TREES
-    ]
-    return list(dict.fromkeys([default, *chains, *trees]))
+    drafting = [(drafter, None) for drafter in options.chosen_drafters]
+    depths = (None, *options.depths)
+    tried = grid(drafting, options.verifications, depths, options.trees)
+    return list(dict.fromkeys([default, *tried]))
 
 
 class _Search:
@@ -208,13 +198,12 @@ class _Search:
         self.finalists: list[Candidate] = []
         self.final: list[Measurement] = []
 
-    def run(self, grid: Sequence[Candidate]) -> None:
+    def run(self, field: list[Candidate]) -> None:
         """Halve the field until `checks` are left, then race these and the default at length."""
-        default, checks = grid[0], self._options.checks
-        rounds = _halvings(len(grid), checks)
+        default, checks = field[0], self._options.checks
+        rounds = _halvings(len(field), checks)
         steps = sum(-(-count // GROUP) for count, _ in rounds)
         self._total = (steps + 1) * len(self._options.temp)
-        field = list(grid)
         for count, share in rounds:
             what = f"{count} candidates, {share:.0%} of the tokens"
             for first in range(0, len(field), GROUP):

@@ -122,7 +122,7 @@ def demo(
                     on_round(record)
 
         if screen is not None:
-            screen.title(loaded.headline(config))
+            screen.title(loaded.facts, config)
         with console.status("racing") if screen is None else screen.live:
             for temperature in asked:
                 trial = Trial(

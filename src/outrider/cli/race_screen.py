@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Group
 from rich.live import Live
@@ -19,6 +19,7 @@ from .terminal import colored, output, piece
 if TYPE_CHECKING:
     from ..bench import Measurement, Results
     from ..bench.race import Lane, OutriderRunner
+    from ..config.params import SpeculativeConfig
     from ..engine.outputs import Origin, StreamEvent
 
 HEIGHT = 12
@@ -46,11 +47,15 @@ class Screen:
         self.live = Live(console=self.console, auto_refresh=False)
         self._drawn = 0.0
 
-    def title(self, facts: Sequence[str]) -> None:
+    def title(self, facts: Mapping[str, Any], config: SpeculativeConfig) -> None:
         """Print what races."""
         self.console.print(Text(f"outrider {__version__}: plain against speculative", "bold"))
-        for fact in facts:
-            self.console.print(Text(fact, style="dim"))
+        for line in (
+            f"target {facts['target']}, {facts['device']}, {facts['dtype']}",
+            f"method {facts['method']}, {facts['draft'] or 'no draft model'}, up to "
+            f"{config.deepest} tokens a round, {config.verification} verification",
+        ):
+            self.console.print(Text(line, style="dim"))
 
     def draw(self, where: str, lanes: Sequence[Lane]) -> None:
         """Draw both lanes, on a terminal now and then, and at their end everywhere."""
@@ -99,8 +104,7 @@ class Screen:
 
 
 def _events(lane: Lane) -> list[StreamEvent]:
-    runner: OutriderRunner = lane.runner  # type: ignore[assignment]
-    return runner.events
+    return cast("OutriderRunner", lane.runner).events
 
 
 def sameness(found: Measurement) -> str:
