@@ -24,14 +24,25 @@ replaces its own entry only.
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.environment import machine_slug
 from outrider.errors import InvalidConfigError
 
 SCHEMA = 1
 FOLDER = Path(__file__).parent / "results"
+
+
+def machine_slug(found: Mapping[str, Any]) -> str:
+    """Make a short name for a machine's results, such as "amd-epyc-9r14-2-cores"."""
+    if "gpu" in found:
+        text = str(found["gpu"])
+    else:
+        model = re.sub(r"\(.*?\)|CPU.*|@.*|\d+-Core.*|Processor.*", " ", str(found["cpu"]))
+        text = f"{model} {found['cores']} cores"
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def save(name: str, found: dict[str, Any], folder: Path | None = None) -> Path:

@@ -9,19 +9,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from .records import Candidate
-
-LOOKUPS = ("ngram", "suffix")
-BLOCK = ("block", "traversal")
-
-_SUFFIX = "the texts that suffix drafting remembers do not carry over: that engine starts empty"
-_TREE = "the tree does not carry over: a chain of its depth is drafted"
-_BLOCK = "block verification does not carry over: tokens are verified one by one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +24,7 @@ class Export:
     Attributes:
         system: "vllm", "sglang", "llama.cpp" or "transformers".
         text: what to paste: flags, or JSON.
-        settings: the same, as JSON takes them; empty where nothing is to be set.
+        settings: the same, as JSON takes them.
         notes: what does not carry over, and what to mind.
     """
 
@@ -44,7 +37,7 @@ class Export:
 def export(
     system: str, candidate: Candidate, *, target: str, draft: str | None, depth: int
 ) -> Export:
-    """Write a configuration for another engine; plain decoding sets nothing.
+    """Write a configuration that drafts for another engine.
 
     Args:
         system: "vllm", "sglang", "llama.cpp" or "transformers".
@@ -52,123 +45,118 @@ def export(
         target, draft: path or hub id of the models.
         depth: tokens to draft, where the candidate's own depth is adaptive.
     """
-    if candidate.plain:
-        return Export(system, "", {}, ("turn it off: set nothing",))
-    making: dict[str, Callable[..., Export]] = {
-        "vllm": _vllm,
-        "sglang": _sglang,
-        "llama.cpp": _llama_cpp,
-        "transformers": _transformers,
-    }
-    made = making[system](candidate, target, draft or "DRAFT", candidate.depth or depth)
-    notes = list(made.notes)
+    depth = candidate.depth or depth
+    name = "model" if candidate.drafter in ("draft_model", "hybrid") else candidate.drafter
+    values: dict[Any, Any] = {_DEPTH: depth, _DRAFT: draft or "DRAFT"}
+    values[_GGUF] = f"{values[_DRAFT]}.gguf"
+    values[_RULE] = "block" if _by_blocks(candidate) else "standard"
+    shape = candidate.tree or (1,) * depth
+    values[_WIDTH] = max(shape)
+    values[_NODES] = 1 + sum(prod(shape[: level + 1]) for level in range(len(shape)))
+    settings = {flag: values.get(value, value) for flag, value in _SETTINGS[system, name].items()}
+    flags = " ".join(f"--{flag} {shlex.quote(str(value))}" for flag, value in settings.items())
+    text = {
+        "vllm": f"vllm serve {shlex.quote(target)} --speculative-config "
+        + shlex.quote(json.dumps(settings)),
+        "sglang": f"python -m sglang.launch_server --model-path {shlex.quote(target)} {flags}",
+        "llama.cpp": f"llama-server -m {shlex.quote(target + '.gguf')} {flags}",
+        "transformers": json.dumps(settings),
+    }[system]
+    return Export(system, text, settings, tuple(_notes(system, name, candidate, depth)))
+
+
+def _by_blocks(candidate: Candidate) -> bool:
+    return candidate.verification in ("block", "traversal")
+
+
+_DEPTH, _DRAFT, _GGUF, _RULE, _WIDTH, _NODES = (
+    "<depth>",
+    "<draft>",
+    "<gguf>",
+    "<rule>",
+    "<w>",
+    "<n>",
+)
+"""Places for what depends on the candidate."""
+
+_SGLANG_NGRAM = {"speculative-algorithm": "NGRAM", "speculative-num-draft-tokens": _DEPTH}
+_LLAMA_NGRAM = {
+    "spec-type": "ngram-simple",
+    "spec-ngram-simple-size-n": 3,
+    "spec-ngram-simple-size-m": _DEPTH,
+}
+_LOOKUP = {"prompt_lookup_num_tokens": _DEPTH, "max_matching_ngram_size": 5}
+_SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
+    ("vllm", "ngram"): {
+        "method": "ngram",
+        "num_speculative_tokens": _DEPTH,
+        "prompt_lookup_max": 5,
+        "prompt_lookup_min": 1,
+    },
+    ("vllm", "suffix"): {
+        "method": "suffix",
+        "num_speculative_tokens": _DEPTH,
+        "suffix_decoding_max_spec_factor": 2.0,
+        "suffix_decoding_min_token_prob": 0.1,
+    },
+    ("vllm", "model"): {
+        "method": "draft_model",
+        "model": _DRAFT,
+        "num_speculative_tokens": _DEPTH,
+        "draft_sample_method": "probabilistic",
+        "rejection_sample_method": _RULE,
+    },
+    ("sglang", "ngram"): _SGLANG_NGRAM,
+    ("sglang", "suffix"): _SGLANG_NGRAM,
+    ("sglang", "model"): {
+        "speculative-algorithm": "STANDALONE",
+        "speculative-draft-model-path": _DRAFT,
+        "speculative-num-steps": _DEPTH,
+        "speculative-eagle-topk": _WIDTH,
+        "speculative-num-draft-tokens": _NODES,
+    },
+    ("llama.cpp", "ngram"): _LLAMA_NGRAM,
+    ("llama.cpp", "suffix"): _LLAMA_NGRAM,
+    ("llama.cpp", "model"): {
+        "spec-type": "draft-simple",
+        "spec-draft-model": _GGUF,
+        "spec-draft-n-max": _DEPTH,
+        "spec-draft-n-min": 0,
+        "spec-draft-p-min": 0,
+    },
+    ("transformers", "ngram"): _LOOKUP,
+    ("transformers", "suffix"): _LOOKUP,
+    ("transformers", "model"): {
+        "num_assistant_tokens": _DEPTH,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,
+    },
+}
+
+
+def _notes(system: str, name: str, candidate: Candidate, depth: int) -> Iterator[str]:
+    """What does not carry over, and what to mind."""
+    blocks, model = _by_blocks(candidate), name == "model"
+    if system == "vllm" and model and blocks:
+        yield "versions without rejection_sample_method verify token by token: drop it"
+    if system == "sglang" and not model:
+        yield "its n-gram cache is not prompt lookup: drafts differ, and it needs CUDA"
+    if system == "llama.cpp":
+        yield "models are GGUF files: convert them; older builds have other names for the flags"
+        yield "a draft is kept where it is the token that the target samples"
+    if system == "transformers":
+        yield "one sequence at a time: assisted generation does not decode batches"
+        whose = "assistant's, given as assistant_model" if model else "target's"
+        yield f"goes into the generation_config of a model: the {whose}"
+    if blocks and system in ("sglang", "transformers"):
+        yield "block verification does not carry over: tokens are verified one by one"
+    if candidate.tree is not None:
+        kept = "the draft's confidence grows it" if system == "sglang" else "a chain is drafted"
+        yield f"the tree's shape does not carry over: {kept}"
     if candidate.depth is None:
-        notes.append(f"adaptive depth does not carry over: k = {depth} was the best fixed depth")
+        yield f"adaptive depth does not carry over: k = {depth} was the best fixed depth"
     if candidate.drafter == "hybrid":
-        notes.append("the hybrid drafter does not carry over: its draft model drafts alone")
-    if candidate.tree is not None and system != "sglang":
-        notes.append(_TREE)
+        yield "the hybrid drafter does not carry over: its draft model drafts alone"
     if candidate.drafter == "suffix":
-        notes.append(_SUFFIX)
-    notes.append("speeds were measured with Outrider: another engine's costs are its own")
-    return Export(system, made.text, made.settings, tuple(notes))
-
-
-def _vllm(candidate: Candidate, target: str, draft: str, depth: int) -> Export:
-    settings: dict[str, Any] = {"num_speculative_tokens": depth}
-    notes = []
-    if candidate.drafter == "ngram":
-        settings |= {"method": "ngram", "prompt_lookup_max": 5, "prompt_lookup_min": 1}
-    elif candidate.drafter == "suffix":
-        settings |= {
-            "method": "suffix",
-            "suffix_decoding_max_spec_factor": 2.0,
-            "suffix_decoding_min_token_prob": 0.1,
-        }
-    else:
-        block = candidate.verification in BLOCK
-        settings |= {
-            "method": "draft_model",
-            "model": draft,
-            "draft_sample_method": "probabilistic",
-            "rejection_sample_method": "block" if block else "standard",
-        }
-        if block:
-            notes.append("versions without rejection_sample_method verify token by token: drop it")
-    config = shlex.quote(json.dumps(settings))
-    text = f"vllm serve {shlex.quote(target)} --speculative-config {config}"
-    return Export("vllm", text, settings, tuple(notes))
-
-
-def _sglang(candidate: Candidate, target: str, draft: str, depth: int) -> Export:
-    settings: dict[str, Any]
-    notes = [_BLOCK] if candidate.verification in BLOCK else []
-    if candidate.drafter in LOOKUPS:
-        settings = {"speculative-algorithm": "NGRAM", "speculative-num-draft-tokens": depth}
-        notes.append("its n-gram cache is not prompt lookup: drafts differ, and it needs CUDA")
-    else:
-        shape = candidate.tree or ()
-        nodes = sum(prod(shape[: level + 1]) for level in range(len(shape))) or depth
-        settings = {
-            "speculative-algorithm": "STANDALONE",
-            "speculative-draft-model-path": draft,
-            "speculative-num-steps": depth,
-            "speculative-eagle-topk": max(shape, default=1),
-            "speculative-num-draft-tokens": nodes + 1,
-        }
-        if shape:
-            notes.append("the tree's shape does not carry over: the draft's confidence grows it")
-    text = f"python -m sglang.launch_server --model-path {shlex.quote(target)} {_flags(settings)}"
-    return Export("sglang", text, settings, tuple(notes))
-
-
-def _llama_cpp(candidate: Candidate, target: str, draft: str, depth: int) -> Export:
-    settings: dict[str, Any]
-    notes = [
-        "models are GGUF files: convert them",
-        "a draft is kept where it is the token that the target samples; other verification does "
-        "not carry over",
-    ]
-    if candidate.drafter in LOOKUPS:
-        settings = {
-            "spec-type": "ngram-simple",
-            "spec-ngram-simple-size-n": 3,
-            "spec-ngram-simple-size-m": depth,
-        }
-        notes.append("it looks for matches of one length only: try other values of size-n")
-    else:
-        settings = {
-            "spec-type": "draft-simple",
-            "spec-draft-model": f"{draft}.gguf",
-            "spec-draft-n-max": depth,
-            "spec-draft-n-min": 0,
-            "spec-draft-p-min": 0,
-        }
-        notes.append("older builds: --model-draft, --draft-max, --draft-min and --draft-p-min")
-    text = f"llama-server -m {shlex.quote(target + '.gguf')} {_flags(settings)}"
-    return Export("llama.cpp", text, settings, tuple(notes))
-
-
-def _transformers(candidate: Candidate, _target: str, draft: str, depth: int) -> Export:
-    settings: dict[str, Any]
-    notes = ["one sequence at a time: assisted generation does not decode batches"]
-    if candidate.verification in BLOCK:
-        notes.append(_BLOCK)
-    if candidate.drafter in LOOKUPS:
-        settings = {"prompt_lookup_num_tokens": depth, "max_matching_ngram_size": 5}
-        notes.append("goes into the target's generation_config")
-    else:
-        settings = {
-            "num_assistant_tokens": depth,
-            "num_assistant_tokens_schedule": "constant",
-            "assistant_confidence_threshold": 0.0,
-        }
-        notes.append(
-            f"goes into the generation_config of the assistant ({draft}); then "
-            "target.generate(..., assistant_model=assistant)"
-        )
-    return Export("transformers", json.dumps(settings), settings, tuple(notes))
-
-
-def _flags(settings: dict[str, Any]) -> str:
-    return " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in settings.items())
+        yield "the texts that suffix drafting remembers do not carry over: that engine starts empty"
+    yield "speeds were measured with Outrider: another engine's costs are its own"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import subprocess
+import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -47,25 +47,16 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     found: dict[str, Any] = {
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _processor(),
-        "cores": _usable_cores(),
+        # Not every system says which cores a process may use.
+        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
     }
     if device.startswith("cuda"):
         found["gpu"] = torch.cuda.get_device_name(torch.device(device))
     return found
 
 
-def machine_slug(found: Mapping[str, Any]) -> str:
-    """A short name for a machine's results, such as "amd-epyc-9r14-2-cores"."""
-    if "gpu" in found:
-        text = str(found["gpu"])
-    else:
-        model = re.sub(r"\(.*?\)|CPU.*|@.*|\d+-Core.*|Processor.*", " ", str(found["cpu"]))
-        text = f"{model} {found['cores']} cores"
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-
-
 def commit() -> str | None:
-    """The git commit of the source, with "-dirty" if it was changed since; None if unknown."""
+    """Return the git commit of the source, with "-dirty" if it was changed since; None if unknown."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
@@ -77,14 +68,6 @@ def commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return found.stdout.strip() or None
-
-
-def _usable_cores() -> int | None:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        # Not every system says which cores a process may use.
-        return os.cpu_count()
 
 
 def _processor() -> str:

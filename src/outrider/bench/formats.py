@@ -35,15 +35,21 @@ def as_csv(results: Results) -> str:
 
 
 def as_vllm(results: Results) -> str:
-    """Write a line of JSON for each measurement with the fields of `vllm bench serve`, no others.
+    """Write a line of JSON for each measurement with the fields of `vllm bench serve` alone.
 
     Its `label` field names the candidate and the trial.
     """
     return "".join(json.dumps(_vllm(found)) + "\n" for found in results.measurements)
 
 
+_METRICS = (
+    *("acceptance_rate", "acceptance_length", "per_position", "rounds", "draft_rounds"),
+    *("drafted", "accepted", "draft_s", "target_s", "total_s"),
+)
+
+
 def row(found: Measurement) -> dict[str, Any]:
-    """A measurement as flat fields, the same for every measurement."""
+    """Return a measurement as flat fields, the same for every measurement."""
     candidate, metrics = found.candidate, found.metrics
     return {
         "candidate": candidate.label,
@@ -69,16 +75,7 @@ def row(found: Measurement) -> dict[str, Any]:
         "stretches": len(found.tokens),
         "partial": found.partial,
         "lossy": found.lossy,
-        "acceptance_rate": metrics and metrics.acceptance_rate,
-        "acceptance_length": metrics and metrics.acceptance_length,
-        "per_position": metrics and list(metrics.per_position),
-        "rounds": metrics and metrics.rounds,
-        "draft_rounds": metrics and metrics.draft_rounds,
-        "drafted": metrics and metrics.drafted,
-        "accepted": metrics and metrics.accepted,
-        "draft_s": metrics and metrics.draft_s,
-        "target_s": metrics and metrics.target_s,
-        "total_s": metrics and metrics.total_s,
+        **{name: metrics and getattr(metrics, name) for name in _METRICS},
     }
 
 
@@ -112,4 +109,4 @@ def _vllm(found: Measurement) -> dict[str, Any]:
 
 
 def _flat(value: Any) -> Any:
-    return " ".join(f"{each:.4f}" for each in value) if isinstance(value, list) else value
+    return " ".join(f"{each:.4f}" for each in value) if isinstance(value, tuple) else value

@@ -1,4 +1,4 @@
-"""The options of `outrider bench`, `outrider tune` and `outrider report`, as frozen records.
+"""The options of `outrider bench` and `outrider tune`, as frozen records.
 
 The command line makes its flags of these fields and their docstrings; tuples are written with
 commas between their values. Nothing here loads a framework.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ..errors import InvalidConfigError
 
@@ -57,7 +57,7 @@ class BenchOptions:
     workloads: tuple[Workloads, ...] | None = None
     """Kinds of built-in prompts (default: all; with --quick code, json and random)."""
     prompts: Path | None = None
-    """A JSONL file in their place: rows with a prompt, Spec-Bench rows, or OpenAI batch requests."""
+    """A JSONL file in their place: rows with a prompt, of Spec-Bench, or OpenAI batch requests."""
     prompts_per_workload: int = 4
     """How many built-in prompts of each kind."""
     max_tokens: int | None = None
@@ -82,19 +82,18 @@ class BenchOptions:
     """Other systems on the same weights, or none. With peers candidates take turns by whole
     requests, without them by rounds, which a noisy machine disturbs less."""
     peer_k: tuple[Depth, ...] | None = None
-    """Depths of the peers' drafts; adaptive is their own heuristic (default: as -k, and adaptive)."""
+    """Depths of the peers' drafts; adaptive is their own heuristic (default: as -k, and that)."""
     gguf: Path | None = None
     """The target as a GGUF file, for the peer llama.cpp."""
 
     def __post_init__(self) -> None:
-        _check_positive(self, "prompts_per_workload", "max_tokens", "repeats")
-        for name in ("workloads", "drafters", "verification", "k", "temps", "batches", "peers"):
-            _check_list(name, getattr(self, name))
-        for name in ("exit_layers", "batches"):
-            _check_counts(name, getattr(self, name))
-        for name in ("k", "peer_k"):
-            _check_depths(name, getattr(self, name) or ())
-        _check_temperatures("temps", self.temps)
+        _check_counts(self, "prompts_per_workload", "max_tokens", "repeats")
+        _check_lists(
+            self, "workloads", "drafters", "verification", "k", "temps", "batches", "peers"
+        )
+        _check_items(self, _is_count, "integers >= 1", "exit_layers", "batches")
+        _check_items(self, _is_depth, _DEPTHS, "k", "peer_k")
+        _check_items(self, _is_temperature, _TEMPERATURES, "temps")
         for tree in self.trees:
             shape_of(tree)
         drafters = self.drafters or ()
@@ -102,17 +101,11 @@ class BenchOptions:
             expected = f"draft_model beside {self.lossy[0]}, which takes a model's drafts alone"
             raise InvalidConfigError("drafters", "hybrid", expected)
         if ("early_exit" in drafters) != bool(self.exit_layers):
-            raise InvalidConfigError(
-                "exit_layers",
-                self.exit_layers,
-                "layers exactly if early_exit is among the drafters",
-            )
+            expected = "layers exactly if early_exit is among the drafters"
+            raise InvalidConfigError("exit_layers", self.exit_layers, expected)
         if "prediction" in drafters and self.prompts is None:
-            raise InvalidConfigError(
-                "drafters",
-                "prediction",
-                'a file of prompts beside it, with "prediction" in its rows',
-            )
+            expected = 'a file of prompts beside it, with "prediction" in its rows'
+            raise InvalidConfigError("drafters", "prediction", expected)
         if "llama.cpp" in self.peers and self.gguf is None:
             raise InvalidConfigError("peers", "llama.cpp", "the target as a GGUF file in gguf")
 
@@ -125,8 +118,7 @@ class BenchOptions:
     def chosen_workloads(self) -> tuple[str, ...]:
         """The kinds of built-in prompts, defaults filled in."""
         quick = ("code", "json", "random")
-        usual = ("code", "editing", "json", "quote", "chat", "random")
-        return self.workloads or (quick if self.quick else usual)
+        return self.workloads or (quick if self.quick else get_args(Workloads))
 
     @property
     def tokens(self) -> int:
@@ -146,7 +138,7 @@ class BenchOptions:
         return tuple(dict.fromkeys((*self.depths, None)))
 
     def chosen_drafters(self, has_model: bool) -> tuple[str, ...]:
-        """What drafts, defaults filled in, for a pair with or without a draft model."""
+        """Return what drafts, defaults filled in, for a pair with or without a draft model."""
         if self.drafters is not None:
             return self.drafters
         if not has_model:
@@ -205,22 +197,18 @@ class TuneOptions:
     """Engines in whose words the recommendation is written, too."""
 
     def __post_init__(self) -> None:
-        _check_positive(self, "max_prompts", "batch", "checks", "repeats")
+        _check_counts(self, "max_prompts", "batch", "checks", "repeats")
         if self.max_tokens < 8:
             raise InvalidConfigError("max_tokens", self.max_tokens, "an integer >= 8")
-        for name in ("drafters", "verifications", "depths", "temp"):
-            _check_list(name, getattr(self, name))
-        for name in self.verifications:
-            if name in LOSSY:
-                raise InvalidConfigError("verifications", name, "lossless methods")
-        _check_counts("depths", self.depths)
-        _check_temperatures("temp", self.temp)
+        _check_lists(self, "drafters", "verifications", "depths", "temp")
+        _check_items(self, lambda name: name not in LOSSY, "lossless methods", "verifications")
+        _check_items(self, _is_count, "integers >= 1", "depths")
+        _check_items(self, _is_temperature, _TEMPERATURES, "temp")
         for tree in self.shape:
             shape_of(tree)
         if not self.has_model:
-            for drafter in self.drafters or ():
-                if drafter in WITH_MODEL:
-                    raise InvalidConfigError("drafters", drafter, "a draft model beside it")
+            lookups = {"ngram", "suffix"}
+            _check_items(self, lookups.__contains__, "a draft model beside it", "drafters")
 
     @property
     def has_model(self) -> bool:
@@ -239,18 +227,8 @@ class TuneOptions:
         return () if self.no_trees else self.shape
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportOptions:
-    """What `outrider report` reads and writes."""
-
-    file: Path
-    """A trace that --trace wrote, or a result.json of `outrider bench`."""
-    out: Path | None = None
-    """The folder for the page (default: beside the file, under its name and -report)."""
-
-
 def shape_of(tree: str) -> tuple[int, ...]:
-    """The children at each depth that a text such as 2x2x1 names.
+    """Read the children at each depth that a text such as 2x2x1 names.
 
     Raises:
         InvalidConfigError: it is no such text.
@@ -269,38 +247,41 @@ def _depths(given: tuple[Depth, ...]) -> tuple[int | None, ...]:
     return tuple(None if depth == "adaptive" else depth for depth in given)
 
 
-def _check_positive(options: Any, *names: str) -> None:
-    known = {field.name for field in fields(options)}
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _is_depth(value: object) -> bool:
+    return value == "adaptive" or _is_count(value)
+
+
+def _is_temperature(value: float) -> bool:
+    return value == 0 or 1e-6 <= value <= 1e30
+
+
+def _check_counts(options: Any, *names: str) -> None:
     for name in names:
-        assert name in known
         value = getattr(options, name)
-        if value is not None and (type(value) is not int or value < 1):
+        if value is not None and not _is_count(value):
             raise InvalidConfigError(name, value, "an integer >= 1")
 
 
-def _check_list(name: str, values: tuple[object, ...] | None) -> None:
-    if values is None:
-        return
-    if not values:
-        raise InvalidConfigError(name, values, "at least one value")
-    if len(set(values)) < len(values):
-        raise InvalidConfigError(name, values, "each value only once")
+def _check_lists(options: Any, *names: str) -> None:
+    """Refuse lists that are empty or name a value twice; None is the default."""
+    for name in names:
+        values = getattr(options, name)
+        if values == ():
+            raise InvalidConfigError(name, values, "at least one value")
+        if values is not None and len(set(values)) < len(values):
+            raise InvalidConfigError(name, values, "each value only once")
 
 
-def _check_counts(name: str, values: tuple[int, ...]) -> None:
-    for value in values:
-        if type(value) is not int or value < 1:
-            raise InvalidConfigError(name, value, "integers >= 1")
+def _check_items(options: Any, good: Callable[[Any], bool], expected: str, *names: str) -> None:
+    for name in names:
+        for value in getattr(options, name) or ():
+            if not good(value):
+                raise InvalidConfigError(name, value, expected)
 
 
-def _check_depths(name: str, values: tuple[Depth, ...]) -> None:
-    for value in values:
-        if value != "adaptive" and (type(value) is not int or value < 1):
-            expected = "integers >= 1, or adaptive; plain decoding always takes part"
-            raise InvalidConfigError(name, value, expected)
-
-
-def _check_temperatures(name: str, values: tuple[float, ...]) -> None:
-    for value in values:
-        if not (value == 0 or 1e-6 <= value <= 1e30):
-            raise InvalidConfigError(name, value, "0, or a number from 1e-6 to 1e30")
+_DEPTHS = "integers >= 1, or adaptive; plain decoding always takes part"
+_TEMPERATURES = "0, or a number from 1e-6 to 1e30"

@@ -7,9 +7,11 @@ reads the prompt. Peers decode one sequence at a time and take part in batches o
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
@@ -20,13 +22,11 @@ from transformers import GenerationConfig
 
 from .. import ModelDrafter, Pair, SamplingParams
 from .options import BenchOptions
-from .race import Lane, Run, Runner, Tokens
+from .race import Run, Runner, Tokens, Turns
 from .records import Candidate
 
 _CONSTANT = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
 """Assistant settings under which every draft has the same length."""
-
-Decode = Callable[[], Run]
 
 
 def runners(options: BenchOptions, pair: Pair, batch: int) -> tuple[list[Runner], list[str]]:
@@ -37,45 +37,64 @@ def runners(options: BenchOptions, pair: Pair, batch: int) -> tuple[list[Runner]
     """
     found: list[Runner] = []
     missing: list[str] = []
-    making: dict[str, Callable[[], tuple[list[Runner], list[str]]]] = {
-        "transformers": lambda: _of_transformers(pair, options.peer_depths),
-        "llama.cpp": lambda: _of_llama_cpp(options.gguf, options.peer_depths),
-    }
     for name in options.peers:
         if name == "none":
             continue
         if batch > 1:
             missing.append(f"{name}: not in batches of {batch}, it decodes one at a time here")
-            continue
-        others, why = making[name]()
-        found += others
-        missing += why
+        elif name == "transformers":
+            target, draft = _twin(pair.target.hf_model), None
+            if isinstance(pair.model_drafter, ModelDrafter):
+                model: Any = pair.model_drafter.model
+                draft = _twin(model.hf_model)
+            else:
+                why = "the tokenizers differ" if pair.model_drafter else "there is no draft"
+                missing.append(f"transformers draft_model: {why}")
+            found += [
+                TransformersRunner(each, target, draft if each.drafter == "draft_model" else None)
+                for each in _candidates(name, options, drafts=draft is not None)
+            ]
+        elif find_spec("llama_cpp") is None or options.gguf is None:
+            missing.append('llama.cpp: not installed: pip install "outrider[llama-cpp]"')
+        else:
+            found += [LlamaCppRunner(each, options.gguf) for each in _candidates(name, options)]
     return found, missing
 
 
-class WholeRequest(Lane):
-    """A request that is decoded at once; a peer's failure is a result, not an error."""
+def _candidates(system: str, options: BenchOptions, *, drafts: bool = False) -> Iterator[Candidate]:
+    yield Candidate("none", system=system)
+    for depth in options.peer_depths if drafts else ():
+        yield Candidate("draft_model", depth=depth, system=system)
+    for depth in options.peer_depths:
+        if depth is not None:
+            yield Candidate("ngram", depth=depth, system=system)
 
-    def __init__(self, decode: Decode) -> None:
-        self._decode = decode
-        self._run: Run | None = None
 
-    def advance(self) -> None:
-        """Decode all."""
+class Peer(Runner):
+    """Another system: it decodes a request at once, and its failure is a result, not an error."""
+
+    whole = True
+
+    def turns(
+        self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int
+    ) -> Turns:
+        """Decode a stretch of one prompt."""
+        (prompt,), (asked,) = prompts, params
         try:
-            self._run = self._decode()
+            run = self.decode(prompt, asked, seed)
         except Exception as error:
             # Other systems fail as they like; the others of a race go on.
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            self._run = Run(0.0, 0.0, (), failure=reason)
-        self.running = False
+            run = Run(0.0, 0.0, (), failure=reason)
+        yield run.seconds
+        return run
 
-    def result(self) -> Run:
-        """What came of it."""
-        return self._run or Run(0.0, 0.0, (), failure="interrupted")
+    @abstractmethod
+    def decode(self, prompt: Tokens, asked: SamplingParams, seed: int) -> Run:
+        """Decode a request."""
 
 
-class TransformersRunner(Runner):
+class TransformersRunner(Peer):
     """A way of calling transformers' `generate`.
 
     Args:
@@ -85,8 +104,6 @@ class TransformersRunner(Runner):
         draft: its assistant.
     """
 
-    whole = True
-
     def __init__(self, candidate: Candidate, target: Any, draft: Any = None) -> None:
         self.candidate = candidate
         self._target = target
@@ -95,12 +112,8 @@ class TransformersRunner(Runner):
         fixed = {} if depth is None else {"num_assistant_tokens": depth, **_CONSTANT}
         self._config = GenerationConfig(**fixed)
 
-    def lane(self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int) -> Lane:
-        """At the start of a stretch of one prompt."""
-        (prompt,), (asked,) = prompts, params
-        return WholeRequest(lambda: self._generate(prompt, asked, seed))
-
-    def _generate(self, prompt: Tokens, asked: SamplingParams, seed: int) -> Run:
+    def decode(self, prompt: Tokens, asked: SamplingParams, seed: int) -> Run:
+        """Decode a request."""
         settings: dict[str, Any] = {"max_new_tokens": asked.max_tokens, "pad_token_id": 0}
         if asked.temperature > 0:
             settings |= {"do_sample": True, "temperature": asked.temperature}
@@ -123,7 +136,7 @@ class TransformersRunner(Runner):
         return Run(total_s - first[0], first[0], (emitted,))
 
 
-class LlamaCppRunner(Runner):
+class LlamaCppRunner(Peer):
     """llama-cpp-python on a GGUF file: another model than the target if its weights are rounded.
 
     Args:
@@ -131,19 +144,13 @@ class LlamaCppRunner(Runner):
         path: of the file.
     """
 
-    whole = True
-
     def __init__(self, candidate: Candidate, path: Path) -> None:
         self.candidate = candidate
         self._path = path
         self._llama: Any = None
 
-    def lane(self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int) -> Lane:
-        """At the start of a stretch of one prompt."""
-        (prompt,), (asked,) = prompts, params
-        return WholeRequest(lambda: self._generate(prompt, asked, seed))
-
-    def _generate(self, prompt: Tokens, asked: SamplingParams, seed: int) -> Run:
+    def decode(self, prompt: Tokens, asked: SamplingParams, seed: int) -> Run:
+        """Decode a request."""
         llama = self._loaded(len(prompt) + asked.max_tokens + (self.candidate.depth or 0))
         llama.reset()
         llama.set_seed(seed)
@@ -178,47 +185,8 @@ class LlamaCppRunner(Runner):
         return self._llama
 
 
-def _of_transformers(pair: Pair, depths: Sequence[int | None]) -> tuple[list[Runner], list[str]]:
-    target, drafter = _twin(pair.target.hf_model), pair.model_drafter
-    found: list[Runner] = [TransformersRunner(Candidate("none", system="transformers"), target)]
-    missing = []
-    if isinstance(drafter, ModelDrafter):
-        model: Any = drafter.model
-        draft = _twin(model.hf_model)
-        found += [
-            TransformersRunner(
-                Candidate("draft_model", depth=depth, system="transformers"), target, draft
-            )
-            for depth in depths
-        ]
-    else:
-        why = "there is no draft" if drafter is None else "the tokenizers differ"
-        missing.append(f"transformers draft_model: {why}")
-    found += [
-        TransformersRunner(Candidate("ngram", depth=depth, system="transformers"), target)
-        for depth in depths
-        if depth is not None
-    ]
-    return found, missing
-
-
-def _of_llama_cpp(
-    path: Path | None, depths: Sequence[int | None]
-) -> tuple[list[Runner], list[str]]:
-    assert path is not None
-    try:
-        import_module("llama_cpp")
-    except ImportError as error:
-        return [], [f'llama.cpp: not installed ({error}): pip install "outrider[llama-cpp]"']
-    candidates = [Candidate("none", system="llama.cpp")]
-    candidates += [
-        Candidate("ngram", depth=depth, system="llama.cpp") for depth in depths if depth is not None
-    ]
-    return [LlamaCppRunner(candidate, path) for candidate in candidates], []
-
-
 def _twin(hf_model: Any) -> Any:
-    """A model over the same weights, with transformers' own attention and settings of its own."""
+    """Return a model over the same weights, with transformers' own attention and settings of its own."""
     shared = [*hf_model.parameters(), *hf_model.buffers()]
     model = copy.deepcopy(hf_model, {id(tensor): tensor for tensor in shared})
     model.set_attn_implementation("sdpa")

@@ -90,101 +90,84 @@ def chat_ids(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> list[int]
 
 
 def _prompt(line: bytes, name: str, tokenizer: Any) -> Prompt:
-    row = _parsed(line)
-    if "body" in row:
-        row = _mapping("body", row["body"])
-    if "prompt" in row:
-        ids = _ids("prompt", row["prompt"], tokenizer, special=True)
-    elif "messages" in row:
-        ids = chat_ids(_messages(row["messages"]), tokenizer)
-    elif "turns" in row:
-        turns = row["turns"]
-        if not isinstance(turns, list) or not turns:
-            raise _BadRow("turns is not a list with at least one text")
-        ids = chat_ids([{"role": "user", "content": _text("turns[0]", turns[0])}], tokenizer)
-    else:
-        raise _BadRow(f"no prompt, messages or turns; expected {FORMATS}")
-    if not ids:
-        raise _BadRow("the prompt is empty; expected at least one token")
-    category = row.get("category")
-    shown = f"{name} ({category})" if isinstance(category, str) else name
-    return Prompt(tuple(ids), shown, _max_tokens(row), _prediction(row, tokenizer))
-
-
-def _parsed(line: bytes) -> Mapping[str, Any]:
     try:
-        row = json.loads(line.decode())
+        row = _of(dict, "the row", json.loads(line.decode()))
     except UnicodeDecodeError as error:
         raise _BadRow("it is not UTF-8 text") from error
     except json.JSONDecodeError as error:
         raise _BadRow(f"it is not JSON ({error.msg}: character {error.pos + 1})") from error
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
         raise _BadRow(f"it is not JSON ({error})") from error
-    return _mapping("the row", row)
+    if "body" in row:
+        row = _of(dict, "body", row["body"])
+    if "prompt" in row:
+        ids = _ids("prompt", row["prompt"], tokenizer, special=True)
+    elif "messages" in row:
+        ids = chat_ids([_message(each) for each in _full("messages", row["messages"])], tokenizer)
+    elif "turns" in row:
+        first = _text("turns[0]", _full("turns", row["turns"])[0])
+        ids = chat_ids([{"role": "user", "content": first}], tokenizer)
+    else:
+        raise _BadRow(f"no prompt, messages or turns; expected {FORMATS}")
+    if not ids:
+        raise _BadRow("the prompt is empty; expected at least one token")
+    max_tokens = row.get("max_completion_tokens", row.get("max_tokens"))
+    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+        raise _BadRow(f"max_tokens={max_tokens!r} is not allowed: expected an integer >= 1")
+    expected = row.get("prediction")
+    if isinstance(expected, dict):  # as OpenAI's API has it
+        expected = _content("prediction", expected.get("content"))
+    if expected is not None:
+        expected = tuple(_ids("prediction", expected, tokenizer, special=False))
+    category = row.get("category")
+    shown = f"{name} ({category})" if isinstance(category, str) else name
+    return Prompt(tuple(ids), shown, max_tokens, expected)
 
 
-def _mapping(what: str, value: object) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise _BadRow(f"{what} is a {type(value).__name__}; expected an object")
+def _of(kind: type[Any], what: str, value: object) -> Any:
+    if not isinstance(value, kind):
+        names: dict[type[Any], str] = {dict: "an object", list: "a list", str: "a text"}
+        raise _BadRow(f"{what} is of type {type(value).__name__}; expected {names[kind]}")
     return value
 
 
-def _ids(what: str, given: object, tokenizer: Any, *, special: bool) -> list[int]:
-    """Token ids of a text, or those given, checked against the vocabulary."""
-    if isinstance(given, str):
-        text = _text(what, given)
-        return [int(token) for token in tokenizer.encode(text, add_special_tokens=special)]
-    if not isinstance(given, list) or not all(type(token) is int for token in given):
-        raise _BadRow(f"{what} is neither a text nor a list of token ids")
-    for token in given:
-        if not 0 <= token < len(tokenizer):
-            raise _BadRow(
-                f"{what}: token id {token} is outside the vocabulary, 0..{len(tokenizer) - 1}"
-            )
-    return given
-
-
-def _prediction(row: Mapping[str, Any], tokenizer: Any) -> tuple[int, ...] | None:
-    """The expected output: a text, token ids, or a content of text as OpenAI's API has it."""
-    given = row.get("prediction")
-    if isinstance(given, dict):
-        given = _content("prediction", given.get("content"))
-    return None if given is None else tuple(_ids("prediction", given, tokenizer, special=False))
-
-
-def _messages(messages: object) -> list[dict[str, str]]:
-    if not isinstance(messages, list) or not messages:
-        raise _BadRow("messages is not a list with at least one message")
-    found = []
-    for message in messages:
-        given = _mapping("a message", message)
-        if not isinstance(given.get("role"), str):
-            raise _BadRow("a message has no role")
-        found.append({"role": given["role"], "content": _content("content", given.get("content"))})
+def _full(what: str, value: object) -> list[Any]:
+    found: list[Any] = _of(list, what, value)
+    if not found:
+        raise _BadRow(f"{what} is empty; expected at least one entry")
     return found
 
 
-def _content(what: str, content: object) -> str:
-    if isinstance(content, list):
-        parts = [_mapping(f"a part of {what}", part) for part in content]
-        return "".join(_text(f"a part of {what}", part.get("text")) for part in parts)
-    return _text(what, content)
-
-
 def _text(what: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise _BadRow(f"{what} is not a text")
+    text: str = _of(str, what, value)
     try:
-        value.encode()
+        text.encode()
     except UnicodeEncodeError as error:
         raise _BadRow(f"{what} has half a character (a lone surrogate)") from error
-    return value
+    return text
 
 
-def _max_tokens(row: Mapping[str, Any]) -> int | None:
-    value = row.get("max_completion_tokens", row.get("max_tokens"))
-    if value is None:
-        return None
-    if type(value) is not int or value < 1:
-        raise _BadRow(f"max_tokens={value!r} is not allowed: expected an integer >= 1")
-    return value
+def _ids(what: str, given: object, tokenizer: Any, *, special: bool) -> list[int]:
+    """Encode a text, or check given token ids against the vocabulary."""
+    if not isinstance(given, list):
+        text = _text(what, given)
+        return [int(token) for token in tokenizer.encode(text, add_special_tokens=special)]
+    for token in given:
+        if type(token) is not int or not 0 <= token < len(tokenizer):
+            most = len(tokenizer) - 1
+            raise _BadRow(f"{what}: {token!r} is no token id of the vocabulary, 0..{most}")
+    return given
+
+
+def _message(given: object) -> dict[str, str]:
+    message = _of(dict, "a message", given)
+    role = _text("the role of a message", message.get("role"))
+    return {"role": role, "content": _content("content", message.get("content"))}
+
+
+def _content(what: str, content: object) -> str:
+    """Join the parts of a content, as OpenAI's API has them."""
+    if not isinstance(content, list):
+        return _text(what, content)
+    parts = [_of(dict, f"a part of {what}", part) for part in content]
+    return "".join(_text(f"a part of {what}", part.get("text")) for part in parts)

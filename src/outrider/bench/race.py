@@ -1,12 +1,14 @@
-"""Candidates raced against each other: a round of each in turn, so that noise meets them alike."""
+"""Candidates raced against each other: whichever is behind on its own clock decodes a round."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import islice
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 from .. import (
     EarlyExitDrafter,
@@ -32,6 +34,8 @@ from .records import PLAIN, Candidate
 
 Clock = Callable[[], float]
 Tokens = tuple[int, ...]
+Turns = Generator[float, None, "Run"]
+"""Yields, after each turn, the seconds on the clock so far; returns what came of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +64,6 @@ class Run:
         return sum(map(len, self.token_ids))
 
 
-class Lane(ABC):
-    """One candidate on its way through a stretch, with a clock of its own."""
-
-    running = True
-
-    @abstractmethod
-    def advance(self) -> None:
-        """Decode as little as can be decoded at once: a round, or a whole request."""
-
-    @abstractmethod
-    def result(self) -> Run:
-        """What came of it, once it is not running."""
-
-    def close(self) -> None:
-        """Free what is held."""
-
-
 class Runner(ABC):
     """A candidate that is ready to decode stretches.
 
@@ -91,11 +78,13 @@ class Runner(ABC):
     whole = False
 
     @abstractmethod
-    def lane(self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int) -> Lane:
-        """At the start of a stretch; `seed` is for a system that wants one."""
+    def turns(
+        self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int
+    ) -> Turns:
+        """Decode a stretch, a round or a whole request a turn; `seed` is for who wants one."""
 
     def metrics(self) -> SpeculationMetrics | None:
-        """Figures over every round since `forget_metrics`; None if rounds are not reported."""
+        """Return figures over every round since `forget_metrics`; None if none are reported."""
         return None
 
     def forget_metrics(self) -> None:
@@ -111,6 +100,10 @@ class OutriderRunner(Runner):
         candidate: names it in results.
         config: how speculation is done.
         clock: seconds.
+        tokenizer: makes text of events; without one there is none.
+
+    Attributes:
+        events, records: the tokens and rounds of the last stretch so far.
     """
 
     def __init__(
@@ -120,15 +113,15 @@ class OutriderRunner(Runner):
         candidate: Candidate = PLAIN,
         config: SpeculativeConfig | None = None,
         clock: Clock = perf_counter,
+        tokenizer: Any = None,
     ) -> None:
         self.candidate = candidate
         self.lossy = candidate.verification in LOSSY
-        self._target = target
-        self._config = config
+        self.events: list[StreamEvent] = []
+        self.records: list[RoundRecord] = []
         self._clock = clock
-        self._records: list[RoundRecord] = []
         self.decoder = SpeculativeDecoder(
-            target, drafter, config=config, on_round=self._records.append
+            target, drafter, tokenizer=tokenizer, config=config, on_round=self.records.append
         )
 
     @staticmethod
@@ -144,28 +137,51 @@ class OutriderRunner(Runner):
         drafter = drafter_of(candidate, pair, target, slots)
         return OutriderRunner(target, drafter, candidate, config_of(candidate), clock)
 
-    def lane(self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int) -> Lane:
-        """At the start of a stretch, with nothing of earlier ones in the models' caches.
+    def turns(
+        self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int
+    ) -> Turns:
+        """Decode a stretch, with nothing of earlier ones in the models' caches.
 
         Only coupled decoding is seeded: it may still be adaptive.
         """
         for part in parts_of(self.decoder.target, self.decoder.drafter):
             if isinstance(part, Runtime):
                 part.reset()
-        return _DecoderLane(
-            self.decoder, self._records, prompts, self._seeded(params, seed), self._clock
+        self.events.clear()
+        self.records.clear()
+        start = self._clock()
+        asked = self._seeded(params, seed)
+        # A stream is a generator; closing it frees what the models hold.
+        stream = cast(Generator[StreamEvent], self.decoder.stream(list(map(list, prompts)), asked))
+        seconds = self._clock() - start
+        round_s: list[float] = []
+        with closing(stream):
+            start = self._clock()
+            # The first event of a round carries it out, the others are ready by then.
+            for event in stream:
+                self.events.append(event)
+                self.events += islice(stream, sum(self.records[-1].emitted) - 1)
+                round_s.append(self._clock() - start)
+                seconds += round_s[-1]
+                yield seconds
+                start = self._clock()
+        prompt_s = self.records[0].target_s
+        token_ids = tuple(
+            tuple(event.token_id for event in self.events if event.request == request)
+            for request in range(len(prompts))
         )
+        return Run(seconds - prompt_s, prompt_s, token_ids, tuple(round_s))
 
     def undrafted(
         self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int
     ) -> tuple[Tokens, ...]:
-        """What coupled decoding has to emit: the text of the same seeds without drafts."""
-        plain = SpeculativeDecoder(self._target, config=self._config)
-        outputs = plain.generate([list(prompt) for prompt in prompts], self._seeded(params, seed))
+        """Return what coupled decoding has to emit: the text of the same seeds without drafts."""
+        plain = SpeculativeDecoder(self.decoder.target, config=self.decoder.config)
+        outputs = plain.generate(list(map(list, prompts)), self._seeded(params, seed))
         return tuple(output.token_ids for output in outputs)
 
     def metrics(self) -> SpeculationMetrics:
-        """Figures over every round since `forget_metrics`."""
+        """Return figures over every round since `forget_metrics`."""
         return self.decoder.metrics
 
     def forget_metrics(self) -> None:
@@ -173,61 +189,38 @@ class OutriderRunner(Runner):
         self.decoder.reset_metrics()
 
     def _seeded(self, params: Sequence[SamplingParams], seed: int) -> list[SamplingParams]:
-        if self.candidate.verification != "coupled":
-            return list(params)
-        return [replace(asked, seed=seed + row) for row, asked in enumerate(params)]
+        coupled = self.candidate.verification == "coupled"
+        return [
+            replace(asked, seed=seed + row) if coupled and asked.seed is None else asked
+            for row, asked in enumerate(params)
+        ]
 
 
-class _DecoderLane(Lane):
-    """A stretch of Outrider's own, a round at a time, through the decoder's public stream."""
+class Lane:
+    """A runner on its way through a stretch, with a clock of its own.
 
-    def __init__(
-        self,
-        decoder: SpeculativeDecoder,
-        records: list[RoundRecord],
-        prompts: Sequence[Tokens],
-        params: Sequence[SamplingParams],
-        clock: Clock,
-    ) -> None:
-        self._clock, self._records = clock, records
-        records.clear()
-        start = clock()
-        self._events: Iterator[StreamEvent] = decoder.stream(
-            [list(prompt) for prompt in prompts], params
-        )
-        self._seconds = clock() - start
-        self._token_ids: list[list[int]] = [[] for _ in prompts]
-        self._round_s: list[float] = []
-        self._unfinished = len(prompts)
+    Attributes:
+        runner: which.
+        seconds: on its clock so far.
+        run: what came of it; None while there is something left to decode.
+    """
+
+    def __init__(self, runner: Runner, turns: Turns) -> None:
+        self.runner = runner
+        self.seconds = 0.0
+        self.run: Run | None = None
+        self._turns = turns
 
     def advance(self) -> None:
-        """One more round: its first event carries it out, the others are ready by then."""
-        start = self._clock()
-        self._take(next(self._events))
-        for _ in range(sum(self._records[-1].emitted) - 1):
-            self._take(next(self._events))
-        self._round_s.append(self._clock() - start)
-        self._seconds += self._round_s[-1]
-        self.running = self._unfinished > 0
-
-    def _take(self, event: StreamEvent) -> None:
-        self._token_ids[event.request].append(event.token_id)
-        self._unfinished -= event.finish_reason is not None
-
-    def result(self) -> Run:
-        """What came of it."""
-        prompt_s = self._records[0].target_s
-        return Run(
-            seconds=self._seconds - prompt_s,
-            prompt_s=prompt_s,
-            token_ids=tuple(map(tuple, self._token_ids)),
-            round_s=tuple(self._round_s),
-        )
+        """Take a turn."""
+        try:
+            self.seconds = next(self._turns)
+        except StopIteration as end:
+            self.run = end.value
 
     def close(self) -> None:
-        """Free what the models hold."""
-        # A stream is a generator; closing it ends its requests.
-        self._events.close()  # type: ignore[attr-defined]
+        """Free what is held."""
+        self._turns.close()
 
 
 def race(
@@ -235,35 +228,39 @@ def race(
     prompts: Sequence[Tokens],
     params: Sequence[SamplingParams],
     seed: int = 0,
+    watch: Callable[[Sequence[Lane]], object] | None = None,
 ) -> list[Run]:
-    """Decode one stretch with every runner, in turn: rounds, or whole requests where one must.
+    """Decode one stretch with every runner; the one that is behind on its clock has the next turn.
 
-    Whose turn is first rotates with `seed`.
+    A turn is a round, or a whole request where one runner cannot do less. Who is first rotates
+    with `seed`.
 
     Args:
         runners: each decodes in slots of its own.
         prompts: the token ids of each prompt.
         params: of each request.
         seed: of what is drawn by systems that want one, and of the order.
+        watch: called with all lanes after each turn.
     """
     whole = any(runner.whole for runner in runners)
-    lanes = [runner.lane(prompts, params, seed) for runner in runners]
+    lanes = [Lane(runner, runner.turns(prompts, params, seed)) for runner in runners]
     order = [lanes[(place + seed) % len(lanes)] for place in range(len(lanes))]
     try:
-        while any(lane.running for lane in lanes):
-            for lane in order:
-                if lane.running:
-                    lane.advance()
-                while whole and lane.running:
-                    lane.advance()
+        while running := [lane for lane in order if lane.run is None]:
+            lane = min(running, key=lambda lane: lane.seconds)
+            lane.advance()
+            while whole and lane.run is None:
+                lane.advance()
+            if watch is not None:
+                watch(lanes)
     finally:
         for lane in lanes:
             lane.close()
-    return [lane.result() for lane in lanes]
+    return [lane.run for lane in lanes if lane.run is not None]
 
 
 def config_of(candidate: Candidate) -> SpeculativeConfig:
-    """How a candidate of Outrider's speculates.
+    """Return how a candidate of Outrider's speculates.
 
     Raises:
         InvalidConfigError: its settings contradict each other.
@@ -298,24 +295,18 @@ def drafter_of(candidate: Candidate, pair: Pair, target: Any, slots: int) -> Any
         case "early_exit":
             assert candidate.exit_layers is not None
             return EarlyExitDrafter(target, candidate.exit_layers)
-    if pair.model_drafter is None:
+    model: Any = pair.model_drafter
+    if model is None:
         raise InvalidConfigError("drafters", candidate.drafter, "suffix or ngram without a draft")
-    model = own_drafter(pair, slots)
+    if isinstance(model, ModelDrafter):  # one of another vocabulary is shared
+        model = ModelDrafter(fresh(model.model, slots), model.vocab_size)
     if candidate.drafter == "draft_model":
         return model
-    return HybridDrafter(model, SuffixDrafter(max_pool_tokens=0), PredictionDrafter())
-
-
-def own_drafter(pair: Pair, slots: int) -> Any:
-    """The pair's draft model in slots of its own; one of another vocabulary is shared."""
-    drafter = pair.model_drafter
-    if not isinstance(drafter, ModelDrafter):
-        return drafter
-    return ModelDrafter(fresh(drafter.model, slots), drafter.vocab_size)
+    return HybridDrafter.usual(model, SuffixDrafter(max_pool_tokens=0))
 
 
 def fresh(model: Any, slots: int) -> Any:
-    """A runtime over the same weights with empty slots; other runtimes than ours are shared."""
+    """Return a runtime over the same weights with empty slots; unknown runtimes are shared."""
     if isinstance(model, TransformersModel):
         return TransformersModel(model.hf_model, max_sequences=slots)
     return model

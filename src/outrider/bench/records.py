@@ -96,6 +96,44 @@ PLAIN = Candidate("none")
 
 
 @dataclass(frozen=True, slots=True)
+class Difference:
+    """Where an output first differs from the one it has to be.
+
+    Attributes:
+        prompt: the name of the prompt.
+        position: of the token among those emitted, from 0.
+        found, expected: the token ids there; None beyond an output's end.
+        gap: the target's logit of its likeliest token less the smaller logit of the two; None if
+            unknown.
+        allowed: the largest gap that rounding explains: twice the relative error that the
+            runtimes' conformance kit allows to logits of their type, times the largest logit.
+    """
+
+    prompt: str
+    position: int
+    found: int | None
+    expected: int | None
+    gap: float | None = None
+    allowed: float | None = None
+
+    @property
+    def tie(self) -> bool:
+        """Whether rounding explains it: either token may be the likeliest."""
+        return self.gap is not None and self.allowed is not None and self.gap <= self.allowed
+
+    def __str__(self) -> str:
+        """Return it as a clause."""
+        found, expected = (
+            "the end" if token is None else f"id {token}" for token in (self.found, self.expected)
+        )
+        said = f"{self.prompt}, token {self.position + 1}: {found} where plain has {expected}"
+        if self.gap is None:
+            return said
+        kind = "a tie" if self.tie else "NOT a tie"
+        return f"{said}; logits {self.gap:.2g} apart, {kind} (rounding explains {self.allowed:.2g})"
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """How one candidate did in one trial: a workload at a temperature and a batch size.
 
@@ -115,6 +153,7 @@ class Measurement:
             were asked for are missing on either side.
         low, high: its 95% interval over stretches; None with fewer than two different ones.
         identical: stretches whose tokens are those of plain decoding; None where they may differ.
+        differences: where each output that differs does so first.
         lossy: whether the output's distribution may differ from the target's.
         metrics: of its rounds; None for systems that do not report them.
         latency: `{mean,median,std,p99}_{ttft,tpot,itl,e2el}_ms`, as `vllm bench serve` has them.
@@ -133,6 +172,7 @@ class Measurement:
     low: float | None = None
     high: float | None = None
     identical: int | None = None
+    differences: tuple[Difference, ...] = ()
     lossy: bool = False
     metrics: SpeculationMetrics | None = None
     latency: dict[str, float] = field(default_factory=dict)
@@ -153,6 +193,17 @@ class Measurement:
     def tokens_per_s(self) -> float:
         """Tokens emitted per second over all stretches, the reading of prompts aside."""
         return sum(self.tokens) / sum(self.seconds)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there is an interval that is narrow enough to say something."""
+        return self.low is not None and self.high is not None and self.high < 100 * self.low
+
+    @property
+    def wrong(self) -> bool:
+        """Whether a greedy output of a lossless method of ours is not the one that it has to be."""
+        ours = self.candidate.system == "outrider" and self.temperature == 0
+        return ours and not all(each.tie for each in self.differences)
 
     @property
     def outcome(self) -> Outcome:
@@ -224,11 +275,13 @@ def _measurement(found: dict[str, Any]) -> Measurement:
     for name in ("seconds", "prompt_s", "tokens"):
         sum(kept[name])
     for name in ("speedup", "low", "high"):
-        if kept[name] is not None:
-            float(kept[name])
+        float(kept[name] or 0)
     if kept["metrics"] is not None:
         kept["metrics"] = SpeculationMetrics(**_record(SpeculationMetrics, kept["metrics"]))
-    return Measurement(**kept | {"candidate": Candidate(**_record(Candidate, kept["candidate"]))})
+    kept["candidate"] = Candidate(**_record(Candidate, kept["candidate"]))
+    differences = kept.get("differences", ())
+    kept["differences"] = tuple(Difference(**_record(Difference, each)) for each in differences)
+    return Measurement(**kept)
 
 
 def _record(kind: type[Any], found: dict[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import product
 from typing import Any
@@ -12,7 +11,7 @@ from .. import Pair, SamplingParams, load
 from ..errors import InvalidConfigError
 from . import peers
 from .environment import environment
-from .options import BenchOptions, Progress, shape_of
+from .options import BenchOptions, Progress, shape_of, silent
 from .prompt_files import Line, lines_of, parse_lines
 from .race import OutriderRunner, Runner, config_of
 from .records import PLAIN, Candidate, Measurement, Results, Workload
@@ -23,43 +22,46 @@ WITHOUT_TREES = ("ngram", "prediction")
 """What finds one continuation only."""
 
 
-def run(options: BenchOptions, report: Progress, load_pair: Callable[..., Pair] = load) -> Results:
-    """See `run_bench`; `load_pair` takes the arguments of `outrider.load`."""
+def run_bench(
+    options: BenchOptions, report: Progress = silent, load_pair: Callable[..., Pair] = load
+) -> Results:
+    """Race the candidates that the options name, with plain decoding always beside them.
+
+    Ctrl-C (KeyboardInterrupt) ends the race: what was measured is returned, with `partial` set.
+
+    Args:
+        options: what to measure.
+        report: called with the steps done, the steps in all and what comes next.
+        load_pair: takes the arguments of `outrider.load`.
+
+    Raises:
+        InvalidConfigError: the options do not fit the models or the prompts.
+        ModelError: a model cannot be loaded.
+    """
     for candidate in _candidates(options, options.drafters or ("draft_model",)):
         config_of(candidate)
     lines = None if options.prompts is None else lines_of(options.prompts)
-    measurements: list[Measurement] = []
-    missing: list[str] = []
-    skipped: list[str] = []
-    found: dict[str, Any] = {}
+    courses: list[_Course] = []
     partial = False
     try:
-        for place, dtype in enumerate(options.dtype or (None,)):
+        for dtype in options.dtype or (None,):
             report(0, 1, f"loading {dtype or 'the models'}")
             pair = load_pair(
                 options.target,
                 options.draft,
                 device=options.device,
                 max_sequences=max(options.batches),
-                **({} if dtype is None else {"dtype": dtype}),
+                dtype=dtype or "auto",
             )
-            course = _Course(options, pair, lines, report)
-            if place == 0:
-                found = environment(course.models, _settings(options))
-            try:
-                for trial in course.trials():
-                    course.measure(trial)
-            finally:
-                measurements += course.measurements
-                missing += course.missing
-                skipped += course.skipped
+            courses.append(_Course(options, pair, lines, report))
+            courses[-1].run()
     except KeyboardInterrupt:
         partial = True
     return Results(
-        environment=found,
-        measurements=tuple(measurements),
-        missing=tuple(dict.fromkeys(missing)),
-        skipped=tuple(dict.fromkeys(skipped)),
+        environment=environment(courses[0].models, _settings(options)) if courses else {},
+        measurements=tuple(each for course in courses for each in course.measurements),
+        missing=tuple(dict.fromkeys(each for course in courses for each in course.missing)),
+        skipped=tuple(dict.fromkeys(each for course in courses for each in course.skipped)),
         partial=partial,
     )
 
@@ -76,7 +78,6 @@ class _Course:
     ) -> None:
         self._options, self._pair, self._report = options, pair, report
         self.models = model_facts(options.target, options.draft, pair)
-        self._dtype = str(self.models["dtype"])
         self.measurements: list[Measurement] = []
         self.missing: list[str] = []
         drafters = options.chosen_drafters(pair.model_drafter is not None)
@@ -89,24 +90,26 @@ class _Course:
         self._failed: set[Candidate] = set()
         self._done, self._total = 0, 1
 
-    def trials(self) -> Iterator[Trial]:
-        """All of them, in the order of the table."""
+    def run(self) -> None:
+        """Measure all trials, in the order of the table."""
+        options = self._options
         trials = [
             Trial(
                 workload=workload,
-                sampling=SamplingParams(max_tokens=self._options.tokens, temperature=temperature),
+                sampling=SamplingParams(max_tokens=options.tokens, temperature=temperature),
                 batch=batch,
-                dtype=self._dtype,
-                repeats=self._options.repeats,
+                dtype=str(self.models["dtype"]),
+                repeats=options.repeats,
             )
             for workload, temperature, batch in product(
-                self._workloads, self._options.temps, self._options.batches
+                self._workloads, options.temps, options.batches
             )
         ]
         self._total = sum(len(trial.stretches) * trial.repeats for trial in trials)
-        yield from trials
+        for trial in trials:
+            self._measure(trial)
 
-    def measure(self, trial: Trial) -> None:
+    def _measure(self, trial: Trial) -> None:
         """Race all candidates; an interrupt leaves the stretches before it."""
         self._report(self._done, self._total, trial.label)
         race = TrialRace(trial, self._runners(trial))
@@ -145,24 +148,39 @@ def model_facts(target: str, draft: str | None, pair: Pair) -> dict[str, str | N
 
 
 def _candidates(options: BenchOptions, drafters: Sequence[str]) -> list[Candidate]:
-    """Every drafter with every method, at every depth, and in every tree that it can draft."""
     drafting = [
         (drafter, layers)
         for drafter in drafters
         for layers in (options.exit_layers if drafter == "early_exit" else (None,))
     ]
-    pairs = list(product(drafting, options.verification))
+    return grid(drafting, options.verification, options.depths, options.trees)
+
+
+def grid(
+    drafting: Sequence[tuple[str, int | None]],
+    methods: Sequence[str],
+    depths: Sequence[int | None],
+    trees: Sequence[str],
+) -> list[Candidate]:
+    """List every drafter with every method, at every depth, and in every tree that it can draft.
+
+    Args:
+        drafting: drafters, and of how many of the target's layers.
+        methods: of verification.
+        depths: tokens drafted in a row; None is adaptive.
+        trees: as `shape_of` reads them.
+    """
+    pairs = list(product(drafting, methods))
     chains = [
         Candidate(drafter, method, depth, exit_layers=layers)
-        for ((drafter, layers), method), depth in product(pairs, options.depths)
+        for ((drafter, layers), method), depth in product(pairs, depths)
     ]
-    shapes = [shape_of(tree) for tree in options.trees]
-    trees = [
+    branching = [
         Candidate(drafter, method, len(shape), shape, layers)
-        for ((drafter, layers), method), shape in product(pairs, shapes)
+        for ((drafter, layers), method), shape in product(pairs, map(shape_of, trees))
         if drafter not in WITHOUT_TREES
     ]
-    return [*chains, *trees]
+    return [*chains, *branching]
 
 
 def _workloads(options: BenchOptions, pair: Pair, lines: Sequence[Line] | None) -> list[Workload]:
@@ -182,12 +200,15 @@ def _workloads(options: BenchOptions, pair: Pair, lines: Sequence[Line] | None) 
 
 def _settings(options: BenchOptions) -> dict[str, Any]:
     """The options as JSON takes them, defaults filled in."""
-    made = {
-        **asdict(options),
+    made = asdict(options) | {
         "workloads": None if options.prompts else options.chosen_workloads,
         "max_tokens": options.tokens,
         "prompts": options.prompts and options.prompts.name,
         "gguf": options.gguf and options.gguf.name,
     }
-    given = {name: value for name, value in made.items() if value is not None}
-    return dict(json.loads(json.dumps(given)))
+    # Lists, as they are read back from JSON.
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in made.items()
+        if value is not None
+    }

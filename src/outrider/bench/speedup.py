@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, log, sqrt
+from math import exp, sqrt
 
 import numpy as np
 
@@ -22,13 +22,9 @@ class Speedup:
 
 
 def speedup(
-    plain_s: Sequence[float],
-    plain_tokens: Sequence[int],
-    other_s: Sequence[float],
-    other_tokens: Sequence[int],
-    distinct: int | None = None,
+    plain_s: Sequence[float], other_s: Sequence[float], distinct: int | None = None
 ) -> Speedup:
-    """Compare tokens per second with plain decoding's, on the same stretches.
+    """Compare a speed with plain decoding's, on the same stretches and for as many tokens.
 
     The standard error of the ratio's logarithm is the jackknife's over stretches, which are left
     out in pairs, since both ways of decoding met the same prompt and the same noise; the interval
@@ -36,25 +32,24 @@ def speedup(
     prompts, and are added up before.
 
     Args:
-        plain_s, plain_tokens: seconds and tokens of each stretch of plain decoding.
-        other_s, other_tokens: those of the other way.
+        plain_s, other_s: seconds of each stretch.
         distinct: how many stretches there are before they come again; None for all.
     """
-    each = np.array([plain_s, plain_tokens, other_s, other_tokens], dtype=float)
+    each = np.array([plain_s, other_s], dtype=float)
     count = min(distinct or each.shape[1], each.shape[1])
     sums = np.stack([each[:, first::count].sum(1) for first in range(count)], 1)
-    whole = sums.sum(1)
-    ratio = exp(_log_ratio(whole))
+    plain, other = sums.sum(1)
     if count < 2:
-        return Speedup(ratio)
-    without = np.array([_log_ratio(whole - sums[:, index]) for index in range(count)])
-    error = sqrt((count - 1) / count * float(((without - without.mean()) ** 2).sum()))
+        return Speedup(float(plain / other))
+    without = np.log((plain - sums[0]) / (other - sums[1]))
+    error = sqrt((count - 1) * without.var())
     margin = exp(min(t_quantile(count - 1) * error, 700.0))
+    ratio = float(plain / other)
     return Speedup(ratio, ratio / margin, ratio * margin)
 
 
 def t_quantile(freedom: int) -> float:
-    """The 97.5% quantile of Student's t with `freedom` >= 1 degrees, to 0.1%.
+    """Return the 97.5% quantile of Student's t with `freedom` >= 1 degrees, to 0.1%.
 
     From 4 degrees on, Fisher's expansion about the normal quantile: Abramowitz and Stegun, 26.7.5.
     """
@@ -82,7 +77,7 @@ def latency(round_s: Sequence[Sequence[float]], tokens: Sequence[int]) -> dict[s
         tokens: for each request, the tokens emitted.
     """
     whole = [sum(rounds) for rounds in round_s]
-    found: Mapping[str, list[float]] = {
+    found = {
         "ttft": [rounds[0] for rounds in round_s],
         "tpot": [
             (total - rounds[0]) / (count - 1)
@@ -101,8 +96,3 @@ def latency(round_s: Sequence[Sequence[float]], tokens: Sequence[int]) -> dict[s
             made[f"std_{name}_ms"] = float(ms.std())
             made[f"p99_{name}_ms"] = float(np.percentile(ms, 99))
     return made
-
-
-def _log_ratio(sums: Sequence[float]) -> float:
-    plain_s, plain_tokens, other_s, other_tokens = sums
-    return log((other_tokens / other_s) / (plain_tokens / plain_s))

@@ -13,7 +13,6 @@ from math import ceil, floor, log10
 
 STYLE = """
 .chart text{font:12px system-ui,sans-serif;fill:#24292f}
-.chart .value{paint-order:stroke;stroke:#fff;stroke-width:4px}
 .chart .title{font-weight:600;font-size:14px}
 .chart .quiet{fill:#57606a}
 .chart .grid{stroke:#d0d7de;stroke-width:1}
@@ -21,12 +20,12 @@ STYLE = """
 .chart .a{fill:#0969da}.chart .b{fill:#8c959f}.chart .c{fill:#bf8700}
 @media (prefers-color-scheme:dark){
 .chart text{fill:#e6edf3}.chart .quiet{fill:#9198a1}.chart .grid{stroke:#3d444d}
-.chart .mark{stroke:#e6edf3}.chart .value{stroke:#0d1117}.chart .a{fill:#4493f8}.chart .b{fill:#656c76}.chart .c{fill:#d29922}
+.chart .mark{stroke:#e6edf3}.chart .a{fill:#4493f8}.chart .b{fill:#656c76}.chart .c{fill:#d29922}
 }
 """
 
 _LEFT, _RIGHT, _TOP, _ROW, _WIDTH = 250, 60, 56, 22, 760
-_HEIGHT, _COLUMNS_LEFT = 170, 48
+_HEIGHT, _COLUMNS_LEFT, _COLUMNS_TOP = 170, 48, 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,45 +39,41 @@ class Bar:
     kind: str = "a"
 
 
-def bars(title: str, rows: Sequence[Bar], *, unit: str = "x", line: float | None = 1.0) -> str:
-    """Draw horizontal bars, one a row; a row without a value (0) is a heading.
+def bars(title: str, rows: Sequence[Bar]) -> str:
+    """Draw speedups as horizontal bars, one a row, with a line at 1.
 
     Args:
         title: above the picture.
-        rows: from top to bottom.
-        unit: behind every number.
-        line: where a vertical line is drawn, such as at a speedup of 1.
+        rows: from top to bottom; a row without a value (0) is a heading.
     """
-    most = max((max(bar.value, min(bar.high or 0.0, 2 * bar.value)) for bar in rows), default=1.0)
-    ticks = _ticks(max(most, line or 0.0))
+    ends = [max(bar.value, min(bar.high or 0.0, 2 * bar.value)) for bar in rows]
+    ticks = _ticks(max([1.0, *ends]))
     scale = (_WIDTH - _LEFT - _RIGHT) / ticks[-1]
-    height = _TOP + _ROW * len(rows) + 8
-    parts = [_text(0, 16, title, "title")]
+    bottom = _TOP + _ROW * len(rows)
+    parts = []
     for tick in ticks:
         x = _LEFT + tick * scale
-        parts.append(_line(x, _TOP - 8, x, height - 8, "mark" if tick == line else "grid"))
-        parts.append(_text(x, _TOP - 14, f"{tick:g}{unit}", "quiet", "middle"))
+        parts.append(_line(x, _TOP - 8, x, bottom, "mark" if tick == 1 else "grid"))
+        parts.append(_text(x, _TOP - 14, f"{tick:g}x", "quiet", "middle"))
     for index, bar in enumerate(rows):
         y = _TOP + _ROW * index
         if not bar.value:
             parts.append(_text(0, y + 15, bar.label, "quiet"))
             continue
-        parts.append(_text(_LEFT - 8, y + 15, bar.label, anchor="end"))
-        end = _LEFT + bar.value * scale
-        shown = f"{bar.value:.2f}{unit}"
+        shown = f"{bar.value:.2f}x"
         hint = f"{bar.label}: {shown}"
         if bar.low is not None and bar.high is not None:
             hint += f", 95% interval {bar.low:.2f} to {bar.high:.2f}"
+        parts.append(_text(_LEFT - 8, y + 15, bar.label, anchor="end"))
         parts.append(_rectangle(_LEFT, y + 3, bar.value * scale, _ROW - 7, bar.kind, hint))
+        parts.append(_text(_WIDTH, y + 15, shown, anchor="end"))
         if bar.low is not None and bar.high is not None:
             low, high = (_LEFT + min(each, ticks[-1]) * scale for each in (bar.low, bar.high))
             parts.append(_line(low, y + 10, high, y + 10, "mark"))
             # An end beyond the axis has no cap.
             caps = [x for x, each in ((low, bar.low), (high, bar.high)) if each <= ticks[-1]]
             parts += [_line(x, y + 6, x, y + 14, "mark") for x in caps]
-            end = max(end, high)
-        parts.append(_text(end + 6, y + 15, shown, "value"))
-    return _picture(_WIDTH, height, title, parts)
+    return _picture(bottom + 8, title, parts)
 
 
 def columns(
@@ -102,23 +97,23 @@ def columns(
     """
     tallest = max(map(sum, values), default=1.0)
     ticks = _ticks(tallest if most is None else min(tallest, most))
-    floor_y, step = _TOP + _HEIGHT, (_WIDTH - _COLUMNS_LEFT) / max(1, len(values))
+    bottom, step = _COLUMNS_TOP + _HEIGHT, (_WIDTH - _COLUMNS_LEFT) / max(1, len(values))
     scale = _HEIGHT / ticks[-1]
-    parts = [_text(0, 16, title, "title")]
+    parts = []
     for tick in ticks:
-        y = floor_y - tick * scale
+        y = bottom - tick * scale
         parts.append(_line(_COLUMNS_LEFT, y, _WIDTH, y, "grid"))
         parts.append(_text(_COLUMNS_LEFT - 6, y + 4, f"{tick:g}{unit}", "quiet", "end"))
     for index, stack in enumerate(values):
-        x, y = _COLUMNS_LEFT + index * step, float(floor_y)
+        x, y = _COLUMNS_LEFT + index * step, float(bottom)
         hint = f"{labels[index] if labels else index + 1}: " + " + ".join(f"{v:.3g}" for v in stack)
         for value, kind in zip(stack, kinds, strict=True):
-            height = min(value * scale, y - _TOP)
+            height = min(value * scale, y - _COLUMNS_TOP)
             y -= height
             parts.append(_rectangle(x + step * 0.08, y, step * 0.84, height, kind, hint))
         if labels:
-            parts.append(_text(x + step / 2, floor_y + 16, labels[index], "quiet", "middle"))
-    return _picture(_WIDTH, floor_y + 24, title, parts)
+            parts.append(_text(x + step / 2, bottom + 16, labels[index], "quiet", "middle"))
+    return _picture(bottom + (24 if labels else 8), title, parts)
 
 
 def _ticks(most: float) -> list[float]:
@@ -128,10 +123,11 @@ def _ticks(most: float) -> list[float]:
     return [round(step * index, 10) for index in range(ceil(most / step - 1e-9) + 1)]
 
 
-def _picture(width: float, height: float, title: str, parts: Sequence[str]) -> str:
+def _picture(height: float, title: str, parts: Sequence[str]) -> str:
     return (
-        f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f'role="img" aria-label="{escape(title)}"><style>{STYLE}</style>{"".join(parts)}</svg>'
+        f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
+        f'role="img" aria-label="{escape(title)}"><style>{STYLE}</style>'
+        f"{_text(0, 16, title, 'title')}{''.join(parts)}</svg>"
     )
 
 

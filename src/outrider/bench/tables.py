@@ -21,6 +21,9 @@ NOTE = (
     "decoding, where they have to be"
 )
 
+MOST_DIFFERENCES = 3
+"""So many of a measurement's are told."""
+
 _STYLES = {"faster": "green", "slower": "red", "undecided": ""}
 _RANKS = {"faster": 2, "undecided": 1, "slower": 0}
 
@@ -55,13 +58,13 @@ def as_markdown(results: Results) -> str:
 
 
 def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table: a first column of words, then columns of numbers."""
+    """Write a Markdown table: a first column of words, then columns of numbers."""
     ruler = ["---", *["---:"] * (len(headings) - 1)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, ruler, *rows))
 
 
 def cells(found: Measurement) -> list[str]:
-    """A measurement, a text for each heading."""
+    """Return a measurement as texts, one for each heading."""
     metrics = found.metrics
     length = metrics and metrics.acceptance_length
     rate = metrics and metrics.acceptance_rate
@@ -78,14 +81,14 @@ def cells(found: Measurement) -> list[str]:
 
 
 def interval(found: Measurement) -> str:
-    """The 95% interval of a speedup; nothing where there are too few prompts for one."""
-    if found.low is None or found.high is None:
+    """Write the 95% interval of a speedup; "" where too few prompts give none."""
+    if found.low is None:
         return ""
-    return f"{found.low:.2f}–{found.high:.2f}" if found.high < 100 * found.low else "too few"
+    return f"{found.low:.2f}–{found.high:.2f}" if found.bounded else "too few"
 
 
 def best_of(members: Sequence[Measurement]) -> Measurement | None:
-    """The candidate that a trial speaks for: the fastest of the surest outcome.
+    """Choose the candidate that a trial speaks for: the fastest of the surest outcome.
 
     Outrider's own that speculate; None where there are none with a speedup.
     """
@@ -98,7 +101,7 @@ def best_of(members: Sequence[Measurement]) -> Measurement | None:
 
 
 def verdicts(results: Results) -> Iterator[str]:
-    """For each trial, whether to speculate, and how."""
+    """Say for each trial whether to speculate, and how."""
     for trial, members in results.trials.items():
         best = best_of(members)
         if best is not None:
@@ -106,7 +109,7 @@ def verdicts(results: Results) -> Iterator[str]:
 
 
 def verdict(best: Measurement, members: Sequence[Measurement]) -> str:
-    """What a trial comes to, in a clause."""
+    """Say what a trial comes to, in a clause."""
     said = f"{best.label} is {best.speedup:.2f}x as fast as plain decoding"
     if best.outcome == "slower":
         said = f"turn it off: plain decoding is faster (at best {said})"
@@ -120,19 +123,17 @@ def verdict(best: Measurement, members: Sequence[Measurement]) -> str:
 
 
 def remarks(results: Results) -> Iterator[str]:
-    """What readers have to know beside the figures."""
+    """Say what readers have to know beside the figures."""
     if results.partial:
         yield "partial: the run was interrupted, and this is what had been measured"
     for found in results.measurements:
         where = f"{found.label}, {found.trial}"
         if found.speedup is None:
             yield f"{where}: tokens that were asked for are missing, so there is no speedup"
-        differing = 0 if found.identical is None else len(found.tokens) - found.identical
-        if differing:
-            yield (
-                f"{where}: other tokens than plain decoding in {differing} of "
-                f"{len(found.tokens)}; rounding can flip a near-tie"
-            )
+        if found.differences:
+            equal, total = found.identical, len(found.tokens)
+            yield f"{where}: other tokens than plain decoding in {total - (equal or 0)} of {total}"
+        yield from (f"{where}: {each}" for each in found.differences[:MOST_DIFFERENCES])
         if found.metrics is not None and found.metrics.draft_failures:
             yield f"{where}: the drafter failed in {found.metrics.draft_failures} rounds"
     yield from (f"missing: {each}" for each in results.missing)

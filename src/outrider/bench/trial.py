@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from math import ceil
 
+import torch
+
 from .. import SamplingParams, SpeculationMetrics
+from ..engine.readback import nothing_drafted
 from ..errors import InvalidConfigError
-from .race import OutriderRunner, Run, Runner, Tokens, race
-from .records import Measurement, Prompt, Workload
+from ..runtimes.base import Runtime
+from ..types.prefix import Prefix
+from .race import Lane, OutriderRunner, Run, Runner, Tokens, race
+from .records import Difference, Measurement, Prompt, Workload
 from .speedup import latency, speedup
 
 WARM_UP = 8
@@ -51,7 +57,7 @@ class Trial:
         ]
 
     def params(self, prompts: Sequence[Prompt]) -> list[SamplingParams]:
-        """The parameters of each request of a stretch."""
+        """Return the parameters of each request of a stretch."""
         return [
             replace(
                 self.sampling,
@@ -63,22 +69,6 @@ class Trial:
         ]
 
 
-@dataclass(slots=True)
-class _Score:
-    """The stretches of one runner so far."""
-
-    runner: Runner
-    runs: list[Run] = field(default_factory=list)
-    same: list[bool] = field(default_factory=list)
-    metrics: SpeculationMetrics | None = None
-
-    def add(self, run: Run, expected: tuple[Tokens, ...] | None) -> None:
-        self.runs.append(run)
-        if expected is not None:
-            self.same.append(run.token_ids == expected)
-        self.metrics = self.runner.metrics()
-
-
 class TrialRace:
     """A trial on its way: stretch by stretch, until all are measured or an interrupt.
 
@@ -87,12 +77,22 @@ class TrialRace:
     Args:
         trial: what all candidates have in common.
         runners: plain decoding first.
+        watch: called with the lanes of a stretch after each turn.
     """
 
-    def __init__(self, trial: Trial, runners: Sequence[Runner]) -> None:
+    def __init__(
+        self,
+        trial: Trial,
+        runners: Sequence[Runner],
+        watch: Callable[[Sequence[Lane]], object] | None = None,
+    ) -> None:
         self.trial = trial
         self.failed: dict[Runner, str] = {}
-        self._scores = [_Score(runner) for runner in runners]
+        self._watch = watch
+        self._runners = list(runners)
+        self._runs: dict[Runner, list[Run]] = {runner: [] for runner in runners}
+        self._found: dict[Runner, list[list[Difference] | None]] = {each: [] for each in runners}
+        self._metrics: dict[Runner, SpeculationMetrics | None] = {}
         self._partial = True
 
     def run(self, done: Callable[[], object] = lambda: None) -> None:
@@ -108,31 +108,40 @@ class TrialRace:
         """Decode a few tokens after prompts that share nothing with the timed ones."""
         prompts = self.trial.stretches[0]
         params = [replace(each, max_tokens=WARM_UP) for each in self.trial.params(prompts)]
-        ids = [prompt.token_ids[::-1] for prompt in prompts]
-        self._race(ids, params, 0)
-        for score in self._scores:
-            score.runner.forget_metrics()
+        self._race([prompt.token_ids[::-1] for prompt in prompts], params, 0, None)
+        for runner in self._runners:
+            runner.forget_metrics()
 
     def _stretch(self, index: int, prompts: Sequence[Prompt]) -> None:
         """Race one stretch: all of it counts, or an interrupt left it undone and nothing does."""
         ids, params = [prompt.token_ids for prompt in prompts], self.trial.params(prompts)
-        runs = self._race(ids, params, index)
+        runs = self._race(ids, params, index, self._watch)
+        plain = runs[self._runners[0]].token_ids
         expected = {
-            runner: self._expected(runner, ids, params, index, runs[self._scores[0].runner])
-            for runner in runs
+            runner: self._expected(runner, ids, params, index, plain) for runner in self._runners
         }
-        for score in self._scores:
-            score.add(runs[score.runner], expected[score.runner])
+        differences = {
+            runner: None if due is None else self._differences(prompts, runs[runner], due)
+            for runner, due in expected.items()
+        }
+        for runner in self._runners:
+            self._runs[runner].append(runs[runner])
+            self._found[runner].append(differences[runner])
+            self._metrics[runner] = runner.metrics()
 
     def _race(
-        self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int
+        self,
+        prompts: Sequence[Tokens],
+        params: Sequence[SamplingParams],
+        seed: int,
+        watch: Callable[[Sequence[Lane]], object] | None,
     ) -> dict[Runner, Run]:
-        runners = [score.runner for score in self._scores]
-        runs = dict(zip(runners, race(runners, prompts, params, seed), strict=True))
+        made = race(self._runners, prompts, params, seed, watch)
+        runs = dict(zip(self._runners, made, strict=True))
         self.failed |= {
             runner: run.failure for runner, run in runs.items() if run.failure is not None
         }
-        self._scores = [score for score in self._scores if score.runner not in self.failed]
+        self._runners = [runner for runner in self._runners if runner not in self.failed]
         return runs
 
     def _expected(
@@ -141,59 +150,90 @@ class TrialRace:
         prompts: Sequence[Tokens],
         params: Sequence[SamplingParams],
         seed: int,
-        plain: Run,
+        plain: tuple[Tokens, ...],
     ) -> tuple[Tokens, ...] | None:
-        """The tokens that a runner has to emit; None where there are many it may."""
+        """Return the tokens that a runner has to emit; None where there are many it may."""
         if runner.lossy:
             return None
         if self.trial.sampling.temperature == 0:
-            return plain.token_ids
+            return plain
         if isinstance(runner, OutriderRunner) and runner.candidate.verification == "coupled":
             return runner.undrafted(prompts, params, seed)
         return None
 
+    def _differences(
+        self, prompts: Sequence[Prompt], run: Run, expected: Sequence[Tokens]
+    ) -> list[Difference]:
+        """Find where outputs first differ, and at temperature 0 whether rounding explains it."""
+        plain = self._runners[0]
+        greedy = self.trial.sampling.temperature == 0
+        differences = []
+        for prompt, own, right in zip(prompts, run.token_ids, expected, strict=True):
+            for place, (token, due) in enumerate(zip_longest(own, right)):
+                if token == due:
+                    continue
+                first = Difference(prompt.name, place, token, due)
+                if greedy and None not in (token, due) and isinstance(plain, OutriderRunner):
+                    before = (*prompt.token_ids, *right[:place])
+                    gap, allowed = _apart(plain.decoder.target, before, token, due)
+                    first = replace(first, gap=gap, allowed=allowed)
+                differences.append(first)
+                break
+        return differences
+
     def measurements(self) -> list[Measurement]:
-        """What it comes to: one measurement a candidate, none if no stretch was finished."""
-        count = min(len(score.runs) for score in self._scores)
+        """Return what it comes to: one measurement a candidate, none if no stretch was finished."""
+        count = min(len(self._runs[runner]) for runner in self._runners)
         stretches = (self.trial.stretches * self.trial.repeats)[:count]
         asked = [
             sum(each.max_tokens for each in self.trial.params(prompts)) for prompts in stretches
         ]
-        return [self._measurement(score, asked) for score in self._scores if asked]
+        return [self._measurement(runner, asked) for runner in self._runners if asked]
 
-    def _measurement(self, score: _Score, asked: list[int]) -> Measurement:
-        count, trial = len(asked), self.trial
-        plain, own = self._scores[0].runs[:count], score.runs[:count]
-        tokens = [run.tokens for run in own]
-        gain = None
-        if tokens == [run.tokens for run in plain] == asked:
-            gain = speedup(
-                [run.seconds for run in plain],
-                tokens,
-                [run.seconds for run in own],
-                tokens,
-                len(trial.stretches),
-            )
-        baseline = score is self._scores[0]
-        rounds = [run.round_s for run in own if run.round_s]
-        return Measurement(
-            candidate=score.runner.candidate,
+    def _measurement(self, runner: Runner, asked: list[int]) -> Measurement:
+        trial, baseline = self.trial, self._runners[0]
+        plain, own = (self._runs[each][: len(asked)] for each in (baseline, runner))
+        checked = [each for each in self._found[runner][: len(asked)] if each is not None]
+        timed = [run for run in own if run.round_s]
+        found = Measurement(
+            candidate=runner.candidate,
             workload=trial.workload.name,
             temperature=trial.sampling.temperature,
             batch=trial.batch,
             dtype=trial.dtype,
             seconds=tuple(run.seconds for run in own),
             prompt_s=tuple(run.prompt_s for run in own),
-            tokens=tuple(tokens),
-            speedup=None if gain is None else gain.ratio,
-            low=None if baseline or gain is None else gain.low,
-            high=None if baseline or gain is None else gain.high,
-            identical=sum(score.same[:count]) if score.same else None,
-            lossy=score.runner.lossy,
-            metrics=score.metrics,
-            latency=latency(rounds, [run.tokens // trial.batch for run in own if run.round_s]),
+            tokens=tuple(run.tokens for run in own),
+            speedup=None,
+            identical=checked.count([]) if checked else None,
+            differences=tuple(each for stretch in checked for each in stretch),
+            lossy=runner.lossy,
+            metrics=self._metrics[runner],
+            latency=latency(
+                [run.round_s for run in timed], [run.tokens // trial.batch for run in timed]
+            ),
             partial=self._partial,
         )
+        if not list(found.tokens) == [run.tokens for run in plain] == asked:
+            return found
+        if runner is baseline:
+            return replace(found, speedup=1.0)
+        gain = speedup([run.seconds for run in plain], found.seconds, len(trial.stretches))
+        return replace(found, speedup=gain.ratio, low=gain.low, high=gain.high)
+
+
+def _apart(target: Runtime, tokens: Sequence[int], one: int, other: int) -> tuple[float, float]:
+    """See `Difference`: the gap between the likeliest token and these, and the gap allowed."""
+    # Sequence ids below 0 are no decoder's.
+    prefix = Prefix(-1, tokens)
+    with torch.inference_mode():
+        logits = target.verify([prefix], nothing_drafted(1, target.device)).logits[0, 0]
+    target.release([-1], discard=True)
+    eps = torch.finfo(logits.dtype).eps
+    logits = logits.double()
+    gap = float(logits.max() - torch.minimum(logits[one], logits[other]))
+    largest = float(logits[logits.isfinite()].abs().max())
+    return gap, 2 * max(8 * eps, eps**0.75) * largest
 
 
 def fitting(workload: Workload, max_tokens: int, room: int | None) -> Workload:

@@ -8,20 +8,20 @@ and the recommendation rests on its measurements alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
+from math import prod
 from typing import Any
 
 from .. import Pair, SamplingParams, load
 from ..errors import InvalidConfigError
 from .engine_flags import Export, export
 from .environment import environment
-from .options import Progress, TuneOptions, shape_of
+from .options import Progress, TuneOptions, silent
 from .prompt_files import lines_of, parse_lines
 from .race import OutriderRunner, config_of
 from .records import PLAIN, Candidate, Measurement, Workload
-from .run import WITHOUT_TREES, model_facts
+from .run import grid, model_facts
 from .speedup import Speedup, speedup
 from .trial import Trial, TrialRace, fitting
 from .workloads import built_in
@@ -41,7 +41,7 @@ class Recommendation:
         low, high: its 95% interval; None with fewer than two stretches.
         measurements: of the last race.
         eliminated: what shorter races measured of the candidates that are not in the last.
-        exports: the configuration in other engines' words.
+        exports: the configuration in other engines' words; none for plain decoding.
         environment: versions, machine, models and settings, as JSON takes them.
         skipped: prompts that were left out, and why.
         partial: whether the search was interrupted.
@@ -76,7 +76,7 @@ class Recommendation:
         return f"turn it off: the best tried, {figures}"
 
     def settings(self) -> dict[str, Any]:
-        """What a `--config` file takes to decode like this, by flag name without dashes.
+        """Return what a `--config` file takes to decode like this, by flag name without dashes.
 
         Models and device are those of the search.
         """
@@ -95,7 +95,7 @@ class Recommendation:
         return made
 
     def document(self) -> dict[str, Any]:
-        """All of it as JSON takes it."""
+        """Return all of it as JSON takes it."""
         return asdict(self) | {
             "format": "outrider-tune/2",
             "verdict": self.verdict,
@@ -103,12 +103,24 @@ class Recommendation:
         }
 
 
-def tune(
-    options: TuneOptions, report: Progress, load_pair: Callable[..., Pair] = load
+def run_tune(
+    options: TuneOptions, report: Progress = silent, load_pair: Callable[..., Pair] = load
 ) -> Recommendation:
-    """See `run_tune`; `load_pair` takes the arguments of `outrider.load`."""
-    grid = candidates(options)
-    for candidate in grid:
+    """Search a grid of configurations for the fastest one by short races that halve the field.
+
+    Ctrl-C (KeyboardInterrupt) ends the search: the answer so far is returned, with `partial` set.
+
+    Args:
+        options: the grid, the prompts and the models.
+        report: called with the steps done, the steps in all and what comes next.
+        load_pair: takes the arguments of `outrider.load`.
+
+    Raises:
+        InvalidConfigError: the options do not fit the models or the prompts.
+        ModelError: a model cannot be loaded.
+    """
+    field = candidates(options)
+    for candidate in field:
         config_of(candidate)
     lines = None if options.prompts is None else lines_of(options.prompts)
     report(0, 1, "loading the models")
@@ -117,55 +129,60 @@ def tune(
         options.draft,
         device=options.device,
         max_sequences=options.batch,
-        **({} if options.dtype is None else {"dtype": options.dtype}),
+        dtype=options.dtype or "auto",
     )
     if options.prompts is None or lines is None:
         workload = built_in("code", pair.tokenizer, pair.target.vocab_size, options.max_prompts)
     else:
         workload = parse_lines(lines, options.prompts.stem, pair.tokenizer)
+    # No candidate looks at predictions.
+    prompts = (replace(each, prediction=None) for each in workload.prompts[: options.max_prompts])
     room = OutriderRunner.of(PLAIN, pair, 1).decoder.max_length
-    workload = fitting(_cut(workload, options), options.max_tokens, room)
+    workload = fitting(replace(workload, prompts=tuple(prompts)), options.max_tokens, room)
     if len(workload.prompts) < options.batch:
         expected = f"at most {len(workload.prompts)}, the number of prompts"
         raise InvalidConfigError("batch", options.batch, expected)
     search = _Search(options, pair, workload, report)
     partial = False
     try:
-        search.run(grid)
+        search.run(field)
     except KeyboardInterrupt:
         partial = True
-    settings = {
-        name: str(value) if name == "prompts" else value
-        for name, value in asdict(options).items()
-        if value is not None
-    }
-    return _recommend(
-        options,
-        search,
-        environment(model_facts(options.target, options.draft, pair), settings),
-        workload.skipped,
+    best, gain = search.best()
+    sure = best is not None and gain.low is not None and gain.low > 1
+    chosen = best if best is not None and sure else PLAIN
+    settings = {name: value for name, value in asdict(options).items() if value is not None}
+    if options.prompts is not None:
+        settings["prompts"] = str(options.prompts)
+    return Recommendation(
+        candidate=chosen,
+        best=best,
+        speedup=None if best is None else gain.ratio,
+        low=gain.low,
+        high=gain.high,
+        measurements=tuple(search.final),
+        eliminated=tuple(
+            each
+            for measurements in search.latest.values()
+            for each in measurements
+            if each not in search.final
+        ),
+        exports=() if chosen.plain else _exports(options, chosen, search),
+        environment=environment(model_facts(options.target, options.draft, pair), settings),
+        skipped=workload.skipped,
         partial=partial,
     )
 
 
 def candidates(options: TuneOptions) -> list[Candidate]:
-    """The grid, the default first: each drafter and method, at each depth and in each tree."""
+    """List the grid, the default first: each drafter and method, at each depth and in each tree."""
     default = Candidate(options.chosen_drafters[0], options.verifications[0])
     if "hybrid" in options.chosen_drafters:
         default = replace(default, drafter="hybrid")
-    pairs = list(product(options.chosen_drafters, options.verifications))
-    chains = [
-        Candidate(drafter, method, depth)
-        for drafter, method in pairs
-        for depth in (None, *options.depths)
-    ]
-    trees = [
-        Candidate(drafter, method, len(shape_of(tree)), shape_of(tree))
-        for drafter, method in pairs
-        for tree in options.trees
-        if drafter not in WITHOUT_TREES
-    ]
-    return list(dict.fromkeys([default, *chains, *trees]))
+    drafting = [(drafter, None) for drafter in options.chosen_drafters]
+    depths = (None, *options.depths)
+    tried = grid(drafting, options.verifications, depths, options.trees)
+    return list(dict.fromkeys([default, *tried]))
 
 
 class _Search:
@@ -181,75 +198,78 @@ class _Search:
         self.finalists: list[Candidate] = []
         self.final: list[Measurement] = []
 
-    def run(self, grid: Sequence[Candidate]) -> None:
+    def run(self, field: list[Candidate]) -> None:
         """Halve the field until `checks` are left, then race these and the default at length."""
-        default, checks = grid[0], self._options.checks
-        rounds = _halvings(len(grid), checks)
+        default, checks = field[0], self._options.checks
+        rounds = _halvings(len(field), checks)
         steps = sum(-(-count // GROUP) for count, _ in rounds)
         self._total = (steps + 1) * len(self._options.temp)
-        field = list(grid)
         for count, share in rounds:
-            assert len(field) == count
             what = f"{count} candidates, {share:.0%} of the tokens"
             for first in range(0, len(field), GROUP):
                 self._race(field[first : first + GROUP], share, what)
             field = sorted(field, key=self.rate, reverse=True)[: max(checks, count // 2)]
-        self.finalists = list(dict.fromkeys([*field, default]))
-        self.final = self._race(self.finalists, 1.0, f"the best {len(self.finalists)}")
+        finalists = list(dict.fromkeys([*field, default]))
+        self.final = self._race(finalists, 1.0, f"the best {len(finalists)}")
+        self.finalists = finalists
 
     def _race(self, field: Sequence[Candidate], share: float, what: str) -> list[Measurement]:
-        """Race some candidates beside plain decoding, at every temperature."""
+        """Race some candidates beside plain decoding, on a share of prompts and tokens."""
+        options, workload = self._options, self._workload
+        used = max(options.batch, round(len(workload.prompts) * share))
         found: list[Measurement] = []
-        for trial in self._trials(share):
+        for temperature in options.temp:
             self._report(self._done, self._total, what)
-            runners = [
-                OutriderRunner.of(candidate, self._pair, trial.batch)
-                for candidate in (PLAIN, *field)
-            ]
-            race = TrialRace(trial, runners)
-            try:
-                race.run()
-            finally:
-                found += race.measurements()
+            trial = Trial(
+                workload=replace(workload, prompts=workload.prompts[:used]),
+                sampling=SamplingParams(
+                    max_tokens=max(8, round(options.max_tokens * share)),
+                    temperature=temperature,
+                    top_p=options.top_p,
+                    top_k=options.top_k,
+                    min_p=options.min_p,
+                ),
+                batch=options.batch,
+                dtype=str(self._pair.target.hf_model.dtype).removeprefix("torch."),
+                repeats=options.repeats if share == 1 else 1,
+            )
+            each = (PLAIN, *field)
+            race = TrialRace(
+                trial, [OutriderRunner.of(one, self._pair, trial.batch) for one in each]
+            )
+            race.run()
+            found += race.measurements()
             self._done += 1
         self._report(self._done, self._total, what)
         for candidate in field:
             self.latest[candidate] = [each for each in found if each.candidate == candidate]
         return found
 
-    def _trials(self, share: float) -> Iterator[Trial]:
-        """The prompts, tokens and repeats of a race that takes this share of the last one's."""
-        options, workload = self._options, self._workload
-        repeats = options.repeats if share == 1 else 1
-        tokens = options.max_tokens if share == 1 else max(8, round(options.max_tokens * share))
-        used = max(options.batch, round(len(workload.prompts) * share))
-        cut = replace(workload, prompts=workload.prompts[:used])
-        for temperature in options.temp:
-            sampling = SamplingParams(
-                max_tokens=tokens,
-                temperature=temperature,
-                top_p=options.top_p,
-                top_k=options.top_k,
-                min_p=options.min_p,
-            )
-            yield Trial(
-                workload=cut,
-                sampling=sampling,
-                batch=options.batch,
-                dtype=str(self._pair.target.hf_model.dtype).removeprefix("torch."),
-                repeats=repeats,
-            )
-
     def rate(self, candidate: Candidate) -> float:
-        """How fast a candidate was over plain decoding: the product over all temperatures."""
-        rate = 1.0
-        for found in self.latest[candidate]:
-            rate *= found.speedup or 0.0
-        return rate
+        """Return how fast a candidate was over plain decoding: the product over temperatures."""
+        return prod(found.speedup or 0.0 for found in self.latest[candidate])
+
+    def best(self) -> tuple[Candidate | None, Speedup]:
+        """Return the fastest of the last race over all temperatures; None if none was run."""
+        gains = {candidate: self._gain(candidate) for candidate in self.finalists}
+        best = max(gains, key=lambda candidate: gains[candidate].ratio, default=None)
+        return best, Speedup(0.0) if best is None else gains[best]
+
+    def _gain(self, candidate: Candidate) -> Speedup:
+        """Compare with plain decoding; a prompt's stretches at all temperatures are one."""
+        plain = [each for each in self.final if each.candidate.plain]
+        own = self.latest[candidate]
+        if not all(each.speedup for each in own):
+            return Speedup(0.0)
+        return speedup(
+            [seconds for each in plain for seconds in each.seconds],
+            [seconds for each in own for seconds in each.seconds],
+            max(1, len(plain[0].seconds) // self._options.repeats),
+        )
 
 
 def _halvings(count: int, checks: int) -> list[tuple[int, float]]:
-    """The races before the last: how many candidates, and the share of prompts and tokens each."""
+    """List the races before the last: how many candidates, and their share of the tokens."""
     found = []
     share = 0.25
     while count > checks:
@@ -258,92 +278,21 @@ def _halvings(count: int, checks: int) -> list[tuple[int, float]]:
     return found
 
 
-def _recommend(
-    options: TuneOptions,
-    search: _Search,
-    found: dict[str, Any],
-    skipped: tuple[str, ...],
-    *,
-    partial: bool,
-) -> Recommendation:
-    """The fastest of the last race; plain decoding unless it is surely faster."""
-    gains = {
-        candidate: _pooled(search.final, candidate, options)
-        for candidate in search.finalists
-        if search.final
-    }
-    best = max(gains, key=lambda candidate: gains[candidate].ratio, default=None)
-    gain = None if best is None else gains[best]
-    sure = gain is not None and gain.low is not None and gain.low > 1
-    chosen = best if best is not None and sure else PLAIN
-    return Recommendation(
-        candidate=chosen,
-        best=best,
-        speedup=None if gain is None else gain.ratio,
-        low=None if gain is None else gain.low,
-        high=None if gain is None else gain.high,
-        measurements=tuple(search.final),
-        eliminated=tuple(
-            each
-            for measurements in search.latest.values()
-            for each in measurements
-            if each not in search.final
-        ),
-        exports=_exports(options, chosen, search),
-        environment=found,
-        skipped=skipped,
-        partial=partial,
-    )
-
-
-def _pooled(
-    measurements: Sequence[Measurement], candidate: Candidate, options: TuneOptions
-) -> Speedup:
-    """A candidate over plain decoding, the stretches of all temperatures together.
-
-    A prompt's stretches at all temperatures are one: they say little of other prompts.
-    """
-    plain = [each for each in measurements if each.candidate.plain]
-    own = [each for each in measurements if each.candidate == candidate]
-    if not all(each.speedup for each in own):
-        return Speedup(0.0)
-    stretches = len(plain[0].seconds)
-    return speedup(
-        [seconds for each in plain for seconds in each.seconds],
-        [tokens for each in plain for tokens in each.tokens],
-        [seconds for each in own for seconds in each.seconds],
-        [tokens for each in own for tokens in each.tokens],
-        max(1, stretches // options.repeats),
-    )
-
-
 def _exports(options: TuneOptions, candidate: Candidate, search: _Search) -> tuple[Export, ...]:
-    """The recommendation in other engines' words; they have fixed depths only."""
+    """Write the recommendation in other engines' words; they have fixed depths only."""
     target, draft = options.target, options.draft
     if target == "demo":
         import outrider_demo as demo
 
         target, draft = str(demo.TARGET), draft or str(demo.DRAFT)
-    depth = _best_depth(candidate, search)
+    fixed = [
+        each
+        for each in search.latest
+        if each.drafter == candidate.drafter and each.depth is not None and each.tree is None
+    ]
+    tried = [each.depth for each in sorted(fixed, key=search.rate, reverse=True)]
+    depth = candidate.depth or next(iter(tried), None) or 4
     return tuple(
         export(system, candidate, target=target, draft=draft, depth=depth)
         for system in options.export
     )
-
-
-def _best_depth(candidate: Candidate, search: _Search) -> int:
-    """A fixed depth; for an adaptive one the fastest fixed one that was tried of its drafter."""
-    if candidate.depth is not None:
-        return candidate.depth
-    rates = {
-        other.depth: search.rate(other)
-        for other in search.latest
-        if other.drafter == candidate.drafter and other.depth is not None and other.tree is None
-    }
-    return max(rates, key=lambda depth: rates[depth], default=4)
-
-
-def _cut(workload: Workload, options: TuneOptions) -> Workload:
-    """The first prompts, without predictions, which no candidate of a search looks at."""
-    prompts = workload.prompts[: options.max_prompts]
-    return replace(workload, prompts=tuple(replace(each, prediction=None) for each in prompts))

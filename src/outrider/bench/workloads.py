@@ -6,7 +6,7 @@ import ast
 import json
 import re
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import count as counting
 from itertools import islice
@@ -29,48 +29,6 @@ _STEP = 650
 """Characters between the starts of two passages of a file, at least."""
 
 _SYSTEM = "You are a helpful assistant. Answer briefly, and show code where it helps."
-_CONVERSATIONS = (
-    (
-        "How do I read a text file line by line in Python?",
-        "Open it with a context manager and iterate over it: `for line in file:`.",
-        "And how do I leave out empty lines?",
-    ),
-    (
-        "What is the difference between a list and a tuple?",
-        "A list can be changed after it was made, a tuple cannot.",
-        "Which of the two can be a key of a dictionary, and why?",
-    ),
-    (
-        "I want to spend three days in Lisbon. What should I see?",
-        "Alfama and the castle on the first day, Belém on the second, Sintra on the third.",
-        "How do I get to Sintra, and when is it least crowded?",
-    ),
-    (
-        "My bread does not rise. What may be wrong?",
-        "The yeast may be old, the water too hot, or the dough has not had enough time.",
-        "How can I tell whether the yeast still works?",
-    ),
-    (
-        "Write a function that says whether a word is a palindrome.",
-        "def is_palindrome(word):\n    return word == word[::-1]",
-        "Now let it ignore spaces, punctuation and case.",
-    ),
-    (
-        "What does a hash table cost to look something up?",
-        "Constant time on average, linear time in the worst case.",
-        "When does the worst case happen, and what is done against it?",
-    ),
-    (
-        "Why is the sky blue?",
-        "Air scatters short waves of light more than long ones, and blue is short.",
-        "Then why is the sun red when it sets?",
-    ),
-    (
-        "How do I undo my last commit in git?",
-        "`git reset --soft HEAD~1` keeps your changes, `--hard` throws them away.",
-        "I have pushed it already. What should I do instead?",
-    ),
-)
 
 
 def built_in(
@@ -136,12 +94,12 @@ def _random(vocab_size: int, length: int) -> Iterator[Prompt]:
 
 
 def _chats(tokenizer: Any) -> Iterator[Prompt]:
-    for index, (question, answer, follow_up) in enumerate(_CONVERSATIONS, 1):
+    file = Path(__file__).with_name("conversations.json")
+    for index, turns in enumerate(json.loads(file.read_text(encoding="utf-8")), 1):
+        roles = ("system", "user", "assistant", "user")
         messages = [
-            {"role": "system", "content": _SYSTEM},
-            {"role": "user", "content": question},
-            {"role": "assistant", "content": answer},
-            {"role": "user", "content": follow_up},
+            {"role": role, "content": content}
+            for role, content in zip(roles, (_SYSTEM, *turns), strict=True)
         ]
         yield Prompt(tuple(chat_ids(messages, tokenizer)), f"conversation {index}")
 
@@ -163,48 +121,18 @@ def _passages(text: str) -> list[str]:
     return passages
 
 
-def _editing() -> Iterator[tuple[str, str]]:
-    yield from _each_file_in_turn(lambda text: _edited(_functions(text)))
-    yield from _each_file_in_turn(lambda text: _edited(_methods(text)))
-
-
-def _functions(text: str) -> list[str]:
-    return ["def " + part.split("\n\n\n")[0] for part in text.split("\ndef ")[1:]]
-
-
-def _methods(text: str) -> list[str]:
-    lines = text.split("\n")
-    classes = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef))
-    methods = (node for kind in classes for node in kind.body if isinstance(node, ast.FunctionDef))
-    return [dedent("\n".join(lines[node.lineno - 1 : node.end_lineno])) for node in methods]
-
-
-def _edited(functions: Sequence[str]) -> list[str]:
-    """Those of 8 to 25 lines, each followed by its first lines under another name."""
+def _edited(text: str) -> list[str]:
+    """Functions of 8 to 25 lines, each followed by its first lines under another name."""
     edited = []
-    for function in functions:
-        if 8 <= function.count("\n") <= 25:
-            name = function.removeprefix("def ").split("(")[0]
-            changed = function.replace(name, f"new_{name}")
-            start = "\n".join(changed.split("\n")[:3])
-            edited.append(f"{function}\n\n\n{start}\n")
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            source = ast.get_source_segment(text, node, padded=True) or ""
+            if 8 <= source.count("\n") <= 25:
+                function = dedent(source)
+                changed = function.replace(node.name, f"new_{node.name}")
+                start = "\n".join(changed.splitlines()[:3])
+                edited.append(f"{function}\n\n\n{start}\n")
     return edited
-
-
-def _records() -> Iterator[tuple[str, str]]:
-    rng = np.random.default_rng(0)
-    names = ("alice", "bob", "carol", "dave", "erin", "frank")
-    for index in counting(1):
-        rows = [
-            {"id": int(rng.integers(100)), "name": str(rng.choice(names)), "active": True}
-            for _ in range(5)
-        ]
-        text = json.dumps(rows, indent=4).removesuffix("\n]") + ',\n    {\n        "id":'
-        yield f"records {index}", text
-
-
-def _quotes() -> Iterator[tuple[str, str]]:
-    yield from _each_file_in_turn(_quoting)
 
 
 def _quoting(text: str) -> list[str]:
@@ -219,6 +147,18 @@ def _quoting(text: str) -> list[str]:
     ]
 
 
+def _records() -> Iterator[tuple[str, str]]:
+    rng = np.random.default_rng(0)
+    names = ("alice", "bob", "carol", "dave", "erin", "frank")
+    for index in counting(1):
+        rows = [
+            {"id": int(rng.integers(100)), "name": str(rng.choice(names)), "active": True}
+            for _ in range(5)
+        ]
+        text = json.dumps(rows, indent=4).removesuffix("\n]") + ',\n    {\n        "id":'
+        yield f"records {index}", text
+
+
 def _each_file_in_turn(cut: Callable[[str], list[str]]) -> Iterator[tuple[str, str]]:
     """The first piece cut from every file, then the second of those that have one, and so on."""
     found = {file: cut(text) for file, text in _held_out().items()}
@@ -230,7 +170,7 @@ def _each_file_in_turn(cut: Callable[[str], list[str]]) -> Iterator[tuple[str, s
 
 _TEXTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "code": _code,
-    "editing": _editing,
+    "editing": lambda: _each_file_in_turn(_edited),
     "json": _records,
-    "quote": _quotes,
+    "quote": lambda: _each_file_in_turn(_quoting),
 }

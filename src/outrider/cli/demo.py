@@ -84,36 +84,72 @@ def demo(
 
     from outrider_demo import PROMPTS
 
+    from ..bench.formats import row
+    from ..bench.race import OutriderRunner, fresh
+    from ..bench.records import PLAIN, Candidate, Results, Workload
+    from ..bench.records import Prompt as BenchPrompt
+    from ..bench.trial import Trial, TrialRace
     from .models import load, traced
-    from .race import compare
     from .race_screen import Screen
 
-    prompts = PROMPTS if given is None else (given,)
+    texts = PROMPTS if given is None else (given,)
     console = Console(stderr=True)
     loaded = load(models, drafting, method, console)
+    tokenizer = loaded.tokenizer
     settings = loaded.settings(params, config)
-    extra = {"prompts": len(prompts), "temperatures": asked}
-    screen = None if output.as_json else Screen(output.color, len(prompts))
+    depth = None if config.depth == "adaptive" else config.deepest
+    shape = config.tree_shape
+    candidate = Candidate(method, config.verification, depth, shape, drafting.exit_layers)
+    prompts = Workload(
+        "demo",
+        tuple(
+            BenchPrompt(tuple(tokenizer.encode(text)), f"prompt {number}")
+            for number, text in enumerate(texts, 1)
+        ),
+    )
+    screen = None if output.as_json else Screen(output.color)
+    found = []
+    extra = {"prompts": len(texts), "temperatures": asked}
     with traced(tracing, settings | extra, config) as on_round:
-        decoders = (
-            loaded.decoder(config, plain=True),
-            loaded.decoder(config, on_round),
-            loaded.decoder(config),
+        runners = (
+            OutriderRunner(fresh(loaded.target, 1), None, PLAIN, config, tokenizer=tokenizer),
+            OutriderRunner(loaded.target, loaded.drafter, candidate, config, tokenizer=tokenizer),
         )
+
+        def trace() -> None:
+            for record in runners[1].records:
+                if on_round is not None:
+                    on_round(record)
+
         if screen is not None:
-            screen.title(loaded.headline(config))
-        found = []
+            screen.title(loaded.facts, config)
         with console.status("racing") if screen is None else screen.live:
             for temperature in asked:
-                draw = screen.at(temperature) if screen is not None else lambda *_: None
-                at = replace(params, temperature=temperature)
-                found.append(compare(decoders, prompts, at, draw))
+                trial = Trial(
+                    workload=prompts,
+                    sampling=replace(params, temperature=temperature),
+                    dtype=loaded.facts["dtype"],
+                )
+
+                def watch(lanes: Any, where: str = trial.label) -> None:
+                    if screen is not None:
+                        screen.draw(where, lanes)
+
+                race = TrialRace(trial, runners, watch)
+                race.run(trace)
+                found.append(race.measurements())
     if screen is not None:
-        screen.results(found)
+        screen.results(Results(settings, tuple(each for pair in found for each in pair)))
         return
-    document = {
-        "config": settings,
-        "prompts": prompts,
-        "results": [comparison.document() for comparison in found],
-    }
-    print(json.dumps(document))
+    results = [
+        {
+            "temperature": plain.temperature,
+            "speedup": speculative.speedup,
+            "prompts": len(texts),
+            "identical": speculative.identical,
+            "plain": row(plain),
+            "speculative": row(speculative),
+        }
+        for plain, speculative in found
+    ]
+    print(json.dumps({"config": settings, "prompts": texts, "results": results}))

@@ -34,11 +34,7 @@ def check_file(flag: str, path: str | Path) -> None:
     place = Path(path)
     if place.is_dir():
         raise InvalidConfigError(flag, str(path), "the path of a file, and this is a folder")
-    try:
-        with tempfile.TemporaryFile(dir=place.parent):
-            pass
-    except OSError as error:
-        raise InvalidConfigError(flag, str(path), f"a file to write to ({_why(error)})") from error
+    _try_writing(flag, path, place.parent, "a file")
 
 
 def make_folder(flag: str, path: str | Path, *, empty: bool = False) -> Path:
@@ -53,17 +49,22 @@ def make_folder(flag: str, path: str | Path, *, empty: bool = False) -> Path:
         InvalidConfigError: it cannot be written to, or has files and must be empty.
     """
     place = Path(path).expanduser()
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=place):
-            pass
-    except OSError as error:
-        expected = f"a folder to write to ({_why(error)})"
-        raise InvalidConfigError(flag, str(path), expected) from error
+    _try_writing(flag, path, place, "a folder")
     if empty and (held := sorted(each.name for each in place.iterdir())):
         expected = f"a new folder, or an empty one; this has {held[0]} in it: give another name"
         raise InvalidConfigError(flag, str(path), expected)
     return place
+
+
+def _try_writing(flag: str, path: str | Path, folder: Path, what: str) -> None:
+    try:
+        if what == "a folder":
+            folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        expected = f"{what} to write to ({_why(error)})"
+        raise InvalidConfigError(flag, str(path), expected) from error
 
 
 def read_text(flag: str, path: str) -> str:

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from ..engine.decoder import SpeculativeDecoder
     from ..engine.outputs import Choice, GenerationOutput, StreamEvent
-    from ..sampling.logprobs import TokenLogprob
 
 EXAMPLES = """Examples:
 
@@ -71,16 +70,12 @@ def _bias(_kind: Any, tokens: Sequence[Token]) -> tuple[tuple[int, float], ...]:
     return tuple(found)
 
 
-def _text(token: Token) -> str:
-    return utf8(token.keyword or "text", token.value)
-
-
 def _texts(_kind: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
-    return tuple(map(_text, tokens))
+    return tuple(utf8(token.keyword or "text", token.value) for token in tokens)
 
 
-def _one(_kind: Any, tokens: Sequence[Token]) -> str:
-    return _text(tokens[0])
+def _one(kind: Any, tokens: Sequence[Token]) -> str:
+    return _texts(kind, tokens)[0]
 
 
 def _file(_kind: Any, tokens: Sequence[Token]) -> str:
@@ -89,8 +84,8 @@ def _file(_kind: Any, tokens: Sequence[Token]) -> str:
 
 def _schema(kind: Any, tokens: Sequence[Token]) -> str:
     """Read JSON text, which begins with a brace, or a file of it."""
-    is_text = tokens[0].value.lstrip().startswith("{")
-    return _one(kind, tokens) if is_text else _file(kind, tokens)
+    read = _one if tokens[0].value.lstrip().startswith("{") else _file
+    return read(kind, tokens)
 
 
 def _prediction(kind: Any, tokens: Sequence[Token]) -> str:
@@ -176,6 +171,7 @@ def generate(
 
     from rich.console import Console
 
+    from ..engine.decoder import SpeculativeDecoder
     from .models import load, traced
 
     console = Console(stderr=True)
@@ -183,7 +179,13 @@ def generate(
     params = replace(params, bad_words=_banned(bad_words, loaded.tokenizer))
     settings = loaded.settings(params, config)
     with traced(tracing, settings, config) as on_round:
-        decoder = loaded.decoder(config, on_round)
+        decoder = SpeculativeDecoder(
+            loaded.target,
+            loaded.drafter,
+            tokenizer=loaded.tokenizer,
+            config=config,
+            on_round=on_round,
+        )
         if output.as_json:
             with console.status("generating"):
                 found = decoder.generate(text, params)
@@ -232,63 +234,52 @@ def _show(
     """Print the continuations as they come, and their figures below on standard error."""
     from . import terminal
 
-    show = terminal.colored(terminal.output(output.color))
-    logprobs: list[list[TokenLogprob]] = [[] for _ in range(params.n)]
-    reasons: list[str | None] = [None] * params.n
-    texts = [""] * params.n
-    waiting = console.status("generating")
-    waiting.start()
-    try:
-        for event in _noted(decoder.stream(prompt, params), logprobs, reasons):
-            text = event.text or ""
-            painted = terminal.painted(text, event.origin) if show else text
-            if params.n > 1:
-                texts[event.choice] += painted
-                continue
-            waiting.stop()
-            print(painted, end="", flush=True)
-    finally:
-        waiting.stop()
-    print(end="\n" if params.n == 1 else "")
-    for index, (text, reason) in enumerate(zip(texts, reasons, strict=True)):
+    colors = terminal.colored(terminal.output(output.color))
+    choices: list[list[StreamEvent]] = [[] for _ in range(params.n)]
+    with console.status("generating") as waiting:
+        try:
+            for event in decoder.stream(prompt, params):
+                choices[event.choice].append(event)
+                if params.n == 1:
+                    waiting.stop()
+                    print(_painted([event], colors), end="", flush=True)
+        finally:
+            if params.n == 1 and choices[0]:
+                print(flush=True)
+    for index, events in enumerate(choices):
         if params.n > 1:
-            print(f"--- continuation {index + 1} of {params.n} (ended by {reason}) ---\n{text}")
+            reason = events[-1].finish_reason
+            print(f"--- continuation {index + 1} of {params.n} (ended by {reason}) ---")
+            print(_painted(events, colors))
     sys.stdout.flush()
-    if params.structured_output is not None and "length" in reasons:
+    if params.structured_output and any(each[-1].finish_reason == "length" for each in choices):
         _say(f"cut by --max-tokens {params.max_tokens}: not yet a whole text of the form")
-    for index, entries in enumerate(logprobs):
-        if entries:
-            _say("log-probabilities" + (f" of continuation {index + 1}:" if params.n > 1 else ":"))
-            _say(*_lines(entries, decoder.tokenizer))
+    for index, events in enumerate(choices if params.logprobs is not None else ()):
+        _say("log-probabilities" + (f" of continuation {index + 1}:" if params.n > 1 else ":"))
+        _say(*_lines(events, decoder.tokenizer))
     _say(f"{decoder.metrics}; seed {params.seed}")
+
+
+def _painted(events: Iterable[StreamEvent], colors: bool) -> str:
+    from .terminal import painted
+
+    texts = ((event.text or "", event.origin) for event in events)
+    return "".join(painted(text, origin) if colors else text for text, origin in texts)
 
 
 def _say(*lines: str) -> None:
     print(*lines, sep="\n", file=sys.stderr)
 
 
-def _noted(
-    events: Iterator[StreamEvent],
-    logprobs: list[list[TokenLogprob]],
-    reasons: list[str | None],
-) -> Iterator[StreamEvent]:
-    """Give the events, and note on the way log-probabilities and why each choice ended."""
-    from ..sampling.logprobs import TokenLogprob
-
-    for event in events:
-        if event.logprob is not None:
-            entry = TokenLogprob(event.token_id, event.logprob, event.top_logprobs or ())
-            logprobs[event.choice].append(entry)
-        reasons[event.choice] = event.finish_reason
-        yield event
-
-
-def _lines(entries: Iterable[TokenLogprob], tokenizer: Any) -> Iterator[str]:
+def _lines(events: Iterable[StreamEvent], tokenizer: Any) -> Iterator[str]:
     yield "logprob  token (the likeliest)"
-    for entry in entries:
-        top = ", ".join(f"{tokenizer.decode([token])!r} {value:.3f}" for token, value in entry.top)
+    for event in events:
+        top = ", ".join(
+            f"{tokenizer.decode([token])!r} {value:.3f}"
+            for token, value in event.top_logprobs or ()
+        )
         beside = f" ({top})" if top else ""
-        yield f"{entry.logprob:7.3f}  {tokenizer.decode([entry.token_id])!r}{beside}"
+        yield f"{event.logprob:7.3f}  {tokenizer.decode([event.token_id])!r}{beside}"
 
 
 def _document(

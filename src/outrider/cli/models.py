@@ -17,8 +17,6 @@ from .terminal import quiet
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..engine.decoder import SpeculativeDecoder
-
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
@@ -36,34 +34,9 @@ class Loaded:
     tokenizer: Any
     facts: dict[str, Any]
 
-    def decoder(
-        self,
-        config: SpeculativeConfig,
-        on_round: Callable[[Any], object] | None = None,
-        *,
-        plain: bool = False,
-    ) -> SpeculativeDecoder:
-        """Make a decoder of them, without the drafter if it is to be `plain`."""
-        from ..engine.decoder import SpeculativeDecoder
-
-        drafter = None if plain else self.drafter
-        return SpeculativeDecoder(
-            self.target, drafter, tokenizer=self.tokenizer, config=config, on_round=on_round
-        )
-
     def settings(self, params: SamplingParams, config: SpeculativeConfig) -> dict[str, Any]:
         """Every setting in effect, as JSON takes it."""
         return self.facts | {"sampling": asdict(params), "speculation": asdict(config)}
-
-    def headline(self, config: SpeculativeConfig) -> tuple[str, str]:
-        """What decodes, in two short lines."""
-        facts = self.facts
-        model = facts["draft"] or "no draft model"
-        return (
-            f"target {facts['target']}, {facts['device']}, {facts['dtype']}",
-            f"method {facts['method']}, {model}, up to {config.deepest} tokens a round, "
-            f"{config.verification} verification",
-        )
 
 
 def load(
@@ -116,24 +89,21 @@ def _drafter(method: Method, pair: Any, ngram: Any, exit_layers: int | None) -> 
     from ..drafters.prediction import PredictionDrafter
     from ..drafters.suffix.drafter import SuffixDrafter
 
-    match method:
-        case "none":
-            return None
-        case "ngram":
-            return ngram
-        case "suffix":
-            return SuffixDrafter()
-        case "prediction":
-            return PredictionDrafter()
-        case "draft_model":
-            return pair.model_drafter
-        case "hybrid":
-            return pair.drafter
-    assert exit_layers is not None
-    try:
-        return EarlyExitDrafter(pair.target, exit_layers)
-    except InvalidConfigError as error:
-        raise InvalidConfigError("--exit-layers", exit_layers, error.expected) from None
+    if method == "early_exit":
+        assert exit_layers is not None
+        try:
+            return EarlyExitDrafter(pair.target, exit_layers)
+        except InvalidConfigError as error:
+            raise InvalidConfigError("--exit-layers", exit_layers, error.expected) from None
+    made: dict[str, Callable[[], Any]] = {
+        "none": lambda: None,
+        "ngram": lambda: ngram,
+        "suffix": SuffixDrafter,
+        "prediction": PredictionDrafter,
+        "draft_model": lambda: pair.model_drafter,
+        "hybrid": lambda: pair.drafter,
+    }
+    return made[method]()
 
 
 @contextmanager

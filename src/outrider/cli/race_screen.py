@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Group
 from rich.live import Live
@@ -14,11 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import __version__
-from .terminal import MARKS, STYLES, colored, output, table
+from .terminal import colored, output, piece
 
 if TYPE_CHECKING:
-    from ..engine.outputs import Origin
-    from .race import Comparison, Lane, Side
+    from ..bench import Measurement, Results
+    from ..bench.race import Lane, OutriderRunner
+    from ..config.params import SpeculativeConfig
+    from ..engine.outputs import Origin, StreamEvent
 
 HEIGHT = 12
 """Lines of text in a lane."""
@@ -38,110 +40,78 @@ class Screen:
 
     Args:
         color: "auto", "always" or "never"; origins of tokens are marked by brackets without it.
-        prompts: how many there are.
     """
 
-    def __init__(self, color: str, prompts: int) -> None:
+    def __init__(self, color: str) -> None:
         self.console = output(color)
         self.live = Live(console=self.console, auto_refresh=False)
-        self._prompts = prompts
         self._drawn = 0.0
 
-    def title(self, facts: Sequence[str]) -> None:
+    def title(self, facts: Mapping[str, Any], config: SpeculativeConfig) -> None:
         """Print what races."""
         self.console.print(Text(f"outrider {__version__}: plain against speculative", "bold"))
-        for fact in facts:
-            self.console.print(Text(fact, style="dim"))
+        for line in (
+            f"target {facts['target']}, {facts['device']}, {facts['dtype']}",
+            f"method {facts['method']}, {facts['draft'] or 'no draft model'}, up to "
+            f"{config.deepest} tokens a round, {config.verification} verification",
+        ):
+            self.console.print(Text(line, style="dim"))
 
-    def at(self, temperature: float) -> Callable[[int, Lane, Lane], None]:
-        """Give what draws the lanes of the races at a temperature."""
-
-        def draw(index: int, plain: Lane, speculative: Lane) -> None:
-            done = plain.done and speculative.done
-            if not done and (not self.console.is_terminal or monotonic() - self._drawn < FRAME_S):
-                return
-            where = f"temperature {temperature:g}, prompt {index + 1} of {self._prompts}"
-            self.live.update(self._frame(where, plain, speculative), refresh=True)
+    def draw(self, where: str, lanes: Sequence[Lane]) -> None:
+        """Draw both lanes, on a terminal now and then, and at their end everywhere."""
+        ended = all(lane.run is not None for lane in lanes)
+        if ended or (self.console.is_terminal and monotonic() - self._drawn >= FRAME_S):
+            self.live.update(self._frame(where, *lanes), refresh=True)
             self._drawn = monotonic()
 
-        return draw
+    def results(self, results: Results) -> None:
+        """Print the table, what its figures mean, the verdict, and whether texts are equal."""
+        from ..bench.tables import rendered
 
-    def results(self, comparisons: Sequence[Comparison]) -> None:
-        """Print the table, what its figures mean, and the verdict."""
         self.console.print()
-        self.console.print(_table(comparisons))
-        self.console.print(Text(NOTE, style="dim"))
-        for comparison in comparisons:
-            self.console.print(Text(comparison.sameness()))
-        verdicts = "; ".join(comparison.verdict() for comparison in comparisons)
-        self.console.print(Text(f"\nspeculative against plain: {verdicts}", style="bold"))
+        self.console.print(rendered(results))
+        for _plain, found in results.trials.values():
+            self.console.print(Text(sameness(found)))
 
     def _frame(self, where: str, plain: Lane, speculative: Lane) -> Group:
         lanes = Table.grid(expand=True)
         lanes.add_column(ratio=1)
         lanes.add_column(ratio=1)
         lanes.add_row(self._lane("plain", plain), self._lane("speculative", speculative))
-        counts = Counter(event.origin for event in speculative.events)
+        counts = Counter(event.origin for event in _events(speculative))
         legend = Text()
         for origin, name in ORIGINS.items():
-            legend += self._piece(name, origin) + Text(f" {counts[origin]}   ")
+            legend += piece(name, origin, colored(self.console)) + Text(f" {counts[origin]}   ")
         return Group(Text(where, style="dim"), lanes, legend)
 
     def _lane(self, name: str, lane: Lane) -> Panel:
-        width = self.console.width // 2 - 4
         text = Text()
-        for event in lane.events:
-            piece = (event.text or "").expandtabs(4)
-            text += self._piece(piece, event.origin) if name != "plain" else Text(piece)
-        lines = text.wrap(self.console, width)[-HEIGHT:]
-        tokens = len(lane.events)
-        pace = f"{tokens / lane.lap_s:.0f} tokens/s" if lane.lap_s else ""
-        state = f"done, {lane.lap_s:.2f} s" if lane.done else f"{lane.lap_s:.2f} s"
+        for event in _events(lane):
+            shown = (event.text or "").expandtabs(4)
+            if name == "plain":
+                text += Text(shown)
+            else:
+                text += piece(shown, event.origin, colored(self.console))
+        lines = text.wrap(self.console, self.console.width // 2 - 4)[-HEIGHT:]
+        tokens = len(_events(lane))
+        state = f"{lane.seconds:.2f} s" if lane.run is None else f"done, {lane.seconds:.2f} s"
         return Panel(
             Text("\n").join(lines),
-            title=f"{name} {pace}",
+            title=f"{name} {tokens / max(lane.seconds, 1e-9):.0f} tokens/s",
             subtitle=f"{tokens} tokens, {state}",
             height=HEIGHT + 2,
         )
 
-    def _piece(self, text: str, origin: Origin) -> Text:
-        """A token's text, styled by its origin, or marked where there is no colour."""
-        core = text.strip()
-        if not core:
-            return Text(text)
-        before, after = text[: text.index(core)], text[text.index(core) + len(core) :]
-        if colored(self.console):
-            return Text(before).append(core, STYLES.get(origin, "")).append(after)
-        opening, closing = MARKS.get(origin, ("", ""))
-        return Text(f"{before}{opening}{core}{closing}{after}")
+
+def _events(lane: Lane) -> list[StreamEvent]:
+    return cast("OutriderRunner", lane.runner).events
 
 
-NOTE = (
-    "length: tokens emitted a round that drafted, correction or bonus included; rate: drafted\n"
-    "tokens that were accepted, and the same for each of the first positions\n"
-)
-POSITIONS = 6
-
-
-def _table(comparisons: Sequence[Comparison]) -> Table:
-    figures = ("tokens/s", "speedup", "length", "rate", "by position, %", "ms/round")
-    found = table("temp", "decoding", right=figures)
-    for comparison in comparisons:
-        found.add_row(f"{comparison.temperature:g}", "plain", *_cells(comparison.plain, 1.0))
-        speculative = _cells(comparison.speculative, comparison.speedup)
-        lossy = " (lossy)" if comparison.speculative.metrics.lossy else ""
-        found.add_row("", f"speculative{lossy}", *speculative, style="bold")
-    return found
-
-
-def _cells(side: Side, speedup: float) -> list[str]:
-    metrics = side.metrics
-    rate, length = metrics.acceptance_rate, metrics.acceptance_length
-    return [
-        f"{side.tokens_per_s:.1f}",
-        f"{speedup:.2f}x",
-        "–" if length is None else f"{length:.2f}",
-        "–" if rate is None else f"{rate:.1%}",
-        " ".join(f"{100 * share:.0f}" for share in metrics.per_position[:POSITIONS]) or "–",
-        f"{side.ms_per_round:.1f}",
-    ]
+def sameness(found: Measurement) -> str:
+    """Say whether speculation wrote the same texts as plain decoding, where it has to."""
+    where, count = f"temperature {found.temperature:g}", len(found.tokens)
+    if found.identical is not None:
+        return f"{where}: {found.identical} of {count} texts equal with and without speculation"
+    if found.lossy:
+        return f"{where}: lossy verification, speculative texts are of another distribution"
+    return f"{where}: the two texts are different draws from the same distribution"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App
 
-from ..bench import Results, read_report, render_report
+from ..bench import Results
 from ..errors import InvalidConfigError
 from . import figures
 from .files import make_folder, write
@@ -37,6 +37,8 @@ def report(
     """
     if (file / "result.json").is_file():
         raise InvalidConfigError("FILE", str(file), f"a file: name {file / 'result.json'}")
+    from ..bench import read_report, render_report
+
     found = read_report(file)
     folder = make_folder("--out", out or file.with_name(f"{file.stem}-report"))
     page = folder / "index.html"

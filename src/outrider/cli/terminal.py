@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.style import Style
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from ..engine.outputs import Origin
@@ -93,11 +94,16 @@ def painted(text: str, origin: Origin) -> str:
     return text.replace(core, style.render(core, color_system=ColorSystem.STANDARD))
 
 
-def marked(text: str, origin: Origin) -> str:
-    """Put ⟨corrections⟩ and «bonus tokens» in brackets, and leave accepted drafts as they are."""
-    before, after = MARKS.get(origin, ("", ""))
+def piece(text: str, origin: Origin, colors: bool) -> Text:
+    """Style a token's text by its origin, or put ⟨corrections⟩ and «bonus tokens» in brackets."""
     core = text.strip()
-    return text.replace(core, f"{before}{core}{after}") if core else text
+    if not core:
+        return Text(text)
+    before, after = text.split(core, 1)
+    if colors:
+        return Text.assemble(before, (core, STYLES.get(origin, "")), after)
+    opening, closing = MARKS.get(origin, ("", ""))
+    return Text(f"{before}{opening}{core}{closing}{after}")
 
 
 def quiet() -> None:

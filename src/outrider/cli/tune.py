@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App
 
-from ..bench import TuneOptions, run_tune
+from ..bench import TuneOptions
 from .files import check_file, make_folder, write
 from .flags import flags_of, listed, plain
 from .options import Output, titled
@@ -64,6 +64,7 @@ def tune(
     with terminable() as interruption:
         from rich.console import Console
 
+        from ..bench import run_tune
         from .terminal import progress, quiet
 
         quiet()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import count
@@ -9,15 +10,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from outrider import SamplingParams
 from outrider.bench import BenchOptions
-from outrider.bench.peers import LlamaCppRunner, WholeRequest, runners
-from outrider.bench.race import Lane, OutriderRunner, Run, Runner, drafter_of, race
-from outrider.bench.records import PLAIN, Candidate, Workload
+from outrider.bench.peers import LlamaCppRunner, Peer, runners
+from outrider.bench.race import OutriderRunner, Run, Runner, Turns, drafter_of, race
+from outrider.bench.records import PLAIN, Candidate, Measurement, Prompt, Workload
 from outrider.bench.trial import Trial, TrialRace
 from outrider.errors import InvalidConfigError
+from outrider.runtimes.tabular import TabularModel
 
 from ...support.bench import MODEL, PROMPTS, WORKLOAD, pair
 
@@ -29,30 +32,19 @@ class Scripted(Runner):
 
     def __init__(self, name: str, turns: list[str], rounds: int = 2, seconds: float = 1.0) -> None:
         self.candidate = Candidate("none", system=name)
-        self.turns, self.rounds, self.seconds = turns, rounds, seconds
+        self.taken, self.rounds, self.seconds = turns, rounds, seconds
         self.closed = 0
 
-    def lane(
+    def turns(
         self, prompts: Sequence[tuple[int, ...]], params: Sequence[SamplingParams], seed: int
-    ) -> Lane:
-        return ScriptedLane(self, params)
-
-
-class ScriptedLane(Lane):
-    def __init__(self, runner: Scripted, params: Sequence[SamplingParams]) -> None:
-        self.runner, self.params, self.left = runner, params, runner.rounds
-
-    def advance(self) -> None:
-        self.runner.turns.append(self.runner.candidate.system)
-        self.left -= 1
-        self.running = self.left > 0
-
-    def result(self) -> Run:
-        tokens = tuple((7,) * each.max_tokens for each in self.params)
-        return Run(self.runner.seconds, 0.1, tokens)
-
-    def close(self) -> None:
-        self.runner.closed += 1
+    ) -> Turns:
+        try:
+            for turn in range(1, self.rounds + 1):
+                self.taken.append(self.candidate.system)
+                yield turn * self.seconds
+            return Run(self.seconds, 0.1, tuple((7,) * each.max_tokens for each in params))
+        finally:
+            self.closed += 1
 
 
 def _trial(temperature: float = 0.0, **given: Any) -> Trial:
@@ -65,14 +57,14 @@ def _params(tokens: int, temperature: float = 0.0) -> SamplingParams:
     return SamplingParams(max_tokens=tokens, temperature=temperature, ignore_eos=True)
 
 
-def test_rounds_are_taken_in_turn_and_the_first_turn_rotates() -> None:
+def test_who_is_behind_has_the_next_round_and_the_first_turn_rotates() -> None:
     turns: list[str] = []
-    field = [Scripted("a", turns), Scripted("b", turns, rounds=3)]
+    field = [Scripted("a", turns), Scripted("b", turns, rounds=4, seconds=0.6)]
     race(field, IDS[:1], [_params(4)])
-    assert turns == ["a", "b", "a", "b", "b"]
+    assert turns == ["a", "b", "b", "a", "b", "b"]
     turns.clear()
     race(field, IDS[:1], [_params(4)], seed=1)
-    assert turns == ["b", "a", "b", "a", "b"]
+    assert turns == ["b", "a", "b", "a", "b", "b"]
     assert [each.closed for each in field] == [2, 2]
 
 
@@ -120,7 +112,7 @@ def test_a_prompt_that_comes_again_is_read_again() -> None:
     runner = OutriderRunner.of(MODEL, pair(), 1)
     for _ in range(2):
         race([runner], IDS[:1], [_params(4)])
-        assert runner._records[0].cached == (0,)
+        assert runner.records[0].cached == (0,)
 
 
 def test_a_draft_that_is_missing_is_refused() -> None:
@@ -154,12 +146,48 @@ def test_another_output_than_plain_decodings_is_counted() -> None:
     trial.run()
     plain, other = trial.measurements()
     assert (plain.identical, other.identical) == (3, 0)
+    first = other.differences[0]
+    assert (first.prompt, first.position, first.found) == ("prompt 1", 0, 7)
+    assert not first.tie
+    assert "NOT a tie" in str(first)
+
+
+class Uncertain(Peer):
+    """Takes the other token of a near-tie."""
+
+    candidate = Candidate("ngram", "block")
+
+    def __init__(self, tokens: tuple[int, ...]) -> None:
+        self.tokens = tokens
+
+    def decode(self, prompt: Any, asked: SamplingParams, seed: int) -> Run:
+        return Run(1.0, 0.1, (self.tokens[: asked.max_tokens],))
+
+
+@pytest.mark.parametrize(("gap", "tie"), [(1e-13, True), (1e-3, False)])
+def test_a_tie_that_rounding_decides_is_no_error(gap: float, tie: bool) -> None:
+    """Tokens 1 and 2 are the likeliest everywhere, `gap` apart."""
+    weights = np.array([0.1, 1.0, math.exp(-gap), 0.1])
+    target = TabularModel(lambda _: weights / weights.sum(), 4)
+    prompts = Workload("kind", (Prompt((3, 0), "short"),))
+    trial = Trial(workload=prompts, sampling=SamplingParams(max_tokens=8, temperature=0))
+    field = [OutriderRunner(target), Uncertain((1, 1, 2, *[1] * 5))]
+    (_, found) = _measured(TrialRace(trial, field))
+    (difference,) = found.differences
+    assert (difference.position, difference.found, difference.expected) == (2, 2, 1)
+    assert difference.gap == pytest.approx(gap, rel=0.01)
+    assert (difference.tie, found.wrong) == (tie, not tie)
+
+
+def _measured(race: TrialRace) -> list[Measurement]:
+    race.run()
+    return race.measurements()
 
 
 def test_no_speedup_is_given_when_tokens_are_missing() -> None:
     class Short(Scripted):
-        def lane(self, prompts: Any, params: Any, seed: int) -> Lane:
-            return super().lane(prompts, [_params(each.max_tokens - 1) for each in params], seed)
+        def turns(self, prompts: Any, params: Any, seed: int) -> Turns:
+            return super().turns(prompts, [_params(each.max_tokens - 1) for each in params], seed)
 
     trial = TrialRace(_trial(), [Scripted("plain", []), Short("short", [])])
     trial.run()
@@ -178,14 +206,11 @@ def test_speedups_come_from_seconds_of_the_same_stretches() -> None:
 
 
 def test_what_fails_is_named_and_the_others_are_measured() -> None:
-    class Failing(Runner):
+    class Failing(Peer):
         candidate = Candidate("none", system="broken")
 
-        def lane(self, prompts: Any, params: Any, seed: int) -> Lane:
-            def decode() -> Run:
-                raise RuntimeError("no room\nat all")
-
-            return WholeRequest(decode)
+        def decode(self, prompt: Any, asked: SamplingParams, seed: int) -> Run:
+            raise RuntimeError("no room\nat all")
 
     failing = Failing()
     trial = TrialRace(_trial(), [Scripted("plain", []), failing])
@@ -278,7 +303,7 @@ def test_llama_cpp_decodes_a_given_file(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_llama_cpp_is_missing_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    monkeypatch.setattr("outrider.bench.peers.find_spec", lambda _name: None)
     options = BenchOptions(peers=("llama.cpp",), gguf=Path("some.gguf"))
     peers, (why,) = runners(options, pair(), 1)
     assert peers == []

@@ -5,17 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.results import machine_slug
 from rich.console import Console
 
 from outrider.bench import BenchOptions, Results, silent
-from outrider.bench.environment import environment, machine_slug
+from outrider.bench.environment import environment
 from outrider.bench.formats import as_csv, as_json, as_jsonl, as_vllm
-from outrider.bench.records import PLAIN, Candidate
-from outrider.bench.run import run
+from outrider.bench.records import PLAIN, Candidate, Difference
+from outrider.bench.run import run_bench
 from outrider.bench.tables import as_markdown, rendered, verdicts
 from outrider.errors import InvalidConfigError
 
@@ -61,7 +63,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         peers=("transformers",),
         peer_k=(3,),
     )
-    return run(options, silent, load_pair)
+    return run_bench(options, silent, load_pair)
 
 
 @pytest.mark.slow
@@ -88,6 +90,8 @@ def test_every_candidate_is_in_every_trial_with_plain_decoding_first(results: Re
 
 def test_results_are_read_back_as_they_were_written(results: Results) -> None:
     assert Results.from_document(json.loads(as_json(results))) == results
+    differing = replace(results, measurements=(measured(differences=(Difference("a", 1, 2, 3),)),))
+    assert Results.from_document(json.loads(as_json(differing))) == differing
 
 
 @pytest.mark.parametrize(
@@ -167,9 +171,11 @@ def test_a_faster_peer_is_named() -> None:
 
 
 def test_what_readers_have_to_know_is_said() -> None:
+    differs = Difference("heapq.py", 11, 5, 8, gap=0.4, allowed=0.001)
+    tie = replace(differs, gap=0.0005)
     found = Results(
         {},
-        (measured(speedup=None), measured(identical=1)),
+        (measured(speedup=None), measured(identical=1, differences=(differs, tie))),
         missing=("a peer",),
         skipped=("line 2: empty",),
         partial=True,
@@ -179,6 +185,8 @@ def test_what_readers_have_to_know_is_said() -> None:
         "partial: the run was interrupted",
         "tokens that were asked for are missing, so there is no speedup",
         "other tokens than plain decoding in 1 of 2",
+        "heapq.py, token 12: id 5 where plain has id 8; logits 0.4 apart, NOT a tie",
+        "logits 0.0005 apart, a tie (rounding explains 0.001)",
         "missing: a peer",
         "left out: line 2: empty",
     ):
@@ -194,7 +202,7 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
         if done == 4:
             raise KeyboardInterrupt
 
-    found = run(_options(tmp_path), interrupt, load_pair)
+    found = run_bench(_options(tmp_path), interrupt, load_pair)
     assert found.partial
     assert [len(each.tokens) for each in found.measurements] == [3, 3, 1, 1]
     assert [each.partial for each in found.measurements] == [False, False, True, True]
@@ -205,19 +213,19 @@ def test_bad_options_are_refused_before_models_are_loaded(tmp_path: Path) -> Non
         raise AssertionError("loaded")
 
     with pytest.raises(InvalidConfigError, match="readable"):
-        run(_options(tmp_path, prompts=tmp_path / "none"), silent, refuse)
+        run_bench(_options(tmp_path, prompts=tmp_path / "none"), silent, refuse)
     with pytest.raises(InvalidConfigError):
-        run(_options(tmp_path, verification=("typical",), trees=("2x1",)), silent, refuse)
+        run_bench(_options(tmp_path, verification=("typical",), trees=("2x1",)), silent, refuse)
 
 
 def test_predictions_are_asked_for_where_nothing_has_one(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match="no row that can be used with a prediction"):
-        run(_options(tmp_path, drafters=("prediction",)), silent, load_pair)
+        run_bench(_options(tmp_path, drafters=("prediction",)), silent, load_pair)
 
 
 def test_early_exits_draft_with_the_layers_asked_for(tmp_path: Path) -> None:
     options = _options(tmp_path, drafters=("early_exit",), exit_layers=(1,), temps=(0.0,))
-    labels = [each.label for each in run(options, silent, load_pair).measurements]
+    labels = [each.label for each in run_bench(options, silent, load_pair).measurements]
     assert labels == ["plain", "early_exit of 1 layers k=3"]
 
 

@@ -13,7 +13,7 @@ from outrider.bench import TuneOptions, silent
 from outrider.bench.engine_flags import export
 from outrider.bench.options import Engines
 from outrider.bench.records import PLAIN, Candidate
-from outrider.bench.tune import Recommendation, _halvings, candidates, tune
+from outrider.bench.tune import Recommendation, _halvings, candidates, run_tune
 from outrider.errors import InvalidConfigError
 
 from ...support.bench import MODEL, load_pair, prompt_file
@@ -53,7 +53,7 @@ def _recommendation(**given: Any) -> Recommendation:
 @pytest.mark.slow
 def test_the_field_is_halved_and_the_best_are_raced_at_length(tmp_path: Path) -> None:
     said: list[tuple[int, int, str]] = []
-    found = tune(_options(tmp_path), lambda *step: said.append(step), load_pair)
+    found = run_tune(_options(tmp_path), lambda *step: said.append(step), load_pair)
     grid = {
         "draft_model adaptive", "draft_model k=2", "draft_model k=3", "draft_model tree 2x1",
         "ngram adaptive", "ngram k=2", "ngram k=3",
@@ -73,7 +73,7 @@ def test_the_field_is_halved_and_the_best_are_raced_at_length(tmp_path: Path) ->
     assert found.candidate in (found.best, PLAIN)
     assert found.candidate.plain == (found.low is not None and found.low <= 1)
     assert said[-1][:2] == (said[-1][1], said[-1][1])
-    assert len(found.exports) == 4
+    assert len(found.exports) == (0 if found.candidate.plain else 4)
     json.dumps(found.document())
 
 
@@ -82,7 +82,7 @@ def test_an_interrupt_before_the_last_race_recommends_nothing(tmp_path: Path) ->
         if done == 2:
             raise KeyboardInterrupt
 
-    found = tune(_options(tmp_path), interrupt, load_pair)
+    found = run_tune(_options(tmp_path), interrupt, load_pair)
     assert found.partial
     assert found.candidate == PLAIN
     assert found.verdict.startswith("no recommendation")
@@ -90,7 +90,7 @@ def test_an_interrupt_before_the_last_race_recommends_nothing(tmp_path: Path) ->
 
 def test_too_few_prompts_for_a_batch_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match="at most 3"):
-        tune(_options(tmp_path, batch=4), silent, load_pair)
+        run_tune(_options(tmp_path, batch=4), silent, load_pair)
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 38, 100])
@@ -171,12 +171,6 @@ def test_exports_are_flags_that_a_shell_reads(engine: str, candidate: Candidate)
     assert ("adaptive depth" in text) == (candidate.depth is None)
     assert ("hybrid drafter" in text) == (candidate.drafter == "hybrid")
     assert ("tree" in text) == (candidate.tree is not None)
-
-
-@pytest.mark.parametrize("engine", get_args(Engines))
-def test_plain_decoding_sets_nothing(engine: str) -> None:
-    found = export(engine, PLAIN, target="a", draft=None, depth=5)
-    assert (found.text, found.settings) == ("", {})
 
 
 def test_a_tree_is_as_large_for_sglang_as_it_is_here() -> None:

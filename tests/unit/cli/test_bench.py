@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from outrider.bench import BenchOptions, Candidate, Measurement, Results, TuneOptions
+from outrider.bench.records import Difference
 from outrider.cli import main
 from outrider.cli.signals import Terminated, terminable
 from tests.support.command import Capture, error_of, printed
@@ -56,7 +57,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Asked]:
                 raise raised
             return answer
 
-        monkeypatch.setattr("outrider.cli.bench.run_bench", run)
+        monkeypatch.setattr("outrider.bench.run.run_bench", run)
         return asked
 
     return install
@@ -64,8 +65,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Asked]:
 
 @pytest.fixture(autouse=True)
 def _page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.bench.render_report", lambda _found: "<html>")
-    monkeypatch.setattr("outrider.cli.report.render_report", lambda _found: "<html>")
+    monkeypatch.setattr("outrider.bench.page.render_report", lambda _found: "<html>")
 
 
 def test_flags_reach_the_benchmark(capsys: Capture, bench: Callable[..., Asked]) -> None:
@@ -133,12 +133,18 @@ def test_results_are_written_into_a_new_folder(
     assert len(asked) == 1
 
 
-def test_other_tokens_than_plain_decoding_are_status_1(
-    capsys: Capture, bench: Callable[..., Asked]
+@pytest.mark.parametrize(("gap", "status"), [(0.4, 1), (0.001, 0)])
+def test_other_tokens_than_plain_decodings_are_status_1_but_for_ties(
+    capsys: Capture, bench: Callable[..., Asked], gap: float, status: int
 ) -> None:
-    bench(replace(RESULTS, measurements=(measurement("none"), measurement("ngram", identical=1))))
-    assert main(["bench"]) == 1
-    assert "1 of 2" in " ".join(capsys.readouterr().out.split())
+    differs = Difference("heapq.py", 11, 5, 8, gap=gap, allowed=0.01)
+    other = measurement("ngram", identical=1, differences=(differs,))
+    bench(replace(RESULTS, measurements=(measurement("none"), other)))
+    assert main(["bench"]) == status
+    said = " ".join(capsys.readouterr().out.split())
+    assert "ngram k=4, code, temperature 0, float32: other tokens than plain decoding" in said
+    assert "heapq.py, token 12: id 5 where plain has id 8" in said
+    assert ("NOT a tie" in said) == bool(status)
 
 
 def test_what_was_measured_before_an_interrupt_is_shown(
@@ -203,7 +209,7 @@ def test_tune_recommends_and_saves_what_config_reads(
         asked.append(options)
         return Found()
 
-    monkeypatch.setattr("outrider.cli.tune.run_tune", run)
+    monkeypatch.setattr("outrider.bench.tune.run_tune", run)
     saved, out = tmp_path / "tuned.toml", tmp_path / "out"
     flags = ("--temp", "0,0.7", "-m", "12", "--depths", "2,4", "--no-trees", "--max-prompts", "3")
     text = printed(capsys, "tune", *flags, "--save", str(saved), "--out", str(out))
@@ -225,7 +231,7 @@ def test_tune_recommends_and_saves_what_config_reads(
 def test_report_writes_a_page_of_a_result(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("outrider.cli.report.read_report", lambda _path: RESULTS)
+    monkeypatch.setattr("outrider.bench.page.read_report", lambda _path: RESULTS)
     file = tmp_path / "result.json"
     file.write_text("{}")
     assert "1.50x" in printed(capsys, "report", str(file))
