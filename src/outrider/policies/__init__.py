@@ -32,12 +32,15 @@ class DrafterTraits(Protocol):
         """Models and drafters behind it."""
 
 
-def policy_of(config: SpeculativeConfig, drafter: DrafterTraits | None) -> Policy:
+def policy_of(
+    config: SpeculativeConfig, drafter: DrafterTraits | None, *, coupled: bool = False
+) -> Policy:
     """Return the policy that a configuration asks for.
 
     Args:
         config: how speculation is done.
         drafter: what proposes tokens; None for nothing.
+        coupled: whether a seed's text does not depend on what is drafted.
     """
     shape = Shape.of(config)
     if drafter is None or not shape.deepest:
@@ -53,7 +56,7 @@ def policy_of(config: SpeculativeConfig, drafter: DrafterTraits | None) -> Polic
         cost_ratio,
         looks_up=drafter.looks_up,
         has_model=_has_model(drafter),
-        coupled=config.verification == "coupled",
+        coupled=coupled,
     )
 
 
