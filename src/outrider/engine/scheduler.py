@@ -113,12 +113,12 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Move those that wait into the batch, as long as there is room."""
-        self._decoder.release_dropped()
         slots, admitted = self._decoder.slots, 0
         for state in self._waiting:
             if not slots.take(self._held, state.prefix.sequence_id):
                 break
             admitted += 1
+        self._decoder.release_dropped()
         if self._waiting and not admitted and not self._batch.states:
             raise ModelError(
                 f"all {self._decoder.max_sequences} slots are held by "
@@ -140,6 +140,9 @@ class Scheduler:
         )
         try:
             self._decoder.release(leaving, discard=discard or self._discard)
+        except BaseException:
+            self._decoder.slots.dropped.update(gone)
+            raise
         finally:
             for sequence_id in gone:
                 self._decoder.slots.give_back(self._held, sequence_id)

@@ -20,7 +20,8 @@ class Slots:
         count: how many there are; None for any number.
 
     Attributes:
-        dropped: ids of sequences whose scheduler was dropped, for which models may hold something.
+        dropped: ids of sequences that models may still hold something for: their scheduler was
+            dropped, or interrupted as it released them.
     """
 
     def __init__(self, count: int | None) -> None:
