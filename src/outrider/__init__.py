@@ -3,164 +3,105 @@
 Importing this package loads no framework; each name below is loaded when it is first used.
 """
 
+# ruff: noqa: I001  (it wants a statement for each of the names below)
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from . import errors
 from .errors import missing
 
 if TYPE_CHECKING:
-    from . import certify, config, errors, runtimes
-    from .config import SamplingParams, SpeculativeConfig, StatefulProcessor, StructuredOutput
-    from .drafters.early_exit import EarlyExitDrafter
-    from .drafters.hybrid import HybridDrafter
-    from .drafters.model import ModelDrafter
-    from .drafters.ngram import NgramDrafter
-    from .drafters.prediction import PredictionDrafter
-    from .drafters.suffix.drafter import SuffixDrafter
-    from .drafters.vocabulary.drafter import VocabularyDrafter
-    from .engine.decoder import SpeculativeDecoder
-    from .engine.loading import Pair, load
-    from .engine.metrics import SpeculationMetrics
-    from .engine.outputs import Choice, GenerationOutput, StreamEvent
-    from .errors import (
-        ContextLengthError,
-        DegenerateDistributionError,
-        DistributionWidthError,
-        DraftError,
-        DraftShapeError,
-        EmptyPrefixError,
-        InvalidConfigError,
-        KeyReuseError,
-        MissingExtraError,
-        ModelError,
-        OutriderError,
-        TargetShapeError,
-        TokenOutOfRangeError,
-        VocabMismatchError,
+    from . import certify as certify, config as config, runtimes as runtimes
+    from .config import (
+        SamplingParams as SamplingParams,
+        SpeculativeConfig as SpeculativeConfig,
+        StatefulProcessor as StatefulProcessor,
+        StructuredOutput as StructuredOutput,
     )
-    from .integrations.generation_config import from_generation_config
-    from .integrations.transformers_generate import generate_with
-    from .random import Philox4x32
-    from .runtimes.transformers.model import TransformersModel
+    from .drafters.early_exit import EarlyExitDrafter as EarlyExitDrafter
+    from .drafters.hybrid import HybridDrafter as HybridDrafter
+    from .drafters.model import ModelDrafter as ModelDrafter
+    from .drafters.ngram import NgramDrafter as NgramDrafter
+    from .drafters.prediction import PredictionDrafter as PredictionDrafter
+    from .drafters.suffix.drafter import SuffixDrafter as SuffixDrafter
+    from .drafters.vocabulary.drafter import VocabularyDrafter as VocabularyDrafter
+    from .engine.decoder import SpeculativeDecoder as SpeculativeDecoder
+    from .engine.loading import Pair as Pair, load as load
+    from .engine.metrics import SpeculationMetrics as SpeculationMetrics
+    from .engine.outputs import (
+        Choice as Choice,
+        GenerationOutput as GenerationOutput,
+        StreamEvent as StreamEvent,
+    )
+    from .errors import (
+        ContextLengthError as ContextLengthError,
+        DegenerateDistributionError as DegenerateDistributionError,
+        DistributionWidthError as DistributionWidthError,
+        DraftError as DraftError,
+        DraftShapeError as DraftShapeError,
+        EmptyPrefixError as EmptyPrefixError,
+        InvalidConfigError as InvalidConfigError,
+        KeyReuseError as KeyReuseError,
+        MissingExtraError as MissingExtraError,
+        ModelError as ModelError,
+        OutriderError as OutriderError,
+        TargetShapeError as TargetShapeError,
+        TokenOutOfRangeError as TokenOutOfRangeError,
+        VocabMismatchError as VocabMismatchError,
+    )
+    from .integrations.generation_config import from_generation_config as from_generation_config
+    from .integrations.transformers_generate import generate_with as generate_with
+    from .random import Philox4x32 as Philox4x32
+    from .runtimes.transformers.model import TransformersModel as TransformersModel
     from .verification.functional import (
-        VerificationResult,
-        compute_acceptance_probs,
-        compute_expected_tokens,
-        verify_speculative_tokens,
+        VerificationResult as VerificationResult,
+        compute_acceptance_probs as compute_acceptance_probs,
+        compute_expected_tokens as compute_expected_tokens,
+        verify_speculative_tokens as verify_speculative_tokens,
     )
     from .verification.primitives import (
-        accept,
-        adjusted_distribution,
-        resample_from_adjusted_target,
-        sample_from_logprobs,
-        sample_index,
+        accept as accept,
+        adjusted_distribution as adjusted_distribution,
+        resample_from_adjusted_target as resample_from_adjusted_target,
+        sample_from_logprobs as sample_from_logprobs,
+        sample_index as sample_index,
     )
 
 __version__ = "0.2.0"
 
 _HOMES = {
-    "Choice": "engine.outputs",
-    "ContextLengthError": "errors",
-    "DegenerateDistributionError": "errors",
-    "DistributionWidthError": "errors",
-    "DraftError": "errors",
-    "DraftShapeError": "errors",
-    "EarlyExitDrafter": "drafters.early_exit",
-    "EmptyPrefixError": "errors",
-    "GenerationOutput": "engine.outputs",
-    "HybridDrafter": "drafters.hybrid",
-    "InvalidConfigError": "errors",
-    "KeyReuseError": "errors",
-    "MissingExtraError": "errors",
-    "ModelDrafter": "drafters.model",
-    "ModelError": "errors",
-    "NgramDrafter": "drafters.ngram",
-    "OutriderError": "errors",
-    "Pair": "engine.loading",
-    "Philox4x32": "random.philox",
-    "PredictionDrafter": "drafters.prediction",
-    "SamplingParams": "config",
-    "SpeculationMetrics": "engine.metrics",
-    "SpeculativeConfig": "config",
-    "SpeculativeDecoder": "engine.decoder",
-    "StatefulProcessor": "config",
-    "StreamEvent": "engine.outputs",
-    "StructuredOutput": "config",
-    "SuffixDrafter": "drafters.suffix.drafter",
-    "TargetShapeError": "errors",
-    "TokenOutOfRangeError": "errors",
-    "TransformersModel": "runtimes.transformers.model",
-    "VerificationResult": "verification.functional",
-    "VocabMismatchError": "errors",
-    "VocabularyDrafter": "drafters.vocabulary.drafter",
-    "accept": "verification.primitives",
-    "adjusted_distribution": "verification.primitives",
-    "compute_acceptance_probs": "verification.functional",
-    "compute_expected_tokens": "verification.functional",
-    "from_generation_config": "integrations.generation_config",
-    "generate_with": "integrations.transformers_generate",
-    "load": "engine.loading",
-    "resample_from_adjusted_target": "verification.primitives",
-    "sample_from_logprobs": "verification.primitives",
-    "sample_index": "verification.primitives",
-    "verify_speculative_tokens": "verification.functional",
-}
+    name: home
+    for home, names in {
+        "config": "SamplingParams SpeculativeConfig StatefulProcessor StructuredOutput",
+        "drafters.early_exit": "EarlyExitDrafter",
+        "drafters.hybrid": "HybridDrafter",
+        "drafters.model": "ModelDrafter",
+        "drafters.ngram": "NgramDrafter",
+        "drafters.prediction": "PredictionDrafter",
+        "drafters.suffix.drafter": "SuffixDrafter",
+        "drafters.vocabulary.drafter": "VocabularyDrafter",
+        "engine.decoder": "SpeculativeDecoder",
+        "engine.loading": "Pair load",
+        "engine.metrics": "SpeculationMetrics",
+        "engine.outputs": "Choice GenerationOutput StreamEvent",
+        "integrations.generation_config": "from_generation_config",
+        "integrations.transformers_generate": "generate_with",
+        "random": "Philox4x32",
+        "runtimes.transformers.model": "TransformersModel",
+        "verification.functional": "VerificationResult compute_acceptance_probs "
+        "compute_expected_tokens verify_speculative_tokens",
+        "verification.primitives": "accept adjusted_distribution resample_from_adjusted_target "
+        "sample_from_logprobs sample_index",
+    }.items()
+    for name in names.split()
+} | {name: "errors" for name in vars(errors) if name.endswith("Error")}
+"""The module of each public name."""
+
 _PACKAGES = ("certify", "config", "errors", "runtimes")
 
-__all__ = [
-    "Choice",
-    "ContextLengthError",
-    "DegenerateDistributionError",
-    "DistributionWidthError",
-    "DraftError",
-    "DraftShapeError",
-    "EarlyExitDrafter",
-    "EmptyPrefixError",
-    "GenerationOutput",
-    "HybridDrafter",
-    "InvalidConfigError",
-    "KeyReuseError",
-    "MissingExtraError",
-    "ModelDrafter",
-    "ModelError",
-    "NgramDrafter",
-    "OutriderError",
-    "Pair",
-    "Philox4x32",
-    "PredictionDrafter",
-    "SamplingParams",
-    "SpeculationMetrics",
-    "SpeculativeConfig",
-    "SpeculativeDecoder",
-    "StatefulProcessor",
-    "StreamEvent",
-    "StructuredOutput",
-    "SuffixDrafter",
-    "TargetShapeError",
-    "TokenOutOfRangeError",
-    "TransformersModel",
-    "VerificationResult",
-    "VocabMismatchError",
-    "VocabularyDrafter",
-    "__version__",
-    "accept",
-    "adjusted_distribution",
-    "certify",
-    "compute_acceptance_probs",
-    "compute_expected_tokens",
-    "config",
-    "errors",
-    "from_generation_config",
-    "generate_with",
-    "load",
-    "resample_from_adjusted_target",
-    "runtimes",
-    "sample_from_logprobs",
-    "sample_index",
-    "verify_speculative_tokens",
-]
+__all__ = sorted([*_HOMES, *_PACKAGES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _LONGEST = 200
 
@@ -44,7 +44,21 @@ _EXTRAS = {
 
 
 class OutriderError(Exception):
-    """Base of every error Outrider raises on purpose."""
+    """Base of every error Outrider raises on purpose.
+
+    Args:
+        args: what happened.
+        sequence_id: of the sequence that it is about; None if it is about none, or about several.
+
+    Attributes:
+        request: the index of its prompt among those given to `generate` or `stream`; None else.
+    """
+
+    request: int | None = None
+
+    def __init__(self, *args: object, sequence_id: int | None = None, **others: str) -> None:
+        self.sequence_id = sequence_id
+        super().__init__(*args, **others)
 
 
 class InvalidConfigError(OutriderError, ValueError):
@@ -72,12 +86,10 @@ class InvalidConfigError(OutriderError, ValueError):
 
 def shown(value: object) -> str:
     """A value as Python writes it; shortened, and with its type, if that is long."""
-    try:
+    with suppress(RecursionError):
         whole = repr(value)
-    except RecursionError:
-        return f"{reprlib.repr(value)[:_LONGEST]} ({type(value).__name__})"
-    if len(whole) <= _LONGEST:
-        return whole
+        if len(whole) <= _LONGEST:
+            return whole
     return f"{reprlib.repr(value)[:_LONGEST]} ({type(value).__name__})"
 
 
@@ -110,7 +122,11 @@ class ContextLengthError(OutriderError, ValueError):
 
 
 class DraftError(OutriderError, RuntimeError):
-    """A drafter raised, or broke its contract. What it raised is the error's `__cause__`."""
+    """A drafter raised, or broke its contract. What it raised is the error's `__cause__`.
+
+    A drafter that cannot draft for one sequence raises one with that `sequence_id`: the others of
+    its round are then drafted as if it were not there, with `on_draft_error="disable"`.
+    """
 
 
 class DraftShapeError(DraftError, ValueError):
@@ -130,20 +146,7 @@ class TokenOutOfRangeError(OutriderError, ValueError):
 
 
 class DegenerateDistributionError(OutriderError, ValueError):
-    """A distribution has NaN, negative or no mass, or does not sum to one.
-
-    Args:
-        message: what happened.
-        sequence_id: of the sequence whose distribution it is; None if it is of none.
-        request: the index of its prompt among those given to `generate` or `stream`; None else.
-    """
-
-    def __init__(
-        self, message: str, *, sequence_id: int | None = None, request: int | None = None
-    ) -> None:
-        self.sequence_id = sequence_id
-        self.request = request
-        super().__init__(message)
+    """A distribution has NaN, negative or no mass, or does not sum to one."""
 
 
 class KeyReuseError(OutriderError, RuntimeError):

@@ -64,13 +64,13 @@ def exact_distribution(
         batch_size = min(batch_size, 1)
     if batch_size < 1:
         raise InvalidConfigError("batch_size", batch_size, "room for one branch beside the mates")
-    first_id = decoder.claim(batch_size + len(mates))
+    ids = decoder.claim(batch_size + len(mates))
     live = {_key(start): (start, 1.0)}
     distribution: dict[tuple[int, ...], float] = {}
     walked = 0
     while live:
         reached: dict[Key, tuple[SequenceState, float]] = {}
-        for step, row, probability in outcomes(decoder, live.values(), batch_size, mates, first_id):
+        for step, row, probability in outcomes(decoder, live.values(), batch_size, mates, ids):
             state = step.batch.states[row]
             walked += 1
             if walked > max_branches:
@@ -101,7 +101,7 @@ def outcomes(
     live: Iterable[tuple[SequenceState, float]],
     batch_size: int,
     mates: Sequence[SequenceState] = (),
-    first_id: int | None = None,
+    ids: Sequence[int] | None = None,
 ) -> Iterator[tuple[StepResult, int, float]]:
     """Walk every outcome of one round of some sequences.
 
@@ -110,13 +110,13 @@ def outcomes(
         live: the sequences, each with its probability.
         batch_size: how many outcomes share a step.
         mates: other sequences, stepped along in every batch.
-        first_id: the first of as many claimed ids as share a step; None claims them.
+        ids: as many claimed sequence ids as share a step; None claims them.
 
     Yields:
         The step, its row that went through this outcome, and the outcome's probability.
     """
-    if first_id is None:
-        first_id = decoder.claim(batch_size + len(mates))
+    if ids is None:
+        ids = decoder.claim(batch_size + len(mates))
     work: list[tuple[SequenceState, float, tuple[int, ...]]]
     work = [(state, mass, ()) for state, mass in live]
     while work:
@@ -124,7 +124,7 @@ def outcomes(
         together = [*(state for state, _, _ in chosen), *mates]
         chance = Enumerator([*(path for _, _, path in chosen), *(() for _ in mates)])
         states = [
-            replace(state, stream_key=row, prefix=Prefix(first_id + row, state.prefix.tokens))
+            replace(state, stream_key=row, prefix=Prefix(ids[row], state.prefix.tokens))
             for row, state in enumerate(together)
         ]
         step = decoder.step(decoder.pack(states), chance)

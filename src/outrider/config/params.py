@@ -192,9 +192,9 @@ class SpeculativeConfig:
         mixture_budget: of "mixture", in [0, 1]: how far, in total variation, the distribution of a
             token may be from the target's; 0 is lossless.
         on_draft_error: what happens where a drafter raises or breaks its contract. "raise" hands
-            the error on as a `DraftError`; "disable" logs the first one, and decodes the requests
-            that share the round plainly from there. If a failure depends on drawn values, the
-            tokens of that one round can be biased.
+            the error on as a `DraftError`; "disable" logs the first one, and decodes the request
+            that the error names (`sequence_id`), or else all of the round, plainly from there. If
+            a failure depends on drawn values, the tokens of that one round can be biased.
         validate: whether what drafters and models return is checked. "always" and "never" in every
             round and in none; "auto" of classes that are not this library's own.
         acceptance_bounds: also measure the most tokens that any verifier could keep of the drafts.

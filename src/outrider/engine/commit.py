@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..errors import DegenerateDistributionError, DraftError, InvalidConfigError
+from ..errors import InvalidConfigError
 from ..policies.base import Policy
 from ..sampling.shaping import Shaper
 from ..types.protocols import Tokenizer
@@ -71,23 +71,6 @@ def check_steppable(batch: Batch) -> None:
         )
 
 
-def check_finite(batch: Batch, rows: Sequence[RowVerdict]) -> None:
-    """Raise an error that names the model whose logits mean nothing where they decided."""
-    for sequence_id, row in zip(batch.sequence_ids, rows, strict=True):
-        if row.bad_draft:
-            raise DraftError(
-                f"the draft model's logits for sequence {sequence_id} have NaN, +inf or no "
-                "finite entry; expected finite logits (try a wider dtype, check its weights)"
-            )
-        if row.bad_node == 0:
-            raise DegenerateDistributionError(
-                f"the target's logits for sequence {sequence_id} have NaN, +inf or no finite entry; "
-                "expected finite logits (try a wider dtype, check the model's weights, or see "
-                "whether the request forbids every token)",
-                sequence_id=sequence_id,
-            )
-
-
 def confidence_of(
     proposal: DraftProposal, context: RoundContext, rows: Sequence[RowVerdict]
 ) -> list[tuple[float, ...]]:
@@ -110,7 +93,7 @@ def record_of(
     emitted: Sequence[list[int]],
     spans: Spans,
 ) -> RoundRecord:
-    """Record what a round did and where its time went."""
+    """Record what a round did and where its time went, but for its end."""
     pairs = list(zip(rows, emitted, strict=True))
     return RoundRecord(
         sequence_ids=batch.sequence_ids,

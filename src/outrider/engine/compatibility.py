@@ -6,48 +6,46 @@ from collections.abc import Sequence
 
 import torch
 
-from ..config.params import LOSSY, SpeculativeConfig
+from ..config.params import SpeculativeConfig
 from ..drafters.base import Drafter
 from ..errors import InvalidConfigError, VocabMismatchError
 from ..policies.base import Policy
 from ..runtimes.base import Runtime
+from ..verification import Verifier
 
 
-def check_parts(target: object, drafter: object, config: object, policy: object) -> None:
-    """Raise InvalidConfigError unless these are a target, a drafter, its config, and a policy.
-
-    There may be no drafter, and no policy, None.
-    """
-    if not isinstance(config, SpeculativeConfig):
-        raise InvalidConfigError("config", config, "a SpeculativeConfig")
-    for name, part in (("target", target), ("drafter", drafter), ("policy", policy)):
+def check_parts(
+    target: object, drafter: object, config: object, policy: object, verifier: object
+) -> None:
+    """Raise InvalidConfigError unless these are parts of a decoder; all but the target may be None."""
+    kinds: dict[str, tuple[object, type, str]] = {
+        "target": (target, Runtime, "an outrider.runtimes.Runtime"),
+        "drafter": (drafter, Drafter, "an outrider.drafters.Drafter, or a Runtime"),
+        "config": (config, SpeculativeConfig, "a SpeculativeConfig"),
+        "policy": (policy, Policy, "an outrider.policies.Policy"),
+        "verifier": (verifier, Verifier, "an outrider.verification.Verifier"),
+    }
+    hints = {
+        "target": " (wrap transformers models in TransformersModel)",
+        "drafter": " (wrap transformers models in TransformersModel)",
+        "policy": "; those that come with the library are named by "
+        'SpeculativeConfig(depth="adaptive")',
+        "verifier": "; it takes a Method: Verifier(method)",
+    }
+    for name, (part, kind, expected) in kinds.items():
         if isinstance(part, type):
             raise InvalidConfigError(name, part.__name__, f"an instance: {part.__name__}(...)")
-    if not isinstance(target, Runtime):
-        raise InvalidConfigError(
-            "target",
-            type(target).__name__,
-            "an outrider.runtimes.Runtime (wrap transformers models in TransformersModel)",
-        )
-    if drafter is not None and not isinstance(drafter, Drafter):
-        raise InvalidConfigError(
-            "drafter",
-            type(drafter).__name__,
-            "an outrider.drafters.Drafter, or a Runtime (wrap transformers models in "
-            "TransformersModel)",
-        )
-    if policy is not None and not isinstance(policy, Policy):
-        raise InvalidConfigError(
-            "policy",
-            policy if isinstance(policy, str) else type(policy).__name__,
-            "an outrider.policies.Policy; those that come with the library are named by "
-            'SpeculativeConfig(depth="adaptive")',
-        )
-    mixes = drafter is not None and drafter.looks_up and drafter.models
-    if mixes and config.verification in LOSSY:
+        if not isinstance(part, kind) and (part is not None or name == "target"):
+            given = part if isinstance(part, str) else type(part).__name__
+            raise InvalidConfigError(name, given, expected + hints.get(name, ""))
+
+
+def check_lossy(verifier: Verifier, drafter: Drafter | None) -> None:
+    """Raise InvalidConfigError if a lossy method is to verify a mix of drawn and other tokens."""
+    if drafter is not None and drafter.looks_up and drafter.models and verifier.lossy:
         raise InvalidConfigError(
             "verification",
-            config.verification,
+            type(verifier.method).__name__,
             "a lossless method with a drafter that mixes looked-up tokens and a model's; lossy "
             "ones take the model alone: pair.model_drafter of outrider.load",
         )

@@ -129,7 +129,7 @@ class RoundContext(DraftContext):
         """1 - sqrt(scale * H) of the distributions that the last tokens were drawn from, [B]."""
         assert self._latest is not None
         logits, made = self._latest
-        if made.probs is None:
+        if made.probs is None or self._outright.any():
             # A point mass says nothing of how sure the draft is.
             made, _ = sampling.distributions(logits, self._batch.ranking)
         assert made.probs is not None

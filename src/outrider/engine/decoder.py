@@ -2,59 +2,50 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
-from threading import Lock
+from dataclasses import replace
+from itertools import count, islice
 from typing import Any, overload
-from weakref import WeakSet
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..drafters.base import Drafter
 from ..drafters.model import ModelDrafter
-from ..errors import (
-    DraftError,
-    InvalidConfigError,
-    KeyReuseError,
-)
+from ..errors import DraftError, InvalidConfigError
 from ..policies import policy_of
 from ..policies.base import Policy
-from ..random import Philox4x32, RoundDraws
+from ..random import Philox4x32
 from ..runtimes.base import Runtime
-from ..sampling import distributions as sampling
 from ..sampling.grammar import Grammars
-from ..sampling.logprobs import TokenLogprob, report
-from ..sampling.paths import Path
+from ..sampling.logprobs import report
 from ..types.protocols import Chance, Tokenizer
 from ..types.records import (
     DraftPlan,
     DraftProposal,
+    Prefix,
     RoundRecord,
     SequenceState,
-    Verdict,
+    TargetScores,
 )
 from ..verification import Verifier
 from .batch import Batch, StepResult
-from .commit import advance, check_finite, check_steppable, confidence_of, record_of
-from .compatibility import check_parts, check_vocabularies, common_device, parts_of
+from .commit import advance, check_steppable, confidence_of, record_of
+from .compatibility import check_lossy, check_parts, check_vocabularies, common_device, parts_of
 from .context import RoundContext
+from .drafting import Drafting
 from .metrics import SpeculationMetrics, Tally
-from .outputs import Choice, GenerationOutput, StreamEvent
-from .readback import nothing_drafted, read_back
+from .outputs import GenerationOutput, StreamEvent
+from .readback import verify
 from .requests import Limits, Prompt, Request, check_tokens, parse_request, split_prompts
 from .scheduler import Scheduler, naming_request
+from .slots import Slots
 from .spans import Spans
-from .stopping import final_text, reachable_nodes
-from .streaming import events
-from .validation import check_plan, checked_parts
-
-_LOG = logging.getLogger(__name__)
+from .stopping import reachable_nodes
+from .streaming import events, outputs
+from .validation import check_plan, check_scores, wanted
 
 
 class SpeculativeDecoder:
@@ -73,7 +64,8 @@ class SpeculativeDecoder:
             names; `outrider certify --module` finds out whether it is lossless.
         policy: a policy of your own in place of the one that `config.depth` names; it is bound by
             the tokens that remain, not by `num_speculative_tokens`.
-        on_round: called with the record of each round that `metrics` counts; see `outrider.engine.trace`.
+        on_round: called with the record of each round that `metrics` counts; see
+            `outrider.engine.trace`.
 
     Raises:
         VocabMismatchError: drafter and target have different vocabulary sizes.
@@ -96,37 +88,39 @@ class SpeculativeDecoder:
     ) -> None:
         self.target = target
         self.drafter = ModelDrafter(drafter) if isinstance(drafter, Runtime) else drafter
+        check_parts(target, self.drafter, config, policy, verifier)
         self.tokenizer = tokenizer
         self.config = config or SpeculativeConfig()
         self.chance: Chance = chance or Philox4x32()
-        check_parts(target, self.drafter, self.config, policy)
+        self.verifier = verifier or Verifier.of(self.config)
+        check_lossy(self.verifier, self.drafter)
         check_vocabularies(target, self.drafter)
         if self.config.draft_params is not None:
             check_tokens(target.vocab_size, self.config.draft_params, "draft_params.")
-        self.verifier = verifier or Verifier.of(self.config)
-        self.policy = policy or policy_of(self.config, self.drafter)
+        coupled = self.verifier.coupled
+        self.policy = policy or policy_of(self.config, self.drafter, coupled=coupled)
         self.knowledge: Any = self.policy.start()
-        self._parts = parts_of(target, self.drafter)
-        self._runtimes = [part for part in self._parts if isinstance(part, Runtime)]
-        self._drafters = [part for part in self._parts if isinstance(part, Drafter)]
+        parts = parts_of(target, self.drafter)
+        self._runtimes = [part for part in parts if isinstance(part, Runtime)]
         self._device = common_device(self._runtimes)
-        self._target, self._drafter = checked_parts(
-            target, self.drafter, self._drafters, self.config
+        drafters = [part for part in parts if isinstance(part, Drafter)]
+        self._drafting = Drafting(
+            self.drafter, drafters, self.config, target.vocab_size, self._device
         )
-        lossy = self.verifier.lossy and drafter is not None
-        drafts, mixes = drafter is not None, self.config.verification == "mixture"
+        self._check_scores = wanted(self.config.validate, [target])
         self._limits = Limits(
-            target.vocab_size, target.max_length, target.eos_token_ids, drafts, drafts and mixes
+            target.vocab_size,
+            target.max_length,
+            target.eos_token_ids,
+            drafts=drafter is not None,
+            mixes=drafter is not None and self.verifier.keeps_forbidden,
         )
         self._grammars = Grammars(tokenizer, target.vocab_size, target.eos_token_ids)
         # Decoders that share a model must not share ids: each counts from a start of its own.
-        self._next_id = secrets.randbits(40) << 22
-        self._tally = Tally(lossy=lossy)
-        self._counting = Lock()
+        self._ids = count(secrets.randbits(40) << 22)
+        self._tally = Tally(lossy=self.verifier.lossy and drafter is not None)
         self._on_round = on_round
-        self._failure_logged = False
-        self._schedulers: WeakSet[Scheduler] = WeakSet()
-        self.admission = Lock()
+        self.slots = Slots(self.max_sequences)
 
     @property
     def metrics(self) -> SpeculationMetrics:
@@ -147,18 +141,7 @@ class SpeculativeDecoder:
     @property
     def free_slots(self) -> int | None:
         """The number of sequences that may still be admitted; None for any."""
-        if self.max_sequences is None:
-            return None
-        return self.max_sequences - sum(len(one.running) for one in list(self._schedulers))
-
-    @property
-    def holders(self) -> list[str]:
-        """The names of the schedulers that hold room."""
-        return [one.name for one in list(self._schedulers) if one.running]
-
-    def register(self, scheduler: Scheduler) -> None:
-        """Count a scheduler's sequences among those that hold room."""
-        self._schedulers.add(scheduler)
+        return self.slots.free
 
     def reset_metrics(self) -> None:
         """Start counting anew."""
@@ -195,16 +178,13 @@ class SpeculativeDecoder:
             DegenerateDistributionError: the target's logits hold NaN, +inf or nothing finite.
         """
         check_steppable(batch)
-        try:
-            result = self._round(batch, chance)
-        except DraftError as error:
-            if self.config.on_draft_error == "raise":
-                raise
-            if not self._failure_logged:
-                _LOG.warning("the drafter failed; its requests go on without drafts: %s", error)
-                self._failure_logged = True
-            plain = [replace(state, drafting=False) for state in batch.states]
-            result = self._round(replace(batch, states=tuple(plain)), chance, failed=True)
+        failed = False
+        while True:
+            try:
+                result = self._round(batch, chance, failed=failed)
+                break
+            except DraftError as error:
+                batch, failed = self._drafting.without_failed(batch, error), True
         if chance is None:
             self.observe(result)
         return result
@@ -212,104 +192,54 @@ class SpeculativeDecoder:
     def observe(self, result: StepResult) -> None:
         """Learn from a round, count it, and report it to `on_round`."""
         self.knowledge = self.policy.observe(self.knowledge, result.batch.states, result.record)
-        with self._counting:
-            self._tally.add(result.record)
+        self._tally.add(result.record)
         if self._on_round is not None:
             self._on_round(result.record)
 
     @torch.inference_mode()
-    def _round(self, batch: Batch, chance: Chance | None, *, failed: bool = False) -> StepResult:
+    def _round(self, batch: Batch, chance: Chance | None, *, failed: bool) -> StepResult:
         spans = Spans(self._device)
         with spans.span("plan"):
             plan = self._plan(batch)
-        coupled, prefixes = self.verifier.coupled, [state.prefix for state in batch.states]
-        draws = batch.draws(chance or self.chance, plan.width, coupled=coupled)
+        draws = batch.draws(chance or self.chance, plan.width, coupled=self.verifier.coupled)
         shaper, draft_shaper = batch.shapers(self._ended)
         context = RoundContext(
             batch, draws, plan, self.config, draft_shaper, learning=chance is None
         )
         with spans.span("read"):
-            cached = self._read_ahead(batch, plan)
+            cached = self._drafting.read_ahead(batch, plan)
         with spans.span("draft"):
-            proposal = self._propose(batch, plan, context)
+            proposal = self._drafting.propose(batch, plan, context)
         with spans.span("target"):
-            scores = self._target.verify(prefixes, proposal)
-        shaped = None if shaper is None else shaper(scores.logits, Path.to_nodes(proposal))
-        logits = scores.logits if shaped is None else shaped.logits
-        verdict, finite = self._verify(batch, proposal, logits, draws)
-        rows = read_back(proposal, verdict, finite, context.finite)
-        if shaped is not None:
-            rows = [row.cut(shaped.usable(i, row.nodes)) for i, row in enumerate(rows)]
-        check_finite(batch, rows)
-        rows = [row.cut(row.sound) for row in rows]
+            scores = self._score(batch, proposal)
+        rows = verify(batch, proposal, scores.logits, shaper, self.verifier, draws, context.finite)
         confidence = confidence_of(proposal, context, rows)
         emitted, states = advance(
             batch, proposal, confidence, rows, shaper, self.policy, self.tokenizer
         )
-        record = record_of(batch, proposal, confidence, rows, emitted, spans)
-        record = replace(record, cached=cached or scores.cached or record.cached)
-        logprobs = report(
-            scores.logits,
-            [row.nodes for row in rows],
-            emitted,
-            [state.params.logprobs for state in batch.states],
+        tops = [state.params.logprobs for state in states]
+        logprobs = report(scores.logits, [row.nodes for row in rows], emitted, tops)
+        record = replace(
+            record_of(batch, proposal, confidence, rows, emitted, spans),
+            cached=cached or scores.cached or (0,) * len(rows),
+            draft_failed=failed,
+            total_s=spans.total(),
         )
-        record = replace(record, draft_failed=failed, total_s=spans.total())
         return StepResult(replace(batch, states=tuple(states)), tuple(emitted), record, logprobs)
 
     def _plan(self, batch: Batch) -> DraftPlan:
-        if self._drafter is None:
+        if self.drafter is None:
             return DraftPlan(np.zeros(len(batch.states), dtype=np.int64))
         plan = self.policy.plan(self.knowledge, batch.states)
         check_plan(plan, batch.states)
         drafting = np.array([state.drafting for state in batch.states])
         return plan if drafting.all() else replace(plan, depth=np.where(drafting, plan.depth, 0))
 
-    def _read_ahead(self, batch: Batch, plan: DraftPlan) -> tuple[int, ...]:
-        """Let a drafter in the target's slots have new prompts read, in the target's time."""
-        if plan.width and any(state.round == 0 for state in batch.states):
-            prefixes = [state.prefix for state in batch.states]
-            for drafter in self._drafters:
-                if cached := drafter.read_ahead(prefixes):
-                    return cached
-        return ()
-
-    def _propose(self, batch: Batch, plan: DraftPlan, context: RoundContext) -> DraftProposal:
-        if self._drafter is None or not plan.width:
-            return nothing_drafted(len(batch.states), self._device)
-        try:
-            return self._drafter.propose([state.prefix for state in batch.states], plan, context)
-        except KeyReuseError:
-            raise
-        except Exception as error:
-            raise DraftError(
-                f"{type(self.drafter).__name__} failed: {type(error).__name__}: {error}; "
-                'SpeculativeConfig(on_draft_error="disable") decodes plainly from there'
-            ) from error
-
-    def _verify(
-        self,
-        batch: Batch,
-        proposal: DraftProposal,
-        logits: Tensor,
-        draws: RoundDraws,
-    ) -> tuple[Verdict | Tensor, Tensor]:
-        """Verify drafts beside the target's logits [B, N + 1, V].
-
-        Logits that mean nothing do not spoil the verdict on a path that does not lead there: even
-        distributions take their place.
-
-        Returns:
-            The verdict, or the target's tokens [B, N + 1] where all its distributions are point
-            masses; and [B, N + 1] numbers that are finite where a row of logits means something.
-        """
-        made, finite = sampling.distributions(logits, batch.params)
-        if made.probs is None:
-            assert made.point_masses is not None
-            return made.point_masses, finite
-        sound = finite.isfinite()[..., None]
-        probs = torch.where(sound, made.probs, 1 / made.probs.shape[-1])
-        return self.verifier.verify(proposal, probs, draws), finite
+    def _score(self, batch: Batch, proposal: DraftProposal) -> TargetScores:
+        scores = self.target.verify([state.prefix for state in batch.states], proposal)
+        if self._check_scores:
+            check_scores(scores, proposal, self.target.vocab_size)
+        return scores
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
@@ -338,32 +268,14 @@ class SpeculativeDecoder:
         Raises:
             EmptyPrefixError, TokenOutOfRangeError, ContextLengthError, InvalidConfigError: a
                 request is refused, before anything is decoded.
-            DegenerateDistributionError: one cannot go on; its index among the prompts is `request`.
+            OutriderError: one cannot go on; its index among the prompts is the error's `request`.
         """
         listed, single = split_prompts(prompts)
         requests = self._parse_all(listed, params)
         groups = [request.states(self.claim(request.params.n)) for request in requests]
-        ended = {
-            state.prefix.sequence_id: _Ended(state, Tally(lossy=self._tally.lossy), [])
-            for group in groups
-            for state in group
-        }
-        with closing(self._steps(groups, "generate")) as steps:
-            for result in steps:
-                for row, state in enumerate(result.batch.states):
-                    one = ended[state.prefix.sequence_id]
-                    one.tally.add(result.record, row)
-                    one.logprobs.extend(result.logprobs[row])
-                    ended[state.prefix.sequence_id] = replace(one, state=state)
-        outputs = [
-            GenerationOutput(
-                prompt_token_ids=request.token_ids,
-                choices=tuple(self._choice(ended[state.prefix.sequence_id]) for state in group),
-                seed=request.seed,
-            )
-            for request, group in zip(requests, groups, strict=True)
-        ]
-        return outputs[0] if single else outputs
+        steps = self._steps(groups, "generate")
+        found = outputs(steps, requests, groups, self.tokenizer, lossy=self._tally.lossy)
+        return found[0] if single else found
 
     def stream(
         self,
@@ -386,23 +298,32 @@ class SpeculativeDecoder:
     def release(self, states: Iterable[SequenceState], *, discard: bool = False) -> None:
         """Free what the models hold for sequences that will not be stepped again.
 
-        `generate` and `stream` do it themselves. With `discard` what was computed for them is not
+        `generate`, `stream` and schedulers do it themselves. Drafters learn from texts that ended,
+        not from those that were cut. With `discard` nothing is learnt, and what was computed is not
         shared with later sequences.
-        """
-        prefixes = [state.prefix for state in states]
-        sequence_ids = [prefix.sequence_id for prefix in prefixes]
-        for runtime in self._runtimes:
-            runtime.release(sequence_ids, discard=discard)
-        for drafter in self._drafters:
-            if not discard:
-                drafter.observe_output(prefixes)
-            drafter.release(sequence_ids, discard=discard)
 
-    def claim(self, count: int) -> int:
-        """Return the first of `count` fresh sequence ids, consecutive."""
-        with self._counting:
-            self._next_id += count
-            return self._next_id - count
+        Raises:
+            DraftError: a drafter failed, unless `on_draft_error` is "disable". All is free.
+        """
+        states = tuple(states)
+        ended = [] if discard else [state.prefix for state in states if state.finish_reason]
+        self._free([state.prefix.sequence_id for state in states], ended, discard=discard)
+
+    def release_dropped(self) -> None:
+        """Free what the models hold for sequences of which they were not told that they end."""
+        dropped = self.slots.dropped.copy()
+        if dropped:
+            self._free(list(dropped), [], discard=True)
+            self.slots.dropped.difference_update(dropped)
+
+    def claim(self, count: int) -> list[int]:
+        """Return fresh sequence ids, as many as asked for."""
+        return list(islice(self._ids, count))
+
+    def _free(self, ids: list[int], ended: list[Prefix], *, discard: bool) -> None:
+        for runtime in self._runtimes:
+            runtime.release(ids, discard=discard)
+        self._drafting.release(ids, ended, discard=discard)
 
     def _ended(self, state: SequenceState, drafted: tuple[int, ...]) -> bool:
         """Whether drafted tokens, were they emitted, would have ended a request."""
@@ -426,25 +347,3 @@ class SpeculativeDecoder:
                 "params", f"a list of {len(params)}", f"one for all prompts, or {len(prompts)}"
             )
         return [self._parse(*pair) for pair in zip(prompts, params, strict=True)]
-
-    def _choice(self, ended: _Ended) -> Choice:
-        state = ended.state
-        assert state.finish_reason is not None
-        return Choice(
-            index=state.choice,
-            text=None if self.tokenizer is None else final_text(state, self.tokenizer),
-            token_ids=tuple(state.output_ids),
-            finish_reason=state.finish_reason,
-            depths=state.depths,
-            metrics=ended.tally.metrics(),
-            logprobs=None if state.params.logprobs is None else tuple(ended.logprobs),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """A sequence as it was after its last round, and its figures."""
-
-    state: SequenceState
-    tally: Tally
-    logprobs: list[TokenLogprob]

@@ -13,8 +13,14 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from math import sqrt
+from threading import Lock
+from typing import Any
+
+import numpy as np
 
 from ..types.records import RoundRecord
+
+Interval = tuple[float, float]
 
 _KNOWN_TO = 0.1
 """A share of a ceiling is printed as a figure if it is known to within this."""
@@ -26,7 +32,7 @@ class SpeculationMetrics:
 
     As a text it is a line each for what became of the drafts, for their ceiling where one is known,
     and for the speed. Properties give what follows from the counts: `acceptance_rate`,
-    `acceptance_length`, `per_position`, `depths`, `ceiling_share`, `tokens_per_s` and others.
+    `acceptance_length`, `per_position`, `depths`, `tokens_per_s` and others.
 
     Attributes:
         rounds: rounds, those that drafted nothing included.
@@ -45,12 +51,16 @@ class SpeculationMetrics:
         ceiling: the most tokens that any lossless verifier emits on average in a round that drafts
             as these rounds did (on chains the sum of the block recursion's p_i, on trees of point
             masses the sum of p(v)), an unbiased estimate; None unless it is known of every round.
-        ceiling_error: its standard error; None with fewer than two rounds.
-        ceiling_share_error: the standard error of `ceiling_share`, likewise.
+        ceiling_interval: where it lies with a confidence of 95%, by its standard error; None with
+            fewer than two rounds.
+        ceiling_share: acceptance length over ceiling: how much of what could be emitted was. Both
+            are estimates, so that the best method may come out above 1 by noise, and a lossy one by
+            right. What a stop rule cut off does not count as emitted.
+        ceiling_share_interval: where that lies, likewise, by the error of a ratio of means over the
+            same rounds (Cochran 1977, section 2.11).
         first_ceiling: the greatest share of rounds in which any lossless verifier keeps one of a
             tree's first tokens, to set beside `per_position[0]`; None where none is known.
-        first_ceiling_error: its standard error; None with fewer than two rounds.
-        first_ceiling_share_error: the standard error of `first_ceiling_share`, likewise.
+        first_ceiling_interval, first_ceiling_share, first_ceiling_share_interval: likewise.
     """
 
     rounds: int
@@ -67,11 +77,13 @@ class SpeculationMetrics:
     draft_failures: int = 0
     lossy: bool = False
     ceiling: float | None = None
-    ceiling_error: float | None = None
-    ceiling_share_error: float | None = None
+    ceiling_interval: Interval | None = None
+    ceiling_share: float | None = None
+    ceiling_share_interval: Interval | None = None
     first_ceiling: float | None = None
-    first_ceiling_error: float | None = None
-    first_ceiling_share_error: float | None = None
+    first_ceiling_interval: Interval | None = None
+    first_ceiling_share: float | None = None
+    first_ceiling_share_interval: Interval | None = None
 
     def __str__(self) -> str:
         lines = [*_draft_lines(self), _speed_line(self)]
@@ -79,40 +91,6 @@ class SpeculationMetrics:
             return "\n".join(lines)
         labelled = "\n".join(f"lossy: {line}" for line in lines)
         return f"lossy: the output's distribution is not the target's\n{labelled}"
-
-    @property
-    def ceiling_interval(self) -> tuple[float, float] | None:
-        """Where the ceiling lies with a confidence of 95%, by its standard error."""
-        return _interval(self.ceiling, self.ceiling_error)
-
-    @property
-    def ceiling_share(self) -> float | None:
-        """Acceptance length over ceiling: how much of what could be emitted was.
-
-        Both are means over the rounds that drafted, and estimates, so that the best method may
-        come out above 1 by noise, and a lossy one by right. What a stop rule cut off does not
-        count as emitted. None where no ceiling is known.
-        """
-        return _share(self.acceptance_length, self.ceiling)
-
-    @property
-    def ceiling_share_interval(self) -> tuple[float, float] | None:
-        """Where the share lies with a confidence of 95%, by its standard error.
-
-        That is the error of a ratio of means over the same rounds (Cochran 1977, section 2.11): a
-        round with a high ceiling often emits much, and what they have in common cancels.
-        """
-        return _interval(self.ceiling_share, self.ceiling_share_error)
-
-    @property
-    def first_ceiling_share(self) -> float | None:
-        """The share of rounds that kept a first token over its ceiling, as `ceiling_share`."""
-        return _share(self.per_position[0] if self.draft_rounds else None, self.first_ceiling)
-
-    @property
-    def first_ceiling_share_interval(self) -> tuple[float, float] | None:
-        """As `ceiling_share_interval`."""
-        return _interval(self.first_ceiling_share, self.first_ceiling_share_error)
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -159,20 +137,18 @@ def _draft_lines(metrics: SpeculationMetrics) -> list[str]:
             f"drafted), mean acceptance length = {length:.2f}, per position = ({positions}), "
             f"over {_counted(metrics.draft_rounds, 'round')} that drafted"
         ]
-        if metrics.ceiling is not None and metrics.ceiling_error is not None:
+        ceiling, first = metrics.ceiling_interval, metrics.first_ceiling_interval
+        if ceiling is not None:
             lines.append(
-                f"estimated ceiling = {metrics.ceiling:.2f} +- {1.96 * metrics.ceiling_error:.2f} "
-                "tokens a round, the most that any lossless verification emits on average from "
-                "such drafts"
-                + _share_text(metrics.ceiling_share, metrics.ceiling_share_error, metrics.lossy)
+                f"estimated ceiling = {_plus_minus(ceiling, '.2f')} tokens a round, the most that "
+                "any lossless verification emits on average from such drafts"
+                + _share_text(metrics.ceiling_share_interval, metrics.lossy)
             )
-        if metrics.first_ceiling is not None and metrics.first_ceiling_error is not None:
-            share, error = metrics.first_ceiling_share, metrics.first_ceiling_share_error
+        if first is not None:
             lines.append(
-                f"estimated ceiling = {metrics.first_ceiling:.3f} +- "
-                f"{1.96 * metrics.first_ceiling_error:.3f} for the share of rounds that keep a "
-                f"token ({metrics.per_position[0]:.3f} did)"
-                + _share_text(share, error, metrics.lossy)
+                f"estimated ceiling = {_plus_minus(first, '.3f')} for the share of rounds that "
+                f"keep a token ({metrics.per_position[0]:.3f} did)"
+                + _share_text(metrics.first_ceiling_share_interval, metrics.lossy)
             )
     if metrics.draft_failures:
         failed = _counted(metrics.draft_failures, "round")
@@ -180,15 +156,19 @@ def _draft_lines(metrics: SpeculationMetrics) -> list[str]:
     return lines
 
 
-def _share_text(share: float | None, error: float | None, lossy: bool) -> str:
-    """Describe what share of a ceiling was reached; of zero there is none."""
-    if share is None:
-        return ""
-    if error is None or 1.96 * error > _KNOWN_TO:
+def _plus_minus(interval: Interval, form: str) -> str:
+    low, high = interval
+    return f"{(low + high) / 2:{form}} +- {(high - low) / 2:{form}}"
+
+
+def _share_text(interval: Interval | None, lossy: bool) -> str:
+    """Describe what share of a ceiling was reached."""
+    if interval is None or interval[1] - interval[0] > 2 * _KNOWN_TO:
         return "; more rounds are needed to say how much of it was reached"
-    if share > 1 >= share - 1.96 * error and not lossy:
-        return f"; all of it was reached, within the estimate's error (+- {1.96 * error:.1%})"
-    return f"; {share:.1%} +- {1.96 * error:.1%} of it was reached"
+    low, high = interval
+    if low + high > 2 >= 2 * low and not lossy:
+        return f"; all of it was reached, within the estimate's error (+- {(high - low) / 2:.1%})"
+    return f"; {_plus_minus(interval, '.1%')} of it was reached"
 
 
 def _speed_line(metrics: SpeculationMetrics) -> str:
@@ -205,60 +185,44 @@ def _counted(count: int, name: str) -> str:
     return f"{count} {name}{'s' * (count != 1)}"
 
 
-def _interval(value: float | None, error: float | None) -> tuple[float, float] | None:
-    """The values within 1.96 standard errors."""
-    if value is None or error is None:
-        return None
-    return value - 1.96 * error, value + 1.96 * error
-
-
-def _share(reached: float | None, ceiling: float | None) -> float | None:
-    return reached / ceiling if reached is not None and ceiling else None
-
-
 class _Ceilings:
-    """What rounds reached beside their ceilings: means, and the errors of mean and ratio."""
+    """What rounds reached, and the most they could have: sums, for means and their errors."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self._reached = 0.0
-        self._ceiling = 0.0
-        self._reached_squared = 0.0
-        self._product = 0.0
-        self._ceiling_squared = 0.0
+        self._sums = np.zeros(6)
 
     def add(self, reached: float, ceiling: float | None) -> None:
         """Count a round; one without a ceiling counts for nothing."""
         if ceiling is not None:
-            self.count += 1
-            self._reached += reached
-            self._ceiling += ceiling
-            self._reached_squared += reached * reached
-            self._product += reached * ceiling
-            self._ceiling_squared += ceiling * ceiling
+            products = (reached * reached, reached * ceiling, ceiling * ceiling)
+            self._sums += (1, reached, ceiling, *products)
 
-    def means(self, rounds: int) -> tuple[float | None, float | None, float | None]:
-        """The mean ceiling, its standard error, and that of the share reached.
+    def figures(self, rounds: int, name: str) -> dict[str, Any]:
+        """Return the fields of `SpeculationMetrics` that begin with `name`.
 
-        None unless all of `rounds` had a ceiling; errors only of two rounds or more, and that of a
-        share only of a ceiling above zero.
+        There are none unless all of `rounds` had a ceiling, and intervals of two or more only.
         """
-        if self.count == 0 or self.count != rounds:
-            return None, None, None
-        mean = self._ceiling / self.count
-        if self.count < 2:
-            return mean, None, None
-        error = self._error(self._ceiling_squared / self.count - mean * mean)
-        if mean == 0:
-            return mean, error, None
-        share = self._reached / self._ceiling
-        # Of what a round reached beyond its ceiling's share: its mean is zero.
-        spread = self._reached_squared - 2 * share * self._product
-        spread += share * share * self._ceiling_squared
-        return mean, error, self._error(spread / self.count) / mean
+        count, reached, ceilings, reached_squared, product, ceiling_squared = self._sums.tolist()
+        if not count or count != rounds:
+            return {}
+        mean = ceilings / count
+        found: dict[str, Any] = {name: mean}
+        share = found[f"{name}_share"] = reached / ceilings if ceilings else None
+        if count > 1:
+            variance = ceiling_squared / count - mean * mean
+            found[f"{name}_interval"] = _interval(mean, variance, count)
+            if share is not None:
+                # Of what a round reached beyond its ceiling's share: its mean is zero.
+                spread = reached_squared - 2 * share * product + share * share * ceiling_squared
+                variance = spread / count / mean**2
+                found[f"{name}_share_interval"] = _interval(share, variance, count)
+        return found
 
-    def _error(self, variance: float) -> float:
-        return sqrt(max(0.0, variance) / (self.count - 1))
+
+def _interval(value: float, variance: float, count: float) -> Interval:
+    """The values within 1.96 standard errors."""
+    error = 1.96 * sqrt(max(0.0, variance) / (count - 1))
+    return value - error, value + error
 
 
 class Tally:
@@ -270,6 +234,7 @@ class Tally:
 
     def __init__(self, *, lossy: bool = False) -> None:
         self.lossy = lossy
+        self._lock = Lock()
         self._ceilings = _Ceilings()
         self._first_ceilings = _Ceilings()
         self._rows: Counter[tuple[int, int, int, int]] = Counter()
@@ -280,52 +245,48 @@ class Tally:
 
     def add(self, record: RoundRecord, row: int | None = None) -> None:
         """Count a round: all of its rows, or one."""
-        rows = range(len(record.drafted)) if row is None else (row,)
-        self._rows.update(
-            (record.drafted[i], record.depth[i], record.accepted[i], record.emitted[i])
-            for i in rows
-        )
-        for i in rows:
-            if record.drafted[i]:
-                self._ceilings.add(record.emitted[i], record.ceiling[i])
-                self._first_ceilings.add(record.accepted[i] > 0, record.first_ceiling[i])
-        self._failures += record.draft_failed
-        self._draft_s += record.draft_s
-        self._target_s += record.target_s
-        self._total_s += record.total_s
+        figures = zip(record.drafted, record.depth, record.accepted, record.emitted, strict=True)
+        rows = list(zip(figures, record.ceiling, record.first_ceiling, strict=True))
+        with self._lock:
+            for figure, ceiling, first_ceiling in rows if row is None else rows[row : row + 1]:
+                self._rows[figure] += 1
+                if figure[0]:
+                    self._ceilings.add(figure[3], ceiling)
+                    self._first_ceilings.add(figure[2] > 0, first_ceiling)
+            self._failures += record.draft_failed
+            self._draft_s += record.draft_s
+            self._target_s += record.target_s
+            self._total_s += record.total_s
 
     def metrics(self) -> SpeculationMetrics:
         """The figures so far."""
-        rows = self._rows.items()
-        draft_rounds = sum(n for (drafted, _, _, _), n in rows if drafted)
-        # Only over the same rounds as the acceptance length that it stands beside.
-        most, most_error, most_share_error = self._ceilings.means(draft_rounds)
-        first, first_error, first_share_error = self._first_ceilings.means(draft_rounds)
-        deepest = max((depth for _, depth, _, _ in self._rows), default=0)
+        with self._lock:
+            rows = dict(self._rows)
+        draft_rounds = sum(n for row, n in rows.items() if row[0])
+        deepest = max((row[1] for row in rows), default=0)
+
+        drafted, _, accepted, emitted = (
+            sum(n * row[place] for row, n in rows.items()) for place in range(4)
+        )
         return SpeculationMetrics(
-            rounds=self._rows.total(),
+            rounds=sum(rows.values()),
             draft_rounds=draft_rounds,
-            drafted=sum(n * drafted for (drafted, _, _, _), n in rows),
-            accepted=sum(n * accepted for (_, _, accepted, _), n in rows),
-            emitted=sum(n * emitted for (_, _, _, emitted), n in rows),
-            emitted_in_draft_rounds=sum(
-                n * emitted for (drafted, _, _, emitted), n in rows if drafted
-            ),
+            drafted=drafted,
+            accepted=accepted,
+            emitted=emitted,
+            emitted_in_draft_rounds=sum(n * row[3] for row, n in rows.items() if row[0]),
             drafted_at=tuple(
-                sum(n for (_, depth, _, _), n in rows if depth > i) for i in range(deepest)
+                sum(n for row, n in rows.items() if row[1] > i) for i in range(deepest)
             ),
             accepted_at=tuple(
-                sum(n for (_, _, accepted, _), n in rows if accepted > i) for i in range(deepest)
+                sum(n for row, n in rows.items() if row[2] > i) for i in range(deepest)
             ),
             draft_s=self._draft_s,
             target_s=self._target_s,
             total_s=self._total_s,
             draft_failures=self._failures,
             lossy=self.lossy,
-            ceiling=most,
-            ceiling_error=most_error,
-            ceiling_share_error=most_share_error,
-            first_ceiling=first,
-            first_ceiling_error=first_error,
-            first_ceiling_share_error=first_share_error,
+            # Only over the same rounds as the acceptance length that it stands beside.
+            **self._ceilings.figures(draft_rounds, "ceiling"),
+            **self._first_ceilings.figures(draft_rounds, "first_ceiling"),
         )

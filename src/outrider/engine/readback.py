@@ -1,4 +1,4 @@
-"""The one copy of a round's result to the host."""
+"""The verdict on a round, and its one copy to the host."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import isfinite, isnan
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import DegenerateDistributionError, DraftError
+from ..random import RoundDraws
+from ..sampling import distributions as sampling
+from ..sampling.paths import Path
+from ..sampling.shaping import Shaper
 from ..types import trees
 from ..types.records import DraftProposal, Verdict
-from ..verification import verify_point_masses
+from ..verification import Verifier, verify_point_masses
+from .batch import Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,67 @@ class RowVerdict:
         nodes, path = self.nodes[:usable], self.path[:usable]
         bad = self.bad_node if self.bad_node in nodes else None
         return replace(self, path=path, nodes=nodes, bonus=False, bad_node=bad)
+
+
+def verify(
+    batch: Batch,
+    proposal: DraftProposal,
+    logits: Tensor,
+    shaper: Shaper | None,
+    verifier: Verifier,
+    draws: RoundDraws,
+    draft_finite: Sequence[Tensor],
+) -> list[RowVerdict]:
+    """Verify a round's drafts: what each row keeps, and the token that follows.
+
+    Logits that mean nothing do not spoil the verdict on a path that does not lead there: even
+    distributions take their place. A path is cut before the first node where nothing can be said.
+
+    Args:
+        batch: the sequences before the round.
+        proposal: the drafts.
+        logits: the target's, [B, N + 1, V].
+        shaper: of these logits; None for none.
+        verifier: decides which drafts are kept.
+        draws: the round's randomness.
+        draft_finite: see `read_back`.
+
+    Raises:
+        DraftError, DegenerateDistributionError: a model's logits mean nothing where they decided.
+    """
+    shaped = None if shaper is None else shaper(logits, Path.to_nodes(proposal))
+    made, finite = sampling.distributions(logits if shaped is None else shaped.logits, batch.params)
+    verdict: Verdict | Tensor
+    if made.probs is None:
+        assert made.point_masses is not None
+        verdict = made.point_masses
+    else:
+        sound = finite.isfinite()[..., None]
+        probs = torch.where(sound, made.probs, 1 / made.probs.shape[-1])
+        verdict = verifier.verify(proposal, probs, draws)
+    rows = read_back(proposal, verdict, finite, draft_finite)
+    if shaped is not None:
+        rows = [row.cut(shaped.usable(index, row.nodes)) for index, row in enumerate(rows)]
+    check_finite(batch, rows)
+    return [row.cut(row.sound) for row in rows]
+
+
+def check_finite(batch: Batch, rows: Sequence[RowVerdict]) -> None:
+    """Raise an error that names the model whose logits mean nothing where they decided."""
+    for sequence_id, row in zip(batch.sequence_ids, rows, strict=True):
+        if row.bad_draft:
+            raise DraftError(
+                f"the draft model's logits for sequence {sequence_id} have NaN, +inf or no "
+                "finite entry; expected finite logits (try a wider dtype, check its weights)",
+                sequence_id=sequence_id,
+            )
+        if row.bad_node == 0:
+            raise DegenerateDistributionError(
+                f"the target's logits for sequence {sequence_id} have NaN, +inf or no finite "
+                "entry; expected finite logits (try a wider dtype, check the model's weights, or "
+                "see whether the request forbids every token)",
+                sequence_id=sequence_id,
+            )
 
 
 def read_back(
@@ -126,9 +192,3 @@ def read_back(
             )
         )
     return rows
-
-
-def nothing_drafted(batch: int, device: torch.device) -> DraftProposal:
-    """Return the proposal of no tokens for B rows."""
-    tokens = torch.empty(batch, 0, dtype=torch.int64, device=device)
-    return DraftProposal(tokens, np.zeros(batch, dtype=np.int64), None)

@@ -58,12 +58,12 @@ class Request:
     grammar: Grammar | None
     prediction: NDArray[np.int64] | None = None
 
-    def states(self, first_id: int) -> list[SequenceState]:
-        """Return the starting state of each of its n choices, with sequence ids from `first_id`."""
+    def states(self, sequence_ids: Sequence[int]) -> list[SequenceState]:
+        """Return the starting state of each of its n choices, under these n sequence ids."""
         key = stream_key(self.seed, self.token_ids)
         return [
             SequenceState(
-                prefix=Prefix(first_id + choice, self.token_ids),
+                prefix=Prefix(sequence_id, self.token_ids),
                 prompt_length=len(self.token_ids),
                 params=self.params,
                 stop_ids=self.stop_ids,
@@ -73,7 +73,7 @@ class Request:
                 grammar=None if self.grammar is None else self.grammar.copy(),
                 prediction=self.prediction,
             )
-            for choice in range(self.params.n)
+            for choice, sequence_id in enumerate(sequence_ids)
         ]
 
 

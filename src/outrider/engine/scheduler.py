@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Generator, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from ..errors import DegenerateDistributionError, ModelError
+from ..errors import InvalidConfigError, ModelError, OutriderError
 from ..types.records import SequenceState
 from .batch import StepResult
 
@@ -18,7 +18,8 @@ class Scheduler:
     """Decodes sequences to their ends, as many together as the models have room for.
 
     One thread owns a scheduler. Sequences may be submitted and cancelled between any two steps; a
-    sequence that ends makes room for the next that waits, in order of submission.
+    sequence that ends makes room for the next that waits, in order of submission. As a context
+    manager it is closed at the end; one that is dropped gives its room back as well.
 
     Args:
         decoder: the decoder. Its models' room is shared by all its schedulers.
@@ -29,17 +30,13 @@ class Scheduler:
     def __init__(
         self, decoder: SpeculativeDecoder, *, name: str = "a call", discard: bool = False
     ) -> None:
+        self.name = name
         self._decoder = decoder
-        self._name = name
         self._discard = discard
         self._waiting: deque[SequenceState] = deque()
         self._batch = decoder.pack(())
-        decoder.register(self)
-
-    @property
-    def name(self) -> str:
-        """What errors of other schedulers call this one."""
-        return self._name
+        self._held: dict[int, int] = {}
+        decoder.slots.register(self, self._held)
 
     @property
     def running(self) -> tuple[SequenceState, ...]:
@@ -52,27 +49,44 @@ class Scheduler:
         return not self._waiting and not self._batch.states
 
     def submit(self, states: Iterable[SequenceState]) -> None:
-        """Queue sequences; finished ones are left out."""
-        self._waiting.extend(state for state in states if state.finish_reason is None)
+        """Queue sequences; finished ones are left out.
+
+        Raises:
+            InvalidConfigError: a sequence runs or waits already; none of them is queued.
+        """
+        fresh = [state for state in states if state.finish_reason is None]
+        ids = Counter(s.prefix.sequence_id for s in (*self.running, *self._waiting, *fresh))
+        twice = [sequence_id for sequence_id, count in ids.items() if count > 1]
+        if twice:
+            raise InvalidConfigError("states", twice, "sequences that do not run or wait already")
+        self._waiting.extend(fresh)
 
     def cancel(self, sequence_id: int) -> None:
-        """Let a sequence take part in no further round, and free what is held for it."""
+        """Let a sequence take part in no further round, and free what is held for it.
+
+        Drafters do not learn from its text, which is cut.
+        """
         self._waiting = deque(s for s in self._waiting if s.prefix.sequence_id != sequence_id)
         self._retire(s for s in self._batch.states if s.prefix.sequence_id == sequence_id)
 
-    def step(self) -> StepResult:
+    def step(self) -> StepResult | None:
         """Admit what there is room for, decode one round, and retire what ended.
+
+        Returns:
+            The round; None if nothing runs and nothing waits.
 
         Raises:
             ModelError: nothing runs, and other calls hold all the room; they are named.
-            OutriderError: the round failed. What was held is freed, and nothing runs or waits.
+            OutriderError: the round failed. If the error names a sequence, that one is retired and
+                the others can be stepped on; otherwise nothing runs or waits any more.
         """
         try:
             self._admit()
+            if self.idle:
+                return None
             result = self._decoder.step(self._batch)
-        except BaseException:
-            self._waiting.clear()
-            self._retire(self._batch.states, discard=True)
+        except BaseException as error:
+            self._retire_failed(error)
             raise
         self._batch = result.batch
         self._retire(state for state in result.batch.states if state.finish_reason is not None)
@@ -83,32 +97,40 @@ class Scheduler:
         self._waiting.clear()
         self._retire(self._batch.states)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def __iter__(self) -> Generator[StepResult]:
         """Step until nothing is left; closing the iterator cancels the rest."""
         try:
-            while not self.idle:
-                yield self.step()
+            while (result := self.step()) is not None:
+                yield result
         finally:
             self.close()
 
     def _admit(self) -> None:
-        if not self._waiting:
-            return
-        with self._decoder.admission:
-            room = self._decoder.free_slots
-            count = len(self._waiting) if room is None else min(room, len(self._waiting))
-            if not count and not self._batch.states:
-                raise ModelError(
-                    f"all {self._decoder.max_sequences} slots are held by "
-                    f"{', '.join(self._decoder.holders)}; finish or close it, or raise "
-                    "max_sequences"
-                )
-            if count:
-                admitted = [self._waiting[index] for index in range(count)]
-                self._batch = self._decoder.pack((*self._batch.states, *admitted))
-                self._waiting = deque(list(self._waiting)[count:])
+        """Move those that wait into the batch, as long as there is room."""
+        slots, admitted = self._decoder.slots, 0
+        for state in self._waiting:
+            if not slots.take(self._held, state.prefix.sequence_id):
+                break
+            admitted += 1
+        self._decoder.release_dropped()
+        if self._waiting and not admitted and not self._batch.states:
+            raise ModelError(
+                f"all {self._decoder.max_sequences} slots are held by "
+                f"{', '.join(slots.holders)}; finish or close it, or raise max_sequences"
+            )
+        if admitted:
+            entering = [self._waiting[index] for index in range(admitted)]
+            self._batch = self._decoder.pack((*self._batch.states, *entering))
+            self._waiting = deque(list(self._waiting)[admitted:])
 
     def _retire(self, states: Iterable[SequenceState], *, discard: bool = False) -> None:
+        """Let sequences leave the batch, and free what is held for them."""
         leaving = tuple(states)
         if not leaving:
             return
@@ -116,7 +138,22 @@ class Scheduler:
         self._batch = self._decoder.pack(
             state for state in self._batch.states if state.prefix.sequence_id not in gone
         )
-        self._decoder.release(leaving, discard=discard or self._discard)
+        try:
+            self._decoder.release(leaving, discard=discard or self._discard)
+        except BaseException:
+            self._decoder.slots.dropped.update(gone)
+            raise
+        finally:
+            for sequence_id in gone:
+                self._decoder.slots.give_back(self._held, sequence_id)
+
+    def _retire_failed(self, error: BaseException) -> None:
+        """Retire the sequence that an error of a round names; all if it names none."""
+        named = error.sequence_id if isinstance(error, OutriderError) else None
+        failed = [state for state in self.running if state.prefix.sequence_id == named]
+        if not failed:
+            self._waiting.clear()
+        self._retire(failed or self.running, discard=True)
 
 
 def naming_request(steps: Iterable[StepResult], requests: dict[int, int]) -> Generator[StepResult]:
@@ -128,7 +165,7 @@ def naming_request(steps: Iterable[StepResult], requests: dict[int, int]) -> Gen
     """
     try:
         yield from steps
-    except DegenerateDistributionError as error:
+    except OutriderError as error:
         if error.sequence_id in requests:
             error.request = requests[error.sequence_id]
             if len(set(requests.values())) > 1:

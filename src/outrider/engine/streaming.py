@@ -1,16 +1,70 @@
-"""Turn rounds, as they happen, into events of one token each."""
+"""Turn rounds into outputs: into events of one token each as they happen, or into whole ones."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 
+from ..sampling.logprobs import TokenLogprob
 from ..types.protocols import Tokenizer
 from ..types.records import SequenceState
 from .batch import StepResult
 from .detokenize import StreamDecoder
-from .outputs import StreamEvent
+from .metrics import Tally
+from .outputs import Choice, GenerationOutput, StreamEvent
+from .requests import Request
 from .stopping import final_text
+
+
+def outputs(
+    steps: Generator[StepResult],
+    requests: Sequence[Request],
+    groups: Sequence[Sequence[SequenceState]],
+    tokenizer: Tokenizer | None,
+    *,
+    lossy: bool,
+) -> list[GenerationOutput]:
+    """Decode some requests to their ends.
+
+    Args:
+        steps: the rounds.
+        requests: what was asked.
+        groups: the starting states of each, one for each of its choices.
+        tokenizer: makes text of the tokens; without one there is none.
+        lossy: whether figures are to be labelled so.
+    """
+    last = {state.prefix.sequence_id: state for group in groups for state in group}
+    tallies = {sequence_id: Tally(lossy=lossy) for sequence_id in last}
+    logprobs: dict[int, list[TokenLogprob]] = {sequence_id: [] for sequence_id in last}
+    with closing(steps):
+        for step in steps:
+            for row, state in enumerate(step.batch.states):
+                sequence_id = state.prefix.sequence_id
+                last[sequence_id] = state
+                tallies[sequence_id].add(step.record, row)
+                logprobs[sequence_id].extend(step.logprobs[row])
+
+    def choice(sequence_id: int) -> Choice:
+        state = last[sequence_id]
+        assert state.finish_reason is not None
+        return Choice(
+            index=state.choice,
+            text=None if tokenizer is None else final_text(state, tokenizer),
+            token_ids=tuple(state.output_ids),
+            finish_reason=state.finish_reason,
+            depths=state.depths,
+            metrics=tallies[sequence_id].metrics(),
+            logprobs=None if state.params.logprobs is None else tuple(logprobs[sequence_id]),
+        )
+
+    return [
+        GenerationOutput(
+            prompt_token_ids=request.token_ids,
+            choices=tuple(choice(state.prefix.sequence_id) for state in group),
+            seed=request.seed,
+        )
+        for request, group in zip(requests, groups, strict=True)
+    ]
 
 
 def events(
@@ -44,11 +98,8 @@ def events(
                     decoder = decoders.get(sequence_id)
                     text = None
                     if decoder is not None and tokenizer is not None:
-                        text = (
-                            decoder.finish(final_text(state, tokenizer))
-                            if last
-                            else decoder.push(token)
-                        )
+                        ended = final_text(state, tokenizer) if last else None
+                        text = decoder.push(token) if ended is None else decoder.finish(ended)
                     entry = step.logprobs[row][index] if step.logprobs[row] else None
                     yield StreamEvent(
                         request=owner[sequence_id],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
@@ -108,11 +109,9 @@ def is_trace(path: Path) -> bool:
     """
     with path.open("rb") as file:
         line = file.readline()
-    try:
-        header = _parsed(line)
-    except ValueError:
-        return False
-    return isinstance(header, dict) and header.get("format") == FORMAT
+    with suppress(ValueError):
+        return _parsed(line).get("format") == FORMAT
+    return False
 
 
 def read_trace(path: Path) -> Trace:
@@ -123,14 +122,20 @@ def read_trace(path: Path) -> Trace:
             message names path and line.
         OSError: the file cannot be read.
     """
-    lines = path.read_bytes().split(b"\n")
     # What follows the last line break is nothing, or a line that was cut short.
-    rest = lines.pop()
-    places = [_Line(path, number, line) for number, line in enumerate(lines, start=1)]
-    if not places:
-        _Line(path, 1, rest).refuse("it is not a whole line", "the header of a trace")
-    header = places[0].header()
-    records = [place.record() for place in places[1:]]
+    *lines, rest = path.read_bytes().split(b"\n")
+    records: list[RoundRecord] = []
+    header: dict[str, Any] = {}
+    try:
+        if not lines:
+            raise ValueError("it is not a whole line; expected the header of a trace")
+        header = _header(_parsed(lines[0]))
+        records.extend(_record(_parsed(line)) for line in lines[1:])
+    except ValueError as error:
+        problem, _, expected = str(error).partition("; expected ")
+        where = f"{path}, line {len(records) + bool(header) + 1}: {problem}"
+        expected = expected or "what outrider writes with --trace"
+        raise InvalidConfigError("trace", str(path), expected, given=where) from error
     return Trace(
         outrider=header["outrider"],
         lossy=header["lossy"],
@@ -140,87 +145,68 @@ def read_trace(path: Path) -> Trace:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """A line of a file, which errors name."""
-
-    path: Path
-    number: int
-    text: bytes
-
-    def refuse(self, problem: str, expected: str) -> NoReturn:
-        """Say what is wrong with the line."""
-        where = f"{self.path}, line {self.number}: {problem}"
-        raise InvalidConfigError("trace", str(self.path), expected, given=where)
-
-    def header(self) -> dict[str, Any]:
-        """The first line."""
-        expected = f"the header of a trace, format {VERSION}; record it again with --trace"
-        values = self._object(expected)
-        if values.get("format") != FORMAT:
-            self.refuse(f"its format is {shown(values.get('format'))}", expected)
-        if values.get("version") != VERSION:
-            self.refuse(f"its version is {shown(values.get('version'))}", expected)
-        for name, kind in (("outrider", str), ("lossy", bool), ("settings", dict)):
-            if not isinstance(values.get(name), kind):
-                self.refuse(f"{name} is {shown(values.get(name))}", f"{kind.__name__} there")
-        return values
-
-    def record(self) -> RoundRecord:
-        """A line of a round."""
-        values = self._object("the fields of a round")
-        for name in _FIELDS:
-            if name not in values:
-                self.refuse(f"{name} is missing", "the fields of a round")
-        unknown = next((name for name in values if name not in _FIELDS), None)
-        if unknown is not None:
-            self.refuse(f"{shown(unknown)} is no field of a round", f"those of format {VERSION}")
-        rows = values["sequence_ids"]
-        for name, (fits, expected) in _PER_ROW.items():
-            found = values[name]
-            if not isinstance(found, list) or not all(map(fits, found)):
-                self.refuse(f"{name} is {shown(found)}", f"a list of {expected}")
-            if len(found) != len(rows):
-                self.refuse(f"{name} has {len(found)} entries", f"{len(rows)}, one for each row")
-            values[name] = tuple(map(tuple, found) if name == "confidence" else found)
-        for name in ("draft_s", "target_s", "total_s", "plan_s"):
-            if not _is_number(values[name]):
-                self.refuse(f"{name} is {shown(values[name])}", "a number of seconds")
-        if not isinstance(values["draft_failed"], bool):
-            self.refuse(f"draft_failed is {shown(values['draft_failed'])}", "true or false")
-        record = RoundRecord(**values)
-        for drafted, depth, accepted in zip(
-            record.drafted, record.depth, record.accepted, strict=True
-        ):
-            if not accepted <= depth <= drafted:
-                self.refuse(
-                    f"{accepted} tokens accepted of a depth of {depth} and {drafted} drafted",
-                    "accepted <= depth <= drafted in every row",
-                )
-        return record
-
-    def _object(self, expected: str) -> dict[str, Any]:
-        try:
-            values = _parsed(self.text)
-        except ValueError as error:
-            self.refuse(f"it is not JSON ({error})", expected)
-        if not isinstance(values, dict):
-            self.refuse(f"it is {shown(values)}", expected)
-        return values
+def _header(values: dict[str, Any]) -> dict[str, Any]:
+    """Check the first line."""
+    for name, value in (("format", FORMAT), ("version", VERSION)):
+        if values.get(name) != value:
+            raise ValueError(
+                f"its {name} is {shown(values.get(name))}; expected the header of a trace, format "
+                f"{VERSION}; record it again with --trace"
+            )
+    for name, kind in (("outrider", str), ("lossy", bool), ("settings", dict)):
+        if not isinstance(values.get(name), kind):
+            raise ValueError(f"{name} is {shown(values.get(name))}; expected {kind.__name__} there")
+    return values
 
 
-def _parsed(line: bytes) -> Any:
-    """A line of JSON.
+def _record(values: dict[str, Any]) -> RoundRecord:
+    """Check the line of a round."""
+    for name in _FIELDS:
+        if name not in values:
+            raise ValueError(f"{name} is missing; expected the fields of a round")
+    for name, value in values.items():
+        if name not in _FIELDS:
+            raise ValueError(
+                f"{shown(name)} is no field of a round; expected those of format {VERSION}"
+            )
+        fits, expected = _KINDS[name]
+        rows = isinstance(value, list) and name in _PER_ROW
+        if rows and not (name == "sequence_ids" or len(value) == len(values["sequence_ids"])):
+            count = len(values["sequence_ids"])
+            raise ValueError(f"{name} has {len(value)} entries; expected {count}, one for each row")
+        if rows != (name in _PER_ROW) or not all(map(fits, value if rows else [value])):
+            listed = "a list of " if name in _PER_ROW else ""
+            raise ValueError(f"{name} is {shown(value)}; expected {listed}{expected}")
+    for drafted, depth, accepted in zip(
+        values["drafted"], values["depth"], values["accepted"], strict=True
+    ):
+        if not accepted <= depth <= drafted:
+            raise ValueError(
+                f"{accepted} tokens accepted of a depth of {depth} and {drafted} drafted; expected "
+                "accepted <= depth <= drafted in every row"
+            )
+    confidence = tuple(map(tuple, values["confidence"]))
+    frozen = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    return RoundRecord(**frozen | {"confidence": confidence})
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    """Parse a line of JSON.
 
     Raises:
-        ValueError: it is not JSON, or not UTF-8.
+        ValueError: it is no object of JSON, or not UTF-8.
     """
     try:
-        return json.loads(line.decode(), parse_constant=_no_constant)
+        values = json.loads(line.decode(), parse_constant=_no_constant)
     except UnicodeDecodeError as error:
-        raise ValueError("it is not UTF-8 text") from error
+        raise ValueError("it is not JSON: it is not UTF-8 text") from error
     except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+        raise ValueError("it is not JSON: it is nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"it is not JSON ({error})") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"it is {shown(values)}; expected an object of JSON")
+    return values
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -239,31 +225,25 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not _is_bool(value) and 0 <= value <= _LARGEST
 
 
-def _is_ceiling(value: object) -> bool:
-    return value is None or _is_number(value)
-
-
-def _is_numbers(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_number, value))
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
 _COUNTS = (_is_count, "integers >= 0")
 _BOOLS = (_is_bool, "true or false")
-_CEILINGS = (_is_ceiling, "numbers >= 0 or null")
-_PER_ROW: dict[str, tuple[Callable[[object], bool], str]] = {
-    "sequence_ids": _COUNTS,
-    "drafted": _COUNTS,
-    "depth": _COUNTS,
-    "accepted": _COUNTS,
-    "emitted": _COUNTS,
+_CEILINGS = (lambda value: value is None or _is_number(value), "numbers >= 0 or null")
+_NAMES = (lambda value: isinstance(value, str), "names")
+_NUMBERS = (
+    lambda value: isinstance(value, list) and all(map(_is_number, value)),
+    "lists of numbers >= 0",
+)
+_PER_ROW: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("sequence_ids", "drafted", "depth", "accepted", "emitted", "cached"), _COUNTS),
+    **dict.fromkeys(("ceiling", "first_ceiling"), _CEILINGS),
     "bonus": _BOOLS,
-    "ceiling": _CEILINGS,
-    "first_ceiling": _CEILINGS,
-    "sources": (_is_text, "names"),
-    "confidence": (_is_numbers, "lists of numbers >= 0"),
-    "cached": _COUNTS,
+    "sources": _NAMES,
+    "confidence": _NUMBERS,
 }
+_SECONDS = (_is_number, "a number of seconds")
+_KINDS = {
+    **_PER_ROW,
+    "draft_failed": _BOOLS,
+    **dict.fromkeys(("draft_s", "target_s", "total_s", "plan_s"), _SECONDS),
+}
+"""What each field of a round holds, those of one entry a row first."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -128,32 +128,39 @@ class _OfRow:
     Attributes:
         processor: called with the row's whole history [1, L] and logits [1, V].
         padding: int64 [P], what the history begins with.
+        ended: whether the row ends within a history; then the processor is not called.
     """
 
     processor: Any
     padding: Tensor
+    ended: Callable[[Tensor], bool]
 
     def __call__(self, history: Tensor, logits: Tensor) -> Tensor:
         whole = torch.cat([self.padding.to(history.device), history])
+        if self.ended(whole):
+            return logits
         return called(self.processor, whole, logits, batch=True)
 
 
-def of_row(processor: Any, row: int, padding: Tensor) -> _OfRow | StatefulProcessor:
-    """Return a processor as it is called for one row, whose history begins with `padding` [P].
+def of_row(
+    processor: Any, row: int, padding: Tensor, ended: Callable[[Tensor], bool]
+) -> _OfRow | StatefulProcessor:
+    """Return a processor as it is called for one row; one that remembers does so for it alone.
 
-    One that remembers does so for this row alone.
+    Args:
+        processor: the caller's.
+        row: its index.
+        padding: int64 [P], what the row's history begins with.
+        ended: whether the row ends within a history [L], padding included.
     """
     if isinstance(processor, StatefulProcessor):
-        fork = processor.fork
-        return StatefulProcessor(
-            _of_row(processor.processor, row, padding),
-            lambda own: _OfRow(fork(own.processor), own.padding),
-        )
-    return _of_row(processor, row, padding)
+        fork, inner = processor.fork, _of_row(processor.processor, row, padding, ended)
+        return StatefulProcessor(inner, lambda own: replace(own, processor=fork(own.processor)))
+    return _of_row(processor, row, padding, ended)
 
 
-def _of_row(processor: Any, row: int, padding: Tensor) -> _OfRow:
+def _of_row(processor: Any, row: int, padding: Tensor, ended: Callable[[Tensor], bool]) -> _OfRow:
     if type(processor) is PrefixConstrainedLogitsProcessor:
         allowed = processor._prefix_allowed_tokens_fn
         processor = PrefixConstrainedLogitsProcessor(lambda _, tokens: allowed(row, tokens), 1)
-    return _OfRow(processor, padding)
+    return _OfRow(processor, padding, ended)

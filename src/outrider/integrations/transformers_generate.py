@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,8 +43,9 @@ def generate_with(
     """Make a decoding method for `model.generate(..., custom_generate=generate_with(draft_model))`.
 
     The generation config is honoured, or refused by name. Stopping criteria are asked after every
-    token, for each row by itself, with `scores` None. Logits processors of the caller's own are
-    called for each row and each drafted position by itself, in transformers' order; one that
+    token, for each row by itself, with `scores` None; where there are logits processors of the
+    caller's own, after drafted tokens as well, since none of these is called behind a stop. They
+    are called for each row and each drafted position by itself, in transformers' order; one that
     remembers earlier calls comes as `StatefulProcessor(processor)`, called with [1, L] and [1, V]
     like the others, since drafts that are refused are seen as well. Rows that have ended are
     padded. What sampling draws follows from `torch.manual_seed`. transformers itself drops a
@@ -173,29 +174,23 @@ class _Rows:
         seeds: list[int | None] = [None] * len(prompts)
         if not params.greedy:
             seeds = torch.randint(2**63 - 1, (len(prompts),)).tolist()
-        by_row = [
-            tuple(
-                of_row(p, row, input_ids[row, : input_ids.shape[1] - len(prompt)])
-                for p in processors
-            )
-            for row, prompt in enumerate(prompts)
-        ]
         self._decoder = decoder
         self._criteria = criteria
         self._input_ids = input_ids
-        self._states = [
-            decoder.start(prompt, replace(params, seed=seed, logits_processors=own))[0]
-            for prompt, seed, own in zip(prompts, seeds, by_row, strict=True)
-        ]
         self._outputs: list[list[int]] = [[] for _ in prompts]
+        self._states = []
+        for row, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
+            padding = input_ids[row, : input_ids.shape[1] - len(prompt)]
+            own = tuple(of_row(p, row, padding, partial(self._ended, row)) for p in processors)
+            asked = replace(params, seed=seed, logits_processors=own)
+            self._states += decoder.start(prompt, asked)
 
     def outputs(self) -> list[list[int]]:
         """Return the new tokens of each row."""
         row_of = {state.prefix.sequence_id: row for row, state in enumerate(self._states)}
-        scheduler = Scheduler(self._decoder, discard=True)
-        scheduler.submit(self._states)
-        with closing(iter(scheduler)) as rounds:
-            for step in rounds:
+        with Scheduler(self._decoder, discard=True) as scheduler:
+            scheduler.submit(self._states)
+            while (step := scheduler.step()) is not None:
                 for state, tokens in zip(step.batch.states, step.emitted, strict=True):
                     if self._emit(row_of[state.prefix.sequence_id], tokens):
                         scheduler.cancel(state.prefix.sequence_id)
@@ -205,13 +200,21 @@ class _Rows:
         """Add tokens to a row's output, up to one after which a criterion ends it, if one does."""
         output = self._outputs[row]
         for token in tokens:
+            new = self._input_ids.new_tensor([*output, token])
+            ends = self._ended(row, torch.cat([self._input_ids[row], new]))
             output.append(token)
-            if self._criteria:
-                new = self._input_ids.new_tensor(output)
-                ids = torch.cat([self._input_ids[row], new])[None]
-                if any(bool(torch.as_tensor(ends(ids, None)).all()) for ends in self._criteria):
-                    return True
+            if ends:
+                return True
         return False
+
+    def _ended(self, row: int, history: Tensor) -> bool:
+        """Whether a criterion ends a row after one of the tokens of [L] behind its output so far."""
+        first = self._input_ids.shape[1] + len(self._outputs[row]) + 1
+        return any(
+            bool(torch.as_tensor(ends(history[None, :length], None)).all())
+            for length in range(first, len(history) + 1)
+            for ends in self._criteria
+        )
 
 
 def _custom_criteria(criteria: Sequence[Any], asked: Any) -> list[Any]:

@@ -31,12 +31,15 @@ class DrafterTraits(Protocol):
         """None if none of its tokens takes a step of a model."""
 
 
-def policy_of(config: SpeculativeConfig, drafter: DrafterTraits | None) -> Policy:
+def policy_of(
+    config: SpeculativeConfig, drafter: DrafterTraits | None, *, coupled: bool = False
+) -> Policy:
     """Return the policy that a configuration asks for.
 
     Args:
         config: how speculation is done.
         drafter: what proposes tokens; None for nothing.
+        coupled: whether a seed's text does not depend on what is drafted.
     """
     shape = Shape.of(config)
     if drafter is None or not shape.deepest:
@@ -52,5 +55,5 @@ def policy_of(config: SpeculativeConfig, drafter: DrafterTraits | None) -> Polic
         cost_ratio,
         looks_up=drafter.looks_up,
         has_model=drafter.vocab_size is not None,
-        coupled=config.verification == "coupled",
+        coupled=coupled,
     )

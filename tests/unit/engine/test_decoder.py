@@ -12,8 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder, TransformersModel
-from outrider.drafters.ngram import NgramDrafter
+from outrider import (
+    HybridDrafter,
+    ModelDrafter,
+    NgramDrafter,
+    SamplingParams,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    StructuredOutput,
+    TransformersModel,
+)
 from outrider.errors import (
     DegenerateDistributionError,
     DistributionWidthError,
@@ -24,6 +32,7 @@ from outrider.errors import (
     TokenOutOfRangeError,
     VocabMismatchError,
 )
+from outrider.policies import AdaptiveDepth
 from outrider.runtimes.base import Capabilities, Runtime
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types.records import (
@@ -32,6 +41,9 @@ from outrider.types.records import (
     RoundRecord,
     TargetScores,
 )
+from outrider.verification import Verifier
+from outrider.verification.lossy import LenientVerification, MixtureVerification
+from tests.support.alphabet import alphabet
 from tests.support.families import VOCAB, random_model, resembling
 
 METHODS = ("block", "token")
@@ -307,6 +319,45 @@ def test_params_must_match_the_prompts() -> None:
 def test_vocabularies_must_match() -> None:
     with pytest.raises(VocabMismatchError, match="5 tokens and the target's 4"):
         SpeculativeDecoder(mock_pair(4, 1)[0], mock_pair(5, 1)[0])
+
+
+def test_what_a_verifier_of_ones_own_may_do_is_known() -> None:
+    """As if the configuration had named it."""
+    target, draft = mock_pair(4, 1)
+    lossy = Verifier(LenientVerification(0.5))
+    mix = HybridDrafter(ModelDrafter(draft), NgramDrafter())
+    with pytest.raises(InvalidConfigError, match="verification='LenientVerification'"):
+        SpeculativeDecoder(target, mix, verifier=lossy)
+    assert SpeculativeDecoder(target, draft, verifier=lossy).metrics.lossy
+    mixture = SpeculativeDecoder(
+        target, draft, verifier=Verifier(MixtureVerification(0.1)), tokenizer=alphabet(tuple("abc"))
+    )
+    form = StructuredOutput(choice=("a",))
+    with pytest.raises(InvalidConfigError, match="which keeps what the form forbids"):
+        mixture.start([0], SamplingParams(structured_output=form))
+    coupled = SpeculativeDecoder(target, draft, verifier=Verifier(None))
+    named = SpeculativeDecoder(target, draft, config=SpeculativeConfig(verification="coupled"))
+    assert isinstance(coupled.policy, AdaptiveDepth)
+    assert isinstance(named.policy, AdaptiveDepth)
+    states = coupled.start([0], SamplingParams(seed=1))
+    assert (
+        coupled.policy.plan(coupled.knowledge, states).depth
+        == named.policy.plan(named.knowledge, states).depth
+    )
+    with pytest.raises(InvalidConfigError, match=r"it takes a Method: Verifier\(method\)"):
+        SpeculativeDecoder(target, draft, verifier=LenientVerification(0.5))  # type: ignore[arg-type]
+
+
+def test_a_greedy_rows_draft_depends_on_its_confidence_beside_sampled_rows_too() -> None:
+    """Its distribution is a point mass, which says nothing of how sure the draft is."""
+    target, draft = mock_pair(8, 1)
+    asked = SpeculativeConfig(depth="confidence", num_speculative_tokens=8)
+    decoder = SpeculativeDecoder(target, draft, config=asked)
+    greedy = SamplingParams(max_tokens=24, temperature=0)
+    alone = decoder.generate([0], greedy)
+    beside, _ = decoder.generate([[0], [1]], [greedy, SamplingParams(max_tokens=24, seed=1)])
+    assert max(alone.depths) < 8
+    assert beside.depths == alone.depths
 
 
 @pytest.mark.parametrize(

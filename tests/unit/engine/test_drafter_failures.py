@@ -99,6 +99,85 @@ def test_the_distribution_is_exact_where_failing_depends_on_the_prefix_alone() -
     assert distance(found, target_distribution(target, (0, 1), params)) < 1e-12
 
 
+class Choosy(ModelDrafter):
+    """Cannot draft after token 2, and says for which sequence."""
+
+    def propose(self, prefixes: Any, plan: DraftPlan, ctx: Any) -> DraftProposal:
+        for row, prefix in enumerate(prefixes):
+            if plan.depth[row] and prefix.tokens[-1] == 2:
+                raise DraftError("not after 2", sequence_id=prefix.sequence_id)
+        return super().propose(prefixes, plan, ctx)
+
+
+class Sloppy(ModelDrafter):
+    """Breaks its contract for sequences that end with token 2."""
+
+    def propose(self, prefixes: Any, plan: DraftPlan, ctx: Any) -> DraftProposal:
+        proposal = super().propose(prefixes, plan, ctx)
+        assert proposal.distributions is not None
+        assert proposal.distributions.probs is not None
+        factor = [0.5 if prefix.tokens[-1] == 2 else 1.0 for prefix in prefixes]
+        probs = proposal.distributions.probs * torch.tensor(factor)[:, None, None]
+        return replace(proposal, distributions=Distributions(probs=probs))
+
+
+@pytest.mark.parametrize("drafter", [Choosy, Sloppy])
+def test_a_failing_row_costs_no_other_row_its_drafts(drafter: type[ModelDrafter]) -> None:
+    target, draft = mock_pair(4, 1)
+    decoder = SpeculativeDecoder(target, drafter(draft), config=config(on_draft_error="disable"))
+    params = [SamplingParams(max_tokens=24, seed=seed) for seed in range(6)]
+    prompts = [[seed % 4, seed % 3] for seed in range(6)]
+    alone = [decoder.generate(*pair) for pair in zip(prompts, params, strict=True)]
+    failures = decoder.metrics.draft_failures
+    assert failures > 0
+    together = decoder.generate(prompts, params)
+    assert [o.token_ids for o in together] == [o.token_ids for o in alone]
+    assert [o.depths for o in together] == [o.depths for o in alone]
+    assert any(sum(map(bool, output.depths)) > 1 for output in alone)
+
+
+def test_the_distribution_is_exact_beside_rows_that_fail() -> None:
+    target, draft = mock_pair(3, 1)
+    decoder = SpeculativeDecoder(target, Choosy(draft), config=config(on_draft_error="disable"))
+    params = SamplingParams(max_tokens=4)
+    found = exact_distribution(decoder, [0, 1], params)
+    assert distance(found, target_distribution(target, (0, 1), params)) < 1e-12
+
+
+class Stumbling(ModelDrafter):
+    """Fails beside its proposals."""
+
+    def __init__(self, model: TabularModel, where: str) -> None:
+        super().__init__(model)
+        self.where = where
+
+    def _stumble(self, where: str) -> None:
+        if where == self.where:
+            raise RuntimeError(f"cannot {where}")
+
+    def read_ahead(self, prefixes: Any) -> tuple[int, ...]:
+        self._stumble("read")
+        return super().read_ahead(prefixes)
+
+    def observe_output(self, prefixes: Any) -> None:
+        self._stumble("learn")
+
+    def release(self, sequence_ids: Any, *, discard: bool = False) -> None:
+        super().release(sequence_ids, discard=discard)
+        self._stumble("release")
+
+
+@pytest.mark.parametrize("where", ["read", "learn", "release"])
+def test_a_drafter_may_fail_in_any_of_its_calls(where: str) -> None:
+    target, draft = mock_pair(4, 1)
+    drafter = Stumbling(draft, where)
+    decoder = SpeculativeDecoder(target, drafter, config=config())
+    with pytest.raises(DraftError, match=f"Stumbling failed: RuntimeError: cannot {where}"):
+        decoder.generate([0], SamplingParams(max_tokens=5))
+    decoder = SpeculativeDecoder(target, drafter, config=config(on_draft_error="disable"))
+    assert len(decoder.generate([0], SamplingParams(max_tokens=5)).token_ids) == 5
+
+
 @pytest.mark.parametrize("on_draft_error", ["raise", "disable"])
 def test_a_draft_model_with_nan_is_a_failing_drafter(on_draft_error: Any) -> None:
     class Unsound(ModelDrafter):

@@ -40,6 +40,11 @@ def tallied(*rounds: tuple[int, int, float | None, float | None]) -> Speculation
     return tally.metrics()
 
 
+def half_width(interval: tuple[float, float] | None) -> float:
+    assert interval is not None
+    return (interval[1] - interval[0]) / 2
+
+
 def test_a_share_is_the_ratio_of_means_over_the_rounds_that_drafted() -> None:
     found = tallied((2, 1, 1.5, 0.5), (0, 1, 1.0, None), (2, 3, 2.5, 0.9))
     assert found.acceptance_length == 2.0
@@ -48,7 +53,6 @@ def test_a_share_is_the_ratio_of_means_over_the_rounds_that_drafted() -> None:
     assert found.first_ceiling == pytest.approx(0.7)
     assert found.first_ceiling_share == pytest.approx(0.5 / 0.7)
     # The residuals are -.5 and .5: a standard error of .5 over the ceiling.
-    assert found.ceiling_share_error == pytest.approx(0.5 / 2.0)
     assert found.ceiling_share_interval == pytest.approx((1 - 1.96 * 0.25, 1 + 1.96 * 0.25))
 
 
@@ -75,9 +79,8 @@ def test_a_first_ceiling_of_zero_has_no_share() -> None:
 def test_what_always_reaches_its_ceiling_has_no_error() -> None:
     found = tallied(*((4, tokens, float(tokens), None) for tokens in (1, 5, 2, 3)))
     assert found.ceiling_share == 1.0
-    assert found.ceiling_share_error == pytest.approx(0, abs=1e-8)
-    assert found.ceiling_error is not None
-    assert found.ceiling_error > 0.5
+    assert half_width(found.ceiling_share_interval) == pytest.approx(0, abs=1e-7)
+    assert half_width(found.ceiling_interval) > 1.96 * 0.5
 
 
 def test_intervals_cover_as_often_as_they_say() -> None:
@@ -98,9 +101,8 @@ def test_intervals_cover_as_often_as_they_say() -> None:
         low, high = found.ceiling_share_interval
         covered += low <= truth <= high
         assert found.ceiling_share is not None
-        assert found.ceiling_error is not None
         assert found.ceiling is not None
-        error = 1.96 * found.ceiling_share * found.ceiling_error / found.ceiling
+        error = found.ceiling_share * half_width(found.ceiling_interval) / found.ceiling
         by_the_ceiling_alone += abs(found.ceiling_share - truth) <= error
     allowed = 5 * sqrt(0.95 * 0.05 / 600)
     assert abs(covered / 600 - 0.95) < allowed
@@ -119,10 +121,9 @@ def test_block_reaches_its_ceiling_on_chains_and_token_does_not(
     config = SpeculativeConfig(depth="fixed", num_speculative_tokens=4, verification=verification)
     decoder = SpeculativeDecoder(target, draft, config=config)
     decoder.generate((0,), SamplingParams(max_tokens=20, n=250, seed=3))
-    share, error = decoder.metrics.ceiling_share, decoder.metrics.ceiling_share_error
+    share = decoder.metrics.ceiling_share
     assert share is not None
-    assert error is not None
-    assert error < 0.01
+    assert half_width(decoder.metrics.ceiling_share_interval) < 1.96 * 0.01
     assert least < share < most
 
 
@@ -140,9 +141,8 @@ def test_no_share_above_all_is_printed_of_a_lossless_run() -> None:
     rounds = [(2, 2, 1.9, None), (2, 2, 2.0, None), (2, 2, 2.05, None)]
     run = tallied(*rounds)
     assert run.ceiling_share is not None
-    assert run.ceiling_share_error is not None
     assert run.ceiling_share > 1
-    error = 1.96 * run.ceiling_share_error
+    error = half_width(run.ceiling_share_interval)
     assert f"; all of it was reached, within the estimate's error (+- {error:.1%})" in str(run)
     lossy = str(replace(run, lossy=True))
     assert "lossy: estimated ceiling" in lossy

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
+import torch
 
-from outrider import NgramDrafter, SamplingParams, SpeculativeDecoder
+from outrider import NgramDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
 from outrider.engine.scheduler import Scheduler
-from outrider.errors import ModelError
+from outrider.errors import (
+    DegenerateDistributionError,
+    DraftError,
+    InvalidConfigError,
+    ModelError,
+)
 from outrider.runtimes.base import Capabilities
 from outrider.runtimes.tabular import TabularModel
+from outrider.types.records import Prefix
 
 
 class Roomy(TabularModel):
@@ -51,7 +59,9 @@ def test_a_request_may_be_submitted_and_cancelled_between_any_two_steps() -> Non
     scheduler.submit([first])
     scheduler.step()
     scheduler.submit([second])
-    assert len(scheduler.step().batch.states) == 2
+    result = scheduler.step()
+    assert result is not None
+    assert len(result.batch.states) == 2
     scheduler.cancel(first.prefix.sequence_id)
     assert model.released == [(first.prefix.sequence_id, False)]
     assert [s.prefix.sequence_id for s in scheduler.running] == [second.prefix.sequence_id]
@@ -126,7 +136,7 @@ def test_a_drafter_that_fails_to_learn_holds_no_slot() -> None:
 
     model = Roomy(2)
     decoder = SpeculativeDecoder(model, Stumbling())
-    with pytest.raises(RuntimeError, match="no room to learn"):
+    with pytest.raises(DraftError, match="no room to learn"):
         decoder.generate([0], SamplingParams(max_tokens=3))
     assert len(model.released) == 1
     assert decoder.free_slots == 2
@@ -144,3 +154,82 @@ def test_a_tokenizer_that_fails_during_a_stream_holds_no_slot() -> None:
     with pytest.raises(RuntimeError, match="no such token") as caught:
         list(decoder.stream([0], SamplingParams(max_tokens=3)))
     assert decoder.free_slots == 2, caught
+
+
+def test_a_scheduler_gives_its_room_back_closed_or_dropped() -> None:
+    model = Roomy(2)
+    decoder = SpeculativeDecoder(model)
+    with Scheduler(decoder) as scheduler:
+        scheduler.submit(decoder.start([0], SamplingParams(max_tokens=9, n=2)))
+        scheduler.step()
+        assert decoder.free_slots == 0
+    assert (decoder.free_slots, len(model.released)) == (2, 2)
+    scheduler = Scheduler(decoder)
+    scheduler.submit(decoder.start([0], SamplingParams(max_tokens=9, n=2)))
+    scheduler.step()
+    del scheduler
+    gc.collect()
+    assert decoder.free_slots == 2
+    assert decoder.generate([0], SamplingParams(max_tokens=2)).token_ids == (1, 2)
+    assert [discard for _, discard in model.released[2:4]] == [True, True]
+
+
+def test_an_idle_scheduler_steps_to_nothing() -> None:
+    decoder = SpeculativeDecoder(Roomy(2))
+    scheduler = Scheduler(decoder)
+    assert scheduler.step() is None
+    scheduler.submit(decoder.start([0], SamplingParams(max_tokens=1)))
+    assert scheduler.step() is not None
+    assert scheduler.step() is None
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+def test_a_sequence_is_submitted_once(stepped: bool) -> None:
+    decoder = SpeculativeDecoder(Roomy(2))
+    scheduler = Scheduler(decoder)
+    states = decoder.start([0], SamplingParams(max_tokens=9))
+    scheduler.submit(states)
+    if stepped:
+        scheduler.step()
+    with pytest.raises(InvalidConfigError, match="do not run or wait already"):
+        scheduler.submit(states)
+    assert len(list(scheduler)) == 9 - stepped
+
+
+class Spoilt(Roomy):
+    """Has no logits after token 3."""
+
+    def _logits(self, prefix: tuple[int, ...]) -> torch.Tensor:
+        return super()._logits(prefix) * (torch.nan if prefix[-1] == 3 else 1.0)
+
+
+def test_a_sequence_that_cannot_go_on_leaves_the_others_running() -> None:
+    model = Spoilt(3)
+    decoder = SpeculativeDecoder(model)
+    scheduler = Scheduler(decoder)
+    first, bad = (decoder.start([token], SamplingParams(max_tokens=3))[0] for token in (0, 2))
+    scheduler.submit([first, bad])
+    with pytest.raises(DegenerateDistributionError) as caught:
+        [scheduler.step() for _ in range(3)]
+    assert caught.value.sequence_id == bad.prefix.sequence_id
+    assert model.released == [(bad.prefix.sequence_id, True)]
+    (result,) = [step for step in scheduler if step.batch.states[0].finish_reason]
+    assert result.batch.states[0].output_ids == [1, 2, 3]
+    with pytest.raises(DegenerateDistributionError, match=r"prompts\[1\] cannot be decoded"):
+        decoder.generate([[0], [2]], SamplingParams(max_tokens=3))
+    assert decoder.free_slots == 3
+
+
+def test_drafters_learn_from_texts_that_ended_and_not_from_cut_ones() -> None:
+    class Noting(NgramDrafter):
+        def observe_output(self, prefixes: Sequence[Prefix]) -> None:
+            learnt.extend(prefix.tokens.tolist() for prefix in prefixes)
+
+    learnt: list[list[int]] = []
+    decoder = SpeculativeDecoder(Roomy(4), Noting(), config=SpeculativeConfig(depth="fixed"))
+    with Scheduler(decoder) as scheduler:
+        for tokens in (1, 30, 30):
+            scheduler.submit(decoder.start([0], SamplingParams(max_tokens=tokens)))
+        scheduler.step()
+        scheduler.cancel(scheduler.running[0].prefix.sequence_id)
+    assert learnt == [[0, 1]]

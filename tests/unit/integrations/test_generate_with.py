@@ -135,6 +135,36 @@ def test_stop_strings_and_other_criteria_end_rows_where_generate_ends_them(model
         assert found.equal(expected)
 
 
+def test_no_processor_is_asked_behind_a_criterion_of_the_callers_own(models: Models) -> None:
+    """A perfect draft goes on behind every stop."""
+
+    def stops(tokens: Any) -> bool:
+        return bool(tokens[7:].remainder(5).eq(2).any())
+
+    class Stop(tf.StoppingCriteria):
+        def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+            return torch.tensor([stops(row) for row in input_ids])
+
+    class Strict(tf.LogitsProcessor):
+        def __call__(self, input_ids: Any, scores: Any) -> Any:
+            behind.extend(filter(stops, input_ids))
+            return scores.roll(1, -1)
+
+    behind: list[Any] = []
+    inside = outrider.generate_with(
+        copy.deepcopy(models.target), SpeculativeConfig(depth="fixed", num_speculative_tokens=6)
+    )
+    for seed in range(4):
+        torch.manual_seed(seed)
+        prompt = torch.randint(VOCAB, (1, 7))
+        asked: dict[str, Any] = {"max_new_tokens": 20, "pad_token_id": PAD}
+        asked |= {"stopping_criteria": [Stop()], "logits_processor": [Strict()]}
+        expected = models.target.generate(prompt, **asked)
+        assert expected.shape[1] < 27
+        assert models.target.generate(prompt, **asked, custom_generate=inside).equal(expected)
+    assert not behind
+
+
 def test_a_limit_on_time_is_honoured(models: Models) -> None:
     """A time that is up before the start ends each row at its first token, as in generate."""
     asked: dict[str, Any] = {"max_time": -1.0, "max_new_tokens": 9, "pad_token_id": PAD}

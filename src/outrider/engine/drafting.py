@@ -1,0 +1,145 @@
+"""All calls to a drafter: guarded, checked, and what follows where one fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from ..config.params import SpeculativeConfig
+from ..drafters.base import DraftContext, Drafter
+from ..errors import DraftError, KeyReuseError, OutriderError
+from ..types.records import DraftPlan, DraftProposal, Prefix
+from .batch import Batch
+from .validation import check_proposal, wanted
+
+_LOG = logging.getLogger(__name__)
+
+
+class Drafting:
+    """A decoder's drafter, and those behind it. Whatever one raises is a `DraftError`.
+
+    Args:
+        drafter: proposes tokens; None for nothing.
+        behind: it and the drafters behind it.
+        config: whether proposals are checked, and what follows where the drafter fails.
+        vocab_size: the target's.
+        device: where proposals are expected.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter | None,
+        behind: Sequence[Drafter],
+        config: SpeculativeConfig,
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        self._drafter = drafter
+        self._behind = behind
+        self._checked = wanted(config.validate, behind)
+        self._raises = config.on_draft_error == "raise"
+        self._logged = False
+        self._vocab_size = vocab_size
+        self._device = device
+
+    def read_ahead(self, batch: Batch, plan: DraftPlan) -> tuple[int, ...]:
+        """Let a drafter in the target's slots have new prompts read, in the target's time.
+
+        Returns:
+            The number of tokens of each that were found in its cache; empty if nothing was read.
+        """
+        if plan.width and any(state.round == 0 for state in batch.states):
+            prefixes = [state.prefix for state in batch.states]
+            for drafter in self._behind:
+                with _guarded(drafter):
+                    if cached := drafter.read_ahead(prefixes):
+                        return cached
+        return ()
+
+    def propose(self, batch: Batch, plan: DraftPlan, context: DraftContext) -> DraftProposal:
+        """Propose tokens for a round, none where none are planned.
+
+        Raises:
+            DraftError: the drafter raised, or broke its contract.
+        """
+        if self._drafter is None or not plan.width:
+            tokens = torch.empty(len(batch.states), 0, dtype=torch.int64, device=self._device)
+            return DraftProposal(tokens, np.zeros(len(batch.states), dtype=np.int64), None)
+        prefixes = [state.prefix for state in batch.states]
+        with _guarded(self._drafter):
+            proposal = self._drafter.propose(prefixes, plan, context)
+            if self._checked:
+                check_proposal(proposal, prefixes, plan, self._vocab_size, self._device)
+        return proposal
+
+    def release(
+        self, sequence_ids: Sequence[int], ended: Sequence[Prefix], *, discard: bool
+    ) -> None:
+        """Have drafters learn from texts that ended, and forget sequences: each of them, always.
+
+        Raises:
+            DraftError: the first that one raised, unless `on_draft_error` is "disable".
+        """
+        errors: list[DraftError] = []
+        for drafter in self._behind:
+            calls: list[Callable[[], None]] = [
+                partial(drafter.release, sequence_ids, discard=discard)
+            ]
+            if ended:
+                calls.insert(0, partial(drafter.observe_output, ended))
+            for call in calls:
+                try:
+                    with _guarded(drafter):
+                        call()
+                except DraftError as error:
+                    errors.append(error)
+        if errors:
+            self._pass_over(errors[0])
+
+    def without_failed(self, batch: Batch, error: DraftError) -> Batch:
+        """Return a batch in which what failed is drafted no more.
+
+        That is the row that the error names, or else every row.
+
+        Raises:
+            DraftError: the error, unless `on_draft_error` is "disable".
+        """
+        drafting = [state.prefix.sequence_id for state in batch.states if state.drafting]
+        self._pass_over(error)
+        if not drafting:
+            raise error
+        failed = {error.sequence_id}.intersection(drafting) or drafting
+        states = (
+            replace(state, drafting=state.drafting and state.prefix.sequence_id not in failed)
+            for state in batch.states
+        )
+        return replace(batch, states=tuple(states))
+
+    def _pass_over(self, error: DraftError) -> None:
+        """Log the first error, or raise it."""
+        if self._raises:
+            raise error
+        if not self._logged:
+            _LOG.warning("the drafter failed; its requests go on without drafts: %s", error)
+            self._logged = True
+
+
+@contextmanager
+def _guarded(drafter: Drafter) -> Iterator[None]:
+    """Raise a DraftError where a drafter raises anything."""
+    try:
+        yield
+    except KeyReuseError:
+        raise
+    except Exception as error:
+        raise DraftError(
+            f"{type(drafter).__name__} failed: {type(error).__name__}: {error}; "
+            'SpeculativeConfig(on_draft_error="disable") decodes plainly from there',
+            sequence_id=error.sequence_id if isinstance(error, OutriderError) else None,
+        ) from error
