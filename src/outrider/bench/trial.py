@@ -10,7 +10,7 @@ from math import ceil
 import torch
 
 from .. import SamplingParams, SpeculationMetrics
-from ..engine.readback import nothing_drafted
+from ..drafters.base import nothing_drafted
 from ..errors import InvalidConfigError
 from ..runtimes.base import Runtime
 from ..types.prefix import Prefix

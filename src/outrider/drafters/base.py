@@ -155,3 +155,11 @@ class Drafter(ABC):
         """
         del prefixes
         return ()
+
+
+def nothing_drafted(rows: int, device: torch.device) -> DraftProposal:
+    """Return the proposal of no tokens for B rows."""
+    import torch
+
+    tokens = torch.empty(rows, 0, dtype=torch.int64, device=device)
+    return DraftProposal(tokens, np.zeros(rows, dtype=np.int64), None)

@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import torch
 
 from ..config.params import SpeculativeConfig
-from ..drafters.base import DraftContext, Drafter
+from ..drafters.base import DraftContext, Drafter, nothing_drafted
 from ..errors import DraftError, KeyReuseError, OutriderError
 from ..types.records import DraftPlan, DraftProposal, Prefix
 from .batch import Batch
@@ -69,8 +68,7 @@ class Drafting:
             DraftError: the drafter raised, or broke its contract.
         """
         if self._drafter is None or not plan.width:
-            tokens = torch.empty(len(batch.states), 0, dtype=torch.int64, device=self._device)
-            return DraftProposal(tokens, np.zeros(len(batch.states), dtype=np.int64), None)
+            return nothing_drafted(len(batch.states), self._device)
         prefixes = [state.prefix for state in batch.states]
         with _guarded(self._drafter):
             proposal = self._drafter.propose(prefixes, plan, context)

@@ -159,7 +159,7 @@ class _Kit:
     def _plans(self, rows: int = 3) -> list[DraftPlan]:
         depth = np.array([self._depth, 0, 1], dtype=np.int64)[:rows]
         two, neither = depth.clip(max=2), np.zeros(len(depth), dtype=np.bool_)
-        rule = ConfidenceRule(depth, 0.25, replayed=neither, looked_up=neither)
+        rule = ConfidenceRule(depth, neither, 0.25)
         return [
             DraftPlan(depth),
             DraftPlan(depth, stop=rule),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...engine.readback import nothing_drafted
+from ...drafters.base import nothing_drafted
 from ...runtimes.base import Runtime
 from ...types.records import Prefix
 
