@@ -1,4 +1,4 @@
-"""The drafters' kit: every drafter passes it, and each planted fault fails the check of its name."""
+"""The drafters' kit: every drafter passes it, and each planted fault fails its check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every lossless method passes the conformance kit; each planted fault fails the property it breaks."""
+"""Every lossless method passes the kit; each planted fault fails the property it breaks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Proof that the shipped engine emits the target's distribution: exact, statistical, and able to fail.
+"""Prove that the shipped engine emits the target's distribution, by checks that can fail.
 
-`exact_distribution` enumerates the engine on small models. `outrider certify` runs three tiers: exact distributions
-over a covering design of what may be asked for (`exact`), tests of goodness of fit on real models
-(`statistics`), and planted faults that the same checks must reject (`controls`).
+`exact_distribution` enumerates the engine on small models. `outrider certify` runs three tiers:
+exact distributions over a covering design of what may be asked for (`exact`), tests of goodness of fit on
+real models (`statistics`), and planted faults that the same checks must reject (`controls`).
+`kits` checks parts of somebody's own.
 """
 
 from .enumeration import exact_distribution

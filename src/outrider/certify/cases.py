@@ -155,7 +155,8 @@ LEFT_OUT: dict[str, str] = {
     "ignore_eos": "the small models have no end token of their own; requests name theirs",
     "json_schema, grammar": "they go through the matcher that a regex and a choice go through, and "
     "JSON has no short texts in two or three letters",
-    "a form beside bad_words": "together they may leave no token, which is an error and has no distribution",
+    "a form beside bad_words": "together they may leave no token, which is an error and has no "
+    "distribution",
     "draft_params where no draft's distribution is drawn from": "nothing is made of its logits",
 }
 """What a request may ask for, or a configuration, that no case does, and why."""

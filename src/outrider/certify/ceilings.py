@@ -1,7 +1,7 @@
 """What the engine emits in a round, exactly, beside what no lossless verification can exceed.
 
 The engine is enumerated; the bounds are computed from the distributions of the models alone. A
-method that emits more than a bound is not lossless, or counts wrongly. Some bounds are attained: the
+method that emits more than a bound is not lossless, or counts wrongly. Some are attained: the
 optimum of every chain by block verification, the cover bound by any method where no draw decides
 what is drafted, and the transport optimum of likeliest children beside a drawn one.
 
@@ -96,7 +96,7 @@ class Reached:
 
 
 def reached(build: Build, drafter: str, shape: tuple[int, ...], pair: int) -> Reached:
-    """Enumerate the engine's first round under each method, and compute the bound; see `Reached`."""
+    """Enumerate the engine's first round under each method, and compute its bound."""
     seed, agreement = PAIRS[pair]
     target, draft = mock_pair(VOCABULARY, seed, agreement)
     settings = DRAFTERS[drafter]

@@ -44,7 +44,10 @@ PHILOX_ANSWERS = (
     "ffffffff ffffffff ffffffff ffffffff ffffffff ffffffff 408f276d 41c83b0e a20bc7c6 6d5451fd",
     "243f6a88 85a308d3 13198a2e 03707344 a4093822 299f31d0 d16cfe09 94fdcceb 5001e420 24126ea1",
 )
-"""Four words of a counter, two of a key, four of the block: the vectors of the Random123 distribution for philox4x32 with 10 rounds."""
+"""Four words of a counter, two of a key, four of the block.
+
+The vectors of the Random123 distribution for philox4x32 with 10 rounds.
+"""
 
 
 def shipped(

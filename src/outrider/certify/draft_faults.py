@@ -105,7 +105,7 @@ class DropsUnlikelyTokens(FaultyDrafter):
 
 
 class _OtherVocabulary(FaultyDrafter):
-    """Has all tokens of a model but the last, and one that the target lacks, in a column of its own.
+    """Has all tokens of a model but the last, and one that the target lacks, in its own column.
 
     Logits are the logarithms of probabilities among the draft's tokens.
     """
@@ -131,7 +131,7 @@ class NotRenormalised(_OtherVocabulary):
 
 
 class CutAfterDrawing(_OtherVocabulary):
-    """Draws from all tokens, reads the one that the target lacks as its first, reports the others."""
+    """Draws from all tokens, takes the one that the target lacks for its first."""
 
     def _distribution(self, logits: Tensor, ctx: Any) -> Tensor:
         whole = logits[:, :-1].exp()

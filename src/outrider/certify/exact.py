@@ -1,4 +1,4 @@
-"""The exact tier: enumerated distributions over a covering design, and checks with known answers."""
+"""The exact tier: distributions over a covering design, and checks with known answers."""
 
 from __future__ import annotations
 

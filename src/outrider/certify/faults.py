@@ -93,7 +93,7 @@ class Rekeyed:
         self._change = change
 
     def draw(self, distributions: Tensor, keys: Keys) -> Tensor:
-        """One index int64 [B] for each distribution [B, M], under keys [B, 5] as they are changed."""
+        """One index int64 [B] for each distribution [B, M], under changed keys [B, 5]."""
         return self._inner.draw(distributions, self._change(keys.copy()))
 
 

@@ -1,8 +1,9 @@
 """The G-test: do counts follow a distribution, and what would the test have seen?
 
 Sokal & Rohlf, "Biometry", section 17.2: G = 2 sum O ln(O / E) against chi-squared, with Williams'
-correction for small counts. Power by the noncentral chi-squared distribution: a distribution that is off by a total
-variation of d has a noncentrality of at least 4 n d^2, whatever its shape (Cauchy-Schwarz).
+correction for small counts. Power by the noncentral chi-squared distribution: a distribution that
+is off by a total variation of d has a noncentrality of at least 4 n d^2, whatever its shape
+(Cauchy-Schwarz).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Fit:
 
     @property
     def p_value(self) -> float:
-        """The probability of a larger statistic under the distribution; 0 if the impossible was counted."""
+        """The probability of a larger statistic; 0 if the impossible was counted."""
         if self.impossible:
             return 0.0
         return chi_squared_tail(self.statistic, self.freedom) if self.freedom else 1.0

@@ -1,4 +1,4 @@
-"""The knowledge of a policy that has measured costs, on rounds that are made up: no clock is read."""
+"""The knowledge of a policy that has measured costs, on made-up rounds: no clock is read."""
 
 from __future__ import annotations
 

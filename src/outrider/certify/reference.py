@@ -1,4 +1,4 @@
-"""The target's distribution by plain recursion: an independent reference to hold the engine's against.
+"""The target's distribution by plain recursion: an independent reference for the engine's.
 
 Nothing here uses `outrider.sampling`, the engine, or verification. What parameters ask for is
 written from their definitions, in NumPy and float64: a text is the beginning of a form if trying
@@ -38,7 +38,7 @@ class Source(Protocol):
         ...
 
     def probabilities(self, prefix: Tokens) -> Row:
-        """The distribution [V] of the token after `prefix`, up to a factor: the exponentials of logits."""
+        """The distribution [V] of the token after `prefix`, up to a factor."""
         ...
 
 
@@ -163,8 +163,8 @@ def target_distribution(
     """Every output of sampling token by token, with its probability.
 
     Args:
-        target: gives the distribution of the token after a prefix, before any filter, up to a factor;
-            what depends on logits sees the logarithms.
+        target: gives the distribution of the token after a prefix, before any filter, up to a
+            factor; what depends on logits sees the logarithms.
         prompt: token ids.
         params: of the request. Processors are functions of tokens [L] and logits [V]; a form is a
             choice or a regex; the only stop tokens are `stop_token_ids`.

@@ -1,8 +1,8 @@
-"""The statistical tier: seeded runs of the engine on real models, held against the target's distribution.
+"""The statistical tier: seeded runs of the engine on real models, against what the target says.
 
 For each cell, a way of speculating on one prompt, many continuations of one seeded request are
-drawn. The distribution expected at each position, given the tokens before it, is made of the target's own
-full forward pass, without cache, engine or `outrider.sampling`. A position is one G-test: the
+drawn. The distribution expected at each position, given the tokens before it, is made of the
+target's own full forward pass, without cache, engine or `outrider.sampling`. A position is one G-test: the
 statistics of all histories that reach it, added up. With several tokens to a round the later
 positions are where a fault shows that one token cannot show.
 """
@@ -214,7 +214,7 @@ def corrected(positions: Sequence[Position]) -> list[Position]:
 
 
 def forward_probabilities(hf_model: Any, chunk: int = 32) -> Probabilities:
-    """The distributions of a transformers model by full forward passes, in float64 from its logits."""
+    """The distributions of a transformers model by full forward passes, float64 from logits."""
 
     @torch.inference_mode()
     def probabilities(prefixes: Sequence[Tokens]) -> NDArray[np.float64]:

@@ -80,7 +80,7 @@ def first_token_optimum(proposal: DraftProposal, target: Any) -> Any | None:
         return certain
 
     def distribution(place: int) -> tuple[Any, Any]:
-        """The token drawn in this place, and the distribution it was drawn from; the first if none was."""
+        """The token drawn in this place, and what it was drawn from; the first if none was."""
         columns = np.where(drawn, np.cumsum(drawn, axis=1), 0) == place + 1
         column = columns.argmax(axis=1)
         source = np.maximum(rows[np.arange(batch), column], 0)
@@ -112,7 +112,7 @@ def first_token_optimum(proposal: DraftProposal, target: Any) -> Any | None:
 
 
 def _what_is_left(draft: Any, taken: Any) -> Any:
-    """The distributions [B, V] without the tokens `taken` [B, V]; as they are where nothing else is left."""
+    """The distributions [B, V] without the tokens `taken` [B, V], unless nothing else is left."""
     xp = array_namespace(draft)
     left = xp.where(taken, 0.0, draft)
     total = xp.sum(left, axis=-1, keepdims=True)

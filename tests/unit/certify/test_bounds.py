@@ -31,7 +31,7 @@ def path_probabilities(
 
 
 class _Spy:
-    """Draws that note the distribution of the number of tokens kept, and take the first of everything."""
+    """Draws that note how many tokens are kept, and take the first of everything."""
 
     def stop(self, distributions: Floats) -> NDArray[np.int64]:
         self.distribution = distributions

@@ -62,7 +62,7 @@ def test_iid_optimum_of_a_large_vocabulary_lies_between_its_bounds() -> None:
 
 @pytest.mark.parametrize("width", [2, 3, 6, 9])
 def test_two_drafts_without_replacement_in_closed_form(width: int) -> None:
-    """Against all sets, over distributions flat and sharp, with zeros and with almost a point mass."""
+    """Against all sets: distributions flat and sharp, with zeros, and almost point masses."""
     rng = np.random.default_rng(width)
     distributions = []
     for concentration in (0.05, 0.3, 1.0, 5.0):

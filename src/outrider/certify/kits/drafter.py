@@ -131,7 +131,7 @@ class _Kit:
                     )
 
     def release(self) -> None:
-        """What was kept of a sequence is gone once it is released; discarded ones are not shared."""
+        """What was kept of a released sequence is gone; discarded ones are not shared."""
         drafter, plan = self._make(), self._plans()[0]
         sizes = []
         for rounds in (3, 12):

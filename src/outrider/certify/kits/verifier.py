@@ -95,7 +95,7 @@ class _Case:
         return _path(self.parents, draft.tokens, node)
 
     def tree(self, make: Callable[[Any], Any], padding: int = 0) -> Tree:
-        """The drafts beside their target, NaN in columns of padding, as arrays that `make` makes."""
+        """The drafts beside their target, with columns of NaN behind, as `make` makes arrays."""
         batch, width = len(self.drafts), len(self.parents)
         nodes = range(width + 1)
         after = [[self.pair.row(0, self.path(each, n)) for n in nodes] for each in self.drafts]
@@ -248,7 +248,7 @@ def _off(distributions: Row) -> float:
 
 
 def _distance(pair: _Pair, emitted: dict[Path, float]) -> float:
-    """The largest error in the probability of a text, where the target completes what was emitted."""
+    """The largest error in a text's probability, the target completing what was emitted."""
     length = max(map(len, emitted))
     worst = 0.0
     for text in itertools.product(range(_VOCABULARY), repeat=length):
