@@ -49,10 +49,5 @@ class EarlyExitDrafter(ModelDrafter):
         return self._target.open(prefixes, depth, self._run)
 
     def read_ahead(self, prefixes: Sequence[Prefix]) -> tuple[int, ...]:
-        """Have the target read new prompts, all but their last few tokens, in all layers.
-
-        Raises:
-            ContextLengthError: a prefix is longer than the target's context.
-            ModelError: more sequences are live than there are slots.
-        """
+        """Have the target read new prompts, all but their last few tokens, in all layers."""
         return self._target.read_ahead(prefixes)

@@ -129,12 +129,8 @@ def opened(
 ) -> Cursor:
     """Open a cursor at the end of the prefixes, for rows of some depth.
 
-    Rows of depth 0 are neither read nor fed to the model: their logits are 0, and mean nothing.
-
-    Args:
-        open_at: opens what drafts; see `Runtime.open`.
-        prefixes: of all rows.
-        depth: how many tokens in a row each drafts, int64 [B]; one of them at least.
+    Rows of depth 0 are neither read nor fed to the model: their logits are 0, and mean nothing. One
+    row at least drafts; `open_at` is as `Runtime.open`.
     """
     rows = np.flatnonzero(depth)
     cursor = open_at([prefixes[row] for row in rows.tolist()], int(depth.max()))

@@ -20,7 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...errors import InvalidConfigError, VocabMismatchError
+from ...config.validation import choice
+from ...errors import VocabMismatchError
 from ...runtimes.base import Cursor, Runtime
 from ...types.records import Distributions, DraftPlan, DraftProposal, Prefix
 from ...types.transfer import sent
@@ -65,8 +66,7 @@ class VocabularyDrafter(ModelDrafter):
         *,
         match: Literal["auto", "tokens", "text"] = "auto",
     ) -> None:
-        if match not in ("auto", "tokens", "text"):
-            raise InvalidConfigError("match", match, "'auto', 'tokens' or 'text'")
+        choice("match", match, ("auto", "tokens", "text"))
         target, draft = Spelling.of(target_tokenizer), Spelling.of(draft_tokenizer)
         width = len(target_tokenizer) if vocab_size is None else vocab_size
         common = {

@@ -45,12 +45,12 @@ class Writer:
         self._leading_space = b"".join(spelled).startswith(b" ")
 
     def opening(self) -> list[int]:
-        """The tokens that stand before every text: one that says that it starts, or none."""
+        """Return the tokens that stand before every text: one that says that it starts, or none."""
         before = self._backend.encode("").ids[:1]
         return before if before and before[0] == self.spelling.bos else []
 
     def written(self, data: bytes, *, opens: bool) -> list[int]:
-        """The tokens of a part of a text, be it cut within a character; `opens` if it is the first.
+        """Write a part of a text, be it cut within a character; `opens` if it is the first.
 
         Bytes that make no character are spelled one by one, or left out where the vocabulary has
         none.
@@ -60,11 +60,8 @@ class Writer:
             text, broken, after = _split(data)
             if text:
                 ids += self._text(text, opens=opens)
-            ids += [
-                self.spelling.ids[data[i : i + 1]]
-                for i in range(*broken)
-                if data[i : i + 1] in self.spelling.ids
-            ]
+            lone = [data[i : i + 1] for i in range(*broken)]
+            ids += [self.spelling.ids[byte] for byte in lone if byte in self.spelling.ids]
             data, opens = after, False
         return ids
 
@@ -121,7 +118,7 @@ class Respeller:
         return count, self._tokens(window[:count], opens=opens)
 
     def _tokens(self, tokens: Sequence[int], *, opens: bool) -> list[int]:
-        """The draft's tokens for the target's; `opens` if a text starts with them."""
+        """Return the draft's tokens for the target's; `opens` if a text starts with them."""
         ids: list[int] = []
         data = b""
         first = opens
@@ -151,14 +148,14 @@ class Respeller:
         return max(1, len(tokens))
 
     def _blank(self) -> int:
-        """What stands for a prefix that spells nothing."""
+        """Return what stands for a prefix that spells nothing."""
         draft = self._writer.spelling
         marks = [mark for mark in (draft.bos, draft.eos) if mark is not None]
         return marks[0] if marks else 0
 
 
 def _split(data: bytes) -> tuple[str, tuple[int, int], bytes]:
-    """The text that bytes begin with, where bytes that make no character lie, and what follows."""
+    """Split bytes: the text they begin with, where some make no character, and what follows."""
     try:
         return data.decode(), (0, 0), b""
     except UnicodeDecodeError as error:

@@ -38,7 +38,7 @@ class Spelling:
 
     @staticmethod
     def of(tokenizer: Any) -> Spelling:
-        """What a tokenizer of transformers spells.
+        """Read what a tokenizer of transformers spells.
 
         Raises:
             InvalidConfigError: it is not backed by the tokenizers library.
@@ -72,7 +72,7 @@ class Spelling:
 
 
 def counterparts(target: Spelling, draft: Spelling) -> dict[int, int]:
-    """The draft's token for each target token that both vocabularies have.
+    """Return the draft's token for each target token that both vocabularies have.
 
     Ordinary tokens meet by their bytes, one to one, special tokens by their names, and the end of
     a text by what it means.
@@ -87,7 +87,7 @@ def counterparts(target: Spelling, draft: Spelling) -> dict[int, int]:
 
 
 def _reader(tokenizer: Any, backend: Any) -> Callable[[str], bytes | None]:
-    """What turns a token, as its vocabulary writes it, into bytes; None for one that has none."""
+    """Return what turns a token, as it is written, into bytes; None for one that has none."""
     parts = _parts(json.loads(backend.decoder.__getstate__())) if backend.decoder else {}
     if "ByteLevel" in parts:
         alphabet = _byte_alphabet()
@@ -97,15 +97,9 @@ def _reader(tokenizer: Any, backend: Any) -> Callable[[str], bytes | None]:
             return None if None in values else bytes(value for value in values if value is not None)
 
         return byte_level
-    spaces = [
-        mark
-        for mark in (
-            parts.get("Metaspace", {}).get("replacement"),
-            parts.get("Replace", {}).get("pattern", {}).get("String"),
-        )
-        if mark
-    ]
-    if not spaces:
+    space = parts.get("Metaspace", {}).get("replacement")
+    space = space or parts.get("Replace", {}).get("pattern", {}).get("String")
+    if not space:
         raise VocabMismatchError(
             f"the tokenizer {type(tokenizer).__name__} decodes by {sorted(parts) or 'nothing'}, "
             "which does not say what bytes a token spells; expected a byte-level decoder, or one "
@@ -114,13 +108,13 @@ def _reader(tokenizer: Any, backend: Any) -> Callable[[str], bytes | None]:
 
     def marked(token: str) -> bytes:
         lone = _LONE_BYTE.fullmatch(token) if "ByteFallback" in parts else None
-        return bytes([int(lone[1], 16)]) if lone else token.replace(spaces[0], " ").encode()
+        return bytes([int(lone[1], 16)]) if lone else token.replace(space, " ").encode()
 
     return marked
 
 
 def _parts(decoder: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The parts of a decoder by their type, the first of each."""
+    """Return the parts of a decoder by their type, the first of each."""
     if decoder["type"] == "Sequence":
         found: dict[str, dict[str, Any]] = {}
         for part in decoder["decoders"]:
@@ -130,7 +124,7 @@ def _parts(decoder: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The byte that each letter of byte-level vocabularies stands for.
+    """Return the byte that each letter of byte-level vocabularies stands for.
 
     A byte that is a printable character of Latin-1 other than a space stands for itself; the others
     follow one another from letter 256 on (Radford et al. 2019, "Language Models are Unsupervised

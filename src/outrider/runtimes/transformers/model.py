@@ -91,12 +91,9 @@ class TransformersModel(Runtime):
             longest,
             architecture.eos_token_ids,
         )
-        self.dtype = architecture.dtype
         self._chunk = prefill_chunk
         self._table = SlotTable(max_sequences)
-        self._cache = SlotCache(
-            architecture.layers, max_sequences, architecture.dtype, architecture.device
-        )
+        self._cache = SlotCache(architecture.layers, max_sequences)
         self.lock = RLock()
         self.views = Views(architecture, longest)
         check_rollback(self)

@@ -15,7 +15,6 @@ from transformers import Cache
 
 from ...types.transfer import sent
 from .slots import Placement
-from .support import LayerShape
 from .views import View
 
 
@@ -44,28 +43,21 @@ class SlotCache(Cache):
     side are read in place, others are copied together.
 
     Args:
-        shapes: of each layer.
+        layers: keys and values of one token in each layer, [1, heads, 1, width].
         slots: how many there are.
-        dtype: of keys and values.
-        device: where they live.
 
     Attributes:
         stored: of each layer, keys [slots, heads, capacity, key width] and values [slots, heads,
             capacity, value width].
     """
 
-    def __init__(
-        self, shapes: Sequence[LayerShape], slots: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], slots: int) -> None:
         super().__init__(layers=[])
-        self._device = device
+        self._device = layers[0][0].device
         self._aim: _Aim | None = None
         self.stored: tuple[tuple[Tensor, Tensor], ...] = tuple(
-            (
-                torch.zeros(slots, shape.heads, 0, shape.key_width, dtype=dtype, device=device),
-                torch.zeros(slots, shape.heads, 0, shape.value_width, dtype=dtype, device=device),
-            )
-            for shape in shapes
+            (keys[:, :, :0].repeat(slots, 1, 1, 1), values[:, :, :0].repeat(slots, 1, 1, 1))
+            for keys, values in layers
         )
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import DynamicCache
 
 from ...errors import ModelError
@@ -15,20 +16,11 @@ _ATTENTION_KINDS = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True, slots=True)
-class LayerShape:
-    """The shape of one layer's cache: heads, and the width of a key and of a value."""
-
-    heads: int
-    key_width: int
-    value_width: int
-
-
-@dataclass(frozen=True, slots=True)
 class Architecture:
     """A model's shape, as its cache and its masks need it.
 
     Attributes:
-        layers: the cache shape of each layer.
+        layers: keys and values of one token in each layer, [1, heads, 1, width].
         windows: of each kind of attention mask the model wants, the sliding window, None for full
             attention. One entry named None where the model takes a single mask.
         vocab_size: width of the logits.
@@ -38,7 +30,7 @@ class Architecture:
         device: of the model.
     """
 
-    layers: tuple[LayerShape, ...]
+    layers: tuple[tuple[Tensor, Tensor], ...]
     windows: tuple[tuple[str | None, int | None], ...]
     vocab_size: int
     context_length: int | None
@@ -64,11 +56,7 @@ def inspect_architecture(hf_model: Any, run: Any) -> Architecture:
     try:
         with torch.inference_mode():
             logits = run(input_ids=ids, past_key_values=cache, use_cache=True).logits
-        layers = tuple(
-            LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3])
-            for layer in cache.layers
-        )
-        dtype = cache.layers[0].keys.dtype
+        layers = tuple((layer.keys[:, :, :1], layer.values[:, :, :1]) for layer in cache.layers)
     except Exception as error:
         raise ModelError(
             f"{name} failed on one token with a key-value cache ({type(error).__name__}: {error}); "
@@ -81,7 +69,7 @@ def inspect_architecture(hf_model: Any, run: Any) -> Architecture:
         vocab_size=logits.shape[-1],
         context_length=_context_length(config),
         eos_token_ids=frozenset([eos] if isinstance(eos, int) else eos or ()),
-        dtype=dtype,
+        dtype=layers[0][0].dtype,
         device=hf_model.device,
     )
 
