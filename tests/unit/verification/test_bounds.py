@@ -54,7 +54,7 @@ def constant(*row: float) -> Distribution:
 
 
 class _Spy:
-    """Draws that note the distribution of the number of tokens kept, and take the first of everything."""
+    """Draws that note the distribution of the tokens kept, and take the first of everything."""
 
     def stop(self, distributions: Floats) -> NDArray[np.int64]:
         self.distribution = distributions
