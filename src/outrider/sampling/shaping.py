@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,12 +85,11 @@ class _Entries:
     values: Tensor
 
     @staticmethod
-    def of(entries: Iterable[tuple[int, int, float]], device: torch.device) -> _Entries | None:
+    def of(entries: Sequence[tuple[int, int, float]], device: torch.device) -> _Entries | None:
         """Pack entries; None if there are none."""
-        listed = list(entries)
-        if not listed:
+        if not entries:
             return None
-        rows, tokens, values = zip(*listed, strict=True)
+        rows, tokens, values = zip(*entries, strict=True)
         return _Entries(
             torch.tensor(rows, device=device),
             torch.tensor(tokens, device=device),
@@ -111,7 +110,7 @@ class Shaping:
 
     Attributes:
         bias: logit biases.
-        penalties: repetition, presence and frequency, float64 [3, B, 1, 1].
+        penalties: repetition, presence and frequency, float64 [B, 3, 1, 1].
         words: last tokens of bad words.
         before: the tokens before those, int64 [W, L], -1 at the left of shorter words.
         floor: tokens that may not come before that many were emitted.
@@ -129,37 +128,28 @@ class Shaping:
     @staticmethod
     def pack(states: Sequence[SequenceState], device: torch.device) -> Shaping | None:
         """Pack what the requests of B sequences ask for; None if none of them asks for anything."""
+        rows = list(enumerate(states))
+        biases = [(row, *bias) for row, state in rows for bias in state.params.biases]
         asked = [state.params for state in states]
-        bad = [(row, word) for row, params in enumerate(asked) for word in params.bad_words]
+        penalties = [(p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in asked]
+        packed = torch.tensor(penalties, dtype=torch.float64, device=device).view(-1, 3, 1, 1)
+        bad = [(row, word) for row, state in rows for word in state.params.bad_words]
         longest = max((len(word) for _, word in bad), default=1) - 1
         before = [(-1,) * (longest + 1 - len(word)) + word[:-1] for _, word in bad]
-        penalties = [
-            (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-            for params in asked
+        early = [
+            (row, token, state.params.min_tokens)
+            for row, state in rows
+            if state.params.min_tokens
+            for token in sorted(state.stop_ids)
         ]
-        packed = (
-            torch.tensor(penalties, dtype=torch.float64, device=device)
-            .view(-1, 3)
-            .T[..., None, None]
-        )
         shaping = Shaping(
-            bias=_Entries.of(
-                ((row, *bias) for row, params in enumerate(asked) for bias in params.biases), device
-            ),
-            penalties=packed if any(row != (1, 0, 0) for row in penalties) else None,
-            words=_Entries.of(((row, word[-1], -np.inf) for row, word in bad), device),
+            bias=_Entries.of(biases, device),
+            penalties=packed if any(each != (1, 0, 0) for each in penalties) else None,
+            words=_Entries.of([(row, word[-1], -np.inf) for row, word in bad], device),
             before=torch.tensor(before, dtype=torch.int64, device=device).view(len(bad), longest),
-            floor=_Entries.of(
-                (
-                    (row, token, state.params.min_tokens)
-                    for row, state in enumerate(states)
-                    if state.params.min_tokens
-                    for token in sorted(state.stop_ids)
-                ),
-                device,
-            ),
-            processors=frozenset(row for row, state in enumerate(states) if state.processors),
-            grammars=frozenset(r for r, state in enumerate(states) if state.grammar is not None),
+            floor=_Entries.of(early, device),
+            processors=frozenset(row for row, state in rows if state.processors),
+            grammars=frozenset(row for row, state in rows if state.grammar is not None),
         )
         parts = (shaping.bias, shaping.penalties, shaping.words, shaping.floor)
         asks = shaping.processors or shaping.grammars
@@ -262,7 +252,7 @@ class Shaper:
         counts, seen = uses.gather(3, place.expand_as(uses))
         at = tokens[:, None].expand(counts.shape)
         given = logits.gather(2, at)
-        repetition, presence, frequency = penalties.unbind()
+        repetition, presence, frequency = penalties.unbind(1)
         punished = torch.where(given > 0, given / repetition, given * repetition)
         repeated = torch.where(seen > 0, punished, given)
         return logits.scatter_(2, at, repeated - frequency * counts - presence * (counts > 0))
