@@ -9,8 +9,7 @@ from .adaptive import AdaptiveDepth
 from .base import Policy
 from .confidence import ConfidenceDepth
 from .costs import COST_RATIO
-from .fixed import FixedDepth
-from .shape import Shape
+from .fixed import FixedDepth, Shape
 
 __all__ = ["AdaptiveDepth", "ConfidenceDepth", "FixedDepth", "Policy", "Shape", "policy_of"]
 

@@ -19,31 +19,16 @@ from numpy.typing import NDArray
 
 from ..types.records import MODEL, DraftPlan, RoundRecord, RowOutcome, SequenceState
 from .acceptance import BUCKETS, Acceptance, rates
-from .account import Account, Probes
+from .account import Account
 from .base import Policy
 from .costs import COST_RATIO, RoundCosts
+from .fixed import Shape
 from .rule import BreakEven, Choice
-from .shape import Shape
 
 PLAIN_EVERY = 64
 """While drafting, one round in so many is plain, so that the time of one stays known."""
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Rounds:
-    """What is known of rounds of about one number of rows.
-
-    Attributes:
-        costs: of such rounds.
-        probes: when to draft in them although that is not expected to pay.
-        since_plain: such rounds since the last plain one that was timed.
-    """
-
-    costs: RoundCosts
-    probes: Probes = field(default_factory=Probes)
-    since_plain: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,40 +43,40 @@ class Knowledge:
 
     acceptance: Acceptance = field(default_factory=Acceptance)
     account: Account = field(default_factory=Account)
-    sizes: tuple[Rounds, ...] = ()
+    sizes: tuple[RoundCosts, ...] = ()
 
     @property
     def timed(self) -> tuple[RoundCosts, ...]:
-        """The costs of which at least a plain round was timed."""
-        return tuple(each.costs for each in self.sizes if each.costs.plain_rounds)
+        """Those of which at least a plain round was timed."""
+        return tuple(costs for costs in self.sizes if costs.plain_rounds)
 
     @property
     def drafts_timed(self) -> bool:
         """Whether a round that drafted was timed."""
         return any(costs.fitted for costs in self.timed)
 
-    def of(self, rows: int, step_ratio: float) -> Rounds:
+    def of(self, rows: int, step_ratio: float) -> RoundCosts:
         """Return what is known of rounds of so many rows, or what the nearest others let expect."""
         rows = 1 << (rows.bit_length() - 1)
-        known = {each.costs.rows: each for each in self.sizes}
+        known = {costs.rows: costs for costs in self.sizes}
         if not self.timed:
-            return known.get(rows, Rounds(RoundCosts(rows, step_ratio)))
+            return known.get(rows, RoundCosts(rows, step_ratio))
         near = min(self.timed, key=lambda costs: abs(costs.rows.bit_length() - rows.bit_length()))
         if near.rows == rows:
-            return known[rows]
-        _, token, step = np.array(near.coefficients) / near.plain
-        return Rounds(RoundCosts(rows, float(step), float(token) * near.rows, near.plain))
+            return near
+        _, token, step = near.coefficients
+        return RoundCosts(rows, step / near.plain, token * near.rows / near.plain, near.plain)
 
-    def after(self, rounds: Rounds, account: Account, acceptance: Acceptance) -> Knowledge:
+    def after(self, costs: RoundCosts, account: Account, acceptance: Acceptance) -> Knowledge:
         """Return the knowledge with these in the place of what was known."""
-        sizes = {each.costs.rows: each for each in (*self.sizes, rounds)}
+        sizes = {each.rows: each for each in (*self.sizes, costs)}
         return Knowledge(acceptance, account, tuple(sizes[rows] for rows in sorted(sizes)))
 
 
 class AdaptiveDepth(Policy):
     """Draft as far as pays by measured costs and acceptance, 0 included.
 
-    Whatever the batch sizes, rounds that draft lose at most 4 plain rounds of the largest batch, and
+    Whatever the batch sizes, rounds that draft lose at most 4 plain rounds of the largest batch and
     2% of the time, beside plain decoding.
 
     A sampled request with a seed and without coupling goes by its own history and the cost ratio
@@ -172,12 +157,12 @@ class AdaptiveDepth(Policy):
         return self._shape.plan(depth, rule)
 
     def _timed(self, knowledge: Knowledge, states: Sequence[SequenceState]) -> int:
-        """Return how deep a round may draft by the clock: 0 to time a plain one, 1 before a step was.
+        """Return how deep to draft for the clock: 0 to time a plain round, 1 before a step was.
 
         A round in which a sequence is new times nothing, but there a draft model reads the prompt.
         """
-        rounds = knowledge.of(len(states), self._cost_ratio)
-        due = not rounds.costs.plain_rounds or rounds.since_plain >= PLAIN_EVERY - 1
+        costs = knowledge.of(len(states), self._cost_ratio)
+        due = not costs.plain_rounds or costs.since_plain >= PLAIN_EVERY - 1
         if due and all(state.round for state in states):
             return 0
         return self._shape.deepest if knowledge.drafts_timed else min(1, self._shape.deepest)
@@ -194,13 +179,13 @@ class AdaptiveDepth(Policy):
             rows: whose tokens are verified beside theirs.
             limit: 0 drafts nothing.
         """
-        rounds, nodes = known.of(rows, self._cost_ratio), self._nodes
-        costs, slack = rounds.costs, known.account.slack(rounds.costs.plain)
+        costs, nodes = known.of(rows, self._cost_ratio), self._nodes
+        slack = known.account.slack(costs.plain)
         seconds = costs.of_depths(rows, nodes, by_model=self._has_model)
         affordable = min(limit, _affordable(seconds, slack))
         considered = affordable if self._has_model else 0
         best, rate = best_depth(by_position, most, seconds[: considered + 1])
-        probe = not best and rounds.probes.due and affordable > 0
+        probe = not best and costs.probes.due and affordable > 0
         planned = best or (considered and int(probe))
         columns = costs.of_depths(rows, nodes, by_model=False)
         looks_up = self._looks_up and limit > 0
@@ -226,16 +211,14 @@ class AdaptiveDepth(Policy):
             return knowledge
         outcomes = [_outcome(record, row, state) for row, state in enumerate(states)]
         acceptance = knowledge.acceptance.add(outcomes)
-        rounds, account = knowledge.of(len(states), self._cost_ratio), knowledge.account
-        costs, probes, since_plain = rounds.costs, rounds.probes, rounds.since_plain
+        costs, account = knowledge.of(len(states), self._cost_ratio), knowledge.account
         new = any(state.round == 1 for state in states)
         if not any(record.depth):
             total = costs.plain + record.draft_s if new else costs.clipped(record.total_s)
             looking = min(record.draft_s, total)  # For tokens to look up, in vain.
-            probes, since_plain = probes.after_plain(), since_plain + 1
-            if not new:
-                costs, since_plain = costs.add_plain(total - looking), 0
-            if knowledge.timed or not new:
+            costs = costs if new else costs.add_plain(total - looking)
+            costs = replace(costs, probes=costs.probes.after_plain())
+            if costs.plain_rounds:
                 account = account.add(total, total - looking, costs.plain)
         elif knowledge.timed:
             # The widest row decides how many columns are verified for each.
@@ -245,36 +228,34 @@ class AdaptiveDepth(Policy):
                 total = costs.clipped(record.total_s, tokens, steps)
                 costs = costs.add_drafted(total, tokens, steps)
             fair = costs.plain * sum(record.emitted) / len(states)
-            # The first round that drafted was not charged: no plain one had been timed.
-            before = 0.0 if knowledge.drafts_timed else steps * costs.coefficients[2]
-            probes = self._probed(probes, steps > 0, (fair - total) / costs.plain)
-            since_plain += 1
+            costs = self._probed(costs, steps > 0, fair - total)
             asked = [not self._alone(state) and not _replayed(state) for state in states]
             if any(np.array(record.depth)[asked]):
+                # The first round that drafted was not charged: no plain one had been timed.
+                before = 0.0 if knowledge.drafts_timed else steps * costs.coefficients[2]
                 account = account.add(total + before, fair, costs.plain)
-            else:  # What seeded rows draft times no plain round.
-                since_plain = 0
-        return knowledge.after(Rounds(costs, probes, since_plain), account, acceptance)
+            else:  # There is no point in a plain round for these rows: others would draft in it.
+                costs = replace(costs, since_plain=0)
+        return knowledge.after(costs, account, acceptance)
 
     def remember(self, history: Knowledge | None, outcome: RowOutcome) -> Knowledge:
         """Return the history of one sequence after a round, its account in plain rounds."""
         known = history or Knowledge()
-        rounds = known.of(1, self._cost_ratio)
-        if not outcome.depth:
-            account = known.account.add(1.0, 1.0, 1.0)
-            rounds = replace(rounds, probes=rounds.probes.after_plain())
-        else:
+        costs, total, fair = known.of(1, self._cost_ratio), 1.0, 1.0 + outcome.kept
+        if outcome.depth:
             steps = outcome.depth if outcome.source == MODEL else 0
-            total = rounds.costs.seconds(1 + self._shape.size(outcome.depth), steps)
-            fair = 1.0 + outcome.kept
-            account = known.account.add(total, fair, 1.0)
-            rounds = replace(rounds, probes=self._probed(rounds.probes, steps > 0, fair - total))
-        return known.after(rounds, account, known.acceptance.add([outcome]))
+            total = costs.seconds(1 + self._shape.size(outcome.depth), steps)
+            costs = self._probed(costs, steps > 0, fair - total)
+        else:
+            costs = replace(costs, probes=costs.probes.after_plain())
+        account = known.account.add(total, fair, costs.plain)
+        return known.after(costs, account, known.acceptance.add([outcome]))
 
-    def _probed(self, probes: Probes, by_model: bool, gain: float) -> Probes:
-        """Return the probes after a round that drafted; one is about a model, if there is one."""
-        asked = by_model or not self._has_model
-        return probes.after_draft(gain) if asked else probes.after_plain()
+    def _probed(self, costs: RoundCosts, by_model: bool, gain: float) -> RoundCosts:
+        """Return the costs after a round that drafted; a probe is of the model, if there is one."""
+        asked, probes = by_model or not self._has_model, costs.probes
+        after = probes.after_draft(gain / costs.plain) if asked else probes.after_plain()
+        return replace(costs, probes=after)
 
     def _alone(self, state: SequenceState) -> bool:
         """Whether a request's text would depend on what it is drafted by, and has to repeat."""

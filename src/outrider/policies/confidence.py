@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from ..types.records import DraftPlan, SequenceState
 from .base import Policy
+from .fixed import Shape
 from .rule import Rule
-from .shape import Shape
 
 
 @dataclass(frozen=True)

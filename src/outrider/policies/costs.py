@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .account import Probes
 
 COST_RATIO = 0.125
 """What a draft step costs beside a plain round, as long as none is configured or timed."""
@@ -31,7 +33,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class RoundCosts:
-    """What rounds of about one number of rows cost, from decayed sums over timed rounds.
+    """What is known of rounds of about one number of rows: above all what they cost.
 
     Times are in seconds once a plain round was timed; until then a plain round takes 1.
 
@@ -44,6 +46,8 @@ class RoundCosts:
         sums: of x times (x, seconds) over timed rounds that drafted, x = (1, tokens, steps):
             [3, 4] by rows, decayed.
         fitted: (c0, c1, c2), where a round was timed that drafted.
+        since_plain: timed rounds since the last plain one.
+        probes: when to draft in such rounds although that is not expected to pay.
     """
 
     rows: int = 1
@@ -53,6 +57,8 @@ class RoundCosts:
     plain_rounds: float = 0.0
     sums: tuple[float, ...] = (0.0,) * 12
     fitted: tuple[float, float, float] | None = None
+    since_plain: int = 0
+    probes: Probes = field(default_factory=Probes)
 
     @property
     def coefficients(self) -> tuple[float, float, float]:
@@ -81,7 +87,7 @@ class RoundCosts:
         return seconds
 
     def clipped(self, seconds: float, tokens: float = 0.0, steps: float = 0.0) -> float:
-        """Return a round's time, or less if it is out of proportion; of no tokens, a plain one's."""
+        """Return a round's time, or less if it is out of proportion; no tokens: a plain one."""
         timed = self.sums[0] if tokens else self.plain_rounds
         expected = self.seconds(tokens, steps) if tokens else self.plain
         return min(seconds, CLIP * expected) if timed >= TRUSTED else seconds
@@ -90,7 +96,8 @@ class RoundCosts:
         """Return the costs after a plain round."""
         rounds = self.plain_rounds * (1 - 1 / PLAIN_MEMORY) + 1
         before = self.plain if self.plain_rounds else 0.0
-        return replace(self, plain=before + (seconds - before) / rounds, plain_rounds=rounds)
+        plain = before + (seconds - before) / rounds
+        return replace(self, plain=plain, plain_rounds=rounds, since_plain=0)
 
     def add_drafted(self, seconds: float, tokens: float, steps: float) -> RoundCosts:
         """Return the costs after a round that drafted, fitted to all and to the prior."""
@@ -102,7 +109,8 @@ class RoundCosts:
         gram = PRIOR_WEIGHT * made_up.T @ made_up
         prior = replace(self, fitted=None).coefficients
         fitted = nonnegative_least_squares(sums[:, :3] + gram, sums[:, 3] + gram @ prior)
-        return replace(self, sums=tuple(sums.ravel().tolist()), fitted=fitted)
+        kept = tuple(sums.ravel().tolist())
+        return replace(self, sums=kept, fitted=fitted, since_plain=self.since_plain + 1)
 
 
 def nonnegative_least_squares(gram: Floats, moment: Floats) -> tuple[float, float, float]:

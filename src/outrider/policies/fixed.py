@@ -1,13 +1,84 @@
-"""The same depth every round."""
+"""The shape of a draft of each depth, and the same depth every round."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config.params import SpeculativeConfig
+from ..types import trees
+from ..types.plan import DraftTree, StopRule
 from ..types.records import DraftPlan, SequenceState
 from .base import Policy
-from .shape import Shape
+
+Limits = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a draft of each depth looks like.
+
+    Attributes:
+        deepest: the most tokens in a row.
+        tree: the nodes at each depth, `deepest` of them; None drafts chains.
+    """
+
+    deepest: int
+    tree: DraftTree | None = None
+
+    @classmethod
+    def of(cls, config: SpeculativeConfig) -> Shape:
+        """Read `num_speculative_tokens`, `tree_shape` and `tree_budget`.
+
+        A budget is shared out evenly among the depths, the first of them first.
+        """
+        deepest = config.deepest
+        if config.tree_shape is not None:
+            deepest = min(deepest, len(config.tree_shape))
+            children = config.tree_shape[:deepest]
+            return cls(deepest, DraftTree(tuple(trees.level_sizes(children)), children))
+        if config.tree_budget is not None and deepest:
+            deepest = min(deepest, config.tree_budget)
+            each, more = divmod(config.tree_budget, deepest)
+            return cls(deepest, DraftTree(tuple(each + (i < more) for i in range(deepest))))
+        return cls(deepest)
+
+    @property
+    def nodes(self) -> NDArray[np.int64]:
+        """The number of drafted tokens at each depth 0..deepest, int64 [deepest + 1]."""
+        levels = [1] * self.deepest if self.tree is None else self.tree.levels[: self.deepest]
+        return np.concatenate([[0], np.cumsum(levels)]).astype(np.int64)
+
+    def size(self, depth: int) -> int:
+        """Return the number of drafted tokens at one depth; chains may be of any."""
+        return depth if self.tree is None else int(self.nodes[depth])
+
+    def allowed(self, states: Sequence[SequenceState]) -> Limits:
+        """Return the most tokens in a row for each state, and those of a model.
+
+        The last token of a round is the correction or the bonus, so that at most remaining - 1
+        are drafted. A replayed depth is taken as it is, however deep a chain.
+
+        Returns:
+            Both, int64 [B], and which rows repeat a recorded depth, bool [B].
+        """
+        asked = [state.replayed for state in states]
+        wanted = [self.deepest if depth is None else abs(depth) for depth in asked]
+        if self.tree is not None:
+            wanted = [min(depth, self.deepest) for depth in wanted]
+        left = [max(0, state.remaining - 1) for state in states]
+        most = np.minimum(np.array(wanted, dtype=np.int64), left)
+        looked_up = [(depth or 0) < 0 for depth in asked]
+        replayed = np.array([depth is not None for depth in asked], dtype=np.bool_)
+        return most, np.where(looked_up, 0, most), replayed
+
+    def plan(self, depth: NDArray[np.int64], stop: StopRule | None = None) -> DraftPlan:
+        """Make a plan of these depths, int64 [B]."""
+        return DraftPlan(depth, self.tree, stop)
 
 
 class FixedDepth(Policy):

@@ -1,4 +1,4 @@
-"""What an adaptive depth loses at worst, and that it finds a drafter again; on a simulated clock."""
+"""What an adaptive depth loses at worst, and that it finds a drafter again; simulated time."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def forgetful(knowledge: Any) -> Any:
 
 def unforgiving(knowledge: Any) -> Any:
     """Never let a loss be repaid."""
-    lost = knowledge.account.loss > 2 * knowledge.sizes[0].costs.plain
+    lost = knowledge.account.loss > 2 * knowledge.sizes[0].plain
     account = Account(seconds=-1e9, loss=1.0) if lost else knowledge.account
     return replace(knowledge, account=account)
 
@@ -151,7 +151,7 @@ def test_rounds_that_read_a_prompt_spoil_no_time() -> None:
         knowledge = decode(
             policy, world, sequences(1, 40, first=first), knowledge=knowledge
         ).knowledge
-    costs = knowledge.sizes[0].costs
+    costs = knowledge.sizes[0]
     assert costs.plain == pytest.approx(world.plain_s)
     assert costs.seconds(4, 3) == pytest.approx(world.plain_s * 1.435, rel=0.05)
 
@@ -159,7 +159,7 @@ def test_rounds_that_read_a_prompt_spoil_no_time() -> None:
 @pytest.mark.parametrize("acceptance", [0.0, 0.7])
 @pytest.mark.parametrize("looks_up", [False, True])
 def test_times_may_be_anything(acceptance: float, looks_up: bool) -> None:
-    """Rounds of a busy machine, from a tenth to ten times their length, with columns for nothing."""
+    """Rounds of a busy machine, from a tenth to ten times their length; columns for nothing."""
     for rows in (1, 4):
         world = World(
             acceptance=acceptance, token=0.0, step=0.0, noise=1.2, lookup=lambda n: (n % 5, 0.1)
