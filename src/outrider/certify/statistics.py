@@ -2,9 +2,9 @@
 
 For each cell, a way of speculating on one prompt, many continuations of one seeded request are
 drawn. The distribution expected at each position, given the tokens before it, is made of the
-target's own full forward pass, without cache, engine or `outrider.sampling`. A position is one G-test: the
-statistics of all histories that reach it, added up. With several tokens to a round the later
-positions are where a fault shows that one token cannot show.
+target's own full forward pass, without cache, engine or `outrider.sampling`. A position is one
+G-test: the statistics of all histories that reach it, added up. With several tokens to a round the
+later positions are where a fault shows that one token cannot show.
 """
 
 from __future__ import annotations
