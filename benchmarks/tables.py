@@ -47,7 +47,7 @@ def write(folder: Path = results.FOLDER, root: Path = ROOT) -> list[Path]:
 
 
 def fill(text: str, name: str, content: str) -> str:
-    """Put content between `<!-- benchmarks:NAME -->` and `<!-- /benchmarks -->`, if they are there."""
+    """Put content between `<!-- benchmarks:NAME -->` and `<!-- /benchmarks -->`, if there."""
     begin, end = f"<!-- benchmarks:{name} -->", "<!-- /benchmarks -->"
     pattern = re.compile(f"({re.escape(begin)}\n).*?({re.escape(end)})", re.DOTALL)
     return pattern.sub(lambda found: f"{found[1]}{content}\n{found[2]}", text)

@@ -2,7 +2,7 @@
 
 ::
 
-    python scripts/demo_picture.py                       # run the demo here, write docs/assets/demo.svg
+    python scripts/demo_picture.py                       # run the demo, write docs/assets/demo.svg
     python scripts/demo_picture.py --input recorded.txt  # draw text with terminal colours
 """
 

@@ -56,7 +56,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Return the git commit of the source, with "-dirty" if it was changed since; None if unknown."""
+    """Name the git commit of the source, and "-dirty" if it was changed since; None if unknown."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None

@@ -186,7 +186,7 @@ class LlamaCppRunner(Peer):
 
 
 def _twin(hf_model: Any) -> Any:
-    """Return a model over the same weights, with transformers' own attention and settings of its own."""
+    """Copy a model without its weights, with transformers' own attention and default settings."""
     shared = [*hf_model.parameters(), *hf_model.buffers()]
     model = copy.deepcopy(hf_model, {id(tensor): tensor for tensor in shared})
     model.set_attn_implementation("sdpa")

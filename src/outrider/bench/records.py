@@ -105,8 +105,8 @@ class Difference:
         found, expected: the token ids there; None beyond an output's end.
         gap: the target's logit of its likeliest token less the smaller logit of the two; None if
             unknown.
-        allowed: the largest gap that rounding explains: twice the relative error that the
-            runtimes' conformance kit allows to logits of their type, times the largest logit.
+        allowed: the largest gap that rounding explains: max(4 eps, eps**0.75) of the largest
+            logit, where eps is that of the logits' type.
     """
 
     prompt: str

@@ -233,7 +233,7 @@ def _apart(target: Runtime, tokens: Sequence[int], one: int, other: int) -> tupl
     logits = logits.double()
     gap = float(logits.max() - torch.minimum(logits[one], logits[other]))
     largest = float(logits[logits.isfinite()].abs().max())
-    return gap, 2 * max(8 * eps, eps**0.75) * largest
+    return gap, max(4 * eps, eps**0.75) * largest
 
 
 def fitting(workload: Workload, max_tokens: int, room: int | None) -> Workload:

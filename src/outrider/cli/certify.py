@@ -1,4 +1,4 @@
-"""`outrider certify`: is the output's distribution the target's, and would a fault have been seen?"""
+"""`outrider certify`: is the output's distribution the target's, and would faults be seen?"""
 
 from __future__ import annotations
 

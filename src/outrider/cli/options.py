@@ -1,4 +1,4 @@
-"""The options that subcommands share, each declared once: a dataclass whose docstring is the help."""
+"""The options that subcommands share: dataclasses whose docstrings are the help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`outrider bench`, `tune` and `report`: options reach the measurement, results are written whole."""
+"""`outrider bench`, `tune` and `report`: options are passed on, results are written whole."""
 
 from __future__ import annotations
 
