@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from inspect import formatannotation
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from types import UnionType
+from typing import Any, NoReturn, Self, get_args, get_origin, get_type_hints
 
 from .. import __version__
 from ..errors import InvalidConfigError, shown
@@ -24,7 +25,8 @@ FORMAT = "outrider trace"
 VERSION = 4
 
 _LARGEST = sys.float_info.max
-_FIELDS = tuple(field.name for field in fields(RoundRecord))
+_KINDS = get_type_hints(RoundRecord)
+"""The type of each field of a round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +86,12 @@ class TraceWriter:
         self._line(self._header)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def write(self, record: RoundRecord) -> None:
         """Add a round."""
-        self._line({name: getattr(record, name) for name in _FIELDS})
+        self._line({name: getattr(record, name) for name in _KINDS})
 
     def _line(self, values: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(values, allow_nan=False).encode() + b"\n")
@@ -161,22 +158,20 @@ def _header(values: dict[str, Any]) -> dict[str, Any]:
 
 def _record(values: dict[str, Any]) -> RoundRecord:
     """Check the line of a round."""
-    for name in _FIELDS:
+    for name in _KINDS:
         if name not in values:
             raise ValueError(f"{name} is missing; expected the fields of a round")
+    rows = len(values["sequence_ids"]) if isinstance(values["sequence_ids"], list) else 0
     for name, value in values.items():
-        if name not in _FIELDS:
+        if name not in _KINDS:
             raise ValueError(
                 f"{shown(name)} is no field of a round; expected those of format {VERSION}"
             )
-        fits, expected = _KINDS[name]
-        rows = isinstance(value, list) and name in _PER_ROW
-        if rows and not (name == "sequence_ids" or len(value) == len(values["sequence_ids"])):
-            count = len(values["sequence_ids"])
-            raise ValueError(f"{name} has {len(value)} entries; expected {count}, one for each row")
-        if rows != (name in _PER_ROW) or not all(map(fits, value if rows else [value])):
-            listed = "a list of " if name in _PER_ROW else ""
-            raise ValueError(f"{name} is {shown(value)}; expected {listed}{expected}")
+        if not _fits(value, _KINDS[name]):
+            kind = formatannotation(_KINDS[name])
+            raise ValueError(f"{name} is {shown(value)}; expected {kind}, with numbers >= 0")
+        if isinstance(value, list) and len(value) != rows:
+            raise ValueError(f"{name} has {len(value)} entries; expected {rows}, one for each row")
     for drafted, depth, accepted in zip(
         values["drafted"], values["depth"], values["accepted"], strict=True
     ):
@@ -188,6 +183,18 @@ def _record(values: dict[str, Any]) -> RoundRecord:
     confidence = tuple(map(tuple, values["confidence"]))
     frozen = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
     return RoundRecord(**frozen | {"confidence": confidence})
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value of JSON is of a field's type; a tuple is written as a list."""
+    if get_origin(kind) is tuple:
+        return isinstance(value, list) and all(_fits(one, get_args(kind)[0]) for one in value)
+    if get_origin(kind) is UnionType:
+        return any(_fits(value, one) for one in get_args(kind))
+    if kind is float and type(value) is int:
+        return 0 <= value <= _LARGEST
+    number = kind in (int, float)
+    return type(value) is kind and (not number or 0 <= value <= _LARGEST)
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
@@ -211,39 +218,3 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number of JSON")
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _is_bool(value: object) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not _is_bool(value) and 0 <= value <= _LARGEST
-
-
-_COUNTS = (_is_count, "integers >= 0")
-_BOOLS = (_is_bool, "true or false")
-_CEILINGS = (lambda value: value is None or _is_number(value), "numbers >= 0 or null")
-_NAMES = (lambda value: isinstance(value, str), "names")
-_NUMBERS = (
-    lambda value: isinstance(value, list) and all(map(_is_number, value)),
-    "lists of numbers >= 0",
-)
-_PER_ROW: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("sequence_ids", "drafted", "depth", "accepted", "emitted", "cached"), _COUNTS),
-    **dict.fromkeys(("ceiling", "first_ceiling"), _CEILINGS),
-    "bonus": _BOOLS,
-    "sources": _NAMES,
-    "confidence": _NUMBERS,
-}
-_SECONDS = (_is_number, "a number of seconds")
-_KINDS = {
-    **_PER_ROW,
-    "draft_failed": _BOOLS,
-    **dict.fromkeys(("draft_s", "target_s", "total_s", "plan_s"), _SECONDS),
-}
-"""What each field of a round holds, those of one entry a row first."""
