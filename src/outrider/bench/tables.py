@@ -30,6 +30,14 @@ _RANKS = {"faster": 2, "undecided": 1, "slower": 0}
 
 def rendered(results: Results) -> RenderableType:
     """Lay results out for a terminal: a table, what it means, and what is missing from it."""
+    parts: list[RenderableType] = [figures(results)] if results.measurements else []
+    parts += [Text(line, style="bold") for line in verdicts(results)]
+    parts += [Text(line) for line in remarks(results)]
+    return Group(*parts, Text(f"\n{NOTE}", style="dim"))
+
+
+def figures(results: Results) -> Table:
+    """Lay the figures of all candidates out as a table, trial by trial."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for place, heading in enumerate(HEADINGS):
         table.add_column(heading, justify="right" if place else "left", no_wrap=place > 0)
@@ -39,10 +47,7 @@ def rendered(results: Results) -> RenderableType:
             first, *others = cells(found)
             table.add_row(f"  {first}", *others, style=_STYLES[found.outcome])
         table.add_row()
-    parts: list[RenderableType] = [table] if results.measurements else []
-    parts += [Text(line, style="bold") for line in verdicts(results)]
-    parts += [Text(line) for line in remarks(results)]
-    return Group(*parts, Text(f"\n{NOTE}", style="dim"))
+    return table
 
 
 def as_markdown(results: Results) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App
 
-from ..bench import TuneOptions
+from ..bench import Results, TuneOptions
 from .files import check_file, make_folder, write
 from .flags import flags_of, listed, plain
 from .options import Output, titled
@@ -102,21 +102,18 @@ def _show(found: Recommendation, color: str, saved: str | None) -> None:
     """Print the last race, the verdict, and the recommendation in other engines' words."""
     from rich.text import Text
 
-    from ..bench.tables import HEADINGS, cells
-    from .terminal import output, table
+    from ..bench.tables import figures
+    from .terminal import output
 
     console = output(color)
     facts = found.environment
     console.print(Text("outrider tune: the last race, beside plain decoding", "bold"))
     known = [str(facts[name]) for name in ("target", "draft", "device", "dtype") if facts.get(name)]
     console.print(Text(", ".join(known), "dim"))
-    shown = table("trial", HEADINGS[0], right=HEADINGS[1:])
-    for measurement in found.measurements:
-        shown.add_row(measurement.trial, *cells(measurement))
-    console.print(shown)
+    console.print(figures(Results(facts, found.measurements)))
     for line in found.skipped:
         console.print(Text(f"left out: {line}", "dim"))
-    console.print(Text(f"\n{found.verdict}", "bold"))
+    console.print(Text(found.verdict, "bold"))
     if saved is not None and found.best is not None:
         console.print(Text(f"saved: outrider generate --config {saved}"))
     for export in found.exports:
