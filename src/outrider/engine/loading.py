@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,31 +137,28 @@ def _model(
     role: str, source: str, device: torch.device, dtype: str, max_sequences: int
 ) -> TransformersModel:
     """Load one model."""
-    weights = _weights(source, device, dtype)
+    with _loading(f"model {source!r}", "config.json and complete weights"):
+        weights: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
     try:
-        return TransformersModel(weights, max_sequences=max_sequences)
+        return TransformersModel(weights.to(device), max_sequences=max_sequences)
     except ModelError as error:
         raise ModelError(f"the {role} {source!r} cannot be used: {error}") from error
 
 
-def _weights(source: str, device: torch.device, dtype: str) -> Any:
-    try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
-    except Exception as error:
-        raise ModelError(
-            f"cannot load the model {source!r}: {_first_line(error)}; expected a folder with "
-            "config.json and complete weights, or the id of a hub model that can be reached"
-        ) from error
-    return model.to(device)
-
-
 def _tokenizer(source: str) -> Any:
-    try:
+    with _loading(f"tokenizer of {source!r}", "tokenizer.json"):
         return AutoTokenizer.from_pretrained(source)
+
+
+@contextmanager
+def _loading(what: str, files: str) -> Iterator[None]:
+    """Raise a ModelError where transformers raises anything."""
+    try:
+        yield
     except Exception as error:
         raise ModelError(
-            f"cannot load the tokenizer of {source!r}: {_first_line(error)}; expected a folder "
-            "with tokenizer.json, or the id of a hub model that can be reached"
+            f"cannot load the {what}: {_first_line(error)}; expected a folder with {files}, or the "
+            "id of a hub model that can be reached"
         ) from error
 
 
