@@ -12,7 +12,7 @@
     ├── TargetShapeError            a target returned arrays of the wrong shape
     ├── DistributionWidthError      a distribution is not as wide as the vocabulary
     ├── TokenOutOfRangeError        a token id is outside the vocabulary
-    ├── DegenerateDistributionError a distribution has NaN, negative or no mass, or does not sum to one
+    ├── DegenerateDistributionError a distribution has NaN, negative mass, or a sum other than 1
     ├── KeyReuseError               one random key was used for two draws
     ├── MissingExtraError           a package that this part needs is not installed
     └── ModelError                  a model cannot be loaded, or cannot be decoded speculatively

@@ -72,7 +72,7 @@ def test_decoders_that_share_a_model_do_not_share_its_slots() -> None:
 @pytest.mark.parametrize("k", [0, 2])
 @pytest.mark.parametrize("batch_size", [1, 3, 64])
 def test_the_exact_distribution_of_cached_models(k: int, batch_size: int) -> None:
-    """A real architecture of three tokens: its distribution by enumeration is its distribution by full forwards."""
+    """Enumeration gives the distribution of full forwards of a real architecture."""
     hf_model = small(3)
     target = TransformersModel(copy.deepcopy(hf_model), max_sequences=5)
     draft = TransformersModel(small(3, seed=1), max_sequences=5)

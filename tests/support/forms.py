@@ -42,7 +42,7 @@ Distribution = dict[tuple[int, ...], float]
 def form_distribution(
     target: Any, params: SamplingParams, language: set[str], prompt: Sequence[int]
 ) -> Distribution:
-    """The distribution of sampling token by token among those by which a text of the language is reached."""
+    """The distribution of sampling among the tokens by which a text of the language is reached."""
     distribution: Distribution = {}
     ends = END in params.stop_token_ids
 

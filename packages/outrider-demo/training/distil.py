@@ -1,9 +1,9 @@
 """Distil a draft from lessons, which hold what its teacher says about many windows.
 
 Makes a model better at being a draft: the loss weighs the divergence KL(teacher || model) against
-the mass that the two distributions do not share, which is the probability that a drafted token is rejected.
-Every 300 steps, and at the end, both are printed for held-out text, and the model is saved
-(float32).
+the mass that the two distributions do not share, which is the probability that a drafted token is
+rejected. Every 300 steps, and at the end, both are printed for held-out text, and the model is
+saved (float32).
 """
 
 import argparse

@@ -32,8 +32,9 @@ class PairLosses:
         target: Cross-entropy of the target, nats a token.
         draft: Cross-entropy of the draft, nats a token.
         divergence: KL(target || draft), nats a token.
-        overlap: Mass common to the two next-token distributions, the sum over tokens of min(target, draft):
-            the probability that a drafted token is accepted at temperature 1 after this text.
+        overlap: Mass common to the two next-token distributions, the sum over tokens of
+            min(target, draft): the probability that a drafted token is accepted at
+            temperature 1 after this text.
     """
 
     tokens: int

@@ -7,8 +7,8 @@ bundled applications), where a teacher is less sure of itself, as it will be of 
 
 Writes two files: ``windows.npy`` (token ids, uint16, shape (windows, tokens + 1)) and
 ``states.npy`` (the teacher's last hidden states, bfloat16 held as uint16, shape (windows, tokens,
-hidden)). The teacher's distributions follow from its states by its output head alone, so that an epoch over
-them costs little more than the draft's own passes.
+hidden)). The teacher's distributions follow from its states by its output head alone, so that an
+epoch over them costs little more than the draft's own passes.
 """
 
 import argparse

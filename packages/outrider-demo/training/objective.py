@@ -25,8 +25,8 @@ def loss_on(network: Network, teacher: LlamaForCausalLM | None, windows: Tensor)
     """Return the training loss, in nats a token, a scalar.
 
     Without a teacher it is the cross-entropy of the next token; with one, the divergence
-    KL(teacher || network) of the next-token distributions, all of the vocabulary at temperature 1. The
-    network runs under bfloat16 autocast, the distributions are compared in float32.
+    KL(teacher || network) of the next-token distributions, all of the vocabulary at temperature 1.
+    The network runs under bfloat16 autocast, the distributions are compared in float32.
 
     Args:
         network: A causal language model, or a compiled one.
@@ -57,7 +57,8 @@ class Imitation:
 
     Attributes:
         divergence: KL(teacher || model), nats a token.
-        overlap: The mass that the two distributions share, the sum over tokens of the smaller probability.
+        overlap: The mass that the two distributions share, the sum over tokens of the smaller
+            probability.
         gradient: Of the loss, by the model's logits, in their shape.
     """
 
@@ -71,9 +72,9 @@ def imitation(logits: Tensor, taught: Tensor, weight: float) -> Imitation:
     """Compare a model's distributions with its teacher's, at temperature 1.
 
     The loss is (1 - weight) KL(teacher || model) + weight (1 - overlap), a mean over the tokens.
-    With q the model's distribution, p the teacher's and m marking where q < p, its gradient by the logits is
-    (1 - weight) (q - p) - weight q (m - sum q m). Given in closed form, since differentiating
-    through two logarithms and their tables costs twice as much as the draft's own layers.
+    With q the model's distribution, p the teacher's and m marking where q < p, its gradient by the
+    logits is (1 - weight) (q - p) - weight q (m - sum q m). Given in closed form, since
+    differentiating through two logarithms and their tables costs twice as much as the draft's own layers.
 
     Args:
         logits: The model's, shape (..., vocabulary), float32.

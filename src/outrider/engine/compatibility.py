@@ -17,7 +17,7 @@ from ..verification import Verifier
 def check_parts(
     target: object, drafter: object, config: object, policy: object, verifier: object
 ) -> None:
-    """Raise InvalidConfigError unless these are parts of a decoder; all but the target may be None."""
+    """Raise InvalidConfigError unless these are parts of a decoder; all but target may be None."""
     kinds: dict[str, tuple[object, type, str]] = {
         "target": (target, Runtime, "an outrider.runtimes.Runtime"),
         "drafter": (drafter, Drafter, "an outrider.drafters.Drafter, or a Runtime"),

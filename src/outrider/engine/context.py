@@ -234,7 +234,7 @@ class RoundContext(DraftContext):
     def _all_drawn(
         self, probs: Tensor, slots: NDArray[np.int64], used: NDArray[np.bool_], replaced: bool
     ) -> tuple[Tensor, Tensor]:
-        """Draw all tokens, under slots [M, C]: from one distribution, or from what is left of it."""
+        """Draw all tokens, under slots [M, C]: from one distribution, or from what is left."""
         tokens, drawn_from, left = [], [], probs
         for place in range(slots.shape[1]):
             one = probs if replaced or not place else _normalised(left, probs)

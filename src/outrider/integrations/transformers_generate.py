@@ -208,7 +208,7 @@ class _Rows:
         return False
 
     def _ended(self, row: int, history: Tensor) -> bool:
-        """Whether a criterion ends a row after one of the tokens of [L] behind its output so far."""
+        """Whether a criterion ends a row after a token of [L] behind its output so far."""
         first = self._input_ids.shape[1] + len(self._outputs[row]) + 1
         return any(
             bool(torch.as_tensor(ends(history[None, :length], None)).all())

@@ -29,7 +29,7 @@ def test_tails_are_those_of_the_tables() -> None:
 
 
 def test_p_values_of_sound_data_are_uniform() -> None:
-    """2,000 tests of distributions with rare outcomes: shares within 5 standard errors, 1 in 2e6."""
+    """2,000 tests of distributions with rare outcomes: shares within 5 sigma, 1 in 2e6."""
     rng = np.random.default_rng(1)
     p_values = []
     for _ in range(2000):

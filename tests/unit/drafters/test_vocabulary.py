@@ -180,7 +180,7 @@ def test_what_lies_back_is_not_written_again(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("draft", [SMALL, SPACED], ids=["byte_level", "metaspace"])
 @pytest.mark.slow
 def test_how_a_prefix_is_written_depends_on_nothing_else(draft: Any) -> None:
-    """Not on how it grew, nor on what the sequence was before: distributions of a draft are to repeat."""
+    """Not on how it grew, nor on what it was before: distributions of a draft are to repeat."""
     ids = LARGE.encode(TEXT + TEXT[::-1])
     writes, _ = respeller(LARGE, draft)
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""A drafter that raises or breaks its contract: an error by default, plain decoding if asked for."""
+"""A drafter that raises or breaks its contract: an error, or plain decoding if asked for."""
 
 from __future__ import annotations
 
