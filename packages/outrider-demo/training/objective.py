@@ -74,7 +74,8 @@ def imitation(logits: Tensor, taught: Tensor, weight: float) -> Imitation:
     The loss is (1 - weight) KL(teacher || model) + weight (1 - overlap), a mean over the tokens.
     With q the model's distribution, p the teacher's and m marking where q < p, its gradient by the
     logits is (1 - weight) (q - p) - weight q (m - sum q m). Given in closed form, since
-    differentiating through two logarithms and their tables costs twice as much as the draft's own layers.
+    differentiating through two logarithms and their tables costs twice as much as the draft's
+    own layers.
 
     Args:
         logits: The model's, shape (..., vocabulary), float32.
