@@ -70,6 +70,7 @@ class Screen:
 
         self.console.print()
         self.console.print(rendered(results))
+        self.console.print()
         for _plain, found in results.trials.values():
             self.console.print(Text(sameness(found)))
 
