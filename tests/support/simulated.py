@@ -29,8 +29,10 @@ class World:
         spread: how far the probabilities of single tokens lie from their mean, which the draft's
             confidence tells; 0 makes confidence say nothing.
         lookup: for a round, the tokens that can be looked up and the probability that each is kept.
+        searching: what it costs to look for them.
         prefill: what reading a new prompt costs.
         catching_up: what a draft pays for each token that it missed.
+        unread: what a draft pays besides for a prompt that it did not read in the first round.
         noise: the standard deviation of the logarithm of times.
         plain_s: seconds of a plain round.
     """
@@ -40,8 +42,10 @@ class World:
     token: float = 0.02
     spread: float = 0.0
     lookup: Callable[[int], tuple[int, float]] = lambda _: (0, 0.0)
+    searching: float = 0.0
     prefill: float = 3.0
     catching_up: float = 0.002
+    unread: float = 0.0
     noise: float = 0.0
     plain_s: float = 0.02
 
@@ -164,10 +168,13 @@ def play(
         drafted = tuple(nodes[depth].tolist())
     steps = max((d for d, s in zip(depth, sources, strict=True) if s == MODEL), default=0)
     seconds = 1 + world.step * steps + world.token * len(states) * max(drafted)
-    seconds += world.prefill * any(state.round == 0 for state in states)
+    searching = world.searching * (plan.deepest > 0)
+    seconds += searching + world.prefill * any(state.round == 0 for state in states)
     if steps:
         missed = [_missed(state) for state in states]
         seconds += world.catching_up * max(missed)
+        unread = [state.round > 0 and max(state.depths) <= 0 for state in states]
+        seconds += world.unread * any(unread)
     seconds *= world.plain_s
     record = RoundRecord(
         sequence_ids=tuple(state.prefix.sequence_id for state in states),
@@ -182,7 +189,7 @@ def play(
         sources=sources,
         confidence=tuple(tuple(row) for row in confidence),
         cached=(),
-        draft_s=0.0,
+        draft_s=searching * world.plain_s,
         target_s=0.0,
         total_s=seconds * float(np.exp(world.noise * clock.standard_normal())),
     )

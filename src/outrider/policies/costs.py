@@ -25,8 +25,8 @@ PLAIN_MEMORY = 16
 PRIOR_WEIGHT = 0.25
 """Each made-up round of the prior counts as so many timed ones."""
 
-CLIP, TRUSTED = 3.0, 8.0
-"""A round counts as at most so many times what was expected, once so many rounds were timed."""
+CLIP = 3.0
+"""A round counts as at most so many times what was expected, once one was timed."""
 
 Floats = NDArray[np.float64]
 
@@ -90,7 +90,7 @@ class RoundCosts:
         """Return a round's time, or less if it is out of proportion; no tokens: a plain one."""
         timed = self.sums[0] if tokens else self.plain_rounds
         expected = self.seconds(tokens, steps) if tokens else self.plain
-        return min(seconds, CLIP * expected) if timed >= TRUSTED else seconds
+        return min(seconds, CLIP * expected) if timed else seconds
 
     def add_plain(self, seconds: float) -> RoundCosts:
         """Return the costs after a plain round."""

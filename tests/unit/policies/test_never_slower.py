@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -156,6 +157,12 @@ def test_rounds_that_read_a_prompt_spoil_no_time() -> None:
     assert costs.seconds(4, 3) == pytest.approx(world.plain_s * 1.435, rel=0.05)
 
 
+def test_a_draft_model_reads_a_prompt_while_the_target_does() -> None:
+    run = decode(adaptive(), World(acceptance=0.8, unread=8.0), sequences(1, 100))
+    assert run.depths[0] == 1
+    assert np.mean(run.depths[5:]) > 2
+
+
 @pytest.mark.parametrize("acceptance", [0.0, 0.7])
 @pytest.mark.parametrize("looks_up", [False, True])
 def test_times_may_be_anything(acceptance: float, looks_up: bool) -> None:
@@ -203,18 +210,41 @@ def test_a_seeded_request_finds_a_drafter_that_becomes_good() -> None:
     assert np.mean(run.depths[-100:]) > 3
 
 
-def test_one_round_that_hangs_ends_no_draft() -> None:
-    """A laptop that sleeps: one round takes as long as a thousand."""
-    policy, calls = adaptive(), []
+def hanging(policy: Policy, number: int) -> Callable[..., Any]:
+    """Observe one round as a laptop does that sleeps: it takes as long as a thousand."""
+    rounds = count()
 
     def observe(knowledge: Any, states: Any, record: Any) -> Any:
-        calls.append(record)
-        return policy.observe(
-            knowledge, states, replace(record, total_s=20.0) if len(calls) == 150 else record
-        )
+        hangs = next(rounds) == number
+        return policy.observe(knowledge, states, replace(record, total_s=20.0) if hangs else record)
 
-    run = decode(policy, World(acceptance=0.8), sequences(1, 10**6), rounds=300, observe=observe)
+    return observe
+
+
+def test_one_round_that_hangs_ends_no_draft() -> None:
+    policy = adaptive()
+    run = decode(
+        policy,
+        World(acceptance=0.8),
+        sequences(1, 10**6),
+        rounds=300,
+        observe=hanging(policy, 150),
+    )
     assert np.mean(run.depths[200:]) > 2
+
+
+def test_a_plain_round_that_hangs_makes_no_draft_look_fast() -> None:
+    policy, world = adaptive(), HOPELESS["twice the target's cost"]
+    observe = hanging(policy, 150)
+    run = decode(policy, world, sequences(1, 10**6), rounds=512, observe=observe)
+    assert not run.depths[150]
+    assert losses(run, world, 1).max() <= 0.04
+
+
+def test_looking_in_vain_is_charged() -> None:
+    policy, world = adaptive(looks_up=True, has_model=False), World(searching=0.3)
+    run = decode(policy, world, sequences(1, 10**6), rounds=512)
+    assert losses(run, world, 1).max() <= 0
 
 
 @pytest.mark.parametrize("rows", [1, 4])
