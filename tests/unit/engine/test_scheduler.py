@@ -199,8 +199,8 @@ def test_a_sequence_is_submitted_once(stepped: bool) -> None:
 class Spoilt(Roomy):
     """Has no logits after token 3."""
 
-    def _logits(self, prefix: tuple[int, ...]) -> torch.Tensor:
-        return super()._logits(prefix) * (torch.nan if prefix[-1] == 3 else 1.0)
+    def logits(self, prefix: tuple[int, ...]) -> torch.Tensor:
+        return super().logits(prefix) * (torch.nan if prefix[-1] == 3 else 1.0)
 
 
 def test_a_sequence_that_cannot_go_on_leaves_the_others_running() -> None:
