@@ -114,12 +114,10 @@ class BreakEven(Rule):
         self, confidence: NDArray[np.float64], drafting: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
         drawn = confidence.shape[1]
-        places = self.by_position[:, : drawn + 1]
-        if places.shape[1] <= drawn:  # Only a replay goes beyond the deepest draft.
+        if self.by_position.shape[1] <= drawn:  # Only a replay goes beyond the deepest draft.
             return np.zeros_like(drafting)
         kept = np.take_along_axis(self.by_confidence, buckets_of(confidence), 1)
-        kept = np.where(np.isnan(confidence), places[:, :drawn], kept)
-        reached = np.where(drafting, kept.prod(1) * places[:, drawn], 0.0)
+        reached = np.where(drafting, kept.prod(1) * self.by_position[:, drawn], 0.0)
         gains = np.bincount(self.group, reached, len(self.choices))
         columns = self.columns[drawn]
         needed = [each.step + each.rows * columns * each.token for each in self.choices]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,16 @@ def test_a_sequence_of_its_own_kind_is_told_from_the_others() -> None:
     assert by_position[1] > 0.85
     _, alone = rates(own, [Acceptance()], MODEL, 1)
     assert alone[0] < by_position[0]
+
+
+def test_what_lies_behind_a_stop_token_was_not_refused() -> None:
+    policy = AdaptiveDepth(Shape(8))
+    run = decode(policy, World(acceptance=1.0), sequences(1, 10**5), rounds=5)
+    assert run.depths[-1] > 0
+    ended = replace(run.states[0], finish_reason="stop")
+    cut = replace(run.records[-1], accepted=(0,))
+    after = policy.observe(run.knowledge, [ended], cut)
+    assert after.acceptance == run.knowledge.acceptance
 
 
 def looking_up(lookup: Any, acceptance: float = 0.5, **more: Any) -> list[tuple[int, ...]]:
