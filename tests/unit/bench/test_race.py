@@ -126,6 +126,7 @@ def test_stretches_are_batches_and_short_ones_are_filled() -> None:
     assert trial.stretches == [PROMPTS[:2], (PROMPTS[2], PROMPTS[0])]
 
 
+@pytest.mark.slow
 def test_equal_output_is_checked_where_there_is_one_right_output() -> None:
     given = pair()
     coupled, typical = (

@@ -28,6 +28,7 @@ def _parse(*rows: Any) -> Workload:
     return parse_lines(lines, "some", Characters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_arguments_give_the_same_prompts(kind: str) -> None:
     found = built_in(kind, Characters(), VOCAB, 5)

@@ -51,6 +51,7 @@ def _silent(_done: int, _total: int, _what: str) -> None:
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_short")
 def test_json_is_one_object_with_everything(capsys: Capture) -> None:
     assert main(["certify", "--tier", "exact", "--tier", "controls", "--json"]) == 0

@@ -122,6 +122,7 @@ def test_a_prompt_that_is_empty_or_cannot_be_read_is_refused(
     assert "use -p TEXT or -f PATH, or pipe text in" in error_of(capsys, "generate")
 
 
+@pytest.mark.slow
 def test_what_only_the_models_can_refuse_is_one_line_too(
     capsys: Capture, tmp_path: Path, folder: Path, target: str
 ) -> None:

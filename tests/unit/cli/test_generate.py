@@ -163,6 +163,7 @@ def test_every_setting_of_a_request_has_a_flag(capsys: Capture, base: tuple[str,
     assert {item.name for item in fields(SamplingParams)} - set(asked) == without
 
 
+@pytest.mark.slow
 def test_every_setting_of_speculation_has_a_flag(capsys: Capture, base: tuple[str, ...]) -> None:
     asked: dict[str, tuple[str, Any]] = {
         "num_speculative_tokens": ("3", 3),

@@ -134,6 +134,7 @@ def test_a_chain_follows_the_commonest_continuation_the_latest_of_equals() -> No
     assert expected == pytest.approx(1 / 2 * 2 / 3 + 1 / 2 * 2 / 4)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=80), st.lists(texts, max_size=2))
 def test_a_draft_is_the_beginning_of_any_deeper_one(text: list[int], others: Any) -> None:

@@ -98,6 +98,7 @@ def test_a_perfect_draft_is_always_accepted(
     assert decoder.metrics.drafted == decoder.metrics.accepted >= 4 * 32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verification", METHODS)
 def test_one_seed_gives_one_text_alone_and_in_any_batch(
     models: tuple[TransformersModel, TransformersModel], verification: str

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
 from outrider.engine import decoder as decoder_module
 from outrider.engine import scheduler as scheduler_module
@@ -72,6 +74,7 @@ def interrupted(decoder: SpeculativeDecoder, params: SamplingParams, line: int) 
     return False
 
 
+@pytest.mark.slow
 def test_an_interrupt_at_any_line_leaves_slots_free_and_later_texts_right() -> None:
     target, draft = TwoSlots(), PAIR[1]
     config = SpeculativeConfig(depth="fixed", num_speculative_tokens=2)

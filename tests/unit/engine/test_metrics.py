@@ -83,6 +83,7 @@ def test_what_always_reaches_its_ceiling_has_no_error() -> None:
     assert half_width(found.ceiling_interval) > 1.96 * 0.5
 
 
+@pytest.mark.slow
 def test_intervals_cover_as_often_as_they_say() -> None:
     """600 runs of 150 rounds; within 5 standard errors of 95%: 1 in 2 million, or a false normal.
 

@@ -52,6 +52,7 @@ def test_that_notices_a_depth_that_is_not_adapted() -> None:
     assert share_of_best(FixedDepth(Shape(4)), world, 1, 0) < 0.9
 
 
+@pytest.mark.slow
 def test_confidence_that_tells_something_gains_beyond_the_best_fixed_depth() -> None:
     world = World(acceptance=0.6, step=0.2, spread=0.35)
     told = decode(AdaptiveDepth(Shape(DEEPEST)), world, sequences(1, 10**6), rounds=600)

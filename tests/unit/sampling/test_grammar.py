@@ -121,6 +121,7 @@ def test_masks_of_states_that_branch_depend_on_the_path_alone(name: str) -> None
     assert lines(FORMS[name], GRAMMARS.of(FORMS[name], frozenset()), params) == 0
 
 
+@pytest.mark.slow
 def test_tokens_that_are_taken_for_those_before_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted fault: any output is taken for one that goes on from the last."""
     monkeypatch.setattr(Prefix, "begins", lambda self, other: self.length <= other.length)

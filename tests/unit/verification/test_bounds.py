@@ -60,6 +60,7 @@ def test_iid_optimum_of_a_large_vocabulary_lies_between_its_bounds() -> None:
         previous = found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [2, 3, 6, 9])
 def test_two_drafts_without_replacement_in_closed_form(width: int) -> None:
     """Against all sets: distributions flat and sharp, with zeros, and almost point masses."""

@@ -109,6 +109,7 @@ def g_statistic(counts: Any, expected: Any) -> float:
     return float(2 * (counts[seen] * np.log(counts[seen] / expected[seen])).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["token", "block"])
 def test_the_target_distribution_is_what_is_emitted(method: str) -> None:
     """A G-test of the first two emitted tokens against the target's distribution of pairs.
