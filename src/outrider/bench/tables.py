@@ -22,7 +22,7 @@ NOTE = (
 )
 
 MOST_DIFFERENCES = 3
-"""So many of a measurement's are told."""
+"""So many of a measurement's are reported."""
 
 _STYLES = {"faster": "green", "slower": "red", "undecided": ""}
 _RANKS = {"faster": 2, "undecided": 1, "slower": 0}

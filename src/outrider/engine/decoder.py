@@ -310,7 +310,7 @@ class SpeculativeDecoder:
         self._free([state.prefix.sequence_id for state in states], ended, discard=discard)
 
     def release_dropped(self) -> None:
-        """Free what the models hold for sequences of which they were not told that they end."""
+        """Free what the models still hold for sequences of dropped schedulers."""
         dropped = self.slots.dropped.copy()
         if dropped:
             self._free(list(dropped), [], discard=True)

@@ -14,7 +14,7 @@ class Slots:
 
     Every change is one operation on one list, set or dictionary, so that there is no lock which an
     interrupt could leave held. What a scheduler holds as it is dropped without being closed is free
-    again, and the models are to be told.
+    again, and the models are to free what they hold.
 
     Args:
         count: how many there are; None for any number.
@@ -31,7 +31,7 @@ class Slots:
 
     @property
     def free(self) -> int | None:
-        """The number of slots that nobody holds; None for any number."""
+        """The number of free slots; None for any number."""
         return None if self._free is None else len(self._free)
 
     @property
