@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -165,7 +166,7 @@ class DistributionOfAnotherLayer(EarlyExitDrafter):
 # Of trees whose nodes all follow the prefix: each changes a sound proposal
 
 
-class ChangedProposal(ModelDrafter):
+class ChangedProposal(ModelDrafter, ABC):
     """A sound drafter of trees, whose proposals are changed afterwards."""
 
     def propose(self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: Any) -> DraftProposal:
@@ -174,8 +175,9 @@ class ChangedProposal(ModelDrafter):
         assert sound.distribution_rows is not None
         return self._changed(sound, sound.distribution_rows)
 
+    @abstractmethod
     def _changed(self, sound: DraftProposal, rows: NDArray[np.int64]) -> DraftProposal:
-        raise NotImplementedError
+        """Return the proposal with the fault."""
 
 
 class RanksDrawnNodesAway(ChangedProposal):

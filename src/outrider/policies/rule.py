@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,13 +46,15 @@ class Rule(StopRule):
             return 0 if self.depths[row] else len(reach)
         return self._looked_up(row, reach)
 
+    @abstractmethod
     def _pays(
         self, confidence: NDArray[np.float64], drafting: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
-        raise NotImplementedError
+        """Decide which rows another token pays for, bool [B]; arguments as of `continues`."""
 
+    @abstractmethod
     def _looked_up(self, row: int, reach: NDArray[np.float64]) -> int:
-        raise NotImplementedError
+        """Choose how many looked-up tokens to propose for a row that is not replayed."""
 
 
 @dataclass(frozen=True, slots=True)
