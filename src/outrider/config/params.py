@@ -106,9 +106,9 @@ class SamplingParams:
             never changes the distribution of the output.
         depths: how far to draft in each round: n for n tokens of a model, -n for n looked up. It
             replays a run whose `depths` were reported (see `Choice`). Rounds beyond its end are
-            planned as usual. Looked-up tokens may be others than the run's: of a tree, of a run
-            without a seed, or where a shorter draft is looked up otherwise. Then a text that is
-            sampled and not coupled may differ from the run's; its distribution does not.
+            planned as usual. If the run had no seed, its looked-up tokens may have come from other
+            requests. Then a text that is sampled and not coupled may differ from the run's; its
+            distribution does not.
 
     Raises:
         InvalidConfigError: a value is outside its range; the message names field, value and range.

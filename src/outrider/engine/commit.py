@@ -47,7 +47,7 @@ def advance(
             replace(
                 state,
                 prefix=state.prefix.extended(tokens),
-                depths=(*state.depths, row.depth if source == MODEL else -row.depth),
+                depths=(*state.depths, row.depth if source == MODEL else -row.drafted),
                 finish_reason=reason,
                 history=policy.remember(state.history, outcome),
                 processors=kept,

@@ -116,7 +116,8 @@ class AdaptiveDepth(Policy):
 
     def plan(self, knowledge: Knowledge, states: Sequence[SequenceState]) -> DraftPlan:
         """Plan a round: a depth for each state, and what ends a draft before. Change nothing."""
-        most, by_model, replayed = self._shape.allowed(states)
+        most, by_model, recorded = self._shape.allowed(states)
+        replayed = recorded >= 0
         alone = replayed | [self._alone(state) for state in states]
         histories = [state.history or Knowledge() for state in states]
         deepest = self._shape.deepest
@@ -145,7 +146,7 @@ class AdaptiveDepth(Policy):
         depth = np.where(replayed | looked_up, most, by_model)
         rule = BreakEven(
             depths=by_model,
-            replayed=replayed,
+            recorded=recorded,
             group=group,
             choices=tuple(choices),
             by_confidence=by_confidence,

@@ -73,7 +73,7 @@ class ConfidenceDepth(Policy):
     def plan(self, knowledge: Any, states: Sequence[SequenceState]) -> DraftPlan:
         """Plan the most tokens of each state, and what ends a draft before."""
         del knowledge
-        most, model_most, replayed = self._shape.allowed(states)
-        unpaid = (self._cost_ratio > 1) & ~replayed
-        rule = ConfidenceRule(np.where(unpaid, 0, model_most), replayed, self._cost_ratio)
+        most, model_most, recorded = self._shape.allowed(states)
+        unpaid = (self._cost_ratio > 1) & (recorded < 0)
+        rule = ConfidenceRule(np.where(unpaid, 0, model_most), recorded, self._cost_ratio)
         return self._shape.plan(most if self._looks_up else np.where(unpaid, 0, most), rule)

@@ -15,7 +15,7 @@ from ..types.plan import DraftTree, StopRule
 from ..types.records import DraftPlan, SequenceState
 from .base import Policy
 
-Limits = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]
+Limits = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +61,24 @@ class Shape:
         """Return the most tokens in a row for each state, and those of a model.
 
         The last token of a round is the correction or the bonus, so that at most remaining - 1
-        are drafted. A replayed depth is taken as it is, however deep a chain.
+        are drafted. A replayed depth of a model is taken as it is, however deep a chain. Look-ups
+        are repeated by looking as far as any round does.
 
         Returns:
-            Both, int64 [B], and which rows repeat a recorded depth, bool [B].
+            Both, and for rows that repeat a recorded round the tokens that it looked up, -1 for
+            others; int64 [B] each.
         """
-        asked = [state.replayed for state in states]
-        wanted = [self.deepest if depth is None else abs(depth) for depth in asked]
+        recorded = [state.replayed for state in states]
+        by_model = [self.deepest if depth is None else max(depth, 0) for depth in recorded]
+        looked_up = [-1 if depth is None else max(-depth, 0) for depth in recorded]
+        deepest = [
+            max(model, found, self.deepest) if found > 0 else model
+            for model, found in zip(by_model, looked_up, strict=True)
+        ]
         if self.tree is not None:
-            wanted = [min(depth, self.deepest) for depth in wanted]
-        left = [max(0, state.remaining - 1) for state in states]
-        most = np.minimum(np.array(wanted, dtype=np.int64), left)
-        looked_up = [(depth or 0) < 0 for depth in asked]
-        replayed = np.array([depth is not None for depth in asked], dtype=np.bool_)
-        return most, np.where(looked_up, 0, most), replayed
+            deepest = [min(depth, self.deepest) for depth in deepest]
+        most = np.minimum(deepest, [max(0, state.remaining - 1) for state in states])
+        return most, np.minimum(by_model, most), np.array(looked_up, dtype=np.int64)
 
     def plan(self, depth: NDArray[np.int64], stop: StopRule | None = None) -> DraftPlan:
         """Make a plan of these depths, int64 [B]."""

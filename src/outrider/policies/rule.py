@@ -18,11 +18,12 @@ class Rule(StopRule):
 
     Attributes:
         depths: that a model may draft, int64 [B].
-        replayed: rows that repeat a recorded depth, bool [B].
+        recorded: the tokens to look up in a row that repeats a recorded round, int64 [B]; -1 in
+            other rows.
     """
 
     depths: NDArray[np.int64]
-    replayed: NDArray[np.bool_]
+    recorded: NDArray[np.int64]
 
     @property
     def model_depth(self) -> NDArray[np.int64]:
@@ -33,7 +34,7 @@ class Rule(StopRule):
         self, confidence: NDArray[np.float64], drafting: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
         """Decide which rows draft another token: those that it pays for, and those replayed."""
-        return drafting & (self.replayed | self._pays(confidence, drafting))
+        return drafting & ((self.recorded >= 0) | self._pays(confidence, drafting))
 
     def kept(self, source: str, confidence: NDArray[np.float64], row: int) -> NDArray[np.float64]:
         """Take a confidence for the probability that the token is kept."""
@@ -41,9 +42,9 @@ class Rule(StopRule):
         return np.clip(np.nan_to_num(confidence), 0.0, 1.0)
 
     def lookup(self, row: int, reach: NDArray[np.float64]) -> int:
-        """Choose how many looked-up tokens to propose; a replayed row's all, if it had any."""
-        if self.replayed[row]:
-            return 0 if self.depths[row] else len(reach)
+        """Choose how many looked-up tokens to propose: in a replayed row as many as it had."""
+        if self.recorded[row] >= 0:
+            return min(int(self.recorded[row]), len(reach))
         return self._looked_up(row, reach)
 
     @abstractmethod

@@ -56,7 +56,7 @@ class SequenceState:
         stream_key: the 64-bit key of the sequence's randomness.
         choice: the index among the `n` of its request.
         depths: one integer for each round so far: the number of tokens drafted in a row by a model,
-            or minus that number if they were looked up.
+            or minus the number of tokens looked up, all of a tree's.
         finish_reason: why it ended; None while it goes on.
         history: what the policy remembers of this sequence, frozen and hashable.
         processors: the request's logits processors; those with a state as it is after the last

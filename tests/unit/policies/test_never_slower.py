@@ -14,6 +14,8 @@ from outrider.policies import AdaptiveDepth, FixedDepth, Policy, Shape
 from outrider.policies.account import Account
 from tests.support.simulated import Run, World, decode, sequences
 
+pytestmark = pytest.mark.slow
+
 HOPELESS = {
     "never right": World(acceptance=0.0),
     "never right, and dear": World(acceptance=0.0, step=0.5),
@@ -47,7 +49,6 @@ def losses(run: Run, world: World, rows: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("name", "rows", "rounds"), CASES)
-@pytest.mark.slow
 def test_a_drafter_that_cannot_pay_costs_two_percent_and_four_rounds_at_most(
     name: str, rows: int, rounds: int
 ) -> None:
@@ -105,18 +106,15 @@ def found(policy: Policy, observe: Callable[..., Any] | None = None, rows: int =
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.slow
 def test_a_drafter_that_becomes_good_after_500_bad_rounds_is_found(rows: int) -> None:
     assert found(adaptive(), rows=rows)
 
 
-@pytest.mark.slow
 def test_that_notices_an_account_that_is_never_repaid() -> None:
     policy = adaptive()
     assert not found(policy, observed(policy, unforgiving))
 
 
-@pytest.mark.slow
 def test_a_drafter_that_becomes_useless_loses_little_more_than_it_may() -> None:
     world = World(acceptance=lambda number: 0.9 if number < 500 else 0.0)
     run = decode(adaptive(), world, sequences(1, 10**6), rounds=1500)
@@ -125,7 +123,6 @@ def test_a_drafter_that_becomes_useless_loses_little_more_than_it_may() -> None:
     assert late.sum() - len(late) <= 8 + 0.02 * sum(run.seconds) / world.plain_s
 
 
-@pytest.mark.slow
 def test_a_drafter_that_was_found_again_is_given_up_again() -> None:
     world = World(acceptance=lambda number: 0.9 * (500 <= number < 3000))
     run = decode(adaptive(), world, sequences(1, 10**6), rounds=5000)
@@ -140,7 +137,6 @@ def test_while_drafting_one_round_in_64_is_plain() -> None:
     assert np.diff(plain)[-3:].tolist() == [64, 64, 64]
 
 
-@pytest.mark.slow
 def test_probes_become_rare() -> None:
     run = decode(adaptive(), World(acceptance=0.0), sequences(1, 10**6), rounds=3000)
     late = run.depths[1500:]
@@ -167,7 +163,6 @@ def test_a_draft_model_reads_a_prompt_while_the_target_does() -> None:
     assert np.mean(run.depths[5:]) > 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("acceptance", [0.0, 0.7])
 @pytest.mark.parametrize("looks_up", [False, True])
 def test_times_may_be_anything(acceptance: float, looks_up: bool) -> None:
