@@ -158,8 +158,8 @@ class _Kit:
 
     def _plans(self, rows: int = 3) -> list[DraftPlan]:
         depth = np.array([self._depth, 0, 1], dtype=np.int64)[:rows]
-        two, neither = depth.clip(max=2), np.zeros(len(depth), dtype=np.bool_)
-        rule = ConfidenceRule(depth, neither, 0.25)
+        two = depth.clip(max=2)
+        rule = ConfidenceRule(depth, np.full_like(depth, -1), 0.25)
         return [
             DraftPlan(depth),
             DraftPlan(depth, stop=rule),
