@@ -13,8 +13,8 @@ TOLERANCE = 1e-12
 
 
 def configured(verification: str, k: int, **more: Any) -> SpeculativeConfig:
-    settings = {"depth": "fixed", "num_speculative_tokens": k, "verification": verification}
-    return SpeculativeConfig(**(settings | more))
+    settings: dict[str, Any] = {"depth": "fixed", "num_speculative_tokens": k}
+    return SpeculativeConfig(**settings | {"verification": verification} | more)
 
 
 def error(

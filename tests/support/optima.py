@@ -67,8 +67,8 @@ def brute_force(target: Floats, draft: Floats, num_drafts: int, kind: str) -> fl
     """1 + min over every set S of P(S) - Pr[all drafts in S]."""
     sets = drafted_sets(draft, num_drafts, kind)
     width = len(target)
-    return 1 + min(
-        sum(target[token] for token in range(width) if chosen >> token & 1)
+    return 1.0 + min(
+        sum(float(target[token]) for token in range(width) if chosen >> token & 1)
         - sum(mass for drawn, mass in sets.items() if all(chosen >> token & 1 for token in drawn))
         for chosen in range(2**width)
     )

@@ -208,23 +208,26 @@ def _draft(
     told = np.where(up, 0.9, 0.3) if world.spread else np.full((rows, width), 0.6)
     depth, sources = plan.model_depth.copy(), [MODEL] * rows
     found, likely = world.lookup(number)
-    for row in range(rows) if plan.stop is not None else ():
+    stop = plan.stop
+    for row in range(rows):
+        if stop is None:
+            break
         count = min(found, int(plan.depth[row]))
-        reach = np.cumprod(plan.stop.kept("ngram", np.full(count, likely), row))
-        used = plan.stop.lookup(row, reach) if count else 0
+        reach = np.cumprod(stop.kept("ngram", np.full(count, likely), row))
+        used = stop.lookup(row, reach) if count else 0
         if used:
             sources[row], depth[row] = "ngram", used
             chances[row], told[row] = np.full(width, likely), likely
     model = np.array([source == MODEL for source in sources])
-    for drawn in range(1, width) if plan.stop is not None and plan.tree is None else ():
+    for drawn in range(1, width):
         drafting = model & (depth > drawn)
-        if not drafting.any():
+        if stop is None or plan.tree is not None or not drafting.any():
             break
-        goes_on = plan.stop.continues(told[:, :drawn], drafting)
+        goes_on = stop.continues(told[:, :drawn], drafting)
         depth = np.where(drafting & ~goes_on, drawn, depth)
     counts = depth.tolist()
     confidence = [told[row, : counts[row]].tolist() for row in range(rows)]
-    return tuple(sources), counts, chances, confidence if plan.stop else [[]] * rows
+    return tuple(sources), counts, chances, confidence if stop else [[]] * rows
 
 
 def _missed(state: SequenceState) -> int:

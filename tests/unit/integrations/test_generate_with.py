@@ -82,9 +82,11 @@ def test_samples_repeat_with_torchs_seed_and_differ_among_themselves(models: Mod
 
     def sampled(seed: int) -> Any:
         torch.manual_seed(seed)
-        return models.target.generate(
+        found = models.target.generate(
             **inputs, **asked, custom_generate=models.inside, return_dict_in_generate=True
-        ).sequences
+        )
+        assert [name for name, value in found.items() if value is not None] == ["sequences"]
+        return found.sequences
 
     first = sampled(1)
     assert first.shape == (6, 21)
