@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter, Token
 
+from ..bench import formats
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..config.structured import StructuredOutput
 from ..errors import InvalidConfigError
-from . import figures
 from .files import read_text
 from .flags import flags_of, plain, split
 from .options import (
@@ -302,8 +302,8 @@ def _document(
             "prompt_tokens": len(output.prompt_token_ids),
             "completion_tokens": sum(len(choice.token_ids) for choice in output.choices),
         },
-        "speculation": figures.speculation(decoder.metrics),
-        "timing": figures.timing(decoder.metrics),
+        "speculation": formats.speculation(decoder.metrics),
+        "timing": formats.timing(decoder.metrics),
         "config": settings,
     }
     return document | ({"choices": choices} if len(choices) > 1 else {})
@@ -312,7 +312,7 @@ def _document(
 def _choice(choice: Choice, decoder: SpeculativeDecoder) -> dict[str, Any]:
     names = ("index", "text", "token_ids", "finish_reason", "depths")
     found: dict[str, Any] = {name: getattr(choice, name) for name in names}
-    found["speculation"] = figures.speculation(choice.metrics)
+    found["speculation"] = formats.speculation(choice.metrics)
     if choice.logprobs is not None:
         found["logprobs"] = [
             _entry(entry.token_id, entry.logprob, decoder.tokenizer)

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..config.params import SamplingParams, SpeculativeConfig
-from ..errors import InvalidConfigError
 from .options import Drafting, Method, Models, Tracing
 from .terminal import quiet
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+_LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +59,8 @@ def load(
         from ..engine.loading import load as load_pair
 
         quiet()
-        lookup = {
-            name: value
-            for name in ("prompt_lookup_max", "prompt_lookup_min")
-            if (value := getattr(drafting, name)) is not None
-        }
+        asked = asdict(drafting)
+        lookup = {name: asked[name] for name in _LOOKUP if asked[name] is not None}
         # A bad look-up is refused before the models are loaded.
         ngram = NgramDrafter(**lookup)
         pair = load_pair(
@@ -74,8 +73,7 @@ def load(
         "target": models.target,
         "method": method,
         "draft": (models.draft or models.target) if uses_model else None,
-        "prompt_lookup_max": ngram.prompt_lookup_max if method == "ngram" else None,
-        "prompt_lookup_min": ngram.prompt_lookup_min if method == "ngram" else None,
+        **{name: getattr(ngram, name) if method == "ngram" else None for name in _LOOKUP},
         "exit_layers": drafting.exit_layers,
         "threads": torch.get_num_threads(),
         "device": str(pair.target.device),
@@ -89,21 +87,19 @@ def _drafter(method: Method, pair: Any, ngram: Any, exit_layers: int | None) -> 
     from ..drafters.prediction import PredictionDrafter
     from ..drafters.suffix.drafter import SuffixDrafter
 
-    if method == "early_exit":
-        assert exit_layers is not None
-        try:
+    match method:
+        case "none":
+            return None
+        case "ngram":
+            return ngram
+        case "suffix":
+            return SuffixDrafter()
+        case "prediction":
+            return PredictionDrafter()
+        case "early_exit":
+            assert exit_layers is not None
             return EarlyExitDrafter(pair.target, exit_layers)
-        except InvalidConfigError as error:
-            raise InvalidConfigError("--exit-layers", exit_layers, error.expected) from None
-    made: dict[str, Callable[[], Any]] = {
-        "none": lambda: None,
-        "ngram": lambda: ngram,
-        "suffix": SuffixDrafter,
-        "prediction": PredictionDrafter,
-        "draft_model": lambda: pair.model_drafter,
-        "hybrid": lambda: pair.drafter,
-    }
-    return made[method]()
+    return pair.drafter if method == "hybrid" else pair.model_drafter
 
 
 @contextmanager

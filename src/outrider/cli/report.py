@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App
 
 from ..bench import Results
+from ..bench.formats import speculation, timing
 from ..errors import InvalidConfigError
-from . import figures
 from .files import make_folder, write
 from .options import Output, titled
 
@@ -61,9 +61,9 @@ def _document(found: Trace | Results) -> dict[str, Any]:
         "outrider": found.outrider,
         "settings": found.settings,
         "emitted": metrics.emitted,
-        "speculation": figures.speculation(metrics),
+        "speculation": speculation(metrics),
         "depths": metrics.depths,
-        "timing": figures.timing(metrics),
+        "timing": timing(metrics),
     }
 
 

@@ -13,6 +13,7 @@ from outrider.bench import TuneOptions, silent
 from outrider.bench.engine_flags import export
 from outrider.bench.options import Engines
 from outrider.bench.records import PLAIN, Candidate
+from outrider.bench.speedup import Speedup
 from outrider.bench.tune import Recommendation, _halvings, candidates, run_tune
 from outrider.errors import InvalidConfigError
 
@@ -37,11 +38,8 @@ def _options(folder: Path, **given: Any) -> TuneOptions:
 
 def _recommendation(**given: Any) -> Recommendation:
     defaults: dict[str, Any] = {
-        "candidate": MODEL,
         "best": MODEL,
-        "speedup": 2.0,
-        "low": 1.5,
-        "high": 2.5,
+        "gain": Speedup(2.0, 1.5, 2.5),
         "measurements": (),
         "eliminated": (),
         "exports": (),
@@ -71,7 +69,8 @@ def test_the_field_is_halved_and_the_best_are_raced_at_length(tmp_path: Path) ->
         assert sum(each.tokens) < 24
     assert found.best in final
     assert found.candidate in (found.best, PLAIN)
-    assert found.candidate.plain == (found.low is not None and found.low <= 1)
+    assert found.gain is not None
+    assert found.candidate.plain == (found.gain.low is not None and found.gain.low <= 1)
     assert said[-1][:2] == (said[-1][1], said[-1][1])
     assert len(found.exports) == (0 if found.candidate.plain else 4)
     json.dumps(found.document())
@@ -111,10 +110,10 @@ def test_the_default_is_always_in_the_grid() -> None:
     ("given", "said"),
     [
         ({}, "draft_model k=3 is 2.00x as fast as plain decoding (95% interval 1.50 to 2.50"),
-        ({"candidate": PLAIN, "low": 0.9, "high": 1.2}, "undecided, more prompts may tell"),
-        ({"candidate": PLAIN, "speedup": 0.8, "low": 0.7, "high": 0.9}, "turn it off"),
-        ({"candidate": PLAIN, "low": None, "high": None}, "too few prompts"),
-        ({"candidate": PLAIN, "best": None, "speedup": None}, "no recommendation"),
+        ({"gain": Speedup(2.0, 0.9, 4.4)}, "undecided, more prompts may tell"),
+        ({"gain": Speedup(0.8, 0.7, 0.9)}, "turn it off"),
+        ({"gain": Speedup(2.0)}, "too few prompts"),
+        ({"best": None, "gain": None}, "no recommendation"),
     ],
 )
 def test_the_verdict_says_what_to_do(given: dict[str, Any], said: str) -> None:
@@ -141,7 +140,8 @@ def test_the_verdict_says_what_to_do(given: dict[str, Any], said: str) -> None:
 def test_settings_are_those_of_the_command_line(
     candidate: Candidate, settings: dict[str, Any]
 ) -> None:
-    found = _recommendation(candidate=candidate).settings()
+    gain = Speedup(0.5, 0.4, 0.6) if candidate.plain else Speedup(2.0, 1.5, 2.5)
+    found = _recommendation(best=candidate, gain=gain).settings()
     assert found == {"target": "a", "draft": "b"} | settings
 
 
