@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -99,10 +99,9 @@ def _folder(asked: str | None, quick: bool) -> Iterator[Path | None]:
         yield None
         return
     name = asked or f"outrider-bench-{datetime.now():%Y%m%d-%H%M%S}"
-    new = not Path(name).expanduser().exists()
     path = make_folder("--out", name, empty=True)
     try:
         yield path
     finally:
-        if new and not any(path.iterdir()):
+        with suppress(OSError):  # one with results in it stays
             path.rmdir()

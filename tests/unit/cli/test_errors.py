@@ -157,7 +157,7 @@ def test_an_interrupt_is_one_line(
 ) -> None:
     from outrider.cli.signals import Terminated
 
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt if kind == "int" else Terminated
 
     monkeypatch.setattr("outrider.cli.options.Prompt.read", interrupt)
