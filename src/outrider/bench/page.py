@@ -130,7 +130,9 @@ def _trace(trace: Trace) -> str:
             _by_round("Drafted tokens of a round: accepted (blue), refused (grey)", tokens, "ab")
         )
         title = "Share of the drafts that reached a position in which it was accepted"
-        shares = [svg.Bar(f"{at}", share) for at, share in enumerate(metrics.per_position, 1)]
+        shares = [
+            svg.Bar(f"position {at}", share) for at, share in enumerate(metrics.per_position, 1)
+        ]
         parts.append(svg.bars(title, shares, unit=""))
     if records:
         title = "Milliseconds of a round: target (blue), drafting (yellow), the rest (grey)"

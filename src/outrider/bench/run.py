@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
@@ -22,9 +22,7 @@ WITHOUT_TREES = ("ngram", "prediction")
 """What finds one continuation only."""
 
 
-def run_bench(
-    options: BenchOptions, report: Progress = silent, load_pair: Callable[..., Pair] = load
-) -> Results:
+def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
     """Race the candidates that the options name, with plain decoding always beside them.
 
     Ctrl-C (KeyboardInterrupt) ends the race: what was measured is returned, with `partial` set.
@@ -32,7 +30,6 @@ def run_bench(
     Args:
         options: what to measure.
         report: called with the steps done, the steps in all and what comes next.
-        load_pair: takes the arguments of `outrider.load`.
 
     Raises:
         InvalidConfigError: the options do not fit the models or the prompts.
@@ -45,7 +42,7 @@ def run_bench(
     missing: dict[str, None] = {}
     failed: set[Candidate] = set()
     try:
-        pair, facts, own = prepared(options, max(options.batches), report, load_pair)
+        pair, facts, own = prepared(options, max(options.batches), report)
         workloads = [
             fitting(workload, options.tokens, room_of(pair))
             for workload in _workloads(options, pair, own)
@@ -96,10 +93,7 @@ def run_bench(
 
 
 def prepared(
-    options: BenchOptions | TuneOptions,
-    max_sequences: int,
-    report: Progress,
-    load_pair: Callable[..., Pair],
+    options: BenchOptions | TuneOptions, max_sequences: int, report: Progress
 ) -> tuple[Pair, dict[str, Any], Workload | None]:
     """Load the models, and read the file of prompts, if there is one.
 
@@ -113,7 +107,7 @@ def prepared(
     path = options.prompts
     lines = () if path is None else lines_of(path)
     report(0, 1, "loading the models")
-    pair = load_pair(
+    pair = load(
         options.target,
         options.draft,
         device=options.device,

@@ -105,16 +105,13 @@ class TrialRace:
 
     def _stretch(self, index: int, prompts: Sequence[Prompt]) -> None:
         """Race one stretch: all of it counts, or an interrupt left it undone and nothing does."""
-        ids, params = [prompt.token_ids for prompt in prompts], self.trial.params(prompts)
-        runs = self._race(ids, params, index, self._watch)
+        params = self.trial.params(prompts)
+        runs = self._race([prompt.token_ids for prompt in prompts], params, index, self._watch)
         plain = runs[self._runners[0]].token_ids
-        differences: dict[Runner, list[Difference] | None] = {}
-        for runner in self._runners:
-            expected = self._expected(runner, ids, params, index, plain)
-            found = None
-            if expected is not None:
-                found = self._differences(prompts, runs[runner].token_ids, expected)
-            differences[runner] = found
+        differences = {
+            runner: self._differences(runner, runs[runner], prompts, params, index, plain)
+            for runner in self._runners
+        }
         for runner in self._runners:
             self._found[runner].append((runs[runner], differences[runner]))
             if runner.decoder is not None:
@@ -135,38 +132,37 @@ class TrialRace:
         self._runners = [runner for runner in self._runners if runner not in self.failed]
         return runs
 
-    def _expected(
+    def _differences(
         self,
         runner: Runner,
-        prompts: Sequence[Tokens],
+        run: Run,
+        prompts: Sequence[Prompt],
         params: Sequence[SamplingParams],
         seed: int,
-        plain: tuple[Tokens, ...],
-    ) -> tuple[Tokens, ...] | None:
-        """Return the tokens that a runner has to emit; None where there are many it may."""
-        if runner.candidate.lossy:
-            return None
-        if self.trial.sampling.temperature == 0:
-            return plain
-        if isinstance(runner, OutriderRunner) and runner.candidate.verification == "coupled":
-            return runner.undrafted(prompts, params, seed)
-        return None
+        plain: Sequence[Tokens],
+    ) -> list[Difference] | None:
+        """Find where outputs first differ from the right ones; None where many are right.
 
-    def _differences(
-        self, prompts: Sequence[Prompt], found: Sequence[Tokens], expected: Sequence[Tokens]
-    ) -> list[Difference]:
-        """Find where outputs first differ, and at temperature 0 whether rounding explains it."""
-        plain = self._runners[0].decoder
+        At temperature 0 it is found out whether rounding explains the difference.
+        """
+        candidate, decoder = runner.candidate, self._runners[0].decoder
         greedy = self.trial.sampling.temperature == 0
+        if greedy and not candidate.lossy:
+            expected = plain
+        elif candidate.verification == "coupled" and isinstance(runner, OutriderRunner):
+            ids = [prompt.token_ids for prompt in prompts]
+            expected = runner.undrafted(ids, params, seed)
+        else:
+            return None
         differences = []
-        for prompt, own, right in zip(prompts, found, expected, strict=True):
+        for prompt, own, right in zip(prompts, run.token_ids, expected, strict=True):
             for place, (token, due) in enumerate(zip_longest(own, right)):
                 if token == due:
                     continue
                 first = Difference(prompt.name, place, token, due)
-                if greedy and None not in (token, due) and plain is not None:
+                if greedy and None not in (token, due) and decoder is not None:
                     before = (*prompt.token_ids, *right[:place])
-                    gap, allowed = _apart(plain.target, before, token, due)
+                    gap, allowed = _apart(decoder.target, before, token, due)
                     first = replace(first, gap=gap, allowed=allowed)
                 differences.append(first)
                 break

@@ -8,12 +8,12 @@ and the recommendation rests on its measurements alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any
 
-from .. import Pair, SamplingParams, load
+from .. import Pair, SamplingParams
 from ..errors import InvalidConfigError
 from .engine_flags import Export, export
 from .environment import environment
@@ -104,9 +104,7 @@ class Recommendation:
         }
 
 
-def run_tune(
-    options: TuneOptions, report: Progress = silent, load_pair: Callable[..., Pair] = load
-) -> Recommendation:
+def run_tune(options: TuneOptions, report: Progress = silent) -> Recommendation:
     """Search a grid of configurations for the fastest one by short races that halve the field.
 
     Ctrl-C (KeyboardInterrupt) ends the search: the answer so far is returned, with `partial` set.
@@ -114,7 +112,6 @@ def run_tune(
     Args:
         options: the grid, the prompts and the models.
         report: called with the steps done, the steps in all and what comes next.
-        load_pair: takes the arguments of `outrider.load`.
 
     Raises:
         InvalidConfigError: the options do not fit the models or the prompts.
@@ -123,7 +120,7 @@ def run_tune(
     field = candidates(options)
     for candidate in field:
         config_of(candidate)
-    pair, facts, workload = prepared(options, options.batch, report, load_pair)
+    pair, facts, workload = prepared(options, options.batch, report)
     count = options.max_prompts
     if workload is None:
         workload = built_in("code", pair.tokenizer, pair.target.vocab_size, count)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from ..bench import BenchOptions
-from .files import make_folder, write
+from .files import make_folder
 from .flags import flags_of, listed, plain
 from .options import Shown, titled
 from .signals import terminable
@@ -79,8 +79,8 @@ def bench(
         }
         if folder is not None:
             for form, text in texts.items():
-                write(folder / f"result.{form}", text.encode())
-            write(folder / "index.html", render_report(results).encode())
+                (folder / f"result.{form}").write_bytes(text.encode())
+            (folder / "index.html").write_bytes(render_report(results).encode())
             print(f"written to {folder}", file=sys.stderr)
         if formats.output == "table" and not formats.json:
             output(shown.color).print(rendered(results))
@@ -88,7 +88,7 @@ def bench(
             print(texts["json" if formats.json else formats.output], end="")
         if results.partial:
             print("outrider: interrupted; this is what had been measured", file=sys.stderr)
-            return interruption.status
+            return interruption()
     return int(any(found.wrong for found in results.measurements))
 
 

@@ -1,28 +1,11 @@
-"""Files that commands write: checked before anything is measured, and written as a whole."""
+"""Files that commands write, checked before anything is measured, and texts that they read."""
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 
 from ..errors import InvalidConfigError
-
-
-def write(path: str | Path, data: bytes) -> None:
-    """Write a file at once: a reader sees the old one or the new one."""
-    place = Path(path)
-    with tempfile.NamedTemporaryFile(
-        dir=place.parent, prefix=f".{place.name}.", delete=False
-    ) as file:
-        try:
-            file.write(data)
-            file.flush()
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, place)
-        except BaseException:
-            os.unlink(file.name)
-            raise
 
 
 def check_file(flag: str, path: str | Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from benchmarks.results import machine_slug
 from rich.console import Console
 
-from outrider.bench import BenchOptions, Results, silent
+from outrider.bench import BenchOptions, Results
 from outrider.bench.environment import environment
 from outrider.bench.formats import as_csv, row
 from outrider.bench.records import PLAIN, Candidate, Difference
@@ -22,6 +23,13 @@ from outrider.bench.tables import as_markdown, rendered, verdicts
 from outrider.errors import InvalidConfigError
 
 from ...support.bench import MODEL, load_pair, measured, prompt_file
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _tiny_models() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("outrider.bench.run.load", load_pair)
+        yield
 
 
 def _options(folder: Path, **given: Any) -> BenchOptions:
@@ -46,7 +54,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         peers=("transformers",),
         peer_k=(3,),
     )
-    return run_bench(options, silent, load_pair)
+    return run_bench(options)
 
 
 @pytest.mark.slow
@@ -174,30 +182,33 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
         if done == 4:
             raise KeyboardInterrupt
 
-    found = run_bench(_options(tmp_path), interrupt, load_pair)
+    found = run_bench(_options(tmp_path), interrupt)
     assert found.partial
     assert [len(each.tokens) for each in found.measurements] == [3, 3, 1, 1]
     assert [each.partial for each in found.measurements] == [False, False, True, True]
 
 
-def test_bad_options_are_refused_before_models_are_loaded(tmp_path: Path) -> None:
+def test_bad_options_are_refused_before_models_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object, **__: object) -> Any:
         raise AssertionError("loaded")
 
+    monkeypatch.setattr("outrider.bench.run.load", refuse)
     with pytest.raises(InvalidConfigError, match="readable"):
-        run_bench(_options(tmp_path, prompts=tmp_path / "none"), silent, refuse)
+        run_bench(_options(tmp_path, prompts=tmp_path / "none"))
     with pytest.raises(InvalidConfigError):
-        run_bench(_options(tmp_path, verification=("typical",), trees=("2x1",)), silent, refuse)
+        run_bench(_options(tmp_path, verification=("typical",), trees=("2x1",)))
 
 
 def test_predictions_are_asked_for_where_nothing_has_one(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match="no row that can be used with a prediction"):
-        run_bench(_options(tmp_path, drafters=("prediction",)), silent, load_pair)
+        run_bench(_options(tmp_path, drafters=("prediction",)))
 
 
 def test_early_exits_draft_with_the_layers_asked_for(tmp_path: Path) -> None:
     options = _options(tmp_path, drafters=("early_exit",), exit_layers=(1,), temps=(0.0,))
-    labels = [each.label for each in run_bench(options, silent, load_pair).measurements]
+    labels = [each.label for each in run_bench(options).measurements]
     assert labels == ["plain", "early_exit of 1 layers k=3"]
 
 

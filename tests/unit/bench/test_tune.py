@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from outrider.bench import TuneOptions, silent
+from outrider.bench import TuneOptions
 from outrider.bench.engine_flags import export
 from outrider.bench.options import Engines
 from outrider.bench.records import PLAIN, Candidate
@@ -20,6 +20,11 @@ from outrider.errors import InvalidConfigError
 from ...support.bench import MODEL, load_pair, prompt_file
 
 HYBRID = Candidate("hybrid", "block")
+
+
+@pytest.fixture(autouse=True)
+def _tiny_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.bench.run.load", load_pair)
 
 
 def _options(folder: Path, **given: Any) -> TuneOptions:
@@ -51,7 +56,7 @@ def _recommendation(**given: Any) -> Recommendation:
 @pytest.mark.slow
 def test_the_field_is_halved_and_the_best_are_raced_at_length(tmp_path: Path) -> None:
     said: list[tuple[int, int, str]] = []
-    found = run_tune(_options(tmp_path), lambda *step: said.append(step), load_pair)
+    found = run_tune(_options(tmp_path), lambda *step: said.append(step))
     grid = {
         "draft_model adaptive", "draft_model k=2", "draft_model k=3", "draft_model tree 2x1",
         "ngram adaptive", "ngram k=2", "ngram k=3",
@@ -81,7 +86,7 @@ def test_an_interrupt_before_the_last_race_recommends_nothing(tmp_path: Path) ->
         if done == 2:
             raise KeyboardInterrupt
 
-    found = run_tune(_options(tmp_path), interrupt, load_pair)
+    found = run_tune(_options(tmp_path), interrupt)
     assert found.partial
     assert found.candidate == PLAIN
     assert found.verdict.startswith("no recommendation")
@@ -89,7 +94,7 @@ def test_an_interrupt_before_the_last_race_recommends_nothing(tmp_path: Path) ->
 
 def test_too_few_prompts_for_a_batch_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match="at most 3"):
-        run_tune(_options(tmp_path, batch=4), silent, load_pair)
+        run_tune(_options(tmp_path, batch=4))
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 38, 100])

@@ -175,10 +175,10 @@ def test_an_interrupt_before_anything_leaves_nothing(
 def test_sigterm_is_an_interrupt_inside_and_what_it_was_outside() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with terminable() as interruption:
-        assert interruption.status == 130
+        assert interruption() == 130
         with pytest.raises(Terminated):
             os.kill(os.getpid(), signal.SIGTERM)
-        assert interruption.status == 143
+        assert interruption() == 143
     assert signal.getsignal(signal.SIGTERM) is before
 
 
