@@ -28,6 +28,7 @@ from ..engine.compatibility import parts_of
 from ..errors import InvalidConfigError
 from ..runtimes.base import Runtime
 from ..types.records import RoundRecord
+from .options import WITH_MODEL
 from .records import PLAIN, Candidate
 
 Tokens = tuple[int, ...]
@@ -256,26 +257,43 @@ def drafter_of(candidate: Candidate, pair: Pair, target: Any, slots: int) -> Any
     Raises:
         InvalidConfigError: the candidate wants a draft model, and there is none.
     """
-    match candidate.drafter:
+    model: Any = pair.model_drafter
+    if candidate.drafter in WITH_MODEL and isinstance(model, ModelDrafter):
+        # One of another vocabulary is shared.
+        model = ModelDrafter(fresh(model.model, slots), model.vocab_size)
+    suffix = SuffixDrafter(max_pool_tokens=0)
+    return make_drafter(
+        candidate.drafter, target, model, NgramDrafter(), suffix, candidate.exit_layers
+    )
+
+
+def make_drafter(
+    method: str, target: Any, model: Any, ngram: Any, suffix: Any, exit_layers: int | None
+) -> Any:
+    """Make what drafts, by the name of the method; None for "none".
+
+    Raises:
+        InvalidConfigError: the method wants a draft model, and `model` is None; or the target has
+            not so many layers.
+    """
+    match method:
         case "none":
             return None
         case "ngram":
-            return NgramDrafter()
+            return ngram
         case "suffix":
-            return SuffixDrafter(max_pool_tokens=0)
+            return suffix
         case "prediction":
             return PredictionDrafter()
         case "early_exit":
-            assert candidate.exit_layers is not None
-            return EarlyExitDrafter(target, candidate.exit_layers)
-    model: Any = pair.model_drafter
+            assert exit_layers is not None
+            try:
+                return EarlyExitDrafter(target, exit_layers)
+            except InvalidConfigError as error:
+                raise InvalidConfigError("exit_layers", exit_layers, error.expected) from None
     if model is None:
-        raise InvalidConfigError("drafters", candidate.drafter, "suffix or ngram without a draft")
-    if isinstance(model, ModelDrafter):  # one of another vocabulary is shared
-        model = ModelDrafter(fresh(model.model, slots), model.vocab_size)
-    if candidate.drafter == "draft_model":
-        return model
-    return HybridDrafter.usual(model, SuffixDrafter(max_pool_tokens=0))
+        raise InvalidConfigError("drafters", method, "suffix or ngram without a draft")
+    return HybridDrafter.usual(model, suffix) if method == "hybrid" else model
 
 
 def fresh(model: Any, slots: int) -> Any:

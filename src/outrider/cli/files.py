@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -12,11 +13,13 @@ def check_file(flag: str, path: str | Path) -> None:
     """Refuse a path that no file can be written to.
 
     Raises:
-        InvalidConfigError: it is a folder, or in one that cannot be written to.
+        InvalidConfigError: it is a folder, read-only, or in a folder that cannot be written to.
     """
     place = Path(path)
     if place.is_dir():
         raise InvalidConfigError(flag, str(path), "the path of a file, and this is a folder")
+    if place.exists() and not os.access(place, os.W_OK):
+        raise InvalidConfigError(flag, str(path), "a file to write to (it is read-only)")
     _try_writing(flag, path, place.parent, "a file")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
+from ..bench.options import WITH_MODEL
 from ..config.params import SamplingParams, SpeculativeConfig
 from .options import Drafting, Method, Models, Tracing
 from .terminal import quiet
@@ -55,7 +56,8 @@ def load(
     with console.status(f"loading {models.target}"):
         import torch
 
-        from ..drafters.ngram import NgramDrafter
+        from .. import NgramDrafter, SuffixDrafter
+        from ..bench.race import make_drafter
         from ..engine.loading import load as load_pair
 
         quiet()
@@ -66,13 +68,14 @@ def load(
         pair = load_pair(
             models.target, models.draft, device=models.device, dtype=models.dtype or "auto", **more
         )
-        drafter = _drafter(method, pair, ngram, drafting.exit_layers)
-    uses_model = method in ("draft_model", "hybrid")
+        drafter = make_drafter(
+            method, pair.target, pair.model_drafter, ngram, SuffixDrafter(), drafting.exit_layers
+        )
     facts = {
         "outrider": __version__,
         "target": models.target,
         "method": method,
-        "draft": (models.draft or models.target) if uses_model else None,
+        "draft": (models.draft or models.target) if method in WITH_MODEL else None,
         **{name: getattr(ngram, name) if method == "ngram" else None for name in _LOOKUP},
         "exit_layers": drafting.exit_layers,
         "threads": torch.get_num_threads(),
@@ -80,26 +83,6 @@ def load(
         "dtype": str(pair.target.hf_model.dtype).removeprefix("torch."),
     }
     return Loaded(pair.target, drafter, pair.tokenizer, facts)
-
-
-def _drafter(method: Method, pair: Any, ngram: Any, exit_layers: int | None) -> Any:
-    from ..drafters.early_exit import EarlyExitDrafter
-    from ..drafters.prediction import PredictionDrafter
-    from ..drafters.suffix.drafter import SuffixDrafter
-
-    match method:
-        case "none":
-            return None
-        case "ngram":
-            return ngram
-        case "suffix":
-            return SuffixDrafter()
-        case "prediction":
-            return PredictionDrafter()
-        case "early_exit":
-            assert exit_layers is not None
-            return EarlyExitDrafter(pair.target, exit_layers)
-    return pair.drafter if method == "hybrid" else pair.model_drafter
 
 
 @contextmanager

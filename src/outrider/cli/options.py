@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Group, Parameter
 from cyclopts.types import PositiveInt
 
+from ..bench.options import WITH_MODEL
 from ..config.params import SpeculativeConfig
 from ..errors import EmptyPrefixError, InvalidConfigError
 from .files import check_file, read_text
@@ -230,7 +231,7 @@ def choose_method(
     if config.depth != "adaptive" or config.drafts_trees or config.lossy:
         usual = "draft_model"
     method = drafting.method or (usual if models.can_draft else "ngram")
-    uses_model = method in ("draft_model", "hybrid")
+    uses_model = method in WITH_MODEL
     if uses_model and not models.can_draft:
         raise InvalidConfigError("--method", method, "--draft MODEL beside it, or --method ngram")
     if method == "early_exit" and drafting.exit_layers is None:
