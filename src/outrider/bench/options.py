@@ -102,7 +102,7 @@ class BenchOptions(_Options):
         _check(self, _count, "exit_layers", "batches")
         _check(self, _depth, "k", "peer_k")
         _check(self, _temperature, "temps")
-        _check(self, lambda _, tree: shape_of(tree), "trees")
+        _check(self, _tree, "trees")
         drafters = self.drafters or ()
         if self.lossy and "hybrid" in drafters:
             expected = f"draft_model beside {self.lossy[0]}, which takes a model's drafts alone"
@@ -197,7 +197,7 @@ class TuneOptions(_Options):
         integer("max_tokens", self.max_tokens, 8)
         _check_lists(self, "drafters", "verifications", "depths", "temp")
         _check(self, _temperature, "temp")
-        _check(self, lambda _, tree: shape_of(tree), "shape")
+        _check(self, _tree, "shape")
         if lossy := [name for name in self.verifications if name in LOSSY]:
             raise InvalidConfigError("verifications", lossy[0], "lossless methods")
         if not self.has_model and (models := set(self.drafters or ()) & set(WITH_MODEL)):
@@ -220,7 +220,7 @@ class TuneOptions(_Options):
         return () if self.no_trees else self.shape
 
 
-def shape_of(tree: str) -> tuple[int, ...]:
+def shape_of(tree: str, field: str = "trees") -> tuple[int, ...]:
     """Read the children at each depth that a text such as 2x2x1 names.
 
     Raises:
@@ -228,11 +228,11 @@ def shape_of(tree: str) -> tuple[int, ...]:
     """
     parts = tree.split("x")
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise InvalidConfigError("trees", tree, "children at each depth, such as 2x2x1")
+        raise InvalidConfigError(field, tree, "children at each depth, such as 2x2x1")
     shape = tuple(map(int, parts))
     nodes = sum(math.prod(shape[: depth + 1]) for depth in range(len(shape)))
     if nodes > 1024:
-        raise InvalidConfigError("trees", tree, "at most 1024 nodes", given=f"{tree} has {nodes}")
+        raise InvalidConfigError(field, tree, "at most 1024 nodes", given=f"{tree} has {nodes}")
     return shape
 
 
@@ -242,6 +242,10 @@ def _depths(given: tuple[Depth, ...]) -> tuple[int | None, ...]:
 
 def _count(name: str, value: object) -> object:
     return integer(name, value, 1)
+
+
+def _tree(name: str, value: str) -> object:
+    return shape_of(value, name)
 
 
 def _depth(name: str, value: object) -> object:
