@@ -64,7 +64,7 @@ def speedup_picture(rows: Sequence[dict[str, Any]]) -> str:
     """The speedups of every workload as bars with intervals, in SVG."""
     drawn: list[svg.Bar] = []
     for workload in dict.fromkeys(row["workload"] for row in rows):
-        drawn.append(svg.Bar(workload, 0.0))
+        drawn.append(svg.Bar(workload))
         drawn += [
             svg.Bar(
                 f"temperature {row['temperature']:g}, batch {row['batch']}",

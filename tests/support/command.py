@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +78,3 @@ def error_of(capsys: Capture, *args: str, status: int = 2) -> str:
     assert captured.err.count("\n") == 1, captured.err
     assert captured.err.startswith("outrider: error: ")
     return captured.err
-
-
-def flat(parts: Sequence[Sequence[str]]) -> list[str]:
-    """The arguments of several flags in one list."""
-    return [each for part in parts for each in part]

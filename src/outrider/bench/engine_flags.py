@@ -8,12 +8,13 @@ Outrider has; each export says what it leaves behind.
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from shlex import quote
 from typing import Any
 
+from .options import WITH_MODEL
 from .records import Candidate
 
 
@@ -46,97 +47,68 @@ def export(
         depth: tokens to draft, where the candidate's own depth is adaptive.
     """
     depth = candidate.depth or depth
-    name = "model" if candidate.drafter in ("draft_model", "hybrid") else candidate.drafter
-    values: dict[Any, Any] = {_DEPTH: depth, _DRAFT: draft or "DRAFT"}
-    values[_GGUF] = f"{values[_DRAFT]}.gguf"
-    values[_RULE] = "block" if _by_blocks(candidate) else "standard"
-    shape = candidate.tree or (1,) * depth
-    values[_WIDTH] = max(shape)
-    values[_NODES] = 1 + sum(prod(shape[: level + 1]) for level in range(len(shape)))
-    settings = {flag: values.get(value, value) for flag, value in _SETTINGS[system, name].items()}
-    flags = " ".join(f"--{flag} {shlex.quote(str(value))}" for flag, value in settings.items())
+    settings = _settings(system, candidate, draft or "DRAFT", depth)
+    flags = " ".join(f"--{flag} {quote(str(value))}" for flag, value in settings.items())
+    as_json = json.dumps(settings)
     text = {
-        "vllm": f"vllm serve {shlex.quote(target)} --speculative-config "
-        + shlex.quote(json.dumps(settings)),
-        "sglang": f"python -m sglang.launch_server --model-path {shlex.quote(target)} {flags}",
-        "llama.cpp": f"llama-server -m {shlex.quote(target + '.gguf')} {flags}",
-        "transformers": json.dumps(settings),
+        "vllm": f"vllm serve {quote(target)} --speculative-config {quote(as_json)}",
+        "sglang": f"python -m sglang.launch_server --model-path {quote(target)} {flags}",
+        "llama.cpp": f"llama-server -m {quote(target + '.gguf')} {flags}",
+        "transformers": as_json,
     }[system]
-    return Export(system, text, settings, tuple(_notes(system, name, candidate, depth)))
+    return Export(system, text, settings, tuple(_notes(system, candidate, depth)))
+
+
+def _settings(system: str, candidate: Candidate, draft: str, depth: int) -> dict[str, Any]:
+    match system, candidate.drafter in WITH_MODEL:
+        case "vllm", True:
+            return {
+                "method": "draft_model",
+                "model": draft,
+                "num_speculative_tokens": depth,
+                "draft_sample_method": "probabilistic",
+                "rejection_sample_method": "block" if _by_blocks(candidate) else "standard",
+            }
+        case "vllm", False:
+            found = {"method": candidate.drafter, "num_speculative_tokens": depth}
+            if candidate.drafter == "ngram":
+                return found | {"prompt_lookup_max": 5, "prompt_lookup_min": 1}
+            limits = {"suffix_decoding_max_spec_factor": 2.0, "suffix_decoding_min_token_prob": 0.1}
+            return found | limits
+        case "sglang", True:
+            shape = candidate.tree or (1,) * depth
+            nodes = sum(prod(shape[: level + 1]) for level in range(len(shape)))
+            return {
+                "speculative-algorithm": "STANDALONE",
+                "speculative-draft-model-path": draft,
+                "speculative-num-steps": depth,
+                "speculative-eagle-topk": max(shape),
+                "speculative-num-draft-tokens": 1 + nodes,
+            }
+        case "sglang", False:
+            return {"speculative-algorithm": "NGRAM", "speculative-num-draft-tokens": depth}
+        case "llama.cpp", True:
+            limits = {"spec-draft-n-max": depth, "spec-draft-n-min": 0, "spec-draft-p-min": 0}
+            return {"spec-type": "draft-simple", "spec-draft-model": f"{draft}.gguf", **limits}
+        case "llama.cpp", False:
+            sizes = {"spec-ngram-simple-size-n": 3, "spec-ngram-simple-size-m": depth}
+            return {"spec-type": "ngram-simple", **sizes}
+        case _, True:
+            return {
+                "num_assistant_tokens": depth,
+                "num_assistant_tokens_schedule": "constant",
+                "assistant_confidence_threshold": 0.0,
+            }
+    return {"prompt_lookup_num_tokens": depth, "max_matching_ngram_size": 5}
 
 
 def _by_blocks(candidate: Candidate) -> bool:
     return candidate.verification in ("block", "traversal")
 
 
-_DEPTH, _DRAFT, _GGUF, _RULE, _WIDTH, _NODES = (
-    "<depth>",
-    "<draft>",
-    "<gguf>",
-    "<rule>",
-    "<w>",
-    "<n>",
-)
-"""Places for what depends on the candidate."""
-
-_SGLANG_NGRAM = {"speculative-algorithm": "NGRAM", "speculative-num-draft-tokens": _DEPTH}
-_LLAMA_NGRAM = {
-    "spec-type": "ngram-simple",
-    "spec-ngram-simple-size-n": 3,
-    "spec-ngram-simple-size-m": _DEPTH,
-}
-_LOOKUP = {"prompt_lookup_num_tokens": _DEPTH, "max_matching_ngram_size": 5}
-_SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
-    ("vllm", "ngram"): {
-        "method": "ngram",
-        "num_speculative_tokens": _DEPTH,
-        "prompt_lookup_max": 5,
-        "prompt_lookup_min": 1,
-    },
-    ("vllm", "suffix"): {
-        "method": "suffix",
-        "num_speculative_tokens": _DEPTH,
-        "suffix_decoding_max_spec_factor": 2.0,
-        "suffix_decoding_min_token_prob": 0.1,
-    },
-    ("vllm", "model"): {
-        "method": "draft_model",
-        "model": _DRAFT,
-        "num_speculative_tokens": _DEPTH,
-        "draft_sample_method": "probabilistic",
-        "rejection_sample_method": _RULE,
-    },
-    ("sglang", "ngram"): _SGLANG_NGRAM,
-    ("sglang", "suffix"): _SGLANG_NGRAM,
-    ("sglang", "model"): {
-        "speculative-algorithm": "STANDALONE",
-        "speculative-draft-model-path": _DRAFT,
-        "speculative-num-steps": _DEPTH,
-        "speculative-eagle-topk": _WIDTH,
-        "speculative-num-draft-tokens": _NODES,
-    },
-    ("llama.cpp", "ngram"): _LLAMA_NGRAM,
-    ("llama.cpp", "suffix"): _LLAMA_NGRAM,
-    ("llama.cpp", "model"): {
-        "spec-type": "draft-simple",
-        "spec-draft-model": _GGUF,
-        "spec-draft-n-max": _DEPTH,
-        "spec-draft-n-min": 0,
-        "spec-draft-p-min": 0,
-    },
-    ("transformers", "ngram"): _LOOKUP,
-    ("transformers", "suffix"): _LOOKUP,
-    ("transformers", "model"): {
-        "num_assistant_tokens": _DEPTH,
-        "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": 0.0,
-    },
-}
-
-
-def _notes(system: str, name: str, candidate: Candidate, depth: int) -> Iterator[str]:
+def _notes(system: str, candidate: Candidate, depth: int) -> Iterator[str]:
     """What does not carry over, and what to mind."""
-    blocks, model = _by_blocks(candidate), name == "model"
+    blocks, model = _by_blocks(candidate), candidate.drafter in WITH_MODEL
     if system == "vllm" and model and blocks:
         yield "versions without rejection_sample_method verify token by token: drop it"
     if system == "sglang" and not model:

@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,7 +29,10 @@ def environment(models: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[
         models: what decodes: target, draft, device, dtype.
         settings: what was asked for.
     """
-    packages = {name: found for name in _PACKAGES if (found := _version(name)) is not None}
+    packages = {}
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
     return {
         **models,
         "threads": torch.get_num_threads(),
@@ -71,16 +75,8 @@ def commit() -> str | None:
 
 
 def _processor() -> str:
-    try:
+    lines: list[str] = []
+    with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -1,26 +1,37 @@
-"""Results for machines: JSON that can be read back, JSON lines, CSV, and vLLM's JSON.
+"""Results for other programs: figures of rounds, a measurement as flat fields, and CSV.
 
-Rows have the names of `vllm bench serve` where it has the figure. Rates are fractions.
+Fields have the names of `vllm bench serve` where it has the figure. Rates are fractions.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .records import Measurement, Results
 
+if TYPE_CHECKING:
+    from .. import SpeculationMetrics
 
-def as_json(results: Results) -> str:
-    """Write results as one line of JSON; `Results.from_document` reads it back."""
-    return json.dumps(results.document())
+SPECULATION = (
+    *("rounds", "draft_rounds", "drafted", "accepted"),
+    *("acceptance_rate", "acceptance_length", "per_position"),
+    *("ceiling", "ceiling_interval", "ceiling_share", "ceiling_share_interval"),
+    *("first_ceiling", "first_ceiling_share", "first_ceiling_share_interval"),
+    *("draft_failures", "lossy"),
+)
+TIMING = ("total_s", "draft_s", "target_s", "other_s", "tokens_per_s", "lossy")
 
 
-def as_jsonl(results: Results) -> str:
-    """Write a line of JSON for each measurement, each with all of its figures."""
-    return "".join(json.dumps(row(found)) + "\n" for found in results.measurements)
+def speculation(metrics: SpeculationMetrics | None) -> dict[str, Any]:
+    """What was drafted and what became of it; `SpeculationMetrics` defines each figure."""
+    return {name: metrics and getattr(metrics, name) for name in SPECULATION}
+
+
+def timing(metrics: SpeculationMetrics | None) -> dict[str, Any]:
+    """Where the time of the rounds went."""
+    return {name: metrics and getattr(metrics, name) for name in TIMING}
 
 
 def as_csv(results: Results) -> str:
@@ -34,23 +45,9 @@ def as_csv(results: Results) -> str:
     return text.getvalue()
 
 
-def as_vllm(results: Results) -> str:
-    """Write a line of JSON for each measurement with the fields of `vllm bench serve` alone.
-
-    Its `label` field names the candidate and the trial.
-    """
-    return "".join(json.dumps(_vllm(found)) + "\n" for found in results.measurements)
-
-
-_METRICS = (
-    *("acceptance_rate", "acceptance_length", "per_position", "rounds", "draft_rounds"),
-    *("drafted", "accepted", "draft_s", "target_s", "total_s"),
-)
-
-
 def row(found: Measurement) -> dict[str, Any]:
     """Return a measurement as flat fields, the same for every measurement."""
-    candidate, metrics = found.candidate, found.metrics
+    candidate = found.candidate
     return {
         "candidate": candidate.label,
         "system": candidate.system,
@@ -74,38 +71,10 @@ def row(found: Measurement) -> dict[str, Any]:
         "identical": found.identical,
         "stretches": len(found.tokens),
         "partial": found.partial,
+        **speculation(found.metrics),
+        **timing(found.metrics),
         "lossy": found.lossy,
-        **{name: metrics and getattr(metrics, name) for name in _METRICS},
     }
-
-
-def _vllm(found: Measurement) -> dict[str, Any]:
-    duration = sum(found.seconds) + sum(found.prompt_s)
-    completed, tokens = len(found.tokens) * found.batch, sum(found.tokens)
-    made: dict[str, Any] = {
-        "label": f"{found.label}, {found.trial}",
-        "duration": duration,
-        "completed": completed,
-        "failed": 0,
-        "total_output_tokens": tokens,
-        "request_throughput": completed / duration,
-        "output_throughput": tokens / duration,
-        **found.latency,
-    }
-    metrics = found.metrics
-    if metrics is not None and metrics.draft_rounds:
-        made |= {
-            "spec_decode_acceptance_rate": metrics.acceptance_rate,
-            "spec_decode_acceptance_length": metrics.acceptance_length,
-            "spec_decode_num_drafts": metrics.draft_rounds,
-            "spec_decode_draft_tokens": metrics.drafted,
-            "spec_decode_accepted_tokens": metrics.accepted,
-            # Of all rounds that drafted, however deep, as there.
-            "spec_decode_per_position_acceptance_rates": [
-                accepted / metrics.draft_rounds for accepted in metrics.accepted_at
-            ],
-        }
-    return made
 
 
 def _flat(value: Any) -> Any:

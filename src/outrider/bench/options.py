@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from ..config.validation import Check, integer, real
 from ..errors import InvalidConfigError
 
 Progress = Callable[[int, int, str], object]
@@ -37,7 +38,24 @@ def silent(_done: int, _total: int, _what: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchOptions:
+class _Options:
+    """What both commands ask for: models, and a file of prompts."""
+
+    target: str = "demo"
+    """The target model: `demo`, a local folder or a hub id."""
+    draft: str | None = None
+    """The draft model: a local folder or a hub id."""
+    dtype: str | None = None
+    """Type of both models' weights (default: as `outrider.load`)."""
+    device: str | None = None
+    """The device, as torch names it (default: cuda if there is one)."""
+    prompts: Path | None = None
+    """A JSONL file in place of built-in prompts: rows with a prompt, of Spec-Bench, or OpenAI batch
+    requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions(_Options):
     """What `outrider bench` measures.
 
     Raises:
@@ -46,18 +64,8 @@ class BenchOptions:
 
     quick: bool = False
     """A small matrix that takes minutes: three workloads, adaptive depth, 40 tokens."""
-    target: str = "demo"
-    """The target model: `demo`, a local folder or a hub id."""
-    draft: str | None = None
-    """The draft model: a local folder or a hub id."""
-    dtype: tuple[str, ...] = ()
-    """Types of both models' weights, each measured in turn (default: as `outrider.load`)."""
-    device: str | None = None
-    """The device, as torch names it (default: cuda if there is one)."""
     workloads: tuple[Workloads, ...] | None = None
     """Kinds of built-in prompts (default: all; with --quick code, json and random)."""
-    prompts: Path | None = None
-    """A JSONL file in their place: rows with a prompt, of Spec-Bench, or OpenAI batch requests."""
     prompts_per_workload: int = 4
     """How many built-in prompts of each kind."""
     max_tokens: int | None = None
@@ -87,15 +95,14 @@ class BenchOptions:
     """The target as a GGUF file, for the peer llama.cpp."""
 
     def __post_init__(self) -> None:
-        _check_counts(self, "prompts_per_workload", "max_tokens", "repeats")
+        _check(self, _count, "prompts_per_workload", "max_tokens", "repeats")
         _check_lists(
             self, "workloads", "drafters", "verification", "k", "temps", "batches", "peers"
         )
-        _check_items(self, _is_count, "integers >= 1", "exit_layers", "batches")
-        _check_items(self, _is_depth, _DEPTHS, "k", "peer_k")
-        _check_items(self, _is_temperature, _TEMPERATURES, "temps")
-        for tree in self.trees:
-            shape_of(tree)
+        _check(self, _count, "exit_layers", "batches")
+        _check(self, _depth, "k", "peer_k")
+        _check(self, _temperature, "temps")
+        _check(self, _tree, "trees")
         drafters = self.drafters or ()
         if self.lossy and "hybrid" in drafters:
             expected = f"draft_model beside {self.lossy[0]}, which takes a model's drafts alone"
@@ -147,24 +154,13 @@ class BenchOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TuneOptions:
+class TuneOptions(_Options):
     """Which configurations `outrider tune` tries, and on what.
 
     Raises:
         InvalidConfigError: a value is out of its range, or two contradict each other.
     """
 
-    target: str = "demo"
-    """The target model: `demo`, a local folder or a hub id."""
-    draft: str | None = None
-    """The draft model: a local folder or a hub id."""
-    dtype: str | None = None
-    """Type of both models' weights (default: as `outrider.load`)."""
-    device: str | None = None
-    """The device, as torch names it (default: cuda if there is one)."""
-    prompts: Path | None = None
-    """A JSONL file of prompts, as `outrider bench` reads them (default: the beginnings of Python
-    files)."""
     max_prompts: int = 8
     """How many of the prompts are used."""
     drafters: tuple[TunedDrafters, ...] | None = None
@@ -197,18 +193,15 @@ class TuneOptions:
     """Engines in whose words the recommendation is written, too."""
 
     def __post_init__(self) -> None:
-        _check_counts(self, "max_prompts", "batch", "checks", "repeats")
-        if self.max_tokens < 8:
-            raise InvalidConfigError("max_tokens", self.max_tokens, "an integer >= 8")
+        _check(self, _count, "max_prompts", "batch", "checks", "repeats", "depths")
+        integer("max_tokens", self.max_tokens, 8)
         _check_lists(self, "drafters", "verifications", "depths", "temp")
-        _check_items(self, lambda name: name not in LOSSY, "lossless methods", "verifications")
-        _check_items(self, _is_count, "integers >= 1", "depths")
-        _check_items(self, _is_temperature, _TEMPERATURES, "temp")
-        for tree in self.shape:
-            shape_of(tree)
-        if not self.has_model:
-            lookups = {"ngram", "suffix"}
-            _check_items(self, lookups.__contains__, "a draft model beside it", "drafters")
+        _check(self, _temperature, "temp")
+        _check(self, _tree, "shape")
+        if lossy := [name for name in self.verifications if name in LOSSY]:
+            raise InvalidConfigError("verifications", lossy[0], "lossless methods")
+        if not self.has_model and (models := set(self.drafters or ()) & set(WITH_MODEL)):
+            raise InvalidConfigError("drafters", min(models), "a draft model beside it")
 
     @property
     def has_model(self) -> bool:
@@ -227,7 +220,7 @@ class TuneOptions:
         return () if self.no_trees else self.shape
 
 
-def shape_of(tree: str) -> tuple[int, ...]:
+def shape_of(tree: str, field: str = "trees") -> tuple[int, ...]:
     """Read the children at each depth that a text such as 2x2x1 names.
 
     Raises:
@@ -235,11 +228,11 @@ def shape_of(tree: str) -> tuple[int, ...]:
     """
     parts = tree.split("x")
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise InvalidConfigError("trees", tree, "children at each depth, such as 2x2x1")
+        raise InvalidConfigError(field, tree, "children at each depth, such as 2x2x1")
     shape = tuple(map(int, parts))
     nodes = sum(math.prod(shape[: depth + 1]) for depth in range(len(shape)))
     if nodes > 1024:
-        raise InvalidConfigError("trees", tree, "at most 1024 nodes", given=f"{tree} has {nodes}")
+        raise InvalidConfigError(field, tree, "at most 1024 nodes", given=f"{tree} has {nodes}")
     return shape
 
 
@@ -247,23 +240,31 @@ def _depths(given: tuple[Depth, ...]) -> tuple[int | None, ...]:
     return tuple(None if depth == "adaptive" else depth for depth in given)
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 1
+def _count(name: str, value: object) -> object:
+    return integer(name, value, 1)
 
 
-def _is_depth(value: object) -> bool:
-    return value == "adaptive" or _is_count(value)
+def _tree(name: str, value: str) -> object:
+    return shape_of(value, name)
 
 
-def _is_temperature(value: float) -> bool:
-    return value == 0 or 1e-6 <= value <= 1e30
+def _depth(name: str, value: object) -> object:
+    expected = "integers >= 1, or adaptive; plain decoding always takes part"
+    return value == "adaptive" or integer(name, value, 1, expected=expected)
 
 
-def _check_counts(options: Any, *names: str) -> None:
+def _temperature(name: str, value: object) -> object:
+    expected = "0, or a number from 1e-6 to 1e30"
+    return real(name, value, expected, lambda each: each == 0 or 1e-6 <= each <= 1e30)
+
+
+def _check(options: Any, check: Check, *names: str) -> None:
+    """Check fields, or all items of those that are tuples; None is the default."""
     for name in names:
         value = getattr(options, name)
-        if value is not None and not _is_count(value):
-            raise InvalidConfigError(name, value, "an integer >= 1")
+        for item in value if isinstance(value, tuple) else (value,):
+            if item is not None:
+                check(name, item)
 
 
 def _check_lists(options: Any, *names: str) -> None:
@@ -274,14 +275,3 @@ def _check_lists(options: Any, *names: str) -> None:
             raise InvalidConfigError(name, values, "at least one value")
         if values is not None and len(set(values)) < len(values):
             raise InvalidConfigError(name, values, "each value only once")
-
-
-def _check_items(options: Any, good: Callable[[Any], bool], expected: str, *names: str) -> None:
-    for name in names:
-        for value in getattr(options, name) or ():
-            if not good(value):
-                raise InvalidConfigError(name, value, expected)
-
-
-_DEPTHS = "integers >= 1, or adaptive; plain decoding always takes part"
-_TEMPERATURES = "0, or a number from 1e-6 to 1e30"

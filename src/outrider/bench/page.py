@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from math import ceil
 from pathlib import Path
@@ -12,9 +12,8 @@ from typing import Any
 
 from ..engine.trace import Trace, is_trace, read_trace
 from ..errors import InvalidConfigError
-from ..types.records import RoundRecord
 from . import svg
-from .records import Results
+from .records import PLAIN, Results
 from .tables import HEADINGS, NOTE, best_of, cells, remarks, verdict, verdicts
 
 MOST_COLUMNS = 120
@@ -80,13 +79,13 @@ def _bench(results: Results) -> str:
 def _bars(results: Results) -> Iterable[svg.Bar]:
     """The speedups of all candidates under a heading for each trial."""
     for trial, members in results.trials.items():
-        drawn = [found for found in members if found.speedup and not found.candidate.baseline]
+        drawn = [found for found in members if found.speedup and found.candidate != PLAIN]
         if drawn:
-            yield svg.Bar(trial, 0.0)
+            yield svg.Bar(trial)
         for found in drawn:
             low, high = (found.low, found.high) if found.bounded else (None, None)
             kind = "a" if found.candidate.system == "outrider" else "b"
-            yield svg.Bar(found.label, found.speedup or 0.0, low, high, kind)
+            yield svg.Bar(found.label, found.speedup, low, high, kind)
 
 
 def _headline(results: Results) -> str:
@@ -123,20 +122,29 @@ def _trace(trace: Trace) -> str:
     if trace.truncated:
         parts.append("<p><strong>The last line was cut short, and is left out.</strong></p>")
     if metrics.draft_rounds:
-        title = "Drafted tokens of a round: accepted (blue), refused (grey)"
-        parts.append(_by_round(title, records, "ab", _drafted))
+        tokens = [
+            (fmean(record.accepted), fmean(record.depth) - fmean(record.accepted))
+            for record in records
+        ]
         parts.append(
-            svg.columns(
-                "Share of the drafts that reached a position in which it was accepted",
-                [[100 * share] for share in metrics.per_position],
-                labels=[str(place + 1) for place in range(len(metrics.per_position))],
-                unit="%",
-            )
+            _by_round("Drafted tokens of a round: accepted (blue), refused (grey)", tokens, "ab")
         )
+        title = "Share of the drafts that reached a position in which it was accepted"
+        shares = [
+            svg.Bar(f"position {at}", share) for at, share in enumerate(metrics.per_position, 1)
+        ]
+        parts.append(svg.bars(title, shares, unit=""))
     if records:
         title = "Milliseconds of a round: target (blue), drafting (yellow), the rest (grey)"
-        most = 4e3 * median(one.total_s for one in records)
-        parts.append(_by_round(title, records, "acb", _milliseconds, most))
+        times = [
+            (
+                1e3 * one.target_s,
+                1e3 * one.draft_s,
+                1e3 * max(0.0, one.total_s - one.target_s - one.draft_s),
+            )
+            for one in records
+        ]
+        parts.append(_by_round(title, times, "acb", 4 * median(map(sum, times))))
     parts.append(_section("Figures", _listed(str(metrics).splitlines())))
     parts.append(_section("Settings", _pairs(trace.settings)))
     length = metrics.acceptance_length
@@ -144,37 +152,21 @@ def _trace(trace: Trace) -> str:
     return _html(f"{headline}, {metrics.emitted:,} tokens in {metrics.rounds:,} rounds", parts)
 
 
-def _drafted(record: RoundRecord) -> tuple[float, float]:
-    """Tokens accepted and refused, means over sequences."""
-    accepted = fmean(record.accepted)
-    return accepted, fmean(record.depth) - accepted
-
-
-def _milliseconds(record: RoundRecord) -> tuple[float, float, float]:
-    """Milliseconds of the target, of drafting, and of the rest."""
-    rest = max(0.0, record.total_s - record.target_s - record.draft_s)
-    return 1e3 * record.target_s, 1e3 * record.draft_s, 1e3 * rest
-
-
 def _by_round(
-    title: str,
-    records: Sequence[RoundRecord],
-    kinds: str,
-    stack_of: Callable[[RoundRecord], Sequence[float]],
-    most: float | None = None,
+    title: str, stacks: Sequence[Sequence[float]], kinds: str, most: float | None = None
 ) -> str:
     """Columns over rounds, cut off at `most`; means over stretches of them where there are many."""
-    each = ceil(len(records) / MOST_COLUMNS)
-    stacks = [stack_of(record) for record in records]
+    each = ceil(len(stacks) / MOST_COLUMNS)
     means = [
         [fmean(values) for values in zip(*stacks[first : first + each], strict=True)]
         for first in range(0, len(stacks), each)
     ]
-    shown = title if each == 1 else f"{title}; a column is the mean of {each} rounds"
+    if each > 1:
+        title += f"; a column is the mean of {each} rounds"
     longest = max(map(sum, means))
     if most is not None and longest > most:
-        shown += f"; cut off, the longest is {longest:.0f}"
-    return svg.columns(shown, means, kinds=kinds, most=most)
+        title += f"; cut off, the longest is {longest:.0f}"
+    return svg.columns(title, means, kinds, most)
 
 
 def _models(facts: Mapping[str, Any]) -> str:

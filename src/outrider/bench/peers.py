@@ -207,9 +207,5 @@ def _first_forward(model: Any) -> Iterator[list[float]]:
             marks.append(perf_counter())
             seconds[:] = [marks[-1] - marks[0]]
 
-    handles = (model.register_forward_pre_hook(mark), model.register_forward_hook(mark))
-    try:
+    with model.register_forward_pre_hook(mark), model.register_forward_hook(mark):
         yield seconds
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -18,6 +18,8 @@ FORMATS = (
 Line = tuple[str, bytes]
 """A line of a file and its place in words, such as "line 3"."""
 
+_NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a text"}
+
 
 class _BadRow(ValueError):
     """A row cannot be used; the message says why."""
@@ -94,19 +96,21 @@ def _prompt(line: bytes, name: str, tokenizer: Any) -> Prompt:
         row = _of(dict, "the row", json.loads(line.decode()))
     except UnicodeDecodeError as error:
         raise _BadRow("it is not UTF-8 text") from error
-    except json.JSONDecodeError as error:
-        raise _BadRow(f"it is not JSON ({error.msg}: character {error.pos + 1})") from error
-    except RecursionError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise _BadRow(f"it is not JSON ({error})") from error
-    if "body" in row:
-        row = _of(dict, "body", row["body"])
+    row = _of(dict, "body", row.get("body", row))
     if "prompt" in row:
         ids = _ids("prompt", row["prompt"], tokenizer, special=True)
     elif "messages" in row:
-        ids = chat_ids([_message(each) for each in _full("messages", row["messages"])], tokenizer)
+        messages = [_of(dict, "a message", each) for each in _of(list, "messages", row["messages"])]
+        said = [
+            {"role": _of(str, "the role of a message", each.get("role")), "content": _content(each)}
+            for each in messages
+        ]
+        ids = chat_ids(said, tokenizer)
     elif "turns" in row:
-        first = _text("turns[0]", _full("turns", row["turns"])[0])
-        ids = chat_ids([{"role": "user", "content": first}], tokenizer)
+        turns = _of(list, "turns", row["turns"])
+        ids = chat_ids([{"role": "user", "content": _of(str, "turns[0]", turns[0])}], tokenizer)
     else:
         raise _BadRow(f"no prompt, messages or turns; expected {FORMATS}")
     if not ids:
@@ -116,7 +120,7 @@ def _prompt(line: bytes, name: str, tokenizer: Any) -> Prompt:
         raise _BadRow(f"max_tokens={max_tokens!r} is not allowed: expected an integer >= 1")
     expected = row.get("prediction")
     if isinstance(expected, dict):  # as OpenAI's API has it
-        expected = _content("prediction", expected.get("content"))
+        expected = _content(expected)
     if expected is not None:
         expected = tuple(_ids("prediction", expected, tokenizer, special=False))
     category = row.get("category")
@@ -125,32 +129,21 @@ def _prompt(line: bytes, name: str, tokenizer: Any) -> Prompt:
 
 
 def _of(kind: type[Any], what: str, value: object) -> Any:
+    """Check a value's type; that a list has entries, and that a text is one in UTF-8."""
     if not isinstance(value, kind):
-        names: dict[type[Any], str] = {dict: "an object", list: "a list", str: "a text"}
-        raise _BadRow(f"{what} is of type {type(value).__name__}; expected {names[kind]}")
-    return value
-
-
-def _full(what: str, value: object) -> list[Any]:
-    found: list[Any] = _of(list, what, value)
-    if not found:
+        raise _BadRow(f"{what} is of type {type(value).__name__}; expected {_NAMES[kind]}")
+    if value == []:
         raise _BadRow(f"{what} is empty; expected at least one entry")
-    return found
-
-
-def _text(what: str, value: object) -> str:
-    text: str = _of(str, what, value)
     try:
-        text.encode()
+        return value.encode().decode() if isinstance(value, str) else value
     except UnicodeEncodeError as error:
         raise _BadRow(f"{what} has half a character (a lone surrogate)") from error
-    return text
 
 
 def _ids(what: str, given: object, tokenizer: Any, *, special: bool) -> list[int]:
     """Encode a text, or check given token ids against the vocabulary."""
     if not isinstance(given, list):
-        text = _text(what, given)
+        text = _of(str, what, given)
         return [int(token) for token in tokenizer.encode(text, add_special_tokens=special)]
     for token in given:
         if type(token) is not int or not 0 <= token < len(tokenizer):
@@ -159,15 +152,10 @@ def _ids(what: str, given: object, tokenizer: Any, *, special: bool) -> list[int
     return given
 
 
-def _message(given: object) -> dict[str, str]:
-    message = _of(dict, "a message", given)
-    role = _text("the role of a message", message.get("role"))
-    return {"role": role, "content": _content("content", message.get("content"))}
-
-
-def _content(what: str, content: object) -> str:
+def _content(message: Mapping[str, Any]) -> str:
     """Join the parts of a content, as OpenAI's API has them."""
+    content = message.get("content")
     if not isinstance(content, list):
-        return _text(what, content)
-    parts = [_of(dict, f"a part of {what}", part) for part in content]
-    return "".join(_text(f"a part of {what}", part.get("text")) for part in parts)
+        return str(_of(str, "content", content))
+    parts = [_of(dict, "a part of content", part) for part in content]
+    return "".join(_of(str, "a part of content", part.get("text")) for part in parts)

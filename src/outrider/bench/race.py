@@ -18,7 +18,6 @@ from .. import (
     Pair,
     PredictionDrafter,
     SamplingParams,
-    SpeculationMetrics,
     SpeculativeConfig,
     SpeculativeDecoder,
     StreamEvent,
@@ -29,10 +28,9 @@ from ..engine.compatibility import parts_of
 from ..errors import InvalidConfigError
 from ..runtimes.base import Runtime
 from ..types.records import RoundRecord
-from .options import LOSSY
+from .options import WITH_MODEL
 from .records import PLAIN, Candidate
 
-Clock = Callable[[], float]
 Tokens = tuple[int, ...]
 Turns = Generator[float, None, "Run"]
 """Yields, after each turn, the seconds on the clock so far; returns what came of it."""
@@ -47,15 +45,12 @@ class Run:
         prompt_s: of the target's first forward pass, which reads the prompts; it takes as long
             with drafts as without. What a drafter does in that round counts in `seconds`.
         token_ids: emitted for each prompt.
-        round_s: the seconds of each round, the first one's reading included; none where rounds
-            are not reported.
         failure: why there is no output; None if there is one.
     """
 
     seconds: float
     prompt_s: float
     token_ids: tuple[Tokens, ...]
-    round_s: tuple[float, ...] = ()
     failure: str | None = None
 
     @property
@@ -69,12 +64,12 @@ class Runner(ABC):
 
     Attributes:
         candidate: the way of decoding.
-        lossy: whether its output may differ from the target's distribution.
+        decoder: what reports figures of rounds; None where nothing does.
         whole: whether a turn is a whole request, because it cannot be stopped within one.
     """
 
     candidate: Candidate
-    lossy = False
+    decoder: SpeculativeDecoder | None = None
     whole = False
 
     @abstractmethod
@@ -82,13 +77,6 @@ class Runner(ABC):
         self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int
     ) -> Turns:
         """Decode a stretch, a round or a whole request a turn; `seed` is for who wants one."""
-
-    def metrics(self) -> SpeculationMetrics | None:
-        """Return figures over every round since `forget_metrics`; None if none are reported."""
-        return None
-
-    def forget_metrics(self) -> None:
-        """Start counting anew."""
 
 
 class OutriderRunner(Runner):
@@ -99,12 +87,13 @@ class OutriderRunner(Runner):
         drafter: proposes tokens; None decodes plainly.
         candidate: names it in results.
         config: how speculation is done.
-        clock: seconds.
         tokenizer: makes text of events; without one there is none.
 
     Attributes:
         events, records: the tokens and rounds of the last stretch so far.
     """
+
+    decoder: SpeculativeDecoder
 
     def __init__(
         self,
@@ -112,22 +101,17 @@ class OutriderRunner(Runner):
         drafter: Any = None,
         candidate: Candidate = PLAIN,
         config: SpeculativeConfig | None = None,
-        clock: Clock = perf_counter,
         tokenizer: Any = None,
     ) -> None:
         self.candidate = candidate
-        self.lossy = candidate.verification in LOSSY
         self.events: list[StreamEvent] = []
         self.records: list[RoundRecord] = []
-        self._clock = clock
         self.decoder = SpeculativeDecoder(
             target, drafter, tokenizer=tokenizer, config=config, on_round=self.records.append
         )
 
     @staticmethod
-    def of(
-        candidate: Candidate, pair: Pair, slots: int, clock: Clock = perf_counter
-    ) -> OutriderRunner:
+    def of(candidate: Candidate, pair: Pair, slots: int) -> OutriderRunner:
         """Make a candidate ready over a pair's weights, with room for `slots` sequences.
 
         Raises:
@@ -135,7 +119,7 @@ class OutriderRunner(Runner):
         """
         target = fresh(pair.target, slots)
         drafter = drafter_of(candidate, pair, target, slots)
-        return OutriderRunner(target, drafter, candidate, config_of(candidate), clock)
+        return OutriderRunner(target, drafter, candidate, config_of(candidate))
 
     def turns(
         self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int
@@ -149,28 +133,26 @@ class OutriderRunner(Runner):
                 part.reset()
         self.events.clear()
         self.records.clear()
-        start = self._clock()
+        start = perf_counter()
         asked = self._seeded(params, seed)
         # A stream is a generator; closing it frees what the models hold.
         stream = cast(Generator[StreamEvent], self.decoder.stream(list(map(list, prompts)), asked))
-        seconds = self._clock() - start
-        round_s: list[float] = []
+        seconds = perf_counter() - start
         with closing(stream):
-            start = self._clock()
+            start = perf_counter()
             # The first event of a round carries it out, the others are ready by then.
             for event in stream:
                 self.events.append(event)
                 self.events += islice(stream, sum(self.records[-1].emitted) - 1)
-                round_s.append(self._clock() - start)
-                seconds += round_s[-1]
+                seconds += perf_counter() - start
                 yield seconds
-                start = self._clock()
+                start = perf_counter()
         prompt_s = self.records[0].target_s
         token_ids = tuple(
             tuple(event.token_id for event in self.events if event.request == request)
             for request in range(len(prompts))
         )
-        return Run(seconds - prompt_s, prompt_s, token_ids, tuple(round_s))
+        return Run(seconds - prompt_s, prompt_s, token_ids)
 
     def undrafted(
         self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int
@@ -179,14 +161,6 @@ class OutriderRunner(Runner):
         plain = SpeculativeDecoder(self.decoder.target, config=self.decoder.config)
         outputs = plain.generate(list(map(list, prompts)), self._seeded(params, seed))
         return tuple(output.token_ids for output in outputs)
-
-    def metrics(self) -> SpeculationMetrics:
-        """Return figures over every round since `forget_metrics`."""
-        return self.decoder.metrics
-
-    def forget_metrics(self) -> None:
-        """Start counting anew."""
-        self.decoder.reset_metrics()
 
     def _seeded(self, params: Sequence[SamplingParams], seed: int) -> list[SamplingParams]:
         coupled = self.candidate.verification == "coupled"
@@ -209,18 +183,18 @@ class Lane:
         self.runner = runner
         self.seconds = 0.0
         self.run: Run | None = None
-        self._turns = turns
+        self.turns = turns
 
     def advance(self) -> None:
         """Take a turn."""
         try:
-            self.seconds = next(self._turns)
+            self.seconds = next(self.turns)
         except StopIteration as end:
             self.run = end.value
 
-    def close(self) -> None:
-        """Free what is held."""
-        self._turns.close()
+
+Watch = Callable[[Sequence[Lane]], object]
+"""Called with all lanes after each turn."""
 
 
 def race(
@@ -228,7 +202,7 @@ def race(
     prompts: Sequence[Tokens],
     params: Sequence[SamplingParams],
     seed: int = 0,
-    watch: Callable[[Sequence[Lane]], object] | None = None,
+    watch: Watch | None = None,
 ) -> list[Run]:
     """Decode one stretch with every runner; the one that is behind on its clock has the next turn.
 
@@ -240,7 +214,7 @@ def race(
         prompts: the token ids of each prompt.
         params: of each request.
         seed: of what is drawn by systems that want one, and of the order.
-        watch: called with all lanes after each turn.
+        watch: called after each turn.
     """
     whole = any(runner.whole for runner in runners)
     lanes = [Lane(runner, runner.turns(prompts, params, seed)) for runner in runners]
@@ -255,7 +229,7 @@ def race(
                 watch(lanes)
     finally:
         for lane in lanes:
-            lane.close()
+            lane.turns.close()
     return [lane.run for lane in lanes if lane.run is not None]
 
 
@@ -283,26 +257,43 @@ def drafter_of(candidate: Candidate, pair: Pair, target: Any, slots: int) -> Any
     Raises:
         InvalidConfigError: the candidate wants a draft model, and there is none.
     """
-    match candidate.drafter:
+    model: Any = pair.model_drafter
+    if candidate.drafter in WITH_MODEL and isinstance(model, ModelDrafter):
+        # One of another vocabulary is shared.
+        model = ModelDrafter(fresh(model.model, slots), model.vocab_size)
+    suffix = SuffixDrafter(max_pool_tokens=0)
+    return make_drafter(
+        candidate.drafter, target, model, NgramDrafter(), suffix, candidate.exit_layers
+    )
+
+
+def make_drafter(
+    method: str, target: Any, model: Any, ngram: Any, suffix: Any, exit_layers: int | None
+) -> Any:
+    """Make what drafts, by the name of the method; None for "none".
+
+    Raises:
+        InvalidConfigError: the method wants a draft model, and `model` is None; or the target has
+            not so many layers.
+    """
+    match method:
         case "none":
             return None
         case "ngram":
-            return NgramDrafter()
+            return ngram
         case "suffix":
-            return SuffixDrafter(max_pool_tokens=0)
+            return suffix
         case "prediction":
             return PredictionDrafter()
         case "early_exit":
-            assert candidate.exit_layers is not None
-            return EarlyExitDrafter(target, candidate.exit_layers)
-    model: Any = pair.model_drafter
+            assert exit_layers is not None
+            try:
+                return EarlyExitDrafter(target, exit_layers)
+            except InvalidConfigError as error:
+                raise InvalidConfigError("exit_layers", exit_layers, error.expected) from None
     if model is None:
-        raise InvalidConfigError("drafters", candidate.drafter, "suffix or ngram without a draft")
-    if isinstance(model, ModelDrafter):  # one of another vocabulary is shared
-        model = ModelDrafter(fresh(model.model, slots), model.vocab_size)
-    if candidate.drafter == "draft_model":
-        return model
-    return HybridDrafter.usual(model, SuffixDrafter(max_pool_tokens=0))
+        raise InvalidConfigError("drafters", method, "suffix or ngram without a draft")
+    return HybridDrafter.usual(model, suffix) if method == "hybrid" else model
 
 
 def fresh(model: Any, slots: int) -> Any:

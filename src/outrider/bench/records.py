@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import InvalidConfigError
+from .options import LOSSY
 
 if TYPE_CHECKING:
     from .. import SpeculationMetrics
@@ -69,9 +70,9 @@ class Candidate:
         return self.drafter == "none"
 
     @property
-    def baseline(self) -> bool:
-        """Whether it is what speedups are over: Outrider's own plain decoding."""
-        return self.plain and self.system == "outrider"
+    def lossy(self) -> bool:
+        """Whether its output may differ from the target's distribution."""
+        return self.verification in LOSSY
 
     @property
     def label(self) -> str:
@@ -156,7 +157,6 @@ class Measurement:
         differences: where each output that differs does so first.
         lossy: whether the output's distribution may differ from the target's.
         metrics: of its rounds; None for systems that do not report them.
-        latency: `{mean,median,std,p99}_{ttft,tpot,itl,e2el}_ms`, as `vllm bench serve` has them.
         partial: whether the run was interrupted before all stretches were measured.
     """
 
@@ -175,7 +175,6 @@ class Measurement:
     differences: tuple[Difference, ...] = ()
     lossy: bool = False
     metrics: SpeculationMetrics | None = None
-    latency: dict[str, float] = field(default_factory=dict)
     partial: bool = False
 
     @property

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
 
@@ -11,8 +11,8 @@ from .. import Pair, SamplingParams, load
 from ..errors import InvalidConfigError
 from . import peers
 from .environment import environment
-from .options import BenchOptions, Progress, shape_of, silent
-from .prompt_files import Line, lines_of, parse_lines
+from .options import BenchOptions, Progress, TuneOptions, shape_of, silent
+from .prompt_files import lines_of, parse_lines
 from .race import OutriderRunner, Runner, config_of
 from .records import PLAIN, Candidate, Measurement, Results, Workload
 from .trial import Trial, TrialRace, fitting
@@ -22,9 +22,7 @@ WITHOUT_TREES = ("ngram", "prediction")
 """What finds one continuation only."""
 
 
-def run_bench(
-    options: BenchOptions, report: Progress = silent, load_pair: Callable[..., Pair] = load
-) -> Results:
+def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
     """Race the candidates that the options name, with plain decoding always beside them.
 
     Ctrl-C (KeyboardInterrupt) ends the race: what was measured is returned, with `partial` set.
@@ -32,7 +30,6 @@ def run_bench(
     Args:
         options: what to measure.
         report: called with the steps done, the steps in all and what comes next.
-        load_pair: takes the arguments of `outrider.load`.
 
     Raises:
         InvalidConfigError: the options do not fit the models or the prompts.
@@ -40,111 +37,97 @@ def run_bench(
     """
     for candidate in _candidates(options, options.drafters or ("draft_model",)):
         config_of(candidate)
-    lines = None if options.prompts is None else lines_of(options.prompts)
-    courses: list[_Course] = []
-    partial = False
+    results = Results({}, ())
+    measured: list[Measurement] = []
+    missing: dict[str, None] = {}
+    failed: set[Candidate] = set()
     try:
-        for dtype in options.dtype or (None,):
-            report(0, 1, f"loading {dtype or 'the models'}")
-            pair = load_pair(
-                options.target,
-                options.draft,
-                device=options.device,
-                max_sequences=max(options.batches),
-                dtype=dtype or "auto",
-            )
-            courses.append(_Course(options, pair, lines, report))
-            courses[-1].run()
-    except KeyboardInterrupt:
-        partial = True
-    return Results(
-        environment=environment(courses[0].models, _settings(options)) if courses else {},
-        measurements=tuple(each for course in courses for each in course.measurements),
-        missing=tuple(dict.fromkeys(each for course in courses for each in course.missing)),
-        skipped=tuple(dict.fromkeys(each for course in courses for each in course.skipped)),
-        partial=partial,
-    )
-
-
-class _Course:
-    """All trials over one pair of models."""
-
-    def __init__(
-        self,
-        options: BenchOptions,
-        pair: Pair,
-        lines: Sequence[Line] | None,
-        report: Progress,
-    ) -> None:
-        self._options, self._pair, self._report = options, pair, report
-        self.models = model_facts(options.target, options.draft, pair)
-        self.measurements: list[Measurement] = []
-        self.missing: list[str] = []
-        drafters = options.chosen_drafters(pair.model_drafter is not None)
-        self._candidates = _candidates(options, drafters)
-        room = OutriderRunner.of(PLAIN, pair, 1).decoder.max_length
-        self._workloads = [
-            fitting(workload, options.tokens, room) for workload in _workloads(options, pair, lines)
+        pair, facts, own = prepared(options, max(options.batches), report)
+        workloads = [
+            fitting(workload, options.tokens, room_of(pair))
+            for workload in _workloads(options, pair, own)
         ]
-        self.skipped = [each for workload in self._workloads for each in workload.skipped]
-        self._failed: set[Candidate] = set()
-        self._done, self._total = 0, 1
-
-    def run(self) -> None:
-        """Measure all trials, in the order of the table."""
-        options = self._options
+        results = Results(
+            environment=environment(facts, _settings(options)),
+            measurements=(),
+            skipped=tuple(each for workload in workloads for each in workload.skipped),
+        )
+        candidates = _candidates(options, options.chosen_drafters(pair.model_drafter is not None))
         trials = [
             Trial(
                 workload=workload,
                 sampling=SamplingParams(max_tokens=options.tokens, temperature=temperature),
                 batch=batch,
-                dtype=str(self.models["dtype"]),
+                dtype=facts["dtype"],
                 repeats=options.repeats,
             )
-            for workload, temperature, batch in product(
-                self._workloads, options.temps, options.batches
-            )
+            for workload, temperature, batch in product(workloads, options.temps, options.batches)
         ]
-        self._total = sum(len(trial.stretches) * trial.repeats for trial in trials)
+        done, total = 0, sum(len(trial.stretches) * trial.repeats for trial in trials)
         for trial in trials:
-            self._measure(trial)
+            report(done, total, trial.label)
+            runners: list[Runner] = [
+                OutriderRunner.of(candidate, pair, trial.batch)
+                for candidate in (PLAIN, *candidates)
+            ]
+            others, why = peers.runners(options, pair, trial.batch)
+            missing |= dict.fromkeys(why)
+            runners += [each for each in others if each.candidate not in failed]
+            race = TrialRace(trial, runners)
 
-    def _measure(self, trial: Trial) -> None:
-        """Race all candidates; an interrupt leaves the stretches before it."""
-        self._report(self._done, self._total, trial.label)
-        race = TrialRace(trial, self._runners(trial))
-        try:
-            race.run(lambda: self._step(trial.label))
-        finally:
-            self.measurements += race.measurements()
-            for runner, reason in race.failed.items():
-                self._failed.add(runner.candidate)
-                self.missing.append(f"{runner.candidate.label}: {reason}")
+            def step(what: str = trial.label) -> None:
+                nonlocal done
+                done += 1
+                report(done, total, what)
 
-    def _step(self, what: str) -> None:
-        self._done += 1
-        self._report(self._done, self._total, what)
-
-    def _runners(self, trial: Trial) -> list[Runner]:
-        """Fresh ones: what was learnt and computed in another trial is forgotten."""
-        own = [
-            OutriderRunner.of(candidate, self._pair, trial.batch)
-            for candidate in (PLAIN, *self._candidates)
-        ]
-        others, why = peers.runners(self._options, self._pair, trial.batch)
-        self.missing += why
-        return [*own, *(each for each in others if each.candidate not in self._failed)]
+            try:
+                race.run(step)
+            finally:
+                measured += race.measurements()
+                for runner, reason in race.failed.items():
+                    failed.add(runner.candidate)
+                    missing[f"{runner.candidate.label}: {reason}"] = None
+    except KeyboardInterrupt:
+        results = replace(results, partial=True)
+    return replace(results, measurements=tuple(measured), missing=tuple(missing))
 
 
-def model_facts(target: str, draft: str | None, pair: Pair) -> dict[str, str | None]:
-    """Name the models of a pair, their device and their type."""
+def prepared(
+    options: BenchOptions | TuneOptions, max_sequences: int, report: Progress
+) -> tuple[Pair, dict[str, Any], Workload | None]:
+    """Load the models, and read the file of prompts, if there is one.
+
+    Returns:
+        The pair, its names, device and type, and the file's prompts.
+
+    Raises:
+        InvalidConfigError: the file cannot be used, or a value does not suit the models.
+        ModelError: a model cannot be loaded.
+    """
+    path = options.prompts
+    lines = () if path is None else lines_of(path)
+    report(0, 1, "loading the models")
+    pair = load(
+        options.target,
+        options.draft,
+        device=options.device,
+        max_sequences=max_sequences,
+        dtype=options.dtype or "auto",
+    )
     hf_model: Any = pair.target.hf_model
-    return {
-        "target": target,
-        "draft": draft or ("demo" if pair.model_drafter else None),
+    facts = {
+        "target": options.target,
+        "draft": options.draft or ("demo" if pair.model_drafter else None),
         "device": str(hf_model.device),
         "dtype": str(hf_model.dtype).removeprefix("torch."),
     }
+    workload = None if path is None else parse_lines(lines, path.stem, pair.tokenizer)
+    return pair, facts, workload
+
+
+def room_of(pair: Pair) -> int | None:
+    """Return the longest sequence that the target takes, in tokens; None for any."""
+    return OutriderRunner.of(PLAIN, pair, 1).decoder.max_length
 
 
 def _candidates(options: BenchOptions, drafters: Sequence[str]) -> list[Candidate]:
@@ -183,19 +166,18 @@ def grid(
     return [*chains, *branching]
 
 
-def _workloads(options: BenchOptions, pair: Pair, lines: Sequence[Line] | None) -> list[Workload]:
-    if options.prompts is None or lines is None:
+def _workloads(options: BenchOptions, pair: Pair, own: Workload | None) -> list[Workload]:
+    if own is None:
         count, vocab_size = options.prompts_per_workload, pair.target.vocab_size
         return [
             built_in(kind, pair.tokenizer, vocab_size, count) for kind in options.chosen_workloads
         ]
-    workload = parse_lines(lines, options.prompts.stem, pair.tokenizer)
-    predicted = any(prompt.prediction is not None for prompt in workload.prompts)
+    predicted = any(prompt.prediction is not None for prompt in own.prompts)
     if "prediction" in (options.drafters or ()) and not predicted:
         given = f"{options.prompts} has no row that can be used with a prediction"
         expected = '"prediction" in its rows'
         raise InvalidConfigError("prompts", str(options.prompts), expected, given=given)
-    return [workload]
+    return [own]
 
 
 def _settings(options: BenchOptions) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The ratio of two speeds with an interval, and the latencies that serving benchmarks report."""
+"""The ratio of two speeds, with an interval."""
 
 from __future__ import annotations
 
@@ -64,35 +64,3 @@ def t_quantile(freedom: int) -> float:
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
     return float(sum(term / freedom**power for power, term in enumerate(terms)))
-
-
-def latency(round_s: Sequence[Sequence[float]], tokens: Sequence[int]) -> dict[str, float]:
-    """Summarise latencies as `vllm bench serve` does, in milliseconds.
-
-    ttft: to the first token; e2el: of the whole request; tpot: per token after the first; itl:
-    between outputs, of which a round makes one or several tokens.
-
-    Args:
-        round_s: for each request, the seconds of each of its rounds; the first reads the prompt.
-        tokens: for each request, the tokens emitted.
-    """
-    whole = [sum(rounds) for rounds in round_s]
-    found = {
-        "ttft": [rounds[0] for rounds in round_s],
-        "tpot": [
-            (total - rounds[0]) / (count - 1)
-            for total, rounds, count in zip(whole, round_s, tokens, strict=True)
-            if count > 1
-        ],
-        "itl": [seconds for rounds in round_s for seconds in rounds[1:]],
-        "e2el": whole,
-    }
-    made = {}
-    for name, seconds in found.items():
-        if seconds:
-            ms = np.asarray(seconds) * 1e3
-            made[f"mean_{name}_ms"] = float(ms.mean())
-            made[f"median_{name}_ms"] = float(np.median(ms))
-            made[f"std_{name}_ms"] = float(ms.std())
-            made[f"p99_{name}_ms"] = float(np.percentile(ms, 99))
-    return made

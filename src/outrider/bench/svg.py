@@ -30,23 +30,27 @@ _HEIGHT, _COLUMNS_LEFT, _COLUMNS_TOP = 170, 48, 36
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A horizontal bar: a value from 0, its interval if known, and a class of `STYLE`."""
+    """A horizontal bar: a value from 0, its interval if known, and a class of `STYLE`.
+
+    One without a value is a heading.
+    """
 
     label: str
-    value: float
+    value: float | None = None
     low: float | None = None
     high: float | None = None
     kind: str = "a"
 
 
-def bars(title: str, rows: Sequence[Bar]) -> str:
-    """Draw speedups as horizontal bars, one a row, with a line at 1.
+def bars(title: str, rows: Sequence[Bar], unit: str = "x") -> str:
+    """Draw horizontal bars, one a row from top to bottom, with a line at 1.
 
     Args:
         title: above the picture.
-        rows: from top to bottom; a row without a value (0) is a heading.
+        rows: the bars and headings.
+        unit: behind every number.
     """
-    ends = [max(bar.value, min(bar.high or 0.0, 2 * bar.value)) for bar in rows]
+    ends = [min(bar.high or bar.value, 2 * bar.value) for bar in rows if bar.value]
     ticks = _ticks(max([1.0, *ends]))
     scale = (_WIDTH - _LEFT - _RIGHT) / ticks[-1]
     bottom = _TOP + _ROW * len(rows)
@@ -54,45 +58,39 @@ def bars(title: str, rows: Sequence[Bar]) -> str:
     for tick in ticks:
         x = _LEFT + tick * scale
         parts.append(_line(x, _TOP - 8, x, bottom, "mark" if tick == 1 else "grid"))
-        parts.append(_text(x, _TOP - 14, f"{tick:g}x", "quiet", "middle"))
-    for index, bar in enumerate(rows):
-        y = _TOP + _ROW * index
-        if not bar.value:
+        parts.append(_text(x, _TOP - 14, f"{tick:g}{unit}", "quiet", "middle"))
+    for y, bar in zip(range(_TOP, bottom, _ROW), rows, strict=True):
+        if bar.value is None:
             parts.append(_text(0, y + 15, bar.label, "quiet"))
             continue
-        shown = f"{bar.value:.2f}x"
-        hint = f"{bar.label}: {shown}"
+        shown, hint, marks = f"{bar.value:.2f}{unit}", "", []
         if bar.low is not None and bar.high is not None:
-            hint += f", 95% interval {bar.low:.2f} to {bar.high:.2f}"
-        parts.append(_text(_LEFT - 8, y + 15, bar.label, anchor="end"))
-        parts.append(_rectangle(_LEFT, y + 3, bar.value * scale, _ROW - 7, bar.kind, hint))
-        parts.append(_text(_WIDTH, y + 15, shown, anchor="end"))
-        if bar.low is not None and bar.high is not None:
+            hint = f", 95% interval {bar.low:.2f} to {bar.high:.2f}"
             low, high = (_LEFT + min(each, ticks[-1]) * scale for each in (bar.low, bar.high))
-            parts.append(_line(low, y + 10, high, y + 10, "mark"))
+            marks = [_line(low, y + 10, high, y + 10, "mark")]
             # An end beyond the axis has no cap.
             caps = [x for x, each in ((low, bar.low), (high, bar.high)) if each <= ticks[-1]]
-            parts += [_line(x, y + 6, x, y + 14, "mark") for x in caps]
+            marks += [_line(x, y + 6, x, y + 14, "mark") for x in caps]
+        parts += [
+            _text(_LEFT - 8, y + 15, bar.label, anchor="end"),
+            _rectangle(
+                _LEFT, y + 3, bar.value * scale, _ROW - 7, bar.kind, f"{bar.label}: {shown}{hint}"
+            ),
+            _text(_WIDTH, y + 15, shown, anchor="end"),
+            *marks,
+        ]
     return _picture(bottom + 8, title, parts)
 
 
 def columns(
-    title: str,
-    values: Sequence[Sequence[float]],
-    *,
-    kinds: Sequence[str] = ("a",),
-    labels: Sequence[str] = (),
-    unit: str = "",
-    most: float | None = None,
+    title: str, values: Sequence[Sequence[float]], kinds: str = "a", most: float | None = None
 ) -> str:
     """Draw columns, each a stack of values, with a scale on the left.
 
     Args:
         title: above the picture.
         values: for each column, its stack from bottom to top.
-        kinds: classes of `STYLE`, one for each place in a stack.
-        labels: below the columns; none where there are many.
-        unit: behind every number of the scale.
+        kinds: a class of `STYLE`, which is one letter, for each place in a stack.
         most: where taller columns are cut off; None cuts none.
     """
     tallest = max(map(sum, values), default=1.0)
@@ -103,17 +101,15 @@ def columns(
     for tick in ticks:
         y = bottom - tick * scale
         parts.append(_line(_COLUMNS_LEFT, y, _WIDTH, y, "grid"))
-        parts.append(_text(_COLUMNS_LEFT - 6, y + 4, f"{tick:g}{unit}", "quiet", "end"))
+        parts.append(_text(_COLUMNS_LEFT - 6, y + 4, f"{tick:g}", "quiet", "end"))
     for index, stack in enumerate(values):
-        x, y = _COLUMNS_LEFT + index * step, float(bottom)
-        hint = f"{labels[index] if labels else index + 1}: " + " + ".join(f"{v:.3g}" for v in stack)
+        x, y = _COLUMNS_LEFT + (index + 0.08) * step, float(bottom)
+        hint = f"{index + 1}: " + " + ".join(f"{value:.3g}" for value in stack)
         for value, kind in zip(stack, kinds, strict=True):
             height = min(value * scale, y - _COLUMNS_TOP)
             y -= height
-            parts.append(_rectangle(x + step * 0.08, y, step * 0.84, height, kind, hint))
-        if labels:
-            parts.append(_text(x + step / 2, bottom + 16, labels[index], "quiet", "middle"))
-    return _picture(bottom + (24 if labels else 8), title, parts)
+            parts.append(_rectangle(x, y, step * 0.84, height, kind, hint))
+    return _picture(bottom + 8, title, parts)
 
 
 def _ticks(most: float) -> list[float]:

@@ -38,16 +38,26 @@ def rendered(results: Results) -> RenderableType:
 
 def figures(results: Results) -> Table:
     """Lay the figures of all candidates out as a table, trial by trial."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    for place, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="right" if place else "left", no_wrap=place > 0)
+    shown = table(HEADINGS[0], right=HEADINGS[1:])
     for trial, members in results.trials.items():
-        table.add_row(Text(trial, style="bold"))
+        shown.add_row(Text(trial, style="bold"))
         for found in members:
             first, *others = cells(found)
-            table.add_row(f"  {first}", *others, style=_STYLES[found.outcome])
-        table.add_row()
-    return table
+            shown.add_row(f"  {first}", *others, style=_STYLES[found.outcome])
+        shown.add_row()
+    return shown
+
+
+def table(*headings: str, right: Sequence[str] = ()) -> Table:
+    """Make a table without a frame: columns to the left, then columns of figures."""
+    made = Table(
+        box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True, show_edge=False
+    )
+    for heading in headings:
+        made.add_column(heading)
+    for heading in right:
+        made.add_column(heading, justify="right", no_wrap=True)
+    return made
 
 
 def as_markdown(results: Results) -> str:
@@ -74,22 +84,16 @@ def cells(found: Measurement) -> list[str]:
     length = metrics and metrics.acceptance_length
     rate = metrics and metrics.acceptance_rate
     idle = "no draft" if metrics is not None and not found.candidate.plain else ""
+    interval = f"{found.low:.2f}–{found.high:.2f}" if found.bounded else "too few"
     return [
         found.label,
         f"{found.tokens_per_s:.1f}",
         "–" if found.speedup is None else f"{found.speedup:.2f}x",
-        interval(found),
+        "" if found.low is None else interval,
         idle if length is None else f"{length:.2f}",
         "" if rate is None else f"{rate:.0%}",
         "" if found.identical is None else f"{found.identical}/{len(found.tokens)}",
     ]
-
-
-def interval(found: Measurement) -> str:
-    """Write the 95% interval of a speedup; "" where too few prompts give none."""
-    if found.low is None:
-        return ""
-    return f"{found.low:.2f}–{found.high:.2f}" if found.bounded else "too few"
 
 
 def best_of(members: Sequence[Measurement]) -> Measurement | None:

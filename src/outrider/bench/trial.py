@@ -14,9 +14,9 @@ from ..drafters.base import nothing_drafted
 from ..errors import InvalidConfigError
 from ..runtimes.base import Runtime
 from ..types.prefix import Prefix
-from .race import Lane, OutriderRunner, Run, Runner, Tokens, race
+from .race import OutriderRunner, Run, Runner, Tokens, Watch, race
 from .records import Difference, Measurement, Prompt, Workload
-from .speedup import latency, speedup
+from .speedup import Speedup, speedup
 
 WARM_UP = 8
 """Tokens that every candidate decodes before it is timed."""
@@ -80,61 +80,49 @@ class TrialRace:
         watch: called with the lanes of a stretch after each turn.
     """
 
-    def __init__(
-        self,
-        trial: Trial,
-        runners: Sequence[Runner],
-        watch: Callable[[Sequence[Lane]], object] | None = None,
-    ) -> None:
+    def __init__(self, trial: Trial, runners: Sequence[Runner], watch: Watch | None = None) -> None:
         self.trial = trial
         self.failed: dict[Runner, str] = {}
         self._watch = watch
         self._runners = list(runners)
-        self._runs: dict[Runner, list[Run]] = {runner: [] for runner in runners}
-        self._found: dict[Runner, list[list[Difference] | None]] = {each: [] for each in runners}
-        self._metrics: dict[Runner, SpeculationMetrics | None] = {}
-        self._partial = True
+        self._stretches = trial.stretches * trial.repeats
+        self._found: dict[Runner, list[tuple[Run, list[Difference] | None]]]
+        self._found = {runner: [] for runner in runners}
+        self._metrics: dict[Runner, SpeculationMetrics] = {}
 
     def run(self, done: Callable[[], object] = lambda: None) -> None:
         """Warm up, then decode all stretches; `done` is called after each."""
-        self._warm_up()
-        stretches = self.trial.stretches * self.trial.repeats
-        for index, prompts in enumerate(stretches):
+        first = self.trial.stretches[0]
+        params = [replace(each, max_tokens=WARM_UP) for each in self.trial.params(first)]
+        # Prompts that share nothing with the timed ones.
+        self._race([prompt.token_ids[::-1] for prompt in first], params, 0, None)
+        for runner in self._runners:
+            if runner.decoder is not None:
+                runner.decoder.reset_metrics()
+        for index, prompts in enumerate(self._stretches):
             self._stretch(index, prompts)
             done()
-        self._partial = False
-
-    def _warm_up(self) -> None:
-        """Decode a few tokens after prompts that share nothing with the timed ones."""
-        prompts = self.trial.stretches[0]
-        params = [replace(each, max_tokens=WARM_UP) for each in self.trial.params(prompts)]
-        self._race([prompt.token_ids[::-1] for prompt in prompts], params, 0, None)
-        for runner in self._runners:
-            runner.forget_metrics()
 
     def _stretch(self, index: int, prompts: Sequence[Prompt]) -> None:
         """Race one stretch: all of it counts, or an interrupt left it undone and nothing does."""
-        ids, params = [prompt.token_ids for prompt in prompts], self.trial.params(prompts)
-        runs = self._race(ids, params, index, self._watch)
+        params = self.trial.params(prompts)
+        runs = self._race([prompt.token_ids for prompt in prompts], params, index, self._watch)
         plain = runs[self._runners[0]].token_ids
-        expected = {
-            runner: self._expected(runner, ids, params, index, plain) for runner in self._runners
-        }
         differences = {
-            runner: None if due is None else self._differences(prompts, runs[runner], due)
-            for runner, due in expected.items()
+            runner: self._differences(runner, runs[runner], prompts, params, index, plain)
+            for runner in self._runners
         }
         for runner in self._runners:
-            self._runs[runner].append(runs[runner])
-            self._found[runner].append(differences[runner])
-            self._metrics[runner] = runner.metrics()
+            self._found[runner].append((runs[runner], differences[runner]))
+            if runner.decoder is not None:
+                self._metrics[runner] = runner.decoder.metrics
 
     def _race(
         self,
         prompts: Sequence[Tokens],
         params: Sequence[SamplingParams],
         seed: int,
-        watch: Callable[[Sequence[Lane]], object] | None,
+        watch: Watch | None,
     ) -> dict[Runner, Run]:
         made = race(self._runners, prompts, params, seed, watch)
         runs = dict(zip(self._runners, made, strict=True))
@@ -144,38 +132,37 @@ class TrialRace:
         self._runners = [runner for runner in self._runners if runner not in self.failed]
         return runs
 
-    def _expected(
+    def _differences(
         self,
         runner: Runner,
-        prompts: Sequence[Tokens],
+        run: Run,
+        prompts: Sequence[Prompt],
         params: Sequence[SamplingParams],
         seed: int,
-        plain: tuple[Tokens, ...],
-    ) -> tuple[Tokens, ...] | None:
-        """Return the tokens that a runner has to emit; None where there are many it may."""
-        if runner.lossy:
-            return None
-        if self.trial.sampling.temperature == 0:
-            return plain
-        if isinstance(runner, OutriderRunner) and runner.candidate.verification == "coupled":
-            return runner.undrafted(prompts, params, seed)
-        return None
+        plain: Sequence[Tokens],
+    ) -> list[Difference] | None:
+        """Find where outputs first differ from the right ones; None where many are right.
 
-    def _differences(
-        self, prompts: Sequence[Prompt], run: Run, expected: Sequence[Tokens]
-    ) -> list[Difference]:
-        """Find where outputs first differ, and at temperature 0 whether rounding explains it."""
-        plain = self._runners[0]
+        At temperature 0 it is found out whether rounding explains the difference.
+        """
+        candidate, decoder = runner.candidate, self._runners[0].decoder
         greedy = self.trial.sampling.temperature == 0
+        if greedy and not candidate.lossy:
+            expected = plain
+        elif candidate.verification == "coupled" and isinstance(runner, OutriderRunner):
+            ids = [prompt.token_ids for prompt in prompts]
+            expected = runner.undrafted(ids, params, seed)
+        else:
+            return None
         differences = []
         for prompt, own, right in zip(prompts, run.token_ids, expected, strict=True):
             for place, (token, due) in enumerate(zip_longest(own, right)):
                 if token == due:
                     continue
                 first = Difference(prompt.name, place, token, due)
-                if greedy and None not in (token, due) and isinstance(plain, OutriderRunner):
+                if greedy and None not in (token, due) and decoder is not None:
                     before = (*prompt.token_ids, *right[:place])
-                    gap, allowed = _apart(plain.decoder.target, before, token, due)
+                    gap, allowed = _apart(decoder.target, before, token, due)
                     first = replace(first, gap=gap, allowed=allowed)
                 differences.append(first)
                 break
@@ -183,43 +170,41 @@ class TrialRace:
 
     def measurements(self) -> list[Measurement]:
         """Return what it comes to: one measurement a candidate, none if no stretch was finished."""
-        count = min(len(self._runs[runner]) for runner in self._runners)
-        stretches = (self.trial.stretches * self.trial.repeats)[:count]
+        trial = self.trial
+        count = min(len(self._found[runner]) for runner in self._runners)
         asked = [
-            sum(each.max_tokens for each in self.trial.params(prompts)) for prompts in stretches
+            sum(each.max_tokens for each in trial.params(prompts))
+            for prompts in self._stretches[:count]
         ]
-        return [self._measurement(runner, asked) for runner in self._runners if asked]
-
-    def _measurement(self, runner: Runner, asked: list[int]) -> Measurement:
-        trial, baseline = self.trial, self._runners[0]
-        plain, own = (self._runs[each][: len(asked)] for each in (baseline, runner))
-        checked = [each for each in self._found[runner][: len(asked)] if each is not None]
-        timed = [run for run in own if run.round_s]
-        found = Measurement(
-            candidate=runner.candidate,
-            workload=trial.workload.name,
-            temperature=trial.sampling.temperature,
-            batch=trial.batch,
-            dtype=trial.dtype,
-            seconds=tuple(run.seconds for run in own),
-            prompt_s=tuple(run.prompt_s for run in own),
-            tokens=tuple(run.tokens for run in own),
-            speedup=None,
-            identical=checked.count([]) if checked else None,
-            differences=tuple(each for stretch in checked for each in stretch),
-            lossy=runner.lossy,
-            metrics=self._metrics[runner],
-            latency=latency(
-                [run.round_s for run in timed], [run.tokens // trial.batch for run in timed]
-            ),
-            partial=self._partial,
-        )
-        if not list(found.tokens) == [run.tokens for run in plain] == asked:
-            return found
-        if runner is baseline:
-            return replace(found, speedup=1.0)
-        gain = speedup([run.seconds for run in plain], found.seconds, len(trial.stretches))
-        return replace(found, speedup=gain.ratio, low=gain.low, high=gain.high)
+        plain = [run for run, _ in self._found[self._runners[0]][:count]]
+        measured = []
+        for runner in self._runners if count else ():
+            own = [run for run, _ in self._found[runner][:count]]
+            checked = [each for _, each in self._found[runner][:count] if each is not None]
+            found = Measurement(
+                candidate=runner.candidate,
+                workload=trial.workload.name,
+                temperature=trial.sampling.temperature,
+                batch=trial.batch,
+                dtype=trial.dtype,
+                seconds=tuple(run.seconds for run in own),
+                prompt_s=tuple(run.prompt_s for run in own),
+                tokens=tuple(run.tokens for run in own),
+                speedup=None,
+                identical=checked.count([]) if checked else None,
+                differences=tuple(each for stretch in checked for each in stretch),
+                lossy=runner.candidate.lossy,
+                metrics=self._metrics.get(runner),
+                partial=count < len(self._stretches),
+            )
+            if list(found.tokens) == [run.tokens for run in plain] == asked:
+                seconds = [run.seconds for run in plain]
+                gain = speedup(seconds, found.seconds, len(trial.stretches))
+                if runner is self._runners[0]:
+                    gain = Speedup(1.0)
+                found = replace(found, speedup=gain.ratio, low=gain.low, high=gain.high)
+            measured.append(found)
+        return measured
 
 
 def _apart(target: Runtime, tokens: Sequence[int], one: int, other: int) -> tuple[float, float]:

@@ -8,20 +8,19 @@ and the recommendation rests on its measurements alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any
 
-from .. import Pair, SamplingParams, load
+from .. import Pair, SamplingParams
 from ..errors import InvalidConfigError
 from .engine_flags import Export, export
 from .environment import environment
 from .options import Progress, TuneOptions, silent
-from .prompt_files import lines_of, parse_lines
 from .race import OutriderRunner, config_of
 from .records import PLAIN, Candidate, Measurement, Workload
-from .run import grid, model_facts
+from .run import grid, prepared, room_of
 from .speedup import Speedup, speedup
 from .trial import Trial, TrialRace, fitting
 from .workloads import built_in
@@ -35,10 +34,9 @@ class Recommendation:
     """Which configuration to decode with, and what it rests on.
 
     Attributes:
-        candidate: the configuration; plain decoding where speculation does not surely pay.
         best: the fastest candidate of the last race, recommended or not; None if none was run.
-        speedup: of `best` over plain decoding, over all temperatures; None if none was run.
-        low, high: its 95% interval; None with fewer than two stretches.
+        gain: the speed of `best` over plain decoding's, over all temperatures; None if none was
+            run.
         measurements: of the last race.
         eliminated: what shorter races measured of the candidates that are not in the last.
         exports: the configuration in other engines' words; none for plain decoding.
@@ -47,11 +45,8 @@ class Recommendation:
         partial: whether the search was interrupted.
     """
 
-    candidate: Candidate
     best: Candidate | None
-    speedup: float | None
-    low: float | None
-    high: float | None
+    gain: Speedup | None
     measurements: tuple[Measurement, ...]
     eliminated: tuple[Measurement, ...]
     exports: tuple[Export, ...]
@@ -60,18 +55,23 @@ class Recommendation:
     partial: bool = False
 
     @property
+    def candidate(self) -> Candidate:
+        """The configuration; plain decoding where speculation does not surely pay."""
+        return _sure(self.best, self.gain)
+
+    @property
     def verdict(self) -> str:
         """The recommendation in one sentence."""
-        if self.best is None:
+        if self.best is None or self.gain is None:
             return "no recommendation: the search was interrupted before its last race"
-        figures = f"{self.best.label} is {self.speedup:.2f}x as fast as plain decoding"
-        if self.low is not None:
-            figures += f" (95% interval {self.low:.2f} to {self.high:.2f} over prompts)"
-        if not self.candidate.plain:
-            return figures
-        if self.low is None or self.high is None:
+        low, high = self.gain.low, self.gain.high
+        figures = f"{self.best.label} is {self.gain.ratio:.2f}x as fast as plain decoding"
+        if low is None or high is None:
             return f"plain decoding, since too few prompts can recommend another: {figures}"
-        if self.high > 1:
+        figures += f" (95% interval {low:.2f} to {high:.2f} over prompts)"
+        if low > 1:
+            return figures
+        if high > 1:
             return f"undecided, more prompts may tell: the best tried, {figures}"
         return f"turn it off: the best tried, {figures}"
 
@@ -97,15 +97,14 @@ class Recommendation:
     def document(self) -> dict[str, Any]:
         """Return all of it as JSON takes it."""
         return asdict(self) | {
-            "format": "outrider-tune/2",
+            "format": "outrider-tune/3",
+            "candidate": asdict(self.candidate),
             "verdict": self.verdict,
             "config": self.settings(),
         }
 
 
-def run_tune(
-    options: TuneOptions, report: Progress = silent, load_pair: Callable[..., Pair] = load
-) -> Recommendation:
+def run_tune(options: TuneOptions, report: Progress = silent) -> Recommendation:
     """Search a grid of configurations for the fastest one by short races that halve the field.
 
     Ctrl-C (KeyboardInterrupt) ends the search: the answer so far is returned, with `partial` set.
@@ -113,7 +112,6 @@ def run_tune(
     Args:
         options: the grid, the prompts and the models.
         report: called with the steps done, the steps in all and what comes next.
-        load_pair: takes the arguments of `outrider.load`.
 
     Raises:
         InvalidConfigError: the options do not fit the models or the prompts.
@@ -122,56 +120,44 @@ def run_tune(
     field = candidates(options)
     for candidate in field:
         config_of(candidate)
-    lines = None if options.prompts is None else lines_of(options.prompts)
-    report(0, 1, "loading the models")
-    pair = load_pair(
-        options.target,
-        options.draft,
-        device=options.device,
-        max_sequences=options.batch,
-        dtype=options.dtype or "auto",
-    )
-    if options.prompts is None or lines is None:
-        workload = built_in("code", pair.tokenizer, pair.target.vocab_size, options.max_prompts)
-    else:
-        workload = parse_lines(lines, options.prompts.stem, pair.tokenizer)
+    pair, facts, workload = prepared(options, options.batch, report)
+    count = options.max_prompts
+    if workload is None:
+        workload = built_in("code", pair.tokenizer, pair.target.vocab_size, count)
     # No candidate looks at predictions.
-    prompts = (replace(each, prediction=None) for each in workload.prompts[: options.max_prompts])
-    room = OutriderRunner.of(PLAIN, pair, 1).decoder.max_length
-    workload = fitting(replace(workload, prompts=tuple(prompts)), options.max_tokens, room)
+    prompts = tuple(replace(each, prediction=None) for each in workload.prompts[:count])
+    workload = fitting(replace(workload, prompts=prompts), options.max_tokens, room_of(pair))
     if len(workload.prompts) < options.batch:
         expected = f"at most {len(workload.prompts)}, the number of prompts"
         raise InvalidConfigError("batch", options.batch, expected)
-    search = _Search(options, pair, workload, report)
+    search = _Search(options, pair, facts["dtype"], workload, report)
     partial = False
     try:
         search.run(field)
     except KeyboardInterrupt:
         partial = True
     best, gain = search.best()
-    sure = best is not None and gain.low is not None and gain.low > 1
-    chosen = best if best is not None and sure else PLAIN
+    chosen = _sure(best, gain)
     settings = {name: value for name, value in asdict(options).items() if value is not None}
     if options.prompts is not None:
         settings["prompts"] = str(options.prompts)
+    shorter = [each for found in search.latest.values() for each in found]
     return Recommendation(
-        candidate=chosen,
         best=best,
-        speedup=None if best is None else gain.ratio,
-        low=gain.low,
-        high=gain.high,
+        gain=gain,
         measurements=tuple(search.final),
-        eliminated=tuple(
-            each
-            for measurements in search.latest.values()
-            for each in measurements
-            if each not in search.final
-        ),
+        eliminated=tuple(each for each in shorter if each not in search.final),
         exports=() if chosen.plain else _exports(options, chosen, search),
-        environment=environment(model_facts(options.target, options.draft, pair), settings),
+        environment=environment(facts, settings),
         skipped=workload.skipped,
         partial=partial,
     )
+
+
+def _sure(best: Candidate | None, gain: Speedup | None) -> Candidate:
+    """Return what surely pays: the best, or plain decoding."""
+    sure = best is not None and gain is not None and gain.low is not None and gain.low > 1
+    return best if best is not None and sure else PLAIN
 
 
 def candidates(options: TuneOptions) -> list[Candidate]:
@@ -189,13 +175,12 @@ class _Search:
     """The races of a search, and what each candidate came to in its last one."""
 
     def __init__(
-        self, options: TuneOptions, pair: Pair, workload: Workload, report: Progress
+        self, options: TuneOptions, pair: Pair, dtype: str, workload: Workload, report: Progress
     ) -> None:
-        self._options, self._pair, self._workload = options, pair, workload
-        self._report = report
+        self._options, self._pair, self._dtype = options, pair, dtype
+        self._workload, self._report = workload, report
         self._done, self._total = 0, 1
         self.latest: dict[Candidate, list[Measurement]] = {}
-        self.finalists: list[Candidate] = []
         self.final: list[Measurement] = []
 
     def run(self, field: list[Candidate]) -> None:
@@ -211,7 +196,6 @@ class _Search:
             field = sorted(field, key=self.rate, reverse=True)[: max(checks, count // 2)]
         finalists = list(dict.fromkeys([*field, default]))
         self.final = self._race(finalists, 1.0, f"the best {len(finalists)}")
-        self.finalists = finalists
 
     def _race(self, field: Sequence[Candidate], share: float, what: str) -> list[Measurement]:
         """Race some candidates beside plain decoding, on a share of prompts and tokens."""
@@ -230,7 +214,7 @@ class _Search:
                     min_p=options.min_p,
                 ),
                 batch=options.batch,
-                dtype=str(self._pair.target.hf_model.dtype).removeprefix("torch."),
+                dtype=self._dtype,
                 repeats=options.repeats if share == 1 else 1,
             )
             each = (PLAIN, *field)
@@ -249,11 +233,11 @@ class _Search:
         """Return how fast a candidate was over plain decoding: the product over temperatures."""
         return prod(found.speedup or 0.0 for found in self.latest[candidate])
 
-    def best(self) -> tuple[Candidate | None, Speedup]:
+    def best(self) -> tuple[Candidate | None, Speedup | None]:
         """Return the fastest of the last race over all temperatures; None if none was run."""
-        gains = {candidate: self._gain(candidate) for candidate in self.finalists}
-        best = max(gains, key=lambda candidate: gains[candidate].ratio, default=None)
-        return best, Speedup(0.0) if best is None else gains[best]
+        raced = dict.fromkeys(each.candidate for each in self.final if not each.candidate.plain)
+        gains = [(candidate, self._gain(candidate)) for candidate in raced]
+        return max(gains, key=lambda pair: pair[1].ratio, default=(None, None))
 
     def _gain(self, candidate: Candidate) -> Speedup:
         """Compare with plain decoding; a prompt's stretches at all temperatures are one."""

@@ -25,24 +25,25 @@ from .records import Prompt, Workload
 _FULL = 2000
 """Characters of a file that a prompt is cut from; files are longer than that."""
 
+_TOKENS = 150
+"""Of a prompt that could be of any length."""
+
 _STEP = 650
 """Characters between the starts of two passages of a file, at least."""
 
 _SYSTEM = "You are a helpful assistant. Answer briefly, and show code where it helps."
 
 
-def built_in(
-    kind: str, tokenizer: Any, vocab_size: int, count: int, prompt_tokens: int = 150
-) -> Workload:
+def built_in(kind: str, tokenizer: Any, vocab_size: int, count: int) -> Workload:
     """Make prompts of one kind; the same arguments give the same prompts.
 
-    - code: the beginnings of Python files that the demo pair was not trained on, then passages
-      further on in them;
+    - code: the first 150 tokens of Python files that the demo pair was not trained on, then of
+      passages further on in them;
     - editing: a function or method of such a file, then its first lines again with a name changed;
     - json: records of one form, of which the next is wanted;
     - quote: a docstring, then a summary that begins to quote it;
     - chat: a conversation, written by the tokenizer's chat template if it has one;
-    - random: tokens drawn uniformly, after which nothing can be foreseen.
+    - random: 150 tokens drawn uniformly, after which nothing can be foreseen.
 
     The files are those of Python's own library, so they change with its version.
 
@@ -51,19 +52,17 @@ def built_in(
         tokenizer: the target's.
         vocab_size: the target's V.
         count: how many prompts.
-        prompt_tokens: length of the prompts of "code" and "random", in tokens; the others end
-            where they must.
 
     Raises:
         InvalidConfigError: there are fewer than `count` prompts of the kind.
     """
     prompts: Iterator[Prompt]
     if kind == "random":
-        prompts = _random(vocab_size, prompt_tokens)
+        prompts = _random(vocab_size)
     elif kind == "chat":
         prompts = _chats(tokenizer)
     else:
-        most = prompt_tokens if kind == "code" else None
+        most = _TOKENS if kind == "code" else None
         prompts = (
             Prompt(tuple(tokenizer.encode(text)[:most]), name) for name, text in _TEXTS[kind]()
         )
@@ -87,10 +86,10 @@ def _held_out() -> dict[str, str]:
     return {name: text for name, text in texts.items() if len(text) > _FULL}
 
 
-def _random(vocab_size: int, length: int) -> Iterator[Prompt]:
+def _random(vocab_size: int) -> Iterator[Prompt]:
     rng = np.random.default_rng(0)
     for index in counting(1):
-        yield Prompt(tuple(rng.integers(1, vocab_size, length).tolist()), f"draw {index}")
+        yield Prompt(tuple(rng.integers(1, vocab_size, _TOKENS).tolist()), f"draw {index}")
 
 
 def _chats(tokenizer: Any) -> Iterator[Prompt]:

@@ -14,13 +14,6 @@ from .controls import Verdict
 from .exact import ExactTier
 from .statistics import ALTERNATIVES, FALSE_ALARM_RATE, Position, StatisticalTier
 
-FIGURES = (
-    *("draft_rounds", "acceptance_rate", "acceptance_length"),
-    *("ceiling", "ceiling_interval", "ceiling_share", "ceiling_share_interval"),
-    *("first_ceiling", "first_ceiling_share", "first_ceiling_share_interval"),
-)
-"""Figures of `SpeculationMetrics`, reported of each way of speculating."""
-
 
 def exact(tier: ExactTier) -> dict[str, Any]:
     """The exact tier: the design, every case, every check, and expected tokens beside bounds."""
@@ -50,7 +43,12 @@ def statistical(tier: StatisticalTier) -> dict[str, Any]:
         "correction": "Holm",
         "tests": [_position(item) for item in tier.positions],
         "speculation": [
-            {"way": name} | {figure: getattr(metrics, figure) for figure in FIGURES}
+            {
+                "way": name,
+                "acceptance_rate": metrics.acceptance_rate,
+                "acceptance_length": metrics.acceptance_length,
+                **asdict(metrics),
+            }
             for name, metrics in tier.speculation.items()
         ],
     }

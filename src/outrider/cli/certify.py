@@ -15,7 +15,7 @@ from cyclopts.types import NonNegativeInt
 from .. import __version__
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..errors import InvalidConfigError
-from .options import Drafting, Models, Output, choose_method, titled
+from .options import Drafting, Models, Output, choose_method, refuse, titled
 
 if TYPE_CHECKING:
     from ..certify.cases import Part
@@ -26,6 +26,8 @@ Tier = Literal["exact", "statistical", "controls"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
 PROMPT_TOKENS = 16
 SEQUENCES = 64
+PROCESSES = min(4, os.cpu_count() or 1)
+"""As many as there are processors, within the memory of an ordinary machine."""
 
 CONTRACT = """\
 Exact: the engine as it ships is enumerated on small random models, over a design that covers every
@@ -86,7 +88,9 @@ def certify(
     """Prove that the output has the target's distribution, and that the proof can fail."""
     tiers = what.tiers
     if "statistical" not in tiers:
-        _refuse_unused(what, models)
+        expected = "the statistical tier beside it (--tier statistical), or no flag"
+        names = ("target", "draft", "dtype", "device", "samples", "seed")
+        refuse(dict.fromkeys(names, expected), models, what)
     method = choose_method(models, Drafting(), SpeculativeConfig(), "draft_model")
 
     import torch
@@ -130,33 +134,15 @@ def certify(
     return 0 if passed else 1
 
 
-def _processes() -> int:
-    """As many as there are processors, within the memory of an ordinary machine."""
-    return min(4, os.cpu_count() or 1)
-
-
-def _refuse_unused(what: What, models: Models) -> None:
-    """Refuse flags of the statistical tier where it does not run."""
-    for given, usual, names in (
-        (models, Models(), ("target", "draft", "dtype", "device")),
-        (what, What(), ("samples", "seed")),
-    ):
-        for name in names:
-            value = getattr(given, name)
-            if value != getattr(usual, name):
-                expected = "the statistical tier beside it (--tier statistical), or no flag"
-                raise InvalidConfigError(f"--{name}", value, expected)
-
-
 def _run(name: Tier, what: What, report: Report, part: Part | None, loaded: Loaded | None) -> Any:
     if name == "exact":
         from ..certify.exact import exact_tier
 
-        return exact_tier(report, part, _processes())
+        return exact_tier(report, part, PROCESSES)
     if name == "controls":
         from ..certify.controls import control_tier
 
-        return control_tier(report, _processes())
+        return control_tier(report, PROCESSES)
     from outrider_demo import PROMPTS
 
     from ..certify.statistics import statistical_tier

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from .. import __version__
-from .terminal import output, table
+from ..bench.tables import table
+from .terminal import output
 
 if TYPE_CHECKING:
     from ..certify.cases import Measured

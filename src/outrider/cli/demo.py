@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
@@ -130,11 +131,7 @@ def demo(
                     sampling=replace(params, temperature=temperature),
                     dtype=loaded.facts["dtype"],
                 )
-
-                def watch(lanes: Any, where: str = trial.label) -> None:
-                    if screen is not None:
-                        screen.draw(where, lanes)
-
+                watch = None if screen is None else partial(screen.draw, trial.label)
                 race = TrialRace(trial, runners, watch)
                 race.run(trace)
                 found.append(race.measurements())

@@ -1,4 +1,4 @@
-"""Files that commands write: checked before anything is measured, and written as a whole."""
+"""Files that commands write, checked before anything is measured, and texts that they read."""
 
 from __future__ import annotations
 
@@ -9,31 +9,17 @@ from pathlib import Path
 from ..errors import InvalidConfigError
 
 
-def write(path: str | Path, data: bytes) -> None:
-    """Write a file at once: a reader sees the old one or the new one."""
-    place = Path(path)
-    with tempfile.NamedTemporaryFile(
-        dir=place.parent, prefix=f".{place.name}.", delete=False
-    ) as file:
-        try:
-            file.write(data)
-            file.flush()
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, place)
-        except BaseException:
-            os.unlink(file.name)
-            raise
-
-
 def check_file(flag: str, path: str | Path) -> None:
     """Refuse a path that no file can be written to.
 
     Raises:
-        InvalidConfigError: it is a folder, or in one that cannot be written to.
+        InvalidConfigError: it is a folder, read-only, or in a folder that cannot be written to.
     """
     place = Path(path)
     if place.is_dir():
         raise InvalidConfigError(flag, str(path), "the path of a file, and this is a folder")
+    if place.exists() and not os.access(place, os.W_OK):
+        raise InvalidConfigError(flag, str(path), "a file to write to (it is read-only)")
     _try_writing(flag, path, place.parent, "a file")
 
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter, Token
 
+from ..bench import formats
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..config.structured import StructuredOutput
 from ..errors import InvalidConfigError
-from . import figures
 from .files import read_text
 from .flags import flags_of, plain, split
 from .options import (
@@ -26,7 +26,6 @@ from .options import (
     Prompt,
     Tracing,
     choose_method,
-    read_stdin,
     titled,
     utf8,
 )
@@ -156,8 +155,7 @@ def generate(
         bad_words: never emit the tokens that the tokenizer makes of this text, or of it after a
             space; may be repeated.
     """
-    text = prompt.read()
-    text = read_stdin() if text is None else text
+    text = prompt.read(piped=True) or ""
     config: SpeculativeConfig = plain(SpeculativeConfig, speculation)
     params: SamplingParams = plain(
         SamplingParams,
@@ -166,7 +164,7 @@ def generate(
         structured_output=None if form is None else plain(StructuredOutput, form),
     )
     method = choose_method(models, drafting, config)
-    _check_prediction(params.prediction, method, models, config)
+    _check_prediction(params.prediction, method)
     tracing.check()
 
     from rich.console import Console
@@ -210,18 +208,13 @@ def _banned(words: tuple[str, ...], tokenizer: Any) -> tuple[tuple[int, ...], ..
     return tuple(found)
 
 
-def _check_prediction(
-    prediction: object, method: str, models: Models, config: SpeculativeConfig
-) -> None:
+def _check_prediction(prediction: object, method: str) -> None:
     """Refuse a prediction that nothing drafts from, and a drafter without one."""
     if prediction is None and method == "prediction":
         raise InvalidConfigError("--method", method, "--prediction TEXT beside it")
-    if prediction is None or method in ("hybrid", "prediction"):
-        return
-    ways = ["--method hybrid"] if models.can_draft and not config.lossy else []
-    ways += [] if config.drafts_trees else ["--method prediction"]
-    remedy = f"{', or '.join(ways)} beside it" if ways else "none with these other flags"
-    raise InvalidConfigError("--prediction", prediction, remedy)
+    if prediction is not None and method not in ("hybrid", "prediction"):
+        expected = "--method hybrid, or --method prediction beside it"
+        raise InvalidConfigError("--prediction", prediction, expected)
 
 
 def _show(
@@ -302,8 +295,8 @@ def _document(
             "prompt_tokens": len(output.prompt_token_ids),
             "completion_tokens": sum(len(choice.token_ids) for choice in output.choices),
         },
-        "speculation": figures.speculation(decoder.metrics),
-        "timing": figures.timing(decoder.metrics),
+        "speculation": formats.speculation(decoder.metrics),
+        "timing": formats.timing(decoder.metrics),
         "config": settings,
     }
     return document | ({"choices": choices} if len(choices) > 1 else {})
@@ -312,7 +305,7 @@ def _document(
 def _choice(choice: Choice, decoder: SpeculativeDecoder) -> dict[str, Any]:
     names = ("index", "text", "token_ids", "finish_reason", "depths")
     found: dict[str, Any] = {name: getattr(choice, name) for name in names}
-    found["speculation"] = figures.speculation(choice.metrics)
+    found["speculation"] = formats.speculation(choice.metrics)
     if choice.logprobs is not None:
         found["logprobs"] = [
             _entry(entry.token_id, entry.logprob, decoder.tokenizer)

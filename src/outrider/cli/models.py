@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
+from ..bench.options import WITH_MODEL
 from ..config.params import SamplingParams, SpeculativeConfig
-from ..errors import InvalidConfigError
 from .options import Drafting, Method, Models, Tracing
 from .terminal import quiet
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+_LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,57 +56,33 @@ def load(
     with console.status(f"loading {models.target}"):
         import torch
 
-        from ..drafters.ngram import NgramDrafter
+        from .. import NgramDrafter, SuffixDrafter
+        from ..bench.race import make_drafter
         from ..engine.loading import load as load_pair
 
         quiet()
-        lookup = {
-            name: value
-            for name in ("prompt_lookup_max", "prompt_lookup_min")
-            if (value := getattr(drafting, name)) is not None
-        }
+        asked = asdict(drafting)
+        lookup = {name: asked[name] for name in _LOOKUP if asked[name] is not None}
         # A bad look-up is refused before the models are loaded.
         ngram = NgramDrafter(**lookup)
         pair = load_pair(
             models.target, models.draft, device=models.device, dtype=models.dtype or "auto", **more
         )
-        drafter = _drafter(method, pair, ngram, drafting.exit_layers)
-    uses_model = method in ("draft_model", "hybrid")
+        drafter = make_drafter(
+            method, pair.target, pair.model_drafter, ngram, SuffixDrafter(), drafting.exit_layers
+        )
     facts = {
         "outrider": __version__,
         "target": models.target,
         "method": method,
-        "draft": (models.draft or models.target) if uses_model else None,
-        "prompt_lookup_max": ngram.prompt_lookup_max if method == "ngram" else None,
-        "prompt_lookup_min": ngram.prompt_lookup_min if method == "ngram" else None,
+        "draft": (models.draft or models.target) if method in WITH_MODEL else None,
+        **{name: getattr(ngram, name) if method == "ngram" else None for name in _LOOKUP},
         "exit_layers": drafting.exit_layers,
         "threads": torch.get_num_threads(),
         "device": str(pair.target.device),
         "dtype": str(pair.target.hf_model.dtype).removeprefix("torch."),
     }
     return Loaded(pair.target, drafter, pair.tokenizer, facts)
-
-
-def _drafter(method: Method, pair: Any, ngram: Any, exit_layers: int | None) -> Any:
-    from ..drafters.early_exit import EarlyExitDrafter
-    from ..drafters.prediction import PredictionDrafter
-    from ..drafters.suffix.drafter import SuffixDrafter
-
-    if method == "early_exit":
-        assert exit_layers is not None
-        try:
-            return EarlyExitDrafter(pair.target, exit_layers)
-        except InvalidConfigError as error:
-            raise InvalidConfigError("--exit-layers", exit_layers, error.expected) from None
-    made: dict[str, Callable[[], Any]] = {
-        "none": lambda: None,
-        "ngram": lambda: ngram,
-        "suffix": SuffixDrafter,
-        "prediction": PredictionDrafter,
-        "draft_model": lambda: pair.model_drafter,
-        "hybrid": lambda: pair.drafter,
-    }
-    return made[method]()
 
 
 @contextmanager

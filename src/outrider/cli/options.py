@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Group, Parameter
 from cyclopts.types import PositiveInt
 
+from ..bench.options import WITH_MODEL
 from ..config.params import SpeculativeConfig
 from ..errors import EmptyPrefixError, InvalidConfigError
 from .files import check_file, read_text
@@ -41,40 +43,27 @@ class Prompt:
         if self.prompt is not None and self.file is not None:
             raise InvalidConfigError("--file", self.file, "none beside --prompt; drop one of them")
 
-    def read(self) -> str | None:
-        """Read the prompt; None if none was asked for.
+    def read(self, *, piped: bool = False) -> str | None:
+        """Read the prompt; without one standard input if `piped`, else None.
 
         Raises:
             InvalidConfigError: it cannot be read, or is not UTF-8 text.
-            EmptyPrefixError: it is empty.
+            EmptyPrefixError: it is empty, or a terminal with nothing piped in.
         """
+        text, source = self.prompt, "the prompt"
         if self.file is not None:
-            return _checked(read_text("--file", self.file), f"the file {self.file!r}")
-        if self.prompt == "-":
-            return read_stdin()
-        return None if self.prompt is None else _checked(self.prompt, "the prompt")
-
-
-def read_stdin() -> str:
-    """Read a prompt from standard input.
-
-    Raises:
-        InvalidConfigError: it is not UTF-8 text.
-        EmptyPrefixError: it is empty, or a terminal with nothing piped in.
-    """
-    if sys.stdin.isatty():
-        raise EmptyPrefixError("no prompt was given; use -p TEXT or -f PATH, or pipe text in")
-    try:
-        text = sys.stdin.read()
-    except UnicodeDecodeError as error:
-        raise InvalidConfigError("--prompt", "-", "UTF-8 text on standard input") from error
-    return _checked(text, "standard input")
-
-
-def _checked(text: str, source: str) -> str:
-    if not text:
-        raise EmptyPrefixError(f"{source} is empty; give some text to continue")
-    return utf8("--prompt", text)
+            text, source = read_text("--file", self.file), f"the file {self.file!r}"
+        elif text == "-" or (text is None and piped):
+            if sys.stdin.isatty():
+                expected = "use -p TEXT or -f PATH, or pipe text in"
+                raise EmptyPrefixError(f"no prompt was given; {expected}")
+            try:
+                text, source = sys.stdin.read(), "standard input"
+            except UnicodeDecodeError as error:
+                raise InvalidConfigError("--prompt", "-", "UTF-8 text on standard input") from error
+        if text == "":
+            raise EmptyPrefixError(f"{source} is empty; give some text to continue")
+        return None if text is None else utf8("--prompt", text)
 
 
 def utf8(flag: str, text: str) -> str:
@@ -242,20 +231,19 @@ def choose_method(
     if config.depth != "adaptive" or config.drafts_trees or config.lossy:
         usual = "draft_model"
     method = drafting.method or (usual if models.can_draft else "ngram")
-    uses_model = method in ("draft_model", "hybrid")
+    uses_model = method in WITH_MODEL
     if uses_model and not models.can_draft:
         raise InvalidConfigError("--method", method, "--draft MODEL beside it, or --method ngram")
     if method == "early_exit" and drafting.exit_layers is None:
         raise InvalidConfigError("--method", method, "--exit-layers N beside it")
     beside = f"--method {method}"
-    if not uses_model:
-        _refuse("--draft", models.draft, beside)
-    if method != "ngram":
-        _refuse("--prompt-lookup-max", drafting.prompt_lookup_max, beside)
-        _refuse("--prompt-lookup-min", drafting.prompt_lookup_min, beside)
-    if method != "early_exit":
-        _refuse("--exit-layers", drafting.exit_layers, beside)
     idle = dict.fromkeys(_WITHOUT_EFFECT.get(method, ()), beside)
+    if not uses_model:
+        idle["draft"] = beside
+    if method != "ngram":
+        idle |= {"prompt_lookup_max": beside, "prompt_lookup_min": beside}
+    if method != "early_exit":
+        idle["exit_layers"] = beside
     if method == "none" and config.verification != "coupled":
         idle["verification"] = beside
     if config.depth == "fixed":
@@ -265,13 +253,16 @@ def choose_method(
     for field, owner in _OWNERS.items():
         if config.verification != owner:
             idle[field] = f"--verification {config.verification}"
-    usual_values = {item.name: item.default for item in fields(SpeculativeConfig)}
-    for field, beside in idle.items():
-        value: Any = getattr(config, field)
-        _refuse(f"--{field.replace('_', '-')}", value, beside, usual_values[field])
+    expected = {name: f"none with {other}; drop one of the two" for name, other in idle.items()}
+    refuse(expected, models, drafting, config)
     return method
 
 
-def _refuse(flag: str, value: Any, beside: str, usual: Any = None) -> None:
-    if value != usual:
-        raise InvalidConfigError(flag, value, f"none with {beside}; drop one of the two")
+def refuse(idle: Mapping[str, str], *records: Any) -> None:
+    """Refuse fields that are set and do nothing; `idle` says for each what is expected."""
+    for record in records:
+        for item in fields(record):
+            value = getattr(record, item.name)
+            if item.name in idle and value != item.default:
+                flag = f"--{item.name.replace('_', '-')}"
+                raise InvalidConfigError(flag, value, idle[item.name])

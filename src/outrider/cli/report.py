@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App
 
 from ..bench import Results
+from ..bench.formats import speculation, timing
 from ..errors import InvalidConfigError
-from . import figures
-from .files import make_folder, write
+from .files import make_folder
 from .options import Output, titled
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def report(
     found = read_report(file)
     folder = make_folder("--out", out or file.with_name(f"{file.stem}-report"))
     page = folder / "index.html"
-    write(page, render_report(found).encode())
+    page.write_bytes(render_report(found).encode())
     if output.as_json:
         print(json.dumps(_document(found) | {"files": [str(page)]}))
         return
@@ -61,9 +61,9 @@ def _document(found: Trace | Results) -> dict[str, Any]:
         "outrider": found.outrider,
         "settings": found.settings,
         "emitted": metrics.emitted,
-        "speculation": figures.speculation(metrics),
+        "speculation": speculation(metrics),
         "depths": metrics.depths,
-        "timing": figures.timing(metrics),
+        "timing": timing(metrics),
     }
 
 

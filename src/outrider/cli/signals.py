@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
 
 
@@ -13,30 +12,25 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM came."""
 
 
-@dataclass
-class Interruptions:
-    """The exit status that an interrupt calls for: 130, or 143 once SIGTERM came."""
-
-    status: int = 130
-
-
 @contextmanager
-def terminable() -> Iterator[Interruptions]:
+def terminable() -> Iterator[Callable[[], int]]:
     """Let SIGTERM raise `Terminated` inside; a second one ends the process.
 
-    Where SIGTERM is ignored it stays so. To be entered in the main thread.
+    Where SIGTERM is ignored it stays so. To be entered in the main thread. Gives what returns the
+    exit status that an interrupt calls for: 130, or 143 once SIGTERM came.
     """
-    found = Interruptions()
+    status = 130
     before = signal.getsignal(signal.SIGTERM)
 
     def terminate(_number: int, _frame: FrameType | None) -> None:
+        nonlocal status
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        found.status = 143
+        status = 143
         raise Terminated
 
     if before is not signal.SIG_IGN:
         signal.signal(signal.SIGTERM, terminate)
     try:
-        yield found
+        yield lambda: status
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
 from rich.color import ColorSystem
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -50,18 +48,6 @@ def output(color: str = "auto") -> Console:
 def colored(console: Console) -> bool:
     """Say whether colours are printed."""
     return console.color_system is not None and not console.no_color
-
-
-def table(*headings: str, right: Sequence[str] = ()) -> Table:
-    """Make a table without a frame: columns to the left, then columns of figures."""
-    made = Table(
-        box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True, show_edge=False
-    )
-    for heading in headings:
-        made.add_column(heading)
-    for heading in right:
-        made.add_column(heading, justify="right", no_wrap=True)
-    return made
 
 
 @contextmanager

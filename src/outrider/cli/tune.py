@@ -6,12 +6,13 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App
 
 from ..bench import Results, TuneOptions
-from .files import check_file, make_folder, write
+from .files import check_file, make_folder
 from .flags import flags_of, listed, plain
 from .options import Output, titled
 from .signals import terminable
@@ -73,16 +74,16 @@ def tune(
         text = json.dumps(found.document())
         if files.save is not None and found.best is not None:
             comments = ("found by outrider tune", found.verdict)
-            write(files.save, toml(found.settings(), comments).encode())
+            Path(files.save).write_bytes(toml(found.settings(), comments).encode())
         if folder is not None:
-            write(folder / "tune.json", text.encode())
+            (folder / "tune.json").write_bytes(text.encode())
         if output.as_json:
             print(text)
         else:
             _show(found, output.color, files.save)
         if found.partial:
             print("outrider: interrupted; this is what had been measured", file=sys.stderr)
-            return interruption.status
+            return interruption()
     return 0
 
 

@@ -18,45 +18,44 @@ from ..errors import InvalidConfigError, missing
 with missing("transformers"):
     from transformers import GenerationConfig, NoRepeatNGramLogitsProcessor
 
-REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
-    "num_beams": ((1,), "1; beam search has no distribution of the next token that could be kept"),
-    "num_beam_groups": (
-        (1,),
-        "1; beam search has no distribution of the next token that could be kept",
-    ),
-    "diversity_penalty": ((0,), "0; it belongs to beam search"),
-    "constraints": ((), "None; they belong to beam search"),
-    "force_words_ids": ((), "None; they belong to beam search"),
-    "guidance_scale": ((1,), "1; guidance needs a second prompt, which is not supported"),
-    "penalty_alpha": ((0,), "None; contrastive search is not supported, use top_k or min_p"),
-    "dola_layers": ((), "None; only the last layer's logits are used"),
-    "encoder_no_repeat_ngram_size": ((0,), "0; use bad_words_ids"),
-    "encoder_repetition_penalty": ((1,), "1; use repetition_penalty"),
-    "exponential_decay_length_penalty": ((), "None; use max_new_tokens"),
-    "forced_bos_token_id": ((), "None; put the token into the prompt"),
-    "forced_eos_token_id": ((), "None; append the token to the output"),
-    "begin_suppress_tokens": ((), "None; use suppress_tokens"),
-    "remove_invalid_values": ((False,), "False; NaN logits are an error here"),
-    "watermarking_config": ((), "None; watermarks are not supported"),
-    "token_healing": ((False,), "False; trim the prompt instead"),
-    "max_time": ((), "None; close the stream of `SpeculativeDecoder.stream` when time is up"),
-    "use_mtp": ((False,), "False; draft with a draft model"),
-    "prompt_lookup_num_tokens": ((), "None; draft with outrider.NgramDrafter()"),
-    "assistant_early_exit": ((), "None; draft with a draft model"),
-    "assistant_ensemble_weight": ((), "None; SpeculativeConfig(verification='mixture') is alike"),
-    "speculation_type": ((), "None; SpeculativeConfig says how to speculate"),
-    "output_scores": ((False,), "False; use SamplingParams(logprobs=...)"),
-    "output_logits": ((False,), "False; use SamplingParams(logprobs=...)"),
-    "output_attentions": ((False,), "False; attention weights are not kept"),
-    "output_hidden_states": ((False,), "False; hidden states are not kept"),
-}
-"""Settings that cannot be honoured: the values beside None that ask for nothing, and a remedy."""
+_BEAMS = "1; beam search has no distribution of the next token that could be kept"
 
-REFUSED_IN_SAMPLING: dict[str, tuple[tuple[object, ...], str]] = {
-    "typical_p": ((1,), "1; use top_p"),
-    "epsilon_cutoff": ((0,), "0; use min_p"),
-    "eta_cutoff": ((0,), "0; use min_p"),
-    "top_h": ((), "None; use top_p"),
+REFUSED: dict[str, tuple[object, str]] = {
+    "num_beams": (1, _BEAMS),
+    "num_beam_groups": (1, _BEAMS),
+    "diversity_penalty": (0, "0; it belongs to beam search"),
+    "constraints": (None, "None; they belong to beam search"),
+    "force_words_ids": (None, "None; they belong to beam search"),
+    "guidance_scale": (1, "1; guidance needs a second prompt, which is not supported"),
+    "penalty_alpha": (0, "None; contrastive search is not supported, use top_k or min_p"),
+    "dola_layers": (None, "None; only the last layer's logits are used"),
+    "encoder_no_repeat_ngram_size": (0, "0; use bad_words_ids"),
+    "encoder_repetition_penalty": (1, "1; use repetition_penalty"),
+    "exponential_decay_length_penalty": (None, "None; use max_new_tokens"),
+    "forced_bos_token_id": (None, "None; put the token into the prompt"),
+    "forced_eos_token_id": (None, "None; append the token to the output"),
+    "begin_suppress_tokens": (None, "None; use suppress_tokens"),
+    "remove_invalid_values": (False, "False; NaN logits are an error here"),
+    "watermarking_config": (None, "None; watermarks are not supported"),
+    "token_healing": (False, "False; trim the prompt instead"),
+    "max_time": (None, "None; close the stream of `SpeculativeDecoder.stream` when time is up"),
+    "use_mtp": (False, "False; draft with a draft model"),
+    "prompt_lookup_num_tokens": (None, "None; draft with outrider.NgramDrafter()"),
+    "assistant_early_exit": (None, "None; draft with a draft model"),
+    "assistant_ensemble_weight": (None, "None; SpeculativeConfig(verification='mixture') is alike"),
+    "speculation_type": (None, "None; SpeculativeConfig says how to speculate"),
+    "output_scores": (False, "False; use SamplingParams(logprobs=...)"),
+    "output_logits": (False, "False; use SamplingParams(logprobs=...)"),
+    "output_attentions": (False, "False; attention weights are not kept"),
+    "output_hidden_states": (False, "False; hidden states are not kept"),
+}
+"""Settings that cannot be honoured: the value beside None that asks for nothing, and a remedy."""
+
+REFUSED_IN_SAMPLING: dict[str, tuple[object, str]] = {
+    "typical_p": (1, "1; use top_p"),
+    "epsilon_cutoff": (0, "0; use min_p"),
+    "eta_cutoff": (0, "0; use min_p"),
+    "top_h": (None, "None; use top_p"),
 }
 """Likewise; without sampling they ask for nothing."""
 
@@ -91,16 +90,17 @@ def from_generation_config(
     forbidden = _read(asked, token_sequences, "bad_words_ids") or ()
     words += [word for word in forbidden if word not in [(token,) for token in eos]]
     words += [(token,) for token in _read(asked, integers, "suppress_tokens") or ()]
+    penalty = asked.repetition_penalty
     fields: dict[str, Any] = {
         "temperature": 0,
         "max_tokens": 20,
-        "repetition_penalty": _or(asked.repetition_penalty, 1.0),
+        "repetition_penalty": 1.0 if penalty is None else penalty,
         "logit_bias": biases,
         "bad_words": tuple(words),
         "stop": _read(asked, texts, "stop_strings") or (),
         "stop_token_ids": eos,
         "ignore_eos": bool(eos),
-        "n": _or(_read(asked, integer, "num_return_sequences", low=1), 1),
+        "n": _read(asked, integer, "num_return_sequences", low=1) or 1,
     }
     repeated = _read(asked, integer, "no_repeat_ngram_size", low=0)
     if repeated:
@@ -108,12 +108,11 @@ def from_generation_config(
         fields["logits_processors"] = (NoRepeatNGramLogitsProcessor(repeated),)
     if asked.do_sample:
         _refuse(asked, REFUSED_IN_SAMPLING)
-        fields |= {
-            "temperature": _or(asked.temperature, 1.0),
-            "top_k": _or(asked.top_k, 50),
-            "top_p": _or(asked.top_p, 1.0),
-            "min_p": _or(asked.min_p, 0.0),
+        filters = {
+            name: getattr(asked, name) for name in ("temperature", "top_k", "top_p", "min_p")
         }
+        known = {name: value for name, value in filters.items() if value is not None}
+        fields |= {"temperature": 1.0, "top_k": 50} | known
     most = _read(asked, integer, "max_new_tokens", low=1)
     longest = _read(asked, integer, "max_length", low=0)
     if "max_tokens" in overrides:
@@ -138,11 +137,11 @@ def from_generation_config(
     return SamplingParams(**(fields | overrides))
 
 
-def _refuse(asked: Any, table: dict[str, tuple[tuple[object, ...], str]]) -> None:
+def _refuse(asked: Any, table: dict[str, tuple[object, str]]) -> None:
     """Refuse settings that ask for what cannot be honoured."""
     for field, (neutral, remedy) in table.items():
         value = plain(getattr(asked, field, None))
-        if value is not None and value not in neutral:
+        if value is not None and value != neutral:
             raise InvalidConfigError(field, value, remedy)
 
 
@@ -158,10 +157,6 @@ def _known(field: str, value: int, prompt_length: int | None) -> int:
             field, value, "None, or a prompt_length to count new tokens from; or max_new_tokens"
         )
     return prompt_length
-
-
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value
 
 
 def token_ids(given: Any) -> tuple[int, ...]:

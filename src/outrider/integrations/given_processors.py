@@ -33,15 +33,16 @@ from ..errors import InvalidConfigError
 from ..sampling.shaping import called
 from .generation_config import sequence_bias
 
-_PROCESSORS: dict[type, tuple[str, str]] = {
-    SequenceBiasLogitsProcessor: ("sequence_bias", "sequence_bias"),
-    RepetitionPenaltyLogitsProcessor: ("penalty", "repetition_penalty"),
-    NoBadWordsLogitsProcessor: ("bad_word_ids", "bad_words_ids"),
-    MinLengthLogitsProcessor: ("min_length", "min_length"),
-    MinNewTokensLengthLogitsProcessor: ("min_new_tokens", "min_new_tokens"),
-    SuppressTokensLogitsProcessor: ("suppress_tokens", "suppress_tokens"),
+_PROCESSORS: dict[type, tuple[str, str, object]] = {
+    SequenceBiasLogitsProcessor: ("sequence_bias", "sequence_bias", None),
+    RepetitionPenaltyLogitsProcessor: ("penalty", "repetition_penalty", 1.0),
+    NoBadWordsLogitsProcessor: ("bad_word_ids", "bad_words_ids", None),
+    MinLengthLogitsProcessor: ("min_length", "min_length", 0),
+    MinNewTokensLengthLogitsProcessor: ("min_new_tokens", "min_new_tokens", 0),
+    SuppressTokensLogitsProcessor: ("suppress_tokens", "suppress_tokens", None),
 }
-"""What transformers makes of settings: the attribute that holds the value, and the setting."""
+"""What transformers makes of settings: the attribute that holds the value, the setting, and the
+value beside None of which it makes none."""
 
 _WARPERS: tuple[tuple[type, str, tuple[object, ...]], ...] = (
     (LogitNormalization, "renormalize_logits", (None, False)),
@@ -51,13 +52,6 @@ _WARPERS: tuple[tuple[type, str, tuple[object, ...]], ...] = (
     (TemperatureLogitsWarper, "temperature", (None, 1.0)),
 )
 """What it makes of settings after a user's own, the last first, but for these values of them."""
-
-_NEUTRAL: dict[str, tuple[object, ...]] = {
-    "repetition_penalty": (1.0,),
-    "min_length": (0,),
-    "min_new_tokens": (0,),
-}
-"""Values, beside None, of settings of which it makes none of the above."""
 
 _OTHER_ROWS: tuple[type, ...] = (
     ClassifierFreeGuidanceLogitsProcessor,
@@ -85,9 +79,9 @@ def custom_processors(processors: Sequence[Any], asked: GenerationConfig) -> lis
     custom, met = [], set()
     for processor in rest:
         kind = type(processor)
-        attribute, field = _PROCESSORS.get(kind, ("", ""))
+        attribute, field, neutral = _PROCESSORS.get(kind, ("", "", None))
         wanted = plain(getattr(asked, field)) if field else None
-        if wanted in (None, *_NEUTRAL.get(field, ())) or kind in met:
+        if wanted is None or wanted == neutral or kind in met:
             _check_alone(processor)
             custom.append(processor)
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -100,7 +100,7 @@ def generate_with(
                 "pad_token_id", None, "a token id, because rows may end at different lengths"
             )
         decoder = decoders.of(model)
-        outputs = _Rows(decoder, input_ids, prompts, params, criteria, custom).outputs()
+        outputs = _decoded(decoder, input_ids, prompts, params, criteria, custom)
         width = max(map(len, outputs))
         rows = [[*tokens, *[pad] * (width - len(tokens))] for tokens in outputs]
         sequences = torch.cat([input_ids, input_ids.new_tensor(rows)], 1)
@@ -111,47 +111,43 @@ def generate_with(
     return decode
 
 
+@dataclass(slots=True)
 class _Decoders:
-    """Keeps the decoder of the last model, with what it has learnt of costs and acceptance.
+    """Keeps the decoder of the last model, with what it has learnt of costs and acceptance."""
 
-    Args:
-        draft: a transformers model, a drafter, or None.
-        config: how speculation is done.
-        max_sequences: how many rows are decoded together.
-    """
-
-    def __init__(
-        self,
-        draft: PreTrainedModel | Drafter | None,
-        config: SpeculativeConfig,
-        max_sequences: int,
-    ) -> None:
-        self._draft = draft
-        self._config = config
-        self._max_sequences = max_sequences
-        self._runtimes: list[TransformersModel] = []
-        self._decoder: SpeculativeDecoder | None = None
-        self._made_for: list[object] = []
+    draft: PreTrainedModel | Drafter | None
+    config: SpeculativeConfig
+    max_sequences: int
+    runtimes: list[TransformersModel] = field(default_factory=list)
+    decoder: SpeculativeDecoder | None = None
+    made_for: list[object] = field(default_factory=list)
 
     def of(self, model: PreTrainedModel) -> SpeculativeDecoder:
         """Return a model's decoder, with nothing left in its cache of earlier calls."""
         models = [model]
-        if isinstance(self._draft, PreTrainedModel):
-            models.append(self._draft)
+        if isinstance(self.draft, PreTrainedModel):
+            models.append(self.draft)
         wanted: list[object] = [part for own in models for part in (own, own.device, own.dtype)]
-        if self._decoder is not None and self._made_for == wanted:
-            for runtime in self._runtimes:
+        if self.decoder is not None and self.made_for == wanted:
+            for runtime in self.runtimes:
                 runtime.reset()
-            return self._decoder
-        runtimes = [TransformersModel(own, max_sequences=self._max_sequences) for own in models]
-        drafter = ModelDrafter(runtimes[1]) if len(runtimes) > 1 else self._draft
-        self._decoder = SpeculativeDecoder(runtimes[0], drafter, config=self._config)
-        self._runtimes, self._made_for = runtimes, wanted
-        return self._decoder
+            return self.decoder
+        runtimes = [TransformersModel(own, max_sequences=self.max_sequences) for own in models]
+        drafter = ModelDrafter(runtimes[1]) if len(runtimes) > 1 else self.draft
+        self.decoder = SpeculativeDecoder(runtimes[0], drafter, config=self.config)
+        self.runtimes, self.made_for = runtimes, wanted
+        return self.decoder
 
 
-class _Rows:
-    """Decodes the rows of one call to their ends.
+def _decoded(
+    decoder: SpeculativeDecoder,
+    input_ids: Tensor,
+    prompts: list[list[int]],
+    params: SamplingParams,
+    criteria: list[Any],
+    processors: list[Any],
+) -> list[list[int]]:
+    """Return the new tokens of each row, decoded to its end.
 
     Args:
         decoder: the decoder.
@@ -161,60 +157,41 @@ class _Rows:
         criteria: stopping criteria that the parameters do not cover.
         processors: logits processors that they do not cover.
     """
+    seeds: list[int | None] = [None] * len(prompts)
+    if not params.greedy:
+        seeds = torch.randint(2**63 - 1, (len(prompts),)).tolist()
+    outputs: list[list[int]] = [[] for _ in prompts]
 
-    def __init__(
-        self,
-        decoder: SpeculativeDecoder,
-        input_ids: Tensor,
-        prompts: list[list[int]],
-        params: SamplingParams,
-        criteria: list[Any],
-        processors: list[Any],
-    ) -> None:
-        seeds: list[int | None] = [None] * len(prompts)
-        if not params.greedy:
-            seeds = torch.randint(2**63 - 1, (len(prompts),)).tolist()
-        self._decoder = decoder
-        self._criteria = criteria
-        self._input_ids = input_ids
-        self._outputs: list[list[int]] = [[] for _ in prompts]
-        self._states = []
-        for row, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
-            padding = input_ids[row, : input_ids.shape[1] - len(prompt)]
-            own = tuple(of_row(p, row, padding, partial(self._ended, row)) for p in processors)
-            asked = replace(params, seed=seed, logits_processors=own)
-            self._states += decoder.start(prompt, asked)
-
-    def outputs(self) -> list[list[int]]:
-        """Return the new tokens of each row."""
-        row_of = {state.prefix.sequence_id: row for row, state in enumerate(self._states)}
-        with Scheduler(self._decoder, discard=True) as scheduler:
-            scheduler.submit(self._states)
-            while (step := scheduler.step()) is not None:
-                for state, tokens in zip(step.batch.states, step.emitted, strict=True):
-                    if self._emit(row_of[state.prefix.sequence_id], tokens):
-                        scheduler.cancel(state.prefix.sequence_id)
-        return self._outputs
-
-    def _emit(self, row: int, tokens: list[int]) -> bool:
-        """Add tokens to a row's output, up to one after which a criterion ends it, if one does."""
-        output = self._outputs[row]
-        for token in tokens:
-            new = self._input_ids.new_tensor([*output, token])
-            ends = self._ended(row, torch.cat([self._input_ids[row], new]))
-            output.append(token)
-            if ends:
-                return True
-        return False
-
-    def _ended(self, row: int, history: Tensor) -> bool:
+    def ended(row: int, history: Tensor) -> bool:
         """Whether a criterion ends a row after a token of [L] behind its output so far."""
-        first = self._input_ids.shape[1] + len(self._outputs[row]) + 1
+        first = input_ids.shape[1] + len(outputs[row]) + 1
         return any(
             bool(torch.as_tensor(ends(history[None, :length], None)).all())
             for length in range(first, len(history) + 1)
-            for ends in self._criteria
+            for ends in criteria
         )
+
+    row_of = {}
+    states = []
+    for row, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
+        padding = input_ids[row, : input_ids.shape[1] - len(prompt)]
+        own = tuple(of_row(each, row, padding, partial(ended, row)) for each in processors)
+        (state,) = decoder.start(prompt, replace(params, seed=seed, logits_processors=own))
+        states.append(state)
+        row_of[state.prefix.sequence_id] = row
+    with Scheduler(decoder, discard=True) as scheduler:
+        scheduler.submit(states)
+        while (step := scheduler.step()) is not None:
+            for state, tokens in zip(step.batch.states, step.emitted, strict=True):
+                row = row_of[state.prefix.sequence_id]
+                for token in tokens:
+                    new = input_ids.new_tensor([*outputs[row], token])
+                    ends = ended(row, torch.cat([input_ids[row], new]))
+                    outputs[row].append(token)
+                    if ends:
+                        scheduler.cancel(state.prefix.sequence_id)
+                        break
+    return outputs
 
 
 def _custom_criteria(criteria: Sequence[Any], asked: Any) -> list[Any]:
@@ -222,10 +199,10 @@ def _custom_criteria(criteria: Sequence[Any], asked: Any) -> list[Any]:
     custom = []
     for criterion in criteria:
         if type(criterion) is MaxLengthCriteria:
-            agrees, field = criterion.max_length == asked.max_length, "max_length"
+            agrees, setting = criterion.max_length == asked.max_length, "max_length"
         elif type(criterion) is EosTokenCriteria:
             eos = set(criterion.eos_token_id.tolist())
-            agrees, field = eos == set(token_ids(asked.eos_token_id)), "eos_token_id"
+            agrees, setting = eos == set(token_ids(asked.eos_token_id)), "eos_token_id"
         else:
             custom.append(criterion)
             continue
@@ -233,7 +210,7 @@ def _custom_criteria(criteria: Sequence[Any], asked: Any) -> list[Any]:
             raise InvalidConfigError(
                 "stopping_criteria",
                 type(criterion).__name__,
-                f"none; set {field} in the generation config instead",
+                f"none; set {setting} in the generation config instead",
             )
     return custom
 

@@ -37,7 +37,7 @@ from outrider.errors import InvalidConfigError
         (TuneOptions, {"verifications": ("lenient",)}, "verifications"),
         (TuneOptions, {"target": "a", "drafters": ("hybrid",)}, "drafters"),
         (TuneOptions, {"depths": (0,)}, "depths"),
-        (TuneOptions, {"shape": ("x",)}, "trees"),
+        (TuneOptions, {"shape": ("x",)}, "shape"),
     ],
 )
 def test_a_bad_value_is_refused_by_its_name(kind: Any, given: dict[str, Any], field: str) -> None:

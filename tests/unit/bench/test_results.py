@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ import pytest
 from benchmarks.results import machine_slug
 from rich.console import Console
 
-from outrider.bench import BenchOptions, Results, silent
+from outrider.bench import BenchOptions, Results
 from outrider.bench.environment import environment
-from outrider.bench.formats import as_csv, as_json, as_jsonl, as_vllm
+from outrider.bench.formats import as_csv, row
 from outrider.bench.records import PLAIN, Candidate, Difference
 from outrider.bench.run import run_bench
 from outrider.bench.tables import as_markdown, rendered, verdicts
@@ -23,22 +24,12 @@ from outrider.errors import InvalidConfigError
 
 from ...support.bench import MODEL, load_pair, measured, prompt_file
 
-VLLM = {
-    *("label", "duration", "completed", "failed", "total_output_tokens"),
-    *("request_throughput", "output_throughput"),
-    *(
-        f"{figure}_{name}_ms"
-        for figure in ("mean", "median", "std", "p99")
-        for name in ("ttft", "tpot", "itl", "e2el")
-    ),
-}
-SPECULATION = {
-    f"spec_decode_{name}"
-    for name in (
-        *("acceptance_rate", "acceptance_length", "num_drafts", "draft_tokens"),
-        *("accepted_tokens", "per_position_acceptance_rates"),
-    )
-}
+
+@pytest.fixture(autouse=True, scope="module")
+def _tiny_models() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("outrider.bench.run.load", load_pair)
+        yield
 
 
 def _options(folder: Path, **given: Any) -> BenchOptions:
@@ -63,7 +54,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         peers=("transformers",),
         peer_k=(3,),
     )
-    return run_bench(options, silent, load_pair)
+    return run_bench(options)
 
 
 @pytest.mark.slow
@@ -89,9 +80,9 @@ def test_every_candidate_is_in_every_trial_with_plain_decoding_first(results: Re
 
 
 def test_results_are_read_back_as_they_were_written(results: Results) -> None:
-    assert Results.from_document(json.loads(as_json(results))) == results
+    assert Results.from_document(json.loads(json.dumps(results.document()))) == results
     differing = replace(results, measurements=(measured(differences=(Difference("a", 1, 2, 3),)),))
-    assert Results.from_document(json.loads(as_json(differing))) == differing
+    assert Results.from_document(json.loads(json.dumps(differing.document()))) == differing
 
 
 @pytest.mark.parametrize(
@@ -110,31 +101,20 @@ def test_results_are_read_back_as_they_were_written(results: Results) -> None:
 )
 def test_damaged_results_are_refused(results: Results, damage: Any) -> None:
     with pytest.raises(InvalidConfigError):
-        Results.from_document(damage(json.loads(as_json(results))))
+        Results.from_document(damage(json.loads(json.dumps(results.document()))))
 
 
-def test_each_line_and_row_is_a_measurement(results: Results) -> None:
-    lines = [json.loads(line) for line in as_jsonl(results).splitlines()]
-    rows = list(csv.DictReader(io.StringIO(as_csv(results))))
-    assert len(lines) == len(rows) == len(results.measurements)
-    for found, line, row in zip(results.measurements, lines, rows, strict=True):
-        assert list(row) == list(line)
-        assert line["candidate"] == row["candidate"] == found.candidate.label
-        assert line["total_output_tokens"] == sum(found.tokens)
-        assert line["output_throughput"] == pytest.approx(sum(found.tokens) / sum(found.seconds))
-        assert float(row["speedup"]) == pytest.approx(line["speedup"])
+def test_each_line_is_a_measurement(results: Results) -> None:
+    lines = list(csv.DictReader(io.StringIO(as_csv(results))))
+    assert len(lines) == len(results.measurements)
+    for found, line in zip(results.measurements, lines, strict=True):
+        fields = row(found)
+        assert list(line) == list(fields)
+        assert line["candidate"] == fields["candidate"] == found.candidate.label
+        assert fields["total_output_tokens"] == sum(found.tokens)
+        assert fields["output_throughput"] == pytest.approx(sum(found.tokens) / sum(found.seconds))
+        assert float(line["speedup"]) == pytest.approx(fields["speedup"])
     assert as_csv(Results({}, ())) == "system\n"
-
-
-def test_the_serving_format_has_vllms_fields_and_no_others(results: Results) -> None:
-    for found, line in zip(results.measurements, as_vllm(results).splitlines(), strict=True):
-        fields = set(json.loads(line))
-        if found.candidate.system != "outrider":
-            assert fields < VLLM
-        elif found.metrics is not None and found.metrics.draft_rounds:
-            assert fields == VLLM | SPECULATION
-        else:
-            assert fields == VLLM
 
 
 def test_tables_show_every_measurement(results: Results) -> None:
@@ -202,30 +182,33 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
         if done == 4:
             raise KeyboardInterrupt
 
-    found = run_bench(_options(tmp_path), interrupt, load_pair)
+    found = run_bench(_options(tmp_path), interrupt)
     assert found.partial
     assert [len(each.tokens) for each in found.measurements] == [3, 3, 1, 1]
     assert [each.partial for each in found.measurements] == [False, False, True, True]
 
 
-def test_bad_options_are_refused_before_models_are_loaded(tmp_path: Path) -> None:
+def test_bad_options_are_refused_before_models_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object, **__: object) -> Any:
         raise AssertionError("loaded")
 
+    monkeypatch.setattr("outrider.bench.run.load", refuse)
     with pytest.raises(InvalidConfigError, match="readable"):
-        run_bench(_options(tmp_path, prompts=tmp_path / "none"), silent, refuse)
+        run_bench(_options(tmp_path, prompts=tmp_path / "none"))
     with pytest.raises(InvalidConfigError):
-        run_bench(_options(tmp_path, verification=("typical",), trees=("2x1",)), silent, refuse)
+        run_bench(_options(tmp_path, verification=("typical",), trees=("2x1",)))
 
 
 def test_predictions_are_asked_for_where_nothing_has_one(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match="no row that can be used with a prediction"):
-        run_bench(_options(tmp_path, drafters=("prediction",)), silent, load_pair)
+        run_bench(_options(tmp_path, drafters=("prediction",)))
 
 
 def test_early_exits_draft_with_the_layers_asked_for(tmp_path: Path) -> None:
     options = _options(tmp_path, drafters=("early_exit",), exit_layers=(1,), temps=(0.0,))
-    labels = [each.label for each in run_bench(options, silent, load_pair).measurements]
+    labels = [each.label for each in run_bench(options).measurements]
     assert labels == ["plain", "early_exit of 1 layers k=3"]
 
 

@@ -1,11 +1,11 @@
-"""The ratio of speeds and its interval, and latencies."""
+"""The ratio of speeds and its interval."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from outrider.bench.speedup import latency, speedup, t_quantile
+from outrider.bench.speedup import speedup, t_quantile
 
 
 def test_the_ratio_is_that_of_tokens_per_second() -> None:
@@ -58,14 +58,3 @@ def test_intervals_hold_the_truth_as_often_as_they_say(count: int) -> None:
 def test_intervals_reject_a_wrong_ratio() -> None:
     """The planted fault of the test above: a ratio that is 20% off is missed most of the time."""
     assert _misses(1.5, 1.8, 12) > 1500
-
-
-def test_latencies_are_those_of_serving_benchmarks() -> None:
-    found = latency([(0.5, 0.1, 0.3), (0.7, 0.2)], [5, 1])
-    assert found["mean_ttft_ms"] == pytest.approx(600)
-    assert found["median_e2el_ms"] == pytest.approx(900)
-    # A request of one token has no time per further token.
-    assert found["mean_tpot_ms"] == pytest.approx(100)
-    assert found["mean_itl_ms"] == pytest.approx(200)
-    assert found["std_e2el_ms"] == pytest.approx(0, abs=1e-9)
-    assert latency([], []) == {}

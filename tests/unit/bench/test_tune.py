@@ -9,16 +9,22 @@ from typing import Any, get_args
 
 import pytest
 
-from outrider.bench import TuneOptions, silent
+from outrider.bench import TuneOptions
 from outrider.bench.engine_flags import export
 from outrider.bench.options import Engines
 from outrider.bench.records import PLAIN, Candidate
+from outrider.bench.speedup import Speedup
 from outrider.bench.tune import Recommendation, _halvings, candidates, run_tune
 from outrider.errors import InvalidConfigError
 
 from ...support.bench import MODEL, load_pair, prompt_file
 
 HYBRID = Candidate("hybrid", "block")
+
+
+@pytest.fixture(autouse=True)
+def _tiny_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.bench.run.load", load_pair)
 
 
 def _options(folder: Path, **given: Any) -> TuneOptions:
@@ -37,11 +43,8 @@ def _options(folder: Path, **given: Any) -> TuneOptions:
 
 def _recommendation(**given: Any) -> Recommendation:
     defaults: dict[str, Any] = {
-        "candidate": MODEL,
         "best": MODEL,
-        "speedup": 2.0,
-        "low": 1.5,
-        "high": 2.5,
+        "gain": Speedup(2.0, 1.5, 2.5),
         "measurements": (),
         "eliminated": (),
         "exports": (),
@@ -53,7 +56,7 @@ def _recommendation(**given: Any) -> Recommendation:
 @pytest.mark.slow
 def test_the_field_is_halved_and_the_best_are_raced_at_length(tmp_path: Path) -> None:
     said: list[tuple[int, int, str]] = []
-    found = run_tune(_options(tmp_path), lambda *step: said.append(step), load_pair)
+    found = run_tune(_options(tmp_path), lambda *step: said.append(step))
     grid = {
         "draft_model adaptive", "draft_model k=2", "draft_model k=3", "draft_model tree 2x1",
         "ngram adaptive", "ngram k=2", "ngram k=3",
@@ -71,7 +74,8 @@ def test_the_field_is_halved_and_the_best_are_raced_at_length(tmp_path: Path) ->
         assert sum(each.tokens) < 24
     assert found.best in final
     assert found.candidate in (found.best, PLAIN)
-    assert found.candidate.plain == (found.low is not None and found.low <= 1)
+    assert found.gain is not None
+    assert found.candidate.plain == (found.gain.low is not None and found.gain.low <= 1)
     assert said[-1][:2] == (said[-1][1], said[-1][1])
     assert len(found.exports) == (0 if found.candidate.plain else 4)
     json.dumps(found.document())
@@ -82,7 +86,7 @@ def test_an_interrupt_before_the_last_race_recommends_nothing(tmp_path: Path) ->
         if done == 2:
             raise KeyboardInterrupt
 
-    found = run_tune(_options(tmp_path), interrupt, load_pair)
+    found = run_tune(_options(tmp_path), interrupt)
     assert found.partial
     assert found.candidate == PLAIN
     assert found.verdict.startswith("no recommendation")
@@ -90,7 +94,7 @@ def test_an_interrupt_before_the_last_race_recommends_nothing(tmp_path: Path) ->
 
 def test_too_few_prompts_for_a_batch_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match="at most 3"):
-        run_tune(_options(tmp_path, batch=4), silent, load_pair)
+        run_tune(_options(tmp_path, batch=4))
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 38, 100])
@@ -111,10 +115,10 @@ def test_the_default_is_always_in_the_grid() -> None:
     ("given", "said"),
     [
         ({}, "draft_model k=3 is 2.00x as fast as plain decoding (95% interval 1.50 to 2.50"),
-        ({"candidate": PLAIN, "low": 0.9, "high": 1.2}, "undecided, more prompts may tell"),
-        ({"candidate": PLAIN, "speedup": 0.8, "low": 0.7, "high": 0.9}, "turn it off"),
-        ({"candidate": PLAIN, "low": None, "high": None}, "too few prompts"),
-        ({"candidate": PLAIN, "best": None, "speedup": None}, "no recommendation"),
+        ({"gain": Speedup(2.0, 0.9, 4.4)}, "undecided, more prompts may tell"),
+        ({"gain": Speedup(0.8, 0.7, 0.9)}, "turn it off"),
+        ({"gain": Speedup(2.0)}, "too few prompts"),
+        ({"best": None, "gain": None}, "no recommendation"),
     ],
 )
 def test_the_verdict_says_what_to_do(given: dict[str, Any], said: str) -> None:
@@ -141,7 +145,8 @@ def test_the_verdict_says_what_to_do(given: dict[str, Any], said: str) -> None:
 def test_settings_are_those_of_the_command_line(
     candidate: Candidate, settings: dict[str, Any]
 ) -> None:
-    found = _recommendation(candidate=candidate).settings()
+    gain = Speedup(0.5, 0.4, 0.6) if candidate.plain else Speedup(2.0, 1.5, 2.5)
+    found = _recommendation(best=candidate, gain=gain).settings()
     assert found == {"target": "a", "draft": "b"} | settings
 
 

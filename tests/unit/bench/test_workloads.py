@@ -41,9 +41,9 @@ def test_the_same_arguments_give_the_same_prompts(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["code", "random"])
-def test_code_and_random_have_the_length_asked_for(kind: str) -> None:
-    found = built_in(kind, Characters(), VOCAB, 2, prompt_tokens=33)
-    assert [len(prompt.token_ids) for prompt in found.prompts] == [33, 33]
+def test_code_and_random_are_150_tokens_long(kind: str) -> None:
+    found = built_in(kind, Characters(), VOCAB, 2)
+    assert [len(prompt.token_ids) for prompt in found.prompts] == [150, 150]
 
 
 def test_more_prompts_than_there_are_is_refused() -> None:

@@ -72,7 +72,7 @@ def test_flags_reach_the_benchmark(capsys: Capture, bench: Callable[..., Asked])
     asked = bench()
     flags = {
         "target": ("--target", "t"),
-        "dtype": ("--dtype", "float32,bfloat16"),
+        "dtype": ("--dtype", "bfloat16"),
         "workloads": ("--workloads", "code,json"),
         "prompts_per_workload": ("--prompts-per-workload", "2"),
         "max_tokens": ("-m", "9"),
@@ -90,7 +90,7 @@ def test_flags_reach_the_benchmark(capsys: Capture, bench: Callable[..., Asked])
     assert type(options) is BenchOptions
     assert options == BenchOptions(
         target="t",
-        dtype=("float32", "bfloat16"),
+        dtype="bfloat16",
         workloads=("code", "json"),
         prompts_per_workload=2,
         max_tokens=9,
@@ -111,10 +111,9 @@ def test_every_format_can_be_read(capsys: Capture, bench: Callable[..., Asked]) 
     document = json.loads(printed(capsys, "bench", "--json"))
     assert Results.from_document(document) == RESULTS
     assert document == json.loads(printed(capsys, "bench", "-o", "json"))
-    lines = printed(capsys, "bench", "-o", "jsonl").splitlines()
-    assert [bool(json.loads(line)) for line in lines] == [True, True]
-    assert len(list(csv.DictReader(io.StringIO(printed(capsys, "bench", "--csv"))))) == 2
-    assert printed(capsys, "bench", "--md").startswith("# ")
+    text = printed(capsys, "bench", "-o", "csv")
+    assert len(list(csv.DictReader(io.StringIO(text)))) == 2
+    assert printed(capsys, "bench", "-o", "md").startswith("# ")
 
 
 def test_results_are_written_into_a_new_folder(
@@ -176,10 +175,10 @@ def test_an_interrupt_before_anything_leaves_nothing(
 def test_sigterm_is_an_interrupt_inside_and_what_it_was_outside() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with terminable() as interruption:
-        assert interruption.status == 130
+        assert interruption() == 130
         with pytest.raises(Terminated):
             os.kill(os.getpid(), signal.SIGTERM)
-        assert interruption.status == 143
+        assert interruption() == 143
     assert signal.getsignal(signal.SIGTERM) is before
 
 

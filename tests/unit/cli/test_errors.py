@@ -135,7 +135,7 @@ def test_what_only_the_models_can_refuse_is_one_line_too(
     assert "context of 64 tokens" in error_of(capsys, *common, "-p", "x" * 70)
     assert "token id 256" in error_of(capsys, *common, "-p", PROMPT, "--logit-bias", "256=1")
     exits = ("--method", "early_exit", "--exit-layers", "99")
-    assert "--exit-layers=99" in error_of(capsys, *common, "-p", PROMPT, *exits)
+    assert "exit_layers=99" in error_of(capsys, *common, "-p", PROMPT, *exits)
     broken = save_model(folder / "nan", broken="~")
     line = error_of(capsys, "generate", "-p", "~", "--target", broken, "-m", "4")
     assert "NaN" in line
@@ -157,7 +157,7 @@ def test_an_interrupt_is_one_line(
 ) -> None:
     from outrider.cli.signals import Terminated
 
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt if kind == "int" else Terminated
 
     monkeypatch.setattr("outrider.cli.options.Prompt.read", interrupt)
