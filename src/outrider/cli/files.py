@@ -9,6 +9,14 @@ from pathlib import Path
 from ..errors import InvalidConfigError
 
 
+def replace_file(path: str | Path, text: str) -> None:
+    """Write a file under another name first, so that the old one is kept if that fails."""
+    place = Path(path)
+    part = place.with_name(f".{place.name}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, place)
+
+
 def check_file(flag: str, path: str | Path) -> None:
     """Refuse a path that no file can be written to.
 

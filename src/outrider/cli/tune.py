@@ -6,13 +6,12 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App
 
 from ..bench import Results, TuneOptions
-from .files import check_file, make_folder
+from .files import check_file, make_folder, replace_file
 from .flags import flags_of, listed, plain
 from .options import Output, titled
 from .signals import terminable
@@ -74,7 +73,7 @@ def tune(
         text = json.dumps(found.document())
         if files.save is not None and found.best is not None:
             comments = ("found by outrider tune", found.verdict)
-            Path(files.save).write_bytes(toml(found.settings(), comments).encode())
+            replace_file(files.save, toml(found.settings(), comments))
         if folder is not None:
             (folder / "tune.json").write_bytes(text.encode())
         if output.as_json:
