@@ -13,6 +13,7 @@ import pytest
 
 from outrider import ModelDrafter, SamplingParams, SpeculativeDecoder
 from outrider.certify import cases, ceilings, checks, controls, exact, faults
+from outrider.certify.spread import workers
 from outrider.engine import stopping
 from outrider.policies.rule import BreakEven
 from outrider.runtimes.tabular import mock_pair
@@ -105,15 +106,15 @@ def test_the_checks_beside_the_distributions_pass() -> None:
 
 
 @pytest.mark.slow
-def test_several_processes_find_what_one_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_finds_what_this_one_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact, "_checks", lambda part: [])
     monkeypatch.setattr(ceilings, "CASES", ceilings.CASES[:2])
     monkeypatch.setattr(exact, "design", lambda part: ((), designed()[1][:12]))
     done: list[int] = []
-    both = [exact.exact_tier(quiet, None, 1)]
-    both.append(exact.exact_tier(lambda count, *_: done.append(count), None, 2))
-    assert both[0].measured == both[1].measured
-    assert both[0].reached == both[1].reached
+    alone = exact.exact_tier()(quiet)
+    with workers(1) as pool:
+        spread = exact.exact_tier(None, pool)(lambda count, *_: done.append(count))
+    assert (alone.measured, alone.reached) == (spread.measured, spread.reached)
     assert done == list(range(15))
 
 
@@ -273,7 +274,7 @@ def test_a_ceiling_that_is_exceeded_fails_the_tier(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ceilings, "CASES", (("model", (1, 1), 0),))
     monkeypatch.setattr(exact, "_checks", lambda part: [])
     monkeypatch.setattr(exact, "design", lambda part: ((), []))
-    tier = exact.exact_tier(quiet)
+    tier = exact.exact_tier()(quiet)
     assert not tier.passed
     assert [item.name for item in tier.findings] == ["ceilings"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -72,10 +73,10 @@ class Verdict:
         return not self.planted.passed and self.sound.passed
 
 
-def control_tier(report: Report, processes: int = 1) -> tuple[Verdict, ...]:
-    """Run every control, in so many processes."""
-    jobs = [(control.fault, partial(_run, index)) for index, control in enumerate(CONTROLS)]
-    return tuple(spread(jobs, report, processes))
+def control_tier(pool: Executor | None = None) -> Callable[[Report], tuple[Verdict, ...]]:
+    """Begin every control; see `exact_tier`."""
+    finish = spread([(control.fault, partial(_run, i)) for i, control in enumerate(CONTROLS)], pool)
+    return lambda report: tuple(finish(report))
 
 
 def _run(index: int) -> Verdict:
