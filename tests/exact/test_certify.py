@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import cache
-from itertools import combinations, product
+from itertools import combinations, count, product
 from typing import Any
 
 import numpy as np
 import pytest
 
 from outrider import ModelDrafter, SamplingParams, SpeculativeDecoder
-from outrider.certify import cases, ceilings, checks, controls, draft_faults, exact, faults
+from outrider.certify import cases, ceilings, checks, controls, exact, faults
+from outrider.certify.spread import workers
 from outrider.engine import stopping
 from outrider.policies.rule import BreakEven
 from outrider.runtimes.tabular import mock_pair
@@ -105,15 +106,15 @@ def test_the_checks_beside_the_distributions_pass() -> None:
 
 
 @pytest.mark.slow
-def test_several_processes_find_what_one_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_finds_what_this_one_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact, "_checks", lambda part: [])
-    monkeypatch.setattr(ceilings, "CASES", ceilings.CASES[:4])
-    monkeypatch.setattr(exact, "design", lambda part: ((), designed()[1][:400:40]))
+    monkeypatch.setattr(ceilings, "CASES", ceilings.CASES[:2])
+    monkeypatch.setattr(exact, "design", lambda part: ((), designed()[1][:12]))
     done: list[int] = []
-    both = [exact.exact_tier(quiet, None, 1)]
-    both.append(exact.exact_tier(lambda count, *_: done.append(count), None, 2))
-    assert both[0].measured == both[1].measured
-    assert both[0].reached == both[1].reached
+    alone = exact.exact_tier()(quiet)
+    with workers(1) as pool:
+        spread = exact.exact_tier(None, pool)(lambda count, *_: done.append(count))
+    assert (alone.measured, alone.reached) == (spread.measured, spread.reached)
     assert done == list(range(15))
 
 
@@ -252,8 +253,8 @@ def test_the_first_pair_reaches_what_it_has_to_and_nothing_above() -> None:
     [
         ("model", (1, 1), controls.method(LenientVerification(0.8)), True),
         ("model", (1, 1), controls.method(TokenVerification()), False),
-        ("model, greedy", (1, 1), controls.decoder(faults.NoBonus), False),
-        ("tree, greedy", (2,), controls.drafter(draft_faults.SiblingsInAnotherOrder), False),
+        ("model, greedy", (1, 1), controls.decoder(faults.no_bonus), False),
+        ("tree, greedy", (2,), controls.drafter(faults.siblings_in_another_order), False),
     ],
     ids=["lenient", "token", "no bonus", "drawn child last"],
 )
@@ -273,7 +274,7 @@ def test_a_ceiling_that_is_exceeded_fails_the_tier(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ceilings, "CASES", (("model", (1, 1), 0),))
     monkeypatch.setattr(exact, "_checks", lambda part: [])
     monkeypatch.setattr(exact, "design", lambda part: ((), []))
-    tier = exact.exact_tier(quiet)
+    tier = exact.exact_tier()(quiet)
     assert not tier.passed
     assert [item.name for item in tier.findings] == ["ceilings"]
 
@@ -296,13 +297,17 @@ def test_a_control_without_a_fault_does_not_pass() -> None:
 def test_a_policy_that_writes_while_it_plans_is_rejected() -> None:
     """Though a single plan shows nothing: only plans in other orders do."""
 
-    class OnceALongBatch(faults.RemembersWhatItPlanned):
-        def plan(self, knowledge: Any, states: Any) -> Any:
-            sound = self._inner.plan(knowledge, states)
-            self._rows += len(states[0].prefix) > 20
-            return replace(sound, depth=np.where(self._rows > 30, 0, sound.depth))
+    def once_a_long_batch(policy: Any) -> Any:
+        sound, long = policy.plan, count()
 
-    planted = controls.policy(lambda made: OnceALongBatch(made.policy))
+        def plan(knowledge: Any, states: Any) -> Any:
+            made = sound(knowledge, states)
+            seen = next(long) if len(states[0].prefix) > 20 else 0
+            return replace(made, depth=np.where(seen > 30, 0, made.depth))
+
+        return plan
+
+    planted = controls.policy(once_a_long_batch)
     config = cases.configured("block", "model", 3)
     found = checks.policies(planted, [config])
     assert not found.passed

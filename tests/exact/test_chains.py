@@ -15,7 +15,7 @@ import torch
 
 from outrider import SamplingParams, SpeculativeDecoder
 from outrider import random as chance
-from outrider.certify import draft_faults, exact_distribution, faults
+from outrider.certify import exact_distribution, faults
 from outrider.certify.checks import expected
 from outrider.certify.reference import distance, target_distribution
 from outrider.drafters.ngram import NgramDrafter
@@ -155,9 +155,9 @@ PARAMS = SamplingParams(max_tokens=4)
 @pytest.mark.parametrize(
     ("verification", "fault"),
     [
-        ("block", faults.PlainResidual()),
-        ("block", faults.StopsAtFirstRefusal()),
-        ("token", faults.BonusFromTheRowBefore()),
+        ("block", faults.plain_residual()),
+        ("block", faults.stops_at_first_refusal()),
+        ("token", faults.bonus_from_the_row_before()),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else value,
 )
@@ -172,7 +172,7 @@ def test_a_faulty_verification_is_seen(
 @pytest.mark.parametrize("verification", METHODS)
 def test_a_softmax_reported_for_an_argmax_draft_is_seen(verification: str) -> None:
     target, draft = mock_pair(3, 1)
-    drafter = draft_faults.ArgmaxReportedAsSampled(draft)
+    drafter = faults.argmax_reported_as_sampled(draft)
     assert error(target, drafter, configured(verification, 2), PARAMS) > 1e-3
 
 

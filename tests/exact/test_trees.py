@@ -17,7 +17,7 @@ from outrider import ModelDrafter, SamplingParams, SpeculativeConfig, Speculativ
 from outrider.certify import exact_distribution
 from outrider.certify.bounds import transport_optimum
 from outrider.certify.checks import PROMPT, expected
-from outrider.certify.faults import PlainResidual
+from outrider.certify.faults import plain_residual
 from outrider.certify.reference import distance, target_distribution
 from outrider.engine import context
 from outrider.errors import DraftError, KeyReuseError
@@ -213,7 +213,9 @@ class DeepestFirst(TraversalVerification):
         return super().stop_distribution(replace(tree, order=order, rank=order.argsort(1)))
 
 
-@pytest.mark.parametrize("fault", [PlainResidual(), DeepestFirst()], ids=lambda f: type(f).__name__)
+@pytest.mark.parametrize(
+    "fault", [plain_residual(), DeepestFirst()], ids=lambda f: type(f).__name__
+)
 def test_a_faulty_traversal_is_seen(monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
     monkeypatch.setitem(LOSSLESS, "traversal", fault)
     config = configured("traversal", 2, tree_shape=(2, 1))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from ..config.params import TreeChildren
 from ..verification.bounds import iid_optimum, two_distinct_optimum
 
+Children = TreeChildren | Literal["outright"]
 Path = tuple[int, ...]
 Row = NDArray[np.float64]
 Distribution = Callable[[Path], Sequence[float] | Row]
@@ -57,14 +59,15 @@ def exact_block_value(
 
 
 def tree_probabilities(
-    draft_distribution: Distribution, shape: Sequence[int], kind: TreeChildren, prefix: Path = ()
+    draft_distribution: Distribution, shape: Sequence[int], kind: Children, prefix: Path = ()
 ) -> dict[Path, float]:
     """For each path after `prefix`, the probability that a drafted tree has it.
 
     Args:
         draft_distribution: the drafter's distributions.
         shape: how many children each node has at each depth; at most as many as tokens are likely.
-        kind: how they come about, as `SpeculativeConfig.tree_children` says.
+        kind: how they come about, as `SpeculativeConfig.tree_children` says; "outright" are the
+            likeliest.
         prefix: what the tree follows.
     """
     if not shape:
@@ -131,15 +134,16 @@ def transport_optimum(target: Row, draft: Row, count: int, kind: TreeChildren) -
     return float(target[top].sum() + np.minimum(target[rest], drawn).sum())
 
 
-def _inclusion(distribution: Row, count: int, kind: TreeChildren) -> Row:
+def _inclusion(distribution: Row, count: int, kind: Children) -> Row:
     """The probability [V] that each token is among the `count` children of a node."""
     if kind == "with_replacement":
         return 1 - (1 - distribution) ** count
-    if kind == "greedy":
+    if kind in ("greedy", "outright"):
+        drawn = int(kind == "greedy")
         included = np.zeros(len(distribution))
-        included[np.argsort(-distribution, kind="stable")[: count - 1]] = 1.0
+        included[np.argsort(-distribution, kind="stable")[: count - drawn]] = 1.0
         left = np.where(included > 0, 0.0, distribution)
-        included += left / left.sum()
+        included += drawn * left / left.sum()
         return included
     included = distribution.copy()
     if count > 1:

@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..config.params import TreeChildren, Verification
-from ..runtimes.tabular import TabularModel, mock_pair
+from ..config.params import Verification
+from ..runtimes.tabular import mock_pair
 from ..types.finding import Finding
 from .bounds import (
-    Distribution,
-    Path,
+    Children,
     cover_bound,
     exact_block_value,
     transport_optimum,
@@ -109,21 +108,17 @@ def reached(build: Build, drafter: str, shape: tuple[int, ...], pair: int) -> Re
         decoder = build(target, draft, config, None)
         tokens[method] = expected(decoder, lambda record, row: record.emitted[row])
     attaining: tuple[str, ...] = METHODS if outright or drafter == "tree, greedy" else ()
-    kind: TreeChildren = settings.get("tree_children", "with_replacement")
-    if not tree:
-        drafts: Distribution = _point_masses(draft) if outright else draft.probabilities
-        bound = exact_block_value(target.probabilities, drafts, len(shape), PROMPT)
-        attaining = attaining or ("block",)
-    elif outright:
-        drafted = dict.fromkeys(_likeliest(draft, shape, PROMPT), 1.0)
-        bound = cover_bound(target.probabilities, drafted, PROMPT)
-    elif len(shape) == 1:
+    kind: Children = "outright" if outright else settings.get("tree_children", "with_replacement")
+    if not tree and not outright:
+        bound = exact_block_value(target.probabilities, draft.probabilities, len(shape), PROMPT)
+        attaining = ("block",)
+    elif kind != "outright" and len(shape) == 1:
         first = target.probabilities(PROMPT), draft.probabilities(PROMPT)
         bound = 1 + transport_optimum(*first, *shape, kind)
     else:
         drafted = tree_probabilities(draft.probabilities, shape, kind, PROMPT)
         bound = cover_bound(target.probabilities, drafted, PROMPT)
-        attaining = ()
+        attaining = METHODS if outright else ()
     return Reached(drafter, shape, pair, tokens, bound, attaining)
 
 
@@ -134,25 +129,3 @@ def finding(found: Sequence[Reached]) -> Finding:
     above = f"{excess:.1e} above a bound" if excess > TOLERANCE else "nothing above a bound"
     detail = f"{above}, {shortfall:.1e} from a value to attain"
     return Finding("ceilings", all(item.passed for item in found), detail)
-
-
-def _point_masses(draft: TabularModel) -> Distribution:
-    """The draft's likeliest token as the point mass that it is when proposed outright."""
-
-    def distribution(path: Path) -> list[float]:
-        best = int(draft.probabilities(path).argmax())
-        return [float(token == best) for token in range(VOCABULARY)]
-
-    return distribution
-
-
-def _likeliest(draft: TabularModel, shape: Sequence[int], path: Path) -> list[Path]:
-    """The paths of a tree of each node's likeliest tokens, what they follow left out."""
-    if not shape:
-        return []
-    best = (-draft.probabilities(path)).argsort()[: shape[0]].tolist()
-    paths: list[Path] = [(token,) for token in best]
-    for token in best:
-        below = _likeliest(draft, shape[1:], (*path, token))
-        paths += [(token, *rest) for rest in below]
-    return paths

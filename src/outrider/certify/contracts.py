@@ -7,7 +7,6 @@ it was made. Here each call says which method was called, what came back and wha
 from __future__ import annotations
 
 import traceback
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 
 from ..errors import DraftError, OutriderError, kind_of
-from ..verification import Method, Tree, Verifier
+from ..verification import Method, Tree
 
 _MASS_TOLERANCE = 1e-6
 """How far from one a distribution may sum, as in every draw of an enumeration."""
@@ -38,12 +37,6 @@ def described(error: Exception) -> str:
             return f"the drafter raised {_placed(cause)}"
         error = cause
     return f"{type(error).__name__}: {error}"
-
-
-def checked_verifier(verifier: Verifier) -> Verifier:
-    """Return the verifier with its method checked at every call."""
-    method = verifier.method
-    return verifier if method is None else replace(verifier, method=CheckedMethod(method))
 
 
 class CheckedMethod(Method):

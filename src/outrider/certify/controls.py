@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
-from ..config.params import SamplingParams, SpeculativeConfig, TreeChildren, Verification
+from ..config.params import SamplingParams, TreeChildren, Verification
 from ..drafters.early_exit import EarlyExitDrafter
 from ..engine.decoder import SpeculativeDecoder
 from ..errors import DraftError, InvalidConfigError
+from ..policies.base import Policy
 from ..random import DRAFT, STOP, TOKEN, Philox4x32, philox4x32
 from ..runtimes.tabular import TabularModel, mock_pair
 from ..runtimes.transformers.model import TransformersModel
@@ -19,7 +22,7 @@ from ..types.protocols import Chance
 from ..verification import Method, TokenVerification, Verifier
 from ..verification.lossy import LenientVerification, TypicalVerification
 from . import ceilings, checks, faults, toys
-from . import draft_faults as drafts
+from .cases import configured
 from .checks import Build, Report
 from .enumeration import exact_distribution
 from .goodness import together
@@ -70,10 +73,10 @@ class Verdict:
         return not self.planted.passed and self.sound.passed
 
 
-def control_tier(report: Report, processes: int = 1) -> tuple[Verdict, ...]:
-    """Run every control, in so many processes."""
-    jobs = [(control.fault, partial(_run, index)) for index, control in enumerate(CONTROLS)]
-    return tuple(spread(jobs, report, processes))
+def control_tier(pool: Executor | None = None) -> Callable[[Report], tuple[Verdict, ...]]:
+    """Begin every control; see `exact_tier`."""
+    finish = spread([(control.fault, partial(_run, i)) for i, control in enumerate(CONTROLS)], pool)
+    return lambda report: tuple(finish(report))
 
 
 def _run(index: int) -> Verdict:
@@ -85,12 +88,9 @@ def _run(index: int) -> Verdict:
 
 def method(faulty: Method) -> Build:
     """Plant a verification method."""
-
-    def build(target: Any, draft: Any, config: Any, chance: Any) -> SpeculativeDecoder:
-        verifier = Verifier(faulty)
-        return SpeculativeDecoder(target, draft, config=config, chance=chance, verifier=verifier)
-
-    return build
+    return lambda target, draft, config, chance: SpeculativeDecoder(
+        target, draft, config=config, chance=chance, verifier=Verifier(faulty)
+    )
 
 
 def drafter(faulty: Callable[[TabularModel], Any]) -> Build:
@@ -100,16 +100,25 @@ def drafter(faulty: Callable[[TabularModel], Any]) -> Build:
     )
 
 
-def chance(faulty: Callable[[Chance], Chance]) -> Build:
-    """Plant a source of chance in front of the one that is given, or of Philox."""
-    return lambda target, draft, config, inner: checks.shipped(
-        target, draft, config, faulty(inner or Philox4x32())
-    )
+def chance(faulty: Chance) -> Build:
+    """Plant a source of chance."""
+    return lambda target, draft, config, _: checks.shipped(target, draft, config, faulty)
 
 
-def keys(change: Callable[[faults.Keys], faults.Keys]) -> Build:
+def keys(change: Callable[[faults.Keys], None]) -> Build:
     """Plant a change of keys."""
-    return chance(lambda inner: faults.Rekeyed(inner, change))
+
+    def build(target: Any, draft: Any, config: Any, chance: Any) -> SpeculativeDecoder:
+        inner = chance or Philox4x32()
+
+        def draw(distributions: Any, keys: faults.Keys) -> Any:
+            changed = keys.copy()
+            change(changed)
+            return inner.draw(distributions, changed)
+
+        return checks.shipped(target, draft, config, SimpleNamespace(draw=draw))
+
+    return build
 
 
 def decoder(faulty: type[SpeculativeDecoder]) -> Build:
@@ -117,12 +126,12 @@ def decoder(faulty: type[SpeculativeDecoder]) -> Build:
     return lambda target, draft, config, chance: faulty(target, draft, config=config, chance=chance)
 
 
-def policy(faulty: Callable[[SpeculativeDecoder], Any]) -> Build:
-    """Plant a policy, made of the decoder that would have the sound one."""
+def policy(faulty: Callable[[Policy], Any]) -> Build:
+    """Plant plans, made of the sound policy."""
 
     def build(target: Any, draft: Any, config: Any, chance: Any) -> SpeculativeDecoder:
         made = checks.shipped(target, draft, config, chance)
-        made.policy = faulty(made)
+        made.policy.plan = faulty(made.policy)  # type: ignore[method-assign]
         return made
 
     return build
@@ -133,7 +142,7 @@ def policy(faulty: Callable[[SpeculativeDecoder], Any]) -> Build:
 
 def distribution(verification: Verification, k: int = 3, **filters: Any) -> Check:
     """The check of the exact distribution."""
-    config = _config(verification, k)
+    config = configured(verification, "model", k)
     params = SamplingParams(max_tokens=k + 1, **filters)
     return lambda build: checks.distribution(build, config, params)
 
@@ -141,7 +150,7 @@ def distribution(verification: Verification, k: int = 3, **filters: Any) -> Chec
 def tree_distribution(shape: tuple[int, ...]) -> Check:
     """The check of the exact distribution on trees whose children are drawn."""
     children: TreeChildren = "without_replacement"
-    config = _config("block", len(shape), tree_shape=shape, tree_children=children)
+    config = configured("block", "model", len(shape), tree_shape=shape, tree_children=children)
     params = SamplingParams(max_tokens=3)
     return lambda build: checks.distribution(build, config, params, vocab_size=4 - len(shape) // 2)
 
@@ -161,7 +170,7 @@ def refused(name: str, error: type[Exception], check: Check) -> Check:
 def early_exit_distribution(make: Callable[[TransformersModel], Any]) -> Finding:
     """The check of the exact distribution where a target of three layers drafts with its own."""
     target, source = layered(3, 1, layers=3)
-    made = checks.shipped(target, make(target), _config("block", 2))
+    made = checks.shipped(target, make(target), configured("block", "model", 2))
     prompt, params = (0, 1, 2), SamplingParams(max_tokens=3)
     expected = target_distribution(source, prompt, params)
     return checks.exactness(distance(exact_distribution(made, prompt, params), expected))
@@ -175,7 +184,7 @@ def ceiling(build: Build) -> Finding:
 def goodness(build: Build) -> Finding:
     """The statistical tier's own test, on a tabular pair: 1,000 continuations of 3 tokens."""
     target, draft = mock_pair(4, 11)
-    made = build(target, draft, _config("block", 2), None)
+    made = build(target, draft, configured("block", "model", 2), None)
     cell = Cell("control", made, (0, 1), SamplingParams(max_tokens=3, n=1000, seed=1))
 
     def probabilities(prefixes: Any) -> Any:
@@ -186,19 +195,19 @@ def goodness(build: Build) -> Finding:
     return Finding("G-test", p_value > FALSE_ALARM_RATE, f"p = {p_value:.1e}")
 
 
-def _config(verification: Verification, k: int, **more: Any) -> SpeculativeConfig:
-    settings = {"depth": "fixed", "validate": "always"} | more
-    return SpeculativeConfig(num_speculative_tokens=k, verification=verification, **settings)
-
-
-_BLOCK = (_config("block", 3),)
+_BLOCK = (configured("block", "model", 3),)
 _POLICIES = tuple(
-    _config("block", 3, depth=depth, cost_ratio=0.2)
+    configured("block", "model", 3, depth=depth, cost_ratio=0.2)
     for depth in ("fixed", "adaptive", "confidence")
 )
 _keys = partial(checks.keys, configs=_BLOCK)
 _metrics = partial(checks.metrics, configs=_BLOCK)
 _VARIANT = "a known wrong variant"
+
+
+def _more(kind: Callable[..., Any]) -> Callable[[TabularModel], Any]:
+    """Make a drafter of that kind with `faults.with_a_token_more`."""
+    return lambda model: kind(faults.with_a_token_more(model), model.vocab_size)
 
 
 def _other_vocabulary(model: TabularModel) -> Any:
@@ -217,8 +226,8 @@ CONTROLS = (
     *_group(
         distribution("block"),
         method,
-        ("block: residual (p - q)+ without the weight p_i", _VARIANT, faults.PlainResidual()),
-        ("block: scan stops at the first refusal", _VARIANT, faults.StopsAtFirstRefusal()),
+        ("block: residual (p - q)+ without the weight p_i", _VARIANT, faults.plain_residual()),
+        ("block: scan stops at the first refusal", _VARIANT, faults.stops_at_first_refusal()),
     ),
     *_group(
         ceiling,
@@ -229,20 +238,24 @@ CONTROLS = (
     *_group(
         distribution("token"),
         method,
-        ("bonus drawn from the row before the last", "off by one", faults.BonusFromTheRowBefore()),
+        (
+            "bonus drawn from the row before the last",
+            "off by one",
+            faults.bonus_from_the_row_before(),
+        ),
         ("leniency .8 called lossless", "Leviathan et al., A.5", LenientVerification(0.8)),
         ("typical acceptance called lossless", "Medusa's rule", TypicalVerification(0.09, 0.3)),
-        ("refused token replaced from the target", _VARIANT, faults.ResidualIsTheTarget()),
+        ("refused token replaced from the target", _VARIANT, faults.residual_is_the_target()),
     ),
     *_group(
         distribution("token", top_k=2),
         method,
-        ("u <= p/q accepts the impossible", "transformers, RLX", faults.AcceptsTheImpossible()),
+        ("u <= p/q accepts the impossible", "transformers, RLX", faults.accepts_the_impossible()),
     ),
     *_group(
         tree_distribution((2, 1)),
         method,
-        ("traversal: residual without the claim on the node", _VARIANT, faults.PlainResidual()),
+        ("traversal: residual without the claim on the node", _VARIANT, faults.plain_residual()),
     ),
     *_group(
         distribution("block"),
@@ -250,51 +263,59 @@ CONTROLS = (
         (
             "argmax draft reported as a softmax",
             "transformers, EAGLE",
-            drafts.ArgmaxReportedAsSampled,
+            faults.argmax_reported_as_sampled,
         ),
-        ("draft distribution with permuted columns", "transformers", drafts.PermutedDistribution),
-        ("a sampled token dropped as unlikely", "confidence rules", drafts.DropsUnlikelyTokens),
+        ("draft distribution with permuted columns", "transformers", faults.permuted_distribution),
+        ("a sampled token dropped as unlikely", "confidence rules", faults.drops_unlikely_tokens),
     ),
     *_group(
         distribution("block", top_k=2),
         drafter,
-        ("drawn under top-k, reported without", "boostr", drafts.UnfilteredDistribution),
+        ("drawn under top-k, reported without", "boostr", faults.unfiltered_distribution),
     ),
     *_group(
         refused("engine", DraftError, distribution("block")),
         drafter,
-        ("draft drawn in float64, verified in bfloat16", "DeepSpec", drafts.RoundedDistribution),
+        ("draft drawn in float64, verified in bfloat16", "DeepSpec", faults.rounded_distribution),
     ),
     *_group(
         refused("engine", DraftError, distribution("block")),
         drafter,
-        ("other vocabulary: distribution not renormalised", _VARIANT, drafts.NotRenormalised),
+        (
+            "other vocabulary: distribution not renormalised",
+            _VARIANT,
+            _more(faults.unfiltered_distribution),
+        ),
         sound=drafter(_other_vocabulary),
     ),
     *_group(
         distribution("block"),
         drafter,
-        ("other vocabulary: cut after drawing", "unknown tokens mapped", drafts.CutAfterDrawing),
+        (
+            "other vocabulary: cut after drawing",
+            "unknown tokens mapped",
+            _more(faults.cut_after_drawing),
+        ),
         sound=drafter(_other_vocabulary),
     ),
     Control(
         "early exit: distribution of another layer than was drawn from",
         _VARIANT,
         early_exit_distribution,
-        drafts.DistributionOfAnotherLayer,
-        lambda target: EarlyExitDrafter(target, 1),
+        partial(faults.distribution_of_another_layer, layers=1),
+        partial(EarlyExitDrafter, layers=1),
     ),
     *_group(
         tree_distribution((3,)),
         drafter,
-        ("tree: a drawn node ranked away", "EAGLE-2, sampled", drafts.RanksDrawnNodesAway),
-        ("tree: siblings share a distribution", _VARIANT, drafts.SiblingsShareADistribution),
-        ("tree: siblings verified in another order", _VARIANT, drafts.SiblingsInAnotherOrder),
+        ("tree: a drawn node ranked away", "EAGLE-2, sampled", faults.ranks_drawn_nodes_away),
+        ("tree: siblings share a distribution", _VARIANT, faults.siblings_share_a_distribution),
+        ("tree: siblings verified in another order", _VARIANT, faults.siblings_in_another_order),
     ),
     *_group(
         distribution("block", stop_token_ids=(1,)),
         decoder,
-        ("stop tokens inside a block are missed", "transformers", faults.StopsOnlyBetweenRounds),
+        ("stop tokens inside a block are missed", "transformers", faults.stops_only_between_rounds),
     ),
     *_group(
         _keys,
@@ -312,13 +333,9 @@ CONTROLS = (
         ("noise depends on the place in the batch", "boostr", faults.by_place),
     ),
     *_group(
-        partial(checks.coupled, configs=(_config("coupled", 3),)),
+        partial(checks.coupled, configs=(configured("coupled", "model", 3),)),
         chance,
-        (
-            "coupled noise depends on the batch",
-            "a shared generator",
-            lambda _: faults.NoiseByRound(),
-        ),
+        ("coupled noise depends on the batch", "a shared generator", faults.NoiseByRound()),
     ),
     *_group(
         checks.known_answers,
@@ -329,12 +346,12 @@ CONTROLS = (
     *_group(
         goodness,
         chance,
-        ("uniforms end at .9", "a biased generator", lambda _: faults.SqueezedUniforms()),
+        ("uniforms end at .9", "a biased generator", faults.SqueezedUniforms()),
     ),
     *_group(
         partial(checks.perfect_draft, configs=_BLOCK),
         drafter,
-        ("temperature and filters applied twice", "transformers", drafts.TemperatureTwice),
+        ("temperature and filters applied twice", "transformers", faults.temperature_twice),
     ),
     *_group(
         refused("engine", InvalidConfigError, _metrics),
@@ -342,22 +359,18 @@ CONTROLS = (
         (
             "min(k, remaining) drafts: no room for the bonus",
             "tensorlogic",
-            lambda made: faults.DraftsTooDeep(made.config.deepest),
+            faults.drafts_too_deep,
         ),
     ),
     *_group(
         partial(checks.policies, configs=_POLICIES),
         policy,
-        (
-            "a plan depends on the plan before it",
-            _VARIANT,
-            lambda made: faults.RemembersWhatItPlanned(made.policy),
-        ),
+        ("a plan depends on the plan before it", _VARIANT, faults.remembers_what_it_planned),
     ),
     *_group(
         partial(checks.metrics, configs=_BLOCK, perfect=True),
         decoder,
-        ("accepted counts drafts past a stop", "mlx-vlm, tensorlogic", faults.CountsPastTheStop),
+        ("accepted counts drafts past a stop", "mlx-vlm, tensorlogic", faults.counts_past_the_stop),
     ),
-    *_group(_metrics, decoder, ("no bonus after full acceptance", "RLX", faults.NoBonus)),
+    *_group(_metrics, decoder, ("no bonus after full acceptance", "RLX", faults.no_bonus)),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -54,13 +55,17 @@ class ExactTier:
         return sum(item.problem is not None for item in self.measured)
 
 
-def exact_tier(report: Report, part: Part | None = None, processes: int = 1) -> ExactTier:
-    """Enumerate every case of the design, and run the other checks.
+def exact_tier(
+    part: Part | None = None, pool: Executor | None = None
+) -> Callable[[Report], ExactTier]:
+    """Begin to enumerate every case of the design, and the other checks.
 
     Args:
-        report: takes the progress.
         part: a method or drafter of the user's own, put in the place of the shipped ones.
-        processes: how many share the work; a part of the user's own is certified in this one.
+        pool: shares the work, unless there is a part; None does it when the tier is asked for.
+
+    Returns:
+        What waits for the tier and reports the progress.
     """
     part = None if part is None else part.checked()
     covered, cases = design(part)
@@ -71,13 +76,18 @@ def exact_tier(report: Report, part: Part | None = None, processes: int = 1) -> 
         bounds = [partial(ceilings.reached, checks.shipped, *case) for case in ceilings.CASES]
         jobs += [("ceilings", partial(_caught, "ceilings", run)) for run in bounds]
     jobs += [(", ".join(case.values.values()), case.measure) for case in cases]
-    found = spread(jobs, report, processes if part is None else 1)
-    findings = [item for item in found if isinstance(item, Finding)]
-    reached = tuple(item for item in found if isinstance(item, Reached))
-    if reached:
-        findings.append(ceilings.finding(reached))
-    measured = tuple(item for item in found if isinstance(item, Measured))
-    return ExactTier(covered, measured, tuple(findings), reached)
+    finish = spread(jobs, pool if part is None else None)
+
+    def tier(report: Report) -> ExactTier:
+        found = finish(report)
+        findings = [item for item in found if isinstance(item, Finding)]
+        reached = tuple(item for item in found if isinstance(item, Reached))
+        if reached:
+            findings.append(ceilings.finding(reached))
+        measured = tuple(item for item in found if isinstance(item, Measured))
+        return ExactTier(covered, measured, tuple(findings), reached)
+
+    return tier
 
 
 def _caught(name: str, run: Callable[[], Found]) -> Found | Finding:

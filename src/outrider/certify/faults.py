@@ -1,13 +1,14 @@
 """Faults to plant in an engine: each breaks one thing from outside, and no shipped file.
 
-Most were found in released systems or are variants known to be wrong. A fault is a verification
-method, a source of chance, a policy or a decoder that does one thing wrong; see `draft_faults` for
-drafters.
+Most were found in released systems or are variants known to be wrong. A fault takes the place of
+one method of a sound part: a verification method, a drafter, a source of chance, a policy or a
+decoder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from types import FunctionType
 from typing import Any
@@ -17,110 +18,239 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..drafters.early_exit import EarlyExitDrafter
+from ..drafters.model import ModelDrafter
 from ..engine.batch import Batch, StepResult
 from ..engine.decoder import SpeculativeDecoder
 from ..policies.base import Policy
-from ..random import Philox4x32, inverse_cdf, philox4x32
-from ..types.protocols import Chance
-from ..types.records import DraftPlan, Prefix, SequenceState
+from ..random import Philox4x32, philox4x32
+from ..runtimes.tabular import TabularModel
+from ..runtimes.transformers.early_exit import first_layers
+from ..types.records import Distributions, DraftPlan, DraftProposal, Prefix, SequenceState
 from ..verification import BlockVerification, TokenVerification, Tree
 
 Keys = NDArray[np.uint64]
 
+
+def instead(kind: type, method: str) -> Callable[[Callable[..., Any]], Any]:
+    """Make a class that is a kind of part, with a function in the place of one method."""
+    return lambda function: type(function.__name__, (kind,), {method: function})
+
+
 # Verification methods
 
 
-class PlainResidual(BlockVerification):
-    """Block or traversal verification whose residual forgets the claim on the node."""
-
-    def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
-        """norm((P - Q)+): what recursive rejection would leave."""
-        return tree.remaining_distribution(node, torch.ones_like(claims[:, 0]))
+@instead(BlockVerification, "residual")
+def plain_residual(_: Any, tree: Tree, claims: Any, node: Any) -> Any:
+    """Forget the claim on the node: norm((P - Q)+), what recursive rejection would leave."""
+    return tree.remaining_distribution(node, torch.ones_like(claims[:, 0]))
 
 
-class StopsAtFirstRefusal(BlockVerification):
-    """Block verification that scans its coins from the left and stops at the first tail."""
-
-    def stop_distribution(self, tree: Tree) -> tuple[Any, Any]:
-        """The distribution of the first tail, with the coins of the last head."""
-        last, claims = super().stop_distribution(tree)
-        heads = last / last.cumsum(-1).clamp(min=1e-300)
-        one = torch.ones_like(heads[:, :1])
-        reached = torch.cat([one, heads[:, 1:].cumprod(-1)], -1)
-        return reached * torch.cat([1 - heads[:, 1:], one], -1), claims
+@instead(BlockVerification, "stop_distribution")
+def stops_at_first_refusal(method: BlockVerification, tree: Tree) -> tuple[Any, Any]:
+    """Scan the coins from the left, and stop at the first tail; claim by the last head."""
+    last, claims = BlockVerification.stop_distribution(method, tree)
+    heads = last / last.cumsum(-1).clamp(min=1e-300)
+    one = torch.ones_like(heads[:, :1])
+    reached = torch.cat([one, heads[:, 1:].cumprod(-1)], -1)
+    return reached * torch.cat([1 - heads[:, 1:], one], -1), claims
 
 
-class BonusFromTheRowBefore(TokenVerification):
-    """After full acceptance the bonus is drawn from the row before the last."""
-
-    def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
-        """The right residual, and the wrong bonus."""
-        right = super().residual(tree, claims, node)
-        rows = torch.arange(len(node))
-        wrong = tree.target[rows, (node - 1).clamp(min=0)].double()
-        return torch.where((node == tree.length)[:, None], wrong, right)
+@instead(TokenVerification, "residual")
+def bonus_from_the_row_before(method: TokenVerification, tree: Tree, claims: Any, node: Any) -> Any:
+    """Draw the bonus after full acceptance from the row before the last."""
+    right = TokenVerification.residual(method, tree, claims, node)
+    wrong = tree.target[torch.arange(len(node)), (node - 1).clamp(min=0)].double()
+    return torch.where((node == tree.length)[:, None], wrong, right)
 
 
-class AcceptsTheImpossible(TokenVerification):
-    """Accepts if u <= p/q with 24-bit uniforms: u = 0 lets a token of probability zero pass."""
-
-    def stop_distribution(self, tree: Tree) -> tuple[Any, Any]:
-        """The distribution with every ratio at least 2**-24."""
-        return super().stop_distribution(replace(tree, ratio=tree.ratio.clamp(min=2.0**-24)))
-
-
-class ResidualIsTheTarget(TokenVerification):
-    """Replaces a refused token by one drawn from the target's distribution itself."""
-
-    def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
-        """The target's row."""
-        return tree.target[torch.arange(len(node)), node].double()
+@instead(TokenVerification, "stop_distribution")
+def accepts_the_impossible(method: TokenVerification, tree: Tree) -> tuple[Any, Any]:
+    """Accept if u <= p/q with 24-bit uniforms: u = 0 lets a token of probability zero pass."""
+    possible = replace(tree, ratio=tree.ratio.clamp(min=2.0**-24))
+    return TokenVerification.stop_distribution(method, possible)
 
 
-# Sources of chance
+@instead(TokenVerification, "residual")
+def residual_is_the_target(_: Any, tree: Tree, _claims: Any, node: Any) -> Any:
+    """Replace a refused token by one drawn from the target's distribution itself."""
+    return tree.target[torch.arange(len(node)), node].double()
 
 
-class Rekeyed:
-    """A source of chance that draws under changed keys.
+# Drafters, each of which draws its tokens otherwise than it reports
 
-    Args:
-        inner: what draws.
-        change: makes the keys [B, 5] that are used, of a copy that it may write to.
+
+def in_the_round(tamper: Callable[[Any], None]) -> Any:
+    """Make a drafter's class: sound, in a round whose context a function changed."""
+
+    @instead(ModelDrafter, "propose")
+    def propose(drafter: ModelDrafter, prefixes: Any, plan: DraftPlan, ctx: Any) -> DraftProposal:
+        changed = copy(ctx)
+        tamper(changed)
+        return ModelDrafter.propose(drafter, prefixes, plan, changed)
+
+    return propose
+
+
+def afterwards(change: Callable[[DraftProposal, Any], DraftProposal]) -> Any:
+    """Make a drafter's class: sound, but for a change of its proposals and their probabilities."""
+
+    @instead(ModelDrafter, "propose")
+    def propose(drafter: ModelDrafter, prefixes: Any, plan: DraftPlan, ctx: Any) -> DraftProposal:
+        sound = ModelDrafter.propose(drafter, prefixes, plan, ctx)
+        assert sound.distributions is not None
+        return change(sound, sound.distributions.probs)
+
+    return propose
+
+
+@in_the_round
+def argmax_reported_as_sampled(ctx: Any) -> None:
+    """Propose the likeliest token, and report the softmax as its distribution."""
+    ctx.pick = lambda made, _: made.probs.argmax(-1)
+
+
+@in_the_round
+def unfiltered_distribution(ctx: Any) -> None:
+    """Draw from the distribution that was asked for, and report the model's probabilities."""
+    distribution, pick = ctx.distribution, ctx.pick
+    ctx.distribution = lambda logits, _: Distributions(probs=logits.exp())
+    ctx.pick = lambda made, place: pick(distribution(made.probs.log()), place)
+
+
+@in_the_round
+def temperature_twice(ctx: Any) -> None:
+    """Apply the request's parameters to the draft's distribution twice: lossless, and slow."""
+    once = ctx.distribution
+    ctx.distribution = lambda logits, path: once(once(logits, path).probs.log(), path)
+
+
+@in_the_round
+def cut_after_drawing(ctx: Any) -> None:
+    """Draw from all tokens of `with_a_token_more`, and take the one more for the first."""
+    pick = ctx.pick
+
+    def mapped(made: Distributions, place: int) -> Any:
+        assert made.probs is not None
+        whole = made.probs.clone()
+        whole[:, 0] *= 1.5
+        return pick(Distributions(probs=whole / whole.sum(-1, keepdim=True)), place)
+
+    ctx.pick = mapped
+
+
+def with_a_token_more(model: TabularModel) -> TabularModel:
+    """A draft of another vocabulary: all tokens but the last, and one that the target lacks.
+
+    That one is half as likely as the first, and stands in a column of its own.
     """
 
-    def __init__(self, inner: Chance, change: Callable[[Keys], Keys]) -> None:
-        self._inner = inner
-        self._change = change
+    def among_all(prefix: tuple[int, ...]) -> NDArray[np.float64]:
+        known = model.probabilities(prefix)
+        weights = np.array([*known[:-1], 0.0, known[0] / 2])
+        probabilities: NDArray[np.float64] = weights / weights.sum()
+        return probabilities
 
-    def draw(self, distributions: Tensor, keys: Keys) -> Tensor:
-        """One index int64 [B] for each distribution [B, M], under changed keys [B, 5]."""
-        return self._inner.draw(distributions, self._change(keys.copy()))
+    return TabularModel(among_all, model.vocab_size + 1)
 
 
-def fixed(column: int, value: int) -> Callable[[Keys], Keys]:
-    """Make a change of keys that sets one of their five entries, for all draws."""
+@afterwards
+def permuted_distribution(sound: DraftProposal, probs: Tensor) -> DraftProposal:
+    """Report the distribution with its columns in another order than they were drawn in."""
+    return replace(sound, distributions=Distributions(probs=probs.roll(1, -1)))
 
-    def changed(keys: Keys) -> Keys:
+
+@afterwards
+def rounded_distribution(sound: DraftProposal, probs: Tensor) -> DraftProposal:
+    """Draw in full precision, and report the distribution rounded to bfloat16."""
+    return replace(sound, distributions=Distributions(probs=probs.bfloat16().to(probs.dtype)))
+
+
+@afterwards
+def drops_unlikely_tokens(sound: DraftProposal, probs: Tensor) -> DraftProposal:
+    """Leave a sampled token out if the draft gave it little probability."""
+    likely = probs.gather(-1, sound.tokens[..., None])[..., 0] >= 0.4
+    kept = likely.long().cumprod(-1).sum(-1).numpy()
+    return replace(sound, lengths=np.minimum(sound.lengths, kept))
+
+
+@afterwards
+def ranks_drawn_nodes_away(sound: DraftProposal, probs: Tensor) -> DraftProposal:
+    """Keep the likelier two of three drawn siblings."""
+    assert sound.distribution_rows is not None
+    likelihood = probs[:, 0].gather(-1, sound.tokens)
+    kept = likelihood.argsort(-1, descending=True)[:, :2].sort(-1).values
+    return replace(
+        sound,
+        tokens=sound.tokens.gather(1, kept),
+        lengths=np.minimum(sound.lengths, 2),
+        parents=np.zeros(kept.shape, dtype=np.int64),
+        distribution_rows=np.take_along_axis(sound.distribution_rows, kept.numpy(), 1),
+    )
+
+
+@afterwards
+def siblings_share_a_distribution(sound: DraftProposal, _: Tensor) -> DraftProposal:
+    """Draw siblings without replacement, and report the first one's distribution for all."""
+    assert sound.distribution_rows is not None
+    rows = np.repeat(sound.distribution_rows[:, :1], sound.width, 1)
+    return replace(sound, distribution_rows=rows)
+
+
+@afterwards
+def siblings_in_another_order(sound: DraftProposal, _: Tensor) -> DraftProposal:
+    """Have siblings verified in another order than they were drawn in."""
+    assert sound.distribution_rows is not None
+    turned = np.ascontiguousarray(sound.distribution_rows[:, ::-1])
+    return replace(sound, tokens=sound.tokens.flip(1), distribution_rows=turned)
+
+
+@instead(EarlyExitDrafter, "propose")
+def distribution_of_another_layer(
+    drafter: EarlyExitDrafter, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: Any
+) -> DraftProposal:
+    """Draw from the distribution after the first layer, and report that after the second."""
+    sound = EarlyExitDrafter.propose(drafter, prefixes, plan, ctx)
+    target = drafter._target
+    cursor = target.open(prefixes, plan.width, first_layers(target.hf_model, 2))
+    logits = [cursor.logits]
+    logits += [cursor.step(sound.tokens[:, place]) for place in range(sound.width - 1)]
+    probs = torch.stack([ctx.distribution(row).probs for row in logits], 1)
+    return replace(sound, distributions=Distributions(probs=probs))
+
+
+# Sources of chance; the first three change keys [B, 5] in place
+
+
+def fixed(column: int, value: int) -> Callable[[Keys], None]:
+    """Set one of the five entries of keys, for all draws."""
+
+    def change(keys: Keys) -> None:
         keys[:, column] = value
-        return keys
 
-    return changed
+    return change
 
 
-def confused(purpose: int, other: int) -> Callable[[Keys], Keys]:
-    """Make a change of keys that takes one purpose of a draw for another."""
+def confused(purpose: int, other: int) -> Callable[[Keys], None]:
+    """Take one purpose of a draw for another."""
 
-    def changed(keys: Keys) -> Keys:
+    def change(keys: Keys) -> None:
         keys[:, 3][keys[:, 3] == purpose] = other
-        return keys
 
-    return changed
+    return change
 
 
-def by_place(keys: Keys) -> Keys:
+def by_place(keys: Keys) -> None:
     """Mix the row's place in the batch into the stream key."""
     keys[:, 0] ^= np.arange(len(keys), dtype=np.uint64)
-    return keys
+
+
+class SqueezedUniforms(Philox4x32):
+    """Uniforms end at .9."""
+
+    def uniforms(self, keys: Keys) -> NDArray[np.float64]:
+        """Nine tenths of what Philox gives."""
+        return 0.9 * super().uniforms(keys)
 
 
 class NoiseByRound(Philox4x32):
@@ -128,27 +258,11 @@ class NoiseByRound(Philox4x32):
 
     def race_at(self, keys: Keys, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
         """Noise of another stream for every size of call."""
-        return super().race_at(_moved(keys), tokens)
+        return super().race_at(keys + np.array([0, len(keys), 0, 0, 0], dtype=np.uint64), tokens)
 
     def race(self, keys: Keys, size: int) -> NDArray[np.float64]:
         """Likewise."""
-        return super().race(_moved(keys), size)
-
-
-def _moved(keys: Keys) -> Keys:
-    moved = keys.copy()
-    moved[:, 1] += np.uint64(len(keys))
-    return moved
-
-
-class SqueezedUniforms:
-    """Philox whose uniforms end at .9."""
-
-    def draw(self, distributions: Tensor, keys: Keys) -> Tensor:
-        """One index int64 [B] for each distribution [B, M], under keys [B, 5]."""
-        uniforms = torch.from_numpy(0.9 * Philox4x32().uniforms(keys))
-        drawn: Tensor = inverse_cdf(distributions, uniforms)
-        return drawn
+        return super().race(keys + np.array([0, len(keys), 0, 0, 0], dtype=np.uint64), size)
 
 
 wrong_philox = FunctionType(
@@ -157,93 +271,64 @@ wrong_philox = FunctionType(
 )
 """The shipped generator with a multiplier that differs from the published 0xD2511F53."""
 
-# Policies
+# Policies: what takes the place of a sound policy's `plan`
 
 
-class DraftsTooDeep(Policy):
-    """A policy that drafts min(k, remaining), and leaves no room for the bonus."""
-
-    def __init__(self, depth: int) -> None:
-        self._depth = depth
-
-    def plan(self, knowledge: Any, states: Sequence[SequenceState]) -> DraftPlan:
-        """Plan one token too many at the end of a request."""
-        depths = [min(self._depth, state.remaining) for state in states]
-        return DraftPlan(np.array(depths, dtype=np.int64))
+def drafts_too_deep(_: Policy) -> Any:
+    """Draft min(3, remaining), and leave no room for the bonus."""
+    return lambda _, states: DraftPlan(np.array([min(3, state.remaining) for state in states]))
 
 
-class RemembersWhatItPlanned(Policy):
-    """A policy that drafts one token less after it planned for a batch, until it plans again.
+def remembers_what_it_planned(policy: Policy) -> Any:
+    """Draft one token less after a batch was planned for, until the next plan."""
+    sound, rows = policy.plan, 1
 
-    Args:
-        inner: a sound policy.
-    """
+    def plan(knowledge: Any, states: Sequence[SequenceState]) -> DraftPlan:
+        nonlocal rows
+        less, rows = int(rows > 1), len(states)
+        planned = sound(knowledge, states)
+        return replace(planned, depth=np.maximum(planned.depth - less, 0))
 
-    def __init__(self, inner: Policy) -> None:
-        self._inner = inner
-        self._rows = 1
-        self.learns = inner.learns
-
-    def start(self) -> Any:
-        """Start as the sound one."""
-        return self._inner.start()
-
-    def plan(self, knowledge: Any, states: Sequence[SequenceState]) -> DraftPlan:
-        """Plan as the sound one, less what the last plan left behind."""
-        less, self._rows = int(self._rows > 1), len(states)
-        plan = self._inner.plan(knowledge, states)
-        return replace(plan, depth=np.maximum(plan.depth - less, 0))
-
-    def observe(self, knowledge: Any, states: Sequence[SequenceState], record: Any) -> Any:
-        """Learn as the sound one."""
-        return self._inner.observe(knowledge, states, record)
-
-    def remember(self, history: Any, outcome: Any) -> Any:
-        """Remember as the sound one."""
-        return self._inner.remember(history, outcome)
+    return plan
 
 
 # Decoders
 
 
-class CountsPastTheStop(SpeculativeDecoder):
-    """Counts drafts that stand behind a stop token as accepted."""
-
-    def step(self, batch: Batch, chance: Chance | None = None) -> StepResult:
-        """A round of a perfect draft, all of whose drafts are counted as accepted."""
-        step = super().step(batch, chance)
-        return replace(step, record=replace(step.record, accepted=step.record.drafted))
+@instead(SpeculativeDecoder, "step")
+def counts_past_the_stop(decoder: SpeculativeDecoder, batch: Batch, *chance: Any) -> StepResult:
+    """Count drafts that stand behind a stop token as accepted: here all of a perfect draft."""
+    step = SpeculativeDecoder.step(decoder, batch, *chance)
+    return replace(step, record=replace(step.record, accepted=step.record.drafted))
 
 
-class StopsOnlyBetweenRounds(SpeculativeDecoder):
-    """Looks for stop tokens at the end of a round only, not inside the accepted block."""
+@instead(SpeculativeDecoder, "step")
+def stops_only_between_rounds(
+    decoder: SpeculativeDecoder, batch: Batch, *chance: Any
+) -> StepResult:
+    """Look for stop tokens at the end of a round only, not inside the accepted block."""
+    unstopped = [replace(state, stop_ids=frozenset()) for state in batch.states]
+    step = SpeculativeDecoder.step(decoder, decoder.pack(unstopped), *chance)
+    states = []
+    for before, after in zip(batch.states, step.batch.states, strict=True):
+        stopped = after.output_ids[-1] in before.stop_ids
+        reason: Any = "stop" if stopped else after.finish_reason
+        states.append(replace(after, stop_ids=before.stop_ids, finish_reason=reason))
+    return replace(step, batch=decoder.pack(states))
 
-    def step(self, batch: Batch, chance: Chance | None = None) -> StepResult:
-        """A round that nothing but its last token can stop."""
-        unstopped = [replace(state, stop_ids=frozenset()) for state in batch.states]
-        step = super().step(self.pack(unstopped), chance)
-        states = []
-        for before, after in zip(batch.states, step.batch.states, strict=True):
-            stopped = after.output_ids[-1] in before.stop_ids
-            reason: Any = "stop" if stopped else after.finish_reason
-            states.append(replace(after, stop_ids=before.stop_ids, finish_reason=reason))
-        return replace(step, batch=self.pack(states))
 
-
-class NoBonus(SpeculativeDecoder):
-    """Emits nothing after a fully accepted block."""
-
-    def step(self, batch: Batch, chance: Chance | None = None) -> StepResult:
-        """A round without the token that the target's last row gives."""
-        step = super().step(batch, chance)
-        drafted, accepted, emitted = (
-            np.array(getattr(step.record, name)) for name in ("drafted", "accepted", "emitted")
-        )
-        cut = (drafted == accepted) & (accepted > 0)
-        states = []
-        for state, shorter in zip(step.batch.states, cut, strict=True):
-            prefix = Prefix(state.prefix.sequence_id, state.prefix.tokens[:-1])
-            short = replace(state, prefix=prefix, finish_reason=None)
-            states.append(short if shorter else state)
-        record = replace(step.record, emitted=tuple((emitted - cut).tolist()))
-        return replace(step, batch=self.pack(states), record=record)
+@instead(SpeculativeDecoder, "step")
+def no_bonus(decoder: SpeculativeDecoder, batch: Batch, *chance: Any) -> StepResult:
+    """Emit nothing after a fully accepted block."""
+    step = SpeculativeDecoder.step(decoder, batch, *chance)
+    drafted, accepted, emitted = (
+        np.array(getattr(step.record, name)) for name in ("drafted", "accepted", "emitted")
+    )
+    cut = (drafted == accepted) & (accepted > 0)
+    states = []
+    for state, shorter in zip(step.batch.states, cut, strict=True):
+        prefix = Prefix(state.prefix.sequence_id, state.prefix.tokens[:-1])
+        short = replace(state, prefix=prefix, finish_reason=None)
+        states.append(short if shorter else state)
+    record = replace(step.record, emitted=tuple((emitted - cut).tolist()))
+    return replace(step, batch=decoder.pack(states), record=record)

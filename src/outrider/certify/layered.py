@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .kits.references import TransformersReference
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -18,7 +20,7 @@ _SEQUENCES = 72
 """Room for the branches that share a step, and for others beside them."""
 
 
-class LayeredDistribution:
+class LayeredDistribution(TransformersReference):
     """The distributions of a transformers model after whole prefixes, computed without a cache.
 
     Args:
@@ -26,14 +28,12 @@ class LayeredDistribution:
     """
 
     def __init__(self, hf_model: Any) -> None:
-        self._hf_model = hf_model
+        super().__init__(hf_model)
         self.vocab_size: int = hf_model.config.vocab_size
 
-    @torch.inference_mode()
     def probabilities(self, prefix: tuple[int, ...]) -> NDArray[np.float64]:
         """The exponentials [V] of the logits after `prefix`: some settings look at logits."""
-        logits = self._hf_model(torch.tensor([prefix]), use_cache=False).logits[0, -1]
-        weights: NDArray[np.float64] = logits.exp().numpy()
+        weights: NDArray[np.float64] = self.logits(prefix).exp().numpy()
         return weights
 
 

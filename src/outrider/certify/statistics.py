@@ -9,7 +9,6 @@ later positions are where a fault shows that one token cannot show.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -177,26 +176,16 @@ def fitted_positions(
     positions = []
     for position in range(1, cell.params.max_tokens + 1):
         reached = [output for output in outputs if len(output) >= position]
-        counts = Counter(output[:position] for output in reached)
         histories = sorted({output[: position - 1] for output in reached})
         distributions = probabilities([cell.prompt + history for history in histories])
-        fits = [
-            _fit_history(history, counts, filtered(distribution, cell.params))
-            for history, distribution in zip(histories, distributions, strict=True)
-        ]
+        fits = []
+        for history, distribution in zip(histories, distributions, strict=True):
+            seen = [output[position - 1] for output in reached if output[: position - 1] == history]
+            counts = np.bincount(seen, minlength=len(distribution))
+            fits.append(fit(counts, filtered(distribution, cell.params)))
         tested = sum(item.freedom > 0 for item in fits)
         positions.append(Position(cell.name, position, tested, together(fits)))
     return positions
-
-
-def _fit_history(
-    history: Tokens, counts: Counter[Tokens], distribution: NDArray[np.float64]
-) -> Fit:
-    seen = np.zeros(len(distribution), dtype=np.int64)
-    for output, count in counts.items():
-        if output[:-1] == history:
-            seen[output[-1]] = count
-    return fit(seen, distribution)
 
 
 def corrected(positions: Sequence[Position]) -> list[Position]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -18,6 +19,8 @@ from ..errors import InvalidConfigError
 from .options import Drafting, Models, Output, choose_method, refuse, titled
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from ..certify.cases import Part
     from ..certify.checks import Report
     from .models import Loaded
@@ -102,6 +105,7 @@ def certify(
     with console.status("loading"):
         from ..certify import document
         from ..certify.modules import load_part
+        from ..certify.spread import workers
         from .certify_screen import Screen
         from .models import load
         from .terminal import progress
@@ -116,15 +120,21 @@ def certify(
     found: dict[str, Any] = {"outrider": __version__, "part": what.module, "models": facts}
     if screen is not None:
         screen.title(what.module, facts)
+    start = perf_counter()
+    done = {}
+    # As many as there are processors, within the memory of an ordinary machine.
+    processes = min(4, os.cpu_count() or 1)
+    with workers(processes) if processes > 1 else nullcontext() as pool:
+        begun = {name: _begin(name, what, part, loaded, pool) for name in tiers}
+        # The statistical tier runs in this process, while others do the work of the other two.
+        for name in sorted(tiers, key=lambda name: name != "statistical"):
+            with progress(console, name) as report:
+                done[name] = begun[name](report), perf_counter() - start
     for name in tiers:
-        start = perf_counter()
-        with progress(console, name) as report:
-            tier = _run(name, what, report, part, loaded)
-        seconds = perf_counter() - start
+        tier, seconds = done[name]
         found[name] = {"seconds": seconds, **getattr(document, name)(tier)}
         if screen is not None:
             getattr(screen, name)(tier, seconds)
-            sys.stdout.flush()
     verdicts: dict[str, bool] = {name: found[name]["passed"] for name in tiers}
     passed = all(verdicts.values())
     if screen is None:
@@ -134,19 +144,23 @@ def certify(
     return 0 if passed else 1
 
 
-def _run(name: Tier, what: What, report: Report, part: Part | None, loaded: Loaded | None) -> Any:
+def _begin(
+    name: Tier, what: What, part: Part | None, loaded: Loaded | None, pool: Executor | None
+) -> Callable[[Report], Any]:
+    """Begin a tier; what is returned waits for it."""
     if name == "exact":
         from ..certify.exact import exact_tier
 
-        return exact_tier(report, part, PROCESSES)
+        return exact_tier(part, pool)
     if name == "controls":
         from ..certify.controls import control_tier
 
-        return control_tier(report, PROCESSES)
+        return control_tier(pool)
     from outrider_demo import PROMPTS
 
     from ..certify.statistics import statistical_tier
 
     assert loaded is not None
     prompts = [tuple(loaded.tokenizer.encode(text)[:PROMPT_TOKENS]) for text in PROMPTS]
-    return statistical_tier(report, loaded.target, loaded.drafter, prompts, what.samples, what.seed)
+    models = loaded.target, loaded.drafter
+    return lambda report: statistical_tier(report, *models, prompts, what.samples, what.seed)

@@ -194,7 +194,9 @@ class RoundContext(DraftContext):
             tokens = times.topk(most, -1, largest=False).indices
         elif self._draws.coupled:
             slots = (first + np.arange(probs.shape[1]))[:, None] * probs.shape[2] + np.arange(most)
-            tokens, _ = self._all_drawn(probs, slots, used, replaced=False)
+            # Chance that draws one by one draws no child that is not there.
+            there = used[..., None] & (np.arange(most) < counts.cpu().numpy()[..., None])
+            tokens, _ = self._all_drawn(probs, slots, there, replaced=False)
         elif self._children_kind == "greedy":
             if not self._draws.ahead:
                 used = used & (counts.cpu().numpy() > 0)
@@ -204,7 +206,8 @@ class RoundContext(DraftContext):
             replaced = self._children_kind == "with_replacement"
             nodes = probs.shape[1]
             columns = first + nodes - 1 + np.arange(nodes * most).reshape(nodes, most)
-            tokens, drawn_from = self._all_drawn(probs, columns, used, replaced)
+            there = np.repeat(used[..., None], most, 2)
+            tokens, drawn_from = self._all_drawn(probs, columns, there, replaced)
             rows[~self._outright] = 0 if replaced else np.arange(most)
         if self._outright.any():
             outright = self._outright_rows(probs.device)
@@ -238,7 +241,7 @@ class RoundContext(DraftContext):
         tokens, drawn_from, left = [], [], probs
         for place in range(slots.shape[1]):
             one = probs if replaced or not place else _normalised(left, probs)
-            tokens.append(self._draws.drafts(one, slots[:, place], used))
+            tokens.append(self._draws.drafts(one, slots[:, place], used[..., place]))
             drawn_from.append(one)
             left = left.scatter(-1, tokens[-1][..., None], 0)
         return torch.stack(tokens, -1), torch.stack(drawn_from[:1] if replaced else drawn_from, 2)

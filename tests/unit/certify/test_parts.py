@@ -13,7 +13,7 @@ from outrider.verification import Verifier
 from outrider.verification.lossy import LenientVerification
 
 MODULE = """
-from outrider.certify import draft_faults
+from outrider.certify import faults
 from outrider.drafters.base import Drafter
 from outrider.drafters.model import ModelDrafter
 from outrider.verification import TokenVerification, Verifier
@@ -25,7 +25,7 @@ class Own(TokenVerification):
 Biased = LenientVerification(0.8)
 Whole = Verifier(LenientVerification(0.8))
 Drafts = ModelDrafter
-FalseDrafts = draft_faults.ArgmaxReportedAsSampled
+FalseDrafts = faults.argmax_reported_as_sampled
 nothing = 3
 
 class Raises(ModelDrafter):

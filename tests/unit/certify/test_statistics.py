@@ -69,7 +69,7 @@ def test_holm_rejects_step_by_step() -> None:
     [
         (checks.shipped, True),
         (controls.method(LenientVerification(0.8)), False),
-        (controls.chance(lambda _: faults.SqueezedUniforms()), False),
+        (controls.chance(faults.SqueezedUniforms()), False),
     ],
     ids=["shipped", "lenient", "squeezed"],
 )

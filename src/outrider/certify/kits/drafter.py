@@ -51,22 +51,13 @@ def check_drafter(
         learning and local rows. A drafter that raises fails the check in which it does.
     """
     kit = _Kit(make_drafter, vocab_size, depth)
-    return run(
-        [
-            ("form", kit.form),
-            ("lengths", kit.lengths),
-            ("distributions", kit.distributions),
-            ("inclusion", kit.inclusion),
-            ("stop tokens", kit.stop_tokens),
-            ("release", kit.release),
-            ("learning", kit.learning),
-            ("local rows", kit.local_rows),
-        ]
-    )
+    properties = [kit.form, kit.lengths, kit.distributions, kit.inclusion]
+    properties += [kit.stop_tokens, kit.release, kit.learning, kit.local_rows]
+    return run((check.__name__.replace("_", " "), check) for check in properties)
 
 
 class _Kit:
-    """The checks of one kind of drafter."""
+    """The checks of one kind of drafter, each by the name of its property."""
 
     def __init__(self, make_drafter: Callable[[], Drafter], vocab_size: int, depth: int) -> None:
         self._make = make_drafter

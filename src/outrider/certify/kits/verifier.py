@@ -12,7 +12,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -60,22 +60,21 @@ class Draft:
     rows: tuple[Row, ...]
 
 
+@dataclass(frozen=True, slots=True)
 class _Pair:
-    """A target and a drafter: a distribution after every path, some entries zero."""
+    """A target and a drafter, some of whose probabilities are zero if they are `sparse`."""
 
-    def __init__(self, seed: int, sparse: bool) -> None:
-        self._seed, self._sparse = seed, sparse
-        self._known: dict[tuple[int, Path], Row] = {}
+    seed: int
+    sparse: bool
 
+    @cache  # noqa: B019 - a few pairs of a few paths each
     def row(self, side: int, path: Path) -> Row:
         """The distribution [V] of the target (0) or the drafter (1) after a path."""
-        if (side, path) not in self._known:
-            rng = np.random.default_rng((self._seed, side, *(token + 1 for token in path)))
-            row = rng.dirichlet(np.full(_VOCABULARY, 0.7))
-            if self._sparse and rng.random() < 0.6:
-                row[rng.integers(_VOCABULARY)] = 0.0
-            self._known[side, path] = row / row.sum()
-        return self._known[side, path]
+        rng = np.random.default_rng((self.seed, side, *(token + 1 for token in path)))
+        row = rng.dirichlet(np.full(_VOCABULARY, 0.7))
+        if self.sparse and rng.random() < 0.6:
+            row[rng.integers(_VOCABULARY)] = 0.0
+        return np.asarray(row / row.sum())
 
 
 @dataclass(frozen=True, slots=True)
