@@ -134,8 +134,8 @@ class TransformersModel(Runtime):
     def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
         """Compute logits [B, N + 1, V] after each prefix and each of its drafted tokens.
 
-        One forward computes them all, and what the next prefix names of them is kept. For the
-        errors see `Runtime.verify`.
+        One forward computes them all. What the next prefix names of a chain is kept; of a tree,
+        what stands where a chain's tokens would. For the errors see `Runtime.verify`.
         """
         parents, lengths, keep = proposal.parents, proposal.lengths, proposal.width + 1
         ancestors = None if parents is None else trees.ancestor_mask(parents)
@@ -150,8 +150,10 @@ class TransformersModel(Runtime):
                 hung = sent(hung_on_chains(rows, batch.tokens.shape[1]), self.device)
                 view = self.views.tree(batch.starts, hung, tokens.shape[1])
             logits = self.forward(batch.slots, batch.starts, tokens, view, keep)
-            follows = None if parents is None else torch.from_numpy(parents)
-            self._settle(prefixes, Fed().add(proposal.tokens, follows))
+            # Of trees, the leading nodes that follow one another in every row stand in their place.
+            placed = (proposal.structure == np.arange(proposal.width)).all(0)
+            line = int(np.logical_and.accumulate(placed).sum())
+            self._settle(prefixes, Fed().add(proposal.tokens[:, :line]))
         return TargetScores(batch.unsorted(logits), batch.cached)
 
     @torch.inference_mode()

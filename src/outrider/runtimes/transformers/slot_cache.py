@@ -76,16 +76,12 @@ class SlotCache(Cache):
         )
 
     def collect(self, placement: Placement) -> None:
-        """Copy the columns that a placement counts as shared to where they belong."""
-        line, donor, slot = placement.line, placement.donor, placement.slot
-        columns = sent(torch.tensor(placement.strays, dtype=torch.int64), self._device)
-        for layer in self.stored:
-            for stored in layer:
-                if donor != slot:
-                    stored[slot, :, :line] = stored[donor, :, :line]
-                if placement.strays:
-                    moved = stored[donor].index_select(1, columns)
-                    stored[slot, :, line : placement.shared] = moved
+        """Copy the columns that a placement shares with another slot."""
+        slot, shared, donor = placement.slot, placement.shared, placement.donor
+        if donor != slot:
+            for layer in self.stored:
+                for stored in layer:
+                    stored[slot, :, :shared] = stored[donor, :, :shared]
 
     @torch.inference_mode()
     def clear(self, slots: Sequence[int]) -> None:
