@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -57,19 +58,6 @@ class VerificationResult:
     next_token: Any
     first_rejection: Any
     lossy: bool = field(default=False, repr=False)
-
-
-class _RowDraws:
-    """The two draws of a verdict, by inversion of uniforms float64 [B, 2]."""
-
-    def __init__(self, uniforms: Any) -> None:
-        self._uniforms = uniforms
-
-    def stop(self, distributions: Any) -> Any:
-        return inverse_cdf(distributions, self._uniforms[:, 0])
-
-    def token(self, distributions: Any) -> Any:
-        return inverse_cdf(distributions, self._uniforms[:, 1])
 
 
 def verify_speculative_tokens(
@@ -125,7 +113,11 @@ def verify_speculative_tokens(
     )
     batch, width = tokens.shape
     where = device(tokens)
-    draws = _RowDraws(xp.asarray(Philox4x32().uniforms(_keys(seed, step, batch)), device=where))
+    uniforms = xp.asarray(Philox4x32().uniforms(_keys(seed, step, batch)), device=where)
+    draws: Any = SimpleNamespace(
+        stop=lambda given: inverse_cdf(given, uniforms[:, 0]),
+        token=lambda given: inverse_cdf(given, uniforms[:, 1]),
+    )
     distributions = Distributions(point_masses=tokens)
     if draft_probs is not None:
         distributions = Distributions(probs=draft_probs)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedModel
 
+from ...config.validation import integer
 from ...errors import ContextLengthError, EmptyPrefixError, InvalidConfigError
 from ...types import trees
 from ...types.records import DraftProposal, Prefix, TargetScores
@@ -75,9 +76,8 @@ class TransformersModel(Runtime):
         max_length: int | None = None,
         prefill_chunk: int = 512,
     ) -> None:
-        for name, value in (("max_sequences", max_sequences), ("prefill_chunk", prefill_chunk)):
-            if not isinstance(value, int) or value < 1:
-                raise InvalidConfigError(name, value, "an integer >= 1")
+        integer("max_sequences", max_sequences, 1)
+        self._chunk = integer("prefill_chunk", prefill_chunk, 1)
         self.hf_model = _uncompiled(hf_model)
         self._given = hf_model
         refuse_unsupported(self.hf_model)
@@ -91,7 +91,6 @@ class TransformersModel(Runtime):
             longest,
             architecture.eos_token_ids,
         )
-        self._chunk = prefill_chunk
         self._table = SlotTable(max_sequences)
         self._cache = SlotCache(architecture.layers, max_sequences)
         self.lock = RLock()
