@@ -15,10 +15,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, device, is_array_api_obj
+from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
-from ..config.validation import integer
+from ..config.validation import choice, integer, integers
 from ..errors import (
     DegenerateDistributionError,
     DraftShapeError,
@@ -29,6 +29,7 @@ from ..random import STOP, TOKEN, Philox4x32, inverse_cdf, stream_key
 from ..types.records import Distributions, DraftProposal
 from .checks import (
     common_namespace,
+    first_place,
     require_distributions,
     require_range,
     require_rows,
@@ -105,7 +106,9 @@ def verify_speculative_tokens(
             library on one device, or require a gradient.
     """
     integer("step", step, 0, 2**32 - 1, "an integer in [0, 2**32)")
-    rule = _method(method)
+    rule = method
+    if not isinstance(rule, Method):
+        rule = METHODS[choice("method", rule, tuple(METHODS))]
     given = {"draft_probs": draft_probs} if draft_probs is not None else {}
     xp = common_namespace(**given, target_probs=target_probs, draft_tokens=draft_tokens)
     tokens, drafted, target, sound = _require_round(
@@ -118,10 +121,8 @@ def verify_speculative_tokens(
         stop=lambda given: inverse_cdf(given, uniforms[:, 0]),
         token=lambda given: inverse_cdf(given, uniforms[:, 1]),
     )
-    distributions = Distributions(point_masses=tokens)
-    if draft_probs is not None:
-        distributions = Distributions(probs=draft_probs)
-    verdict = verify(DraftProposal(tokens, drafted, distributions), target, rule, draws)
+    drawn = {"point_masses": tokens} if draft_probs is None else {"probs": draft_probs}
+    verdict = verify(DraftProposal(tokens, drafted, Distributions(**drawn)), target, rule, draws)
     kept = verdict.node
     after = xp.arange(width + 1, device=where)[None, :]
     require_distributions("target_probs", target_probs, ignored=sound | (after > kept[:, None]))
@@ -132,21 +133,11 @@ def verify_speculative_tokens(
     return VerificationResult(kept, accepted, verdict.next_token, refused, rule.lossy)
 
 
-def _method(method: object) -> Method:
-    """The method of a name, or itself."""
-    if isinstance(method, Method):
-        return method
-    if not isinstance(method, str) or method not in METHODS:
-        names = ", ".join(map(repr, METHODS))
-        raise InvalidConfigError("method", method, f"one of {names}, or a Method")
-    return METHODS[method]
-
-
 def _keys(seed: int | Sequence[int], step: int, batch: int) -> NDArray[np.uint64]:
     """The keys [B, 2, 5] of each row's two draws."""
     expected = "an integer in [0, 2**64), or one for each row"
     one = isinstance(seed, Integral)
-    given = [seed] if one else _host(seed, "seed", expected)
+    given = [seed] if one else integers("seed", seed, expected=expected)
     seeds = [integer("seed", each, 0, 2**64 - 1, expected) for each in given]
     if not one and len(seeds) != batch:
         raise InvalidConfigError("seed", seed, f"an integer, or {batch} of them, one for each row")
@@ -158,14 +149,6 @@ def _keys(seed: int | Sequence[int], step: int, batch: int) -> NDArray[np.uint64
     keys[:, :, 2] = step
     keys[:, :, 3] = STOP, TOKEN
     return keys
-
-
-def _host(values: Any, name: str, expected: str) -> list[Any]:
-    """A flat sequence or array of numbers as a list."""
-    listed = values.tolist() if is_array_api_obj(values) else values
-    if not isinstance(listed, list | tuple):
-        raise InvalidConfigError(name, values, expected)
-    return list(listed)
 
 
 def _require_round(
@@ -192,10 +175,10 @@ def _require_round(
     xp = array_namespace(target_probs)
     drafted = np.full(batch, width, dtype=np.int64)
     if lengths is not None:
-        given = _host(lengths, "lengths", f"{batch} integers in 0..{width}")
+        expected = f"{batch} integers in 0..{width}"
+        given = integers("lengths", lengths, expected=expected)
         if len(given) != batch:
             raise DraftShapeError(f"lengths has {len(given)} entries; expected {batch}, a row each")
-        expected = f"{batch} integers in 0..{width}"
         drafted[:] = [integer("lengths", each, 0, width, expected) for each in given]
     ends = xp.asarray(drafted, device=device(target_probs))[:, None]
     counts = xp.arange(width, device=device(target_probs))[None, :] < ends
@@ -203,12 +186,10 @@ def _require_round(
     if draft_probs is not None:
         require_distributions("draft_probs", draft_probs, ignored=~counts)
         drawn = xp.take_along_axis(draft_probs, tokens[:, :, None], axis=-1)[..., 0]
-        impossible = (drawn == 0) & counts
-        if bool(xp.any(impossible)):
-            first = int(xp.argmax(xp.astype(xp.reshape(impossible, (-1,)), xp.int64)))
-            row, position = divmod(first, width)
+        place = first_place((drawn == 0) & counts)
+        if place is not None:
             raise DegenerateDistributionError(
-                f"draft_probs gives draft_tokens[{row}, {position}] = {int(tokens[row, position])} "
+                f"draft_probs gives draft_tokens{list(place)} = {int(tokens[place])} "
                 "probability 0; expected the distribution that the token was drawn from, which "
                 "cannot exclude it: pass the draft's probabilities after temperature and filters"
             )
