@@ -154,11 +154,9 @@ def _keys(seed: int | Sequence[int], step: int, batch: int) -> NDArray[np.uint64
 def _require_round(
     draft_probs: Any | None, target_probs: Any, draft_tokens: Any, lengths: Sequence[int] | None
 ) -> tuple[Any, NDArray[np.int64], Any, Any]:
-    """Check a round's arrays.
+    """Check a round's arrays; return tokens, lengths [B] and the target's distributions.
 
-    Returns:
-        The tokens, int64 [B, K]; their lengths [B], on the host; the target's distributions, even
-        ones in the place of rows that are none; and which rows [B, K + 1] are distributions.
+    Even distributions stand in the place of rows that are none; the last result says which are.
     """
     if draft_probs is None:
         require_shape("draft_tokens", draft_tokens, ("B", "K"), "a row each", DraftShapeError)

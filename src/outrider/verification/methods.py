@@ -138,9 +138,7 @@ def point_mass_stop(tree: Tree) -> tuple[Any, Any]:
 def _descent(tree: Tree, onward: Callable[[Level], Any]) -> Any:
     """The distribution [B, N + 1] of where a descent from the root ends.
 
-    Args:
-        tree: the drafts.
-        onward: gives the probabilities [B, M, C] of going on from a level's nodes to each child.
+    `onward` gives the probabilities [B, M, C] of going on from a level's nodes to each child.
     """
     xp = array_namespace(tree.target)
     reached, stops = tree.ones(), []

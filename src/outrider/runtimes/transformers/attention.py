@@ -23,7 +23,7 @@ def grouped_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor,
     scaling: float | None = None,
     dropout: float = 0.0,  # noqa: ARG001 - inference only
     **_: Any,
@@ -35,7 +35,7 @@ def grouped_attention(
         query: [B, g * H, q, D].
         key: [B, H, span, D].
         value: [B, H, span, D'].
-        attention_mask: additive, [B or 1, 1, q, span]; None is causal, the queries being the last.
+        attention_mask: additive, [B or 1, 1, q, span].
         scaling: multiplies the products; 1 / sqrt(D) if None.
         dropout: not applied.
 
@@ -44,10 +44,6 @@ def grouped_attention(
     """
     batch, heads, length, width = query.shape
     groups = heads // key.shape[1]
-    if attention_mask is None:
-        span = key.shape[2]
-        hidden = query.new_ones(length, span, dtype=torch.bool).triu(span - length + 1)
-        attention_mask = query.new_zeros(1, 1, length, span).masked_fill(hidden, -torch.inf)
     if groups > 1:
         query = query.reshape(batch, key.shape[1], groups * length, width)
         if length > 1:

@@ -54,13 +54,9 @@ class SlotBatch:
 class SlotCursor(Cursor):
     """A transformers model in the middle of drafting: each call is one forward.
 
-    Args:
-        model: whose slots it writes to.
-        run: computes the forwards in place of the model, as its first layers do; None for it.
-        batch: the rows of the forward that came to the end of the prefixes.
-        held: what the table knows of their slots. The cursor is of use while it knows the same.
-        fed: notes what is fed.
-        logits: [B, V] of the batch's last tokens, in its order.
+    It goes on from the batch that came to the end of the prefixes, with the logits [B, V] of its
+    last tokens in its order, and is of use while the table knows of the slots what it `held`. `run`
+    computes in place of the model, as its first layers do.
     """
 
     def __init__(

@@ -38,9 +38,8 @@ class _Aim:
 class SlotCache(Cache):
     """Keys and values of all slots and layers, as the cache that a transformers model writes to.
 
-    Before each forward `aim` says which slots the rows of the batch are and which columns they
-    compute. The model's `update` calls then write there and read the span. Rows that lie side by
-    side are read in place, others are copied together.
+    Before each forward `aim` says what its rows are. The model's `update` calls then write there
+    and read the span. Rows that lie side by side are read in place, others are copied together.
 
     Args:
         layers: keys and values of one token in each layer, [1, heads, 1, width].
@@ -92,13 +91,7 @@ class SlotCache(Cache):
                 values[slot] = 0
 
     def aim(self, slots: Sequence[int], starts: Sequence[int], view: View) -> None:
-        """Say what the next forward computes and sees.
-
-        Args:
-            slots: of each row of the batch.
-            starts: the first column that each row computes.
-            view: what it sees.
-        """
+        """Say what the next forward computes, from each row's slot and first column, and sees."""
         low, high = slots[0], slots[0] + len(slots)
         self._aim = _Aim(
             view,
