@@ -325,7 +325,7 @@ def _layout(parents: bytes, lengths: bytes, sources: bytes, batch: int, width: i
     exists = children > 0
     found = [set(drawn[..., place][exists[..., place]]) for place in range(children.shape[2])]
     kinds = tuple(None if len(each) == 2 else True in each for each in found)
-    return _Layout(joint, shapes, chain, kinds)
+    return _Layout(joint, shapes, chain, kinds or (False,))  # a chain's place may be empty
 
 
 def _levels(

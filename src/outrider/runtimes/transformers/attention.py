@@ -25,22 +25,12 @@ def grouped_attention(
     value: Tensor,
     attention_mask: Tensor,
     scaling: float | None = None,
-    dropout: float = 0.0,  # noqa: ARG001 - inference only
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Compute masked attention, in the form that transformers' attention interface asks for.
 
-    Args:
-        module: the attention layer.
-        query: [B, g * H, q, D].
-        key: [B, H, span, D].
-        value: [B, H, span, D'].
-        attention_mask: additive, [B or 1, 1, q, span].
-        scaling: multiplies the products; 1 / sqrt(D) if None.
-        dropout: not applied.
-
-    Returns:
-        [B, q, g * H, D'] contiguous, and None for the weights.
+    Queries [B, g * H, q, D], keys [B, H, span, D], values [B, H, span, D'] and an additive mask [B
+    or 1, 1, q, span] give [B, q, g * H, D'], and None for the weights. Nothing is dropped out.
     """
     batch, heads, length, width = query.shape
     groups = heads // key.shape[1]

@@ -8,6 +8,7 @@ sit in one batch without padding on the left, and a rejected draft costs nothing
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from threading import RLock
@@ -46,7 +47,8 @@ class TransformersModel(Runtime):
     """A causal language model of transformers with a slot cache: a target, or a drafter's model.
 
     The model is left as it is: forwards run on a twin that shares its parameters, in evaluation
-    mode, with an attention that gives the results of "sdpa" and does not copy grouped key heads. At
+    mode, with an attention that gives the results of "sdpa" and does not copy grouped key heads, or
+    by the model's own "eager" one where there is no "sdpa", for its soft caps or sinks. At
     construction a few tokens are run with and without the cache and compared, so that an
     architecture whose state cannot be cut back is refused here. Several decoders, in several
     threads, may share one runtime: each call is made whole before the next.
@@ -76,7 +78,7 @@ class TransformersModel(Runtime):
         max_length: int | None = None,
         prefill_chunk: int = 512,
     ) -> None:
-        integer("max_sequences", max_sequences, 1)
+        max_sequences = integer("max_sequences", max_sequences, 1)
         self._chunk = integer("prefill_chunk", prefill_chunk, 1)
         self.hf_model = _uncompiled(hf_model)
         self._given = hf_model
@@ -310,8 +312,7 @@ def _checked_length(asked: int | None, context: int | None) -> int:
         raise InvalidConfigError(
             "max_length", None, "an integer >= 2, because the model's config states no context"
         )
-    if asked is not None and not 2 <= asked <= (context or asked):
-        raise InvalidConfigError(
-            "max_length", asked, f"an integer in 2..{context}, the model's context"
-        )
-    return int(asked or context or 0)
+    if asked is None:
+        return int(context or 0)
+    expected = None if context is None else f"an integer in 2..{context}, the model's context"
+    return integer("max_length", asked, 2, context or math.inf, expected)
