@@ -183,6 +183,8 @@ def shipped(tokens: Any, draft: Any, target: Any, lenience: float) -> Any:
 def test_a_round_in_which_no_row_drafts_draws_from_the_target(method: str) -> None:
     draft, target = np.full((2, 3, 4), 0.25), np.tile([0.0, 0.0, 1.0, 0.0], (2, 4, 1))
     tokens = np.zeros((2, 3), dtype=np.int64)
-    found = verify_speculative_tokens(draft, target, tokens, seed=1, method=method, lengths=[0, 0])
+    found = outrider.verify_speculative_tokens(
+        draft, target, tokens, seed=1, method=method, lengths=[0, 0]
+    )
     assert found.num_accepted.tolist() == [0, 0]
     assert found.next_token.tolist() == [2, 2]
