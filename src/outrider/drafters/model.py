@@ -14,7 +14,7 @@ from ..errors import InvalidConfigError
 from ..runtimes.base import Cursor, Runtime
 from ..types.records import Distributions, DraftPlan, DraftProposal, Prefix
 from ..types.transfer import sent
-from .base import DraftContext, Drafter
+from .base import DraftContext, Drafter, nothing_drafted
 from .tree import draft_tree
 
 
@@ -58,8 +58,7 @@ class ModelDrafter(Drafter):
         shown = [self._shown(p) if n else p for p, n in zip(prefixes, depth, strict=True)]
         depth = np.minimum(depth, self._room(shown, plan))
         if not depth.any():
-            none = torch.zeros(len(prefixes), 0, dtype=torch.int64, device=ctx.device)
-            return DraftProposal(none, depth, None)
+            return nothing_drafted(len(prefixes), ctx.device)
         ctx.limit_depths(depth)
         return self._draft(opened(self._open, shown, depth), depth, plan, ctx)
 

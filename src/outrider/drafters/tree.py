@@ -28,14 +28,9 @@ from .base import DraftContext
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """A level's n nodes, which follow the M of the level above.
+    """A level's tokens, int64 [B, n], each of which follows one of M nodes of the level above.
 
-    Attributes:
-        tokens: int64 [B, n].
-        follows: which of the M nodes each follows, int64 [B, n].
-        rows: the index of the distribution each was drawn from among the level's, or -1, int64
-            [B, n].
-        probs: those distributions, [B, R, V]; None if there are none.
+    It was drawn from one of the level's distributions `probs` [B, R, V] by its row, or by none: -1.
     """
 
     tokens: Tensor
@@ -52,15 +47,10 @@ def draft_tree(
     fed: Callable[[Tensor], Tensor],
     aligned: Callable[[Tensor], Tensor],
 ) -> DraftProposal:
-    """Draft a tree for each row.
+    """Draft a tree for each row, of so many levels as `depth`, int64 [B], one of them at least 1.
 
-    Args:
-        cursor: the draft model at the end of the prefixes.
-        tree: its shape.
-        depth: how many levels each row has, int64 [B], one of them at least 1.
-        ctx: makes distributions and children.
-        fed: brings tokens to the draft's vocabulary.
-        aligned: brings the draft's logits to the target's vocabulary.
+    The cursor is the draft model at the end of the prefixes. `fed` brings tokens to its vocabulary,
+    `aligned` its logits to the target's.
     """
     levels: list[_Level] = []
     logits = cursor.logits[:, None]
@@ -88,10 +78,9 @@ def draft_tree(
 def _counts(
     made: Distributions, reach: Tensor, tree: DraftTree, level: int, ctx: DraftContext
 ) -> tuple[Tensor, int, int]:
-    """Decide how many children each node of a level has, before anything is drawn.
+    """Decide how many children each node of a level has, [B, M], before anything is drawn.
 
-    Returns:
-        The counts [B, M]; the largest that a node may have; the number of children in all.
+    Beside them: the largest number that a node may have, and the number of children in all.
     """
     assert made.probs is not None
     nodes, vocab_size = made.probs.shape[1:]
@@ -107,13 +96,9 @@ def _counts(
 
 
 def _level(children: Children, counts: Tensor, number: int) -> _Level:
-    """Make a level of drawn children.
+    """Make a level of drawn children, C of each of M nodes, those that are none included.
 
-    Args:
-        children: of M nodes, C each, those that are none included.
-        counts: how many each node has, int64 [B, M]; `number` in each row, known on the host so
-            that nothing waits for a device.
-        number: n.
+    Each node has as many as `counts`, int64 [B, M]; a row has `number`, known on the host.
     """
     _, _, places = children.tokens.shape
     exists = torch.arange(places, device=counts.device) < counts[..., None]

@@ -25,7 +25,6 @@ class Capabilities:
         max_sequences: how many sequences may be live at once; None for any number.
         max_length: the longest prefix, drafts included, in tokens; None for any length.
         eos_token_ids: tokens that end a sequence.
-        hidden_states: whether `TargetScores.hidden` can be filled.
         trees: whether proposals and cursors may branch.
     """
 
@@ -34,7 +33,6 @@ class Capabilities:
     max_sequences: int | None = None
     max_length: int | None = None
     eos_token_ids: frozenset[int] = frozenset()
-    hidden_states: bool = False
     trees: bool = True
 
 

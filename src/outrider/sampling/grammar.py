@@ -1,8 +1,8 @@
 """Find which tokens may follow, by a request's grammar: llguidance's matcher as a pure function.
 
-A mask depends on nothing but the grammar and the tokens before. What is kept from call to call is
-where two matchers are: one after the tokens emitted so far, one that walks along the drafts. Each
-round they are given the tokens that are new to them, and no others are looked at.
+A mask depends on nothing but the grammar and the tokens before. What is kept from call to call is a
+matcher after the tokens emitted so far. Each round it is given the tokens that are new to it, and a
+copy of it goes along the drafts.
 """
 
 from __future__ import annotations
@@ -121,35 +121,17 @@ def _unread(given: object, found: str, expected: str) -> InvalidConfigError:
     return InvalidConfigError("tokenizer", given, expected, given=said)
 
 
-class _Place:
-    """A matcher, and the tokens that brought it where it is.
-
-    It goes on only, and is copied to go two ways. After llguidance's own `rollback` (1.9.1) a mask
-    may be that of the tokens rolled back: Earley rows that it kept are taken for those of the new
-    path where they end in the same lexeme (`start: "a" X "b" | "c" X "d"` with X: /x+/; "ax", back,
-    "cx": the mask has "b").
-    """
-
-    def __init__(self, matcher: LLMatcher, at: Output | None = None) -> None:
-        self.matcher = matcher
-        self.at = at
-
-    def copy(self) -> _Place:
-        """Another one here."""
-        return _Place(self.matcher.deep_copy(), self.at)
-
-    def go(self, path: Output, rest: list[int]) -> bool:
-        """Go on by the rest of a path; False if a token is refused, which leaves this of no use."""
-        self.at = path
-        return not rest or self.matcher.try_consume_tokens(rest) == len(rest)
-
-
 class Grammar:
     """What may follow in one sequence. Made by `Grammars.of`.
 
     A path is the tokens that the sequence has emitted, and drafted ones after them. Of the tokens
     that end the sequence where the text is whole, `texts` are text as well, which they are not to
     be; `end` is the id that stands for the end in the matcher's vocabulary.
+
+    Matchers go on only, and are copied to go two ways. After llguidance's own `rollback` (1.9.1) a
+    mask may be that of the tokens rolled back: Earley rows that it kept are taken for those of the
+    new path where they end in the same lexeme (`start: "a" X "b" | "c" X "d"` with X: /x+/; "ax",
+    back, "cx": the mask has "b").
     """
 
     def __init__(
@@ -162,75 +144,76 @@ class Grammar:
         texts: frozenset[int],
     ) -> None:
         self.asked = asked
-        self._start = _Place(matcher)
+        self._start = matcher
         self._vocab_size = vocab_size
         self._end = end
         self._ends = ends
         self._texts = texts
-        self._emitted = self._start.copy()
-        self._drafted = self._start.copy()
+        self._emitted = matcher.deep_copy()
+        self._at: Output | None = None
 
     def copy(self) -> Grammar:
         """The same for another sequence."""
-        matcher = self._start.matcher
-        return Grammar(self.asked, matcher, self._vocab_size, self._end, self._ends, self._texts)
+        return Grammar(
+            self.asked, self._start, self._vocab_size, self._end, self._ends, self._texts
+        )
 
     def mask(self, output: Output, drafted: tuple[int, ...] = ()) -> Mask | None:
         """Return which tokens may follow a path: a bit each, uint8 [ceil(V / 8)], lowest first.
 
         All zeros where none may; None where a token on the path is refused.
         """
-        place = self._place(output, drafted)
-        return None if place is None else self._allowed(place)
+        matcher = self._after(output, drafted)
+        return None if matcher is None else self._allowed(matcher)
 
     def first(self) -> frozenset[int]:
         """Return the tokens that may come first."""
-        mask = self._allowed(self._start.copy())
+        mask = self._allowed(self._start.deep_copy())
         return frozenset(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
 
     def over(self, output: Output, drafted: tuple[int, ...] = ()) -> bool:
         """Return whether the text is whole, nothing can follow, and no token can say so."""
-        place = None if self._ends else self._place(output, drafted)
-        if place is None:
+        matcher = None if self._ends else self._after(output, drafted)
+        if matcher is None:
             return False
-        mask, whole = self._following(place)
+        mask, whole = self._following(matcher)
         return whole and not mask.any()
 
-    def _place(self, output: Output, drafted: tuple[int, ...] = ()) -> _Place | None:
-        """The end of a path, None if a token on it is refused."""
-        rest = output.since(self._emitted.at)
+    def _after(self, output: Output, drafted: tuple[int, ...]) -> LLMatcher | None:
+        """A matcher at the end of a path, None if a token on it is refused."""
+        rest = output.since(self._at)
         if rest is None:
-            self._emitted, rest = self._start.copy(), output.since(None)
+            self._emitted, rest = self._start.deep_copy(), output.since(None)
         assert rest is not None, "any output goes on from the beginning"
-        if not self._emitted.go(output, rest):
-            self._check_limits(self._emitted)
-            self._emitted = self._start.copy()
+        self._at = output
+        if not self._goes(self._emitted, rest):
+            self._emitted, self._at = self._start.deep_copy(), None
             return None
         if not drafted:
             return self._emitted
-        path, at = output.plus(drafted), self._drafted.at
-        rest = None if at is None or len(at) < len(output) else path.since(at)
-        if rest is None:
-            self._drafted, rest = self._emitted.copy(), list(drafted)
-        if not self._drafted.go(path, rest):
-            self._check_limits(self._drafted)
-            self._drafted = self._emitted.copy()
-            return None
-        return self._drafted
+        matcher = self._emitted.deep_copy()
+        return matcher if self._goes(matcher, list(drafted)) else None
 
-    def _allowed(self, place: _Place) -> Mask:
-        """Return the mask after a path, with the tokens that may end it."""
-        mask, whole = self._following(place)
+    def _goes(self, matcher: LLMatcher, tokens: list[int]) -> bool:
+        """Whether a matcher takes tokens; one that does not is of no use any more."""
+        taken = not tokens or matcher.try_consume_tokens(tokens) == len(tokens)
+        if not taken:
+            self._check_limits(matcher)
+        return taken
+
+    def _allowed(self, matcher: LLMatcher) -> Mask:
+        """The mask of what may follow, with the tokens that may end the text."""
+        mask, whole = self._following(matcher)
         for token in self._ends if whole else ():
             mask[token >> 3] |= 1 << (token & 7)
         return mask
 
-    def _following(self, place: _Place) -> tuple[Mask, bool]:
+    def _following(self, matcher: LLMatcher) -> tuple[Mask, bool]:
         """The mask without the tokens that end the sequence, and whether the text is whole."""
-        mask = np.frombuffer(place.matcher.compute_bitmask(), dtype=np.uint8).copy()
+        mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8).copy()
         width = (self._vocab_size + 7) // 8
-        if place.matcher.is_error():
-            self._check_limits(place)
+        if matcher.is_error():
+            self._check_limits(matcher)
             return np.zeros(width, dtype=np.uint8), False
         whole = bool(mask[self._end >> 3] >> (self._end & 7) & 1)
         for token in (self._end, *self._texts):
@@ -240,14 +223,14 @@ class Grammar:
             mask[-1] &= (1 << self._vocab_size % 8) - 1
         return mask, whole
 
-    def _check_limits(self, place: _Place) -> None:
+    def _check_limits(self, matcher: LLMatcher) -> None:
         """Raise InvalidConfigError if a matcher gave up for any other reason than a dead end."""
-        said = place.matcher.get_error()
+        said = matcher.get_error()
         if said and not said.startswith(_DEAD_END):
             raise InvalidConfigError(
                 f"structured_output.{self.asked.kind}",
                 self.asked.value,
-                f"a simpler one; after {len(place.at or ())} tokens the library says {brief(said)}",
+                f"a simpler one; after {len(self._at or ())} tokens the library says {brief(said)}",
             )
 
 

@@ -58,11 +58,7 @@ class Shaped:
     blocked: dict[tuple[int, int], Exception | None]
 
     def usable(self, row: int, nodes: Sequence[int]) -> int:
-        """Return how many nodes of a kept path come before the first that is blocked.
-
-        Args:
-            row: of the batch.
-            nodes: of the path, the prefix first; the i-th emitted token follows the i-th node.
+        """Return how many nodes of a row's kept path, the prefix first, come before a blocked one.
 
         Raises:
             Exception: what was raised at the first node.
@@ -164,8 +160,7 @@ class Shaper:
         states: its sequences.
         device: of the logits.
         ended: where requests end; None for nowhere.
-        masks: of the round, filled as they are made; those of the shaper of the target's logits for
-            the draft's.
+        masks: of the round, filled as they are made; shared by the target's shaper and the draft's.
     """
 
     def __init__(
@@ -353,8 +348,7 @@ def _counted(states: Sequence[SequenceState]) -> NDArray[np.int64]:
 def _masked(logits: Tensor, places: list[tuple[int, int]], masks: list[Mask]) -> list[bool]:
     """Set logits [B, M, V] that the masks of places (row, node) forbid to -inf, in place.
 
-    Returns:
-        For each mask whether any token was left; where none was, the logits are as they were.
+    Says of each mask whether any token was left; where none was, the logits are as they were.
     """
     rows, nodes = torch.tensor(places, device=logits.device).T
     bits = torch.from_numpy(np.stack(masks)).to(logits.device)
@@ -382,12 +376,8 @@ def nothing_left(state: SequenceState) -> DegenerateDistributionError:
 def called(processor: Any, history: Tensor, logits: Tensor, *, batch: bool = False) -> Tensor:
     """Call a user's processor on the tokens so far, int64 [L], and their logits [V].
 
-    Args:
-        processor: of a request.
-        history: the tokens.
-        logits: their logits.
-        batch: whether it is called on a batch of one row, [1, L] and [1, V], as a `LogitsProcessor`
-            of transformers is in any case.
+    With `batch` it is given a batch of one row, [1, L] and [1, V], as a `LogitsProcessor` of
+    transformers is in any case.
 
     Raises:
         InvalidConfigError: it returned something else than logits of the shape that it was given.

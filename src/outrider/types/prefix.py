@@ -77,37 +77,31 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What follows a prompt: the tokens of a prefix from a place on, and others after them.
+    """What follows a prompt: the tokens of a prefix from a place on.
 
     Attributes:
         prefix: the prompt, and what was emitted.
         start: the prompt's length.
-        more: tokens after them.
     """
 
     prefix: Prefix
     start: int = 0
-    more: tuple[int, ...] = ()
 
     def __len__(self) -> int:
-        return self.prefix.length - self.start + len(self.more)
-
-    def plus(self, tokens: tuple[int, ...]) -> Output:
-        """This output with more tokens after it."""
-        return Output(self.prefix, self.start, self.more + tokens)
+        return self.prefix.length - self.start
 
     def since(self, earlier: Output | None) -> list[int] | None:
         """The tokens after those of an earlier output; None if this one does not go on from it.
 
-        Of an output of an earlier round no more is looked at than what came after it.
+        No more is looked at than what came after it.
 
         Args:
             earlier: the other; None for an empty one.
         """
-        if earlier is None:
-            return [*self.prefix.tokens[self.start :].tolist(), *self.more]
-        if self.start != earlier.start or not earlier.prefix.begins(self.prefix):
+        if earlier is not None and (
+            self.start != earlier.start or not earlier.prefix.begins(self.prefix)
+        ):
             return None
-        rest = [*self.prefix.tokens[earlier.prefix.length :].tolist(), *self.more]
-        known = len(earlier.more)
-        return rest[known:] if tuple(rest[:known]) == earlier.more else None
+        known = self.start if earlier is None else earlier.prefix.length
+        tokens: list[int] = self.prefix.tokens[known:].tolist()
+        return tokens

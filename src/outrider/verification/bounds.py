@@ -61,11 +61,8 @@ def first_token_optimum(proposal: DraftProposal, target: Any) -> Any | None:
     batch, width = proposal.tokens.shape
     first = (proposal.structure == 0) & (np.arange(width) < proposal.lengths[:, None])
     distributions = None if proposal.distributions is None else proposal.distributions.probs
-    rows = (
-        trees.chain(batch, width)
-        if proposal.distribution_rows is None
-        else proposal.distribution_rows
-    )
+    rows = proposal.distribution_rows
+    rows = trees.chain(batch, width) if rows is None else rows
     drawn = first & (rows >= 0) if distributions is not None else np.zeros_like(first)
     where = device(target)
     mass = xp.astype(target, xp.float64)
@@ -103,20 +100,14 @@ def first_token_optimum(proposal: DraftProposal, target: Any) -> Any | None:
     if kinds == {1}:
         many = iid_optimum(mass, draft, most)
     elif most == 2:
-        left = _what_is_left(draft, token[:, None] == vocabulary)
+        rest = xp.where(token[:, None] == vocabulary, 0.0, draft)
+        total = xp.sum(rest, axis=-1, keepdims=True)
+        left = xp.where(total > 0, rest / xp.where(total > 0, total, 1.0), draft)
         near = xp.max(xp.abs(distribution(1)[1] - left), axis=-1) < _ROUNDING
         many = xp.where(near, two_distinct_optimum(mass, draft), xp.nan)
     else:
         return None
     return xp.where(xp.asarray(several, device=where), many, one)
-
-
-def _what_is_left(draft: Any, taken: Any) -> Any:
-    """The distributions [B, V] without the tokens `taken` [B, V], unless nothing else is left."""
-    xp = array_namespace(draft)
-    left = xp.where(taken, 0.0, draft)
-    total = xp.sum(left, axis=-1, keepdims=True)
-    return xp.where(total > 0, left / xp.where(total > 0, total, 1.0), draft)
 
 
 def _by_ratio(target: Any, draft: Any) -> Any:

@@ -174,12 +174,17 @@ def exponentiated(name: str, logprobs: Any) -> Any:
 
 def _first_row(name: str, rows: Any, fine: Any) -> tuple[str, Any] | None:
     """The first of the rows [..., V] that is not fine [...], with its name; None if all are."""
-    xp = array_namespace(fine)
-    if bool(xp.all(fine)):
+    place = first_place(~fine)
+    return None if place is None else (f"{name}{list(place) or ''}", rows[(*place, ...)])
+
+
+def first_place(wrong: Any) -> tuple[int, ...] | None:
+    """The indices of the first true entry; None if there is none."""
+    xp = array_namespace(wrong)
+    if not bool(xp.any(wrong)):
         return None
-    first = int(xp.argmin(xp.astype(xp.reshape(fine, (-1,)), xp.int64)))
-    place = [int(index) for index in np.unravel_index(first, tuple(fine.shape))] or ""
-    return f"{name}{place}", xp.reshape(rows, (-1, rows.shape[-1]))[first, ...]
+    first = int(xp.argmax(xp.astype(xp.reshape(wrong, (-1,)), xp.int64)))
+    return tuple(int(index) for index in np.unravel_index(first, tuple(wrong.shape)))
 
 
 def require_tokens(
@@ -196,12 +201,10 @@ def require_tokens(
     if not xp.isdtype(tokens.dtype, "integral"):
         raise DraftShapeError(f"{name} has dtype {tokens.dtype}; expected integer token ids")
     ids = xp.where(counts, xp.astype(tokens, xp.int64), 0)
-    outside = (ids < 0) | (ids >= vocab_size)
-    if bool(xp.any(outside)):
-        first = int(xp.argmax(xp.astype(xp.reshape(outside, (-1,)), xp.int64)))
-        place = [int(index) for index in np.unravel_index(first, shape)]
+    place = first_place((ids < 0) | (ids >= vocab_size))
+    if place is not None:
         raise TokenOutOfRangeError(
-            f"{name}{place} is {int(xp.reshape(ids, (-1,))[first])}; expected ids in "
+            f"{name}{list(place)} is {int(ids[place])}; expected ids in "
             f"0..{vocab_size - 1}: check that draft and target share a vocabulary"
         )
     return ids
@@ -219,8 +222,6 @@ def require_range(name: str, value: Any, low: float, high: float, expected: str)
     xp = array_namespace(value)
     if not xp.isdtype(value.dtype, "real floating"):
         raise InvalidConfigError(name, value, f"{expected}, of a floating-point dtype")
-    flat = xp.reshape(value, (-1,))
-    fine = (flat >= low) & (flat <= high)
-    if not bool(xp.all(fine)):
-        worst = flat[int(xp.argmin(xp.astype(fine, xp.int64)))]
-        raise InvalidConfigError(name, float(worst), expected)
+    place = first_place(~((value >= low) & (value <= high)))
+    if place is not None:
+        raise InvalidConfigError(name, float(value[place]), expected)

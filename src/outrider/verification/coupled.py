@@ -18,17 +18,23 @@ from ..types import trees
 from ..types.records import DraftProposal, Verdict
 
 
-class PositionDraws(Protocol):
-    """Draws of the target's tokens by their position in the output."""
+class Draws(Protocol):
+    """The draws that a verdict may ask for: two, or in coupled mode those of positions."""
+
+    def stop(self, distributions: Any) -> Any:
+        """Draw an index int64 [B] from each distribution [B, N + 1]."""
+
+    def token(self, distributions: Any) -> Any:
+        """Draw an index int64 [B] from each distribution [B, V]."""
 
     def position(self, distributions: Any, offset: int, active: Any) -> Any:
-        """Tokens int64 [B] for distributions [B, V], `offset` positions after the prefix.
+        """Draw the target's tokens int64 [B] from [B, V], `offset` positions after the prefix.
 
         Rows that are not `active`, bool [B], may get any token; nothing need be drawn for them.
         """
 
 
-def verify_coupled(proposal: DraftProposal, target: Any, draws: PositionDraws) -> Verdict:
+def verify_coupled(proposal: DraftProposal, target: Any, draws: Draws) -> Verdict:
     """Follow the target's own draws down the tree while they were proposed.
 
     Args:

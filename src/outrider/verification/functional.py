@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, device, is_array_api_obj
+from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
-from ..config.validation import integer
+from ..config.validation import choice, integer, integers
 from ..errors import (
     DegenerateDistributionError,
     DraftShapeError,
@@ -28,6 +29,7 @@ from ..random import STOP, TOKEN, Philox4x32, inverse_cdf, stream_key
 from ..types.records import Distributions, DraftProposal
 from .checks import (
     common_namespace,
+    first_place,
     require_distributions,
     require_range,
     require_rows,
@@ -57,19 +59,6 @@ class VerificationResult:
     next_token: Any
     first_rejection: Any
     lossy: bool = field(default=False, repr=False)
-
-
-class _RowDraws:
-    """The two draws of a verdict, by inversion of uniforms float64 [B, 2]."""
-
-    def __init__(self, uniforms: Any) -> None:
-        self._uniforms = uniforms
-
-    def stop(self, distributions: Any) -> Any:
-        return inverse_cdf(distributions, self._uniforms[:, 0])
-
-    def token(self, distributions: Any) -> Any:
-        return inverse_cdf(distributions, self._uniforms[:, 1])
 
 
 def verify_speculative_tokens(
@@ -117,7 +106,9 @@ def verify_speculative_tokens(
             library on one device, or require a gradient.
     """
     integer("step", step, 0, 2**32 - 1, "an integer in [0, 2**32)")
-    rule = _method(method)
+    rule = method
+    if not isinstance(rule, Method):
+        rule = METHODS[choice("method", rule, tuple(METHODS))]
     given = {"draft_probs": draft_probs} if draft_probs is not None else {}
     xp = common_namespace(**given, target_probs=target_probs, draft_tokens=draft_tokens)
     tokens, drafted, target, sound = _require_round(
@@ -125,11 +116,13 @@ def verify_speculative_tokens(
     )
     batch, width = tokens.shape
     where = device(tokens)
-    draws = _RowDraws(xp.asarray(Philox4x32().uniforms(_keys(seed, step, batch)), device=where))
-    distributions = Distributions(point_masses=tokens)
-    if draft_probs is not None:
-        distributions = Distributions(probs=draft_probs)
-    verdict = verify(DraftProposal(tokens, drafted, distributions), target, rule, draws)
+    uniforms = xp.asarray(Philox4x32().uniforms(_keys(seed, step, batch)), device=where)
+    draws: Any = SimpleNamespace(
+        stop=lambda given: inverse_cdf(given, uniforms[:, 0]),
+        token=lambda given: inverse_cdf(given, uniforms[:, 1]),
+    )
+    drawn = {"point_masses": tokens} if draft_probs is None else {"probs": draft_probs}
+    verdict = verify(DraftProposal(tokens, drafted, Distributions(**drawn)), target, rule, draws)
     kept = verdict.node
     after = xp.arange(width + 1, device=where)[None, :]
     require_distributions("target_probs", target_probs, ignored=sound | (after > kept[:, None]))
@@ -140,21 +133,11 @@ def verify_speculative_tokens(
     return VerificationResult(kept, accepted, verdict.next_token, refused, rule.lossy)
 
 
-def _method(method: object) -> Method:
-    """The method of a name, or itself."""
-    if isinstance(method, Method):
-        return method
-    if not isinstance(method, str) or method not in METHODS:
-        names = ", ".join(map(repr, METHODS))
-        raise InvalidConfigError("method", method, f"one of {names}, or a Method")
-    return METHODS[method]
-
-
 def _keys(seed: int | Sequence[int], step: int, batch: int) -> NDArray[np.uint64]:
     """The keys [B, 2, 5] of each row's two draws."""
     expected = "an integer in [0, 2**64), or one for each row"
     one = isinstance(seed, Integral)
-    given = [seed] if one else _host(seed, "seed", expected)
+    given = [seed] if one else integers("seed", seed, expected=expected)
     seeds = [integer("seed", each, 0, 2**64 - 1, expected) for each in given]
     if not one and len(seeds) != batch:
         raise InvalidConfigError("seed", seed, f"an integer, or {batch} of them, one for each row")
@@ -168,22 +151,12 @@ def _keys(seed: int | Sequence[int], step: int, batch: int) -> NDArray[np.uint64
     return keys
 
 
-def _host(values: Any, name: str, expected: str) -> list[Any]:
-    """A flat sequence or array of numbers as a list."""
-    listed = values.tolist() if is_array_api_obj(values) else values
-    if not isinstance(listed, list | tuple):
-        raise InvalidConfigError(name, values, expected)
-    return list(listed)
-
-
 def _require_round(
     draft_probs: Any | None, target_probs: Any, draft_tokens: Any, lengths: Sequence[int] | None
 ) -> tuple[Any, NDArray[np.int64], Any, Any]:
-    """Check a round's arrays.
+    """Check a round's arrays; return tokens, lengths [B] and the target's distributions.
 
-    Returns:
-        The tokens, int64 [B, K]; their lengths [B], on the host; the target's distributions, even
-        ones in the place of rows that are none; and which rows [B, K + 1] are distributions.
+    Even distributions stand in the place of rows that are none; the last result says which are.
     """
     if draft_probs is None:
         require_shape("draft_tokens", draft_tokens, ("B", "K"), "a row each", DraftShapeError)
@@ -200,10 +173,10 @@ def _require_round(
     xp = array_namespace(target_probs)
     drafted = np.full(batch, width, dtype=np.int64)
     if lengths is not None:
-        given = _host(lengths, "lengths", f"{batch} integers in 0..{width}")
+        expected = f"{batch} integers in 0..{width}"
+        given = integers("lengths", lengths, expected=expected)
         if len(given) != batch:
             raise DraftShapeError(f"lengths has {len(given)} entries; expected {batch}, a row each")
-        expected = f"{batch} integers in 0..{width}"
         drafted[:] = [integer("lengths", each, 0, width, expected) for each in given]
     ends = xp.asarray(drafted, device=device(target_probs))[:, None]
     counts = xp.arange(width, device=device(target_probs))[None, :] < ends
@@ -211,12 +184,10 @@ def _require_round(
     if draft_probs is not None:
         require_distributions("draft_probs", draft_probs, ignored=~counts)
         drawn = xp.take_along_axis(draft_probs, tokens[:, :, None], axis=-1)[..., 0]
-        impossible = (drawn == 0) & counts
-        if bool(xp.any(impossible)):
-            first = int(xp.argmax(xp.astype(xp.reshape(impossible, (-1,)), xp.int64)))
-            row, position = divmod(first, width)
+        place = first_place((drawn == 0) & counts)
+        if place is not None:
             raise DegenerateDistributionError(
-                f"draft_probs gives draft_tokens[{row}, {position}] = {int(tokens[row, position])} "
+                f"draft_probs gives draft_tokens{list(place)} = {int(tokens[place])} "
                 "probability 0; expected the distribution that the token was drawn from, which "
                 "cannot exclude it: pass the draft's probabilities after temperature and filters"
             )

@@ -60,7 +60,7 @@ class RecursiveVerification(Method):
         def onward(level: Level) -> Any:
             claim = xp.ones(level.nodes.shape, dtype=xp.float64, device=level.nodes.device)
             weights, _, _ = tree.weights(level, claim)
-            if len(level.kinds) < 2:
+            if level.places < 2:
                 return weights
             refused = xp.cumulative_prod(1 - weights, axis=-1)
             before = xp.concat([xp.ones_like(refused[..., :1]), refused[..., :-1]], axis=-1)
@@ -122,8 +122,8 @@ def point_mass_stop(tree: Tree) -> tuple[Any, Any]:
     def onward(level: Level) -> Any:
         rows = xp.arange(level.nodes.shape[0], device=level.nodes.device)[:, None, None]
         taken = xp.where(level.exists, xp.clip(tree.ratio[rows, level.columns], max=1.0), 0.0)
-        places = xp.arange(len(level.kinds), device=level.nodes.device)
-        if len(level.kinds) > 1:
+        if level.places > 1:
+            places = xp.arange(level.places, device=level.nodes.device)
             tokens = tree.tokens[rows, level.columns]
             same = tokens[..., :, None] == tokens[..., None, :]
             earlier = places[None, :] < places[:, None]
@@ -138,9 +138,7 @@ def point_mass_stop(tree: Tree) -> tuple[Any, Any]:
 def _descent(tree: Tree, onward: Callable[[Level], Any]) -> Any:
     """The distribution [B, N + 1] of where a descent from the root ends.
 
-    Args:
-        tree: the drafts.
-        onward: gives the probabilities [B, M, C] of going on from a level's nodes to each child.
+    `onward` gives the probabilities [B, M, C] of going on from a level's nodes to each child.
     """
     xp = array_namespace(tree.target)
     reached, stops = tree.ones(), []

@@ -30,9 +30,6 @@ from numpy.typing import NDArray
 from ..types import trees
 from ..types.records import DraftProposal
 
-Kind = bool | None
-"""Whether tokens were drawn (True), proposed outright as point masses (False), or some each."""
-
 
 @dataclass(frozen=True, slots=True)
 class Level:
@@ -43,21 +40,22 @@ class Level:
         columns: the column of each node's children, int64 [B, M, C]; 0 where there is none.
         exists: bool [B, M, C], where there is one.
         origin: where each node stands in the level above's [M', C'] children, flattened, [B, M].
-        kinds: of the children in each of the C places.
     """
 
     nodes: Any
     columns: Any
     exists: Any
     origin: Any
-    kinds: tuple[Kind, ...]
+
+    @property
+    def places(self) -> int:
+        """C, the most children of a node."""
+        return int(self.columns.shape[2])
 
     def below_root(self) -> Level:
         """The same nodes but the first."""
-        nodes, columns, exists, origin = (
-            part[:, 1:, ...] for part in (self.nodes, self.columns, self.exists, self.origin)
-        )
-        return Level(nodes, columns, exists, origin, self.kinds)
+        parts = self.nodes, self.columns, self.exists, self.origin
+        return Level(*(part[:, 1:, ...] for part in parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,8 @@ class Tree:
         order: the nodes, children before their parents and siblings in order, int64 [B, N + 1].
         rank: the inverse of `order`.
         children: the children of each node, int64 [B, N + 1, C], in order; 0 where there is none.
-        kinds: of the children in each of the C places, over all nodes.
+        kinds: of the children in each of the C places, whether they were drawn (True), proposed
+            outright as point masses (False), or some each (None).
     """
 
     tokens: Any
@@ -95,7 +94,7 @@ class Tree:
     order: Any
     rank: Any
     children: Any
-    kinds: tuple[Kind, ...]
+    kinds: tuple[bool | None, ...]
 
     @staticmethod
     def of(proposal: DraftProposal, target: Any) -> Tree:
@@ -123,10 +122,8 @@ class Tree:
             # What a token was drawn from gives it mass; elsewhere there may be none to divide by.
             share = xp.where(drafted & (source >= 0) & (share > 0), share, 1.0)
         levels = tuple(
-            Level(nodes, columns, exists > 0, origin, kinds)
-            for nodes, columns, exists, origin, kinds in zip(
-                parts[::4], parts[1::4], parts[2::4], parts[3::4], layout.kinds, strict=True
-            )
+            Level(nodes, columns, exists > 0, origin)
+            for nodes, columns, exists, origin in zip(*[iter(parts)] * 4, strict=True)
         )
         return Tree(
             tokens=proposal.tokens,
@@ -142,7 +139,7 @@ class Tree:
             order=order,
             rank=rank,
             children=children,
-            kinds=layout.all_kinds,
+            kinds=layout.kinds,
         )
 
     def weights(self, level: Level, claim: Any) -> tuple[Any, Any, Any | None]:
@@ -159,7 +156,7 @@ class Tree:
         xp = array_namespace(self.target)
         rows = xp.arange(claim.shape[0], device=claim.device)[:, None]
         weights, left = [xp.zeros((*claim.shape, 0), dtype=claim.dtype, device=claim.device)], None
-        for place in range(len(level.kinds)):
+        for place in range(level.places):
             column = level.columns[:, :, place]
             if place == 0:
                 weight = claim * self.ratio[rows, column]
@@ -188,11 +185,11 @@ class Tree:
             level: M nodes a row.
             claim, left: before the last place, as `weights` gives them.
         """
-        if not level.kinds:
+        if not level.places:
             return claim
         xp = array_namespace(self.target)
         left = self._mass(level, claim) if left is None else left
-        total = xp.sum(self._excess(level, len(level.kinds) - 1, left), axis=-1)
+        total = xp.sum(self._excess(level, level.places - 1, left), axis=-1)
         return xp.where(level.exists[:, :, -1], claim_after(claim, total)[0], claim)
 
     def remaining_distribution(self, node: Any, claim: Any) -> Any:
@@ -209,16 +206,15 @@ class Tree:
         xp = array_namespace(self.target)
         children = rows_at(self.children, node)[:, None, :]
         columns, exists = xp.clip(children - 1, min=0), children > 0
-        level = Level(node[:, None], columns, exists, None, self.kinds)
+        level = Level(node[:, None], columns, exists, None)
         row, claim = xp.astype(rows_at(self.target, node), xp.float64), claim[:, None]
         left = (claim * row)[:, None, :]
-        for place in range(len(self.kinds) - 1):
+        for place in range(level.places - 1):
             claim, left = self.refuse(level, place, claim, left)
-        if self.kinds:
-            excess = self._excess(level, len(self.kinds) - 1, left)
-            last = exists[:, :, -1:]
+        if level.places:
+            excess = self._excess(level, level.places - 1, left)
             # Where there is one child at most, leaves are left out below.
-            left = excess if len(self.kinds) == 1 else xp.where(last, excess, left)
+            left = excess if level.places == 1 else xp.where(exists[:, :, -1:], excess, left)
         left = left[:, 0, :]
         total = xp.sum(left, axis=-1, keepdims=True)
         used = (total > 0) & xp.any(exists, axis=-1)
@@ -247,17 +243,16 @@ class Tree:
         xp = array_namespace(self.target)
         rows = xp.arange(left.shape[0], device=left.device)[:, None]
         column = level.columns[:, :, place]
-        drawn = point = None
-        if self.draft is not None and level.kinds[place] is not False:
-            source = xp.clip(self.distribution_rows[rows, column], min=0)
-            drawn = xp.clip(left - rows_at(self.draft, source), min=0)
-        if level.kinds[place] is not True:
-            # No mass is above one: a point mass takes all of its token's.
-            vocabulary = xp.arange(left.shape[-1], device=left.device)
-            point = xp.where(vocabulary == self.tokens[rows, column][..., None], 0.0, left)
-        if drawn is None or point is None:
-            return point if drawn is None else drawn
-        return xp.where((self.distribution_rows[rows, column] >= 0)[..., None], drawn, point)
+        source = self.distribution_rows[rows, column]
+        kind, drawn = self.kinds[place], left
+        if kind is not False:
+            drawn = xp.clip(left - rows_at(self.draft, xp.clip(source, min=0)), min=0)
+        if kind is True:
+            return drawn
+        # No mass is above one: a point mass takes all of its token's.
+        vocabulary = xp.arange(left.shape[-1], device=left.device)
+        point = xp.where(vocabulary == self.tokens[rows, column][..., None], 0.0, left)
+        return point if kind is False else xp.where((source >= 0)[..., None], drawn, point)
 
 
 def rows_at(array: Any, index: Any) -> Any:
@@ -291,9 +286,8 @@ class _Layout:
 
     joint: NDArray[np.int64]
     shapes: tuple[tuple[int, ...], ...]
-    kinds: tuple[tuple[Kind, ...], ...]
-    all_kinds: tuple[Kind, ...]
     chain: bool
+    kinds: tuple[bool | None, ...]
 
     def sent(self, xp: Any, target: Any) -> list[Any]:
         """The parts beside the target's distributions, in one copy to their device."""
@@ -326,20 +320,12 @@ def _layout(parents: bytes, lengths: bytes, sources: bytes, batch: int, width: i
         parts += [nodes, np.maximum(below - 1, 0), below > 0, origin]
     shapes = tuple(part.shape[1:] for part in parts)
     flat = [part.reshape(batch, prod(shape)) for part, shape in zip(parts, shapes, strict=True)]
-    kinds = tuple(_kinds(below, source) for _, below, _ in levels)
     joint = np.concatenate(flat, axis=1).astype(np.int64)
-    return _Layout(joint, shapes, kinds, _kinds(children, source), chain)
-
-
-def _kinds(children: NDArray[np.int64], sources: NDArray[np.int64]) -> tuple[Kind, ...]:
-    """The kind of the children [B, M, C] in each place, by what each column was drawn from."""
-    rows = np.arange(len(children))[:, None, None]
-    drawn = sources[rows, np.maximum(children - 1, 0)] >= 0
-    real = children > 0
-    places = range(children.shape[2])
-    some = [bool((drawn & real)[:, :, place].any()) for place in places]
-    others = [bool((~drawn & real)[:, :, place].any()) for place in places]
-    return tuple(None if a and b else a for a, b in zip(some, others, strict=True))
+    drawn = source[np.arange(batch)[:, None, None], np.maximum(children - 1, 0)] >= 0
+    exists = children > 0
+    found = [set(drawn[..., place][exists[..., place]]) for place in range(children.shape[2])]
+    kinds = tuple(None if len(each) == 2 else True in each for each in found)
+    return _Layout(joint, shapes, chain, kinds or (False,))  # a chain's place may be empty
 
 
 def _levels(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -14,7 +14,7 @@ from ..errors import DraftShapeError
 from ..types import trees
 from ..types.records import DraftProposal, Verdict
 from .bounds import block_values, first_token_optimum
-from .coupled import PositionDraws, verify_coupled
+from .coupled import Draws, verify_coupled
 from .lossy import LenientVerification, MixtureVerification, TypicalVerification
 from .methods import Method, RecursiveVerification, TraversalVerification, point_mass_stop
 from .tree import Tree
@@ -26,20 +26,6 @@ METHODS: dict[str, Method] = {
     "recursive": RecursiveVerification(),
 }
 """The lossless methods, by the name `SpeculativeConfig.verification` gives them."""
-
-
-class VerdictDraws(Protocol):
-    """The two draws of a verdict."""
-
-    def stop(self, distributions: Any) -> Any:
-        """Draw an index int64 [B] from each distribution [B, N + 1]."""
-
-    def token(self, distributions: Any) -> Any:
-        """Draw an index int64 [B] from each distribution [B, V]."""
-
-
-class Draws(VerdictDraws, PositionDraws, Protocol):
-    """All draws that a verdict may ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +94,7 @@ def verify(
     proposal: DraftProposal,
     target: Any,
     method: Method,
-    draws: VerdictDraws,
+    draws: Draws,
     *,
     bounds: bool = False,
 ) -> Verdict:

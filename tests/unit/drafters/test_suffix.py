@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider import HybridDrafter, NgramDrafter, SuffixDrafter
-from outrider.drafters.suffix.draft import Limits, best_draft
+from outrider.drafters.suffix.drafter import Limits, best_draft
 from outrider.errors import InvalidConfigError
 from outrider.runtimes.tabular import mock_pair
 from outrider.types.records import DraftTree, Prefix

@@ -11,9 +11,8 @@ from outrider.runtimes.transformers.slots import Fed, Placement, SlotTable
 from outrider.types.records import Prefix
 
 
-def fed(tokens: list[int], parents: list[int] | None = None) -> Fed:
-    follows = None if parents is None else torch.tensor([parents])
-    return Fed().add(torch.tensor([tokens]), follows)
+def fed(tokens: list[int]) -> Fed:
+    return Fed().add(torch.tensor([tokens]))
 
 
 def hold(table: SlotTable, name: int, tokens: list[int], after: Fed | None = None) -> Placement:
@@ -66,39 +65,6 @@ def test_drafted_tokens_are_shared_as_far_as_the_prefix_names_them() -> None:
         hold(table, 1, [1, 2], fed([7, 8, 9]))
         prefix = [1, 2, *[7, 8, 9][:kept], 4, 4]
         assert table.place(Prefix(1, prefix)) == Placement(0, 2 + kept, donor=0)
-
-
-#            0
-#        1       2        columns: 2 3 | 4 5 6 | 7
-#       3 4      5
-#         6
-FORK = [7, 8, 9, 10, 9, 11], [0, 0, 1, 1, 2, 4]
-
-
-@pytest.mark.parametrize(
-    ("named", "shared", "strays"),
-    [
-        ([7, 10, 11, 0], 5, (5, 7)),
-        ([7, 9, 3], 4, (4,)),
-        ([8, 9, 3], 4, (3, 6)),
-        ([7, 3], 3, ()),
-        ([5, 3], 2, ()),
-    ],
-)
-def test_the_path_of_a_tree_is_found_where_it_was_computed(
-    named: list[int], shared: int, strays: tuple[int, ...]
-) -> None:
-    table = SlotTable(2)
-    hold(table, 1, [1, 2], fed(*FORK))
-    other = table.place(Prefix(2, [1, 2, *named]))
-    assert other == Placement(1, shared, 0, strays)
-    assert table.place(Prefix(1, [1, 2, *named])) == Placement(0, shared, 0, strays)
-
-
-def test_siblings_with_the_same_token_lead_on_by_whichever_goes_further() -> None:
-    table = SlotTable(1)
-    hold(table, 1, [5, 6], fed([7, 7, 8], [0, 0, 2]))
-    assert table.place(Prefix(1, [5, 6, 7, 8, 1])) == Placement(0, 4, 0, (3, 4))
 
 
 @pytest.mark.parametrize("broken", ["twice", "longer"])

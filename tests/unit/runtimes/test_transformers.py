@@ -149,7 +149,7 @@ def test_a_model_that_its_user_compiled_is_called_as_it_is() -> None:
 
 
 def test_each_column_is_computed_once() -> None:
-    """A prompt in one forward; then one token and the drafts; of a tree the kept path as well."""
+    """A prompt in one forward; then one token and the drafts; of a tree what stands in line."""
     runtime = TransformersModel(random_model("llama"), max_sequences=2)
     path = [5, 6, 7, 8, 9]
     fork: Row = ([7, 8, 9, 10], [0, 0, 1, 2])
@@ -163,7 +163,7 @@ def test_each_column_is_computed_once() -> None:
         cursor.step(torch.tensor([4]))
         cursor.step(torch.tensor([5]))
         runtime.verify([Prefix(1, [*path, 1, 4, 8, 10, 3, 6, 4, 5, 2])], proposal([NOTHING]))
-    assert counts == [8, 5, 1, 2, 1, 1, 1, 1]
+    assert counts == [8, 5, 3, 2, 1, 1, 1, 1]
 
 
 def test_what_of_a_new_prefix_was_computed_already_is_reported() -> None:

@@ -39,14 +39,12 @@ def allowed(grammar: Grammar, *path: int) -> set[int]:
     return set(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
 
 
-def fault_only_on(self: Grammar, output: Output, drafted: tuple[int, ...] = ()) -> Any:
+def fault_only_on(self: Any, output: Output, drafted: tuple[int, ...] = ()) -> Any:
     """Rejected tokens stay in the matcher."""
-    path, at = output.plus(drafted), self._emitted.at
-    rest = (path.since(None) or [])[len(at or ()) :]
+    path = [*(output.since(None) or []), *drafted]
     # As many tokens as it was given, whichever they were.
-    self._emitted.at = path if at is None or len(path) > len(at) else at
-    taken = self._emitted.matcher.try_consume_tokens(rest)
-    return self._emitted if taken == len(rest) else None
+    rest, self.count = path[getattr(self, "count", 0) :], max(getattr(self, "count", 0), len(path))
+    return self._emitted if self._emitted.try_consume_tokens(rest) == len(rest) else None
 
 
 def differing(ends: frozenset[int], name: str) -> int:
@@ -86,7 +84,7 @@ def test_masks_depend_on_the_path_alone(name: str, ends: frozenset[int]) -> None
 
 def test_a_matcher_that_remembers_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted fault."""
-    monkeypatch.setattr(Grammar, "_place", fault_only_on)
+    monkeypatch.setattr(Grammar, "_after", fault_only_on)
     assert differing(frozenset(), "shared lexeme") > 0
 
 

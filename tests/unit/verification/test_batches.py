@@ -95,7 +95,7 @@ def test_lossy_methods_are_labelled() -> None:
     ("change", "error", "message"),
     [
         ({"method": ["token"]}, InvalidConfigError, r"method=\['token'\].*one of 'block'"),
-        ({"method": "lenient"}, InvalidConfigError, "or a Method"),
+        ({"method": "lenient"}, InvalidConfigError, "one of 'block'"),
         ({"seed": [1, 2]}, InvalidConfigError, r"seed=\[1, 2\].*6 of them"),
         ({"seed": 10**400}, InvalidConfigError, "seed="),
         ({"seed": "x"}, InvalidConfigError, "seed='x'"),
@@ -177,3 +177,14 @@ def shipped(tokens: Any, draft: Any, target: Any, lenience: float) -> Any:
     stop, claims = method.stop_distribution(tree)
     residual = method.residual(tree, claims, np.zeros(len(tokens), int))
     return stop[:, 1:] * np.eye(len(tokens)) + stop[:, :1] * residual
+
+
+@pytest.mark.parametrize("method", ["token", "block"])
+def test_a_round_in_which_no_row_drafts_draws_from_the_target(method: str) -> None:
+    draft, target = np.full((2, 3, 4), 0.25), np.tile([0.0, 0.0, 1.0, 0.0], (2, 4, 1))
+    tokens = np.zeros((2, 3), dtype=np.int64)
+    found = outrider.verify_speculative_tokens(
+        draft, target, tokens, seed=1, method=method, lengths=[0, 0]
+    )
+    assert found.num_accepted.tolist() == [0, 0]
+    assert found.next_token.tolist() == [2, 2]

@@ -23,70 +23,25 @@ def grouped_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor,
     scaling: float | None = None,
-    dropout: float = 0.0,  # noqa: ARG001 - inference only
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Compute masked attention, in the form that transformers' attention interface asks for.
 
-    Args:
-        module: the attention layer.
-        query: [B, g * H, q, D].
-        key: [B, H, span, D].
-        value: [B, H, span, D'].
-        attention_mask: additive, [B or 1, 1, q, span]; None is causal, the queries being the last.
-        scaling: multiplies the products; 1 / sqrt(D) if None.
-        dropout: not applied.
-        softcap: bounds the scores to (-softcap, softcap) by tanh, as Gemma 2 does.
-        s_aux: [g * H] logits of a sink that takes attention and gives nothing, as in GPT-OSS.
-
-    Returns:
-        [B, q, g * H, D'] contiguous, and None for the weights.
+    Queries [B, g * H, q, D], keys [B, H, span, D], values [B, H, span, D'] and an additive mask [B
+    or 1, 1, q, span] give [B, q, g * H, D'], and None for the weights. Nothing is dropped out.
     """
     batch, heads, length, width = query.shape
     groups = heads // key.shape[1]
-    if attention_mask is None:
-        span = key.shape[2]
-        hidden = query.new_ones(length, span, dtype=torch.bool).triu(span - length + 1)
-        attention_mask = query.new_zeros(1, 1, length, span).masked_fill(hidden, -torch.inf)
     if groups > 1:
         query = query.reshape(batch, key.shape[1], groups * length, width)
         if length > 1:
             attention_mask = attention_mask.repeat(1, 1, groups, 1)
-    if softcap is None and s_aux is None:
-        output = scaled_dot_product_attention(
-            query, key, value, attn_mask=attention_mask, scale=scaling
-        )
-    else:
-        output = _explicit_attention(query, key, value, attention_mask, scaling, softcap, s_aux)
+    output = scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, scale=scaling
+    )
     return output.reshape(batch, heads, length, -1).transpose(1, 2).contiguous(), None
-
-
-def _explicit_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,
-    scaling: float | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """Attention written out, for what the fused kernel has no argument for."""
-    scores = query @ key.transpose(-1, -2) * (scaling or query.shape[-1] ** -0.5)
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    scores = scores + mask
-    wide = torch.promote_types(torch.float32, query.dtype)
-    if sinks is None:
-        return scores.softmax(-1, dtype=wide).to(query.dtype) @ value
-    batch, kv_heads, queries, _ = scores.shape
-    each = sinks.view(kv_heads, -1).repeat_interleave(queries * kv_heads // sinks.numel(), 1)
-    sink = each.to(scores.dtype)[None, :, :, None].expand(batch, -1, -1, -1)
-    weights = torch.cat([scores, sink], -1).softmax(-1, dtype=wide)
-    return weights[..., :-1].to(query.dtype) @ value
 
 
 def register() -> None:

@@ -54,13 +54,9 @@ class SlotBatch:
 class SlotCursor(Cursor):
     """A transformers model in the middle of drafting: each call is one forward.
 
-    Args:
-        model: whose slots it writes to.
-        run: computes the forwards in place of the model, as its first layers do; None for it.
-        batch: the rows of the forward that came to the end of the prefixes.
-        held: what the table knows of their slots. The cursor is of use while it knows the same.
-        fed: notes what is fed.
-        logits: [B, V] of the batch's last tokens, in its order.
+    It goes on from the batch that came to the end of the prefixes, with the logits [B, V] of its
+    last tokens in its order, and is of use while the table knows of the slots what it `held`. `run`
+    computes in place of the model, as its first layers do.
     """
 
     def __init__(
@@ -107,7 +103,7 @@ class SlotCursor(Cursor):
             view = self._model.views.chain(starts, 1)
             logits = self._forward(starts, tokens[:, None], view)
             # Noted only now: a forward that did not end has computed nothing to be relied on.
-            self._fed.add(tokens[:, None], None)
+            self._fed.add(tokens[:, None])
         self._logits = logits[:, 0]
         return self.logits
 
@@ -116,7 +112,7 @@ class SlotCursor(Cursor):
         """Feed nodes of a tree; see `Cursor`.
 
         The nodes fed before stay where they are: the new ones are written after them, and see those
-        that they follow. What each row's next prefix names of them all is kept.
+        that they follow.
 
         Raises:
             ModelError: `step` was called before, or as `step`.
@@ -128,7 +124,8 @@ class SlotCursor(Cursor):
             self._check(self._ancestors is not None or not self._fed.calls)
             view = self._model.views.tree(self._ends, ancestors, width)
             logits = self._forward(starts, tokens, view)
-            self._fed.add(tokens, parents)
+            if self._ancestors is None:
+                self._fed.add(tokens[:, :1])  # what follows need not stand in its place
         self._ancestors = ancestors
         return self._batch.unsorted(logits)
 

@@ -8,6 +8,7 @@ sit in one batch without padding on the left, and a rejected draft costs nothing
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from threading import RLock
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedModel
 
+from ...config.validation import integer
 from ...errors import ContextLengthError, EmptyPrefixError, InvalidConfigError
 from ...types import trees
 from ...types.records import DraftProposal, Prefix, TargetScores
@@ -45,7 +47,8 @@ class TransformersModel(Runtime):
     """A causal language model of transformers with a slot cache: a target, or a drafter's model.
 
     The model is left as it is: forwards run on a twin that shares its parameters, in evaluation
-    mode, with an attention that gives the results of "sdpa" and does not copy grouped key heads. At
+    mode, with an attention that gives the results of "sdpa" and does not copy grouped key heads, or
+    by the model's own "eager" one where there is no "sdpa", for its soft caps or sinks. At
     construction a few tokens are run with and without the cache and compared, so that an
     architecture whose state cannot be cut back is refused here. Several decoders, in several
     threads, may share one runtime: each call is made whole before the next.
@@ -75,9 +78,8 @@ class TransformersModel(Runtime):
         max_length: int | None = None,
         prefill_chunk: int = 512,
     ) -> None:
-        for name, value in (("max_sequences", max_sequences), ("prefill_chunk", prefill_chunk)):
-            if not isinstance(value, int) or value < 1:
-                raise InvalidConfigError(name, value, "an integer >= 1")
+        max_sequences = integer("max_sequences", max_sequences, 1)
+        self._chunk = integer("prefill_chunk", prefill_chunk, 1)
         self.hf_model = _uncompiled(hf_model)
         self._given = hf_model
         refuse_unsupported(self.hf_model)
@@ -91,7 +93,6 @@ class TransformersModel(Runtime):
             longest,
             architecture.eos_token_ids,
         )
-        self._chunk = prefill_chunk
         self._table = SlotTable(max_sequences)
         self._cache = SlotCache(architecture.layers, max_sequences)
         self.lock = RLock()
@@ -134,8 +135,8 @@ class TransformersModel(Runtime):
     def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
         """Compute logits [B, N + 1, V] after each prefix and each of its drafted tokens.
 
-        One forward computes them all, and what the next prefix names of them is kept. For the
-        errors see `Runtime.verify`.
+        One forward computes them all. What the next prefix names of a chain is kept; of a tree,
+        what stands where a chain's tokens would. For the errors see `Runtime.verify`.
         """
         parents, lengths, keep = proposal.parents, proposal.lengths, proposal.width + 1
         ancestors = None if parents is None else trees.ancestor_mask(parents)
@@ -150,8 +151,10 @@ class TransformersModel(Runtime):
                 hung = sent(hung_on_chains(rows, batch.tokens.shape[1]), self.device)
                 view = self.views.tree(batch.starts, hung, tokens.shape[1])
             logits = self.forward(batch.slots, batch.starts, tokens, view, keep)
-            follows = None if parents is None else torch.from_numpy(parents)
-            self._settle(prefixes, Fed().add(proposal.tokens, follows))
+            # Of trees, the leading nodes that follow one another in every row stand in their place.
+            placed = (proposal.structure == np.arange(proposal.width)).all(0)
+            line = int(np.logical_and.accumulate(placed).sum())
+            self._settle(prefixes, Fed().add(proposal.tokens[:, :line]))
         return TargetScores(batch.unsorted(logits), batch.cached)
 
     @torch.inference_mode()
@@ -309,8 +312,7 @@ def _checked_length(asked: int | None, context: int | None) -> int:
         raise InvalidConfigError(
             "max_length", None, "an integer >= 2, because the model's config states no context"
         )
-    if asked is not None and not 2 <= asked <= (context or asked):
-        raise InvalidConfigError(
-            "max_length", asked, f"an integer in 2..{context}, the model's context"
-        )
-    return int(asked or context or 0)
+    if asked is None:
+        return int(context or 0)
+    expected = None if context is None else f"an integer in 2..{context}, the model's context"
+    return integer("max_length", asked, 2, context or math.inf, expected)

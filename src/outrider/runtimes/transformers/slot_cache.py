@@ -38,9 +38,8 @@ class _Aim:
 class SlotCache(Cache):
     """Keys and values of all slots and layers, as the cache that a transformers model writes to.
 
-    Before each forward `aim` says which slots the rows of the batch are and which columns they
-    compute. The model's `update` calls then write there and read the span. Rows that lie side by
-    side are read in place, others are copied together.
+    Before each forward `aim` says what its rows are. The model's `update` calls then write there
+    and read the span. Rows that lie side by side are read in place, others are copied together.
 
     Args:
         layers: keys and values of one token in each layer, [1, heads, 1, width].
@@ -76,16 +75,12 @@ class SlotCache(Cache):
         )
 
     def collect(self, placement: Placement) -> None:
-        """Copy the columns that a placement counts as shared to where they belong."""
-        line, donor, slot = placement.line, placement.donor, placement.slot
-        columns = sent(torch.tensor(placement.strays, dtype=torch.int64), self._device)
-        for layer in self.stored:
-            for stored in layer:
-                if donor != slot:
-                    stored[slot, :, :line] = stored[donor, :, :line]
-                if placement.strays:
-                    moved = stored[donor].index_select(1, columns)
-                    stored[slot, :, line : placement.shared] = moved
+        """Copy the columns that a placement shares with another slot."""
+        slot, shared, donor = placement.slot, placement.shared, placement.donor
+        if donor != slot:
+            for layer in self.stored:
+                for stored in layer:
+                    stored[slot, :, :shared] = stored[donor, :, :shared]
 
     @torch.inference_mode()
     def clear(self, slots: Sequence[int]) -> None:
@@ -96,13 +91,7 @@ class SlotCache(Cache):
                 values[slot] = 0
 
     def aim(self, slots: Sequence[int], starts: Sequence[int], view: View) -> None:
-        """Say what the next forward computes and sees.
-
-        Args:
-            slots: of each row of the batch.
-            starts: the first column that each row computes.
-            view: what it sees.
-        """
+        """Say what the next forward computes, from each row's slot and first column, and sees."""
         low, high = slots[0], slots[0] + len(slots)
         self._aim = _Aim(
             view,

@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import ModelError
-from ...types import trees
 from ...types.records import Prefix
-from ...types.trees import Parents
 
 Tokens = NDArray[np.int64]
 
@@ -32,28 +30,22 @@ class Fed:
     """
 
     def __init__(self) -> None:
-        self.calls: tuple[tuple[Tensor, Tensor | None], ...] = ()
-        self._read: tuple[int, Tokens, Parents | None] = (0, np.empty((0, 0), np.int64), None)
+        self.calls: tuple[Tensor, ...] = ()
+        self._read: tuple[int, Tokens] = (0, np.empty((0, 0), np.int64))
 
-    def add(self, tokens: Tensor, parents: Tensor | None) -> Fed:
-        """Note that a forward has computed tokens [B, M] with parents [B, M], None for chains."""
-        self.calls = (*self.calls, (tokens, parents))
+    def add(self, tokens: Tensor) -> Fed:
+        """Note that a forward has computed tokens [B, M] that follow one another."""
+        self.calls = (*self.calls, tokens)
         return self
 
-    def row(self, index: int) -> tuple[Tokens, Parents | None]:
-        """Return one row's tokens [n] on the host, and their parents [n], None for a chain."""
+    def row(self, index: int) -> Tokens:
+        """Return one row's tokens [n] on the host."""
         if not self.calls:
-            return _NONE, None
+            return _NONE
         if self._read[0] != len(self.calls):
-            tokens, parents = zip(*self.calls, strict=True)
-            follows = [each for each in parents if each is not None]
-            self._read = (
-                len(self.calls),
-                torch.cat(tokens, 1).cpu().numpy(),
-                torch.cat(follows, 1).cpu().numpy() if follows else None,
-            )
-        _, read, structure = self._read
-        return read[index], None if structure is None else structure[index]
+            self._read = len(self.calls), torch.cat(self.calls, 1).cpu().numpy()
+        row: Tokens = self._read[1][index]
+        return row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,24 +69,14 @@ class Slot:
     @property
     def length(self) -> int:
         """How many columns hold something that a prefix may name."""
-        return len(self.tokens) + (0 if self.fed is None else len(self.fed.row(self.row)[0]))
+        return len(self.tokens) + (0 if self.fed is None else len(self.fed.row(self.row)))
 
-    def shared(self, prefix: Tokens) -> tuple[int, tuple[int, ...]]:
-        """Find the leading tokens of `prefix` among the columns.
-
-        Returns:
-            how many of them stand in their place, and the columns of those that follow these but
-            stand elsewhere, in a tree.
-        """
+    def shared(self, prefix: Tokens) -> int:
+        """Find how many leading tokens of `prefix` the columns hold."""
         line = _common(self.tokens, prefix)
         if self.fed is None or line < len(self.tokens):
-            return line, ()
-        tokens, parents = self.fed.row(self.row)
-        if parents is None:
-            return line + _common(tokens, prefix[line:]), ()
-        path = _path(tokens.tolist(), parents.tolist(), prefix[line:].tolist())
-        placed = sum(1 for place, node in enumerate(path, 1) if node == place)
-        return line + placed, tuple(line + node - 1 for node in path[placed:])
+            return line
+        return line + _common(self.fed.row(self.row), prefix[line:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +87,11 @@ class Placement:
         slot: its row of the cache.
         shared: how many leading tokens of its prefix need not be computed.
         donor: the slot that they stand in, the same one or another.
-        strays: the columns of the donor that hold the last of them out of their place. They belong
-            to the columns before `shared`.
     """
 
     slot: int
     shared: int
     donor: int
-    strays: tuple[int, ...] = ()
-
-    @property
-    def line(self) -> int:
-        """How many leading tokens stand in their place in the donor."""
-        return self.shared - len(self.strays)
 
 
 class SlotTable:
@@ -143,8 +117,8 @@ class SlotTable:
         """Find the slot of a sequence, an idle one if it is new, and cut it to what is shared.
 
         All but the last token of the prefix may count as shared: its logits are always computed.
-        The slot holds `placement.line` columns from here on, or none if another slot is the donor,
-        until `hold` says that the others were copied.
+        The slot holds these columns from here on, or none if another slot is the donor, until
+        `hold` says that they were copied.
 
         Raises:
             ModelError: the sequence is new and every slot is live.
@@ -154,12 +128,11 @@ class SlotTable:
         donor = index
         if index is None or donor is None:
             index, donor = self._room(prefix.sequence_id, known)
-        line, strays = self.slots[donor].shared(known)
-        placement = Placement(index, line + len(strays), donor, strays)
+        shared = self.slots[donor].shared(known)
         used = 1 + max(slot.last_used for slot in self.slots)
-        kept = known[: line if donor == index else 0]
+        kept = known[: shared if donor == index else 0]
         self._set(index, Slot(kept, sequence_id=prefix.sequence_id, last_used=used))
-        return placement
+        return Placement(index, shared, donor)
 
     def hold(self, index: int, tokens: Tokens, fed: Fed | None = None, row: int = 0) -> None:
         """Note what a slot's columns hold: tokens in a line, then a row of what was fed."""
@@ -202,8 +175,7 @@ class SlotTable:
                 f"sequence {sequence_id} is new and all {len(self.slots)} slots are live; "
                 "release a finished sequence first, or raise max_sequences"
             )
-        shared = [slot.shared(known) for slot in self.slots]
-        lengths = [line + len(strays) for line, strays in shared]
+        lengths = [slot.shared(known) for slot in self.slots]
         longest = max(lengths)
         # An idle slot is taken over for what it shares, unless that would lose more than it keeps:
         # a long text that shares its first word is copied from, and stays for its own kind.
@@ -222,15 +194,3 @@ def _common(one: Tokens, other: Tokens) -> int:
     differs = one[:count] != other[:count]
     first = int(differs.argmax()) if count else 0
     return first if count and differs[first] else count
-
-
-def _path(tokens: list[int], parents: list[int], wanted: list[int]) -> list[int]:
-    """Return the nodes of a tree that spell the longest beginning of what is wanted."""
-    reached, furthest = {0: 0}, 0
-    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True), 1):
-        above = reached.get(parent, len(wanted))
-        if above < len(wanted) and token == wanted[above]:
-            reached[node] = above + 1
-            if reached[node] > reached[furthest]:
-                furthest = node
-    return trees.path(parents, furthest)

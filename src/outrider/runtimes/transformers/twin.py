@@ -17,8 +17,9 @@ from . import attention
 
 
 def twin(hf_model: Any) -> Any:
-    """Make a model that computes as another one does, in evaluation mode, by `grouped_attention`.
+    """Make a model that computes as another does, in evaluation mode, by `grouped_attention`.
 
+    One for which there is no "sdpa", for its soft caps or sinks, keeps its own "eager" attention.
     Parameters, buffers and hooks are shared, and so need no memory and follow the other's, those
     that are added later included. Submodules that are exchanged later are not followed.
 
@@ -42,9 +43,8 @@ def twin(hf_model: Any) -> Any:
 
     model: Any = copied(hf_model)
     attention.register()
-    model.set_attn_implementation(
-        attention.NAME if hf_model._supports_attention_backend else "sdpa"
-    )
+    known = attention.NAME if hf_model._supports_attention_backend else "sdpa"
+    model.set_attn_implementation(known if hf_model._supports_sdpa else "eager")
     return model
 
 

@@ -79,13 +79,10 @@ class Views:
         return torch.arange(-(-end // 64) * 64, device=self._device)
 
     def _view(self, seen: Tensor, places: Tensor, positions: Tensor, columns: Tensor) -> View:
-        """Make a view, with additive masks as the model wants them.
+        """Make a view of columns [B, q], with additive masks as the model wants them.
 
-        Args:
-            seen: whether a query sees a column if no window hides it, bool [B, q, span].
-            places: the positions of the columns, [span] or [B, 1, span].
-            positions: of the queries, [B, q].
-            columns: in which they are computed, [B, q].
+        A query at a position [B, q] sees what is `seen`, bool [B, q, span], if no window hides it.
+        `places` are the columns' positions, [span] or [B, 1, span].
         """
         masks: dict[str | None, Tensor] = {}
         for kind, window in self._windows:
