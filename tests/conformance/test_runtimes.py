@@ -50,6 +50,7 @@ def test_the_transformers_runtime_passes(family: str) -> None:
     assert not failed(found)
 
 
+@pytest.mark.slow
 def test_one_slot_and_small_chunks_pass() -> None:
     model = random_model("llama")
     found = check_runtime(

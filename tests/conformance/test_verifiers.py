@@ -126,6 +126,7 @@ class RaisesOnPointMasses(TokenVerification):
         return super().stop_distribution(tree)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "names"),
     [

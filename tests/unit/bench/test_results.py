@@ -79,12 +79,14 @@ def test_every_candidate_is_in_every_trial_with_plain_decoding_first(results: Re
     assert not results.partial
 
 
+@pytest.mark.slow
 def test_results_are_read_back_as_they_were_written(results: Results) -> None:
     assert Results.from_document(json.loads(json.dumps(results.document()))) == results
     differing = replace(results, measurements=(measured(differences=(Difference("a", 1, 2, 3),)),))
     assert Results.from_document(json.loads(json.dumps(differing.document()))) == differing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
     [
@@ -104,6 +106,7 @@ def test_damaged_results_are_refused(results: Results, damage: Any) -> None:
         Results.from_document(damage(json.loads(json.dumps(results.document()))))
 
 
+@pytest.mark.slow
 def test_each_line_is_a_measurement(results: Results) -> None:
     lines = list(csv.DictReader(io.StringIO(as_csv(results))))
     assert len(lines) == len(results.measurements)
@@ -117,6 +120,7 @@ def test_each_line_is_a_measurement(results: Results) -> None:
     assert as_csv(Results({}, ())) == "system\n"
 
 
+@pytest.mark.slow
 def test_tables_show_every_measurement(results: Results) -> None:
     console = Console(width=160, file=io.StringIO(), record=True)
     console.print(rendered(results))
@@ -177,6 +181,7 @@ def test_lossy_candidates_are_labelled() -> None:
     assert "| draft_model k=3 (lossy) |" in as_markdown(Results({}, (measured(lossy=True),)))
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     def interrupt(done: int, _total: int, _what: str) -> None:
         if done == 4:
@@ -212,6 +217,7 @@ def test_early_exits_draft_with_the_layers_asked_for(tmp_path: Path) -> None:
     assert labels == ["plain", "early_exit of 1 layers k=3"]
 
 
+@pytest.mark.slow
 def test_the_environment_names_versions_machine_and_settings_and_no_host(
     results: Results,
 ) -> None:

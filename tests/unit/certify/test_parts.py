@@ -96,11 +96,13 @@ def problems(module: Path, name: str) -> list[tuple[bool, str | None]]:
     return [(item.passed, item.problem) for item in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Own", "Drafts"])
 def test_a_sound_part_passes(module: Path, name: str) -> None:
     assert problems(module, name) == [(True, None)] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Biased", "Whole", "FalseDrafts"])
 def test_a_biased_part_fails_without_an_exception(module: Path, name: str) -> None:
     assert problems(module, name) == [(False, None)] * 3

@@ -64,6 +64,7 @@ def test_json_is_one_object_with_everything(capsys: Capture) -> None:
     assert "statistical" not in found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_short")
 def test_the_report_fits_100_columns_and_ends_in_a_verdict(capsys: Capture) -> None:
     assert main(["certify", "--tier", "controls", "--tier", "exact"]) == 0

@@ -123,6 +123,7 @@ def test_pieces_join_to_the_text_of_the_whole(output: tuple[Any, list[int]]) -> 
     assert "".join(streamed(*output)) == text(*output)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(outputs(), st.lists(st.text("ab é€", min_size=1, max_size=4), max_size=3))
 def test_stop_strings_are_held_back_and_nothing_lost(
@@ -139,6 +140,7 @@ def test_stop_strings_are_held_back_and_nothing_lost(
             assert not (shown.endswith(stop[:n]) and stop.startswith(begun))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(outputs())
 def test_nothing_is_held_back_longer_than_it_may_change(output: tuple[Any, list[int]]) -> None:

@@ -232,6 +232,7 @@ def watermark() -> Any:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processor", [Echo, watermark])
 def test_one_that_remembers_is_that_of_generate(models: Any, processor: Any) -> None:
     """In the place of the bare one, which transformers calls once a position for both rows."""

@@ -72,6 +72,7 @@ def disagreements(policy: Policy, order: Sequence[int], made: list[Case]) -> int
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
 def test_plans_in_any_order_change_nothing(name: str) -> None:
     policy = POLICIES[name]

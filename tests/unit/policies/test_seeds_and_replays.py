@@ -82,6 +82,7 @@ def test_greedy_and_unseeded_rows_go_by_measured_costs(params: dict[str, Any]) -
     assert max(run.depths[10:30]) == 0
 
 
+@pytest.mark.slow
 def test_a_seeded_row_that_drafts_badly_stops_and_tries_again() -> None:
     world = World(acceptance=lambda number: 0.0 if number < 150 else 0.9)
     run = decode(adaptive(), world, sequences(1, 10**4, **SEEDED), rounds=700)
