@@ -159,7 +159,7 @@ def test_logits_of_another_width_fail_by_name() -> None:
 
 def stale(monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns are taken for those of the prefix however they were drafted."""
-    monkeypatch.setattr(Slot, "shared", lambda slot, prefix: (min(slot.length, len(prefix)), ()))
+    monkeypatch.setattr(Slot, "shared", lambda slot, prefix: min(slot.length, len(prefix)))
 
 
 def shifted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,19 +190,6 @@ def by_column(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Views, "tree", careless)
 
 
-def unmoved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kept path of a tree is left where it was computed."""
-    from outrider.runtimes.transformers.slot_cache import SlotCache
-    from outrider.runtimes.transformers.slots import Placement
-
-    collect = SlotCache.collect
-
-    def stay(cache: SlotCache, place: Placement) -> None:
-        collect(cache, Placement(place.slot, place.shared, place.donor))
-
-    monkeypatch.setattr(SlotCache, "collect", stay)
-
-
 def uncopied(monkeypatch: pytest.MonkeyPatch) -> None:
     """What another slot holds is counted as shared, and not copied."""
     from outrider.runtimes.transformers.slot_cache import SlotCache
@@ -219,7 +206,6 @@ TREES, SHARING = "every node of a tree sees its own path", "sequences may share 
         (stale, {REJECTION, RAGGED, "a sequence may be rewritten"}, {"memory is bounded"}),
         (shifted, {RAGGED}, {REJECTION, TREES, "a sequence may be rewritten"}),
         (by_column, {TREES}, {REJECTION, RAGGED, SHARING}),
-        (unmoved, {TREES}, {REJECTION, RAGGED, SHARING}),
         (uncopied, {SHARING}, {REJECTION, "a sequence may be rewritten"}),
     ],
 )
