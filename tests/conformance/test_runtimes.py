@@ -14,6 +14,7 @@ from outrider.certify.kits.references import TransformersReference
 from outrider.certify.kits.runtime import CHECKS, check_runtime
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.runtimes.transformers.slots import Slot
+from outrider.types import trees
 from outrider.types.finding import Finding
 from outrider.types.records import DraftProposal, Prefix, TargetScores
 from tests.support.families import FAMILIES, random_model
@@ -190,6 +191,15 @@ def by_column(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Views, "tree", careless)
 
 
+def in_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree's tokens are noted as those of a chain."""
+
+    def everywhere(proposal: DraftProposal) -> Any:
+        return trees.chain(*proposal.tokens.shape)
+
+    monkeypatch.setattr(DraftProposal, "structure", property(everywhere))
+
+
 def uncopied(monkeypatch: pytest.MonkeyPatch) -> None:
     """What another slot holds is counted as shared, and not copied."""
     from outrider.runtimes.transformers.slot_cache import SlotCache
@@ -206,6 +216,7 @@ TREES, SHARING = "every node of a tree sees its own path", "sequences may share 
         (stale, {REJECTION, RAGGED, "a sequence may be rewritten"}, {"memory is bounded"}),
         (shifted, {RAGGED}, {REJECTION, TREES, "a sequence may be rewritten"}),
         (by_column, {TREES}, {REJECTION, RAGGED, SHARING}),
+        (in_line, {TREES}, {REJECTION, RAGGED, SHARING}),
         (uncopied, {SHARING}, {REJECTION, "a sequence may be rewritten"}),
     ],
 )

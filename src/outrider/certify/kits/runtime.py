@@ -197,6 +197,13 @@ def _trees(case: Case) -> str:
     if not case.runtime.capabilities.trees:
         return "no trees"
     case.rounds(5, lambda width: case.tree(2 * width))
+    names, paths = case.new(case.rows), case.texts()
+    rows: list[Row] = [(case.chain(3)[0], (0, 0, 1)) for _ in names]
+    case.verify(names, paths, rows)
+    # The drafts in the order of their columns, which is no path of the tree.
+    paths = [(*path, *row[0], *case.text(1)) for path, row in zip(paths, rows, strict=True)]
+    case.verify(names, paths, [case.chain(1) for _ in names])
+    case.runtime.release(names)
     return case.said
 
 
@@ -239,7 +246,8 @@ def _expanding(case: Case, names: list[int], paths: list[Path]) -> None:
                 for node in range(width):
                     spelled_out = spelled(rows[row], fed + node + 1)
                     case.compare(after[row, node], (*path, *spelled_out))
-    case.verify(names, [(*p, 0) for p in paths], [case.chain(1) for _ in paths])
+    paths = [(*path, *row[0], 0) for path, row in zip(paths, rows, strict=True)]
+    case.verify(names, paths, [case.chain(1) for _ in paths])
 
 
 def _exception(case: Case) -> str:
