@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from ..config.sources import Dtype, model_source
 from ..config.validation import Check, integer, real
 from ..errors import InvalidConfigError
 
@@ -45,7 +46,7 @@ class _Options:
     """The target model: `demo`, a local folder or a hub id."""
     draft: str | None = None
     """The draft model: a local folder or a hub id."""
-    dtype: str | None = None
+    dtype: Dtype | None = None
     """Type of both models' weights (default: as `outrider.load`)."""
     device: str | None = None
     """The device, as torch names it (default: cuda if there is one)."""
@@ -95,6 +96,8 @@ class BenchOptions(_Options):
     """The target as a GGUF file, for the peer llama.cpp."""
 
     def __post_init__(self) -> None:
+        _check(self, model_source, "target", "draft")
+        _check(self, _there, "prompts")
         _check(self, _count, "prompts_per_workload", "max_tokens", "repeats")
         _check_lists(
             self, "workloads", "drafters", "verification", "k", "temps", "batches", "peers"
@@ -193,6 +196,8 @@ class TuneOptions(_Options):
     """Engines in whose words the recommendation is written, too."""
 
     def __post_init__(self) -> None:
+        _check(self, model_source, "target", "draft")
+        _check(self, _there, "prompts")
         _check(self, _count, "max_prompts", "batch", "checks", "repeats", "depths")
         integer("max_tokens", self.max_tokens, 8)
         _check_lists(self, "drafters", "verifications", "depths", "temp")
@@ -242,6 +247,12 @@ def _depths(given: tuple[Depth, ...]) -> tuple[int | None, ...]:
 
 def _count(name: str, value: object) -> object:
     return integer(name, value, 1)
+
+
+def _there(name: str, value: Path) -> object:
+    if not value.exists():
+        raise InvalidConfigError(name, str(value), "a readable file (there is none)")
+    return value
 
 
 def _tree(name: str, value: str) -> object:

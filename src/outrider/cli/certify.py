@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -69,6 +70,9 @@ class What:
         SamplingParams(seed=self.seed)
         if self.samples < 100:
             raise InvalidConfigError("samples", self.samples, "an integer >= 100")
+        path = Path((self.module or "").rpartition(":")[0])
+        if path.suffix == ".py" and not path.is_file():
+            raise InvalidConfigError("--module", self.module, f"a file; there is no {path}")
         if self.module is not None and self.tier not in ((), ("exact",)):
             expected = "exact alone with --module; drop one of the two flags"
             raise InvalidConfigError("--tier", ", ".join(self.tier), expected)

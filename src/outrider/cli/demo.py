@@ -59,7 +59,7 @@ class Temperatures:
 @app.default
 def demo(
     *,
-    prompt: Annotated[Prompt, titled("Prompt (a dozen of its own without one)")] = Prompt(),
+    prompt: Annotated[Prompt, titled("Prompt (some of its own without one)")] = Prompt(),
     models: Annotated[Models, titled("Models")] = Models(),
     temperatures: Annotated[Temperatures, titled("Sampling")] = Temperatures(),
     sampling: Annotated[Any, titled("Sampling")] = SAMPLING,

@@ -14,6 +14,7 @@ from cyclopts.types import PositiveInt
 
 from ..bench.options import WITH_MODEL
 from ..config.params import SpeculativeConfig
+from ..config.sources import Dtype, model_source
 from ..errors import EmptyPrefixError, InvalidConfigError
 from .files import check_file, read_text
 from .flags import COMMAS, flags_of
@@ -94,8 +95,13 @@ class Models:
 
     target: str = "demo"
     draft: Annotated[str | None, Parameter(alias="--draft-model")] = None
-    dtype: str | None = None
+    dtype: Dtype | None = None
     device: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, source in (("target", self.target), ("draft", self.draft)):
+            if source is not None:
+                model_source(name, source)
 
     @property
     def can_draft(self) -> bool:

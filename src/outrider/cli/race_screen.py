@@ -95,10 +95,11 @@ class Screen:
                 text += piece(shown, event.origin, colored(self.console))
         lines = text.wrap(self.console, self.console.width // 2 - 4)[-HEIGHT:]
         tokens = len(_events(lane))
+        speed = f"{tokens / lane.seconds:.0f} tokens/s" if lane.seconds else ""
         state = f"{lane.seconds:.2f} s" if lane.run is None else f"done, {lane.seconds:.2f} s"
         return Panel(
             Text("\n").join(lines),
-            title=f"{name} {tokens / max(lane.seconds, 1e-9):.0f} tokens/s",
+            title=f"{name} {speed}",
             subtitle=f"{tokens} tokens, {state}",
             height=HEIGHT + 2,
         )

@@ -26,7 +26,8 @@ def check_parts(
         "verifier": (verifier, Verifier, "an outrider.verification.Verifier"),
     }
     hints = {
-        "target": " (wrap transformers models in TransformersModel)",
+        "target": " (of outrider.load's pair it is pair.target; wrap transformers models in "
+        "TransformersModel)",
         "drafter": " (wrap transformers models in TransformersModel)",
         "policy": "; those that come with the library are named by "
         'SpeculativeConfig(depth="adaptive")',

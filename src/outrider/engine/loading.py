@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,11 +11,12 @@ from typing import Any
 
 import torch
 
-from ..config.validation import integer, text
+from ..config.sources import DTYPES, model_source
+from ..config.validation import integer
 from ..drafters.hybrid import HybridDrafter
 from ..drafters.model import ModelDrafter
 from ..drafters.vocabulary.drafter import VocabularyDrafter
-from ..errors import InvalidConfigError, ModelError, missing, shown
+from ..errors import InvalidConfigError, ModelError, missing
 
 with missing("transformers"):
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -24,8 +24,6 @@ with missing("transformers"):
     from ..runtimes.transformers.model import TransformersModel
 
 _LOG = logging.getLogger(__name__)
-_LONGEST_PATH = 1000
-_DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +75,12 @@ def load(
         InvalidConfigError: an argument is of the wrong type, or the device is not available.
         MissingExtraError: a package that this needs is not installed.
     """
-    sources = [_source("target", target), "" if draft is None else _source("draft", draft)]
+    sources = [model_source("target", target)]
+    sources.append("" if draft is None else model_source("draft", draft))
     place = _device(device)
     number = str(dtype).removeprefix("torch.")
-    if not isinstance(dtype, str | torch.dtype) or number not in _DTYPES:
-        raise InvalidConfigError("dtype", dtype, f"one of {', '.join(_DTYPES)}")
+    if not isinstance(dtype, str | torch.dtype) or number not in DTYPES:
+        raise InvalidConfigError("dtype", dtype, f"one of {', '.join(DTYPES)}")
     integer("max_sequences", max_sequences, 1)
     shipped: dict[str, Any] = {}
     if str(target) == "demo":
@@ -90,8 +89,6 @@ def load(
         sources = [str(demo.TARGET), sources[1] or str(demo.DRAFT)]
         shipped = dict.fromkeys((str(demo.TARGET), str(demo.DRAFT)), demo.tokenizer())
         number = "float32" if number == "auto" else number
-    for source in filter(None, sources):
-        _refuse_missing(source)
     tokenizers = [
         shipped[source] if source in shipped else _tokenizer(source)
         for source in filter(None, sources)
@@ -160,38 +157,6 @@ def _loading(what: str, files: str) -> Iterator[None]:
             f"cannot load the {what}: {_first_line(error)}; expected a folder with {files}, or the "
             "id of a hub model that can be reached"
         ) from error
-
-
-def _source(name: str, given: object) -> str:
-    """Return a source as transformers takes it; a `Path` is no hub id, and looks like none."""
-    expected = "'demo', a path or a hub id"
-    if isinstance(given, Path):
-        return text(name, str(given.expanduser().absolute()))
-    if not text(name, given, expected):
-        raise InvalidConfigError(name, given, expected)
-    return os.path.expanduser(str(given))
-
-
-def _refuse_missing(source: str) -> None:
-    """Refuse a path that is not there: it is no hub id, with one slash at most."""
-    path = Path(source)
-    if "\0" in source or len(source) > _LONGEST_PATH:
-        raise ModelError(
-            f"{shown(source)} of {len(source)} characters cannot be a path; expected a folder with "
-            "config.json, a hub id such as 'owner/name', or 'demo'"
-        )
-    if path.is_file():
-        raise ModelError(f"{source!r} is a file; expected a folder with config.json, or a hub id")
-    like_a_path = source.startswith(".") or source.endswith("/") or "\\" in source
-    if not path.exists() and (path.is_absolute() or like_a_path or source.count("/") > 1):
-        raise ModelError(
-            f"there is no model at {source!r}; expected an existing folder with config.json, a "
-            "hub id such as 'owner/name', or 'demo'"
-        )
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise ModelError(
-            f"the folder {source!r} has no config.json; expected a model saved by transformers"
-        )
 
 
 def _first_line(error: BaseException) -> str:

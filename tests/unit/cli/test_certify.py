@@ -96,7 +96,7 @@ def test_a_part_that_fails_is_status_1_and_said_once(capsys: Capture, tmp_path: 
             "--dtype='float64' is not allowed: expected the",
         ),
         (("--tier", "controls", "--samples", "200"), "--samples=200 is not allowed: expected the"),
-        (("--tier", "controls", "--module", "a.py:B"), "exact alone with --module"),
+        (("--tier", "controls", "--module", "a:B"), "exact alone with --module"),
         (("--module", "missing.py:Name"), "missing.py"),
     ],
 )

@@ -94,7 +94,7 @@ def test_a_bad_flag_is_refused_with_its_value_and_what_is_expected(
 def test_flags_that_contradict_each_other_are_refused(
     capsys: Capture, flags: tuple[str, ...], message: str
 ) -> None:
-    assert message in error_of(capsys, "generate", "-p", PROMPT, "--target", "./x", *flags)
+    assert message in error_of(capsys, "generate", "-p", PROMPT, "--target", "x/y", *flags)
 
 
 def test_an_unknown_command_is_refused(capsys: Capture) -> None:
@@ -131,7 +131,9 @@ def test_what_only_the_models_can_refuse_is_one_line_too(
     assert f"there is no model at '{missing}'" in line
     common = ("generate", "--target", target, "-m", "8")
     assert "device='moon'" in error_of(capsys, *common, "-p", PROMPT, "--device", "moon")
-    assert "dtype='int3'" in error_of(capsys, *common, "-p", PROMPT, "--dtype", "int3")
+    assert 'Invalid value "int3" for --dtype' in error_of(
+        capsys, *common, "-p", PROMPT, "--dtype", "int3"
+    )
     assert "context of 64 tokens" in error_of(capsys, *common, "-p", "x" * 70)
     assert "token id 256" in error_of(capsys, *common, "-p", PROMPT, "--logit-bias", "256=1")
     exits = ("--method", "early_exit", "--exit-layers", "99")
@@ -191,6 +193,11 @@ def test_help_and_errors_load_no_framework() -> None:
         "assert main(['bench', '--trees', 'x']) == 2\n"
         "assert main(['tune', '--temp', 'x']) == 2\n"
         "assert main(['certify', '--tier', 'exact', '--seed', '1']) == 2\n"
+        "assert main(['certify', '--module', '/none.py:X']) == 2\n"
+        "assert main(['bench', '--prompts', '/none.jsonl']) == 2\n"
+        "assert main(['tune', '--dtype', 'float12']) == 2\n"
+        "assert main(['generate', '-p', 'x', '--target', '/none']) == 2\n"
+        "assert main(['demo', '--draft', './none']) == 2\n"
         "heavy = {'torch', 'transformers', 'numba', 'openvino'} & set(sys.modules)\n"
         "sys.exit(f'loaded {heavy}' if heavy else 0)\n"
     )
