@@ -25,20 +25,17 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 _LONGEST = 200
 
 _EXTRAS = {
-    "fastapi": "server",
     "llama_cpp": "llama-cpp",
     "llguidance": "grammar",
-    "openvino": "openvino",
     "outrider_demo": "demo",
-    "ray": "ray",
     "safetensors": "transformers",
     "tokenizers": "transformers",
     "transformers": "transformers",
-    "uvicorn": "server",
 }
 """The extra that installs a package, by the name that it is imported under."""
 
@@ -82,6 +79,10 @@ class InvalidConfigError(OutriderError, ValueError):
         else:
             message = f"{given}; expected {expected}"
         super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle without calling `__init__`, whose arguments are not `args`."""
+        return type(self).__new__, (type(self), *self.args), vars(self)
 
 
 def shown(value: object) -> str:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, partial
 from itertools import combinations, count, product
+from multiprocessing import active_children
+from time import sleep
 from typing import Any
 
 import numpy as np
 import pytest
 
-from outrider import ModelDrafter, SamplingParams, SpeculativeDecoder
+from outrider import ModelDrafter, OutriderError, SamplingParams, SpeculativeDecoder
 from outrider.certify import cases, ceilings, checks, controls, exact, faults
-from outrider.certify.spread import workers
+from outrider.certify.spread import spread, workers
 from outrider.engine import stopping
 from outrider.policies.rule import BreakEven
 from outrider.runtimes.tabular import mock_pair
@@ -113,9 +116,28 @@ def test_another_process_finds_what_this_one_finds(monkeypatch: pytest.MonkeyPat
     done: list[int] = []
     alone = exact.exact_tier()(quiet)
     with workers(1) as pool:
-        spread = exact.exact_tier(None, pool)(lambda count, *_: done.append(count))
-    assert (alone.measured, alone.reached) == (spread.measured, spread.reached)
+        shared = exact.exact_tier(None, pool)(lambda count, *_: done.append(count))
+    assert (alone.measured, alone.reached) == (shared.measured, shared.reached)
     assert done == list(range(15))
+
+
+@pytest.mark.slow
+def test_a_process_that_is_ended_from_outside_is_an_error_with_a_remedy() -> None:
+    jobs = [(str(number), partial(signal.raise_signal, signal.SIGKILL)) for number in range(13)]
+    with workers(1) as pool, pytest.raises(OutriderError, match="ended from outside"):
+        spread(jobs, pool)(quiet)
+
+
+@pytest.mark.slow
+def test_an_interrupt_does_not_wait_for_the_work_of_other_processes() -> None:
+    jobs = [(str(number), partial(sleep, 600)) for number in range(13)]
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), workers(1) as pool:
+        spread(jobs, pool)(interrupted)
+    assert not active_children()
 
 
 # Levels of the design: a fault that a level is there for is seen in it

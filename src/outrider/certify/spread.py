@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from operator import call
 from typing import TypeVar
 
 import torch
 
+from ..errors import OutriderError
 from .checks import Report
 
 Found = TypeVar("Found")
@@ -21,13 +23,23 @@ _FEW = 12
 
 @contextmanager
 def workers(processes: int) -> Iterator[Executor]:
-    """Several processes, each on one thread; what was not begun at the end is dropped."""
+    """Several processes, each on one thread; what they have not done at an error is dropped."""
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(processes, context, torch.set_num_threads, (1,))
+    pool = ProcessPoolExecutor(processes, context, _prepare)
     try:
         yield pool
+    except BaseException:
+        for process in multiprocessing.active_children():
+            process.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _prepare() -> None:
+    """Work on one thread, and end silently at Ctrl-C, which the process that waits reports."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    torch.set_num_threads(1)
 
 
 def spread(
@@ -40,7 +52,8 @@ def spread(
         pool: where they are done; None does them here, when they are asked for.
 
     Returns:
-        What waits for the jobs, reports the progress, and returns what they did, in their order.
+        What waits for the jobs, reports the progress, and returns what they did, in their order; it
+        raises OutriderError if a process of the pool was ended by another.
     """
     names, work = [name for name, _ in jobs], [run for _, run in jobs]
     mapped = map if pool is None or len(jobs) <= _FEW else pool.map
@@ -50,7 +63,13 @@ def spread(
         found: list[Found] = []
         for name in names:
             report(len(found), len(jobs), name)
-            found.append(next(results))
+            try:
+                found.append(next(results))
+            except BrokenExecutor as error:
+                raise OutriderError(
+                    f"a process that worked on {name!r} or beside it was ended from outside, most "
+                    "often for want of memory; free some, or run one tier after the other (--tier)"
+                ) from error
         report(len(found), len(jobs), "")
         return found
 

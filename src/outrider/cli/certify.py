@@ -18,6 +18,7 @@ from .. import __version__
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..errors import InvalidConfigError
 from .options import Drafting, Models, Output, choose_method, refuse, titled
+from .signals import terminable
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -30,9 +31,6 @@ Tier = Literal["exact", "statistical", "controls"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
 PROMPT_TOKENS = 16
 SEQUENCES = 64
-PROCESSES = min(4, os.cpu_count() or 1)
-"""As many as there are processors, within the memory of an ordinary machine."""
-
 CONTRACT = """\
 Exact: the engine as it ships is enumerated on small random models, over a design that covers every
 triple of settings. Statistical: the engine under its own random numbers on real models, by G-tests;
@@ -128,7 +126,8 @@ def certify(
     done = {}
     # As many as there are processors, within the memory of an ordinary machine.
     processes = min(4, os.cpu_count() or 1)
-    with workers(processes) if processes > 1 else nullcontext() as pool:
+    # Processes of the pool would outlive one that SIGTERM ends at once.
+    with terminable(), workers(processes) if processes > 1 else nullcontext() as pool:
         begun = {name: _begin(name, what, part, loaded, pool) for name in tiers}
         # The statistical tier runs in this process, while others do the work of the other two.
         for name in sorted(tiers, key=lambda name: name != "statistical"):

@@ -10,11 +10,20 @@ from ..errors import InvalidConfigError
 
 
 def replace_file(path: str | Path, text: str) -> None:
-    """Write a file under another name first, so that the old one is kept if that fails."""
-    place = Path(path)
+    """Write a file under another name first, so that the old one is kept if that fails.
+
+    What is no ordinary file, such as a pipe, is written to.
+    """
+    place = Path(path).resolve()
+    if place.exists() and not place.is_file():
+        place.write_text(text, encoding="utf-8")
+        return
     part = place.with_name(f".{place.name}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, place)
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, place)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def check_file(flag: str, path: str | Path) -> None:

@@ -149,8 +149,9 @@ class Grammar:
         self._end = end
         self._ends = ends
         self._texts = texts
-        self._emitted = matcher.deep_copy()
-        self._at: Output | None = None
+        # After the tokens emitted so far; None for nothing that is known.
+        self._emitted: tuple[LLMatcher, Output] | None = None
+        self._length = 0
 
     def copy(self) -> Grammar:
         """The same for another sequence."""
@@ -181,17 +182,20 @@ class Grammar:
 
     def _after(self, output: Output, drafted: tuple[int, ...]) -> LLMatcher | None:
         """A matcher at the end of a path, None if a token on it is refused."""
-        rest = output.since(self._at)
-        if rest is None:
-            self._emitted, rest = self._start.deep_copy(), output.since(None)
+        matcher, at = self._emitted or (None, None)
+        # Until it is where it is to be: an interrupt leaves nothing that is known.
+        self._emitted = None
+        rest = output.since(at)
+        if matcher is None or rest is None:
+            matcher, rest = self._start.deep_copy(), output.since(None)
         assert rest is not None, "any output goes on from the beginning"
-        self._at = output
-        if not self._goes(self._emitted, rest):
-            self._emitted, self._at = self._start.deep_copy(), None
+        self._length = len(output)
+        if not self._goes(matcher, rest):
             return None
+        self._emitted = matcher, output
         if not drafted:
-            return self._emitted
-        matcher = self._emitted.deep_copy()
+            return matcher
+        matcher = matcher.deep_copy()
         return matcher if self._goes(matcher, list(drafted)) else None
 
     def _goes(self, matcher: LLMatcher, tokens: list[int]) -> bool:
@@ -230,7 +234,7 @@ class Grammar:
             raise InvalidConfigError(
                 f"structured_output.{self.asked.kind}",
                 self.asked.value,
-                f"a simpler one; after {len(self._at or ())} tokens the library says {brief(said)}",
+                f"a simpler one; after {self._length} tokens the library says {brief(said)}",
             )
 
 

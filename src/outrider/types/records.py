@@ -191,13 +191,10 @@ class TargetScores:
         logits: [B, N + 1, V], after each node, the prefix first, then each drafted token.
         cached: the number of tokens of each prefix that is new to the target and that were found in
             its cache; 0 of a prefix that it goes on with. Empty where it cannot tell.
-        hidden: hidden states [B, N + 1, L, D] of the layers that the drafter asked for; None if it
-            asked for none.
     """
 
     logits: Tensor
     cached: tuple[int, ...] = ()
-    hidden: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

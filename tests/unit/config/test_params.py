@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import fields
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +23,8 @@ import outrider
 from outrider import errors
 from outrider.config import SamplingParams, SpeculativeConfig, StatefulProcessor, StructuredOutput
 from outrider.errors import InvalidConfigError, MissingExtraError, missing
+
+ROOT = Path(__file__).parents[3]
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0}, "an integer >= 1"),
@@ -237,6 +243,19 @@ def test_a_long_value_is_shortened_and_its_type_named() -> None:
     message = str(InvalidConfigError("prompt", [["token"] * 99] * 99, "text"))
     assert len(message) < 300
     assert "'a': {'pr" in str(InvalidConfigError("prompt", DEEP, "text"))
+
+
+def test_an_error_is_whole_where_another_process_reads_it() -> None:
+    error = InvalidConfigError("depths", (1,), "none", given="one")
+    error.request = 3
+    for read in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert str(read) == str(error) == "one; expected none"
+        assert (read.field, read.value, read.expected, read.request) == ("depths", (1,), "none", 3)
+
+
+def test_the_extras_that_errors_name_are_those_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(errors._EXTRAS.values()) <= set(project["optional-dependencies"])
 
 
 def test_every_error_is_a_name_of_the_package() -> None:

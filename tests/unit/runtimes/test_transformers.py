@@ -215,6 +215,17 @@ UNFIT = {
     "bloom": (lambda: tf.BloomConfig(vocab_size=31, hidden_size=16, n_layer=1, n_head=2), "ALiBi"),
     "falcon": (lambda: tf.FalconConfig(**SMALL, num_attention_heads=2, alibi=True), "ALiBi"),
     "mamba": (lambda: tf.MambaConfig(**SMALL, state_size=4), "recurrent state"),
+    # Its local window is wider than what is compared when a runtime is made.
+    "gpt_neo": (
+        lambda: tf.GPTNeoConfig(
+            vocab_size=31,
+            hidden_size=16,
+            num_layers=2,
+            num_heads=2,
+            attention_types=[[["global", "local"], 1]],
+        ),
+        "local layers",
+    ),
     "lfm2": (
         lambda: tf.Lfm2Config(
             **SMALL | {"num_hidden_layers": 2},

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import sys
+from contextlib import suppress
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from outrider import SamplingParams, StructuredOutput
 from outrider.engine.stopping import until_stop
 from outrider.errors import InvalidConfigError
+from outrider.sampling import grammar as grammar_module
 from outrider.sampling.grammar import Grammar, Grammars
 from outrider.types.records import Output, Prefix, SequenceState
 from tests.support.alphabet import every_byte
@@ -44,7 +48,8 @@ def fault_only_on(self: Any, output: Output, drafted: tuple[int, ...] = ()) -> A
     path = [*(output.since(None) or []), *drafted]
     # As many tokens as it was given, whichever they were.
     rest, self.count = path[getattr(self, "count", 0) :], max(getattr(self, "count", 0), len(path))
-    return self._emitted if self._emitted.try_consume_tokens(rest) == len(rest) else None
+    matcher, _ = self._emitted = self._emitted or (self._start.deep_copy(), output)
+    return matcher if matcher.try_consume_tokens(rest) == len(rest) else None
 
 
 def differing(ends: frozenset[int], name: str) -> int:
@@ -86,6 +91,38 @@ def test_a_matcher_that_remembers_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
     """Planted fault."""
     monkeypatch.setattr(Grammar, "_after", fault_only_on)
     assert differing(frozenset(), "shared lexeme") > 0
+
+
+class InterruptAt:
+    """Raises KeyboardInterrupt before the n-th line that is executed in the module of grammars."""
+
+    def __init__(self, line: int) -> None:
+        self.left = line
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename != grammar_module.__file__:
+            return None
+        self.left -= event == "line"
+        if event == "line" and not self.left:
+            raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.parametrize("line", range(1, 40))
+def test_an_interrupt_at_any_line_leaves_later_masks_right(line: int) -> None:
+    asked = FORMS["shared lexeme"]
+    path = walk(asked, [], 3, random.Random(1))
+    expected = allowed(GRAMMARS.of(asked, frozenset()), *path)
+    grammar = GRAMMARS.of(asked, frozenset())
+    allowed(grammar, *path[:1])
+    before = sys.gettrace()
+    sys.settrace(InterruptAt(line))
+    try:
+        with suppress(KeyboardInterrupt):
+            allowed(grammar, *path)
+    finally:
+        sys.settrace(before)
+    assert allowed(grammar, *path) == expected
 
 
 def lines(asked: StructuredOutput, grammar: Grammar, params: SamplingParams) -> int:

@@ -93,6 +93,11 @@ def refuse_unsupported(hf_model: Any) -> None:
         )
     if "past_key_values" not in accepted or "logits_to_keep" not in accepted:
         raise ModelError(f"{name} does not take a key-value cache from outside; {remedy}")
+    if "local" in (getattr(config, "attention_layers", None) or ()):
+        raise ModelError(
+            f"{name} measures the window of its local layers from the last column of its cache, "
+            f"which need not be in use; {remedy}"
+        )
     devices = {str(parameter.device) for parameter in hf_model.parameters()}
     if len(devices) > 1:
         raise ModelError(
