@@ -195,7 +195,7 @@ def contradictions(
         and 0 <= accepted <= record.depth[row] <= drafted
         and accepted <= emitted <= accepted + 1
         and (ended or emitted == accepted + 1)
-        and after.depths[-1] <= before.remaining - 1
+        and record.depth[row] <= before.remaining - 1
         and emitted <= before.remaining
         and (before.remaining > output or ended)
     )

@@ -106,9 +106,9 @@ class SamplingParams:
             never changes the distribution of the output.
         depths: how far to draft in each round: n for n tokens of a model, -n for n looked up. It
             replays a run whose `depths` were reported (see `Choice`). Rounds beyond its end are
-            planned as usual. If the run had no seed, its looked-up tokens may have come from other
-            requests. Then a text that is sampled and not coupled may differ from the run's; its
-            distribution does not.
+            planned as usual. A text that is sampled and not coupled may differ from the run's, its
+            distribution not, if the run had no seed, since its looked-up tokens may have come from
+            other requests; or if its depth was fixed and it reached the draft model's context.
 
     Raises:
         InvalidConfigError: a value is outside its range; the message names field, value and range.
