@@ -238,7 +238,12 @@ def policies(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
     made = [build(target, draft, config, None).policy for config in configs]
     found = [item for policy in made for item in check_policy(policy)]
     broken = [item.name for item in found if not item.passed]
-    return _counted("policies", len(broken), len(found), ", ".join(["properties broken", *broken]))
+    return _counted(
+        "policies",
+        len(broken),
+        len(found),
+        ", ".join(["properties broken", *dict.fromkeys(broken)]),
+    )
 
 
 def _counted(name: str, wrong: int, count: int, what: str) -> Finding:

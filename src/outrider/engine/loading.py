@@ -143,7 +143,8 @@ def _model(
 
 
 def _tokenizer(source: str) -> Any:
-    with _loading(f"tokenizer of {source!r}", "tokenizer.json"):
+    without = "tokenizer.json (without one TransformersModel(model) decodes token ids)"
+    with _loading(f"tokenizer of {source!r}", without):
         return AutoTokenizer.from_pretrained(source)
 
 
@@ -160,4 +161,4 @@ def _loading(what: str, files: str) -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
