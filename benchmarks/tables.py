@@ -14,7 +14,6 @@ from . import results
 from .report import COLUMNS
 
 ROOT = Path(__file__).parent.parent
-README_FIELDS = ("workload", "temperature", "batch", "speedup")
 _TITLES = {
     "speedup": "Default settings beside plain decoding",
     "losing": "Drafters that cannot pay",
@@ -53,9 +52,9 @@ def fill(text: str, name: str, content: str) -> str:
     return pattern.sub(lambda found: f"{found[1]}{content}\n{found[2]}", text)
 
 
-def table(name: str, rows: Sequence[dict[str, Any]], fields: Sequence[str] | None = None) -> str:
-    """A benchmark's rows as Markdown: all columns, or those of some fields."""
-    chosen = [each for each in COLUMNS[name] if fields is None or each.field in fields]
+def table(name: str, rows: Sequence[dict[str, Any]]) -> str:
+    """A benchmark's rows as Markdown."""
+    chosen = COLUMNS[name]
     cells = [[column.text(row) for column in chosen] for row in rows]
     return markdown_table([column.heading for column in chosen], cells)
 
@@ -109,11 +108,18 @@ def _page(machine: str, document: dict[str, Any]) -> str:
 
 
 def _summary(document: dict[str, Any]) -> str:
-    """The README's small table: prompts one by one."""
+    """The README's small table: a column of speedups for each batch size."""
     found = document["benchmarks"]["speedup"]
-    rows = [row for row in found["rows"] if row["batch"] == 1] or found["rows"]
-    fields = [name for name in README_FIELDS if name != "batch"]
-    return f"{table('speedup', rows, fields)}\n\n{_machine(document)}. {found['note']}"
+    rows = found["rows"]
+    shown = next(each for each in COLUMNS["speedup"] if each.field == "speedup")
+    batches = sorted({row["batch"] for row in rows})
+    cells = {
+        (row["workload"], f"{row['temperature']:g}", row["batch"]): shown.text(row) for row in rows
+    }
+    kinds = dict.fromkeys(key[:2] for key in cells)
+    made = [[*kind, *(cells.get((*kind, batch), "") for batch in batches)] for kind in kinds]
+    headings = ["text", "temperature", *(f"batch {batch}" for batch in batches)]
+    return f"{markdown_table(headings, made)}\n\n{_machine(document)}. {found['note']}"
 
 
 def _machine(document: dict[str, Any]) -> str:
