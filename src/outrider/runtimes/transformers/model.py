@@ -30,7 +30,7 @@ from .cursor import Run, SlotBatch, SlotCursor
 from .rollback import check_rollback
 from .slot_cache import SlotCache
 from .slots import Fed, Slot, SlotTable
-from .support import inspect_architecture, refuse_unsupported
+from .support import Architecture, inspect_architecture, refuse_unsupported
 from .twin import twin
 from .views import View, Views, hung_on_chains
 
@@ -83,8 +83,9 @@ class TransformersModel(Runtime):
         self.hf_model = _uncompiled(hf_model)
         self._given = hf_model
         refuse_unsupported(self.hf_model)
-        self.run: Run = self._running()
-        architecture = inspect_architecture(self.hf_model, self.run)
+        eager = self._eager()
+        self.run, architecture = self._prepared(eager, inspect_architecture(self.hf_model, eager))
+        self._architecture = architecture
         longest = _checked_length(max_length, architecture.context_length)
         self._capabilities = Capabilities(
             architecture.vocab_size,
@@ -129,7 +130,7 @@ class TransformersModel(Runtime):
         with self.lock:
             self._table.forget()
             self._cache.clear(range(len(self._table.slots)))
-            self.run = self._running()
+            self.run, _ = self._prepared(self._eager(), self._architecture)
 
     @torch.inference_mode()
     def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
@@ -252,8 +253,12 @@ class TransformersModel(Runtime):
         """Whether the table knows of these slots what it knew."""
         return all(self._table.slots[i] is slot for i, slot in zip(slots, held, strict=True))
 
-    def _running(self) -> Run:
-        """What computes forwards: the model's twin, or the model as its user compiled it."""
+    def _prepared(self, run: Run, architecture: Architecture) -> tuple[Run, Architecture]:
+        """Return what computes forwards, and its shape; a subclass may compile the model."""
+        return run, architecture
+
+    def _eager(self) -> Run:
+        """The model's twin, or the model as its user compiled it."""
         compiled: Run = self._given
         return compiled if compiled is not self.hf_model else twin(self.hf_model)
 

@@ -100,6 +100,20 @@ class SlotCache(Cache):
             starts[0] if min(starts) == max(starts) else None,
         )
 
+    def held(self) -> tuple[list[Tensor], Tensor]:
+        """Return what is stored for the rows of the next forward, and the columns it computes.
+
+        Keys and values of each layer in turn, [B, heads, n, width] with n at least the view's span;
+        and int64 [B, q].
+        """
+        aim = self._aim
+        assert aim is not None, "a forward is aimed before it reads"
+        stored = [each for layer in self.stored for each in layer]
+        if aim.run is not None:
+            return [each[aim.run] for each in stored], aim.view.columns
+        span = aim.view.span
+        return [each[:, :, :span].index_select(0, aim.rows) for each in stored], aim.view.columns
+
     def update(
         self,
         key_states: Tensor,

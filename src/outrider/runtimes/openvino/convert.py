@@ -1,0 +1,195 @@
+"""Trace a model of transformers with its cache as inputs, and keep the result on disk.
+
+The graph takes the keys and values of earlier tokens, and gives those of the new ones beside the
+logits. Rows, new tokens and earlier tokens are of any number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from transformers import Cache
+
+from ...errors import ModelError, missing
+
+with missing("openvino"):
+    import openvino as ov
+
+_LOG = logging.getLogger(__name__)
+
+Layers = Sequence[tuple[Tensor, Tensor]]
+"""Keys and values of one token in each layer, [1, heads, 1, width]."""
+
+
+class _Past(Cache):
+    """Keys and values of earlier tokens, and room to note those of new ones.
+
+    Args:
+        past: of each layer keys [B, heads, S, width], then values.
+    """
+
+    def __init__(self, past: Sequence[Tensor]) -> None:
+        super().__init__(layers=[])
+        self._past = past
+        self.new: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,
+        *args: object,
+        **kwargs: object,
+    ) -> tuple[Tensor, Tensor]:
+        """Return a layer's keys and values, the new ones [B, heads, q, width] last."""
+        self.new[layer_idx] = key_states, value_states
+        keys, values = self._past[2 * layer_idx], self._past[2 * layer_idx + 1]
+        return torch.cat([keys, key_states], 2), torch.cat([values, value_states], 2)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Zero: positions are always given explicitly."""
+        return 0
+
+    def __len__(self) -> int:
+        return len(self._past) // 2
+
+
+class _Traced(Module):
+    """A model as the graph is to be: tensors in, tensors out.
+
+    Args:
+        model: of transformers.
+        kinds: the names of the masks that it takes, [None] for a single one.
+    """
+
+    def __init__(self, model: Any, kinds: Sequence[str | None]) -> None:
+        super().__init__()
+        self._model = model
+        self._kinds = kinds
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        kept: Tensor,
+        masks: list[Tensor],
+        past: list[Tensor],
+    ) -> tuple[Tensor, ...]:
+        """Return logits [B, len(kept), V], and each layer's new keys and values."""
+        cache = _Past(past)
+        named = dict(zip(self._kinds, masks, strict=True))
+        logits = self._model(
+            input_ids=input_ids,
+            attention_mask=named.get(None, named),
+            position_ids=position_ids,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=kept,
+        ).logits
+        return logits, *(each for layer in sorted(cache.new) for each in cache.new[layer])
+
+
+def converted(
+    model: Any, layers: Layers, kinds: Sequence[str | None], folder: Path | None
+) -> ov.Model:
+    """Convert a model, or read what was converted before.
+
+    Args:
+        model: of transformers, in evaluation mode. A narrow one is traced as it is in float32.
+        layers: what its cache holds.
+        kinds: the names of the masks that it takes.
+        folder: where conversions are kept; None keeps none.
+
+    Raises:
+        ModelError: it cannot be traced.
+    """
+    if folder is None:
+        return _convert(model, layers, kinds)
+    place = folder / _key(model)
+    found = _read(place)
+    if found is None:
+        found = _convert(model, layers, kinds)
+        _keep(found, place)
+    return found
+
+
+def _convert(model: Any, layers: Layers, kinds: Sequence[str | None]) -> ov.Model:
+    rows, new, old = 2, 3, 5
+    inputs = (
+        torch.zeros(rows, new, dtype=torch.int64),
+        torch.arange(new).repeat(rows, 1),
+        torch.arange(new),
+        [torch.zeros(rows, 1, new, old + new) for _ in kinds],
+        [each.repeat(rows, 1, old, 1).float() for layer in layers for each in layer],
+    )
+    try:
+        # Tracing warns of each value that it takes for a constant; the kit checks what comes of it.
+        with torch.inference_mode(), warnings.catch_warnings(action="ignore"):
+            wide = model if model.dtype == torch.float32 else deepcopy(model).float()
+            return ov.convert_model(_Traced(wide, kinds), example_input=inputs)
+    except Exception as error:
+        raise ModelError(
+            f"{type(model).__name__} cannot be converted to OpenVINO "
+            f"({type(error).__name__}: {str(error).splitlines()[0]}); use TransformersModel"
+        ) from error
+
+
+def _key(model: Any) -> str:
+    """Name a conversion by all that it depends on."""
+    versions = {"openvino": ov.__version__, "torch": torch.__version__, "layout": 1}
+    digest = hashlib.blake2b(digest_size=20)
+    digest.update(json.dumps([versions, model.config.to_dict()], default=str).encode())
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _read(place: Path) -> ov.Model | None:
+    """Read a conversion; None if there is none, or it is not what was written."""
+    if not place.is_dir():
+        return None
+    try:
+        written = json.loads((place / "files.json").read_text())
+        if written != _digests(place):
+            raise ValueError("its files are not what was written")
+        return ov.Core().read_model(place / "model.xml")
+    except Exception as error:
+        _LOG.warning("the conversion in %s is made anew: %s", place, error)
+        shutil.rmtree(place, ignore_errors=True)
+        return None
+
+
+def _keep(model: ov.Model, place: Path) -> None:
+    """Write a conversion under another name first, so that half of one is never read."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place.parent) as made:
+            ov.save_model(model, Path(made) / "model.xml", compress_to_fp16=False)
+            (Path(made) / "files.json").write_text(json.dumps(_digests(Path(made))))
+            os.replace(made, place)
+            Path(made).mkdir()
+    except OSError as error:
+        _LOG.warning("the conversion is not kept in %s: %s", place, error)
+
+
+def _digests(place: Path) -> dict[str, str]:
+    return {name: _digest(place / name) for name in ("model.xml", "model.bin")}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()

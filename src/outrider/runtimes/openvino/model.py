@@ -1,0 +1,173 @@
+"""Any decoder-only model of transformers that OpenVINO converts: the fast runtime on a CPU."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import InvalidConfigError, ModelError, OutriderError, missing
+from ..transformers.cursor import Run
+from ..transformers.model import TransformersModel
+from ..transformers.slot_cache import SlotCache
+from ..transformers.support import Architecture
+from .convert import Layers, converted
+
+with missing("openvino"):
+    import openvino as ov
+
+Precision = Literal["float32", "bfloat16"]
+
+
+class OpenVinoModel(TransformersModel):
+    """A causal language model of transformers that runs on OpenVINO, on the CPU.
+
+    Its contract, its slot cache and its limits are those of `TransformersModel`. The model is
+    traced once; what comes of it is kept in a folder and read the next time.
+
+    Args:
+        hf_model: a decoder-only `PreTrainedModel` on the CPU.
+        max_sequences, max_length, prefill_chunk: as for `TransformersModel`.
+        precision: in which products are computed; None is "bfloat16" for a model whose weights
+            are narrower than float32, and "float32" otherwise.
+        cache_dir: the folder for conversions; None is `$XDG_CACHE_HOME/outrider/openvino`, or
+            `~/.cache/outrider/openvino`.
+
+    Raises:
+        ModelError: the model cannot be converted, or not be decoded speculatively.
+        InvalidConfigError: an argument is not allowed.
+        MissingExtraError: openvino is not installed.
+    """
+
+    def __init__(
+        self,
+        hf_model: Any,
+        *,
+        max_sequences: int = 8,
+        max_length: int | None = None,
+        prefill_chunk: int = 512,
+        precision: Precision | None = None,
+        cache_dir: str | Path | None = None,
+    ) -> None:
+        if precision is not None and precision not in get_args(Precision):
+            raise InvalidConfigError("precision", precision, "'float32', 'bfloat16' or None")
+        self._precision = precision
+        self._folder = _default_folder() if cache_dir is None else Path(cache_dir)
+        try:
+            super().__init__(
+                hf_model,
+                max_sequences=max_sequences,
+                max_length=max_length,
+                prefill_chunk=prefill_chunk,
+            )
+        except OutriderError:
+            raise
+        except RuntimeError as error:
+            raise ModelError(
+                f"{type(hf_model).__name__} was converted to OpenVINO for one shape of input only, "
+                "and does not run on others; use TransformersModel"
+            ) from error
+
+    def _prepared(self, run: Run, architecture: Architecture) -> tuple[Run, Architecture]:
+        """Convert the model, and compile it for this machine."""
+        device, dtype = architecture.device, architecture.dtype
+        if device.type != "cpu":
+            raise ModelError(f"the model is on {device}; OpenVINO takes models on the CPU")
+        narrow = torch.finfo(dtype).bits < 32
+        precision = self._precision or ("bfloat16" if narrow else "float32")
+        layers = tuple((keys.float(), values.float()) for keys, values in architecture.layers)
+        wide = replace(architecture, layers=layers, dtype=torch.float32)
+        kinds = tuple(kind for kind, _ in architecture.windows)
+        graph = converted(run, layers, kinds, self._folder)
+        return CompiledRun(graph, precision, kinds, layers), wide
+
+
+class CompiledRun:
+    """A compiled graph, called as a model of transformers is.
+
+    Args:
+        graph: as `converted` makes it.
+        precision: of its products.
+        kinds: the names of the masks that it takes.
+        layers: keys and values of one token in each layer.
+    """
+
+    def __init__(
+        self, graph: ov.Model, precision: str, kinds: tuple[str | None, ...], layers: Layers
+    ) -> None:
+        settings = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[precision],
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        }
+        self._request = ov.Core().compile_model(graph, "CPU", settings).create_infer_request()
+        self._kinds = kinds
+        self._empty = [each[:, :, :0] for layer in layers for each in layer]
+
+    def __call__(
+        self,
+        *,
+        input_ids: Tensor,
+        attention_mask: Tensor | dict[str | None, Tensor] | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: SlotCache | None = None,
+        use_cache: bool = True,
+        logits_to_keep: int = 0,
+    ) -> Any:
+        """Compute logits, and write the new keys and values to the cache if there is one."""
+        rows, width = input_ids.shape
+        kept = np.arange(width - (logits_to_keep or width), width)
+        if past_key_values is None:
+            causal = torch.full((rows, 1, width, width), -torch.inf).triu(1)
+            masks = [causal] * len(self._kinds)
+            past = [each.expand(rows, -1, -1, -1) for each in self._empty]
+            position_ids = torch.arange(width).repeat(rows, 1)
+        else:
+            past, columns = past_key_values.held()
+            given: Any = attention_mask
+            each = [given if kind is None else given[kind] for kind in self._kinds]
+            masks = [_beside(mask, columns, past[0].shape[2]) for mask in each]
+        assert position_ids is not None
+        inputs = [input_ids, position_ids, *masks, *past]
+        arrays = [np.ascontiguousarray(each.numpy()) for each in inputs]
+        arrays.insert(2, kept)
+        logits, *new = self._request.infer(arrays, share_inputs=True, share_outputs=True).to_tuple()
+        if logits.shape[:2] != (rows, len(kept)):
+            raise RuntimeError(f"logits {logits.shape} of {rows} rows and {len(kept)} tokens")
+        if past_key_values is not None:
+            for layer in range(len(new) // 2):
+                keys, values = map(torch.from_numpy, new[2 * layer : 2 * layer + 2])
+                past_key_values.update(keys, values, layer)
+        # The next forward writes over what the request holds.
+        return SimpleNamespace(logits=torch.from_numpy(logits.copy()))
+
+
+def _beside(mask: Tensor, columns: Tensor, held: int) -> Tensor:
+    """Turn a mask over cache columns into one over earlier columns and then the new tokens.
+
+    Args:
+        mask: additive, [B, 1, q, span]; the new tokens stand in their columns.
+        columns: of the new tokens, int64 [B, q].
+        held: how many columns are handed over, at least span.
+
+    Returns:
+        [B, 1, q, held + q].
+    """
+    rows, _, width, span = mask.shape
+    index = columns[:, None, None].expand(rows, 1, width, width)
+    made = mask.new_full((rows, 1, width, held + width), -torch.inf)
+    made[..., :span] = mask
+    made[..., held:] = mask.gather(-1, index)
+    made.scatter_(-1, index, -torch.inf)
+    return made
+
+
+def _default_folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "outrider" / "openvino"

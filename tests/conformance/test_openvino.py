@@ -1,0 +1,112 @@
+"""The OpenVINO runtime passes the runtimes' kit, and keeps its conversions safely."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from outrider import SamplingParams, SpeculativeDecoder, TransformersModel
+from outrider.certify.kits.references import TransformersReference
+from outrider.certify.kits.runtime import check_runtime
+from outrider.errors import InvalidConfigError, ModelError
+from outrider.runtimes.openvino import convert
+from outrider.runtimes.openvino.model import OpenVinoModel
+from tests.support.families import FAMILIES, random_model
+
+FILES = ("files.json", "model.bin", "model.xml")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("openvino")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"gpt_oss"}))
+def test_every_family_passes(family: str, folder: Path) -> None:
+    model = random_model(family).float()
+    found = check_runtime(
+        lambda: OpenVinoModel(model, max_sequences=4, cache_dir=folder),
+        TransformersReference(model),
+        tolerance=1e-4,
+    )
+    assert not {finding.name: finding.detail for finding in found if not finding.passed}
+
+
+@pytest.mark.slow
+def test_a_model_that_is_traced_for_one_shape_only_is_refused(folder: Path) -> None:
+    with pytest.raises(ModelError, match="for one shape of input"):
+        OpenVinoModel(random_model("gpt_oss").float(), cache_dir=folder)
+
+
+def test_the_model_is_left_as_it_is_in_any_dtype(folder: Path) -> None:
+    model = random_model("llama").to(torch.bfloat16)
+    before = {name: (each.dtype, each.data_ptr()) for name, each in model.named_parameters()}
+    runtime = OpenVinoModel(model, cache_dir=folder)
+    assert {n: (each.dtype, each.data_ptr()) for n, each in model.named_parameters()} == before
+    decoder = SpeculativeDecoder(runtime, runtime)
+    greedy = SamplingParams(max_tokens=12, temperature=0)
+    plain = SpeculativeDecoder(OpenVinoModel(model, cache_dir=folder))
+    assert (
+        decoder.generate([1, 2, 3], greedy).token_ids == plain.generate([1, 2, 3], greedy).token_ids
+    )
+
+
+def test_it_drafts_for_another_runtime(folder: Path) -> None:
+    model = random_model("llama").float()
+    target = TransformersModel(model)
+    decoder = SpeculativeDecoder(target, OpenVinoModel(model, cache_dir=folder))
+    greedy = SamplingParams(max_tokens=16, temperature=0)
+    found = decoder.generate([4, 5], greedy)
+    assert found.token_ids == SpeculativeDecoder(target).generate([4, 5], greedy).token_ids
+    assert found.metrics.acceptance_rate is not None
+    assert found.metrics.acceptance_rate > 0.8
+
+
+@pytest.mark.parametrize("damage", FILES)
+def test_a_damaged_conversion_is_made_anew(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = random_model("llama").float()
+    OpenVinoModel(model, cache_dir=tmp_path)
+    (place,) = tmp_path.iterdir()
+    assert sorted(each.name for each in place.iterdir()) == sorted(FILES)
+    whole = (place / damage).read_bytes()
+    (place / damage).write_bytes(whole[: len(whole) // 2])
+    with caplog.at_level(logging.WARNING):
+        OpenVinoModel(model, cache_dir=tmp_path)
+    assert "is made anew" in caplog.text
+    assert json.loads((place / "files.json").read_text()).keys() == {"model.bin", "model.xml"}
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("converted again")
+
+    monkeypatch.setattr(convert, "_convert", refuse)
+    OpenVinoModel(model, cache_dir=tmp_path)
+
+
+def test_other_weights_are_another_conversion(tmp_path: Path) -> None:
+    model = random_model("llama").float()
+    OpenVinoModel(model, cache_dir=tmp_path)
+    with torch.no_grad():
+        next(iter(model.parameters()))[0, 0] += 1
+    OpenVinoModel(model, cache_dir=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_folder_that_cannot_be_written_to_costs_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    OpenVinoModel(random_model("llama").float(), cache_dir=tmp_path / "file")
+    assert "is not kept in" in caplog.text
+
+
+def test_a_bad_precision_is_refused() -> None:
+    with pytest.raises(InvalidConfigError, match="precision='int2'"):
+        OpenVinoModel(random_model("llama").float(), precision=cast(Any, "int2"))
