@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ from ..runtimes.tabular import TabularModel, mock_pair
 from ..runtimes.transformers.model import TransformersModel
 from ..types.finding import Finding
 from ..types.protocols import Chance
+from ..types.records import DraftPlan, RoundRecord, RowOutcome, SequenceState
 from ..verification import Method, TokenVerification, Verifier
 from ..verification.lossy import LenientVerification, TypicalVerification
 from . import ceilings, checks, faults, toys
@@ -126,13 +127,35 @@ def decoder(faulty: type[SpeculativeDecoder]) -> Build:
     return lambda target, draft, config, chance: faulty(target, draft, config=config, chance=chance)
 
 
+class _Replanned(Policy):
+    """A policy with other plans."""
+
+    def __init__(self, sound: Policy, plan: Callable[..., DraftPlan]) -> None:
+        self.learns = sound.learns
+        self._sound, self._plan = sound, plan
+
+    def start(self) -> Any:
+        return self._sound.start()
+
+    def plan(self, knowledge: Any, states: Sequence[SequenceState]) -> DraftPlan:
+        return self._plan(knowledge, states)
+
+    def observe(self, knowledge: Any, states: Sequence[SequenceState], record: RoundRecord) -> Any:
+        return self._sound.observe(knowledge, states, record)
+
+    def remember(self, history: Any, outcome: RowOutcome) -> Any:
+        return self._sound.remember(history, outcome)
+
+
 def policy(faulty: Callable[[Policy], Any]) -> Build:
     """Plant plans, made of the sound policy."""
 
     def build(target: Any, draft: Any, config: Any, chance: Any) -> SpeculativeDecoder:
         made = checks.shipped(target, draft, config, chance)
-        made.policy.plan = faulty(made.policy)  # type: ignore[method-assign]
-        return made
+        planned = _Replanned(made.policy, faulty(made.policy))
+        return SpeculativeDecoder(
+            made.target, made.drafter, config=config, chance=chance, policy=planned
+        )
 
     return build
 

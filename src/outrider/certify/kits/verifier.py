@@ -67,14 +67,18 @@ class _Pair:
     seed: int
     sparse: bool
 
-    @cache  # noqa: B019 - a few pairs of a few paths each
     def row(self, side: int, path: Path) -> Row:
         """The distribution [V] of the target (0) or the drafter (1) after a path."""
-        rng = np.random.default_rng((self.seed, side, *(token + 1 for token in path)))
-        row = rng.dirichlet(np.full(_VOCABULARY, 0.7))
-        if self.sparse and rng.random() < 0.6:
-            row[rng.integers(_VOCABULARY)] = 0.0
-        return np.asarray(row / row.sum())
+        return _row(self, side, path)
+
+
+@cache
+def _row(pair: _Pair, side: int, path: Path) -> Row:
+    rng = np.random.default_rng((pair.seed, side, *(token + 1 for token in path)))
+    row = rng.dirichlet(np.full(_VOCABULARY, 0.7))
+    if pair.sparse and rng.random() < 0.6:
+        row[rng.integers(_VOCABULARY)] = 0.0
+    return np.asarray(row / row.sum())
 
 
 @dataclass(frozen=True, slots=True)
