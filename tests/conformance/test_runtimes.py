@@ -12,8 +12,8 @@ import torch
 from outrider import TransformersModel
 from outrider.certify.kits.references import TransformersReference
 from outrider.certify.kits.runtime import CHECKS, check_runtime
+from outrider.runtimes.slots import Slot
 from outrider.runtimes.tabular import TabularModel, mock_pair
-from outrider.runtimes.transformers.slots import Slot
 from outrider.types import trees
 from outrider.types.finding import Finding
 from outrider.types.records import DraftProposal, Prefix, TargetScores

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from outrider.errors import ModelError
-from outrider.runtimes.transformers.slots import Fed, Placement, SlotTable
+from outrider.runtimes.slots import Fed, Placement, SlotTable
 from outrider.types.records import Prefix
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...errors import ContextLengthError, ModelError
 from ..base import Cursor
-from .slots import Fed, Slot
+from ..slots import Fed, Slot
 from .views import View, grown
 
 if TYPE_CHECKING:

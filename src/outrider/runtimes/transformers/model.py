@@ -26,10 +26,10 @@ from ...types import trees
 from ...types.records import DraftProposal, Prefix, TargetScores
 from ...types.transfer import sent
 from ..base import Capabilities, Runtime
+from ..slots import Fed, Slot, SlotTable
 from .cursor import Run, SlotBatch, SlotCursor
 from .rollback import check_rollback
 from .slot_cache import SlotCache
-from .slots import Fed, Slot, SlotTable
 from .support import Architecture, inspect_architecture, refuse_unsupported
 from .twin import twin
 from .views import View, Views, hung_on_chains

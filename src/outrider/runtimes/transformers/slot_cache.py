@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from transformers import Cache
 
 from ...types.transfer import sent
-from .slots import Placement
+from ..slots import Placement
 from .views import View
 
 

@@ -1,7 +1,7 @@
-"""The slot cache on the host: which sequence holds which slot, and what its columns hold.
+"""Which sequence holds which slot of a cache, and what its columns hold, on the host.
 
 Rejected tokens are never removed: the next prefix does not name them, so the columns that they left
-are written over. The keys and values themselves are in `slot_cache`.
+are written over. The keys and values themselves are the runtimes' own.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...errors import ModelError
-from ...types.records import Prefix
+from ..errors import ModelError
+from ..types.records import Prefix
 
 Tokens = NDArray[np.int64]
 
