@@ -21,9 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module
-from transformers import Cache
+from transformers import AttentionInterface, Cache
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 
 from ...errors import ModelError, missing
+from ..transformers import attention
+from ..transformers.twin import twin
 
 with missing("openvino"):
     import openvino as ov
@@ -34,16 +37,57 @@ Layers = Sequence[tuple[Tensor, Tensor]]
 """Keys and values of one token in each layer, [1, heads, 1, width]."""
 
 
+_SPLIT = "outrider_split"
+"""The name under which transformers knows `_split_attention`."""
+
+
+def _split_attention(
+    module: Module,  # noqa: ARG001 - as transformers calls it
+    query: Tensor,
+    key: tuple[Tensor, Tensor],
+    value: tuple[Tensor, Tensor],
+    attention_mask: Tensor,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Compute masked attention over earlier tokens and new ones, without joining their keys.
+
+    Joining would copy all that the cache holds, in every layer. Query heads that share a key head
+    become queries of that one head.
+
+    Args:
+        module: unused.
+        query: [B, g * H, q, D].
+        key: [B, H, S, D] of earlier tokens and [B, H, q, D] of the new ones.
+        value: likewise, of width D'.
+        attention_mask: additive, [B, 1, q, S + q].
+        scaling: of the products; None is 1 / sqrt(D).
+
+    Returns:
+        [B, q, g * H, D'], and None for the weights.
+    """
+    batch, heads, length, width = query.shape
+    groups = heads // key[0].shape[1]
+    query = query.reshape(batch, -1, groups * length, width) * (scaling or width**-0.5)
+    scores = torch.cat([query @ each.transpose(2, 3) for each in key], 3)
+    weights = (scores + attention_mask.repeat(1, 1, groups, 1)).softmax(3)
+    old = key[0].shape[2]
+    output = weights[..., :old] @ value[0] + weights[..., old:] @ value[1]
+    return output.reshape(batch, heads, length, -1).transpose(1, 2).contiguous(), None
+
+
 class _Past(Cache):
     """Keys and values of earlier tokens, and room to note those of new ones.
 
     Args:
         past: of each layer keys [B, heads, S, width], then values.
+        split: whether the model's attention is `_split_attention`.
     """
 
-    def __init__(self, past: Sequence[Tensor]) -> None:
+    def __init__(self, past: Sequence[Tensor], split: bool) -> None:
         super().__init__(layers=[])
         self._past = past
+        self._split = split
         self.new: dict[int, tuple[Tensor, Tensor]] = {}
 
     def update(
@@ -53,11 +97,12 @@ class _Past(Cache):
         layer_idx: int,
         *args: object,
         **kwargs: object,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Any, Any]:
         """Return a layer's keys and values, the new ones [B, heads, q, width] last."""
         self.new[layer_idx] = key_states, value_states
-        keys, values = self._past[2 * layer_idx], self._past[2 * layer_idx + 1]
-        return torch.cat([keys, key_states], 2), torch.cat([values, value_states], 2)
+        keys = self._past[2 * layer_idx], key_states
+        values = self._past[2 * layer_idx + 1], value_states
+        return (keys, values) if self._split else (torch.cat(keys, 2), torch.cat(values, 2))
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Zero: positions are always given explicitly."""
@@ -71,7 +116,7 @@ class _Traced(Module):
     """A model as the graph is to be: tensors in, tensors out.
 
     Args:
-        model: of transformers.
+        model: a twin of one of transformers, in float32.
         kinds: the names of the masks that it takes, [None] for a single one.
     """
 
@@ -79,6 +124,11 @@ class _Traced(Module):
         super().__init__()
         self._model = model
         self._kinds = kinds
+        self._split = model.config._attn_implementation == attention.NAME
+        if self._split:
+            AttentionInterface.register(_SPLIT, _split_attention)
+            AttentionMaskInterface.register(_SPLIT, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
+            model.set_attn_implementation(_SPLIT)
 
     def forward(
         self,
@@ -89,7 +139,7 @@ class _Traced(Module):
         past: list[Tensor],
     ) -> tuple[Tensor, ...]:
         """Return logits [B, len(kept), V], and each layer's new keys and values."""
-        cache = _Past(past)
+        cache = _Past(past, self._split)
         named = dict(zip(self._kinds, masks, strict=True))
         logits = self._model(
             input_ids=input_ids,
@@ -139,7 +189,7 @@ def _convert(model: Any, layers: Layers, kinds: Sequence[str | None]) -> ov.Mode
         # Tracing warns of each value that it takes for a constant; the kit checks what comes of it.
         with torch.inference_mode(), warnings.catch_warnings(action="ignore"):
             wide = model if model.dtype == torch.float32 else deepcopy(model).float()
-            return ov.convert_model(_Traced(wide, kinds), example_input=inputs)
+            return ov.convert_model(_Traced(twin(wide), kinds), example_input=inputs)
     except Exception as error:
         raise ModelError(
             f"{type(model).__name__} cannot be converted to OpenVINO "
@@ -149,7 +199,7 @@ def _convert(model: Any, layers: Layers, kinds: Sequence[str | None]) -> ov.Mode
 
 def _key(model: Any) -> str:
     """Name a conversion by all that it depends on."""
-    versions = {"openvino": ov.__version__, "torch": torch.__version__, "layout": 1}
+    versions = {"openvino": ov.__version__, "torch": torch.__version__, "graph": 2}
     digest = hashlib.blake2b(digest_size=20)
     digest.update(json.dumps([versions, model.config.to_dict()], default=str).encode())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):

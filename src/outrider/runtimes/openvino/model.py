@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import InvalidConfigError, ModelError, OutriderError, missing
@@ -109,6 +111,7 @@ class CompiledRun:
         self._request = ov.Core().compile_model(graph, "CPU", settings).create_infer_request()
         self._kinds = kinds
         self._empty = [each[:, :, :0] for layer in layers for each in layer]
+        self._bound: Sequence[Tensor] = ()
 
     def __call__(
         self,
@@ -123,6 +126,7 @@ class CompiledRun:
         """Compute logits, and write the new keys and values to the cache if there is one."""
         rows, width = input_ids.shape
         kept = np.arange(width - (logits_to_keep or width), width)
+        past: Sequence[Tensor]
         if past_key_values is None:
             causal = torch.full((rows, 1, width, width), -torch.inf).triu(1)
             masks = [causal] * len(self._kinds)
@@ -134,18 +138,28 @@ class CompiledRun:
             each = [given if kind is None else given[kind] for kind in self._kinds]
             masks = [_beside(mask, columns, past[0].shape[2]) for mask in each]
         assert position_ids is not None
-        inputs = [input_ids, position_ids, *masks, *past]
-        arrays = [np.ascontiguousarray(each.numpy()) for each in inputs]
-        arrays.insert(2, kept)
-        logits, *new = self._request.infer(arrays, share_inputs=True, share_outputs=True).to_tuple()
+        inputs = [input_ids.numpy(), position_ids.numpy(), kept, *(mask.numpy() for mask in masks)]
+        self._give(0, inputs)
+        if past is not self._bound:
+            self._give(len(inputs), [each.numpy() for each in past])
+            self._bound = past
+        self._request.infer()
+        logits = self._request.get_output_tensor(0).data
         if logits.shape[:2] != (rows, len(kept)):
             raise RuntimeError(f"logits {logits.shape} of {rows} rows and {len(kept)} tokens")
         if past_key_values is not None:
-            for layer in range(len(new) // 2):
-                keys, values = map(torch.from_numpy, new[2 * layer : 2 * layer + 2])
-                past_key_values.update(keys, values, layer)
+            past_key_values.write([self._output(1 + place) for place in range(len(past))])
         # The next forward writes over what the request holds.
         return SimpleNamespace(logits=torch.from_numpy(logits.copy()))
+
+    def _give(self, first: int, arrays: Sequence[NDArray[Any]]) -> None:
+        """Let inputs of the graph, from the first on, be read where they are."""
+        for place, array in enumerate(arrays, first):
+            shared = ov.Tensor(np.ascontiguousarray(array), shared_memory=True)
+            self._request.set_input_tensor(place, shared)
+
+    def _output(self, place: int) -> Tensor:
+        return torch.from_numpy(self._request.get_output_tensor(place).data)
 
 
 def _beside(mask: Tensor, columns: Tensor, held: int) -> Tensor:

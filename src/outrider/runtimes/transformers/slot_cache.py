@@ -54,6 +54,7 @@ class SlotCache(Cache):
         super().__init__(layers=[])
         self._device = layers[0][0].device
         self._aim: _Aim | None = None
+        self._read: tuple[slice | None, Sequence[Tensor]] = (None, ())
         self.stored: tuple[tuple[Tensor, Tensor], ...] = tuple(
             (keys[:, :, :0].repeat(slots, 1, 1, 1), values[:, :, :0].repeat(slots, 1, 1, 1))
             for keys, values in layers
@@ -65,14 +66,15 @@ class SlotCache(Cache):
         return int(self.stored[0][0].shape[2])
 
     def reserve(self, columns: int) -> None:
-        """Make room for `columns` columns: the capacity doubles, rounded up to 64."""
+        """Make room for `columns` columns, in steps of 256: some runtimes read all there are."""
         if columns <= self.capacity:
             return
-        more = -(-max(columns, 2 * self.capacity) // 64) * 64 - self.capacity
+        more = -(-columns // 256) * 256 - self.capacity
         self.stored = tuple(
             (pad(keys, (0, 0, 0, more)), pad(values, (0, 0, 0, more)))
             for keys, values in self.stored
         )
+        self._read = (None, ())
 
     def collect(self, placement: Placement) -> None:
         """Copy the columns that a placement shares with another slot."""
@@ -100,19 +102,30 @@ class SlotCache(Cache):
             starts[0] if min(starts) == max(starts) else None,
         )
 
-    def held(self) -> tuple[list[Tensor], Tensor]:
+    def held(self) -> tuple[Sequence[Tensor], Tensor]:
         """Return what is stored for the rows of the next forward, and the columns it computes.
 
-        Keys and values of each layer in turn, [B, heads, n, width] with n at least the view's span;
-        and int64 [B, q].
+        Keys and values of each layer in turn, [B, heads, n, width] with n at least the view's span,
+        the same object as long as they stand in the same place; and int64 [B, q].
         """
         aim = self._aim
         assert aim is not None, "a forward is aimed before it reads"
         stored = [each for layer in self.stored for each in layer]
-        if aim.run is not None:
-            return [each[aim.run] for each in stored], aim.view.columns
-        span = aim.view.span
-        return [each[:, :, :span].index_select(0, aim.rows) for each in stored], aim.view.columns
+        if aim.run is None:
+            span = aim.view.span
+            return [
+                each[:, :, :span].index_select(0, aim.rows) for each in stored
+            ], aim.view.columns
+        if self._read[0] != aim.run:
+            self._read = aim.run, [each[aim.run] for each in stored]
+        return self._read[1], aim.view.columns
+
+    def write(self, new: Sequence[Tensor]) -> None:
+        """Write what the forward computed: keys and values of each layer in turn, as `update`."""
+        for stored, states in zip(
+            (each for layer in self.stored for each in layer), new, strict=True
+        ):
+            self._write(stored, states)
 
     def update(
         self,
@@ -124,9 +137,11 @@ class SlotCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Write a layer's keys and values [B, heads, q, width], and return those of the span."""
         keys, values = self.stored[layer_idx]
-        return self._write(keys, key_states), self._write(values, value_states)
+        self._write(keys, key_states)
+        self._write(values, value_states)
+        return self._span(keys), self._span(values)
 
-    def _write(self, stored: Tensor, states: Tensor) -> Tensor:
+    def _write(self, stored: Tensor, states: Tensor) -> None:
         aim = self._aim
         assert aim is not None, "a forward is aimed before it writes"
         if aim.run is not None and aim.start is not None:
@@ -134,6 +149,10 @@ class SlotCache(Cache):
         else:
             new = states.transpose(1, 2).to(stored.dtype)
             stored[aim.rows[:, None], :, aim.view.columns] = new
+
+    def _span(self, stored: Tensor) -> Tensor:
+        aim = self._aim
+        assert aim is not None, "a forward is aimed before it reads"
         if aim.run is not None:
             return stored[aim.run, :, : aim.view.span]
         return stored[:, :, : aim.view.span].index_select(0, aim.rows)
