@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import outrider
-from outrider import ModelDrafter, SamplingParams
-from outrider.bench.race import OutriderRunner, Runner, fresh
+from outrider import ModelDrafter, SamplingParams, TransformersModel
+from outrider.bench.race import OutriderRunner, Runner
 from outrider.bench.records import PLAIN, Candidate
 from outrider.bench.trial import Trial, TrialRace
 
@@ -19,13 +19,14 @@ def run(scope: Scope, say: Say) -> Report:
     count = scope.rounds or PROMPTS
     kinds = [workload(pair, kind, -(-count // 4)) for kind in scope.workloads or KINDS]
     prompts = mixed(kinds, count)
+    assert isinstance(pair.target, TransformersModel)
     layers = pair.target.hf_model.config.num_hidden_layers
     rows = []
     for batch in scope.batches or (1, 4):
         for temperature in scope.temps or (0.0, 0.8):
             say(f"temperature {temperature:g}, batch {batch}")
-            target = fresh(pair.target, batch)
-            itself = ModelDrafter(fresh(pair.target, batch), target.vocab_size)
+            target = pair.target.fresh(batch)
+            itself = ModelDrafter(pair.target.fresh(batch), target.vocab_size)
             runners: dict[str, Runner] = {
                 "none": OutriderRunner.of(PLAIN, pair, batch),
                 "the target itself": OutriderRunner(

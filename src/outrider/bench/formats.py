@@ -51,6 +51,7 @@ def row(found: Measurement) -> dict[str, Any]:
     return {
         "candidate": candidate.label,
         "system": candidate.system,
+        "runtime": candidate.runtime,
         "drafter": candidate.drafter,
         "exit_layers": candidate.exit_layers,
         "verification": candidate.verification,

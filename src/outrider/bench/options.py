@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..config.sources import Dtype, model_source
+from ..config.sources import Dtype, RuntimeName, Weights, is_gguf, model_source
 from ..config.validation import Check, integer, real
 from ..errors import InvalidConfigError
 
@@ -50,6 +50,8 @@ class _Options:
     """Type of both models' weights (default: as `outrider.load`)."""
     device: str | None = None
     """The device, as torch names it (default: cuda if there is one)."""
+    weights: Weights | None = None
+    """What openvino rounds both models' weights to (default: nothing)."""
     prompts: Path | None = None
     """A JSONL file in place of built-in prompts: rows with a prompt, of Spec-Bench, or OpenAI batch
     requests."""
@@ -92,15 +94,26 @@ class BenchOptions(_Options):
     requests, without them by rounds, which a noisy machine disturbs less."""
     peer_k: tuple[Depth, ...] | None = None
     """Depths of the peers' drafts; adaptive is their own heuristic (default: as -k, and that)."""
+    runtimes: tuple[RuntimeName, ...] | None = None
+    """What computes both models (default: what suits them, then those installed, the latter with
+    the first drafter and the adaptive depth alone); llama_cpp takes --gguf."""
     gguf: Path | None = None
-    """The target as a GGUF file, for the peer llama.cpp."""
+    """The target as a GGUF file, for the runtime llama_cpp and the peer llama.cpp."""
 
     def __post_init__(self) -> None:
         _check(self, model_source, "target", "draft")
-        _check(self, _there, "prompts")
+        _check(self, _there, "prompts", "gguf")
         _check(self, _count, "prompts_per_workload", "max_tokens", "repeats")
         _check_lists(
-            self, "workloads", "drafters", "verification", "k", "temps", "batches", "peers"
+            self,
+            "workloads",
+            "drafters",
+            "verification",
+            "k",
+            "temps",
+            "batches",
+            "peers",
+            "runtimes",
         )
         _check(self, _count, "exit_layers", "batches")
         _check(self, _depth, "k", "peer_k")
@@ -116,8 +129,15 @@ class BenchOptions(_Options):
         if "prediction" in drafters and self.prompts is None:
             expected = 'a file of prompts beside it, with "prediction" in its rows'
             raise InvalidConfigError("drafters", "prediction", expected)
-        if "llama.cpp" in self.peers and self.gguf is None:
-            raise InvalidConfigError("peers", "llama.cpp", "the target as a GGUF file in gguf")
+        if self.file is None:
+            for name, given in (("peers", self.peers), ("runtimes", self.runtimes or ())):
+                if llama := {"llama.cpp", "llama_cpp"} & set(given):
+                    raise InvalidConfigError(name, min(llama), "the target as a GGUF file in gguf")
+
+    @property
+    def file(self) -> Path | None:
+        """The target as a GGUF file; None if there is none."""
+        return Path(self.target) if is_gguf(self.target) else self.gguf
 
     @property
     def lossy(self) -> tuple[str, ...]:
@@ -164,6 +184,8 @@ class TuneOptions(_Options):
         InvalidConfigError: a value is out of its range, or two contradict each other.
     """
 
+    runtime: RuntimeName = "auto"
+    """What computes both models."""
     max_prompts: int = 8
     """How many of the prompts are used."""
     drafters: tuple[TunedDrafters, ...] | None = None

@@ -13,7 +13,7 @@ from typing import Any
 from ..engine.trace import Trace, is_trace, read_trace
 from ..errors import InvalidConfigError
 from . import svg
-from .records import PLAIN, Results
+from .records import Results
 from .tables import HEADINGS, NOTE, best_of, cells, remarks, verdict, verdicts
 
 MOST_COLUMNS = 120
@@ -79,7 +79,7 @@ def _bench(results: Results) -> str:
 def _bars(results: Results) -> Iterable[svg.Bar]:
     """The speedups of all candidates under a heading for each trial."""
     for trial, members in results.trials.items():
-        drawn = [found for found in members if found.speedup and found.candidate != PLAIN]
+        drawn = [found for found in members if found.speedup and found is not members[0]]
         if drawn:
             yield svg.Bar(trial)
         for found in drawn:
@@ -171,7 +171,7 @@ def _by_round(
 
 def _models(facts: Mapping[str, Any]) -> str:
     """Models and device in a line, as far as they are known."""
-    names = ("target", "draft", "device", "dtype", "threads")
+    names = ("target", "draft", "runtime", "device", "dtype", "threads")
     known = ", ".join(f"{name} {facts[name]}" for name in names if facts.get(name) is not None)
     return f'<p class="quiet">{escape(known)}</p>'
 

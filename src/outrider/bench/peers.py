@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from .. import ModelDrafter, Pair, SamplingParams
+from .. import ModelDrafter, Pair, SamplingParams, TransformersModel
 from .options import BenchOptions
 from .race import Run, Runner, Tokens, Turns
 from .records import Candidate
@@ -29,7 +29,9 @@ _CONSTANT = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_
 """Assistant settings under which every draft has the same length."""
 
 
-def runners(options: BenchOptions, pair: Pair, batch: int) -> tuple[list[Runner], list[str]]:
+def runners(
+    options: BenchOptions, pairs: Iterable[Pair], batch: int
+) -> tuple[list[Runner], list[str]]:
     """Make the peers ready that can take part, and say why others cannot.
 
     Of transformers: plain decoding, assisted generation and prompt lookup at each of the depths.
@@ -43,22 +45,37 @@ def runners(options: BenchOptions, pair: Pair, batch: int) -> tuple[list[Runner]
         if batch > 1:
             missing.append(f"{name}: not in batches of {batch}, it decodes one at a time here")
         elif name == "transformers":
-            target, draft = _twin(pair.target.hf_model), None
-            if isinstance(pair.model_drafter, ModelDrafter):
-                model: Any = pair.model_drafter.model
-                draft = _twin(model.hf_model)
-            else:
-                why = "the tokenizers differ" if pair.model_drafter else "there is no draft"
-                missing.append(f"transformers draft_model: {why}")
-            found += [
-                TransformersRunner(each, target, draft if each.drafter == "draft_model" else None)
-                for each in _candidates(name, options, drafts=draft is not None)
-            ]
-        elif find_spec("llama_cpp") is None or options.gguf is None:
+            ready, why = _of_transformers(options, pairs)
+            found += ready
+            missing += why
+        elif find_spec("llama_cpp") is None or options.file is None:
             missing.append('llama.cpp: not installed: pip install "outrider[llama-cpp]"')
         else:
-            found += [LlamaCppRunner(each, options.gguf) for each in _candidates(name, options)]
+            found += [LlamaCppRunner(each, options.file) for each in _candidates(name, options)]
     return found, missing
+
+
+def _of_transformers(
+    options: BenchOptions, pairs: Iterable[Pair]
+) -> tuple[list[Runner], list[str]]:
+    """See `runners`; the models are those of the first pair that transformers has loaded."""
+    for pair in pairs:
+        if isinstance(pair.target, TransformersModel):
+            break
+    else:
+        return [], ["transformers: no runtime has loaded the models by it"]
+    target, draft = _twin(pair.target.hf_model), None
+    missing = []
+    model = pair.model_drafter
+    if isinstance(model, ModelDrafter) and isinstance(model.model, TransformersModel):
+        draft = _twin(model.model.hf_model)
+    else:
+        why = "the tokenizers differ" if model else "there is no draft"
+        missing.append(f"transformers draft_model: {why}")
+    return [
+        TransformersRunner(each, target, draft if each.drafter == "draft_model" else None)
+        for each in _candidates("transformers", options, drafts=draft is not None)
+    ], missing
 
 
 def _candidates(system: str, options: BenchOptions, *, drafts: bool = False) -> Iterator[Candidate]:

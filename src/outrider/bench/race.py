@@ -22,7 +22,6 @@ from .. import (
     SpeculativeDecoder,
     StreamEvent,
     SuffixDrafter,
-    TransformersModel,
 )
 from ..engine.compatibility import parts_of
 from ..errors import InvalidConfigError
@@ -117,7 +116,7 @@ class OutriderRunner(Runner):
         Raises:
             InvalidConfigError: its settings contradict each other, or there is no draft model.
         """
-        target = fresh(pair.target, slots)
+        target = pair.target.fresh(slots)
         drafter = drafter_of(candidate, pair, target, slots)
         return OutriderRunner(target, drafter, candidate, config_of(candidate))
 
@@ -260,7 +259,7 @@ def drafter_of(candidate: Candidate, pair: Pair, target: Any, slots: int) -> Any
     model: Any = pair.model_drafter
     if candidate.drafter in WITH_MODEL and isinstance(model, ModelDrafter):
         # One of another vocabulary is shared.
-        model = ModelDrafter(fresh(model.model, slots), model.vocab_size)
+        model = ModelDrafter(model.model.fresh(slots), model.vocab_size)
     suffix = SuffixDrafter(max_pool_tokens=0)
     return make_drafter(
         candidate.drafter, target, model, NgramDrafter(), suffix, candidate.exit_layers
@@ -294,10 +293,3 @@ def make_drafter(
     if model is None:
         raise InvalidConfigError("drafters", method, "suffix or ngram without a draft")
     return HybridDrafter.usual(model, suffix) if method == "hybrid" else model
-
-
-def fresh(model: Any, slots: int) -> Any:
-    """Return a runtime over the same weights with empty slots; unknown runtimes are shared."""
-    if isinstance(model, TransformersModel):
-        return TransformersModel(model.hf_model, max_sequences=slots)
-    return model

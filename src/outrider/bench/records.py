@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..config.sources import RuntimeName
 from ..errors import InvalidConfigError
 from .options import LOSSY
 
@@ -55,6 +56,7 @@ class Candidate:
         tree: children at each depth, None for chains.
         exit_layers: how many of the target's first layers draft, None unless they do.
         system: which software decodes: "outrider", "transformers" or "llama.cpp".
+        runtime: what computes Outrider's models, where several are compared.
     """
 
     drafter: str
@@ -63,6 +65,7 @@ class Candidate:
     tree: tuple[int, ...] | None = None
     exit_layers: int | None = None
     system: str = "outrider"
+    runtime: RuntimeName | None = None
 
     @property
     def plain(self) -> bool:
@@ -77,7 +80,8 @@ class Candidate:
     @property
     def label(self) -> str:
         """A short name, unique among the candidates of a run."""
-        parts = [] if self.system == "outrider" else [self.system]
+        own = [] if self.runtime is None else [f"outrider on {self.runtime}"]
+        parts = own if self.system == "outrider" else [self.system]
         if self.plain:
             return " ".join([*parts, "plain"])
         parts.append(self.drafter)

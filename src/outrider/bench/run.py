@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from .. import Pair, SamplingParams, load
-from ..errors import InvalidConfigError
+from ..config.sources import RuntimeName
+from ..errors import InvalidConfigError, OutriderError
 from . import peers
 from .environment import environment
 from .options import BenchOptions, Progress, TuneOptions, shape_of, silent
@@ -37,12 +40,20 @@ def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
     """
     for candidate in _candidates(options, options.drafters or ("draft_model",)):
         config_of(candidate)
+    main = options.runtimes[0] if options.runtimes else "auto"
     results = Results({}, ())
     measured: list[Measurement] = []
     missing: dict[str, None] = {}
     failed: set[Candidate] = set()
     try:
-        pair, facts, own = prepared(options, max(options.batches), report)
+        pair, facts, own = prepared(options, max(options.batches), report, main)
+        pairs = {pair.target.name: pair}
+        for name in _others(options, pair.target.name):
+            report(0, 1, f"loading the models for {name}")
+            try:
+                pairs[name] = _loaded(options, max(options.batches), name)
+            except OutriderError as error:
+                missing[f"runtime {name}: {error}"] = None
         workloads = [
             fitting(workload, options.tokens, room_of(pair))
             for workload in _workloads(options, pair, own)
@@ -53,6 +64,7 @@ def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
             skipped=tuple(each for workload in workloads for each in workload.skipped),
         )
         candidates = _candidates(options, options.chosen_drafters(pair.model_drafter is not None))
+        field = _field(candidates, pairs, all_of=options.runtimes is not None)
         trials = [
             Trial(
                 workload=workload,
@@ -67,10 +79,9 @@ def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
         for trial in trials:
             report(done, total, trial.label)
             runners: list[Runner] = [
-                OutriderRunner.of(candidate, pair, trial.batch)
-                for candidate in (PLAIN, *candidates)
+                OutriderRunner.of(candidate, pairs[name], trial.batch) for candidate, name in field
             ]
-            others, why = peers.runners(options, pair, trial.batch)
+            others, why = peers.runners(options, pairs.values(), trial.batch)
             missing |= dict.fromkeys(why)
             runners += [each for each in others if each.candidate not in failed]
             race = TrialRace(trial, runners)
@@ -93,7 +104,10 @@ def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
 
 
 def prepared(
-    options: BenchOptions | TuneOptions, max_sequences: int, report: Progress
+    options: BenchOptions | TuneOptions,
+    max_sequences: int,
+    report: Progress,
+    runtime: RuntimeName,
 ) -> tuple[Pair, dict[str, Any], Workload | None]:
     """Load the models, and read the file of prompts, if there is one.
 
@@ -107,22 +121,69 @@ def prepared(
     path = options.prompts
     lines = () if path is None else lines_of(path)
     report(0, 1, "loading the models")
-    pair = load(
-        options.target,
-        options.draft,
-        device=options.device,
-        max_sequences=max_sequences,
-        dtype=options.dtype or "auto",
-    )
-    hf_model: Any = pair.target.hf_model
+    pair = _loaded(options, max_sequences, runtime)
     facts = {
         "target": options.target,
         "draft": options.draft or ("demo" if pair.model_drafter else None),
-        "device": str(hf_model.device),
-        "dtype": str(hf_model.dtype).removeprefix("torch."),
+        "device": str(pair.target.device),
+        "runtime": pair.target.name,
+        "dtype": pair.target.precision,
     }
     workload = None if path is None else parse_lines(lines, path.stem, pair.tokenizer)
     return pair, facts, workload
+
+
+def _loaded(options: BenchOptions | TuneOptions, max_sequences: int, runtime: RuntimeName) -> Pair:
+    target: str | Path = options.target
+    draft, dtype, weights = options.draft, options.dtype or "auto", options.weights
+    if isinstance(options, BenchOptions) and runtime == "llama_cpp" and options.file is not None:
+        # The file has a type of its own, and a draft that is none is left to what suits it.
+        draft = draft or ("demo" if target == "demo" else None)
+        target, runtime, dtype, weights = options.file, "auto", "auto", None
+    return load(
+        target,
+        draft,
+        runtime=runtime,
+        device=options.device,
+        max_sequences=max_sequences,
+        dtype=dtype,
+        weights=weights,
+    )
+
+
+def _others(options: BenchOptions, main: str) -> list[RuntimeName]:
+    """List the runtimes beside the first one: those asked for, or those installed."""
+    if options.runtimes is not None:
+        return list(options.runtimes[1:])
+    packages: dict[RuntimeName, str] = {
+        "transformers": "transformers",
+        "openvino": "openvino",
+        "llama_cpp": "llama_cpp",
+    }
+    if options.file is None:
+        del packages["llama_cpp"]
+    if options.weights is not None or options.device not in (None, "cpu"):
+        return []
+    return [name for name, package in packages.items() if name != main and find_spec(package)]
+
+
+def _field(
+    candidates: Sequence[Candidate], pairs: Mapping[str, Pair], *, all_of: bool
+) -> list[tuple[Candidate, str]]:
+    """List who races, and on which pair: the first pair with all candidates, plain decoding first.
+
+    Args:
+        candidates: beside plain decoding.
+        pairs: by runtime.
+        all_of: whether the other pairs race with all candidates, too, or with one.
+    """
+    usual = [each for each in candidates if each.depth is None and each.tree is None]
+    field = []
+    for place, name in enumerate(pairs):
+        own = candidates if all_of or place == 0 else (usual[-1:] or candidates[-1:])
+        label: Any = name if len(pairs) > 1 else None
+        field += [(replace(each, runtime=label), name) for each in (PLAIN, *own)]
+    return field
 
 
 def room_of(pair: Pair) -> int | None:

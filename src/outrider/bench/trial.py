@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from math import ceil
@@ -107,9 +107,8 @@ class TrialRace:
         """Race one stretch: all of it counts, or an interrupt left it undone and nothing does."""
         params = self.trial.params(prompts)
         runs = self._race([prompt.token_ids for prompt in prompts], params, index, self._watch)
-        plain = runs[self._runners[0]].token_ids
         differences = {
-            runner: self._differences(runner, runs[runner], prompts, params, index, plain)
+            runner: self._differences(runner, runs, prompts, params, index)
             for runner in self._runners
         }
         for runner in self._runners:
@@ -135,38 +134,50 @@ class TrialRace:
     def _differences(
         self,
         runner: Runner,
-        run: Run,
+        runs: Mapping[Runner, Run],
         prompts: Sequence[Prompt],
         params: Sequence[SamplingParams],
         seed: int,
-        plain: Sequence[Tokens],
     ) -> list[Difference] | None:
         """Find where outputs first differ from the right ones; None where many are right.
 
         At temperature 0 it is found out whether rounding explains the difference.
         """
-        candidate, decoder = runner.candidate, self._runners[0].decoder
+        candidate, plain = runner.candidate, self._plain(runner)
         greedy = self.trial.sampling.temperature == 0
         if greedy and not candidate.lossy:
-            expected = plain
+            expected = runs[plain].token_ids
         elif candidate.verification == "coupled" and isinstance(runner, OutriderRunner):
             ids = [prompt.token_ids for prompt in prompts]
             expected = runner.undrafted(ids, params, seed)
         else:
             return None
         differences = []
-        for prompt, own, right in zip(prompts, run.token_ids, expected, strict=True):
+        for prompt, own, right in zip(prompts, runs[runner].token_ids, expected, strict=True):
             for place, (token, due) in enumerate(zip_longest(own, right)):
                 if token == due:
                     continue
                 first = Difference(prompt.name, place, token, due)
-                if greedy and None not in (token, due) and decoder is not None:
+                if greedy and None not in (token, due) and plain.decoder is not None:
                     before = (*prompt.token_ids, *right[:place])
-                    gap, allowed = _apart(decoder.target, before, token, due)
+                    gap, allowed = _apart(plain.decoder.target, before, token, due)
                     first = replace(first, gap=gap, allowed=allowed)
                 differences.append(first)
                 break
         return differences
+
+    def _plain(self, runner: Runner) -> Runner:
+        """The plain decoder of the same weights: what a greedy text has to be."""
+        of = runner.candidate
+        runtime = of.runtime if of.system == "outrider" else of.system.replace(".", "_")
+        own = (
+            each
+            for each in self._runners
+            if each.decoder is not None
+            and each.candidate.plain
+            and each.candidate.runtime == runtime
+        )
+        return next(own, self._runners[0])
 
     def measurements(self) -> list[Measurement]:
         """Return what it comes to: one measurement a candidate, none if no stretch was finished."""

@@ -80,7 +80,7 @@ class Recommendation:
 
         Models and device are those of the search.
         """
-        names = ("target", "draft", "dtype", "device")
+        names = ("target", "draft", "runtime", "dtype", "weights", "device")
         given = self.environment["settings"]
         made = {name: given[name] for name in names if given.get(name) is not None}
         made["method"] = self.candidate.drafter
@@ -120,7 +120,7 @@ def run_tune(options: TuneOptions, report: Progress = silent) -> Recommendation:
     field = candidates(options)
     for candidate in field:
         config_of(candidate)
-    pair, facts, workload = prepared(options, options.batch, report)
+    pair, facts, workload = prepared(options, options.batch, report, options.runtime)
     count = options.max_prompts
     if workload is None:
         workload = built_in("code", pair.tokenizer, pair.target.vocab_size, count)

@@ -2,7 +2,7 @@
 
 For each cell, a way of speculating on one prompt, many continuations of one seeded request are
 drawn. The distribution expected at each position, given the tokens before it, is made of the
-target's own full forward pass, without cache, engine or `outrider.sampling`. A position is one
+target's logits, each prefix computed anew, without engine or `outrider.sampling`. A position is one
 G-test: the statistics of all histories that reach it, added up. With several tokens to a round the
 later positions are where a fault shows that one token cannot show.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,12 @@ import torch
 from numpy.typing import NDArray
 
 from ..config.params import SamplingParams, SpeculativeConfig
-from ..drafters.base import Drafter
+from ..drafters.base import Drafter, nothing_drafted
 from ..drafters.model import ModelDrafter
 from ..engine.decoder import SpeculativeDecoder
 from ..engine.metrics import SpeculationMetrics
-from ..runtimes.transformers.model import TransformersModel
+from ..runtimes.base import Runtime
+from ..types.records import Prefix
 from .checks import Report
 from .goodness import Fit, fit, holm, together
 from .reference import filtered
@@ -111,7 +113,7 @@ class StatisticalTier:
 
 def statistical_tier(
     report: Report,
-    target: TransformersModel,
+    target: Runtime,
     drafter: Drafter,
     prompts: Sequence[Tokens],
     samples: int,
@@ -133,7 +135,7 @@ def statistical_tier(
     done = 0
     positions: list[Position] = []
     speculation: dict[str, SpeculationMetrics] = {}
-    probabilities = forward_probabilities(target.hf_model)
+    probabilities = forward_probabilities(target)
     for index, (name, settings, sampling) in enumerate(ways):
         config = SpeculativeConfig(
             depth="fixed",
@@ -202,15 +204,18 @@ def corrected(positions: Sequence[Position]) -> list[Position]:
     ]
 
 
-def forward_probabilities(hf_model: Any, chunk: int = 32) -> Probabilities:
-    """The distributions of a transformers model by full forward passes, float64 from logits."""
+def forward_probabilities(target: Runtime, chunk: int = 32) -> Probabilities:
+    """The distributions of a model that computes each prefix anew, float64 from its logits."""
+    apart = target.fresh(chunk)
 
     @torch.inference_mode()
     def probabilities(prefixes: Sequence[Tokens]) -> NDArray[np.float64]:
         distributions = []
         for start in range(0, len(prefixes), chunk):
-            ids = torch.tensor(prefixes[start : start + chunk], device=hf_model.device)
-            logits = hf_model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1]
+            named = list(starmap(Prefix, enumerate(prefixes[start : start + chunk])))
+            drafted = nothing_drafted(len(named), apart.device)
+            logits = apart.verify(named, drafted).logits[:, 0]
+            apart.release([prefix.sequence_id for prefix in named], discard=True)
             distributions.append(logits.double().softmax(-1).cpu().numpy())
         return np.concatenate(distributions)
 

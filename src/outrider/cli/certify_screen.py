@@ -39,7 +39,7 @@ class Screen:
         self._say(f"outrider {__version__}: certificate of {what}", "bold")
         if models is not None:
             draft = models["draft"] or "prompt lookup"
-            where = f"{models['device']}, {models['dtype']}"
+            where = f"{models['runtime']} on {models['device']}, {models['dtype']}"
             self._say(f"statistical tier: target {models['target']}, draft {draft}, {where}", "dim")
 
     def exact(self, tier: ExactTier, seconds: float) -> None:

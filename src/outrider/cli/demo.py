@@ -86,7 +86,7 @@ def demo(
     from outrider_demo import PROMPTS
 
     from ..bench.formats import row
-    from ..bench.race import OutriderRunner, fresh
+    from ..bench.race import OutriderRunner
     from ..bench.records import PLAIN, Candidate, Results, Workload
     from ..bench.records import Prompt as BenchPrompt
     from ..bench.trial import Trial, TrialRace
@@ -113,7 +113,7 @@ def demo(
     extra = {"prompts": len(texts), "temperatures": asked}
     with traced(tracing, settings | extra, config) as on_round:
         runners = (
-            OutriderRunner(fresh(loaded.target, 1), None, PLAIN, config, tokenizer=tokenizer),
+            OutriderRunner(loaded.target.fresh(1), None, PLAIN, config, tokenizer=tokenizer),
             OutriderRunner(loaded.target, loaded.drafter, candidate, config, tokenizer=tokenizer),
         )
 

@@ -12,7 +12,7 @@ from .. import __version__
 from ..bench.options import WITH_MODEL
 from ..config.params import SamplingParams, SpeculativeConfig
 from .options import Drafting, Method, Models, Tracing
-from .terminal import quiet
+from .terminal import quiet, said
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,7 +53,7 @@ def load(
         ModelError: one cannot be loaded.
         InvalidConfigError: a value does not suit the model.
     """
-    with console.status(f"loading {models.target}"):
+    with console.status(f"loading {models.target}") as status, said(status):
         import torch
 
         from .. import NgramDrafter, SuffixDrafter
@@ -66,7 +66,13 @@ def load(
         # A bad look-up is refused before the models are loaded.
         ngram = NgramDrafter(**lookup)
         pair = load_pair(
-            models.target, models.draft, device=models.device, dtype=models.dtype or "auto", **more
+            models.target,
+            models.draft,
+            runtime=models.runtime,
+            device=models.device,
+            dtype=models.dtype or "auto",
+            weights=models.weights,
+            **more,
         )
         drafter = make_drafter(
             method, pair.target, pair.model_drafter, ngram, SuffixDrafter(), drafting.exit_layers
@@ -80,7 +86,8 @@ def load(
         "exit_layers": drafting.exit_layers,
         "threads": torch.get_num_threads(),
         "device": str(pair.target.device),
-        "dtype": str(pair.target.hf_model.dtype).removeprefix("torch."),
+        "runtime": pair.target.name,
+        "dtype": pair.target.precision,
     }
     return Loaded(pair.target, drafter, pair.tokenizer, facts)
 

@@ -14,7 +14,7 @@ from cyclopts.types import PositiveInt
 
 from ..bench.options import WITH_MODEL
 from ..config.params import SpeculativeConfig
-from ..config.sources import Dtype, model_source
+from ..config.sources import Dtype, RuntimeName, Weights, model_source
 from ..errors import EmptyPrefixError, InvalidConfigError
 from .files import check_file, read_text
 from .flags import COMMAS, flags_of
@@ -87,15 +87,20 @@ class Models:
     """Which models are loaded, and where.
 
     Attributes:
-        target: demo (a small pair of models), a local folder or a hub id.
-        draft: a local folder or a hub id.
+        target: demo (a small pair of models), a local folder, a GGUF file or a hub id.
+        draft: likewise.
+        runtime: what computes both; auto takes llama_cpp for a GGUF file, on a CPU openvino where
+            it is installed and converts the model, else transformers.
         dtype: of both models; without it each checkpoint's own.
+        weights: round both models' weights; with --runtime openvino.
         device: as torch names it; without it cuda if there is any.
     """
 
     target: str = "demo"
     draft: Annotated[str | None, Parameter(alias="--draft-model")] = None
+    runtime: RuntimeName = "auto"
     dtype: Dtype | None = None
+    weights: Weights | None = None
     device: str | None = None
 
     def __post_init__(self) -> None:

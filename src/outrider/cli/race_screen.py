@@ -51,7 +51,7 @@ class Screen:
         """Print what races."""
         self.console.print(Text(f"outrider {__version__}: plain against speculative", "bold"))
         for line in (
-            f"target {facts['target']}, {facts['device']}, {facts['dtype']}",
+            f"target {facts['target']}, {facts['runtime']} on {facts['device']}, {facts['dtype']}",
             f"method {facts['method']}, {facts['draft'] or 'no draft model'}, up to "
             f"{config.deepest} tokens a round, {config.verification} verification",
         ):

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from rich.color import ColorSystem
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.status import Status
 from rich.style import Style
 from rich.text import Text
 
@@ -69,6 +71,36 @@ def progress(console: Console, name: str) -> Iterator[Advance]:
             bar.update(task, completed=done, total=total, description=what)
 
         yield advance
+
+
+class _Said(logging.Handler):
+    """Shows what is logged: steps beside a spinner, warnings above it."""
+
+    def __init__(self, status: Status) -> None:
+        super().__init__(logging.INFO)
+        self._status = status
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show a record."""
+        text = record.getMessage()
+        if record.levelno >= logging.WARNING:
+            self._status.console.print(f"outrider: {text}", markup=False, highlight=False)
+        else:
+            self._status.update(escape(text))
+
+
+@contextmanager
+def said(status: Status) -> Iterator[None]:
+    """Show what the library logs in this block at a spinner."""
+    log, handler = logging.getLogger("outrider"), _Said(status)
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(min(logging.INFO, level) if level else logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 def painted(text: str, origin: Origin) -> str:

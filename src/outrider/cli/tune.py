@@ -108,7 +108,8 @@ def _show(found: Recommendation, color: str, saved: str | None) -> None:
     console = output(color)
     facts = found.environment
     console.print(Text("outrider tune: the last race, beside plain decoding", "bold"))
-    known = [str(facts[name]) for name in ("target", "draft", "device", "dtype") if facts.get(name)]
+    names = ("target", "draft", "runtime", "device", "dtype")
+    known = [str(facts[name]) for name in names if facts.get(name)]
     console.print(Text(", ".join(known), "dim"))
     console.print(figures(Results(facts, found.measurements)))
     for line in found.skipped:

@@ -11,8 +11,16 @@ from .validation import text
 
 Dtype = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 DTYPES: tuple[str, ...] = get_args(Dtype)
+RuntimeName = Literal["auto", "transformers", "openvino", "llama_cpp"]
+RUNTIMES: tuple[str, ...] = get_args(RuntimeName)
+Weights = Literal["int8", "int4"]
 
 _LONGEST_PATH = 1000
+
+
+def is_gguf(source: str) -> bool:
+    """Whether a path names a GGUF file."""
+    return source.lower().endswith(".gguf")
 
 
 def model_source(name: str, given: object) -> str:
@@ -20,7 +28,7 @@ def model_source(name: str, given: object) -> str:
 
     Raises:
         InvalidConfigError: it is neither.
-        ModelError: it is a path, and there is no folder with a config.json.
+        ModelError: it is a path, and there is no GGUF file and no folder with a config.json.
     """
     expected = "'demo', a path or a hub id"
     if isinstance(given, Path):
@@ -44,7 +52,14 @@ def _refuse_missing(source: str) -> None:
             "config.json, a hub id such as 'owner/name', or 'demo'"
         )
     if path.is_file():
-        raise ModelError(f"{source!r} is a file; expected a folder with config.json, or a hub id")
+        if not is_gguf(source):
+            raise ModelError(
+                f"{source!r} is a file; expected a folder with config.json, a .gguf file, or a hub "
+                "id"
+            )
+        return
+    if is_gguf(source):
+        raise ModelError(f"there is no file {source!r}; expected an existing GGUF file")
     like_a_path = source.startswith(".") or source.endswith("/") or "\\" in source
     if not path.exists() and (path.is_absolute() or like_a_path or source.count("/") > 1):
         raise ModelError(

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
-from ..config.sources import DTYPES, model_source
-from ..config.validation import integer
+from ..config.sources import DTYPES, RUNTIMES, RuntimeName, Weights, model_source
+from ..config.validation import choice, integer
 from ..drafters.hybrid import HybridDrafter
 from ..drafters.model import ModelDrafter
 from ..drafters.vocabulary.drafter import VocabularyDrafter
-from ..errors import InvalidConfigError, ModelError, missing
-
-with missing("transformers"):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from ..runtimes.transformers.model import TransformersModel
+from ..errors import InvalidConfigError, missing
+from ..runtimes.base import Runtime
+from ..runtimes.loading import Asked, load_model, load_tokenizer
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,7 +33,7 @@ class Pair:
             `HybridDrafter.usual` makes it; None without a draft model.
     """
 
-    target: TransformersModel
+    target: Runtime
     model_drafter: ModelDrafter | VocabularyDrafter | None
     tokenizer: Any
     drafter: HybridDrafter | None = field(init=False)
@@ -53,65 +48,83 @@ def load(
     target: str | Path = "demo",
     draft: str | Path | None = None,
     *,
+    runtime: RuntimeName = "auto",
     device: str | torch.device | None = None,
     dtype: str | torch.dtype = "auto",
+    weights: Weights | None = None,
     max_sequences: int = 8,
 ) -> Pair:
     """Load a target, and a draft to speculate with.
 
     Args:
-        target: "demo" for the pair of the `demo` extra (no network is used), a local path, or a hub
-            id.
-        draft: the draft model's path or hub id; None loads none, except with "demo". If its
-            tokenizer is not the target's, a `VocabularyDrafter` goes between them.
+        target: "demo" for the pair of the `demo` extra (no network is used), a local folder, a GGUF
+            file, or a hub id.
+        draft: the draft model likewise, "demo" being that pair's; None loads none, except with
+            "demo". If its tokenizer is not the target's, a `VocabularyDrafter` goes between them.
+        runtime: what computes both. "auto" chooses for each: llama.cpp for a GGUF file; on a CPU
+            OpenVINO, where it is installed and the model converts; else transformers, which with
+            "openvino" or "transformers" also reads a GGUF file.
         device: where both live, as torch names it; None takes CUDA if there is any, else the CPU.
         dtype: of both: "float32", "float64", "bfloat16", "float16", torch's own object for one of
             these, or "auto" for the checkpoints' own, and float32 for the demo pair.
+        weights: "int8" or "int4" rounds both models' weights, with runtime "openvino": other
+            models then. None leaves them.
         max_sequences: how many sequences may be decoded together.
 
     Raises:
         ModelError: a model cannot be found, read, or decoded speculatively.
         VocabMismatchError: the two models' tokenizers differ, and no token is common to both.
-        InvalidConfigError: an argument is of the wrong type, or the device is not available.
+        InvalidConfigError: an argument is of the wrong type, does not suit the others, or the
+            device is not available.
         MissingExtraError: a package that this needs is not installed.
     """
-    sources = [model_source("target", target)]
-    sources.append("" if draft is None else model_source("draft", draft))
-    place = _device(device)
+    named = [model_source("target", target)]
+    named += [] if draft is None else [model_source("draft", draft)]
+    choice("runtime", runtime, RUNTIMES)
     number = str(dtype).removeprefix("torch.")
     if not isinstance(dtype, str | torch.dtype) or number not in DTYPES:
         raise InvalidConfigError("dtype", dtype, f"one of {', '.join(DTYPES)}")
+    if weights is not None:
+        choice("weights", weights, get_args(Weights))
     integer("max_sequences", max_sequences, 1)
-    shipped: dict[str, Any] = {}
-    if str(target) == "demo":
-        with missing("demo"):
-            import outrider_demo as demo
-        sources = [str(demo.TARGET), sources[1] or str(demo.DRAFT)]
-        shipped = dict.fromkeys((str(demo.TARGET), str(demo.DRAFT)), demo.tokenizer())
-        number = "float32" if number == "auto" else number
-    tokenizers = [
-        shipped[source] if source in shipped else _tokenizer(source)
-        for source in filter(None, sources)
+    if named == ["demo"]:
+        named.append("demo")
+    if set(named) == {"demo"} and number == "auto":
+        number = "float32"
+    asked = Asked(runtime, _device(device), number, weights, max_sequences)
+    sources = list(map(_shipped, named, ("target", "draft")))
+    tokenizers = [own or load_tokenizer(source, asked) for source, own in sources]
+    models = [
+        load_model(role, source, asked)
+        for role, (source, _) in zip(("target", "draft"), sources, strict=False)
     ]
-    loaded = _model("target", sources[0], place, number, max_sequences)
-    if not sources[1]:
-        return Pair(loaded, None, tokenizers[0])
-    model = _model("draft", sources[1], place, number, max_sequences)
-    tokenizer, draft_tokenizer = tokenizers
+    loaded, tokenizer = models[0], tokenizers[0]
+    if len(models) == 1:
+        return Pair(loaded, None, tokenizer)
+    model, draft_tokenizer = models[1], tokenizers[1]
     if draft_tokenizer.get_vocab() == tokenizer.get_vocab():
         return Pair(loaded, ModelDrafter(model, loaded.vocab_size), tokenizer)
     drafter = VocabularyDrafter(model, draft_tokenizer, tokenizer, loaded.vocab_size)
     _LOG.info(
         "the tokenizers of target %r (%d tokens) and draft %r (%d tokens) differ and have %d "
         "tokens in common: drafting by %s",
-        sources[0],
+        named[0],
         len(tokenizer),
-        sources[1],
+        named[1],
         len(draft_tokenizer),
         drafter.common,
         drafter.match,
     )
     return Pair(loaded, drafter, tokenizer)
+
+
+def _shipped(name: str, role: str) -> tuple[str, Any]:
+    """Return where a model is, and its tokenizer if the demo pair brings it."""
+    if name != "demo":
+        return name, None
+    with missing("demo"):
+        import outrider_demo as demo
+    return str(demo.TARGET if role == "target" else demo.DRAFT), demo.tokenizer()
 
 
 def _device(given: str | torch.device | None) -> torch.device:
@@ -125,40 +138,7 @@ def _device(given: str | torch.device | None) -> torch.device:
         device = torch.device(given)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        expected = f"{expected} ({_first_line(error)})"
+        reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
+        expected = f"{expected} ({reason})"
         raise InvalidConfigError("device", given, expected) from error
     return device
-
-
-def _model(
-    role: str, source: str, device: torch.device, dtype: str, max_sequences: int
-) -> TransformersModel:
-    """Load one model."""
-    with _loading(f"model {source!r}", "config.json and complete weights"):
-        weights: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
-    try:
-        return TransformersModel(weights.to(device), max_sequences=max_sequences)
-    except ModelError as error:
-        raise ModelError(f"the {role} {source!r} cannot be used: {error}") from error
-
-
-def _tokenizer(source: str) -> Any:
-    without = "tokenizer.json (without one TransformersModel(model) decodes token ids)"
-    with _loading(f"tokenizer of {source!r}", without):
-        return AutoTokenizer.from_pretrained(source)
-
-
-@contextmanager
-def _loading(what: str, files: str) -> Iterator[None]:
-    """Raise a ModelError where transformers raises anything."""
-    try:
-        yield
-    except Exception as error:
-        raise ModelError(
-            f"cannot load the {what}: {_first_line(error)}; expected a folder with {files}, or the "
-            "id of a hub model that can be reached"
-        ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")

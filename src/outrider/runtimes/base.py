@@ -89,6 +89,16 @@ class Runtime(ABC):
         """What this runtime can do."""
 
     @property
+    def name(self) -> str:
+        """What computes, such as "openvino"."""
+        return type(self).__name__
+
+    @property
+    def precision(self) -> str:
+        """The types of numbers that it computes with, such as "bfloat16, int8 weights"."""
+        return ""
+
+    @property
     def vocab_size(self) -> int:
         """Width of the logits, V."""
         return self.capabilities.vocab_size
@@ -146,6 +156,17 @@ class Runtime(ABC):
             sequence_ids: of these sequences; ids that are not known mean nothing.
             discard: whether what was computed for them is not to be shared with others.
         """
+
+    def fresh(self, max_sequences: int) -> Runtime:
+        """Make a runtime over the same weights that has computed nothing yet.
+
+        Args:
+            max_sequences: how many of its sequences may be live at once.
+
+        Returns:
+            By default the same object, as fits a model that keeps nothing.
+        """
+        return self
 
     def reset(self) -> None:
         """Forget all that was computed: the model's weights have changed."""

@@ -24,6 +24,7 @@ from torch.nn import Module
 from transformers import AttentionInterface, Cache
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 
+from ...config.sources import Weights
 from ...errors import ModelError, missing
 from ..transformers import attention
 from ..transformers.twin import twin
@@ -153,7 +154,11 @@ class _Traced(Module):
 
 
 def converted(
-    model: Any, layers: Layers, kinds: Sequence[str | None], folder: Path | None
+    model: Any,
+    layers: Layers,
+    kinds: Sequence[str | None],
+    weights: Weights | None,
+    folder: Path,
 ) -> ov.Model:
     """Convert a model, or read what was converted before.
 
@@ -161,17 +166,21 @@ def converted(
         model: of transformers, in evaluation mode. A narrow one is traced as it is in float32.
         layers: what its cache holds.
         kinds: the names of the masks that it takes.
-        folder: where conversions are kept; None keeps none.
+        weights: to what they are rounded; None leaves them.
+        folder: where conversions are kept.
 
     Raises:
         ModelError: it cannot be traced.
+        MissingExtraError: weights are to be rounded and nncf is not installed.
     """
-    if folder is None:
-        return _convert(model, layers, kinds)
-    place = folder / _key(model)
+    place = folder / _key(model, weights)
     found = _read(place)
     if found is None:
+        _LOG.info("converting %s to OpenVINO, once", type(model).__name__)
         found = _convert(model, layers, kinds)
+        if weights is not None:
+            _LOG.info("rounding its weights to %s", weights)
+            found = _rounded(found, weights)
         _keep(found, place)
     return found
 
@@ -197,11 +206,25 @@ def _convert(model: Any, layers: Layers, kinds: Sequence[str | None]) -> ov.Mode
         ) from error
 
 
-def _key(model: Any) -> str:
+def _rounded(graph: ov.Model, weights: Weights) -> ov.Model:
+    with missing("nncf"):
+        import nncf
+    if weights == "int8":
+        return nncf.compress_weights(graph, mode=nncf.CompressWeightsMode.INT8_ASYM)
+    # Groups as near to nncf's 128 columns as each layer's width allows.
+    narrower = nncf.AdvancedCompressionParameters(
+        group_size_fallback_mode=nncf.GroupSizeFallbackMode.ADJUST
+    )
+    return nncf.compress_weights(
+        graph, mode=nncf.CompressWeightsMode.INT4_ASYM, advanced_parameters=narrower
+    )
+
+
+def _key(model: Any, weights: Weights | None) -> str:
     """Name a conversion by all that it depends on."""
     versions = {"openvino": ov.__version__, "torch": torch.__version__, "graph": 2}
     digest = hashlib.blake2b(digest_size=20)
-    digest.update(json.dumps([versions, model.config.to_dict()], default=str).encode())
+    digest.update(json.dumps([versions, weights, model.config.to_dict()], default=str).encode())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...errors import InvalidConfigError, ModelError, OutriderError, missing
+from ...config.sources import Weights
+from ...config.validation import choice
+from ...errors import ModelError, OutriderError, missing
 from ..transformers.cursor import Run
 from ..transformers.model import TransformersModel
 from ..transformers.slot_cache import SlotCache
@@ -26,26 +28,33 @@ with missing("openvino"):
 
 Precision = Literal["float32", "bfloat16"]
 
+_PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
+
 
 class OpenVinoModel(TransformersModel):
     """A causal language model of transformers that runs on OpenVINO, on the CPU.
 
     Its contract, its slot cache and its limits are those of `TransformersModel`. The model is
-    traced once; what comes of it is kept in a folder and read the next time.
+    traced once; what comes of it is kept in a folder and read the next time. It computes with the
+    weights that the model had then, whatever becomes of the model.
 
     Args:
         hf_model: a decoder-only `PreTrainedModel` on the CPU.
         max_sequences, max_length, prefill_chunk: as for `TransformersModel`.
-        precision: in which products are computed; None is "bfloat16" for a model whose weights
-            are narrower than float32, and "float32" otherwise.
+        precision: in which products are computed; None is "bfloat16" for a model of that type,
+            where the processor has it, and "float32" for all others.
+        weights: "int8" or "int4" rounds the weights of linear layers and embeddings, by nncf: less
+            memory to read, and another target. None leaves them as they are.
         cache_dir: the folder for conversions; None is `$XDG_CACHE_HOME/outrider/openvino`, or
             `~/.cache/outrider/openvino`.
 
     Raises:
         ModelError: the model cannot be converted, or not be decoded speculatively.
         InvalidConfigError: an argument is not allowed.
-        MissingExtraError: openvino is not installed.
+        MissingExtraError: openvino is not installed, or nncf for `weights`.
     """
+
+    run: CompiledRun
 
     def __init__(
         self,
@@ -55,11 +64,15 @@ class OpenVinoModel(TransformersModel):
         max_length: int | None = None,
         prefill_chunk: int = 512,
         precision: Precision | None = None,
+        weights: Weights | None = None,
         cache_dir: str | Path | None = None,
     ) -> None:
-        if precision is not None and precision not in get_args(Precision):
-            raise InvalidConfigError("precision", precision, "'float32', 'bfloat16' or None")
+        if precision is not None:
+            choice("precision", precision, get_args(Precision))
+        if weights is not None:
+            choice("weights", weights, get_args(Weights))
         self._precision = precision
+        self._weights = weights
         self._folder = _default_folder() if cache_dir is None else Path(cache_dir)
         try:
             super().__init__(
@@ -76,42 +89,74 @@ class OpenVinoModel(TransformersModel):
                 "and does not run on others; use TransformersModel"
             ) from error
 
-    def _prepared(self, run: Run, architecture: Architecture) -> tuple[Run, Architecture]:
+    @property
+    def precision(self) -> str:
+        """The type of products, and of the weights if they were rounded."""
+        rounded = f", {self._weights} weights" if self._weights else ""
+        return f"{self.run.precision}{rounded}"
+
+    @property
+    def name(self) -> str:
+        """What computes."""
+        return "openvino"
+
+    def fresh(self, max_sequences: int) -> Self:
+        """Make a runtime over the same graph with `max_sequences` empty slots of its own."""
+        other = super().fresh(max_sequences)
+        other.run = self.run.another()
+        return other
+
+    def reset(self) -> None:
+        """Forget all that was computed; the weights stay those that were converted."""
+        with self.lock:
+            self._forget()
+
+    def _prepared(self, run: Run, architecture: Architecture) -> tuple[CompiledRun, Architecture]:
         """Convert the model, and compile it for this machine."""
-        device, dtype = architecture.device, architecture.dtype
+        device = architecture.device
         if device.type != "cpu":
             raise ModelError(f"the model is on {device}; OpenVINO takes models on the CPU")
-        narrow = torch.finfo(dtype).bits < 32
-        precision = self._precision or ("bfloat16" if narrow else "float32")
         layers = tuple((keys.float(), values.float()) for keys, values in architecture.layers)
-        wide = replace(architecture, layers=layers, dtype=torch.float32)
         kinds = tuple(kind for kind, _ in architecture.windows)
-        graph = converted(run, layers, kinds, self._folder)
-        return CompiledRun(graph, precision, kinds, layers), wide
+        graph = converted(run, layers, kinds, self._weights, self._folder)
+        usual = "bfloat16" if architecture.dtype == torch.bfloat16 else "float32"
+        settings = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": _PRECISIONS[self._precision or usual],
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        }
+        compiled = ov.Core().compile_model(graph, "CPU", settings)
+        wide = replace(architecture, layers=layers, dtype=torch.float32)
+        return CompiledRun(compiled, kinds, layers), wide
 
 
 class CompiledRun:
-    """A compiled graph, called as a model of transformers is.
+    """A compiled graph, called as a model of transformers is, one call at a time.
 
     Args:
-        graph: as `converted` makes it.
-        precision: of its products.
+        compiled: of a graph that `converted` made.
         kinds: the names of the masks that it takes.
         layers: keys and values of one token in each layer.
     """
 
     def __init__(
-        self, graph: ov.Model, precision: str, kinds: tuple[str | None, ...], layers: Layers
+        self, compiled: ov.CompiledModel, kinds: tuple[str | None, ...], layers: Layers
     ) -> None:
-        settings = {
-            "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[precision],
-            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        }
-        self._request = ov.Core().compile_model(graph, "CPU", settings).create_infer_request()
+        self._compiled = compiled
+        self._request = compiled.create_infer_request()
         self._kinds = kinds
-        self._empty = [each[:, :, :0] for layer in layers for each in layer]
+        self._layers = layers
         self._bound: Sequence[Tensor] = ()
+
+    @property
+    def precision(self) -> str:
+        """The type of its products, "float32" or "bfloat16"."""
+        kind = self._compiled.get_property("INFERENCE_PRECISION_HINT")
+        return "bfloat16" if kind == ov.Type.bf16 else "float32"
+
+    def another(self) -> CompiledRun:
+        """The same graph, called independently of this one."""
+        return CompiledRun(self._compiled, self._kinds, self._layers)
 
     def __call__(
         self,
@@ -130,7 +175,9 @@ class CompiledRun:
         if past_key_values is None:
             causal = torch.full((rows, 1, width, width), -torch.inf).triu(1)
             masks = [causal] * len(self._kinds)
-            past = [each.expand(rows, -1, -1, -1) for each in self._empty]
+            past = [
+                each[:, :, :0].expand(rows, -1, -1, -1) for layer in self._layers for each in layer
+            ]
             position_ids = torch.arange(width).repeat(rows, 1)
         else:
             past, columns = past_key_values.held()

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Sequence
+from copy import copy
 from itertools import pairwise
 from threading import RLock
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -87,23 +88,34 @@ class TransformersModel(Runtime):
         self.run, architecture = self._prepared(eager, inspect_architecture(self.hf_model, eager))
         self._architecture = architecture
         longest = _checked_length(max_length, architecture.context_length)
+        self.views = Views(architecture, longest)
+        self._allot(max_sequences)
+        check_rollback(self)
+
+    def _allot(self, max_sequences: int) -> None:
+        """Make slots, all of them empty."""
+        of = self._architecture
         self._capabilities = Capabilities(
-            architecture.vocab_size,
-            architecture.device,
-            max_sequences,
-            longest,
-            architecture.eos_token_ids,
+            of.vocab_size, of.device, max_sequences, self.views.max_length, of.eos_token_ids
         )
         self._table = SlotTable(max_sequences)
-        self._cache = SlotCache(architecture.layers, max_sequences)
+        self._cache = SlotCache(of.layers, max_sequences)
         self.lock = RLock()
-        self.views = Views(architecture, longest)
-        check_rollback(self)
 
     @property
     def capabilities(self) -> Capabilities:
         """What this runtime can do."""
         return self._capabilities
+
+    @property
+    def name(self) -> str:
+        """What computes."""
+        return "transformers"
+
+    @property
+    def precision(self) -> str:
+        """The type of the weights."""
+        return str(self.hf_model.dtype).removeprefix("torch.")
 
     @property
     def live_sequences(self) -> frozenset[int]:
@@ -125,12 +137,21 @@ class TransformersModel(Runtime):
             if discard:
                 self._cache.clear(freed)
 
+    def fresh(self, max_sequences: int) -> Self:
+        """Make a runtime over the same weights with `max_sequences` empty slots of its own."""
+        other = copy(self)
+        other._allot(integer("max_sequences", max_sequences, 1))
+        return other
+
     def reset(self) -> None:
         """Forget all that was computed, and look at the model anew: it has changed."""
         with self.lock:
-            self._table.forget()
-            self._cache.clear(range(len(self._table.slots)))
-            self.run, _ = self._prepared(self._eager(), self._architecture)
+            self._forget()
+            self.run = self._eager()
+
+    def _forget(self) -> None:
+        self._table.forget()
+        self._cache.clear(range(len(self._table.slots)))
 
     @torch.inference_mode()
     def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:

@@ -1,0 +1,144 @@
+"""Load a model by path or hub id, in the runtime that suits it, and its tokenizer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..config.sources import RuntimeName, Weights, is_gguf
+from ..errors import InvalidConfigError, ModelError, missing
+from .base import Runtime
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How models are to be loaded.
+
+    Attributes:
+        runtime: what computes them; "auto" takes what suits each.
+        device: where they live.
+        dtype: the name of a type, or "auto" for the checkpoint's own.
+        weights: to what openvino rounds the weights; None leaves them.
+        max_sequences: how many sequences may be decoded together.
+    """
+
+    runtime: RuntimeName
+    device: torch.device
+    dtype: str
+    weights: Weights | None
+    max_sequences: int
+
+    def __post_init__(self) -> None:
+        if self.runtime == "openvino" and (self.device.type != "cpu" or self.dtype == "float64"):
+            wanted = f"transformers for {self.dtype} on {self.device}"
+            raise InvalidConfigError("runtime", self.runtime, wanted)
+        if self.weights is not None and self.runtime != "openvino":
+            expected = "none, or runtime openvino beside it"
+            raise InvalidConfigError("weights", self.weights, expected)
+
+    def by_llama_cpp(self, source: str) -> bool:
+        """Whether a model is left to llama.cpp.
+
+        Raises:
+            InvalidConfigError: it is to be, and is no GGUF file; or is to have another type.
+        """
+        if self.runtime == "llama_cpp" and not is_gguf(source):
+            expected = f"auto, transformers or openvino for {source!r}, which is no GGUF file"
+            raise InvalidConfigError("runtime", self.runtime, expected)
+        chosen = is_gguf(source) and self.runtime in ("auto", "llama_cpp")
+        if chosen and self.dtype != "auto":
+            expected = "auto for a GGUF file on llama.cpp, or another runtime"
+            raise InvalidConfigError("dtype", self.dtype, expected)
+        return chosen
+
+
+def load_model(role: str, source: str, asked: Asked) -> Runtime:
+    """Load one model.
+
+    Args:
+        role: of the model, for messages.
+        source: a folder, a GGUF file or a hub id.
+        asked: how.
+
+    Raises:
+        ModelError: it cannot be found, read, converted or decoded speculatively.
+        InvalidConfigError: the runtime or the type does not suit it.
+        MissingExtraError: a package that this needs is not installed.
+    """
+    _LOG.info("loading %s", source)
+    try:
+        if asked.by_llama_cpp(source):
+            from .llama_cpp.model import LlamaCppModel
+
+            return LlamaCppModel(source, max_sequences=asked.max_sequences)
+        return _of_transformers(source, asked)
+    except ModelError as error:
+        raise ModelError(f"the {role} {source!r} cannot be used: {error}") from error
+
+
+def load_tokenizer(source: str, asked: Asked) -> Any:
+    """Load the tokenizer of a model: a GGUF file carries its own.
+
+    Raises:
+        ModelError: there is none.
+    """
+    if asked.by_llama_cpp(source):
+        from .llama_cpp.tokenizer import LlamaCppTokenizer
+
+        return LlamaCppTokenizer(source)
+    with missing("transformers"):
+        from transformers import AutoTokenizer
+    files = "tokenizer.json (without one TransformersModel(model) decodes token ids)"
+    with _loading(f"tokenizer of {source!r}", files):
+        return AutoTokenizer.from_pretrained(**_place(source))
+
+
+def _of_transformers(source: str, asked: Asked) -> Runtime:
+    with missing("transformers"):
+        from transformers import AutoModelForCausalLM
+
+        from .transformers.model import TransformersModel
+    with _loading(f"model {source!r}", "config.json and complete weights"):
+        weights = AutoModelForCausalLM.from_pretrained(**_place(source), dtype=asked.dtype)
+    weights = weights.to(asked.device)
+    suits = asked.device.type == "cpu" and weights.dtype != torch.float64
+    if asked.runtime == "openvino" or (asked.runtime == "auto" and suits and find_spec("openvino")):
+        from .openvino.model import OpenVinoModel
+
+        try:
+            return OpenVinoModel(weights, max_sequences=asked.max_sequences, weights=asked.weights)
+        except ModelError as error:
+            if asked.runtime == "openvino":
+                raise
+            _LOG.warning("%s runs on transformers: %s", source, error)
+    return TransformersModel(weights, max_sequences=asked.max_sequences)
+
+
+def _place(source: str) -> dict[str, Any]:
+    """Name a model as `from_pretrained` takes it; it converts the weights of a GGUF file."""
+    path = Path(source)
+    if not is_gguf(source):
+        return {"pretrained_model_name_or_path": source}
+    return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+
+
+@contextmanager
+def _loading(what: str, files: str) -> Iterator[None]:
+    """Raise a ModelError where transformers raises anything."""
+    try:
+        yield
+    except Exception as error:
+        first = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
+        raise ModelError(
+            f"cannot load the {what}: {first}; expected a folder with {files}, a GGUF file, or the "
+            "id of a hub model that can be reached"
+        ) from error
