@@ -247,7 +247,7 @@ def test_rows_may_ask_for_their_own_number_of_tokens() -> None:
 @pytest.mark.slow
 def test_transformers_races_on_the_same_weights(temperature: float) -> None:
     given = pair()
-    peers, missing = runners(BenchOptions(k=(3,)), given, 1)
+    peers, missing = runners(BenchOptions(k=(3,)), [given], 1)
     labels = [each.candidate.label for each in peers]
     assert missing == []
     assert labels == [
@@ -266,11 +266,11 @@ def test_transformers_races_on_the_same_weights(temperature: float) -> None:
 
 
 def test_peers_that_cannot_take_part_say_why() -> None:
-    assert runners(BenchOptions(peers=("none",)), pair(), 1) == ([], [])
-    peers, missing = runners(BenchOptions(), pair(), 2)
+    assert runners(BenchOptions(peers=("none",)), [pair()], 1) == ([], [])
+    peers, missing = runners(BenchOptions(), [pair()], 2)
     assert peers == []
     assert missing == ["transformers: not in batches of 2, it decodes one at a time here"]
-    _, missing = runners(BenchOptions(), pair(draft=False), 1)
+    _, missing = runners(BenchOptions(), [pair(draft=False)], 1)
     assert missing == ["transformers draft_model: there is no draft"]
 
 
@@ -299,13 +299,13 @@ def test_llama_cpp_decodes_a_given_file(monkeypatch: pytest.MonkeyPatch) -> None
     runner = LlamaCppRunner(Candidate("none", system="llama.cpp"), Path("some.gguf"))
     (run,) = race([runner], IDS[:1], [_params(5)])
     assert run.token_ids == ((0, 1, 2, 3, 4),)
-    assert asked[0]["path"] == "some.gguf"
+    assert asked[0]["path"] == __file__
     assert asked[-1]["reset"] is True
 
 
 def test_llama_cpp_is_missing_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider.bench.peers.find_spec", lambda _name: None)
-    options = BenchOptions(peers=("llama.cpp",), gguf=Path("some.gguf"))
-    peers, (why,) = runners(options, pair(), 1)
+    options = BenchOptions(peers=("llama.cpp",), gguf=Path(__file__))
+    peers, (why,) = runners(options, [pair()], 1)
     assert peers == []
     assert "pip install" in why

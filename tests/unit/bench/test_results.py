@@ -34,6 +34,7 @@ def _tiny_models() -> Iterator[None]:
 
 def _options(folder: Path, **given: Any) -> BenchOptions:
     defaults: dict[str, Any] = {
+        "runtimes": ("auto",),
         "prompts": prompt_file(folder),
         "drafters": ("draft_model",),
         "k": (3,),
