@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ..types.finding import Finding
 from .cases import FACTORS, LEFT_OUT, Measured
 from .ceilings import Reached
 from .checks import TOLERANCE
@@ -68,6 +69,14 @@ def controls(verdicts: Sequence[Verdict]) -> dict[str, Any]:
             }
             for item in verdicts
         ],
+    }
+
+
+def runtime(findings: Sequence[Finding]) -> dict[str, Any]:
+    """The runtime tier: every property."""
+    return {
+        "passed": all(item.passed for item in findings),
+        "checks": [asdict(item) for item in findings],
     }
 
 

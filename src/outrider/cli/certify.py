@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ..certify.checks import Report
     from .models import Loaded
 
-Tier = Literal["exact", "statistical", "controls"]
+Tier = Literal["exact", "statistical", "controls", "runtime"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
 PROMPT_TOKENS = 16
 SEQUENCES = 64
@@ -35,12 +36,27 @@ CONTRACT = """\
 Exact: the engine as it ships is enumerated on small random models, over a design that covers every
 triple of settings. Statistical: the engine under its own random numbers on real models, by G-tests;
 in float32 unless --dtype says otherwise. Controls: planted faults, each of which a named check must
-reject. The exit status is 0 if all passes, 1 if anything fails, 2 after an error.
+reject. Runtime: the models' own answers, whatever a cache holds, compared with those of an empty
+one, or of transformers without a cache; run by --runtime alone, or --tier runtime. The exit status
+is 0 if all passes, 1 if anything fails, 2 after an error.
 
 --module takes a subclass of outrider.verification.Method (stop_distribution(tree), residual(tree,
 claims, node)), a Verifier, or a subclass of outrider.drafters.base.Drafter (vocab_size,
 propose(prefixes, plan, ctx)); their docstrings say what each is given and returns.
 """
+
+_ONLY_IN = {
+    "models": ("target", "draft", "dtype", "weights", "device"),
+    "statistical": ("samples", "seed"),
+    "runtime": ("tolerance",),
+}
+"""Flags that mean something in some tiers alone."""
+
+_BESIDE = {
+    "models": "the statistical tier beside it (--tier statistical), --runtime, or no flag",
+    "statistical": "the statistical tier beside it (--tier statistical), or no flag",
+    "runtime": "the runtime tier beside it (--tier runtime), or no flag",
+}
 
 app = App(name="certify", help_epilogue=CONTRACT)
 
@@ -50,19 +66,23 @@ class What:
     """What is certified.
 
     Attributes:
-        tier: run this tier; may be repeated; without it all three.
+        tier: run this tier; may be repeated; without it exact, statistical and controls, or with
+            --runtime the runtime's.
         module: put a verification method or a drafter of your own through the exact tier alone:
             path.py:Name or package.module:Name, an object or a class. A class is made without
             arguments; a drafter's class that requires one argument is given the draft model of each
             case.
         samples: continuations drawn in each cell of the statistical tier, at least 100.
         seed: of every request of the statistical tier.
+        tolerance: by how much logits may differ in the runtime tier, beside the largest of them;
+            without it 1e-4 in float32, 1e-6 in float64, else 0.1.
     """
 
     tier: tuple[Tier, ...] = ()
     module: str | None = None
     samples: int = 2400
     seed: NonNegativeInt = 0
+    tolerance: float | None = None
 
     def __post_init__(self) -> None:
         SamplingParams(seed=self.seed)
@@ -75,27 +95,27 @@ class What:
             expected = "exact alone with --module; drop one of the two flags"
             raise InvalidConfigError("--tier", ", ".join(self.tier), expected)
 
-    @property
-    def tiers(self) -> tuple[Tier, ...]:
+    def tiers(self, models: Models) -> tuple[Tier, ...]:
         """The tiers to run, in their order."""
         if self.module is not None:
             return ("exact",)
-        return tuple(name for name in TIERS if name in (self.tier or TIERS))
+        usual = TIERS[:-1] if models.runtime == "auto" else TIERS[-1:]
+        return tuple(name for name in TIERS if name in (self.tier or usual))
 
 
 @app.default
 def certify(
     *,
     what: Annotated[What, titled("What is certified")] = What(),
-    models: Annotated[Models, titled("Models (statistical tier)")] = Models(),
+    models: Annotated[Models, titled("Models (statistical and runtime tiers)")] = Models(),
     output: Annotated[Output, titled("Output")] = Output(),
 ) -> int:
     """Prove that the output has the target's distribution, and that the proof can fail."""
-    tiers = what.tiers
-    if "statistical" not in tiers:
-        expected = "the statistical tier beside it (--tier statistical), or no flag"
-        names = ("target", "draft", "dtype", "device", "samples", "seed")
-        refuse(dict.fromkeys(names, expected), models, what)
+    tiers = what.tiers(models)
+    with_models = {"statistical", "runtime"} & set(tiers)
+    for tier, names in _ONLY_IN.items():
+        if not (with_models if tier == "models" else tier in tiers):
+            refuse(dict.fromkeys(names, _BESIDE[tier]), models, what)
     method = choose_method(models, Drafting(), SpeculativeConfig(), "draft_model")
 
     import torch
@@ -114,7 +134,7 @@ def certify(
 
         part = None if what.module is None else load_part(what.module)
     loaded = None
-    if "statistical" in tiers:
+    if with_models:
         wide = replace(models, dtype=models.dtype or "float32")
         loaded = load(wide, Drafting(), method, console, max_sequences=SEQUENCES)
     facts = None if loaded is None else loaded.facts
@@ -159,11 +179,15 @@ def _begin(
         from ..certify.controls import control_tier
 
         return control_tier(pool)
+    assert loaded is not None
+    if name == "runtime":
+        from ..certify.runtime import runtime_tier
+
+        return partial(runtime_tier, target=loaded.target, tolerance=what.tolerance)
     from outrider_demo import PROMPTS
 
     from ..certify.statistics import statistical_tier
 
-    assert loaded is not None
     prompts = [tuple(loaded.tokenizer.encode(text)[:PROMPT_TOKENS]) for text in PROMPTS]
     models = loaded.target, loaded.drafter
     return lambda report: statistical_tier(report, *models, prompts, what.samples, what.seed)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..certify.controls import Verdict
     from ..certify.exact import ExactTier
     from ..certify.statistics import StatisticalTier
+    from ..types.finding import Finding
 
 SHOWN_FAILURES = 8
 
@@ -40,7 +41,7 @@ class Screen:
         if models is not None:
             draft = models["draft"] or "prompt lookup"
             where = f"{models['runtime']} on {models['device']}, {models['dtype']}"
-            self._say(f"statistical tier: target {models['target']}, draft {draft}, {where}", "dim")
+            self._say(f"models: target {models['target']}, draft {draft}, {where}", "dim")
 
     def exact(self, tier: ExactTier, seconds: float) -> None:
         """Print the largest error by drafter and method, then failures and checks."""
@@ -70,10 +71,7 @@ class Screen:
         self._print(errors)
         for line in _failures(tier.measured):
             self._say(line, "red")
-        checks = table("check", "found", "verdict")
-        for finding in tier.findings:
-            checks.add_row(finding.name, Text(finding.detail), _verdict(finding.passed))
-        self._print(checks)
+        self._checks(tier.findings)
 
     def statistical(self, tier: StatisticalTier, seconds: float) -> None:
         """Print one line a test."""
@@ -123,6 +121,11 @@ class Screen:
             )
         self._print(found)
 
+    def runtime(self, findings: Sequence[Finding], seconds: float) -> None:
+        """Print one line a property."""
+        self._heading("runtime tier", seconds, all(item.passed for item in findings))
+        self._checks(findings)
+
     def verdict(self, passed: bool, tiers: Mapping[str, bool]) -> None:
         """Print the last line."""
         self.console.print()
@@ -134,6 +137,12 @@ class Screen:
         self.console.print()
         heading = Text.assemble(f"{name}, {seconds:.0f} s: ", _verdict(passed))
         self.console.rule(heading, align="left", style="dim")
+
+    def _checks(self, findings: Iterable[Finding]) -> None:
+        checks = table("check", "found", "verdict")
+        for finding in findings:
+            checks.add_row(finding.name, Text(finding.detail), _verdict(finding.passed))
+        self._print(checks)
 
     def _print(self, found: Any) -> None:
         self.console.print()

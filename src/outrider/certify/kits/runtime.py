@@ -327,9 +327,11 @@ def _memory(case: Case) -> str:
     return f"{3 * many} sequences"
 
 
+GREEDY = "greedy text is the reference's"
+
 CHECKS: tuple[tuple[str, Callable[[Case], str]], ...] = (
     ("capabilities are true", _capabilities),
-    ("greedy text is the reference's", _greedy),
+    (GREEDY, _greedy),
     ("logits after a rejected draft are those of a fresh forward", _rejection),
     ("rows of different lengths do not disturb each other", _ragged),
     ("a sequence may be rewritten", _rewritten),

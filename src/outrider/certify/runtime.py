@@ -1,0 +1,56 @@
+"""The runtime tier: the conformance kit over a model that a user has loaded."""
+
+from __future__ import annotations
+
+from ..runtimes.base import Runtime
+from ..runtimes.transformers.model import TransformersModel
+from ..types.finding import Finding
+from .checks import Report
+from .kits.references import Reference, TransformersReference
+from .kits.runtime import CHECKS, GREEDY, check_runtime
+
+TOLERANCES = {"float64": 1e-6, "float32": 1e-4}
+"""By how much logits may differ, beside the largest, in these precisions."""
+
+ROUNDED = 0.1
+"""The same in all others."""
+
+_SEQUENCES = 4
+
+
+def runtime_tier(
+    report: Report, target: Runtime, tolerance: float | None = None
+) -> tuple[Finding, ...]:
+    """Run the kit over a loaded model, in slots of its own.
+
+    A model of transformers is compared with its own forward without a cache where numbers are not
+    narrower than float32; all others with themselves, everything computed anew.
+
+    Args:
+        report: takes the progress.
+        target: the model; its own slots are left alone.
+        tolerance: by how much logits may differ, beside the largest of them; None goes by the
+            precision.
+
+    Returns:
+        A finding for each property.
+    """
+    exact = target.precision in TOLERANCES
+    reference: Reference | None = None
+    if exact and isinstance(target, TransformersModel):
+        reference = TransformersReference(target.hf_model)
+    slots = min(target.max_sequences or _SEQUENCES, _SEQUENCES)
+    found: list[Finding] = []
+    for done, (name, _) in enumerate(CHECKS):
+        report(done, len(CHECKS), name)
+        if name == GREEDY and not exact:
+            why = f"not compared: in {target.precision} rounding decides between near-ties"
+            found.append(Finding(name, True, why))
+            continue
+        found += check_runtime(
+            lambda: target.fresh(slots),
+            reference,
+            tolerance=tolerance or TOLERANCES.get(target.precision, ROUNDED),
+            names=[name],
+        )
+    return tuple(found)
