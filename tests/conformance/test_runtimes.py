@@ -178,6 +178,34 @@ def shifted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Views, "chain", careless)
 
 
+def one_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows columns that were computed before stands one position too far on."""
+    from outrider.runtimes.transformers.views import View, Views
+
+    chain = Views.chain
+
+    def careless(views: Views, starts: list[int], length: int) -> View:
+        view = chain(views, starts, length)
+        late = torch.tensor(starts)[:, None] > 0
+        return View(view.masks, view.positions + late, view.columns, view.span)
+
+    monkeypatch.setattr(Views, "chain", careless)
+
+
+def siblings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node sees all nodes before it, those that it does not follow included."""
+    from outrider.runtimes.transformers.views import View, Views
+
+    tree = Views.tree
+
+    def careless(views: Views, starts: list[int], ancestors: torch.Tensor, queries: int) -> View:
+        proper = tree(views, starts, ancestors, queries)
+        view = tree(views, starts, torch.ones_like(ancestors).tril(), queries)
+        return View(view.masks, proper.positions, proper.columns, proper.span)
+
+    monkeypatch.setattr(Views, "tree", careless)
+
+
 def by_column(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node stands at its column, whatever it follows."""
     from outrider.runtimes.transformers.views import View, Views
@@ -215,6 +243,8 @@ TREES, SHARING = "every node of a tree sees its own path", "sequences may share 
     [
         (stale, {REJECTION, RAGGED, "a sequence may be rewritten"}, {"memory is bounded"}),
         (shifted, {RAGGED}, {REJECTION, TREES, "a sequence may be rewritten"}),
+        (one_on, {RAGGED, REJECTION, "a sequence may be rewritten"}, {"memory is bounded"}),
+        (siblings, {TREES}, {REJECTION, RAGGED, SHARING}),
         (by_column, {TREES}, {REJECTION, RAGGED, SHARING}),
         (in_line, {TREES}, {REJECTION, RAGGED, SHARING}),
         (uncopied, {SHARING}, {REJECTION, "a sequence may be rewritten"}),
