@@ -32,6 +32,7 @@ _LONGEST = 200
 _EXTRAS = {
     "llama_cpp": "llama-cpp",
     "llguidance": "grammar",
+    "nncf": "nncf",
     "openvino": "openvino",
     "outrider_demo": "demo",
     "safetensors": "transformers",

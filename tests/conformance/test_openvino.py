@@ -13,9 +13,13 @@ import torch
 from outrider import SamplingParams, SpeculativeDecoder, TransformersModel
 from outrider.certify.kits.references import TransformersReference
 from outrider.certify.kits.runtime import check_runtime
+from outrider.config.sources import Weights
+from outrider.drafters.base import nothing_drafted
 from outrider.errors import InvalidConfigError, ModelError
+from outrider.runtimes.base import Runtime
 from outrider.runtimes.openvino import convert
 from outrider.runtimes.openvino.model import OpenVinoModel
+from outrider.types.records import Prefix
 from tests.support.families import FAMILIES, random_model
 
 FILES = ("files.json", "model.bin", "model.xml")
@@ -105,6 +109,39 @@ def test_a_folder_that_cannot_be_written_to_costs_a_warning(
     (tmp_path / "file").write_text("")
     OpenVinoModel(random_model("llama").float(), cache_dir=tmp_path / "file")
     assert "is not kept in" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_rounded_weights_are_another_target(
+    weights: Weights, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """But for the reference, which is the rounded model without a cache."""
+    model = random_model("llama").float()
+    exact = OpenVinoModel(model, cache_dir=folder)
+    rounded = OpenVinoModel(model, cache_dir=folder, weights=weights)
+    assert (exact.precision, rounded.precision) == ("float32", f"float32, {weights} weights")
+    one, other = (_logits(each) for each in (exact, rounded))
+    assert 1e-4 < float((one - other).abs().max() / one.abs().max()) < 0.5
+    found = check_runtime(lambda: rounded.fresh(4), tolerance=1e-4)
+    assert not {finding.name: finding.detail for finding in found if not finding.passed}
+    assert capfd.readouterr() == ("", "")
+
+
+def _logits(runtime: Runtime) -> torch.Tensor:
+    return runtime.verify([Prefix(1, [1, 2, 3])], nothing_drafted(1, runtime.device)).logits
+
+
+def test_runtimes_of_the_same_graph_know_nothing_of_each_other(folder: Path) -> None:
+    model = OpenVinoModel(random_model("llama").float(), max_sequences=2, cache_dir=folder)
+    before = _logits(model)
+    other = model.fresh(3)
+    assert (model.max_sequences, other.max_sequences) == (2, 3)
+    assert not other.live_sequences
+    assert torch.equal(before, _logits(other))
+    other.verify([Prefix(7, [9, 9])], nothing_drafted(1, other.device))
+    assert (model.live_sequences, other.live_sequences) == ({1}, {1, 7})
+    assert torch.allclose(before, _logits(model), atol=1e-4)
 
 
 def test_a_bad_precision_is_refused() -> None:

@@ -14,7 +14,9 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from copy import deepcopy
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -177,10 +179,11 @@ def converted(
     found = _read(place)
     if found is None:
         _LOG.info("converting %s to OpenVINO, once", type(model).__name__)
+        nncf = _nncf() if weights else None
         found = _convert(model, layers, kinds)
         if weights is not None:
             _LOG.info("rounding its weights to %s", weights)
-            found = _rounded(found, weights)
+            found = _rounded(found, weights, nncf)
         _keep(found, place)
     return found
 
@@ -206,18 +209,29 @@ def _convert(model: Any, layers: Layers, kinds: Sequence[str | None]) -> ov.Mode
         ) from error
 
 
-def _rounded(graph: ov.Model, weights: Weights) -> ov.Model:
+def _nncf() -> Any:
     with missing("nncf"):
         import nncf
-    if weights == "int8":
-        return nncf.compress_weights(graph, mode=nncf.CompressWeightsMode.INT8_ASYM)
-    # Groups as near to nncf's 128 columns as each layer's width allows.
-    narrower = nncf.AdvancedCompressionParameters(
-        group_size_fallback_mode=nncf.GroupSizeFallbackMode.ADJUST
-    )
-    return nncf.compress_weights(
-        graph, mode=nncf.CompressWeightsMode.INT4_ASYM, advanced_parameters=narrower
-    )
+    return nncf
+
+
+def _rounded(graph: ov.Model, weights: Weights, nncf: Any) -> ov.Model:
+    settings: dict[str, Any] = {"mode": nncf.CompressWeightsMode.INT8_ASYM}
+    if weights == "int4":
+        # Groups as near to nncf's 128 columns as each layer's width allows.
+        narrower = nncf.AdvancedCompressionParameters(
+            group_size_fallback_mode=nncf.GroupSizeFallbackMode.ADJUST
+        )
+        settings = {"mode": nncf.CompressWeightsMode.INT4_ASYM, "advanced_parameters": narrower}
+    log = logging.getLogger("nncf")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        # Its progress bars go to standard output.
+        with redirect_stdout(StringIO()):
+            return nncf.compress_weights(graph, **settings)
+    finally:
+        log.setLevel(level)
 
 
 def _key(model: Any, weights: Weights | None) -> str:
