@@ -20,6 +20,14 @@ def _one_thread() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _conversions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what is converted in a folder of this run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def piped() -> Iterator[Callable[[bytes], Path]]:
     """Makes a path that can be read once, as a shell's `<(command)`, of bytes that a pipe holds."""

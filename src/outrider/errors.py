@@ -30,6 +30,8 @@ from typing import Any
 _LONGEST = 200
 
 _EXTRAS = {
+    "accelerate": "gguf",
+    "gguf": "gguf",
     "llama_cpp": "llama-cpp",
     "llguidance": "grammar",
     "nncf": "nncf",

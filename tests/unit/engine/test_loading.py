@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from outrider import load
 from outrider.errors import InvalidConfigError, ModelError
+from outrider.runtimes.loading import Asked, load_model
+from tests.support.families import random_model
 
 
 @pytest.mark.parametrize(
@@ -24,6 +28,11 @@ from outrider.errors import InvalidConfigError, ModelError
         ({"device": "tpu9"}, "device='tpu9'"),
         ({"dtype": "int8"}, "dtype='int8'"),
         ({"dtype": None}, "dtype=None"),
+        ({"runtime": "onnx"}, "runtime='onnx' .*auto.*llama_cpp"),
+        ({"runtime": "llama_cpp"}, "runtime='llama_cpp' .*which is no GGUF file"),
+        ({"runtime": "openvino", "dtype": "float64"}, "runtime='openvino' .*transformers"),
+        ({"weights": "int2"}, "weights='int2'"),
+        ({"weights": "int8"}, "weights='int8' .*runtime openvino beside it"),
         ({"max_sequences": 0}, "max_sequences=0"),
         ({"max_sequences": "8"}, "max_sequences='8'"),
     ],
@@ -38,6 +47,28 @@ def test_the_demo_pair_comes_with_its_tokenizer() -> None:
     pair = load("demo")
     assert pair.tokenizer.decode(pair.tokenizer.encode("import os")) == "import os"
     assert pair.target.vocab_size == len(pair.tokenizer)
+
+
+def test_a_model_runs_on_what_suits_it(caplog: pytest.LogCaptureFixture) -> None:
+    pair = load("demo")
+    assert (pair.target.name, pair.target.precision) == ("openvino", "float32")
+    assert not caplog.text
+    assert load("demo", dtype="float64").target.name == "transformers"
+    assert load("demo", runtime="transformers").target.name == "transformers"
+
+
+@pytest.mark.slow
+def test_a_model_that_does_not_convert_runs_on_transformers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    random_model("gpt_oss").float().save_pretrained(tmp_path)
+    auto = Asked("auto", torch.device("cpu"), "float32", None, 2)
+    model = load_model("target", str(tmp_path), auto)
+    assert (model.name, model.max_sequences) == ("transformers", 2)
+    (warning,) = caplog.messages
+    assert f"{tmp_path} runs on transformers: GptOssForCausalLM was converted" in warning
+    with pytest.raises(ModelError, match="does not run there for every shape of input"):
+        load_model("target", str(tmp_path), replace(auto, runtime="openvino"))
 
 
 def test_what_is_not_there_is_refused_before_the_hub_is_asked(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def _convert(model: Any, layers: Layers, kinds: Sequence[str | None]) -> ov.Mode
     try:
         # Tracing warns of each value that it takes for a constant; the kit checks what comes of it.
         with torch.inference_mode(), warnings.catch_warnings(action="ignore"):
-            wide = model if model.dtype == torch.float32 else deepcopy(model).float()
+            wide = model if model.dtype == torch.float32 else Module.float(deepcopy(model))
             return ov.convert_model(_Traced(twin(wide), kinds), example_input=inputs)
     except Exception as error:
         raise ModelError(
@@ -269,8 +269,11 @@ def _keep(model: ov.Model, place: Path) -> None:
             (Path(made) / "files.json").write_text(json.dumps(_digests(Path(made))))
             os.replace(made, place)
             Path(made).mkdir()
-    except OSError as error:
-        _LOG.warning("the conversion is not kept in %s: %s", place, error)
+    except (OSError, RuntimeError) as error:
+        # OpenVINO names no reason.
+        disk = next(each for each in place.absolute().parents if each.exists())
+        free = shutil.disk_usage(disk).free // 1_000_000
+        _LOG.warning("the conversion is not kept in %s: %s (%d MB free)", place, error, free)
 
 
 def _digests(place: Path) -> dict[str, str]:

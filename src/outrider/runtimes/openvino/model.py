@@ -84,9 +84,10 @@ class OpenVinoModel(TransformersModel):
         except OutriderError:
             raise
         except RuntimeError as error:
+            first = str(error).strip().splitlines()[-1]
             raise ModelError(
-                f"{type(hf_model).__name__} was converted to OpenVINO for one shape of input only, "
-                "and does not run on others; use TransformersModel"
+                f"{type(hf_model).__name__} was converted to OpenVINO, and does not run there for "
+                f"every shape of input ({first}); use TransformersModel"
             ) from error
 
     @property
