@@ -13,8 +13,8 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from copy import deepcopy
 from io import StringIO
 from pathlib import Path
@@ -199,7 +199,11 @@ def _convert(model: Any, layers: Layers, kinds: Sequence[str | None]) -> ov.Mode
     )
     try:
         # Tracing warns of each value that it takes for a constant; the kit checks what comes of it.
-        with torch.inference_mode(), warnings.catch_warnings(action="ignore"):
+        with (
+            torch.inference_mode(),
+            warnings.catch_warnings(action="ignore"),
+            _quiet("transformers"),
+        ):
             wide = model if model.dtype == torch.float32 else Module.float(deepcopy(model))
             return ov.convert_model(_Traced(twin(wide), kinds), example_input=inputs)
     except Exception as error:
@@ -223,15 +227,24 @@ def _rounded(graph: ov.Model, weights: Weights, nncf: Any) -> ov.Model:
             group_size_fallback_mode=nncf.GroupSizeFallbackMode.ADJUST
         )
         settings = {"mode": nncf.CompressWeightsMode.INT4_ASYM, "advanced_parameters": narrower}
-    log = logging.getLogger("nncf")
-    level = log.level
+    # Its progress bars go to standard output.
+    with _quiet("nncf"), redirect_stdout(StringIO()):
+        return nncf.compress_weights(graph, **settings)
+
+
+@contextmanager
+def _quiet(library: str) -> Iterator[None]:
+    """Keep what a library logs meanwhile to errors, and the root logger as it is."""
+    root, log = logging.getLogger(), logging.getLogger(library)
+    levels, filters = (root.level, log.level), list(root.filters)
     log.setLevel(logging.ERROR)
     try:
-        # Its progress bars go to standard output.
-        with redirect_stdout(StringIO()):
-            return nncf.compress_weights(graph, **settings)
+        yield
     finally:
-        log.setLevel(level)
+        # OpenVINO's converter sets it up for itself.
+        root.setLevel(levels[0])
+        root.filters[:] = filters
+        log.setLevel(levels[1])
 
 
 def _key(model: Any, weights: Weights | None) -> str:
