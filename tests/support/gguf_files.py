@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,31 @@ _CHANGES: dict[str, dict[str, Any]] = {
 def gguf_model(family: str, seed: int = 0, **changes: Any) -> Any:
     """A random model, float32, of a kind that llama.cpp computes alike."""
     return random_model(family, seed, **_CHANGES.get(family, {}) | changes).float()
+
+
+def byte_level(tokenizer: Any, template: str | None = None) -> Callable[[gguf.GGUFWriter], None]:
+    """What writes the fields of a byte-level tokenizer of transformers, and a chat template."""
+    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    tokens = [token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
+    special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    kinds = [
+        gguf.TokenType.CONTROL if index in special else gguf.TokenType.NORMAL
+        for index in range(len(tokens))
+    ]
+
+    def write(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_list(tokens)
+        writer.add_token_types(kinds)
+        writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
+        writer.add_bos_token_id(tokenizer.bos_token_id)
+        writer.add_eos_token_id(tokenizer.eos_token_id)
+        writer.add_add_bos_token(False)
+        if template is not None:
+            writer.add_chat_template(template)
+
+    return write
 
 
 def write_gguf(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import logging
+import re
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 
@@ -14,6 +16,9 @@ with missing("llama-cpp"):
     import llama_cpp
 
 _LOG = logging.getLogger(__name__)
+
+_LINE = re.compile(r"""^([0-9]) (b'.*'|b".*") None$""", re.MULTILINE)
+"""What `print` makes of a level, a text and no data; half a line is left out."""
 
 _ERROR = 4
 """llama.cpp's level of errors."""
@@ -37,15 +42,15 @@ class NativeLog:
 
     def hand_on(self) -> str:
         """Log what was collected at DEBUG, and return the first error in it, "" if none."""
-        pieces = [self._pieces.popleft() for _ in range(len(self._pieces))]
-        first = ""
-        for line in "".join(pieces).splitlines():
-            level, _, rest = line.partition(" ")
-            # A line is: the level, the text as Python writes bytes, and None.
-            text = ast.literal_eval(rest.removesuffix(" None")).decode(errors="replace").strip()
-            _LOG.debug("%s", text)
-            if level == str(_ERROR) and not first:
-                first = text
+        pieces, first = [], ""
+        with suppress(IndexError):
+            while True:
+                pieces.append(self._pieces.popleft())
+        for level, text in _LINE.findall("".join(pieces)):
+            said = ast.literal_eval(text).decode(errors="replace").strip()
+            _LOG.debug("%s", said)
+            if int(level) == _ERROR:
+                first = first or said
         return first
 
 
