@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .families import random_model
+from .families import VOCAB, random_model
 
 ARCHITECTURES = {
     "falcon": "falcon",
@@ -69,7 +69,11 @@ def byte_level(tokenizer: Any, template: str | None = None) -> Callable[[gguf.GG
 
 
 def write_gguf(
-    model: Any, path: Path, tokenizer: Callable[[gguf.GGUFWriter], None] | None = None
+    model: Any,
+    path: Path,
+    tokenizer: Callable[[gguf.GGUFWriter], None] | None = None,
+    *,
+    tensors: int = 0,
 ) -> Path:
     """Write a model of `gguf_model` with its weights in float32.
 
@@ -77,10 +81,11 @@ def write_gguf(
         model: of one of the families above.
         path: of the file.
         tokenizer: writes the tokenizer's fields; None writes a file without one.
+        tensors: the most in one file, the others in further ones; 0 writes one file.
     """
     config = model.config
     architecture = ARCHITECTURES[config.model_type.removesuffix("_text")]
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors)
     _write_shape(writer, config)
     if tokenizer is None:
         writer.add_tokenizer_model("no_vocab")
@@ -89,10 +94,7 @@ def write_gguf(
         tokenizer(writer)
     for name, tensor in _tensors(model, architecture):
         writer.add_tensor(name, tensor)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    _finish(writer)
     return path
 
 
@@ -174,3 +176,98 @@ def _arranged(config: Any, name: str, tensor: Tensor) -> Any:
 def _interleaved(tensor: Any, heads: int) -> Any:
     """Bring pairs that are rotated together side by side: (i, i + d / 2) to (2 i, 2 i + 1)."""
     return tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+Shapes = dict[str, tuple[int, ...]]
+
+_WIDE, _INNER = 16, 32
+
+
+def _layer(prefix: str, attention: tuple[str, ...], norms: tuple[str, ...]) -> Shapes:
+    """Name the square weights of attention, those of the feed-forward, and vectors."""
+    shapes: Shapes = {f"{prefix}{name}.weight": (_WIDE, _WIDE) for name in attention}
+    shapes |= {
+        f"{prefix}ffn_up.weight": (_INNER, _WIDE),
+        f"{prefix}ffn_down.weight": (_WIDE, _INNER),
+    }
+    return shapes | {f"{prefix}{name}": (_WIDE,) for name in norms}
+
+
+_QKV = ("attn_q", "attn_k", "attn_v")
+_ENCODER = (*_QKV, "attn_o")
+_DECODER = (*_ENCODER, *(f"cross_{name}" for name in _ENCODER))
+_BOTH = ("weight", "bias")
+
+UNFIT: dict[str, tuple[dict[str, int], Shapes]] = {
+    "mamba": (
+        {
+            "ssm.conv_kernel": 4,
+            "ssm.inner_size": _INNER,
+            "ssm.state_size": 4,
+            "ssm.time_step_rank": 2,
+        },
+        {
+            "output_norm.weight": (_WIDE,),
+            "blk.0.attn_norm.weight": (_WIDE,),
+            "blk.0.ssm_in.weight": (2 * _INNER, _WIDE),
+            "blk.0.ssm_conv1d.weight": (_INNER, 4),
+            "blk.0.ssm_conv1d.bias": (_INNER,),
+            "blk.0.ssm_x.weight": (2 + 2 * 4, _INNER),
+            "blk.0.ssm_dt.weight": (_INNER, 2),
+            "blk.0.ssm_dt.bias": (_INNER,),
+            "blk.0.ssm_a": (_INNER, 4),
+            "blk.0.ssm_d": (_INNER,),
+            "blk.0.ssm_out.weight": (_WIDE, _INNER),
+        },
+    ),
+    "t5": (
+        {"attention.relative_buckets_count": 8},
+        {"enc.output_norm.weight": (_WIDE,), "dec.output_norm.weight": (_WIDE,)}
+        | _layer("enc.blk.0.", _ENCODER, ("attn_norm.weight", "ffn_norm.weight"))
+        | _layer(
+            "dec.blk.0.",
+            _DECODER,
+            ("attn_norm.weight", "cross_attn_norm.weight", "ffn_norm.weight"),
+        ),
+    ),
+    "bert": (
+        {},
+        {"position_embd.weight": (64, _WIDE), "token_types.weight": (2, _WIDE)}
+        | {f"token_embd_norm.{part}": (_WIDE,) for part in _BOTH}
+        | _layer(
+            "blk.0.",
+            (*_QKV, "attn_output"),
+            tuple(f"{n}_output_norm.{part}" for n in ("attn", "layer") for part in _BOTH),
+        ),
+    ),
+}
+"""Of kinds that cannot be decoded speculatively: their fields, and the shapes of their weights."""
+
+
+def write_unfit(kind: str, path: Path) -> Path:
+    """Write a model of one layer, all zeros, of a kind that is refused."""
+    fields, shapes = UNFIT[kind]
+    writer = gguf.GGUFWriter(path, kind)
+    writer.add_context_length(64)
+    writer.add_embedding_length(_WIDE)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(_INNER)
+    writer.add_head_count(2)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_layer_norm_eps(1e-6)
+    for name, value in fields.items():
+        writer.add_uint32(f"{kind}.{name}", value)
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_token_type_count(2)
+    writer.add_vocab_size(VOCAB)
+    for name, shape in {"token_embd.weight": (VOCAB, _WIDE), **shapes}.items():
+        writer.add_tensor(name, np.zeros(shape, np.float32))
+    _finish(writer)
+    return path
+
+
+def _finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
