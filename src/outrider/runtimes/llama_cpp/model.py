@@ -43,6 +43,10 @@ _TOGETHER = 16
 class LlamaCppModel(Runtime):
     """A model in a GGUF file, run by llama.cpp with its weights as they are.
 
+    Where weights are quantised, llama.cpp rounds activations to 8 bits. Logits after the same text
+    then differ a little with the other tokens of a forward, as they do in llama.cpp itself: where
+    two tokens are that close, greedy text may depend on what was drafted.
+
     Several decoders, in several threads, may share one runtime: each call is made whole before the
     next.
 
