@@ -280,6 +280,29 @@ def test_models_that_cannot_be_decoded_speculatively_are_refused(
         LlamaCppModel(write_unfit(kind, tmp_path / "model.gguf"))
 
 
+def test_a_model_that_computes_differently_in_longer_contexts_stays_in_its_original_one(
+    tmp_path: Path,
+) -> None:
+    """Its original context is 512 tokens of 1024."""
+
+    def scaled(writer: Any) -> None:
+        writer.add_tokenizer_model("no_vocab")
+        writer.add_vocab_size(VOCAB)
+        writer.add_rope_scaling_orig_ctx_len(512)
+
+    model = gguf_model("phi3", max_position_embeddings=1024)
+    runtime = LlamaCppModel(write_gguf(model, tmp_path / "phi3.gguf", scaled))
+    assert runtime.max_length == 512
+    with pytest.raises(InvalidConfigError, match=r"max_length=600.*2\.\.512, the model's context"):
+        LlamaCppModel(tmp_path / "phi3.gguf", max_length=600)
+    texts = np.random.default_rng(6).integers(VOCAB, size=(2, 400)).tolist()
+    runtime.verify([Prefix(1, texts[0])], proposal([NOTHING]))
+    with pytest.raises(ModelError, match="all 512 tokens of the context are in use"):
+        runtime.verify([Prefix(2, texts[1])], proposal([NOTHING]))
+    runtime.release([1])
+    runtime.verify([Prefix(2, texts[1])], proposal([NOTHING]))
+
+
 def test_a_context_that_llama_cpp_refuses_is_an_error_in_its_words(path: Path) -> None:
     settings = Settings(ids=257, chunk=8, threads=1, kv_type=0)
     with pytest.raises(ModelError, match="n_seq_max must be <= 256; expected memory"):

@@ -129,9 +129,7 @@ class LlamaCppTokenizer:
 
     def specials(self) -> Mapping[int, str]:
         """Return the name of each special token, which spells nothing."""
-        return {
-            int(i): self.convert_ids_to_tokens(int(i)) or "" for i in np.flatnonzero(self._special)
-        }
+        return self._specials
 
     def apply_chat_template(
         self,
@@ -188,6 +186,11 @@ class LlamaCppTokenizer:
     def _words(self) -> dict[int, bytes]:
         pieces = ((int(i), self._piece(int(i))) for i in np.flatnonzero(~self._special))
         return {index: piece for index, piece in pieces if piece}
+
+    @cached_property
+    def _specials(self) -> dict[int, str]:
+        found = map(int, np.flatnonzero(self._special))
+        return {index: self.convert_ids_to_tokens(index) or "" for index in found}
 
     def _piece(self, token_id: int) -> bytes:
         size = 64
