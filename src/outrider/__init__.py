@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from .integrations.generation_config import from_generation_config as from_generation_config
     from .integrations.transformers_generate import generate_with as generate_with
     from .random import Philox4x32 as Philox4x32
+    from .runtimes.llama_cpp.model import LlamaCppModel as LlamaCppModel
+    from .runtimes.llama_cpp.tokenizer import LlamaCppTokenizer as LlamaCppTokenizer
     from .runtimes.transformers.model import TransformersModel as TransformersModel
     from .verification.functional import (
         VerificationResult as VerificationResult,
@@ -89,6 +91,8 @@ _HOMES = {
         "integrations.generation_config": "from_generation_config",
         "integrations.transformers_generate": "generate_with",
         "random": "Philox4x32",
+        "runtimes.llama_cpp.model": "LlamaCppModel",
+        "runtimes.llama_cpp.tokenizer": "LlamaCppTokenizer",
         "runtimes.transformers.model": "TransformersModel",
         "verification.functional": "VerificationResult compute_acceptance_probs "
         "compute_expected_tokens verify_speculative_tokens",

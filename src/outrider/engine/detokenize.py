@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..types.protocols import Tokenizer
+from ..types.protocols import SpellingTokenizer, Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """What bytes that are no text, such as half a character, decode to."""
@@ -39,7 +39,7 @@ class SafeOffsets:
     """Knows the tokens of a tokenizer at which a window may begin.
 
     Attributes:
-        tokenizer: a transformers tokenizer of one of the kinds above.
+        tokenizer: of one of the kinds above: of transformers, or one that joins bytes.
         runs: whether it has byte tokens that are read together.
     """
 
@@ -49,6 +49,8 @@ class SafeOffsets:
     @staticmethod
     def of(tokenizer: Tokenizer) -> SafeOffsets | None:
         """Return those of a tokenizer; None if it is of neither kind."""
+        if isinstance(tokenizer, SpellingTokenizer):
+            return SafeOffsets(tokenizer, runs=False)
         if "transformers" not in sys.modules:
             return None
         known: Any = sys.modules["transformers"].PreTrainedTokenizerFast
@@ -86,6 +88,8 @@ class SafeOffsets:
 
     def silent(self) -> frozenset[int]:
         """Return the special tokens, which are left out before a text is put together."""
+        if isinstance(self.tokenizer, SpellingTokenizer):
+            return frozenset(self.tokenizer.specials())
         added = self.tokenizer.added_tokens_decoder
         return frozenset(token for token, piece in added.items() if piece.special)
 

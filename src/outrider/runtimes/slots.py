@@ -151,6 +151,13 @@ class SlotTable:
         self.slots = tuple(slots)
         return indices
 
+    def empty(self, indices: Iterable[int]) -> None:
+        """Note that these slots hold nothing, and that no sequence has them."""
+        slots = list(self.slots)
+        for index in indices:
+            slots[index] = Slot()
+        self.slots = tuple(slots)
+
     def forget(self) -> None:
         """Note that no column holds anything, and that no sequence has a slot."""
         self.slots = (Slot(),) * len(self.slots)

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from numpy.typing import NDArray
 from ..config.structured import StructuredOutput
 from ..errors import InvalidConfigError, missing
 from ..types.prefix import Output, Prefix
+from ..types.protocols import SpellingTokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -40,8 +44,8 @@ class Grammars:
     """Makes grammars over one vocabulary.
 
     Args:
-        tokenizer: a fast tokenizer of transformers, or a `tokenizers.Tokenizer`; looked at when the
-            first grammar is asked for.
+        tokenizer: a fast tokenizer of transformers, a `tokenizers.Tokenizer`, or one that says what
+            its tokens spell; looked at when the first grammar is asked for.
         vocab_size: the target's V; ids that the tokenizer does not have are never allowed.
         eos_token_ids: of the target.
     """
@@ -95,6 +99,8 @@ class Grammars:
             from transformers import PreTrainedTokenizerFast
 
         given = self._tokenizer
+        if isinstance(given, SpellingTokenizer):
+            return _spelled(given, self._vocab_size)
         backend = given.backend_tokenizer if isinstance(given, PreTrainedTokenizerFast) else given
         if not isinstance(backend, Tokenizer):
             found = "no tokenizer" if given is None else f"a {type(given).__name__}"
@@ -114,6 +120,40 @@ class Grammars:
         except ValueError as error:
             found = f"a tokenizer that cannot be read ({brief(str(error))})"
             raise _unread(given, found, "one that works on bytes") from error
+
+
+def _spelled(tokenizer: Any, vocab_size: int) -> tuple[LLTokenizer, int]:
+    """The vocabulary of a tokenizer that says what its tokens spell, and the id of the end."""
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    words, specials = tokenizer.words(), tokenizer.specials()
+    end = max(vocab_size, len(tokenizer.get_vocab()), *words, *specials) + 1
+    named = specials | {end: _END}
+    vocabulary = _Vocabulary(
+        encode=partial(tokenizer.encode, add_special_tokens=False),
+        tokens=[
+            named[index].encode() if index in named else words.get(index, b"")
+            for index in range(end + 1)
+        ],
+        special_token_ids=sorted(named),
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=end,
+    )
+    return LLTokenizer(TokenizerWrapper(vocabulary)), end
+
+
+@dataclass(frozen=True, slots=True)
+class _Vocabulary:
+    """A vocabulary as llguidance's wrapper of tokenizers takes it."""
+
+    encode: Callable[[str], list[int]]
+    tokens: list[bytes]
+    special_token_ids: list[int]
+    bos_token_id: int | None
+    eos_token_id: int
+
+    def __call__(self, text: str) -> list[int]:
+        return self.encode(text)
 
 
 def _unread(given: object, found: str, expected: str) -> InvalidConfigError:

@@ -5,6 +5,7 @@ Anything with these methods may be passed; nothing has to be subclassed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
@@ -43,3 +44,23 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
         """The text of token ids."""
+
+
+@runtime_checkable
+class SpellingTokenizer(Tokenizer, Protocol):
+    """A tokenizer that says what its tokens spell, and joins their bytes to a text.
+
+    It has `bos_token_id` and `eos_token_id` as well, None where there is no such token.
+    """
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of a text, with those that belong around it or without."""
+
+    def words(self) -> Mapping[int, bytes]:
+        """The bytes that each ordinary token spells."""
+
+    def specials(self) -> Mapping[int, str]:
+        """The name of each special token, which spells nothing."""
+
+    def get_vocab(self) -> dict[str, int]:
+        """The id of each token as it is written."""

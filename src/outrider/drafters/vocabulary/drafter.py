@@ -39,7 +39,8 @@ class VocabularyDrafter(ModelDrafter):
 
     Args:
         model: any runtime that drafts, in the draft's vocabulary.
-        draft_tokenizer: the draft's, a fast tokenizer of transformers.
+        draft_tokenizer: the draft's, a fast tokenizer of transformers, or one that says what its
+            tokens spell, as `LlamaCppTokenizer` does.
         target_tokenizer: the target's, likewise.
         vocab_size: the width V of the target's logits; None takes its tokenizer's length.
         match: "tokens" draws from the distribution over the common tokens, "text" proposes what the

@@ -8,12 +8,13 @@ lies some way back stays as it was written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from ...types.protocols import SpellingTokenizer
 from ...types.records import Prefix
 from .spelling import Spelling
 
@@ -28,17 +29,13 @@ class Writer:
     """Bytes as the tokens of a tokenizer.
 
     Args:
-        tokenizer: a fast tokenizer of transformers.
+        tokenizer: a fast tokenizer of transformers, or one that says what its tokens spell.
         spelling: what its tokens spell.
     """
 
     def __init__(self, tokenizer: Any, spelling: Spelling) -> None:
-        # As texts are written, whatever batches it was last used for.
-        given = tokenizer.backend_tokenizer
-        self._backend = Tokenizer.from_str(given.to_str())
-        self._backend.encode_special_tokens = given.encode_special_tokens
-        self._backend.no_padding()
-        self._backend.no_truncation()
+        self._encode = _encoder(tokenizer, special=False)
+        self._opened = _encoder(tokenizer, special=True)
         self.spelling = spelling
         # Some put a space before every text, which a text that goes on must not get.
         spelled = [spelling.words.get(index, b"") for index in self._encode("a")]
@@ -46,7 +43,7 @@ class Writer:
 
     def opening(self) -> list[int]:
         """Return the tokens that stand before every text: one that says that it starts, or none."""
-        before = self._backend.encode("").ids[:1]
+        before = self._opened("")[:1]
         return before if before and before[0] == self.spelling.bos else []
 
     def written(self, data: bytes, *, opens: bool) -> list[int]:
@@ -71,10 +68,6 @@ class Writer:
         lead_in = "a" if text[0].isspace() else "\n"
         lead, whole = self._encode(lead_in), self._encode(lead_in + text)
         return whole[len(lead) :] if whole[: len(lead)] == lead else self._encode(text)
-
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        return ids
 
 
 class Respeller:
@@ -152,6 +145,24 @@ class Respeller:
         draft = self._writer.spelling
         marks = [mark for mark in (draft.bos, draft.eos) if mark is not None]
         return marks[0] if marks else 0
+
+
+def _encoder(tokenizer: Any, *, special: bool) -> Callable[[str], list[int]]:
+    """Return what encodes a text, with the tokens that belong around one if `special`."""
+    if isinstance(tokenizer, SpellingTokenizer):
+        return partial(tokenizer.encode, add_special_tokens=special)
+    # As texts are written, whatever batches it was last used for.
+    given = tokenizer.backend_tokenizer
+    backend = Tokenizer.from_str(given.to_str())
+    backend.encode_special_tokens = given.encode_special_tokens
+    backend.no_padding()
+    backend.no_truncation()
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = backend.encode(text, add_special_tokens=special).ids
+        return ids
+
+    return encode
 
 
 def _split(data: bytes) -> tuple[str, tuple[int, int], bytes]:

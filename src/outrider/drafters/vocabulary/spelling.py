@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import InvalidConfigError, VocabMismatchError
+from ...types.protocols import SpellingTokenizer
 
 _LONE_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -38,28 +39,18 @@ class Spelling:
 
     @staticmethod
     def of(tokenizer: Any) -> Spelling:
-        """Read what a tokenizer of transformers spells.
+        """Read what a fast tokenizer of transformers spells, or one that says so itself.
 
         Raises:
             InvalidConfigError: it is not backed by the tokenizers library.
             VocabMismatchError: its decoder gives no bytes: it is neither byte-level nor of the kind
                 that writes a space as "▁".
         """
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        if backend is None:
-            raise InvalidConfigError(
-                "tokenizer", type(tokenizer).__name__, "a fast tokenizer of transformers"
-            )
-        spell = _reader(tokenizer, backend)
-        added = tokenizer.added_tokens_decoder
+        read, specials = _read(tokenizer)
         words: dict[int, bytes] = {}
-        specials: dict[int, str] = {}
         lone: list[int] = []
         for token, index in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
-            if index in added and added[index].special:
-                specials[index] = token
-                continue
-            word = token.encode() if index in added else spell(token)
+            word = None if index in specials else read(token, index)
             if word:
                 words[index] = word
                 if _LONE_BYTE.fullmatch(token):
@@ -84,6 +75,27 @@ def counterparts(target: Spelling, draft: Spelling) -> dict[int, int]:
         common = {index: own for index, own in common.items() if own != draft.eos}
         common[target.eos] = draft.eos
     return common
+
+
+def _read(
+    tokenizer: Any,
+) -> tuple[Callable[[str, int], bytes | None], dict[int, str]]:
+    """Return what turns an ordinary token and its id into bytes, and the special tokens' names."""
+    if isinstance(tokenizer, SpellingTokenizer):
+        words = tokenizer.words()
+        return lambda _, index: words.get(index), dict(tokenizer.specials())
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise InvalidConfigError(
+            "tokenizer", type(tokenizer).__name__, "a fast tokenizer of transformers"
+        )
+    spell = _reader(tokenizer, backend)
+    added = tokenizer.added_tokens_decoder
+
+    def read(token: str, index: int) -> bytes | None:
+        return token.encode() if index in added else spell(token)
+
+    return read, {index: token.content for index, token in added.items() if token.special}
 
 
 def _reader(tokenizer: Any, backend: Any) -> Callable[[str], bytes | None]:

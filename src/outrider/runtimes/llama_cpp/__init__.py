@@ -1,0 +1,1 @@
+"""GGUF files on llama.cpp."""

@@ -1,0 +1,117 @@
+"""Drafted trees as llama.cpp takes them: tokens that belong to all paths below them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...types import trees
+from ...types.records import Prefix
+from .library import Batch, Ids
+
+Tokens = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """One prefix, and tokens drafted after it.
+
+    Attributes:
+        prefix: of a sequence.
+        tokens: int64 [n].
+        parents: the node that each follows, int64 [n]; see `outrider.types.trees`.
+        known: how many of the n + 1 nodes, from the prefix on, need no logits.
+    """
+
+    prefix: Prefix
+    tokens: Tokens
+    parents: Tokens
+    known: int = 0
+
+    @property
+    def line(self) -> int:
+        """How many leading tokens follow one another: they stand where a chain's tokens would."""
+        straight = self.parents == np.arange(len(self.parents))
+        return int(np.logical_and.accumulate(straight).sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Some paths of a row that are computed in one forward.
+
+    Attributes:
+        row: its place among the rows.
+        nodes: the columns of the tokens on these paths, int64 [k].
+        depths: how many tokens lead to each, itself included, int64 [k].
+        below: whether each path goes through each token, bool [k, paths]; the first path is the one
+            that begins with the row's line.
+        wanted: whether logits after each are asked for, bool [k].
+        only: whether the row has no other part.
+    """
+
+    row: int
+    nodes: Tokens
+    depths: Tokens
+    below: NDArray[np.bool_]
+    wanted: NDArray[np.bool_]
+    only: bool
+
+    @property
+    def paths(self) -> int:
+        """How many paths there are, at least one."""
+        return int(self.below.shape[1])
+
+
+def parts(index: int, row: Row, most: int) -> Iterator[Part]:
+    """Split a row into parts of at most so many paths: one part if it is a chain."""
+    size = len(row.tokens)
+    if row.line == size:
+        wanted = np.arange(1, size + 1) >= row.known
+        every = np.arange(size, dtype=np.int64)
+        yield Part(index, every, every + 1, np.ones((size, 1), bool), wanted, only=True)
+        return
+    ancestors = trees.ancestor_mask(row.parents[None])[0]
+    inner = np.isin(np.arange(1, size + 1), row.parents)
+    leaves = np.flatnonzero(~inner)
+    if row.line:
+        # The paths through the line first: what is kept of the row stands on the first path.
+        leaves = leaves[np.argsort(~ancestors[leaves, row.line - 1], kind="stable")]
+    fresh = np.arange(1, size + 1) >= row.known
+    for first in range(0, len(leaves), most):
+        below = ancestors[leaves[first : first + most]].T
+        nodes = np.flatnonzero(below.any(1))
+        yield Part(
+            index,
+            nodes,
+            ancestors[nodes].sum(1),
+            below[nodes],
+            fresh[nodes],
+            only=len(leaves) <= most,
+        )
+        fresh[nodes] = False
+
+
+def batch_of(row: Row, part: Part, start: int, ids: Ids) -> Batch:
+    """Make the batch of a part, with what its prefix misses.
+
+    Args:
+        row: the part's.
+        part: what is computed.
+        start: the first token of the prefix that is not in cells; its length if all are.
+        ids: the sequence of each path, int32 [paths].
+    """
+    length = len(row.prefix)
+    missing = row.prefix.tokens[start:]
+    lead = np.zeros(len(missing), bool)
+    lead[-1:] = row.known == 0
+    below = np.concatenate([np.ones((len(missing), len(ids)), bool), part.below])
+    return Batch(
+        np.concatenate([missing, row.tokens[part.nodes]]).astype(np.int32),
+        np.concatenate([np.arange(start, length), length - 1 + part.depths]).astype(np.int32),
+        below.sum(1, dtype=np.int32),
+        ids[below.nonzero()[1]],
+        np.concatenate([lead, part.wanted]).astype(np.int8),
+    )

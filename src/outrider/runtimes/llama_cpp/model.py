@@ -1,0 +1,401 @@
+"""Any GGUF file of a decoder-only model, as a target or as a drafter, on llama.cpp.
+
+Slot i of the table is llama.cpp's sequence i. Its cells hold at least what the table says; what
+they hold beyond is cut before anything is computed after it. Further sequence ids stand for the
+paths of a tree while it is computed. Cells are made when they are needed: a context of twice as
+many then takes the place of the old one, and what is asked about is computed anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from threading import RLock
+from typing import Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...config.validation import choice, integer
+from ...errors import ContextLengthError, EmptyPrefixError, ModelError, missing
+from ...types import trees
+from ...types.records import DraftProposal, Prefix, TargetScores
+from ..base import Capabilities, Runtime
+from ..slots import Slot, SlotTable
+from .cursor import GgufCursor
+from .forest import Part, Row, batch_of, parts
+from .library import KV_TYPES, MAX_IDS, Batch, Context, NoRoom, Settings, Weights
+
+with missing("llama-cpp"):
+    import llama_cpp
+
+_CELLS = 512
+"""Cells of the first context."""
+
+_PATHS = 32
+"""Sequence ids for paths of trees; trees with more are computed some paths at a time."""
+
+_TOGETHER = 16
+"""Rows of a batch that miss more tokens than this are prefilled by themselves first."""
+
+
+class LlamaCppModel(Runtime):
+    """A model in a GGUF file, run by llama.cpp with its weights as they are.
+
+    Where weights are quantised, llama.cpp rounds activations to 8 bits. Logits after the same text
+    then differ a little with the other tokens of a forward, as they do in llama.cpp itself: where
+    two tokens are that close, greedy text may depend on what was drafted.
+
+    Several decoders, in several threads, may share one runtime: each call is made whole before the
+    next.
+
+    Args:
+        path: of the file; of a split model the first part.
+        max_sequences: how many sequences may be live at once.
+        max_length: the longest prefix, drafts included; None takes the model's context. Memory
+            grows with what is used of it.
+        prefill_chunk: the most prompt tokens computed in one forward.
+        threads: of the processor; None takes `torch.get_num_threads()`.
+        gpu_layers: how many layers are computed by a GPU that llama.cpp was built for; -1 for all.
+        kv_dtype: of keys and values.
+
+    Raises:
+        ModelError: the file cannot be loaded, or the model not be decoded speculatively.
+        InvalidConfigError: an argument is not allowed.
+        MissingExtraError: llama-cpp-python is not installed.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        max_sequences: int = 8,
+        max_length: int | None = None,
+        prefill_chunk: int = 512,
+        threads: int | None = None,
+        gpu_layers: int = -1,
+        kv_dtype: Literal["float16", "float32"] = "float16",
+    ) -> None:
+        choice("kv_dtype", kv_dtype, tuple(KV_TYPES))
+        integer("max_sequences", max_sequences, 1, MAX_IDS)
+        self._settings = Settings(
+            ids=_PATHS,
+            chunk=integer("prefill_chunk", prefill_chunk, 1),
+            threads=integer("threads", torch.get_num_threads() if threads is None else threads, 1),
+            kv_type=KV_TYPES[kv_dtype],
+        )
+        self._weights = Weights(path, gpu_layers=integer("gpu_layers", gpu_layers, -1))
+        _refuse_encoders(self._weights)
+        self._most_cells = _fixed_context(self._weights)
+        longest = min(
+            self._weights.context_length, self._most_cells or self._weights.context_length
+        )
+        if max_length is not None:
+            expected = f"an integer in 2..{longest}, the model's context"
+            longest = integer("max_length", max_length, 2, longest, expected)
+        self._capabilities = Capabilities(
+            self._weights.vocab_size,
+            torch.device("cpu"),
+            max_sequences,
+            longest,
+            _ends(self._weights),
+        )
+        self._allot(max_sequences)
+        self._refuse_uncuttable()
+
+    def _allot(self, slots: int) -> None:
+        """Make slots, all of them empty."""
+        self._capabilities = replace(self._capabilities, max_sequences=slots)
+        self._settings = replace(self._settings, ids=min(MAX_IDS, slots + _PATHS))
+        self._table = SlotTable(slots)
+        self._cells = min(_CELLS, self._most_cells or _CELLS)
+        self._context: Context | None = None
+        self.lock = RLock()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this runtime can do."""
+        return self._capabilities
+
+    @property
+    def name(self) -> str:
+        """What computes."""
+        return "llama_cpp"
+
+    @property
+    def precision(self) -> str:
+        """How the file's weights are written, such as "Q4_K - Medium"."""
+        return self._weights.kind
+
+    @property
+    def live_sequences(self) -> frozenset[int]:
+        """The sequences that hold a slot."""
+        return frozenset(self._table.owner)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if what is known of the slots contradicts itself, or the cells."""
+        wrong = self._table.contradiction(self._cells)
+        assert wrong is None, wrong
+        for index, slot in enumerate(self._table.slots):
+            held = self._open_context().length(index)
+            assert held >= len(slot.tokens), (
+                f"slot {index} is said to hold {len(slot.tokens)} tokens and holds {held}"
+            )
+
+    def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
+        """Free the slots of sequences that will not be asked about again.
+
+        With `discard`, their cells are freed at once, so that no other sequence shares them.
+        """
+        with self.lock:
+            freed = self._table.release(sequence_ids, discard=discard)
+            for index in freed if discard else ():
+                self._cut(index, 0)
+
+    def fresh(self, max_sequences: int) -> Self:
+        """Make a runtime over the same weights with `max_sequences` empty slots of its own."""
+        other = copy(self)
+        other._allot(integer("max_sequences", max_sequences, 1, MAX_IDS))
+        return other
+
+    def reset(self) -> None:
+        """Forget all that was computed."""
+        with self.lock:
+            self._table.forget()
+            for index in range(self._settings.ids):
+                self._cut(index, 0)
+
+    def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
+        """Compute logits [B, N + 1, V] after each prefix and each of its drafted tokens.
+
+        One forward computes them all, unless trees have very many leaves. What the next prefix
+        names of a chain is kept; of a tree, what stands where a chain's tokens would. For the
+        errors see `Runtime.verify`.
+        """
+        tokens, structure = proposal.tokens.cpu().numpy(), proposal.structure
+        rows = [
+            Row(prefix, tokens[i, :length], structure[i, :length])
+            for i, (prefix, length) in enumerate(
+                zip(prefixes, proposal.lengths.tolist(), strict=True)
+            )
+        ]
+        with self.lock:
+            logits, cached = self.compute(rows, proposal.width + 1)
+        return TargetScores(torch.from_numpy(logits), cached)
+
+    def open(self, prefixes: Sequence[Prefix], depth: int) -> GgufCursor:
+        """Open a cursor at the end of the prefixes; see `Runtime.open`."""
+        return GgufCursor(self, prefixes)
+
+    def compute(
+        self, rows: Sequence[Row], width: int
+    ) -> tuple[NDArray[np.float32], tuple[int, ...]]:
+        """Compute the logits that rows ask for. The caller holds the lock.
+
+        Returns:
+            Logits [B, width, V], zeros where none are asked for, and how many tokens of each new
+            prefix were found computed.
+
+        Raises:
+            EmptyPrefixError, ContextLengthError, ModelError: see `Runtime.verify`.
+        """
+        self._check(rows)
+        cached: dict[int, int] = {}
+        while True:
+            try:
+                logits = self._attempt(rows, width, cached)
+            except NoRoom:
+                self._make_room()
+            else:
+                return logits, tuple(cached[row.prefix.sequence_id] for row in rows)
+
+    def held(self, prefixes: Sequence[Prefix]) -> list[Slot | None]:
+        """Return the table's entry of each sequence, None if it has no slot."""
+        owner = self._table.owner
+        slots = (owner.get(prefix.sequence_id) for prefix in prefixes)
+        return [None if slot is None else self._table.slots[slot] for slot in slots]
+
+    def _attempt(
+        self, rows: Sequence[Row], width: int, cached: dict[int, int]
+    ) -> NDArray[np.float32]:
+        for index in range(len(self._table.slots), self._settings.ids):
+            if self._open_context().length(index):
+                self._cut(index, 0)  # a path that an interrupted call left
+        starts = [self._enter(row.prefix, len(rows) == 1, cached) for row in rows]
+        logits = np.zeros((len(rows), width, self.vocab_size), np.float32)
+        paths = self._settings.ids - len(self._table.slots)
+        together: list[Part] = []
+        for index, row in enumerate(rows):
+            for part in parts(index, row, 1 + paths):
+                extra = sum(each.paths - 1 for each in together) + part.paths - 1
+                if extra > paths or (together and together[-1].row == index):
+                    self._forward(rows, starts, together, logits)
+                    together = []
+                together.append(part)
+        if together:
+            self._forward(rows, starts, together, logits)
+        return logits
+
+    def _enter(self, prefix: Prefix, alone: bool, cached: dict[int, int]) -> int:
+        """Find or make room for a prefix, prefill it if it misses much; return what it has."""
+        known = prefix.sequence_id in self._table.owner
+        placement = self._table.place(prefix)
+        slot, start = placement.slot, placement.shared
+        cached.setdefault(prefix.sequence_id, 0 if known else start)
+        if placement.donor == slot:
+            self._cut(slot, start)
+        else:
+            self._cut(slot, 0)
+            self._open_context().copy(placement.donor, slot, start)
+        self._table.hold(slot, prefix.tokens[:start])
+        end, chunk = len(prefix) - 1, self._settings.chunk
+        while end + 1 - start > (chunk if alone else min(chunk, _TOGETHER)):
+            stop = min(end, start + chunk)
+            self._open_context().compute(Batch.line(prefix.tokens[start:stop], start, slot))
+            # At once, so that the next rows may share it.
+            self._table.hold(slot, prefix.tokens[:stop])
+            start = stop
+        return start
+
+    def _forward(
+        self,
+        rows: Sequence[Row],
+        starts: list[int],
+        together: list[Part],
+        logits: NDArray[np.float32],
+    ) -> None:
+        """Compute parts of different rows in one forward, and write their logits."""
+        context, spare = self._open_context(), len(self._table.slots)
+        batches = []
+        for part in together:
+            row = rows[part.row]
+            slot, start = self._table.owner[row.prefix.sequence_id], starts[part.row]
+            extra = range(spare, spare + part.paths - 1)
+            for index in extra:
+                context.copy(slot, index, start)
+            spare += len(extra)
+            batches.append(batch_of(row, part, start, np.array([slot, *extra], np.int32)))
+        found, place = context.compute(Batch.joined(batches)), 0
+        for part, batch in zip(together, batches, strict=True):
+            row = rows[part.row]
+            nodes = part.nodes[part.wanted] + 1
+            if batch.wanted.sum() > len(nodes):
+                nodes = np.concatenate([[0], nodes])
+            logits[part.row, nodes] = found[place : place + len(nodes)]
+            place += len(nodes)
+            self._settle(row, part)
+            starts[part.row] = len(row.prefix)
+        for index in range(len(self._table.slots), spare):
+            self._cut(index, 0)
+
+    def _settle(self, row: Row, part: Part) -> None:
+        """Note what the cells of a row's slot hold, and free what is not noted."""
+        slot = self._table.owner[row.prefix.sequence_id]
+        line = row.tokens[: row.line if part.only else 0]
+        if part.paths > 1 or not part.only:
+            self._cut(slot, len(row.prefix) + len(line))
+        self._table.hold(slot, np.concatenate([row.prefix.tokens, line]))
+
+    def _cut(self, sequence: int, start: int) -> None:
+        """Free what the cells of a sequence hold from a position on."""
+        self._open_context().cut(sequence, start)
+
+    def _open_context(self) -> Context:
+        """Return the context; make it if there is none."""
+        if self._context is None:
+            self._context = Context(self._weights, self._settings, self._cells)
+        return self._context
+
+    def _make_room(self) -> None:
+        """Free the cells of idle slots, or else make a context of twice as many cells."""
+        context, slots = self._open_context(), self._table.slots
+        idle = [
+            index
+            for index, slot in enumerate(slots)
+            if slot.sequence_id is None and context.length(index)
+        ]
+        if idle:
+            self._table.empty(idle)
+            for index in idle:
+                self._cut(index, 0)
+            return
+        if self._most_cells and 2 * self._cells > self._most_cells:
+            raise ModelError(
+                f"all {self._cells} tokens of the context are in use, and this model computes "
+                "differently in a longer one; release sequences, or ask for fewer at once"
+            )
+        self._table.forget()
+        self._context = None
+        context.close()
+        self._cells *= 2
+        try:
+            self._open_context()
+        except ModelError:
+            self._cells //= 2
+            raise
+
+    def _check(self, rows: Sequence[Row]) -> None:
+        """Refuse prefixes that do not fit."""
+        most = self.max_length or 0
+        for row in rows:
+            name, length = row.prefix.sequence_id, len(row.prefix)
+            if length == 0:
+                raise EmptyPrefixError(
+                    f"sequence {name} has no tokens; a prefix needs at least one"
+                )
+            deepest = int(trees.node_depths(row.parents[None]).max())
+            if length + deepest > most:
+                raise ContextLengthError(
+                    f"sequence {name} has {length} tokens and {deepest} drafts in a row; the "
+                    f"model's context is {most}"
+                )
+
+    def _refuse_uncuttable(self) -> None:
+        """Raise ModelError if what was computed cannot be cut back."""
+        context, path = self._open_context(), self._weights.path
+        if not context.has_memory:
+            raise ModelError(f"the model in {path!r} embeds texts; expected one that generates")
+        kept = not llama_cpp.llama_model_is_recurrent(self._weights.handle)
+        if kept:
+            context.compute(Batch.line(np.zeros(2, np.int64), 0, 0))
+            kept = context.cut(0, 1)
+            context.cut(0, 0)
+        if not kept:
+            raise ModelError(
+                f"the model in {path!r} keeps a state that cannot be cut back after rejected "
+                "drafts, as recurrent and hybrid models do; expected one with attention alone"
+            )
+
+
+def _refuse_encoders(weights: Weights) -> None:
+    """Raise ModelError for an encoder with or without a decoder."""
+    if llama_cpp.llama_model_has_encoder(weights.handle):
+        kind = weights.stated("general.architecture")
+        raise ModelError(
+            f"the model in {weights.path!r} has an encoder ({kind}); expected a decoder-only one"
+        )
+
+
+def _fixed_context(weights: Weights) -> int | None:
+    """Return the most cells that a model computes alike in, None for any number.
+
+    A model whose positions are scaled by one of two tables (LongRoPE) takes the other table in a
+    context that is longer than its original one.
+    """
+    architecture = weights.stated("general.architecture")
+    scaling = f"{architecture}.rope.scaling"
+    original = weights.stated(f"{scaling}.original_context_length")
+    if original is None or weights.stated(f"{scaling}.type") in ("yarn", "linear"):
+        return None
+    return int(original) if int(original) < weights.context_length else None
+
+
+def _ends(weights: Weights) -> frozenset[int]:
+    """Return the tokens that end a text."""
+    ends = llama_cpp.llama_vocab_is_eog
+    return frozenset(
+        token for token in range(weights.vocab_size) if ends(weights.vocabulary, token)
+    )

@@ -1,0 +1,186 @@
+"""The llama.cpp runtime passes the runtimes' kit; each planted fault fails by its own name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.certify.kits.references import TransformersReference
+from outrider.certify.kits.runtime import check_runtime
+from outrider.certify.kits.runtime_case import proposal
+from outrider.runtimes.slots import Slot
+from outrider.types.finding import Finding
+from outrider.types.records import Prefix
+from tests.support.families import CONTEXT, VOCAB
+
+pytest.importorskip("llama_cpp", reason="llama.cpp is not installed")
+pytest.importorskip("gguf", reason="gguf writes the files of these tests")
+
+from outrider.runtimes.llama_cpp import model as llama_cpp_model
+from outrider.runtimes.llama_cpp.forest import Part, Row, batch_of
+from outrider.runtimes.llama_cpp.library import Batch, Ids
+from outrider.runtimes.llama_cpp.model import LlamaCppModel
+from tests.support.gguf_files import ARCHITECTURES, gguf_model, write_gguf
+
+REJECTION = "logits after a rejected draft are those of a fresh forward"
+TREES = "every node of a tree sees its own path"
+EXCEPTION = "an exception leaves nothing wrong behind"
+
+TOLERANCE = 1e-4
+"""Sums of float32 in another order, on random weights that are wide."""
+
+GELU_TOLERANCE = 5e-3
+"""llama.cpp takes GELU from a table in half precision, with steps of 5e-4."""
+
+GELU = {"falcon", "gemma2", "gemma3", "gpt2", "gpt_neox", "phi"}
+
+SEEDS = {"falcon": 1}
+"""Of models whose greedy text has no ties within the tolerance."""
+
+
+def failed(findings: Iterable[Finding]) -> dict[str, str]:
+    return {finding.name: finding.detail for finding in findings if not finding.passed}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TransformersReference]:
+    model = gguf_model("llama")
+    path = write_gguf(model, tmp_path_factory.mktemp("gguf") / "llama.gguf")
+    return path, TransformersReference(model)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=() if family in ("llama", "gemma3") else pytest.mark.slow)
+        for family in ARCHITECTURES
+    ],
+)
+def test_every_family_passes(family: str, tmp_path: Path) -> None:
+    model = gguf_model(family, SEEDS.get(family, 0))
+    path = write_gguf(model, tmp_path / "model.gguf")
+    found = check_runtime(
+        lambda: LlamaCppModel(path, max_sequences=4, kv_dtype="float32"),
+        TransformersReference(model),
+        tolerance=GELU_TOLERANCE if family in GELU else TOLERANCE,
+    )
+    assert not failed(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("slots", "chunk"), [(1, 5), (2, 1), (256, 512)])
+def test_any_number_of_slots_and_any_chunk_pass(
+    slots: int, chunk: int, llama: tuple[Path, TransformersReference]
+) -> None:
+    """With 256 slots no sequence ids are left for trees, whose paths are then computed singly."""
+    path, reference = llama
+    found = check_runtime(
+        lambda: LlamaCppModel(path, max_sequences=slots, prefill_chunk=chunk, kv_dtype="float32"),
+        reference,
+        tolerance=TOLERANCE,
+    )
+    assert not failed(found)
+
+
+def test_keys_and_values_in_half_precision_pass_within_their_rounding(
+    llama: tuple[Path, TransformersReference],
+) -> None:
+    """But for the greedy text: rounded logits tie."""
+    path, reference = llama
+    found = check_runtime(lambda: LlamaCppModel(path, max_sequences=4), reference, tolerance=0.05)
+    assert failed(found).keys() <= {"greedy text is the reference's"}
+
+
+class NearlyFull(LlamaCppModel):
+    """Three live sequences leave so few cells that the next call makes a larger context."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, max_sequences=5, kv_dtype="float32")
+        rng = np.random.default_rng(1)
+        for name in range(1001, 1004):
+            text = rng.integers(VOCAB, size=CONTEXT - 1).tolist()
+            self.verify([Prefix(name, text)], proposal([([], [])]))
+
+
+def test_an_exception_while_cells_are_made_leaves_nothing_wrong_behind(
+    llama: tuple[Path, TransformersReference],
+) -> None:
+    path, reference = llama
+    made: list[NearlyFull] = []
+
+    def make() -> NearlyFull:
+        made.append(NearlyFull(path))
+        return made[-1]
+
+    found = check_runtime(make, reference, tolerance=TOLERANCE, names={EXCEPTION})
+    assert not failed(found)
+    assert {model._cells for model in made} == {1024}
+
+
+# Planted faults: each is a runtime that is wrong in one way.
+
+
+class ForgetsToCut(LlamaCppModel):
+    def _cut(self, sequence: int, start: int) -> None:
+        if start == 0:
+            super()._cut(sequence, start)
+
+
+@pytest.fixture
+def stale(monkeypatch: pytest.MonkeyPatch) -> type[LlamaCppModel]:
+    """Cells are taken for those of the prefix, whatever was drafted."""
+    monkeypatch.setattr(Slot, "shared", lambda slot, prefix: min(slot.length, len(prefix)))
+    return LlamaCppModel
+
+
+@pytest.fixture
+def uncut() -> type[LlamaCppModel]:
+    return ForgetsToCut
+
+
+@pytest.mark.parametrize("fault", ["uncut", "stale"])
+def test_a_runtime_that_keeps_rejected_drafts_fails_by_name(
+    fault: str, llama: tuple[Path, TransformersReference], request: pytest.FixtureRequest
+) -> None:
+    path, reference = llama
+    kind = request.getfixturevalue(fault)
+    found = check_runtime(
+        lambda: kind(path, max_sequences=4, kv_dtype="float32"),
+        reference,
+        tolerance=TOLERANCE,
+        names={REJECTION, "capabilities are true"},
+    )
+    assert failed(found).keys() == {REJECTION}
+
+
+def by_one_id(row: Row, part: Part, start: int, ids: Ids) -> Batch:
+    """All tokens belong to one sequence, so that paths see each other."""
+    batch = batch_of(row, part, start, ids)
+    size = len(batch.tokens)
+    return replace(batch, counts=np.ones(size, np.int32), ids=np.full(size, ids[0], np.int32))
+
+
+def by_column(row: Row, part: Part, start: int, ids: Ids) -> Batch:
+    """A node stands at its column, whatever it follows."""
+    batch = batch_of(row, part, start, ids)
+    return replace(batch, positions=np.arange(start, start + len(batch.tokens), dtype=np.int32))
+
+
+@pytest.mark.parametrize("fault", [by_one_id, by_column])
+def test_a_tree_whose_paths_are_mixed_fails_by_name(
+    fault: Any, llama: tuple[Path, TransformersReference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, reference = llama
+    monkeypatch.setattr(llama_cpp_model, "batch_of", fault)
+    found = check_runtime(
+        lambda: LlamaCppModel(path, max_sequences=4, kv_dtype="float32"),
+        reference,
+        tolerance=TOLERANCE,
+        names={TREES, REJECTION},
+    )
+    assert failed(found).keys() == {TREES}
