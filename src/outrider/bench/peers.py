@@ -18,9 +18,8 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
 
-from .. import ModelDrafter, Pair, SamplingParams, TransformersModel
+from .. import ModelDrafter, Pair, SamplingParams
 from .options import BenchOptions
 from .race import Run, Runner, Tokens, Turns
 from .records import Candidate
@@ -59,11 +58,12 @@ def _of_transformers(
     options: BenchOptions, pairs: Iterable[Pair]
 ) -> tuple[list[Runner], list[str]]:
     """See `runners`; the models are those of the first pair that transformers has loaded."""
-    for pair in pairs:
-        if isinstance(pair.target, TransformersModel):
-            break
-    else:
+    pair = next((each for each in pairs if each.target.name in ("transformers", "openvino")), None)
+    if pair is None:
         return [], ["transformers: no runtime has loaded the models by it"]
+    from .. import TransformersModel
+
+    assert isinstance(pair.target, TransformersModel)
     target, draft = _twin(pair.target.hf_model), None
     missing = []
     model = pair.model_drafter
@@ -127,6 +127,8 @@ class TransformersRunner(Peer):
         self._draft = draft
         depth = candidate.depth
         fixed = {} if depth is None else {"num_assistant_tokens": depth, **_CONSTANT}
+        from transformers import GenerationConfig
+
         self._config = GenerationConfig(**fixed)
 
     def decode(self, prompt: Tokens, asked: SamplingParams, seed: int) -> Run:
@@ -205,6 +207,8 @@ class LlamaCppRunner(Peer):
 def _twin(hf_model: Any) -> Any:
     """Copy a model without its weights, with transformers' own attention and default settings."""
     shared = [*hf_model.parameters(), *hf_model.buffers()]
+    from transformers import GenerationConfig
+
     model = copy.deepcopy(hf_model, {id(tensor): tensor for tensor in shared})
     model.set_attn_implementation("sdpa")
     model.generation_config = GenerationConfig()

@@ -11,7 +11,6 @@ from time import perf_counter
 from typing import Any, cast
 
 from .. import (
-    EarlyExitDrafter,
     HybridDrafter,
     ModelDrafter,
     NgramDrafter,
@@ -286,6 +285,8 @@ def make_drafter(
             return PredictionDrafter()
         case "early_exit":
             assert exit_layers is not None
+            from .. import EarlyExitDrafter  # it loads transformers
+
             try:
                 return EarlyExitDrafter(target, exit_layers)
             except InvalidConfigError as error:

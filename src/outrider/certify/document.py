@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..types.finding import Finding
 from .cases import FACTORS, LEFT_OUT, Measured
 from .ceilings import Reached
 from .checks import TOLERANCE
-from .controls import Verdict
 from .exact import ExactTier
 from .statistics import ALTERNATIVES, FALSE_ALARM_RATE, Position, StatisticalTier
+
+if TYPE_CHECKING:
+    from .controls import Verdict
 
 
 def exact(tier: ExactTier) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..runtimes.base import Runtime
-from ..runtimes.transformers.model import TransformersModel
 from ..types.finding import Finding
 from .checks import Report
 from .kits.references import Reference, TransformersReference
@@ -37,8 +36,11 @@ def runtime_tier(
     """
     exact = target.precision in TOLERANCES
     reference: Reference | None = None
-    if exact and isinstance(target, TransformersModel):
-        reference = TransformersReference(target.hf_model)
+    if exact:
+        from ..runtimes.transformers.model import TransformersModel
+
+        if isinstance(target, TransformersModel):
+            reference = TransformersReference(target.hf_model)
     slots = min(target.max_sequences or _SEQUENCES, _SEQUENCES)
     found: list[Finding] = []
     for done, (name, _) in enumerate(CHECKS):

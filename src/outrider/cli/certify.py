@@ -17,7 +17,7 @@ from cyclopts.types import NonNegativeInt
 
 from .. import __version__
 from ..config.params import SamplingParams, SpeculativeConfig
-from ..errors import InvalidConfigError
+from ..errors import InvalidConfigError, missing
 from .options import Drafting, Models, Output, choose_method, refuse, titled
 from .signals import terminable
 
@@ -124,7 +124,7 @@ def certify(
     # Small tensors gain nothing from more threads.
     torch.set_num_threads(1)
     console = Console(stderr=True)
-    with console.status("loading"):
+    with console.status("loading"), missing("transformers"):
         from ..certify import document
         from ..certify.modules import load_part
         from ..certify.spread import workers

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..bench.options import WITH_MODEL
 from ..config.params import SamplingParams, SpeculativeConfig
+from ..config.sources import is_gguf
 from .options import Drafting, Method, Models, Tracing
 from .terminal import quiet, said
 
@@ -60,7 +61,8 @@ def load(
         from ..bench.race import make_drafter
         from ..engine.loading import load as load_pair
 
-        quiet()
+        if not (is_gguf(models.target) and is_gguf(models.draft or models.target)):
+            quiet()
         asked = asdict(drafting)
         lookup = {name: asked[name] for name in _LOOKUP if asked[name] is not None}
         # A bad look-up is refused before the models are loaded.

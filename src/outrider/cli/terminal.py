@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from rich.color import ColorSystem
@@ -126,6 +127,8 @@ def piece(text: str, origin: Origin, colors: bool) -> Text:
 
 def quiet() -> None:
     """Keep the progress bars and hints of the libraries that load models off the terminal."""
+    if find_spec("transformers") is None:
+        return
     import transformers
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)

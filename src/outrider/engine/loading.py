@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
@@ -13,10 +13,12 @@ from ..config.sources import DTYPES, RUNTIMES, RuntimeName, Weights, model_sourc
 from ..config.validation import choice, integer
 from ..drafters.hybrid import HybridDrafter
 from ..drafters.model import ModelDrafter
-from ..drafters.vocabulary.drafter import VocabularyDrafter
 from ..errors import InvalidConfigError, missing
 from ..runtimes.base import Runtime
 from ..runtimes.loading import Asked, load_model, load_tokenizer
+
+if TYPE_CHECKING:
+    from ..drafters.vocabulary.drafter import VocabularyDrafter
 
 _LOG = logging.getLogger(__name__)
 
@@ -104,6 +106,8 @@ def load(
     model, draft_tokenizer = models[1], tokenizers[1]
     if draft_tokenizer.get_vocab() == tokenizer.get_vocab():
         return Pair(loaded, ModelDrafter(model, loaded.vocab_size), tokenizer)
+    from ..drafters.vocabulary.drafter import VocabularyDrafter
+
     drafter = VocabularyDrafter(model, draft_tokenizer, tokenizer, loaded.vocab_size)
     _LOG.info(
         "the tokenizers of target %r (%d tokens) and draft %r (%d tokens) differ and have %d "
