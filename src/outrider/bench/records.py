@@ -110,8 +110,7 @@ class Difference:
         found, expected: the token ids there; None beyond an output's end.
         gap: the target's logit of its likeliest token less the smaller logit of the two; None if
             unknown.
-        allowed: the largest gap that rounding explains: max(4 eps, eps**0.75) of the largest
-            logit, where eps is that of the logits' type.
+        allowed: the largest gap that rounding explains: `Runtime.rounding` of the largest logit.
     """
 
     prompt: str

@@ -225,11 +225,10 @@ def _apart(target: Runtime, tokens: Sequence[int], one: int, other: int) -> tupl
     with torch.inference_mode():
         logits = target.verify([prefix], nothing_drafted(1, target.device)).logits[0, 0]
     target.release([-1], discard=True)
-    eps = torch.finfo(logits.dtype).eps
     logits = logits.double()
     gap = float(logits.max() - torch.minimum(logits[one], logits[other]))
     largest = float(logits[logits.isfinite()].abs().max())
-    return gap, max(4 * eps, eps**0.75) * largest
+    return gap, target.rounding * largest
 
 
 def fitting(workload: Workload, max_tokens: int, room: int | None) -> Workload:

@@ -8,11 +8,8 @@ from .checks import Report
 from .kits.references import Reference, TransformersReference
 from .kits.runtime import CHECKS, GREEDY, check_runtime
 
-TOLERANCES = {"float64": 1e-6, "float32": 1e-4}
-"""By how much logits may differ, beside the largest, in these precisions."""
-
-ROUNDED = 0.1
-"""The same in all others."""
+LEAST = 1e-4
+"""By how much logits may differ in all runtimes, beside the largest: orders of sums differ."""
 
 _SEQUENCES = 4
 
@@ -22,19 +19,19 @@ def runtime_tier(
 ) -> tuple[Finding, ...]:
     """Run the kit over a loaded model, in slots of its own.
 
-    A model of transformers is compared with its own forward without a cache where numbers are not
-    narrower than float32; all others with themselves, everything computed anew.
+    A model of transformers is compared with its own forward without a cache where it computes in
+    float32 or float64; all others with themselves, everything computed anew.
 
     Args:
         report: takes the progress.
         target: the model; its own slots are left alone.
         tolerance: by how much logits may differ, beside the largest of them; None goes by the
-            precision.
+            precision, and is 1e-4 at least.
 
     Returns:
         A finding for each property.
     """
-    exact = target.precision in TOLERANCES
+    exact = target.rounding < LEAST
     reference: Reference | None = None
     if exact:
         from ..runtimes.transformers.model import TransformersModel
@@ -52,7 +49,7 @@ def runtime_tier(
         found += check_runtime(
             lambda: target.fresh(slots),
             reference,
-            tolerance=tolerance or TOLERANCES.get(target.precision, ROUNDED),
+            tolerance=tolerance or max(LEAST, 4 * target.rounding),
             names=[name],
         )
     return tuple(found)

@@ -17,6 +17,7 @@ from cyclopts.types import NonNegativeInt
 
 from .. import __version__
 from ..config.params import SamplingParams, SpeculativeConfig
+from ..config.sources import is_gguf
 from ..errors import InvalidConfigError, missing
 from .options import Drafting, Models, Output, choose_method, refuse, titled
 from .signals import terminable
@@ -35,8 +36,8 @@ SEQUENCES = 64
 CONTRACT = """\
 Exact: the engine as it ships is enumerated on small random models, over a design that covers every
 triple of settings. Statistical: the engine under its own random numbers on real models, by G-tests;
-in float32 unless --dtype says otherwise. Controls: planted faults, each of which a named check must
-reject. Runtime: the models' own answers, whatever a cache holds, compared with those of an empty
+in float32 unless --dtype or a GGUF file says otherwise. Controls: planted faults, each of which a
+named check must reject. Runtime: a model's answers, whatever a cache holds, beside those of an empty
 one, or of transformers without a cache; run by --runtime alone, or --tier runtime. The exit status
 is 0 if all passes, 1 if anything fails, 2 after an error.
 
@@ -75,7 +76,7 @@ class What:
         samples: continuations drawn in each cell of the statistical tier, at least 100.
         seed: of every request of the statistical tier.
         tolerance: by how much logits may differ in the runtime tier, beside the largest of them;
-            without it 1e-4 in float32, 1e-6 in float64, else 0.1.
+            without it what rounding explains, 1e-4 in float32.
     """
 
     tier: tuple[Tier, ...] = ()
@@ -135,7 +136,8 @@ def certify(
         part = None if what.module is None else load_part(what.module)
     loaded = None
     if with_models:
-        wide = replace(models, dtype=models.dtype or "float32")
+        own = is_gguf(models.target) and models.runtime in ("auto", "llama_cpp")
+        wide = models if own else replace(models, dtype=models.dtype or "float32")
         loaded = load(wide, Drafting(), method, console, max_sequences=SEQUENCES)
     facts = None if loaded is None else loaded.facts
     screen = None if output.as_json else Screen(output.color)

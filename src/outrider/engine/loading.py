@@ -128,7 +128,9 @@ def _shipped(name: str, role: str) -> tuple[str, Any]:
         return name, None
     with missing("demo"):
         import outrider_demo as demo
-    return str(demo.TARGET if role == "target" else demo.DRAFT), demo.tokenizer()
+    with missing("transformers"):
+        tokenizer = demo.tokenizer()
+    return str(demo.TARGET if role == "target" else demo.DRAFT), tokenizer
 
 
 def _device(given: str | torch.device | None) -> torch.device:

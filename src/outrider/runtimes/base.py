@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,15 @@ class Capabilities:
     max_length: int | None = None
     eos_token_ids: frozenset[int] = frozenset()
     trees: bool = True
+
+
+def rounding_of(eps: float) -> float:
+    """Return what rounding explains of a model's logits, beside the largest of them.
+
+    Args:
+        eps: of the narrowest type that it computes with.
+    """
+    return max(4 * eps, math.pow(eps, 0.75))
 
 
 class Cursor(ABC):
@@ -97,6 +107,14 @@ class Runtime(ABC):
     def precision(self) -> str:
         """The types of numbers that it computes with, such as "bfloat16, int8 weights"."""
         return ""
+
+    @property
+    def rounding(self) -> float:
+        """By how much logits after one text may differ with what else a forward computes.
+
+        Beside the largest of them; by default what float32 explains.
+        """
+        return rounding_of(2.0**-23)
 
     @property
     def vocab_size(self) -> int:

@@ -23,7 +23,7 @@ from ...config.validation import choice, integer
 from ...errors import ContextLengthError, EmptyPrefixError, ModelError, missing
 from ...types import trees
 from ...types.records import DraftProposal, Prefix, TargetScores
-from ..base import Capabilities, Runtime
+from ..base import Capabilities, Runtime, rounding_of
 from ..slots import Slot, SlotTable
 from .cursor import GgufCursor
 from .forest import Part, Row, batch_of, parts
@@ -37,6 +37,9 @@ _CELLS = 512
 
 _PATHS = 32
 """Sequence ids for paths of trees; trees with more are computed some paths at a time."""
+
+_EPS = {"all F32": 2.0**-10, "F16": 2.0**-10, "BF16": 2.0**-7}
+_QUANTISED = 0.05
 
 _TOGETHER = 16
 """Rows of a batch that miss more tokens than this are prefilled by themselves first."""
@@ -129,6 +132,15 @@ class LlamaCppModel(Runtime):
     def precision(self) -> str:
         """How the file's weights are written, such as "Q4_K - Medium"."""
         return self._weights.kind
+
+    @property
+    def rounding(self) -> float:
+        """What llama.cpp's types explain; see `Runtime.rounding`.
+
+        Keys and values are in half precision at most, and what is multiplied by quantised weights
+        has 8 bits.
+        """
+        return rounding_of(_EPS[self.precision]) if self.precision in _EPS else _QUANTISED
 
     @property
     def live_sequences(self) -> frozenset[int]:

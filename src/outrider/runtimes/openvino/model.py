@@ -17,6 +17,7 @@ from torch import Tensor
 from ...config.sources import Weights
 from ...config.validation import choice
 from ...errors import ModelError, OutriderError, missing
+from ..base import rounding_of
 from ..transformers.cursor import Run
 from ..transformers.model import TransformersModel
 from ..transformers.slot_cache import SlotCache
@@ -100,6 +101,12 @@ class OpenVinoModel(TransformersModel):
     def name(self) -> str:
         """What computes."""
         return "openvino"
+
+    @property
+    def rounding(self) -> float:
+        """What the type of products explains; see `Runtime.rounding`."""
+        kind = torch.bfloat16 if self.run.precision == "bfloat16" else torch.float32
+        return rounding_of(torch.finfo(kind).eps)
 
     def fresh(self, max_sequences: int) -> Self:
         """Make a runtime over the same graph with `max_sequences` empty slots of its own."""

@@ -26,7 +26,7 @@ from ...errors import ContextLengthError, EmptyPrefixError, InvalidConfigError
 from ...types import trees
 from ...types.records import DraftProposal, Prefix, TargetScores
 from ...types.transfer import sent
-from ..base import Capabilities, Runtime
+from ..base import Capabilities, Runtime, rounding_of
 from ..slots import Fed, Slot, SlotTable
 from .cursor import Run, SlotBatch, SlotCursor
 from .rollback import check_rollback
@@ -116,6 +116,11 @@ class TransformersModel(Runtime):
     def precision(self) -> str:
         """The type of the weights."""
         return str(self.hf_model.dtype).removeprefix("torch.")
+
+    @property
+    def rounding(self) -> float:
+        """What the type of the weights explains; see `Runtime.rounding`."""
+        return rounding_of(torch.finfo(self.hf_model.dtype).eps)
 
     @property
     def live_sequences(self) -> frozenset[int]:
