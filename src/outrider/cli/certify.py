@@ -37,9 +37,9 @@ CONTRACT = """\
 Exact: the engine as it ships is enumerated on small random models, over a design that covers every
 triple of settings. Statistical: the engine under its own random numbers on real models, by G-tests;
 in float32 unless --dtype or a GGUF file says otherwise. Controls: planted faults, each of which a
-named check must reject. Runtime: a model's answers, whatever a cache holds, beside those of an empty
-one, or of transformers without a cache; run by --runtime alone, or --tier runtime. The exit status
-is 0 if all passes, 1 if anything fails, 2 after an error.
+named check must reject. Runtime: a model's answers, whatever a cache holds, beside those of an
+empty one, or of transformers without a cache; run by --runtime alone, or --tier runtime. The exit
+status is 0 if all passes, 1 if anything fails, 2 after an error.
 
 --module takes a subclass of outrider.verification.Method (stop_distribution(tree), residual(tree,
 claims, node)), a Verifier, or a subclass of outrider.drafters.base.Drafter (vocab_size,
