@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from .random import Philox4x32 as Philox4x32
     from .runtimes.llama_cpp.model import LlamaCppModel as LlamaCppModel
     from .runtimes.llama_cpp.tokenizer import LlamaCppTokenizer as LlamaCppTokenizer
+    from .runtimes.openvino.model import OpenVinoModel as OpenVinoModel
     from .runtimes.transformers.model import TransformersModel as TransformersModel
     from .verification.functional import (
         VerificationResult as VerificationResult,
@@ -93,6 +94,7 @@ _HOMES = {
         "random": "Philox4x32",
         "runtimes.llama_cpp.model": "LlamaCppModel",
         "runtimes.llama_cpp.tokenizer": "LlamaCppTokenizer",
+        "runtimes.openvino.model": "OpenVinoModel",
         "runtimes.transformers.model": "TransformersModel",
         "verification.functional": "VerificationResult compute_acceptance_probs "
         "compute_expected_tokens verify_speculative_tokens",
