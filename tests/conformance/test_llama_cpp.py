@@ -184,3 +184,36 @@ def test_a_tree_whose_paths_are_mixed_fails_by_name(
         names={TREES, REJECTION},
     )
     assert failed(found).keys() == {TREES}
+
+
+class NeverLooksBack(LlamaCppModel):
+    def _reaches_back(self, slot: int, start: int) -> bool:
+        return True
+
+
+def cut_back_error(
+    kind: type[LlamaCppModel], path: Path, reference: TransformersReference
+) -> float:
+    """The largest error after texts are cut back beyond a window of 7, when cells were used up."""
+    runtime, rng = kind(path, max_sequences=3, kv_dtype="float32"), np.random.default_rng(7)
+    texts = rng.integers(VOCAB, size=(3, CONTEXT - 4)).tolist()
+    worst = 0.0
+    for turn in range(12):
+        name = turn % 3
+        # Cut back to where it has been before, and a long way on again.
+        cut = int(rng.integers(20, 120))
+        for tokens in ([*texts[name][:cut], turn], texts[name]):
+            row = rng.integers(VOCAB, size=2).tolist(), range(2)
+            found = runtime.verify([Prefix(name, tokens)], proposal([row])).logits[0, 0]
+            expected = reference.logits(tuple(tokens))
+            worst = max(worst, float((found - expected).abs().max() / expected.abs().max()))
+    runtime.check_integrity()
+    return worst
+
+
+def test_texts_are_cut_back_beyond_a_sliding_window(tmp_path: Path) -> None:
+    model = gguf_model("gemma3")
+    path = write_gguf(model, tmp_path / "model.gguf")
+    reference = TransformersReference(model)
+    assert cut_back_error(LlamaCppModel, path, reference) < GELU_TOLERANCE
+    assert cut_back_error(NeverLooksBack, path, reference) > 10 * GELU_TOLERANCE

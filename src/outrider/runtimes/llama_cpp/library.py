@@ -255,6 +255,10 @@ class Context:
         """Add a sequence to the cells of another one, up to a position."""
         llama_cpp.llama_memory_seq_cp(self._memory, source, sequence, 0, stop)
 
+    def first(self, sequence: int) -> int:
+        """Return the first position of a sequence that every layer has in cells; -1 if none."""
+        return int(llama_cpp.llama_memory_seq_pos_min(self._memory, sequence))
+
     def length(self, sequence: int) -> int:
         """Return how many positions of a sequence are in cells, counted from the first one."""
         return 1 + int(llama_cpp.llama_memory_seq_pos_max(self._memory, sequence))

@@ -243,9 +243,12 @@ class LlamaCppModel(Runtime):
         for index, row in enumerate(rows):
             for part in parts(index, row, 1 + paths):
                 extra = sum(each.paths - 1 for each in together) + part.paths - 1
-                if extra > paths or (together and together[-1].row == index):
+                again = bool(together) and together[-1].row == index
+                if extra > paths or again:
                     self._forward(rows, starts, together, logits)
                     together = []
+                if again:
+                    starts[index] = self._enter(row.prefix, len(rows) == 1, cached)
                 together.append(part)
         if together:
             self._forward(rows, starts, together, logits)
@@ -256,6 +259,8 @@ class LlamaCppModel(Runtime):
         known = prefix.sequence_id in self._table.owner
         placement = self._table.place(prefix)
         slot, start = placement.slot, placement.shared
+        if not self._reaches_back(placement.donor, start):
+            start = 0
         cached.setdefault(prefix.sequence_id, 0 if known else start)
         if placement.donor == slot:
             self._cut(slot, start)
@@ -271,6 +276,15 @@ class LlamaCppModel(Runtime):
             self._table.hold(slot, prefix.tokens[:stop])
             start = stop
         return start
+
+    def _reaches_back(self, slot: int, start: int) -> bool:
+        """Whether a slot's cells hold all that a token at a position would see before it.
+
+        With sliding windows llama.cpp takes cells that are behind the window of a sequence's last
+        token for others. Tokens that are cut back to may see further.
+        """
+        window = int(llama_cpp.llama_model_n_swa(self._weights.handle))
+        return self._open_context().first(slot) <= max(0, start - window + 1)
 
     def _forward(
         self,
@@ -299,7 +313,6 @@ class LlamaCppModel(Runtime):
             logits[part.row, nodes] = found[place : place + len(nodes)]
             place += len(nodes)
             self._settle(row, part)
-            starts[part.row] = len(row.prefix)
         for index in range(len(self._table.slots), spare):
             self._cut(index, 0)
 
