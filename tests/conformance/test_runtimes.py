@@ -12,6 +12,9 @@ import torch
 from outrider import TransformersModel
 from outrider.certify.kits.references import TransformersReference
 from outrider.certify.kits.runtime import CHECKS, check_runtime
+from outrider.certify.kits.runtime_tests import runtime_tests
+from outrider.certify.runtime import runtime_tier
+from outrider.drafters.base import nothing_drafted
 from outrider.runtimes.slots import Slot
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types import trees
@@ -77,8 +80,28 @@ def test_narrow_dtypes_pass_within_their_rounding(dtype: torch.dtype) -> None:
     assert not failed(found)
 
 
-def test_the_tabular_runtime_passes() -> None:
-    assert not failed(check_runtime(lambda: mock_pair(5, seed=1)[0]))
+test_the_tabular_runtime_passes = runtime_tests(lambda: mock_pair(5, seed=1)[0])
+
+
+def test_a_loaded_model_is_put_through_the_kit_in_slots_of_its_own(
+    llama: tuple[Any, TransformersReference],
+) -> None:
+    model = TransformersModel(llama[0], max_sequences=2)
+    kept = Prefix(7, [1, 2, 3])
+    before = model.verify([kept], nothing_drafted(1, model.device)).logits
+    steps: list[str] = []
+    found = runtime_tier(lambda _done, _total, name: steps.append(name), model)
+    assert not failed(found)
+    assert [finding.name for finding in found] == steps == [name for name, _ in CHECKS]
+    assert model.live_sequences == {7}
+    again = model.verify([kept], nothing_drafted(1, model.device)).logits
+    assert torch.allclose(before, again)
+
+
+def test_a_loaded_model_fails_by_the_name_of_what_it_breaks() -> None:
+    model = random_model("llama")
+    found = runtime_tier(lambda *_: None, KeepsEverything(model, max_sequences=2))
+    assert failed(found).keys() == {"memory is bounded"}
 
 
 # Planted faults: each is a runtime that is wrong in one way.

@@ -14,13 +14,14 @@ import pytest
 from benchmarks.results import machine_slug
 from rich.console import Console
 
+from outrider import Pair
 from outrider.bench import BenchOptions, Results
 from outrider.bench.environment import environment
 from outrider.bench.formats import as_csv, row
 from outrider.bench.records import PLAIN, Candidate, Difference
 from outrider.bench.run import run_bench
 from outrider.bench.tables import as_markdown, rendered, verdicts
-from outrider.errors import InvalidConfigError
+from outrider.errors import InvalidConfigError, ModelError
 
 from ...support.bench import MODEL, load_pair, measured, prompt_file
 
@@ -56,6 +57,39 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         peer_k=(3,),
     )
     return run_bench(options)
+
+
+@pytest.mark.slow
+def test_runtimes_race_each_with_its_plain_decoding(tmp_path: Path) -> None:
+    options = _options(tmp_path, temps=(0.0,), k=(3, "adaptive"))
+    both = run_bench(replace(options, runtimes=("transformers", "openvino")))
+    names = ["plain", "draft_model k=3", "draft_model adaptive"]
+    expected = [f"outrider on {of} {name}" for of in ("transformers", "openvino") for name in names]
+    assert [each.label for each in both.measurements] == expected
+        "transformers",
+        "openvino",
+    ]
+    assert all(each.identical == 3 for each in both.measurements)
+
+
+@pytest.mark.slow
+def test_what_is_installed_races_with_one_candidate_beside_what_suits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_some(*_: object, runtime: str, **__: object) -> Pair:
+        if runtime == "openvino":
+            raise ModelError("it has ALiBi")
+        return load_pair()
+
+    monkeypatch.setattr("outrider.bench.run.load", load_some)
+    options = _options(tmp_path, temps=(0.0,), k=(3, "adaptive"))
+    found = run_bench(replace(options, runtimes=None))
+    assert [each.label for each in found.measurements] == [
+        "plain",
+        "draft_model k=3",
+        "draft_model adaptive",
+    ]
+    assert found.missing == ("runtime openvino: it has ALiBi",)
 
 
 @pytest.mark.slow

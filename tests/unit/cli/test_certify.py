@@ -95,6 +95,8 @@ def test_a_part_that_fails_is_status_1_and_said_once(capsys: Capture, tmp_path: 
             ("--tier", "exact", "--dtype", "float64"),
             "--dtype='float64' is not allowed: expected the",
         ),
+        (("--tier", "exact", "--weights", "int8"), "--weights='int8' is not allowed: expected the"),
+        (("--tolerance", "0.1"), "expected the runtime tier beside it (--tier runtime)"),
         (("--tier", "controls", "--samples", "200"), "--samples=200 is not allowed: expected the"),
         (("--tier", "controls", "--module", "a:B"), "exact alone with --module"),
         (("--module", "missing.py:Name"), "missing.py"),

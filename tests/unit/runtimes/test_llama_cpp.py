@@ -329,3 +329,17 @@ def test_llama_cpp_logs_to_python_and_not_to_the_terminal(
     assert "n_ctx" in caplog.text
     assert {record.levelno for record in caplog.records} == {logging.DEBUG}
     assert capfd.readouterr() == ("", "")
+
+
+def test_runtimes_of_the_same_file_know_nothing_of_each_other(path: Path) -> None:
+    one = exact(path, max_sequences=2)
+    asked = [Prefix(1, [1, 2, 3])], proposal([NOTHING])
+    before = one.verify(*asked).logits
+    other = one.fresh(3)
+    assert (one.max_sequences, other.max_sequences) == (2, 3)
+    assert (one.name, one.precision) == (other.name, other.precision) == ("llama_cpp", "all F32")
+    assert not other.live_sequences
+    assert torch.allclose(before, other.verify(*asked).logits, atol=1e-4)
+    other.verify([Prefix(7, [9, 9])], proposal([NOTHING]))
+    assert (one.live_sequences, other.live_sequences) == ({1}, {1, 7})
+    assert torch.allclose(before, one.verify(*asked).logits, atol=1e-4)
