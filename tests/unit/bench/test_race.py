@@ -299,7 +299,7 @@ def test_llama_cpp_decodes_a_given_file(monkeypatch: pytest.MonkeyPatch) -> None
     runner = LlamaCppRunner(Candidate("none", system="llama.cpp"), Path("some.gguf"))
     (run,) = race([runner], IDS[:1], [_params(5)])
     assert run.token_ids == ((0, 1, 2, 3, 4),)
-    assert asked[0]["path"] == __file__
+    assert asked[0]["path"] == "some.gguf"
     assert asked[-1]["reset"] is True
 
 

@@ -66,9 +66,6 @@ def test_runtimes_race_each_with_its_plain_decoding(tmp_path: Path) -> None:
     names = ["plain", "draft_model k=3", "draft_model adaptive"]
     expected = [f"outrider on {of} {name}" for of in ("transformers", "openvino") for name in names]
     assert [each.label for each in both.measurements] == expected
-        "transformers",
-        "openvino",
-    ]
     assert all(each.identical == 3 for each in both.measurements)
 
 
