@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+from functools import wraps
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
-from outrider import SamplingParams, SpeculativeDecoder, TransformersModel
+from outrider import EarlyExitDrafter, SamplingParams, SpeculativeDecoder, TransformersModel
 from outrider.certify.kits.references import TransformersReference
 from outrider.certify.kits.runtime import check_runtime
 from outrider.config.sources import Weights
@@ -154,6 +156,53 @@ def test_runtimes_of_the_same_graph_know_nothing_of_each_other(folder: Path) -> 
     other.verify([Prefix(7, [9, 9])], nothing_drafted(1, other.device))
     assert (model.live_sequences, other.live_sequences) == ({1}, {1, 7})
     assert torch.allclose(before, _logits(model), atol=1e-4)
+
+
+def test_another_class_is_another_conversion(folder: Path) -> None:
+    class Negated(LlamaForCausalLM):
+        @wraps(LlamaForCausalLM.forward)
+        def forward(self, *args: Any, **settings: Any) -> Any:
+            found = super().forward(*args, **settings)
+            found.logits = -found.logits
+            return found
+
+    model = random_model("llama").float()
+    other = Negated(model.config).eval()
+    other.load_state_dict(model.state_dict())
+    one, negated = (_logits(OpenVinoModel(each, cache_dir=folder)) for each in (model, other))
+    assert torch.allclose(one, -negated, atol=1e-4)
+
+
+def test_a_model_with_a_hook_that_no_graph_has_is_refused(folder: Path) -> None:
+    model = random_model("llama").float()
+    OpenVinoModel(model, cache_dir=folder)
+    model.lm_head.register_forward_hook(lambda _module, _given, logits: 3 * logits)
+    with pytest.raises(ModelError, match="gives other logits on OpenVINO than by itself"):
+        OpenVinoModel(model, cache_dir=folder)
+
+
+def test_first_layers_draft_for_a_narrow_model(folder: Path) -> None:
+    model = random_model("llama").to(torch.bfloat16)
+    target = OpenVinoModel(model, cache_dir=folder, precision="float32")
+    greedy = SamplingParams(max_tokens=12, temperature=0)
+    found = SpeculativeDecoder(target, EarlyExitDrafter(target, 1)).generate([1, 2, 3], greedy)
+    assert found.token_ids == SpeculativeDecoder(target).generate([1, 2, 3], greedy).token_ids
+    assert found.metrics.drafted > 0
+
+
+def test_a_long_text_leaves_short_ones_right(folder: Path) -> None:
+    model = random_model("llama").float()
+    target = OpenVinoModel(model, cache_dir=folder)
+    long, short = Prefix(1, [i % 40 for i in range(150)]), Prefix(2, [1, 2, 3])
+    before = target.verify([short], nothing_drafted(1, target.device)).logits
+    target._cache.reserve(1500)
+    target.verify([long], nothing_drafted(1, target.device))
+    target.release([1])
+    again = target.verify([short.extended([4])], nothing_drafted(1, target.device)).logits
+    fresh = target.fresh(1)
+    expected = fresh.verify([short.extended([4])], nothing_drafted(1, target.device)).logits
+    assert torch.allclose(again, expected, atol=1e-4)
+    assert before.shape == again.shape
 
 
 def test_a_bad_precision_is_refused() -> None:

@@ -24,8 +24,11 @@ from outrider import (
     SuffixDrafter,
     TransformersModel,
     VocabularyDrafter,
+    load,
 )
+from outrider.certify.kits.references import TransformersReference
 from outrider.certify.kits.runtime_case import proposal
+from outrider.config.sources import RuntimeName
 from outrider.types.records import Prefix
 
 pytest.importorskip("llama_cpp", reason="llama.cpp is not installed")
@@ -232,6 +235,27 @@ def test_json_by_a_schema_is_valid_with_and_without_drafts(
         out = decoder.generate(RECORDS.removesuffix('{"id": 4,'), asked)
         assert out.finish_reason == "stop"
         jsonschema.validate(json.loads(out.text), schema)
+
+
+@pytest.mark.parametrize("runtime", ["transformers", "openvino"])
+def test_weights_that_are_converted_write_the_text_of_transformers(
+    runtime: RuntimeName, path: Path
+) -> None:
+    """Greedy texts in float32, plainly and with looked-up drafts."""
+    pytest.importorskip("accelerate")
+    pair = load(path, runtime=runtime, dtype="float32", max_sequences=4)
+    assert isinstance(pair.target, TransformersModel)
+    assert (pair.target.name, pair.target.precision) == (runtime, "float32")
+    reference = TransformersReference(pair.target.hf_model)
+    asked = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+    plain = SpeculativeDecoder(pair.target, tokenizer=pair.tokenizer)
+    drafting = SpeculativeDecoder(pair.target, SuffixDrafter(), tokenizer=pair.tokenizer)
+    prompts = list(TASKS.values())
+    drafted = drafting.generate(prompts, asked)
+    for prompt, one, other in zip(prompts, plain.generate(prompts, asked), drafted, strict=True):
+        expected = reference.greedy(tuple(pair.tokenizer.encode(prompt)), 24)
+        assert one.token_ids == other.token_ids == expected
+    assert drafting.metrics.accepted > 0
 
 
 DIFFICULT = (

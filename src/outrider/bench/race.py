@@ -290,6 +290,9 @@ def make_drafter(
             try:
                 return EarlyExitDrafter(target, exit_layers)
             except InvalidConfigError as error:
+                if error.field != "layers":
+                    expected = f"another method: a {target.name} model has no layers to draft with"
+                    raise InvalidConfigError("method", method, expected) from None
                 raise InvalidConfigError("exit_layers", exit_layers, error.expected) from None
     if model is None:
         raise InvalidConfigError("drafters", method, "suffix or ngram without a draft")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import Pair, SamplingParams, load
-from ..config.sources import RuntimeName
+from ..config.sources import RuntimeName, is_gguf
 from ..errors import InvalidConfigError, OutriderError
 from . import peers
 from .environment import environment
@@ -155,16 +155,14 @@ def _others(options: BenchOptions, main: str) -> list[RuntimeName]:
     """List the runtimes beside the first one: those asked for, or those installed."""
     if options.runtimes is not None:
         return list(options.runtimes[1:])
-    packages: dict[RuntimeName, str] = {
-        "transformers": "transformers",
-        "openvino": "openvino",
-        "llama_cpp": "llama_cpp",
-    }
-    if options.file is None:
-        del packages["llama_cpp"]
     if options.weights is not None or options.device not in (None, "cpu"):
         return []
-    return [name for name, package in packages.items() if name != main and find_spec(package)]
+    if is_gguf(options.target):
+        return []  # converting its weights takes several times their memory
+    names: tuple[RuntimeName, ...] = ("transformers", "openvino")
+    if options.file is not None:
+        names = (*names, "llama_cpp")
+    return [name for name in names if name != main and find_spec(name)]
 
 
 def _field(

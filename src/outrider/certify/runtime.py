@@ -5,13 +5,26 @@ from __future__ import annotations
 from ..runtimes.base import Runtime
 from ..types.finding import Finding
 from .checks import Report
-from .kits.references import Reference, TransformersReference
+from .kits.references import FreshRuntime, Reference, TransformersReference
 from .kits.runtime import CHECKS, GREEDY, check_runtime
 
 LEAST = 1e-4
 """By how much logits may differ in all runtimes, beside the largest: orders of sums differ."""
 
+EXACT = ("float32", "float64")
+"""Precisions in which a runtime computes what the model itself does."""
+
 _SEQUENCES = 4
+
+
+def reference_of(target: Runtime) -> Reference:
+    """Choose what a loaded model is compared with: see `runtime_tier`."""
+    if target.precision in EXACT:
+        from ..runtimes.transformers.model import TransformersModel
+
+        if isinstance(target, TransformersModel):
+            return TransformersReference(target.hf_model)
+    return FreshRuntime(target.fresh(1))
 
 
 def runtime_tier(
@@ -31,13 +44,7 @@ def runtime_tier(
     Returns:
         A finding for each property.
     """
-    exact = target.rounding < LEAST
-    reference: Reference | None = None
-    if exact:
-        from ..runtimes.transformers.model import TransformersModel
-
-        if isinstance(target, TransformersModel):
-            reference = TransformersReference(target.hf_model)
+    exact, reference = target.precision in EXACT, reference_of(target)
     slots = min(target.max_sequences or _SEQUENCES, _SEQUENCES)
     found: list[Finding] = []
     for done, (name, _) in enumerate(CHECKS):

@@ -2,7 +2,7 @@
 
 For each cell, a way of speculating on one prompt, many continuations of one seeded request are
 drawn. The distribution expected at each position, given the tokens before it, is made of the
-target's logits, each prefix computed anew, without engine or `outrider.sampling`. A position is one
+target's own full forward pass, without cache, engine or `outrider.sampling`. A position is one
 G-test: the statistics of all histories that reach it, added up. With several tokens to a round the
 later positions are where a fault shows that one token cannot show.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -19,15 +18,16 @@ import torch
 from numpy.typing import NDArray
 
 from ..config.params import SamplingParams, SpeculativeConfig
-from ..drafters.base import Drafter, nothing_drafted
+from ..drafters.base import Drafter
 from ..drafters.model import ModelDrafter
 from ..engine.decoder import SpeculativeDecoder
 from ..engine.metrics import SpeculationMetrics
 from ..runtimes.base import Runtime
-from ..types.records import Prefix
 from .checks import Report
 from .goodness import Fit, fit, holm, together
+from .kits.references import Reference
 from .reference import filtered
+from .runtime import reference_of
 
 FALSE_ALARM_RATE = 1e-3
 """The probability that sound code fails the tier: of all of its tests together."""
@@ -135,7 +135,7 @@ def statistical_tier(
     done = 0
     positions: list[Position] = []
     speculation: dict[str, SpeculationMetrics] = {}
-    probabilities = forward_probabilities(target)
+    probabilities = forward_probabilities(reference_of(target))
     for index, (name, settings, sampling) in enumerate(ways):
         config = SpeculativeConfig(
             depth="fixed",
@@ -204,19 +204,11 @@ def corrected(positions: Sequence[Position]) -> list[Position]:
     ]
 
 
-def forward_probabilities(target: Runtime, chunk: int = 32) -> Probabilities:
+def forward_probabilities(reference: Reference) -> Probabilities:
     """The distributions of a model that computes each prefix anew, float64 from its logits."""
-    apart = target.fresh(chunk)
 
-    @torch.inference_mode()
     def probabilities(prefixes: Sequence[Tokens]) -> NDArray[np.float64]:
-        distributions = []
-        for start in range(0, len(prefixes), chunk):
-            named = list(starmap(Prefix, enumerate(prefixes[start : start + chunk])))
-            drafted = nothing_drafted(len(named), apart.device)
-            logits = apart.verify(named, drafted).logits[:, 0]
-            apart.release([prefix.sequence_id for prefix in named], discard=True)
-            distributions.append(logits.double().softmax(-1).cpu().numpy())
-        return np.concatenate(distributions)
+        logits = torch.stack([reference.computed(prefix) for prefix in prefixes])
+        return logits.double().softmax(-1).cpu().numpy()
 
     return probabilities

@@ -18,6 +18,7 @@ from cyclopts.types import NonNegativeInt
 from .. import __version__
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..config.sources import is_gguf
+from ..config.validation import real
 from ..errors import InvalidConfigError, missing
 from .options import Drafting, Models, Output, choose_method, refuse, titled
 from .signals import terminable
@@ -47,7 +48,7 @@ propose(prefixes, plan, ctx)); their docstrings say what each is given and retur
 """
 
 _ONLY_IN = {
-    "models": ("target", "draft", "dtype", "weights", "device"),
+    "models": ("target", "draft", "runtime", "dtype", "weights", "device"),
     "statistical": ("samples", "seed"),
     "runtime": ("tolerance",),
 }
@@ -87,6 +88,8 @@ class What:
 
     def __post_init__(self) -> None:
         SamplingParams(seed=self.seed)
+        if self.tolerance is not None:
+            real("tolerance", self.tolerance, "a number > 0", lambda each: each > 0)
         if self.samples < 100:
             raise InvalidConfigError("samples", self.samples, "an integer >= 100")
         path = Path((self.module or "").rpartition(":")[0])
@@ -136,7 +139,8 @@ def certify(
         part = None if what.module is None else load_part(what.module)
     loaded = None
     if with_models:
-        own = is_gguf(models.target) and models.runtime in ("auto", "llama_cpp")
+        files = any(map(is_gguf, filter(None, (models.target, models.draft))))
+        own = files and models.runtime in ("auto", "llama_cpp")
         wide = models if own else replace(models, dtype=models.dtype or "float32")
         loaded = load(wide, Drafting(), method, console, max_sequences=SEQUENCES)
     facts = None if loaded is None else loaded.facts

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
-from ..config.sources import DTYPES, RUNTIMES, RuntimeName, Weights, model_source
+from ..config.sources import DTYPES, RUNTIMES, RuntimeName, Weights, is_gguf, model_source
 from ..config.validation import choice, integer
 from ..drafters.hybrid import HybridDrafter
 from ..drafters.model import ModelDrafter
@@ -67,6 +67,8 @@ def load(
             OpenVINO, where it is installed and the model converts; else transformers, which with
             "openvino" or "transformers" also reads a GGUF file.
         device: where both live, as torch names it; None takes CUDA if there is any, else the CPU.
+            With llama.cpp "cpu" keeps a GPU out, and a model of transformers beside it is on the
+            CPU.
         dtype: of both: "float32", "float64", "bfloat16", "float16", torch's own object for one of
             these, or "auto" for the checkpoints' own, and float32 for the demo pair.
         weights: "int8" or "int4" rounds both models' weights, with runtime "openvino": other
@@ -93,7 +95,10 @@ def load(
         named.append("demo")
     if set(named) == {"demo"} and number == "auto":
         number = "float32"
-    asked = Asked(runtime, _device(device), number, weights, max_sequences)
+    place = _device(device)
+    if runtime in ("auto", "llama_cpp") and any(map(is_gguf, named)):
+        place = torch.device("cpu")  # where llama.cpp gives its logits
+    asked = Asked(runtime, place, number, weights, max_sequences, str(device) != "cpu")
     sources = list(map(_shipped, named, ("target", "draft")))
     tokenizers = [own or load_tokenizer(source, asked) for source, own in sources]
     models = [

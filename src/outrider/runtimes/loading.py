@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,11 @@ class Asked:
 
     Attributes:
         runtime: what computes them; "auto" takes what suits each.
-        device: where they live.
+        device: where models of transformers live.
         dtype: the name of a type, or "auto" for the checkpoint's own.
         weights: to what openvino rounds the weights; None leaves them.
         max_sequences: how many sequences may be decoded together.
+        accelerated: whether llama.cpp may use what it was built for beside the processor.
     """
 
     runtime: RuntimeName
@@ -36,11 +38,15 @@ class Asked:
     dtype: str
     weights: Weights | None
     max_sequences: int
+    accelerated: bool = True
 
     def __post_init__(self) -> None:
         if self.runtime == "openvino" and (self.device.type != "cpu" or self.dtype == "float64"):
             wanted = f"transformers for {self.dtype} on {self.device}"
             raise InvalidConfigError("runtime", self.runtime, wanted)
+        if self.runtime == "openvino":
+            with missing("openvino"):
+                import_module("openvino")
         if self.weights is not None and self.runtime != "openvino":
             expected = "none, or runtime openvino beside it"
             raise InvalidConfigError("weights", self.weights, expected)
@@ -79,7 +85,8 @@ def load_model(role: str, source: str, asked: Asked) -> Runtime:
         if asked.by_llama_cpp(source):
             from .llama_cpp.model import LlamaCppModel
 
-            return LlamaCppModel(source, max_sequences=asked.max_sequences)
+            layers = -1 if asked.accelerated else 0
+            return LlamaCppModel(source, max_sequences=asked.max_sequences, gpu_layers=layers)
         return _of_transformers(source, asked)
     except ModelError as error:
         raise ModelError(f"the {role} {source!r} cannot be used: {error}") from error

@@ -324,7 +324,7 @@ def _memory(case: Case) -> str:
     before, after = run(many), run(2 * many)
     more = after - before
     require(more <= 4096, f"{2 * many} more sequences of the same length took {more} bytes")
-    return f"{3 * many} sequences"
+    return f"{3 * many} sequences, by tensors of torch"
 
 
 GREEDY = "greedy text is the reference's"

@@ -48,8 +48,7 @@ class GgufCursor(Cursor):
 
         Raises:
             ContextLengthError: no row has room for another token.
-            ModelError: `expand` was called before, or the sequences were verified, opened or
-                released since this cursor was.
+            ModelError: `expand` was called before.
         """
         most = self._model.max_length or 0
         going = [row for row, prefix in enumerate(self._prefixes) if len(prefix) < most]
@@ -62,9 +61,8 @@ class GgufCursor(Cursor):
         fed = tokens.tolist()
         for row in going:
             longer[row] = longer[row].extended([fed[row]])
-        with self._model.lock:
-            self._check(fed_alike=self._tree is None)
-            found = self._computed([_bare(longer[row]) for row in going], 1)[:, 0]
+        self._check(fed_alike=self._tree is None)
+        found = self._computed([_bare(longer[row]) for row in going], 1)[:, 0]
         self._prefixes, self._steps = longer, self._steps + 1
         self._logits = found if len(going) == len(longer) else _spread(found, going, len(longer))
         return self._logits
@@ -73,7 +71,7 @@ class GgufCursor(Cursor):
         """Feed nodes of a tree; see `Cursor`.
 
         Raises:
-            ModelError: `step` was called before, or as `step`.
+            ModelError: `step` was called before.
         """
         fed, follows = tokens.cpu().numpy(), parents.cpu().numpy()
         known = 1
@@ -82,32 +80,23 @@ class GgufCursor(Cursor):
             fed, follows = (
                 np.concatenate(pair, 1) for pair in zip(self._tree, (fed, follows), strict=True)
             )
-        with self._model.lock:
-            self._check(fed_alike=self._steps == 0)
-            rows = [
-                Row(prefix, fed[row], follows[row], known)
-                for row, prefix in enumerate(self._prefixes)
-            ]
-            found = self._computed(rows, 1 + fed.shape[1])[:, known:]
+        self._check(fed_alike=self._steps == 0)
+        rows = [
+            Row(prefix, fed[row], follows[row], known) for row, prefix in enumerate(self._prefixes)
+        ]
+        found = self._computed(rows, 1 + fed.shape[1])[:, known:]
         self._tree = fed, follows
         return found
 
     def _computed(self, rows: Sequence[Row], width: int) -> Tensor:
         with self._model.lock:
             logits, _ = self._model.compute(rows, width)
-            self._held = self._model.held(self._prefixes)
         return torch.from_numpy(logits)
 
     def _check(self, *, fed_alike: bool) -> None:
-        """Raise ModelError if this cursor is fed both ways, or its slots have changed."""
+        """Raise ModelError if this cursor is fed both ways."""
         if not fed_alike:
             raise ModelError("a cursor is fed by step or by expand, not by both; open another one")
-        now = self._model.held(self._prefixes)
-        if any(a is not b or a is None for a, b in zip(now, self._held, strict=True)):
-            raise ModelError(
-                "the sequences of this cursor were verified, opened or released since; open "
-                "another one"
-            )
 
 
 def _spread(logits: Tensor, rows: list[int], count: int) -> Tensor:

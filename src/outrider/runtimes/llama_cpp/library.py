@@ -165,6 +165,10 @@ class Settings:
     kv_type: int
 
 
+def _free(context: Any, _weights: Weights) -> None:
+    llama_cpp.llama_free(context)
+
+
 class Context:
     """Keys and values of sequences in a common pool of cells, and the forwards that fill it.
 
@@ -199,7 +203,8 @@ class Context:
                 f"{error or 'it does not say why'}; expected memory for their keys and values: "
                 "lower max_length or max_sequences, or ask for fewer sequences at once"
             )
-        self.close = weakref.finalize(self, llama_cpp.llama_free, self._handle)
+        # The weights are kept until then: the context reads them when it is freed.
+        self.close = weakref.finalize(self, _free, self._handle, weights)
         self._memory: Any = llama_cpp.llama_get_memory(self._handle)
 
     @property

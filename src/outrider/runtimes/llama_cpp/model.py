@@ -24,7 +24,7 @@ from ...errors import ContextLengthError, EmptyPrefixError, ModelError, missing
 from ...types import trees
 from ...types.records import DraftProposal, Prefix, TargetScores
 from ..base import Capabilities, Runtime, rounding_of
-from ..slots import Slot, SlotTable
+from ..slots import SlotTable
 from .cursor import GgufCursor
 from .forest import Part, Row, batch_of, parts
 from .library import KV_TYPES, MAX_IDS, Batch, Context, NoRoom, Settings, Weights
@@ -223,12 +223,6 @@ class LlamaCppModel(Runtime):
                 self._make_room()
             else:
                 return logits, tuple(cached[row.prefix.sequence_id] for row in rows)
-
-    def held(self, prefixes: Sequence[Prefix]) -> list[Slot | None]:
-        """Return the table's entry of each sequence, None if it has no slot."""
-        owner = self._table.owner
-        slots = (owner.get(prefix.sequence_id) for prefix in prefixes)
-        return [None if slot is None else self._table.slots[slot] for slot in slots]
 
     def _attempt(
         self, rows: Sequence[Row], width: int, cached: dict[int, int]

@@ -251,7 +251,9 @@ def _key(model: Any, weights: Weights | None) -> str:
     """Name a conversion by all that it depends on."""
     versions = {"openvino": ov.__version__, "torch": torch.__version__, "graph": 2}
     digest = hashlib.blake2b(digest_size=20)
-    digest.update(json.dumps([versions, weights, model.config.to_dict()], default=str).encode())
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    made_of = [versions, kind, weights, model.config.to_dict()]
+    digest.update(json.dumps(made_of, default=str).encode())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
@@ -283,6 +285,8 @@ def _keep(model: ov.Model, place: Path) -> None:
             os.replace(made, place)
             Path(made).mkdir()
     except (OSError, RuntimeError) as error:
+        if place.is_dir():
+            return  # another process was quicker
         # OpenVINO names no reason.
         disk = next(each for each in place.absolute().parents if each.exists())
         free = shutil.disk_usage(disk).free // 1_000_000

@@ -19,6 +19,9 @@ from ..transformers.support import Architecture
 from .compiled import CompiledRun, Precision, compile_graph
 from .convert import converted
 
+_ALIKE = 1e-3
+"""By how much logits may differ from the model's own, beside the largest: sums differ in order."""
+
 
 class OpenVinoModel(TransformersModel):
     """A causal language model of transformers that runs on OpenVINO, on the CPU.
@@ -117,8 +120,26 @@ class OpenVinoModel(TransformersModel):
         graph = converted(run, layers, kinds, self._weights, self._folder)
         usual: Precision = "bfloat16" if architecture.dtype == torch.bfloat16 else "float32"
         compiled = compile_graph(graph, self._precision or usual)
-        wide = replace(architecture, layers=layers, dtype=torch.float32)
-        return CompiledRun(compiled, kinds, layers), wide
+        made = CompiledRun(compiled, kinds, layers)
+        if self._weights is None:
+            self._compare(made, run)
+        return made, replace(architecture, layers=layers, dtype=torch.float32)
+
+    @torch.inference_mode()
+    def _compare(self, made: CompiledRun, run: Run) -> None:
+        """Raise ModelError if a conversion computes otherwise than its model, for its hooks say."""
+        ids = torch.arange(1, 7)[None] * 7 % self.hf_model.config.get_text_config().vocab_size
+        expected = run(input_ids=ids, use_cache=False).logits.double()
+        found = made(input_ids=ids).logits.double()
+        error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-9))
+        types = self.hf_model.dtype, torch.float32
+        allowed = max(_ALIKE, 4 * max(rounding_of(torch.finfo(each).eps) for each in types))
+        if not error <= allowed:
+            raise ModelError(
+                f"{type(self.hf_model).__name__} gives other logits on OpenVINO than by itself "
+                f"(relative error {error:.2g}, allowed {allowed:.2g}), as hooks cannot be "
+                "converted; use TransformersModel"
+            )
 
 
 def _default_folder() -> Path:

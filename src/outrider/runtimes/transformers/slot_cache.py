@@ -17,6 +17,9 @@ from ...types.transfer import sent
 from ..slots import Placement
 from .views import View
 
+_STEP = 256
+"""Columns that are added at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Aim:
@@ -66,10 +69,10 @@ class SlotCache(Cache):
         return int(self.stored[0][0].shape[2])
 
     def reserve(self, columns: int) -> None:
-        """Make room for `columns` columns, in steps of 256: some runtimes read all there are."""
+        """Make room for `columns` columns, in steps: some runtimes read all there are."""
         if columns <= self.capacity:
             return
-        more = -(-columns // 256) * 256 - self.capacity
+        more = -(-columns // _STEP) * _STEP - self.capacity
         self.stored = tuple(
             (pad(keys, (0, 0, 0, more)), pad(values, (0, 0, 0, more)))
             for keys, values in self.stored
@@ -106,16 +109,16 @@ class SlotCache(Cache):
         """Return what is stored for the rows of the next forward, and the columns it computes.
 
         Keys and values of each layer in turn, [B, heads, n, width] with n at least the view's span,
-        the same object as long as they stand in the same place; and int64 [B, q].
+        the same object as long as they are read where they stand; and int64 [B, q].
         """
         aim = self._aim
         assert aim is not None, "a forward is aimed before it reads"
         stored = [each for layer in self.stored for each in layer]
-        if aim.run is None:
-            span = aim.view.span
-            return [
-                each[:, :, :span].index_select(0, aim.rows) for each in stored
-            ], aim.view.columns
+        needed = -(-aim.view.span // _STEP) * _STEP
+        # After a long text most columns are empty: copying the others takes less time.
+        if aim.run is None or self.capacity > 2 * needed:
+            copied = [each[:, :, :needed].index_select(0, aim.rows) for each in stored]
+            return copied, aim.view.columns
         if self._read[0] != aim.run:
             self._read = aim.run, [each[aim.run] for each in stored]
         return self._read[1], aim.view.columns
@@ -139,7 +142,8 @@ class SlotCache(Cache):
         keys, values = self.stored[layer_idx]
         self._write(keys, key_states)
         self._write(values, value_states)
-        return self._span(keys), self._span(values)
+        dtype = key_states.dtype
+        return self._span(keys).to(dtype), self._span(values).to(dtype)
 
     def _write(self, stored: Tensor, states: Tensor) -> None:
         aim = self._aim
