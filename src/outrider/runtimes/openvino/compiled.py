@@ -27,7 +27,7 @@ _SMALL = 2**30
 """Bytes of weights up to which a graph is compiled twice."""
 
 _STEP = 8
-"""The second graph computes multiples of so many tokens."""
+"""The second graph computes a token and multiples of so many drafts."""
 
 
 def compile_graph(graph: ov.Model, precision: Precision) -> tuple[ov.CompiledModel, ...]:
@@ -90,7 +90,7 @@ class CompiledRun:
         """Compute logits, and write the new keys and values to the cache if there is one."""
         rows, width = input_ids.shape
         several = width > 1 and len(self._requests) > 1
-        more = -width % _STEP if several else 0
+        more = (1 - width) % _STEP if several else 0
         kept = np.arange(width - (logits_to_keep or width), width)
         past: Sequence[Tensor]
         if past_key_values is None:
