@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+COMPILED := $(VENV)/.llama-cpp
 
 .PHONY: demo quick test lint types unit docs bench clean
 
@@ -12,7 +13,7 @@ demo: $(INSTALLED)
 quick: $(INSTALLED)
 	$(BIN)/pytest --numprocesses=2 -m "not slow" tests/unit tests/conformance
 
-test: lint types unit
+test: $(COMPILED) lint types unit
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -35,6 +36,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt torch
 	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e packages/outrider-demo -e ".[dev,docs]"
 	touch $(INSTALLED)
+
+$(COMPILED): $(INSTALLED)
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e ".[llama-cpp]"
+	touch $(COMPILED)
 
 clean:
 	rm -rf $(VENV) site .mypy_cache .pytest_cache .ruff_cache
