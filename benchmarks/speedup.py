@@ -41,7 +41,8 @@ def run(scope: Scope, say: Say) -> Report:
                 )
     note = (
         f"Demo pair on {pair.target.name}, float32, {scope.tokens} tokens a prompt, default "
-        "settings without the memory of earlier outputs; a round of each decoder in turn; the target's reading of the prompt "
-        "is not timed, what the drafter reads is; 95% interval over prompts, or batches of them."
+        "settings without the memory of earlier outputs; a round of each decoder in turn; the "
+        "target's reading of the prompt is not timed, what the drafter reads is; "
+        "95% interval over prompts, or batches of them."
     )
     return Report(note, rows)
