@@ -44,6 +44,7 @@ def run(scope: Scope, say: Say) -> Report:
     note = (
         f"Demo pair on {pair.target.name}, the draft model alone, float32, {scope.tokens} tokens a "
         "prompt; speedup over plain decoding; a round of each decoder in turn; above "
-        "temperature 0 verification is coupled. The best fixed depth is the luckiest of several noisy figures."
+        "temperature 0 verification is coupled. The best fixed depth is the luckiest of several "
+        "noisy figures."
     )
     return Report(note, rows)
