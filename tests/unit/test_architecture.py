@@ -148,6 +148,7 @@ def test_the_public_face() -> None:
         "LlamaCppTokenizer",
         "ModelDrafter",
         "NgramDrafter",
+        "OpenVinoModel",
         "Pair",
         "Philox4x32",
         "PredictionDrafter",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -177,7 +176,7 @@ def test_sigterm_is_an_interrupt_inside_and_what_it_was_outside() -> None:
     with terminable() as interruption:
         assert interruption() == 130
         with pytest.raises(Terminated):
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
         assert interruption() == 143
     assert signal.getsignal(signal.SIGTERM) is before
 
