@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-import signal
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from outrider.bench import BenchOptions, Candidate, Measurement, Results, TuneOptions
 from outrider.bench.records import Difference
 from outrider.cli import main
-from outrider.cli.signals import Terminated, terminable
+from outrider.cli.signals import Terminated
 from tests.support.command import Capture, error_of, printed
 
 Asked = list[Any]
@@ -171,14 +172,26 @@ def test_an_interrupt_before_anything_leaves_nothing(
     assert not out.exists()
 
 
-def test_sigterm_is_an_interrupt_inside_and_what_it_was_outside() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with terminable() as interruption:
-        assert interruption() == 130
-        with pytest.raises(Terminated):
-            signal.raise_signal(signal.SIGTERM)
+IN_A_PROCESS = """
+import signal
+from outrider.cli.signals import Terminated, terminable
+
+before = signal.getsignal(signal.SIGTERM)
+with terminable() as interruption:
+    assert interruption() == 130
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    except Terminated:
         assert interruption() == 143
-    assert signal.getsignal(signal.SIGTERM) is before
+    else:
+        raise AssertionError("nothing was raised")
+assert signal.getsignal(signal.SIGTERM) is before
+"""
+
+
+def test_sigterm_is_an_interrupt_inside_and_what_it_was_outside() -> None:
+    """In a process of its own: what else runs in this one may have a say in its signals."""
+    subprocess.run([sys.executable, "-c", IN_A_PROCESS], check=True)
 
 
 class Found:
