@@ -77,7 +77,7 @@ class AdaptiveDepth(Policy):
     """Draft as far as pays by measured costs and acceptance, 0 included.
 
     Whatever the batch sizes, rounds that draft lose at most 4 plain rounds of the largest batch and
-    2% of the time, beside plain decoding.
+    2% of the time, beside plain decoding. Reading a prompt is not counted, by either model.
 
     A sampled request with a seed and without coupling goes by its own history and the cost ratio
     alone, so that its text does not depend on a clock or on other requests. Of each such request
@@ -225,7 +225,7 @@ class AdaptiveDepth(Policy):
             # The widest row decides how many columns are verified for each.
             tokens, steps = float(len(states) * (1 + max(record.drafted))), float(record.steps)
             total = costs.seconds(tokens, steps)
-            if not new:
+            if not new and not (record.steps and any(map(_read_by_drafter, states))):
                 total = costs.clipped(record.total_s, tokens, steps)
                 costs = costs.add_drafted(total, tokens, steps)
             fair = costs.plain * sum(record.emitted) / len(states)
@@ -294,6 +294,11 @@ def _outcome(record: RoundRecord, row: int, state: SequenceState) -> RowOutcome:
     kept = record.accepted[row]
     depth = record.depth[row] if state.finish_reason is None else kept
     return RowOutcome(record.sources[row], depth, kept, record.confidence[row][:depth])
+
+
+def _read_by_drafter(state: SequenceState) -> bool:
+    """Return whether a draft model read all of a sequence in its last round: it had not drafted."""
+    return state.depths[-1] > 0 and max(state.depths[:-1], default=0) <= 0
 
 
 def _replayed(state: SequenceState) -> bool:
