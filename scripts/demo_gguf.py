@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from gguf import GGMLQuantizationType
 from tests.support.gguf_files import byte_level, write_gguf
 from transformers import AutoModelForCausalLM
 
@@ -16,8 +17,9 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     model = AutoModelForCausalLM.from_pretrained(str(outrider_demo.TARGET), dtype="float32")
     tokenizer = byte_level(outrider_demo.tokenizer())
-    for name, half in (("f32", False), ("f16", True)):
-        print(write_gguf(model, folder / f"demo-{name}.gguf", tokenizer, half=half))
+    for kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
+        path = folder / f"demo-{kind.name.lower()}.gguf"
+        print(write_gguf(model, path, tokenizer, matrices=kind))
 
 
 if __name__ == "__main__":

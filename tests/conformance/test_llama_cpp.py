@@ -13,6 +13,7 @@ import pytest
 from outrider.certify.kits.references import TransformersReference
 from outrider.certify.kits.runtime import check_runtime
 from outrider.certify.kits.runtime_case import proposal
+from outrider.certify.runtime import runtime_tier
 from outrider.runtimes.slots import Slot
 from outrider.types.finding import Finding
 from outrider.types.records import Prefix
@@ -20,6 +21,8 @@ from tests.support.families import CONTEXT, VOCAB
 
 pytest.importorskip("llama_cpp", reason="llama.cpp is not installed")
 pytest.importorskip("gguf", reason="gguf writes the files of these tests")
+
+from gguf import GGMLQuantizationType
 
 from outrider.runtimes.llama_cpp import model as llama_cpp_model
 from outrider.runtimes.llama_cpp.forest import Part, Row, batch_of
@@ -184,6 +187,20 @@ def test_a_tree_whose_paths_are_mixed_fails_by_name(
         names={TREES, REJECTION},
     )
     assert failed(found).keys() == {TREES}
+
+
+def test_a_stale_token_is_seen_in_quantised_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the kit allows the most, since what is computed together changes logits."""
+    kind = GGMLQuantizationType.Q4_0
+    path = write_gguf(
+        gguf_model("llama", intermediate_size=64), tmp_path / "model.gguf", matrices=kind
+    )
+    target = LlamaCppModel(path, max_sequences=4)
+    assert not failed(runtime_tier(lambda *_: None, target))
+    monkeypatch.setattr(Slot, "shared", lambda slot, prefix: min(slot.length, len(prefix)))
+    assert REJECTION in failed(runtime_tier(lambda *_: None, target))
 
 
 class NeverLooksBack(LlamaCppModel):

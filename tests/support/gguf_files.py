@@ -74,16 +74,16 @@ def write_gguf(
     tokenizer: Callable[[gguf.GGUFWriter], None] | None = None,
     *,
     tensors: int = 0,
-    half: bool = False,
+    matrices: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
 ) -> Path:
-    """Write a model of `gguf_model` with its weights in float32, or its matrices in float16.
+    """Write a model of `gguf_model` with its weights in float32.
 
     Args:
         model: of one of the families above.
         path: of the file.
         tokenizer: writes the tokenizer's fields; None writes a file without one.
         tensors: the most in one file, the others in further ones; 0 writes one file.
-        half: whether matrices are in float16.
+        matrices: the type of matrices, such as F16 or Q4_0.
     """
     config = model.config
     architecture = ARCHITECTURES[config.model_type.removesuffix("_text")]
@@ -94,9 +94,14 @@ def write_gguf(
         writer.add_vocab_size(config.vocab_size)
     else:
         tokenizer(writer)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16 if half else gguf.LlamaFileType.ALL_F32)
+    single = matrices == gguf.GGMLQuantizationType.F32
+    file_type = "ALL_F32" if single else f"MOSTLY_{matrices.name}"
+    writer.add_file_type(gguf.LlamaFileType[file_type])
     for name, tensor in _tensors(model, architecture):
-        writer.add_tensor(name, tensor.astype(np.float16) if half and tensor.ndim > 1 else tensor)
+        if single or tensor.ndim == 1:
+            writer.add_tensor(name, tensor)
+        else:
+            writer.add_tensor(name, gguf.quantize(tensor, matrices), raw_dtype=matrices)
     _finish(writer)
     return path
 

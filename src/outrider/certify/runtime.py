@@ -11,6 +11,9 @@ from .kits.runtime import CHECKS, GREEDY, check_runtime
 LEAST = 1e-4
 """By how much logits may differ in all runtimes, beside the largest: orders of sums differ."""
 
+MOST = 0.25
+"""The most that is allowed of any precision: a wrong token in the cache moves logits further."""
+
 EXACT = ("float32", "float64")
 """Precisions in which a runtime computes what the model itself does."""
 
@@ -39,7 +42,7 @@ def runtime_tier(
         report: takes the progress.
         target: the model; its own slots are left alone.
         tolerance: by how much logits may differ, beside the largest of them; None goes by the
-            precision, and is 1e-4 at least.
+            precision, in 1e-4..0.25.
 
     Returns:
         A finding for each property.
@@ -56,7 +59,7 @@ def runtime_tier(
         found += check_runtime(
             lambda: target.fresh(slots),
             reference,
-            tolerance=tolerance or max(LEAST, 4 * target.rounding),
+            tolerance=tolerance or min(MOST, max(LEAST, 4 * target.rounding)),
             names=[name],
         )
     return tuple(found)

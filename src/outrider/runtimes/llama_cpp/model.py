@@ -39,7 +39,8 @@ _PATHS = 32
 """Sequence ids for paths of trees; trees with more are computed some paths at a time."""
 
 _EPS = {"all F32": 2.0**-10, "F16": 2.0**-10, "BF16": 2.0**-7}
-_QUANTISED = 0.05
+_QUANTISED = 0.2
+"""Up to .18 was measured of a Q4_K model with one token in a forward and with four or more."""
 
 _TOGETHER = 16
 """Rows of a batch that miss more tokens than this are prefilled by themselves first."""
