@@ -77,7 +77,7 @@ class AdaptiveDepth(Policy):
     """Draft as far as pays by measured costs and acceptance, 0 included.
 
     Whatever the batch sizes, rounds that draft lose at most 4 plain rounds of the largest batch and
-    2% of the time, beside plain decoding. Reading a prompt is not counted, by either model.
+    2% of the time, beside plain decoding.
 
     A sampled request with a seed and without coupling goes by its own history and the cost ratio
     alone, so that its text does not depend on a clock or on other requests. Of each such request
@@ -141,6 +141,9 @@ class AdaptiveDepth(Policy):
             group[rows], gain[rows] = index, choices[-1].gain
         planned = np.minimum([choices[index].depth for index in group], most)
         by_model = np.where(replayed, by_model, planned)
+        # A draft model reads a new prompt while the target does, when nothing is timed.
+        new = np.array([state.round == 0 for state in states])
+        gain[new & (planned > 0)] = np.inf
         looked_up = np.array([choices[index].looked_up > 0 for index in group])
         # What is looked up does not depend on how much of it is affordable.
         depth = np.where(replayed | looked_up, most, by_model)
@@ -225,7 +228,7 @@ class AdaptiveDepth(Policy):
             # The widest row decides how many columns are verified for each.
             tokens, steps = float(len(states) * (1 + max(record.drafted))), float(record.steps)
             total = costs.seconds(tokens, steps)
-            if not new and not (record.steps and any(map(_read_by_drafter, states))):
+            if not new:
                 total = costs.clipped(record.total_s, tokens, steps)
                 costs = costs.add_drafted(total, tokens, steps)
             fair = costs.plain * sum(record.emitted) / len(states)
@@ -294,11 +297,6 @@ def _outcome(record: RoundRecord, row: int, state: SequenceState) -> RowOutcome:
     kept = record.accepted[row]
     depth = record.depth[row] if state.finish_reason is None else kept
     return RowOutcome(record.sources[row], depth, kept, record.confidence[row][:depth])
-
-
-def _read_by_drafter(state: SequenceState) -> bool:
-    """Return whether a draft model read all of a sequence in its last round: it had not drafted."""
-    return state.depths[-1] > 0 and max(state.depths[:-1], default=0) <= 0
 
 
 def _replayed(state: SequenceState) -> bool:

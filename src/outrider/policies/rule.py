@@ -101,7 +101,7 @@ class BreakEven(Rule):
         by_confidence: the rate at which a model's token of each confidence is kept, float64
             [B, BUCKETS].
         by_position: the rate at which a model's token is kept at each place, float64 [B, K].
-        gain: of each row, see `Choice`, float64 [B].
+        gain: of each row, see `Choice`, float64 [B]; infinite for one that is left to the model.
         columns: tokens that each row gets at each depth, int64 [K]: 1 on chains.
         known: of each row, what is known of all that it may go by, and of itself beside them.
     """

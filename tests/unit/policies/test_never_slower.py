@@ -12,6 +12,7 @@ import pytest
 
 from outrider.policies import AdaptiveDepth, FixedDepth, Policy, Shape
 from outrider.policies.account import Account
+from outrider.types.records import MODEL
 from tests.support.simulated import Run, World, decode, sequences
 
 pytestmark = pytest.mark.slow
@@ -157,9 +158,13 @@ def test_rounds_that_read_a_prompt_spoil_no_time() -> None:
     assert costs.seconds(4, 3) == pytest.approx(world.plain_s * 1.435, rel=0.05)
 
 
-def test_a_draft_model_reads_a_prompt_while_the_target_does() -> None:
-    run = decode(adaptive(), World(acceptance=0.8, unread=8.0), sequences(1, 100))
+@pytest.mark.parametrize("found", [0, 8])
+def test_a_draft_model_reads_a_prompt_while_the_target_does(found: int) -> None:
+    """Whatever can be looked up in the first round: later the draft alone would take the time."""
+    world = World(acceptance=0.8, unread=8.0, lookup=lambda n: (0 if n else found, 0.9))
+    run = decode(adaptive(looks_up=True), world, sequences(1, 100))
     assert run.depths[0] == 1
+    assert run.records[0].sources == (MODEL,)
     assert np.mean(run.depths[5:]) > 2
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import ContextLengthError, ModelError
+from ...errors import ModelError
 from ...types.records import Prefix
 from ..base import Cursor
+from ..lengths import overfed
 from .forest import Row, Tokens
 
 if TYPE_CHECKING:
@@ -53,10 +54,7 @@ class GgufCursor(Cursor):
         most = self._model.max_length or 0
         going = [row for row, prefix in enumerate(self._prefixes) if len(prefix) < most]
         if not going:
-            raise ContextLengthError(
-                f"{self._steps + 1} tokens were fed to a cursor whose prefixes have no room for "
-                f"them; the model's context is {most}: draft no further"
-            )
+            raise overfed(self._steps + 1, most)
         longer = list(self._prefixes)
         fed = tokens.tolist()
         for row in going:

@@ -20,10 +20,11 @@ import torch
 from numpy.typing import NDArray
 
 from ...config.validation import choice, integer
-from ...errors import ContextLengthError, EmptyPrefixError, ModelError, missing
+from ...errors import ModelError, missing
 from ...types import trees
 from ...types.records import DraftProposal, Prefix, TargetScores
 from ..base import Capabilities, Runtime, rounding_of
+from ..lengths import PREFILLED_ALONE, check_lengths, checked_length
 from ..slots import SlotTable
 from .cursor import GgufCursor
 from .forest import Part, Row, batch_of, parts
@@ -41,9 +42,6 @@ _PATHS = 32
 _EPS = {"all F32": 2.0**-10, "F16": 2.0**-10, "BF16": 2.0**-7}
 _QUANTISED = 0.2
 """Up to .18 was measured of a Q4_K model with one token in a forward and with four or more."""
-
-_TOGETHER = 16
-"""Rows of a batch that miss more tokens than this are prefilled by themselves first."""
 
 
 class LlamaCppModel(Runtime):
@@ -97,14 +95,11 @@ class LlamaCppModel(Runtime):
         longest = min(
             self._weights.context_length, self._most_cells or self._weights.context_length
         )
-        if max_length is not None:
-            expected = f"an integer in 2..{longest}, the model's context"
-            longest = integer("max_length", max_length, 2, longest, expected)
         self._capabilities = Capabilities(
             self._weights.vocab_size,
             torch.device("cpu"),
             max_sequences,
-            longest,
+            checked_length(max_length, longest),
             _ends(self._weights),
         )
         self._allot(max_sequences)
@@ -215,7 +210,8 @@ class LlamaCppModel(Runtime):
         Raises:
             EmptyPrefixError, ContextLengthError, ModelError: see `Runtime.verify`.
         """
-        self._check(rows)
+        deepest = [int(trees.node_depths(row.parents[None]).max()) for row in rows]
+        check_lengths([row.prefix for row in rows], deepest, self.max_length or 0)
         cached: dict[int, int] = {}
         while True:
             try:
@@ -264,7 +260,7 @@ class LlamaCppModel(Runtime):
             self._open_context().copy(placement.donor, slot, start)
         self._table.hold(slot, prefix.tokens[:start])
         end, chunk = len(prefix) - 1, self._settings.chunk
-        while end + 1 - start > (chunk if alone else min(chunk, _TOGETHER)):
+        while end + 1 - start > (chunk if alone else min(chunk, PREFILLED_ALONE)):
             stop = min(end, start + chunk)
             self._open_context().compute(Batch.line(prefix.tokens[start:stop], start, slot))
             # At once, so that the next rows may share it.
@@ -356,22 +352,6 @@ class LlamaCppModel(Runtime):
         except ModelError:
             self._cells //= 2
             raise
-
-    def _check(self, rows: Sequence[Row]) -> None:
-        """Refuse prefixes that do not fit."""
-        most = self.max_length or 0
-        for row in rows:
-            name, length = row.prefix.sequence_id, len(row.prefix)
-            if length == 0:
-                raise EmptyPrefixError(
-                    f"sequence {name} has no tokens; a prefix needs at least one"
-                )
-            deepest = int(trees.node_depths(row.parents[None]).max())
-            if length + deepest > most:
-                raise ContextLengthError(
-                    f"sequence {name} has {length} tokens and {deepest} drafts in a row; the "
-                    f"model's context is {most}"
-                )
 
     def _refuse_uncuttable(self) -> None:
         """Raise ModelError if what was computed cannot be cut back."""

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...errors import ContextLengthError, ModelError
+from ...errors import ModelError
 from ..base import Cursor
+from ..lengths import overfed
 from ..slots import Fed, Slot
 from .views import View, grown
 
@@ -94,10 +95,7 @@ class SlotCursor(Cursor):
         fed = len(self._fed.calls)
         starts, most = [end + fed for end in self._ends], self._model.views.max_length
         if min(starts) >= most:
-            raise ContextLengthError(
-                f"{fed + 1} tokens were fed to a cursor of prefixes with at least "
-                f"{min(self._ends)} tokens; the model's context is {most}: draft no further"
-            )
+            raise overfed(fed + 1, most)
         with self._model.lock:
             self._check(self._ancestors is None)
             view = self._model.views.chain(starts, 1)

@@ -8,7 +8,6 @@ sit in one batch without padding on the left, and a rejected draft costs nothing
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Sequence
 from copy import copy
 from itertools import pairwise
@@ -22,11 +21,12 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 
 from ...config.validation import integer
-from ...errors import ContextLengthError, EmptyPrefixError, InvalidConfigError
+from ...errors import InvalidConfigError
 from ...types import trees
 from ...types.records import DraftProposal, Prefix, TargetScores
 from ...types.transfer import sent
 from ..base import Capabilities, Runtime, rounding_of
+from ..lengths import PREFILLED_ALONE, check_lengths, checked_length
 from ..slots import Fed, Slot, SlotTable
 from .cursor import Run, SlotBatch, SlotCursor
 from .rollback import check_rollback
@@ -37,11 +37,9 @@ from .views import View, Views, hung_on_chains
 
 _LOG = logging.getLogger(__name__)
 
-_TOGETHER = 16
-"""Rows of a batch that miss more tokens than this are prefilled by themselves first."""
-
 _FEW = 4
-"""The same where they are read ahead: no more tokens are left to be computed by first layers."""
+"""Rows that miss more tokens are prefilled where they are read ahead: first layers compute these.
+"""
 
 
 class TransformersModel(Runtime):
@@ -87,7 +85,7 @@ class TransformersModel(Runtime):
         eager = self._eager()
         self.run, architecture = self._prepared(eager, inspect_architecture(self.hf_model, eager))
         self._architecture = architecture
-        longest = _checked_length(max_length, architecture.context_length)
+        longest = checked_length(max_length, architecture.context_length)
         self.views = Views(architecture, longest)
         self._allot(max_sequences)
         check_rollback(self)
@@ -169,7 +167,7 @@ class TransformersModel(Runtime):
         ancestors = None if parents is None else trees.ancestor_mask(parents)
         longest = lengths if ancestors is None else trees.longest_paths(ancestors, lengths)
         with self.lock:
-            batch = self._enter(prefixes, longest.tolist(), _TOGETHER)
+            batch = self._enter(prefixes, longest.tolist(), PREFILLED_ALONE)
             tokens = torch.cat([batch.tokens, batch.sorted(proposal.tokens)], 1)
             if ancestors is None:
                 view = self.views.chain(batch.starts, tokens.shape[1])
@@ -195,7 +193,7 @@ class TransformersModel(Runtime):
                 compute is not relied on.
         """
         with self.lock:
-            batch = self._enter(prefixes, [0] * len(prefixes), _TOGETHER)
+            batch = self._enter(prefixes, [0] * len(prefixes), PREFILLED_ALONE)
             view = self.views.chain(batch.starts, batch.tokens.shape[1])
             logits = self.forward(batch.slots, batch.starts, batch.tokens, view, 1, run)[:, 0]
             fed = Fed()
@@ -226,7 +224,7 @@ class TransformersModel(Runtime):
             together: rows that miss more tokens than this are prefilled.
         """
         self._check(prefixes, extra)
-        if len(prefixes) == 1 and together == _TOGETHER:
+        if len(prefixes) == 1 and together == PREFILLED_ALONE:
             together = self._chunk
         most = min(together, self._chunk, *map(len, prefixes))
         slots, behind, cached = [], [], []
@@ -290,16 +288,7 @@ class TransformersModel(Runtime):
 
     def _check(self, prefixes: Sequence[Prefix], extra: list[int]) -> None:
         """Refuse prefixes that do not fit, and forget a table that cannot be true."""
-        for prefix, more in zip(prefixes, extra, strict=True):
-            if len(prefix) == 0:
-                raise EmptyPrefixError(
-                    f"sequence {prefix.sequence_id} has no tokens; a prefix needs at least one"
-                )
-            if len(prefix) + more > self.views.max_length:
-                raise ContextLengthError(
-                    f"sequence {prefix.sequence_id} has {len(prefix)} tokens and {more} drafts "
-                    f"in a row; the model's context is {self.views.max_length}"
-                )
+        check_lengths(prefixes, extra, self.views.max_length)
         wrong = self._table.contradiction(self._cache.capacity)
         if wrong is not None:
             _LOG.warning("the slot cache is computed anew: %s", wrong)
@@ -335,15 +324,3 @@ def _uncompiled(given: Any) -> Any:
             "hf_model", given, "a transformers model (outrider.load takes paths and hub ids)"
         )
     return model
-
-
-def _checked_length(asked: int | None, context: int | None) -> int:
-    """The longest prefix: what is asked for, or the model's context."""
-    if asked is None and context is None:
-        raise InvalidConfigError(
-            "max_length", None, "an integer >= 2, because the model's config states no context"
-        )
-    if asked is None:
-        return int(context or 0)
-    expected = None if context is None else f"an integer in 2..{context}, the model's context"
-    return integer("max_length", asked, 2, context or math.inf, expected)
