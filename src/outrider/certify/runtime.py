@@ -49,6 +49,8 @@ def runtime_tier(
     """
     exact, reference = target.precision in EXACT, reference_of(target)
     slots = min(target.max_sequences or _SEQUENCES, _SEQUENCES)
+    usual = min(MOST, max(LEAST, 4 * target.rounding))
+    allowed = usual if tolerance is None else tolerance
     found: list[Finding] = []
     for done, (name, _) in enumerate(CHECKS):
         report(done, len(CHECKS), name)
@@ -59,7 +61,7 @@ def runtime_tier(
         found += check_runtime(
             lambda: target.fresh(slots),
             reference,
-            tolerance=tolerance or min(MOST, max(LEAST, 4 * target.rounding)),
+            tolerance=allowed,
             names=[name],
         )
     return tuple(found)

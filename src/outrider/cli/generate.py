@@ -109,7 +109,7 @@ SAMPLING = flags_of(
         "max_tokens": Parameter(alias="-m"),
         "temperature": Parameter(alias="--temp"),
         "logit_bias": Annotated[
-            tuple[str, ...], Parameter(converter=_bias, n_tokens=1, metavar="ID=X")
+            tuple[tuple[int, float], ...], Parameter(converter=_bias, n_tokens=1, metavar="ID=X")
         ],
         "stop": _TEXTS,
         "stop_token_ids": Parameter(alias="--stop-token-id", converter=split, n_tokens=1),

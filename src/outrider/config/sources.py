@@ -16,6 +16,7 @@ RUNTIMES: tuple[str, ...] = get_args(RuntimeName)
 Weights = Literal["int8", "int4"]
 
 _LONGEST_PATH = 1000
+_MAGIC = b"GGUF"
 
 
 def is_gguf(source: str) -> bool:
@@ -57,6 +58,7 @@ def _refuse_missing(source: str) -> None:
                 f"{source!r} is a file; expected a folder with config.json, a .gguf file, or a hub "
                 "id"
             )
+        _refuse_other_files(path)
         return
     if is_gguf(source):
         raise ModelError(f"there is no file {source!r}; expected an existing GGUF file")
@@ -70,3 +72,12 @@ def _refuse_missing(source: str) -> None:
         raise ModelError(
             f"the folder {source!r} has no config.json; expected a model saved by transformers"
         )
+
+
+def _refuse_other_files(path: Path) -> None:
+    """Refuse a file that does not begin as a GGUF file."""
+    with path.open("rb") as file:
+        found = file.read(len(_MAGIC))
+    if found != _MAGIC:
+        said = f"begins with {found!r} and not with {_MAGIC!r}" if found else "is empty"
+        raise ModelError(f"{str(path)!r} {said}; expected a whole GGUF file")

@@ -98,7 +98,9 @@ class SpeculativeDecoder:
         if self.config.draft_params is not None:
             check_tokens(target.vocab_size, self.config.draft_params, "draft_params.")
         coupled = self.verifier.coupled
-        self.policy = policy or policy_of(self.config, self.drafter, coupled=coupled)
+        self.policy = policy or policy_of(
+            self.config, self.drafter, coupled=coupled, token_ratio=target.token_ratio
+        )
         self.knowledge: Any = self.policy.start()
         parts = parts_of(target, self.drafter)
         self._runtimes = [part for part in parts if isinstance(part, Runtime)]

@@ -8,7 +8,7 @@ from ..config.params import SpeculativeConfig
 from .adaptive import AdaptiveDepth
 from .base import Policy
 from .confidence import ConfidenceDepth
-from .costs import COST_RATIO
+from .costs import COST_RATIO, TOKEN_RATIO
 from .fixed import FixedDepth, Shape
 
 __all__ = ["AdaptiveDepth", "ConfidenceDepth", "FixedDepth", "Policy", "Shape", "policy_of"]
@@ -31,7 +31,11 @@ class DrafterTraits(Protocol):
 
 
 def policy_of(
-    config: SpeculativeConfig, drafter: DrafterTraits | None, *, coupled: bool = False
+    config: SpeculativeConfig,
+    drafter: DrafterTraits | None,
+    *,
+    coupled: bool = False,
+    token_ratio: float = TOKEN_RATIO,
 ) -> Policy:
     """Return the policy that a configuration asks for.
 
@@ -39,6 +43,7 @@ def policy_of(
         config: how speculation is done.
         drafter: what proposes tokens; None for nothing.
         coupled: whether a seed's text does not depend on what is drafted.
+        token_ratio: the target's; see `Runtime.token_ratio`.
     """
     shape = Shape.of(config)
     if drafter is None or not shape.deepest:
@@ -55,4 +60,5 @@ def policy_of(
         looks_up=drafter.looks_up,
         has_model=drafter.vocab_size is not None,
         coupled=coupled,
+        token_ratio=token_ratio,
     )

@@ -21,12 +21,15 @@ from ..types.records import MODEL, DraftPlan, RoundRecord, RowOutcome, SequenceS
 from .acceptance import BUCKETS, Acceptance, rates
 from .account import Account
 from .base import Policy
-from .costs import COST_RATIO, RoundCosts
+from .costs import COST_RATIO, TOKEN_RATIO, RoundCosts
 from .fixed import Shape
 from .rule import BreakEven, Choice
 
 PLAIN_EVERY = 64
 """While drafting, one round in so many is plain, so that the time of one stays known."""
+
+ENTERED = 8
+"""Rounds in a row with a new sequence after which they are timed like others."""
 
 Floats = NDArray[np.float64]
 
@@ -39,11 +42,13 @@ class Knowledge:
         acceptance: of drafts.
         account: of what drafting has cost.
         sizes: for each power of two of rows that was seen, in order.
+        entered: how many rounds in a row a new sequence was in.
     """
 
     acceptance: Acceptance = field(default_factory=Acceptance)
     account: Account = field(default_factory=Account)
     sizes: tuple[RoundCosts, ...] = ()
+    entered: int = 0
 
     @property
     def timed(self) -> tuple[RoundCosts, ...]:
@@ -55,12 +60,12 @@ class Knowledge:
         """Whether a round that drafted was timed."""
         return any(costs.fitted for costs in self.timed)
 
-    def of(self, rows: int, step_ratio: float) -> RoundCosts:
+    def of(self, rows: int, step_ratio: float, token_ratio: float) -> RoundCosts:
         """Return what is known of rounds of so many rows, or what the nearest others let expect."""
         rows = 1 << (rows.bit_length() - 1)
         known = {costs.rows: costs for costs in self.sizes}
         if not self.timed:
-            return known.get(rows, RoundCosts(rows, step_ratio))
+            return known.get(rows, RoundCosts(rows, step_ratio, token_ratio))
         near = min(self.timed, key=lambda costs: abs(costs.rows.bit_length() - rows.bit_length()))
         if near.rows == rows:
             return near
@@ -70,14 +75,16 @@ class Knowledge:
     def after(self, costs: RoundCosts, account: Account, acceptance: Acceptance) -> Knowledge:
         """Return the knowledge with these in the place of what was known."""
         sizes = {each.rows: each for each in (*self.sizes, costs)}
-        return Knowledge(acceptance, account, tuple(sizes[rows] for rows in sorted(sizes)))
+        ordered = tuple(sizes[rows] for rows in sorted(sizes))
+        return Knowledge(acceptance, account, ordered, self.entered)
 
 
 class AdaptiveDepth(Policy):
     """Draft as far as pays by measured costs and acceptance, 0 included.
 
     Whatever the batch sizes, rounds that draft lose at most 4 plain rounds of the largest batch and
-    2% of the time, beside plain decoding.
+    2% of the time, beside plain decoding. What a draft model takes to read a prompt is not counted,
+    nor is what the target takes.
 
     A sampled request with a seed and without coupling goes by its own history and the cost ratio
     alone, so that its text does not depend on a clock or on other requests. Of each such request
@@ -90,6 +97,7 @@ class AdaptiveDepth(Policy):
         looks_up: whether some of the drafter's tokens take no step of a model.
         has_model: whether some do.
         coupled: whether outputs do not depend on what is drafted.
+        token_ratio: likewise, one more token to verify.
     """
 
     learns = True
@@ -102,10 +110,11 @@ class AdaptiveDepth(Policy):
         looks_up: bool = False,
         has_model: bool = True,
         coupled: bool = False,
+        token_ratio: float = TOKEN_RATIO,
     ) -> None:
         self._shape = shape
         self._nodes = shape.nodes
-        self._cost_ratio = cost_ratio
+        self._ratios = cost_ratio, token_ratio
         self._looks_up = looks_up
         self._has_model = has_model
         self._coupled = coupled
@@ -141,8 +150,9 @@ class AdaptiveDepth(Policy):
             group[rows], gain[rows] = index, choices[-1].gain
         planned = np.minimum([choices[index].depth for index in group], most)
         by_model = np.where(replayed, by_model, planned)
-        # A draft model reads a new prompt while the target does, when nothing is timed.
-        new = np.array([state.round == 0 for state in states])
+        # A draft model reads a new prompt while the target does, when nothing is timed. Where an
+        # output is expected, the model may never be needed.
+        new = np.array([state.round == 0 and state.prediction is None for state in states])
         gain[new & (planned > 0)] = np.inf
         looked_up = np.array([choices[index].looked_up > 0 for index in group])
         # What is looked up does not depend on how much of it is affordable.
@@ -164,10 +174,11 @@ class AdaptiveDepth(Policy):
         """Return how deep to draft for the clock: 0 to time a plain round, 1 before a step was.
 
         A round in which a sequence is new times nothing, but there a draft model reads the prompt.
+        Where one is new in every round, their reading is a part of all of them, and of their times.
         """
-        costs = knowledge.of(len(states), self._cost_ratio)
+        costs = knowledge.of(len(states), *self._ratios)
         due = not costs.plain_rounds or costs.since_plain >= PLAIN_EVERY - 1
-        if due and all(state.round for state in states):
+        if due and (knowledge.entered >= ENTERED or all(state.round for state in states)):
             return 0
         return self._shape.deepest if knowledge.drafts_timed else min(1, self._shape.deepest)
 
@@ -183,7 +194,7 @@ class AdaptiveDepth(Policy):
             rows: whose tokens are verified beside theirs.
             limit: 0 drafts nothing.
         """
-        costs, nodes = known.of(rows, self._cost_ratio), self._nodes
+        costs, nodes = known.of(rows, *self._ratios), self._nodes
         slack = known.account.slack(costs.plain)
         seconds = costs.of_depths(rows, nodes, by_model=self._has_model)
         affordable = min(limit, _affordable(seconds, slack))
@@ -215,8 +226,9 @@ class AdaptiveDepth(Policy):
             return knowledge
         outcomes = [_outcome(record, row, state) for row, state in enumerate(states)]
         acceptance = knowledge.acceptance.add(outcomes)
-        costs, account = knowledge.of(len(states), self._cost_ratio), knowledge.account
-        new = any(state.round == 1 for state in states)
+        costs, account = knowledge.of(len(states), *self._ratios), knowledge.account
+        entered = knowledge.entered + 1 if any(state.round == 1 for state in states) else 0
+        new = 0 < entered <= ENTERED
         if not any(record.depth):
             total = costs.plain + record.draft_s if new else costs.clipped(record.total_s)
             looking = min(record.draft_s, total)  # For tokens to look up, in vain.
@@ -240,12 +252,12 @@ class AdaptiveDepth(Policy):
                 account = account.add(total + before, fair, costs.plain)
             else:  # There is no point in a plain round for these rows: others would draft in it.
                 costs = replace(costs, since_plain=0)
-        return knowledge.after(costs, account, acceptance)
+        return replace(knowledge, entered=entered).after(costs, account, acceptance)
 
     def remember(self, history: Knowledge | None, outcome: RowOutcome) -> Knowledge:
         """Return the history of one sequence after a round, its account in plain rounds."""
         known = history or Knowledge()
-        costs, total, fair = known.of(1, self._cost_ratio), 1.0, 1.0 + outcome.kept
+        costs, total, fair = known.of(1, *self._ratios), 1.0, 1.0 + outcome.kept
         if outcome.depth:
             steps = outcome.depth if outcome.source == MODEL else 0
             total = costs.seconds(1 + self._shape.size(outcome.depth), steps)

@@ -48,7 +48,7 @@ class Asked:
             with missing("openvino"):
                 import_module("openvino")
         if self.weights is not None and self.runtime != "openvino":
-            expected = "none, or runtime openvino beside it"
+            expected = "None, or runtime='openvino' (--runtime openvino) beside it"
             raise InvalidConfigError("weights", self.weights, expected)
 
     def by_llama_cpp(self, source: str) -> bool:
@@ -58,11 +58,14 @@ class Asked:
             InvalidConfigError: it is to be, and is no GGUF file; or is to have another type.
         """
         if self.runtime == "llama_cpp" and not is_gguf(source):
-            expected = f"auto, transformers or openvino for {source!r}, which is no GGUF file"
+            expected = f"another one for {source!r}: llama.cpp takes files such as model.gguf"
             raise InvalidConfigError("runtime", self.runtime, expected)
         chosen = is_gguf(source) and self.runtime in ("auto", "llama_cpp")
         if chosen and self.dtype != "auto":
-            expected = "auto for a GGUF file on llama.cpp, or another runtime"
+            expected = (
+                "auto for a GGUF file on llama.cpp, or runtime='openvino' or 'transformers' "
+                "(--runtime), which convert it"
+            )
             raise InvalidConfigError("dtype", self.dtype, expected)
         return chosen
 

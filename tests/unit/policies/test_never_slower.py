@@ -13,7 +13,7 @@ import pytest
 from outrider.policies import AdaptiveDepth, FixedDepth, Policy, Shape
 from outrider.policies.account import Account
 from outrider.types.records import MODEL
-from tests.support.simulated import Run, World, decode, sequences
+from tests.support.simulated import Run, World, decode, play, sequences
 
 pytestmark = pytest.mark.slow
 
@@ -192,6 +192,24 @@ def test_batches_of_many_sizes_share_what_may_be_lost() -> None:
         knowledge, spent = run.knowledge, sum(run.seconds) / world.plain_s - world.prefill
         lost += 0.98 * spent - sum(run.emitted) / rows
         assert lost <= 4
+
+
+@pytest.mark.parametrize("name", HOPELESS)
+def test_nothing_more_is_lost_where_a_sequence_enters_in_every_round(name: str) -> None:
+    """Rounds of 8, of which one is new, as on a server whose answers are short."""
+    policy, world, rows = adaptive(), HOPELESS[name], 8
+    states, knowledge, lost, spent = sequences(rows, 10**6), policy.start(), 0.0, 0.0
+    clock, first = np.random.default_rng(0), 0.0
+    for number in range(400):
+        states = [*states[1:], *sequences(1, 10**6, first=rows + number)]
+        plan = policy.plan(knowledge, states)
+        states, record, seconds = play(policy, world, states, plan, number, 0, clock)
+        knowledge = policy.observe(knowledge, states, record)
+        plain = (1 + world.prefill) * sum(record.emitted) / rows
+        lost, spent = lost + seconds / world.plain_s - plain, spent + seconds / world.plain_s
+        if number < 12:  # Rounds that are not timed, and what follows them.
+            first = max(first, lost)
+    assert lost <= first + (4 * (1 + world.prefill) + 0.02 * spent)
 
 
 @pytest.mark.parametrize("name", HOPELESS)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder, TransformersModel
+from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder, TransformersModel, load
 from outrider.certify.kits.runtime_case import Row, proposal
 from outrider.errors import ContextLengthError, EmptyPrefixError, InvalidConfigError, ModelError
 from outrider.types.records import Prefix
@@ -224,7 +224,6 @@ def test_prefixes_that_do_not_fit_are_refused(path: Path) -> None:
         ("max_sequences", 257),
         ("prefill_chunk", 0),
         ("max_length", 161),
-        ("threads", 0),
         ("gpu_layers", -2),
         ("kv_dtype", "int4"),
     ],
@@ -235,19 +234,28 @@ def test_bad_arguments_are_refused_by_name(path: Path, field: str, value: Any) -
 
 
 def test_files_that_are_no_gguf_are_refused(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"there is no file at .*absent\.gguf"):
-        LlamaCppModel(tmp_path / "absent.gguf")
-    with pytest.raises(ModelError, match="there is a folder at"):
-        LlamaCppModel(tmp_path)
+    for absent in (tmp_path / "absent.gguf", tmp_path):
+        with pytest.raises(ModelError, match="cannot load"):
+            LlamaCppModel(absent)
     other = tmp_path / "other.gguf"
     other.write_bytes(b"PK\3\4 and more")
-    with pytest.raises(ModelError, match=r"begins with .* and not with b'GGUF'"):
+    with pytest.raises(ModelError, match=r"cannot load .*magic"):
         LlamaCppModel(other)
     whole = path.read_bytes()
     for size in (6, 200, len(whole) // 2, len(whole) - 64):
         other.write_bytes(whole[:size])
         with pytest.raises(ModelError, match=r"cannot load .*other.gguf'.*; expected a whole GGUF"):
             LlamaCppModel(other)
+
+
+@pytest.mark.parametrize("runtime", ["auto", "transformers", "openvino"])
+@pytest.mark.parametrize(("data", "said"), [(b"", "is empty"), (b"PK", r"begins with b'PK'")])
+def test_a_file_that_is_no_gguf_is_refused_before_anything_is_loaded(
+    data: bytes, said: str, runtime: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "x.gguf").write_bytes(data)
+    with pytest.raises(ModelError, match=rf"x\.gguf' {said}"):
+        load(tmp_path / "x.gguf", runtime=runtime)
 
 
 def test_a_split_file_is_loaded_by_its_first_part(model: Any, tmp_path: Path) -> None:

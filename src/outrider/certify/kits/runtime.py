@@ -69,7 +69,7 @@ def _capabilities(case: Case) -> str:
     require(same, f"logits are on {logits.device}; device says {stated.device}")
     known = all(0 <= token <= most for token in stated.eos_token_ids)
     require(known, f"eos_token_ids {set(stated.eos_token_ids)} leave 0..{most}")
-    return f"{width} tokens on {stated.device}"
+    return f"a vocabulary of {width} on {stated.device}"
 
 
 def _greedy(case: Case) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import ModelError, missing, shown
+from ...errors import ModelError, missing
 from .log import NATIVE_LOG
 
 with missing("llama-cpp"):
@@ -24,8 +24,6 @@ KV_TYPES = {"float32": 0, "float16": 1}
 
 MAX_IDS = int(llama_cpp.llama_max_parallel_sequences())
 """How many sequence ids a context has at most."""
-
-_MAGIC = b"GGUF"
 
 
 class NoRoom(Exception):
@@ -48,7 +46,6 @@ class Weights:
         self, path: str | Path, *, gpu_layers: int = -1, vocabulary_only: bool = False
     ) -> None:
         self.path = str(path)
-        _refuse_others(Path(path))
         llama_cpp.llama_backend_init()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
@@ -87,20 +84,6 @@ class Weights:
         buffer = ctypes.create_string_buffer(256)
         size = llama_cpp.llama_model_meta_val_str(self.handle, key.encode(), buffer, len(buffer))
         return buffer.value.decode(errors="replace") if size >= 0 else None
-
-
-def _refuse_others(path: Path) -> None:
-    """Raise ModelError for what is no GGUF file."""
-    expected = "expected the path of a GGUF file"
-    if not path.is_file():
-        found = "a folder" if path.is_dir() else "no file"
-        raise ModelError(f"there is {found} at {shown(str(path))}; {expected}")
-    with path.open("rb") as file:
-        found_magic = file.read(len(_MAGIC))
-    if found_magic != _MAGIC:
-        raise ModelError(
-            f"{str(path)!r} begins with {found_magic!r} and not with {_MAGIC!r}; {expected}"
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,9 @@ _PATHS = 32
 """Sequence ids for paths of trees; trees with more are computed some paths at a time."""
 
 _EPS = {"all F32": 2.0**-10, "F16": 2.0**-10, "BF16": 2.0**-7}
-_QUANTISED = 0.2
-"""Up to .18 was measured of a Q4_K model with one token in a forward and with four or more."""
+_QUANTISED = {"Q8_0": 0.03}
+_OTHERS = 0.2
+"""Measured between one token in a forward and several: .026 of a Q8_0 model, .18 of a Q4_K one."""
 
 
 class LlamaCppModel(Runtime):
@@ -54,13 +55,14 @@ class LlamaCppModel(Runtime):
     Several decoders, in several threads, may share one runtime: each call is made whole before the
     next.
 
+    It computes on as many threads as torch does.
+
     Args:
         path: of the file; of a split model the first part.
         max_sequences: how many sequences may be live at once.
         max_length: the longest prefix, drafts included; None takes the model's context. Memory
             grows with what is used of it.
         prefill_chunk: the most prompt tokens computed in one forward.
-        threads: of the processor; None takes `torch.get_num_threads()`.
         gpu_layers: how many layers are computed by a GPU that llama.cpp was built for; -1 for all.
         kv_dtype: of keys and values.
 
@@ -77,7 +79,6 @@ class LlamaCppModel(Runtime):
         max_sequences: int = 8,
         max_length: int | None = None,
         prefill_chunk: int = 512,
-        threads: int | None = None,
         gpu_layers: int = -1,
         kv_dtype: Literal["float16", "float32"] = "float16",
     ) -> None:
@@ -86,10 +87,11 @@ class LlamaCppModel(Runtime):
         self._settings = Settings(
             ids=_PATHS,
             chunk=integer("prefill_chunk", prefill_chunk, 1),
-            threads=integer("threads", torch.get_num_threads() if threads is None else threads, 1),
+            threads=torch.get_num_threads(),
             kv_type=KV_TYPES[kv_dtype],
         )
-        self._weights = Weights(path, gpu_layers=integer("gpu_layers", gpu_layers, -1))
+        self._gpu_layers = integer("gpu_layers", gpu_layers, -1)
+        self._weights = Weights(path, gpu_layers=gpu_layers)
         _refuse_encoders(self._weights)
         self._most_cells = _fixed_context(self._weights)
         longest = min(
@@ -136,7 +138,15 @@ class LlamaCppModel(Runtime):
         Keys and values are in half precision at most, and what is multiplied by quantised weights
         has 8 bits.
         """
-        return rounding_of(_EPS[self.precision]) if self.precision in _EPS else _QUANTISED
+        if self.precision in _EPS:
+            return rounding_of(_EPS[self.precision])
+        return _QUANTISED.get(self.precision, _OTHERS)
+
+    @property
+    def token_ratio(self) -> float:
+        """Much on a CPU, whose kernels compute several tokens one by one; see `Runtime`."""
+        elsewhere = self._gpu_layers and llama_cpp.llama_supports_gpu_offload()
+        return super().token_ratio if elsewhere else 0.25
 
     @property
     def live_sequences(self) -> frozenset[int]:

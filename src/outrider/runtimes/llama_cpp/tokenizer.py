@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import json
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from .library import Weights
 with missing("llama-cpp"):
     import llama_cpp
     from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 _SPECIAL = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
 
@@ -66,21 +64,15 @@ class LlamaCppTokenizer:
             add_special_tokens: whether to add the tokens that the model wants around a text.
         """
         data = text.encode()
-        size = len(data) + 8
-        while True:
+
+        def write(size: int) -> tuple[int, NDArray[np.int32]]:
             ids = np.empty(size, np.int32)
-            found = llama_cpp.llama_tokenize(
-                self._vocabulary,
-                data,
-                len(data),
-                ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
-                size,
-                add_special_tokens,
-                True,
-            )
-            if found >= 0:
-                return list(map(int, ids[:found]))
-            size = -found
+            pointer = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+            given = (self._vocabulary, data, len(data), pointer, size, add_special_tokens, True)
+            return llama_cpp.llama_tokenize(*given), ids
+
+        found: list[int] = _grown(write, len(data) + 8).tolist()
+        return found
 
     def decode(self, token_ids: Sequence[int] | int, *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids, with replacement characters for bytes that are none.
@@ -96,21 +88,15 @@ class LlamaCppTokenizer:
         if skip_special_tokens:
             ids = ids[~self._special[ids]]
         given = ids.astype(np.int32)
-        size = 16 * len(given) + 16
-        while True:
+        pointer = given.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+
+        def write(size: int) -> tuple[int, bytes]:
             buffer = ctypes.create_string_buffer(size)
-            found = llama_cpp.llama_detokenize(
-                self._vocabulary,
-                given.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
-                len(given),
-                buffer,
-                size,
-                False,
-                not skip_special_tokens,
-            )
-            if found >= 0:
-                return buffer.raw[:found].decode(errors="replace")
-            size = -found
+            texts = (self._vocabulary, pointer, len(given), buffer, size)
+            return llama_cpp.llama_detokenize(*texts, False, not skip_special_tokens), buffer.raw
+
+        data: bytes = _grown(write, 16 * len(given) + 16)
+        return data.decode(errors="replace")
 
     def convert_ids_to_tokens(self, token_id: int | None) -> str | None:
         """Return a token as the file writes it, None for None."""
@@ -155,19 +141,12 @@ class LlamaCppTokenizer:
             raise ModelError(
                 f"the file {self._weights.path!r} has no chat template; write the prompt as text"
             )
+        write = Jinja2ChatFormatter(
+            self.chat_template, self.eos_token or "", self.bos_token or "", add_generation_prompt
+        )
         try:
-            text = (
-                _environment()
-                .from_string(self.chat_template)
-                .render(
-                    messages=messages,
-                    add_generation_prompt=add_generation_prompt,
-                    bos_token=self.bos_token or "",
-                    eos_token=self.eos_token or "",
-                    **variables,
-                )
-            )
-        except TemplateError as error:
+            text = write(messages=messages, **variables).prompt
+        except (TemplateError, ValueError) as error:
             given = f"the file's chat template refuses the messages: {error}"
             expected = "messages with the roles that it knows"
             raise InvalidConfigError("messages", messages, expected, given=given) from error
@@ -193,33 +172,21 @@ class LlamaCppTokenizer:
         return {index: self.convert_ids_to_tokens(index) or "" for index in found}
 
     def _piece(self, token_id: int) -> bytes:
-        size = 64
-        while True:
+        def write(size: int) -> tuple[int, bytes]:
             buffer = ctypes.create_string_buffer(size)
-            found = llama_cpp.llama_token_to_piece(
-                self._vocabulary, token_id, buffer, size, 0, True
-            )
-            if found >= 0:
-                return buffer.raw[:found]
-            size = -found
+            given = (self._vocabulary, token_id, buffer, size, 0, True)
+            return llama_cpp.llama_token_to_piece(*given), buffer.raw
+
+        piece: bytes = _grown(write, 64)
+        return piece
 
     def _id(self, token_id: int) -> int | None:
         return token_id if 0 <= token_id < len(self) else None
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    """Make an environment with what chat templates expect."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
-
-    def as_json(value: Any, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, **options)
-
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    environment.filters["tojson"] = as_json
-    return environment
+def _grown(write: Callable[[int], tuple[int, Any]], size: int) -> Any:
+    """Return what llama.cpp writes; where it does not fit, it says how much room it takes."""
+    found, written = write(size)
+    if found < 0:
+        found, written = write(-found)
+    return written[:found]

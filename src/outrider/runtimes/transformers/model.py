@@ -121,6 +121,11 @@ class TransformersModel(Runtime):
         return rounding_of(torch.finfo(self.hf_model.dtype).eps)
 
     @property
+    def token_ratio(self) -> float:
+        """More on a CPU than elsewhere; see `Runtime.token_ratio`."""
+        return 0.1 if self.device.type == "cpu" else super().token_ratio
+
+    @property
     def live_sequences(self) -> frozenset[int]:
         """The sequences that hold a slot."""
         return frozenset(self._table.owner)
