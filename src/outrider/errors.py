@@ -31,15 +31,18 @@ _LONGEST = 200
 
 _EXTRAS = {
     "accelerate": "gguf",
+    "fastapi": "server",
     "gguf": "gguf",
     "llama_cpp": "llama-cpp",
     "llguidance": "grammar",
     "nncf": "nncf",
     "openvino": "openvino",
     "outrider_demo": "demo",
+    "prometheus_client": "server",
     "safetensors": "transformers",
     "tokenizers": "transformers",
     "transformers": "transformers",
+    "uvicorn": "server",
 }
 """The extra that installs a package, by the name that it is imported under."""
 

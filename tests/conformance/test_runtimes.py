@@ -23,6 +23,7 @@ from outrider.types.records import DraftProposal, Prefix, TargetScores
 from tests.support.families import FAMILIES, random_model
 
 REJECTION = "logits after a rejected draft are those of a fresh forward"
+PARTS = "a prompt may be read in parts"
 RAGGED = "rows of different lengths do not disturb each other"
 
 
@@ -287,3 +288,21 @@ def test_a_fault_in_the_slot_cache_fails_by_name(
         lambda: TransformersModel(model, max_sequences=4), reference, names=fails | holds
     )
     assert failed(found).keys() == fails
+
+
+class ReadsNothing(TransformersModel):
+    """Notes tokens as computed that it did not compute."""
+
+    def _prefill(self, prefix: Prefix, slot: int, start: int, end: int) -> None:
+        if end < len(prefix) - 1:
+            self._table.hold(slot, prefix.tokens[:end])
+        else:
+            super()._prefill(prefix, slot, start, end)
+
+
+def test_a_prompt_whose_parts_are_not_computed_is_seen(
+    llama: tuple[Any, TransformersReference],
+) -> None:
+    model, reference = llama
+    found = check_runtime(lambda: ReadsNothing(model, max_sequences=4), reference, names={PARTS})
+    assert failed(found).keys() == {PARTS}

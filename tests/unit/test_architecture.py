@@ -21,7 +21,7 @@ LAYERS = (
     {"verification", "policies", "runtimes"},
     {"drafters"},
     {"engine"},
-    {"certify", "integrations"},
+    {"certify", "integrations", "server"},
     {"bench"},
     {"cli"},
 )

@@ -23,6 +23,9 @@ COMMANDS = {
     "bench": "Measure speculation beside plain decoding and other systems.",
     "tune": "Find the fastest settings for a pair of models and its prompts.",
     "certify": "Prove that the output has the target's distribution.",
+    "serve": "Serve an OpenAI-compatible API, and a page that shows speculation.",
+    "run-batch": "Answer a file of requests in OpenAI's batch format.",
+    "chat": "Talk to a model in the terminal.",
     "report": "Turn a trace or a benchmark's result into a table, plots and a page.",
 }
 
@@ -69,7 +72,7 @@ def _app() -> App:
         help_format="markdown",
     )
     for name, summary in COMMANDS.items():
-        app.command(f"{__name__}.{name}:app", name=name, help=summary)
+        app.command(f"{__name__}.{name.replace('-', '_')}:app", name=name, help=summary)
     return app
 
 

@@ -136,14 +136,14 @@ class Drafting:
     speculative_config: str | None = None
 
 
-SPECULATION = flags_of(
-    SpeculativeConfig,
-    {
-        **{item.name: None for item in fields(SpeculativeConfig) if item.name != "draft_params"},
-        "num_speculative_tokens": Parameter(alias="-k"),
-        "tree_shape": COMMAS,
-    },
-)()
+def speculation_flags(**defaults: Any) -> Any:
+    """Make the flags of `SpeculativeConfig`, with these defaults in place of its own."""
+    shown = {item.name: None for item in fields(SpeculativeConfig) if item.name != "draft_params"}
+    own = {"num_speculative_tokens": Parameter(alias="-k"), "tree_shape": COMMAS}
+    return flags_of(SpeculativeConfig, {**shown, **own}, defaults)()
+
+
+SPECULATION = speculation_flags()
 
 
 @dataclass(frozen=True, kw_only=True)

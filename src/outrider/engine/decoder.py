@@ -39,7 +39,15 @@ from .drafting import Drafting
 from .metrics import SpeculationMetrics, Tally
 from .outputs import GenerationOutput, StreamEvent
 from .readback import verify
-from .requests import Limits, Prompt, Request, check_tokens, parse_request, split_prompts
+from .requests import (
+    Limits,
+    Prompt,
+    Request,
+    check_tokens,
+    parse_request,
+    split_prompts,
+    token_ids,
+)
 from .scheduler import Scheduler, naming_request
 from .slots import Slots
 from .spans import Spans
@@ -159,6 +167,14 @@ class SpeculativeDecoder:
         request = self._parse(prompt, params)
         return request.states(self.claim(request.params.n))
 
+    def tokens_of(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return the token ids of a prompt as `generate` reads it.
+
+        Raises:
+            InvalidConfigError: it is neither text nor token ids, or text without a tokenizer.
+        """
+        return token_ids(prompt, self.tokenizer)
+
     def pack(self, states: Iterable[SequenceState]) -> Batch:
         """Make a batch of sequences, to be stepped together."""
         return Batch.of(
@@ -223,7 +239,7 @@ class SpeculativeDecoder:
         logprobs = report(scores.logits, [row.nodes for row in rows], emitted, tops)
         record = replace(
             record_of(batch, proposal, confidence, rows, emitted, spans),
-            cached=cached or scores.cached or (0,) * len(rows),
+            cached=_cached(batch, cached or scores.cached),
             draft_failed=failed,
             total_s=spans.total(),
         )
@@ -349,3 +365,12 @@ class SpeculativeDecoder:
                 "params", f"a list of {len(params)}", f"one for all prompts, or {len(prompts)}"
             )
         return [self._parse(*pair) for pair in zip(prompts, params, strict=True)]
+
+
+def _cached(batch: Batch, found: tuple[int, ...]) -> tuple[int, ...]:
+    """Return how many tokens of new prefixes were found computed, in parts of them or in all."""
+    whole = found or (0,) * len(batch.states)
+    return tuple(
+        max(count, 0 if state.round else state.cached)
+        for state, count in zip(batch.states, whole, strict=True)
+    )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Generator, Iterable
+from dataclasses import replace
+from itertools import compress
 from typing import TYPE_CHECKING, Self
 
 from ..errors import InvalidConfigError, ModelError, OutriderError
@@ -25,14 +27,23 @@ class Scheduler:
         decoder: the decoder. Its models' room is shared by all its schedulers.
         name: what errors of others call this scheduler while it holds room.
         discard: whether what the models computed is not to be shared with later sequences.
+        read_chunk: a prompt with more tokens is read by the target in parts of so many, each
+            between two rounds of others; None reads each in its first round.
     """
 
     def __init__(
-        self, decoder: SpeculativeDecoder, *, name: str = "a call", discard: bool = False
+        self,
+        decoder: SpeculativeDecoder,
+        *,
+        name: str = "a call",
+        discard: bool = False,
+        read_chunk: int | None = None,
     ) -> None:
         self.name = name
         self._decoder = decoder
         self._discard = discard
+        self._read_chunk = read_chunk
+        self._reading: deque[SequenceState] = deque()
         self._waiting: deque[SequenceState] = deque()
         self._batch = decoder.pack(())
         self._held: dict[int, int] = {}
@@ -46,7 +57,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether nothing runs and nothing waits."""
-        return not self._waiting and not self._batch.states
+        return not (self._waiting or self._reading or self._batch.states)
 
     def submit(self, states: Iterable[SequenceState]) -> None:
         """Queue sequences; finished ones are left out.
@@ -55,7 +66,8 @@ class Scheduler:
             InvalidConfigError: a sequence runs or waits already; none of them is queued.
         """
         fresh = [state for state in states if state.finish_reason is None]
-        ids = Counter(s.prefix.sequence_id for s in (*self.running, *self._waiting, *fresh))
+        known = (*self.running, *self._reading, *self._waiting)
+        ids = Counter(state.prefix.sequence_id for state in (*known, *fresh))
         twice = [sequence_id for sequence_id, count in ids.items() if count > 1]
         if twice:
             raise InvalidConfigError("states", twice, "sequences that do not run or wait already")
@@ -67,7 +79,8 @@ class Scheduler:
         Drafters do not learn from its text, which is cut.
         """
         self._waiting = deque(s for s in self._waiting if s.prefix.sequence_id != sequence_id)
-        self._retire(s for s in self._batch.states if s.prefix.sequence_id == sequence_id)
+        held = (*self._batch.states, *self._reading)
+        self._retire(s for s in held if s.prefix.sequence_id == sequence_id)
 
     def step(self) -> StepResult | None:
         """Admit what there is room for, decode one round, and retire what ended.
@@ -84,6 +97,7 @@ class Scheduler:
             self._admit()
             if self.idle:
                 return None
+            self._read()
             result = self._decoder.step(self._batch)
         except BaseException as error:
             self._retire_failed(error)
@@ -95,7 +109,7 @@ class Scheduler:
     def close(self) -> None:
         """Cancel everything."""
         self._waiting.clear()
-        self._retire(self._batch.states)
+        self._retire((*self._batch.states, *self._reading))
 
     def __enter__(self) -> Self:
         return self
@@ -119,15 +133,33 @@ class Scheduler:
                 break
             admitted += 1
         self._decoder.release_dropped()
-        if self._waiting and not admitted and not self._batch.states:
+        if self._waiting and not admitted and not (self._batch.states or self._reading):
             raise ModelError(
                 f"all {self._decoder.max_sequences} slots are held by "
                 f"{', '.join(slots.holders)}; finish or close it, or raise max_sequences"
             )
         if admitted:
-            entering = [self._waiting[index] for index in range(admitted)]
+            waiting = list(self._waiting)
+            self._waiting = deque(waiting[admitted:])
+            most = self._read_chunk
+            long = [most is not None and len(s.prefix) > most for s in waiting[:admitted]]
+            self._reading.extend(compress(waiting, long))
+            entering = [state for state, reads in zip(waiting, long, strict=False) if not reads]
             self._batch = self._decoder.pack((*self._batch.states, *entering))
-            self._waiting = deque(list(self._waiting)[admitted:])
+
+    def _read(self) -> None:
+        """Have a part of the first long prompt read; more, if nothing else is to be done."""
+        while self._reading and self._read_chunk is not None:
+            state = self._reading[0]
+            found = self._decoder.target.read(state.prefix, self._read_chunk)
+            state = replace(state, cached=max(state.cached, found.cached))
+            if found.missing:
+                self._reading[0] = state
+            else:
+                self._batch = self._decoder.pack((*self._batch.states, state))
+                self._reading.popleft()
+            if self._batch.states:
+                return
 
     def _retire(self, states: Iterable[SequenceState], *, discard: bool = False) -> None:
         """Let sequences leave the batch, and free what is held for them."""
@@ -135,6 +167,7 @@ class Scheduler:
         if not leaving:
             return
         gone = {state.prefix.sequence_id for state in leaving}
+        self._reading = deque(s for s in self._reading if s.prefix.sequence_id not in gone)
         self._batch = self._decoder.pack(
             state for state in self._batch.states if state.prefix.sequence_id not in gone
         )
@@ -150,10 +183,11 @@ class Scheduler:
     def _retire_failed(self, error: BaseException) -> None:
         """Retire the sequence that an error of a round names; all if it names none."""
         named = error.sequence_id if isinstance(error, OutriderError) else None
-        failed = [state for state in self.running if state.prefix.sequence_id == named]
+        held = (*self.running, *self._reading)
+        failed = [state for state in held if state.prefix.sequence_id == named]
         if not failed:
             self._waiting.clear()
-        self._retire(failed or self.running, discard=True)
+        self._retire(failed or held, discard=True)
 
 
 def naming_request(steps: Iterable[StepResult], requests: dict[int, int]) -> Generator[StepResult]:

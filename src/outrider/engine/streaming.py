@@ -79,37 +79,59 @@ def events(
         requests: the starting states of each, one for each of its choices.
         tokenizer: makes text of the tokens; without one there is none.
     """
-    owner = {state.prefix.sequence_id: i for i, run in enumerate(requests) for state in run}
-    decoders = {
-        state.prefix.sequence_id: StreamDecoder(tokenizer, state.params.stop)
-        for run in requests
-        for state in run
-        if tokenizer is not None
-    }
+    streams = Streams(requests, tokenizer)
     with closing(steps):
         for step in steps:
-            for row, (state, tokens) in enumerate(
-                zip(step.batch.states, step.emitted, strict=True)
-            ):
-                sequence_id = state.prefix.sequence_id
-                first = len(state.prefix) - state.prompt_length - len(tokens)
-                for index, token in enumerate(tokens):
-                    last = index == len(tokens) - 1 and state.finish_reason is not None
-                    decoder = decoders.get(sequence_id)
-                    text = None
-                    if decoder is not None and tokenizer is not None:
-                        ended = final_text(state, tokenizer) if last else None
-                        text = decoder.push(token) if ended is None else decoder.finish(ended)
-                    entry = step.logprobs[row][index] if step.logprobs[row] else None
-                    yield StreamEvent(
-                        request=owner[sequence_id],
-                        choice=state.choice,
-                        token_id=token,
-                        text=text,
-                        origin=step.origin(row, index),
-                        position=first + index,
-                        round=state.round - 1,
-                        finish_reason=state.finish_reason if last else None,
-                        logprob=None if entry is None else entry.logprob,
-                        top_logprobs=None if entry is None else entry.top,
-                    )
+            for row in range(len(step.emitted)):
+                yield from streams.of_row(step, row)
+
+
+class Streams:
+    """Makes events of what some sequences emit.
+
+    Args:
+        requests: the starting states of each request, one for each of its choices.
+        tokenizer: makes text of the tokens; without one there is none.
+    """
+
+    def __init__(
+        self, requests: Sequence[Sequence[SequenceState]], tokenizer: Tokenizer | None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._owner = {
+            state.prefix.sequence_id: i for i, run in enumerate(requests) for state in run
+        }
+        self._decoders = {
+            state.prefix.sequence_id: StreamDecoder(tokenizer, state.params.stop)
+            for run in requests
+            for state in run
+            if tokenizer is not None
+        }
+
+    def of_row(self, step: StepResult, row: int) -> Iterator[StreamEvent]:
+        """Yield the tokens that one row of a round emitted; each round is asked for in order."""
+        state, tokens = step.batch.states[row], step.emitted[row]
+        sequence_id = state.prefix.sequence_id
+        first = len(state.prefix) - state.prompt_length - len(tokens)
+        for index, token in enumerate(tokens):
+            last = index == len(tokens) - 1 and state.finish_reason is not None
+            entry = step.logprobs[row][index] if step.logprobs[row] else None
+            yield StreamEvent(
+                request=self._owner[sequence_id],
+                choice=state.choice,
+                token_id=token,
+                text=self._text(state, token, last=last),
+                origin=step.origin(row, index),
+                position=first + index,
+                round=state.round - 1,
+                finish_reason=state.finish_reason if last else None,
+                logprob=None if entry is None else entry.logprob,
+                top_logprobs=None if entry is None else entry.top,
+            )
+
+    def _text(self, state: SequenceState, token: int, *, last: bool) -> str | None:
+        """Return the text that a token completes."""
+        if self._tokenizer is None:
+            return None
+        decoder = self._decoders[state.prefix.sequence_id]
+        return decoder.finish(final_text(state, self._tokenizer)) if last else decoder.push(token)

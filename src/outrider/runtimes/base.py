@@ -37,6 +37,19 @@ class Capabilities:
     trees: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How far a prefix was read.
+
+    Attributes:
+        missing: tokens that are still to be computed, its last one left out.
+        cached: tokens that were found computed, if the sequence is new.
+    """
+
+    missing: int = 0
+    cached: int = 0
+
+
 def rounding_of(eps: float) -> float:
     """Return what rounding explains of a model's logits, beside the largest of them.
 
@@ -175,6 +188,21 @@ class Runtime(ABC):
         raise ModelError(
             f"{type(self).__name__} cannot draft; use it as a target, and another model as drafter"
         )
+
+    def read(self, prefix: Prefix, most: int) -> Reading:
+        """Compute a part of a long prefix, so that others need not wait until all of it is.
+
+        Args:
+            prefix: of a sequence.
+            most: how many tokens are computed at most, the last of the prefix never.
+
+        Returns:
+            What is left; by default nothing, as fits a model that keeps nothing.
+
+        Raises:
+            EmptyPrefixError, ContextLengthError, ModelError: as `verify`.
+        """
+        return Reading()
 
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
         """Free the room of sequences that will not be asked about again.

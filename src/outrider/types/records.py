@@ -64,6 +64,7 @@ class SequenceState:
         grammar: says which tokens may follow; None allows all.
         prediction: the expected output, int64 [m].
         drafting: whether drafts are made for it; not after its drafter failed.
+        cached: tokens of its prompt that the target found computed, where it was read in parts.
     """
 
     prefix: Prefix
@@ -79,6 +80,7 @@ class SequenceState:
     grammar: Any = field(default=None, compare=False)
     prediction: NDArray[np.int64] | None = field(default=None, compare=False)
     drafting: bool = True
+    cached: int = 0
 
     @property
     def round(self) -> int:

@@ -18,7 +18,7 @@ from outrider.errors import (
     InvalidConfigError,
     ModelError,
 )
-from outrider.runtimes.base import Capabilities
+from outrider.runtimes.base import Capabilities, Reading
 from outrider.runtimes.tabular import TabularModel
 from outrider.types.records import Prefix
 
@@ -233,3 +233,57 @@ def test_drafters_learn_from_texts_that_ended_and_not_from_cut_ones() -> None:
         scheduler.step()
         scheduler.cancel(scheduler.running[0].prefix.sequence_id)
     assert learnt == [[0, 1]]
+
+
+class Reads(Roomy):
+    """A model that has prompts read in parts."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.read_to: dict[int, int] = {}
+        self.rounds: list[list[int]] = []
+
+    def read(self, prefix: Prefix, most: int) -> Reading:
+        name = prefix.sequence_id
+        before = self.read_to.get(name, 3)
+        self.read_to[name] = min(len(prefix) - 1, before + most)
+        cached = 0 if name in self.rounds else 3 if before == 3 else 0
+        return Reading(len(prefix) - 1 - self.read_to[name], cached)
+
+
+def test_long_prompts_are_read_in_parts_between_the_rounds_of_others() -> None:
+    model = Reads()
+    decoder = SpeculativeDecoder(model)
+    scheduler = Scheduler(decoder, read_chunk=4)
+    (short,) = decoder.start([0], SamplingParams(max_tokens=9))
+    (long,) = decoder.start([0, 1, 2] * 5, SamplingParams(max_tokens=2))
+    scheduler.submit([short, long])
+    alone = [scheduler.step() for _ in range(2)]
+    assert [len(each.batch.states) for each in alone if each is not None] == [1, 1]
+    assert model.read_to == {long.prefix.sequence_id: 11}
+    both = scheduler.step()
+    assert both is not None
+    assert both.record.cached == (0, 3)
+    assert [len(step.batch.states) for step in scheduler] == [2, 1, 1, 1, 1, 1]
+
+
+def test_a_long_prompt_alone_is_read_at_once_and_may_be_cancelled() -> None:
+    model = Reads()
+    decoder = SpeculativeDecoder(model)
+    scheduler = Scheduler(decoder, read_chunk=4)
+    (long,) = decoder.start([0, 1, 2] * 5, SamplingParams(max_tokens=2))
+    scheduler.submit([long])
+    result = scheduler.step()
+    assert result is not None
+    assert result.emitted == ([3],)
+    (short,) = decoder.start([0], SamplingParams(max_tokens=9))
+    (other,) = decoder.start([0, 1, 2] * 9, SamplingParams(max_tokens=2))
+    scheduler.submit([short, other])
+    scheduler.step()
+    scheduler.cancel(other.prefix.sequence_id)
+    assert (other.prefix.sequence_id, False) in model.released
+    assert decoder.free_slots == 3
+    with pytest.raises(InvalidConfigError, match="do not run or wait"):
+        scheduler.submit([short])
+    scheduler.close()
+    assert decoder.free_slots == 4

@@ -156,6 +156,25 @@ def _sharing(case: Case) -> str:
     return case.said
 
 
+def _parts(case: Case) -> str:
+    """A long prompt that is read in parts, then another that shares it, then a round of both."""
+    first, text = next(case.names), case.text(40)
+    missing = case.runtime.read(Prefix(first, text), 1).missing
+    while missing:
+        left = case.runtime.read(Prefix(first, text), 7).missing
+        right = max(0, missing - 7) == left
+        require(right, f"7 more tokens of {missing} that are missing leave {left}")
+        missing = left
+    names, texts = [first], [text]
+    if case.rows > 1:
+        names.append(next(case.names))
+        texts.append((*text[: len(text) // 2], *case.text(3)))
+        case.runtime.read(Prefix(names[1], texts[1]), 2)
+    case.verify(names, texts, [case.chain(2) for _ in names])
+    case.runtime.check_integrity()
+    return case.said
+
+
 def _overflow(case: Case) -> str:
     most = case.runtime.max_length
     if most is None:
@@ -337,6 +356,7 @@ CHECKS: tuple[tuple[str, Callable[[Case], str]], ...] = (
     ("a sequence may be rewritten", _rewritten),
     ("slots are used again", _reuse),
     ("sequences may share a prefix", _sharing),
+    ("a prompt may be read in parts", _parts),
     ("the context is not exceeded", _overflow),
     ("a live sequence keeps its slot", _crowd),
     ("every node of a tree sees its own path", _trees),

@@ -8,12 +8,13 @@ many then takes the place of the old one, and what is asked about is computed an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import RLock
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from ...config.validation import choice, integer
 from ...errors import ModelError, missing
 from ...types import trees
 from ...types.records import DraftProposal, Prefix, TargetScores
-from ..base import Capabilities, Runtime, rounding_of
+from ..base import Capabilities, Reading, Runtime, rounding_of
 from ..lengths import PREFILLED_ALONE, check_lengths, checked_length
 from ..slots import SlotTable
 from .cursor import GgufCursor
@@ -32,6 +33,8 @@ from .library import KV_TYPES, MAX_IDS, Batch, Context, NoRoom, Settings, Weight
 
 with missing("llama-cpp"):
     import llama_cpp
+
+_T = TypeVar("_T")
 
 _CELLS = 512
 """Cells of the first context."""
@@ -223,13 +226,32 @@ class LlamaCppModel(Runtime):
         deepest = [int(trees.node_depths(row.parents[None]).max()) for row in rows]
         check_lengths([row.prefix for row in rows], deepest, self.max_length or 0)
         cached: dict[int, int] = {}
+        logits = self._with_room(partial(self._attempt, rows, width, cached))
+        return logits, tuple(cached[row.prefix.sequence_id] for row in rows)
+
+    def read(self, prefix: Prefix, most: int) -> Reading:
+        """Compute at most so many tokens of a prefix; see `Runtime.read`."""
+        check_lengths([prefix], [0], self.max_length or 0)
+        cached: dict[int, int] = {}
+
+        def attempt() -> int:
+            slot, start = self._placed(prefix, cached)
+            stop = min(len(prefix) - 1, start + most)
+            while start < stop:
+                start = self._prefill(prefix, slot, start, stop)
+            return start
+
+        with self.lock:
+            start = self._with_room(attempt)
+        return Reading(len(prefix) - 1 - start, cached[prefix.sequence_id])
+
+    def _with_room(self, compute: Callable[[], _T]) -> _T:
+        """Compute something, with as many cells as that needs."""
         while True:
             try:
-                logits = self._attempt(rows, width, cached)
+                return compute()
             except NoRoom:
                 self._make_room()
-            else:
-                return logits, tuple(cached[row.prefix.sequence_id] for row in rows)
 
     def _attempt(
         self, rows: Sequence[Row], width: int, cached: dict[int, int]
@@ -257,6 +279,14 @@ class LlamaCppModel(Runtime):
 
     def _enter(self, prefix: Prefix, alone: bool, cached: dict[int, int]) -> int:
         """Find or make room for a prefix, prefill it if it misses much; return what it has."""
+        slot, start = self._placed(prefix, cached)
+        end, chunk = len(prefix) - 1, self._settings.chunk
+        while end + 1 - start > (chunk if alone else min(chunk, PREFILLED_ALONE)):
+            start = self._prefill(prefix, slot, start, end)
+        return start
+
+    def _placed(self, prefix: Prefix, cached: dict[int, int]) -> tuple[int, int]:
+        """Find or make room for a prefix; return its slot, and how many tokens that holds of it."""
         known = prefix.sequence_id in self._table.owner
         placement = self._table.place(prefix)
         slot, start = placement.slot, placement.shared
@@ -269,14 +299,15 @@ class LlamaCppModel(Runtime):
             self._cut(slot, 0)
             self._open_context().copy(placement.donor, slot, start)
         self._table.hold(slot, prefix.tokens[:start])
-        end, chunk = len(prefix) - 1, self._settings.chunk
-        while end + 1 - start > (chunk if alone else min(chunk, PREFILLED_ALONE)):
-            stop = min(end, start + chunk)
-            self._open_context().compute(Batch.line(prefix.tokens[start:stop], start, slot))
-            # At once, so that the next rows may share it.
-            self._table.hold(slot, prefix.tokens[:stop])
-            start = stop
-        return start
+        return slot, start
+
+    def _prefill(self, prefix: Prefix, slot: int, start: int, end: int) -> int:
+        """Compute a chunk of a prefix from `start` on, `end` at most; return where it ends."""
+        stop = min(end, start + self._settings.chunk)
+        self._open_context().compute(Batch.line(prefix.tokens[start:stop], start, slot))
+        # At once, so that the next rows may share it.
+        self._table.hold(slot, prefix.tokens[:stop])
+        return stop
 
     def _reaches_back(self, slot: int, start: int) -> bool:
         """Whether a slot's cells hold all that a token at a position would see before it.

@@ -25,7 +25,7 @@ from ...errors import InvalidConfigError
 from ...types import trees
 from ...types.records import DraftProposal, Prefix, TargetScores
 from ...types.transfer import sent
-from ..base import Capabilities, Runtime, rounding_of
+from ..base import Capabilities, Reading, Runtime, rounding_of
 from ..lengths import PREFILLED_ALONE, check_lengths, checked_length
 from ..slots import Fed, Slot, SlotTable
 from .cursor import Run, SlotBatch, SlotCursor
@@ -217,6 +217,24 @@ class TransformersModel(Runtime):
         with self.lock:
             return self._enter(prefixes, [0] * len(prefixes), _FEW).cached
 
+    @torch.inference_mode()
+    def read(self, prefix: Prefix, most: int) -> Reading:
+        """Compute at most so many tokens of a prefix; see `Runtime.read`."""
+        with self.lock:
+            self._check([prefix], [0])
+            known = prefix.sequence_id in self._table.owner
+            slot, shared = self._placed(prefix)
+            stop = min(len(prefix) - 1, shared + most)
+            self._prefill(prefix, slot, shared, stop)
+        return Reading(len(prefix) - 1 - stop, 0 if known else shared)
+
+    def _placed(self, prefix: Prefix) -> tuple[int, int]:
+        """Find or make room for a prefix; return its slot, and how many tokens that holds of it."""
+        placement = self._table.place(prefix)
+        self._cache.collect(placement)
+        self._table.hold(placement.slot, prefix.tokens[: placement.shared])
+        return placement.slot, placement.shared
+
     def _enter(self, prefixes: Sequence[Prefix], extra: list[int], together: int) -> SlotBatch:
         """Find or make room for each prefix, and prefill rows that miss much, one by one.
 
@@ -235,14 +253,11 @@ class TransformersModel(Runtime):
         slots, behind, cached = [], [], []
         for prefix in prefixes:
             known = prefix.sequence_id in self._table.owner
-            placement = self._table.place(prefix)
-            self._cache.collect(placement)
-            slot, shared = placement.slot, placement.shared
-            self._table.hold(slot, prefix.tokens[:shared])
+            slot, shared = self._placed(prefix)
             cached.append(0 if known else shared)
             if len(prefix) - shared > most:
                 # At once, so that the next rows may share it.
-                self._prefill(prefix, slot, shared)
+                self._prefill(prefix, slot, shared, len(prefix) - 1)
                 shared = len(prefix) - 1
             slots.append(slot)
             behind.append(len(prefix) - shared)
@@ -299,9 +314,8 @@ class TransformersModel(Runtime):
             _LOG.warning("the slot cache is computed anew: %s", wrong)
             self._table.forget()
 
-    def _prefill(self, prefix: Prefix, slot: int, start: int) -> None:
-        """Compute all but the last token of a prefix, a chunk at a time."""
-        end = len(prefix) - 1
+    def _prefill(self, prefix: Prefix, slot: int, start: int, end: int) -> None:
+        """Compute the tokens of a prefix from `start` to `end`, a chunk at a time."""
         while start < end:
             stop = min(end, start + self._chunk)
             tokens = sent(torch.from_numpy(prefix.tokens[start:stop]), self.device)[None]

@@ -1,0 +1,164 @@
+"""`outrider chat`: talk to a model in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+
+from ..config.params import SamplingParams, SpeculativeConfig
+from ..errors import InvalidConfigError, OutriderError
+from .flags import flags_of, plain
+from .options import SPECULATION, Drafting, Models, Shown, choose_method, titled
+
+if TYPE_CHECKING:
+    from ..engine.decoder import SpeculativeDecoder
+
+COMMANDS = """In the conversation:
+
+  /stats    figures about speculation so far
+
+  /new      forget the conversation
+
+  /exit     end, as the end of the input does; Ctrl-C ends an answer
+"""
+
+app = App(name="chat", help_epilogue=COMMANDS)
+
+SAMPLING = flags_of(
+    SamplingParams,
+    {
+        **dict.fromkeys(("top_p", "top_k", "min_p", "repetition_penalty", "seed")),
+        "max_tokens": Parameter(alias="-m"),
+        "temperature": Parameter(alias="--temp"),
+    },
+    {"max_tokens": 512, "temperature": 0.7},
+)()
+
+
+@app.default
+def chat(
+    model: str | None = None,
+    /,
+    *,
+    system: str | None = None,
+    models: Annotated[Models, titled("Models")] = Models(),
+    sampling: Annotated[Any, titled("Sampling")] = SAMPLING,
+    drafting: Annotated[Drafting, titled("Drafting")] = Drafting(),
+    speculation: Annotated[Any, titled("Speculation")] = SPECULATION,
+    shown: Annotated[Shown, titled("Output")] = Shown(),
+) -> None:
+    """Talk to a model: accepted drafts are green, corrections yellow.
+
+    Args:
+        model: the target model; the same as --target.
+        system: what the model is told before the conversation.
+    """
+    if model is not None:
+        models = replace(models, target=model)
+    config: SpeculativeConfig = plain(SpeculativeConfig, speculation)
+    params: SamplingParams = plain(SamplingParams, sampling)
+    method = choose_method(models, drafting, config)
+
+    from rich.console import Console
+
+    from ..engine.decoder import SpeculativeDecoder
+    from . import terminal
+    from .models import load
+
+    loaded = load(models, drafting, method, Console(stderr=True))
+    if getattr(loaded.tokenizer, "chat_template", None) is None:
+        expected = "a model with a chat template; outrider generate continues plain text"
+        raise InvalidConfigError("--target", models.target, expected)
+    decoder = SpeculativeDecoder(
+        loaded.target, loaded.drafter, tokenizer=loaded.tokenizer, config=config
+    )
+    colors = terminal.colored(terminal.output(shown.color))
+    Conversation(decoder, params, system, colors=colors).run()
+
+
+class Conversation:
+    """A conversation in the terminal.
+
+    Args:
+        decoder: of a model with a chat template.
+        params: of every answer.
+        system: what the model is told before; None for nothing.
+        colors: whether tokens are coloured by their origin.
+    """
+
+    def __init__(
+        self,
+        decoder: SpeculativeDecoder,
+        params: SamplingParams,
+        system: str | None,
+        *,
+        colors: bool,
+    ) -> None:
+        self._decoder = decoder
+        self._params = params
+        self._beginning = [] if system is None else [{"role": "system", "content": system}]
+        self._colors = colors
+        self._messages = list(self._beginning)
+
+    def run(self) -> None:
+        """Read and answer until the input ends."""
+        while (said := self._asked()) is not None:
+            if said == "/exit":
+                return
+            if said == "/new":
+                self._messages = list(self._beginning)
+            elif said == "/stats":
+                print(self._decoder.metrics, file=sys.stderr)
+            elif said.startswith("/"):
+                print("commands are /stats, /new and /exit", file=sys.stderr)
+            elif said:
+                self._answer(said)
+
+    def _asked(self) -> str | None:
+        """Read a line; None at the end of the input."""
+        try:
+            return input("> " if sys.stdin.isatty() else "").strip()
+        except EOFError:
+            return None
+
+    def _answer(self, said: str) -> None:
+        """Answer, and remember both; an answer that was interrupted is remembered as far as it got.
+
+        A message that cannot be answered is forgotten.
+        """
+        messages = [*self._messages, {"role": "user", "content": said}]
+        text = ""
+        try:
+            for event in self._decoder.stream(self._prompt(messages), self._fitting(messages)):
+                text += event.text or ""
+                self._show(event.text or "", event.origin)
+        except KeyboardInterrupt:
+            pass
+        except OutriderError as error:
+            print(f"outrider: {error}; /new begins anew", file=sys.stderr)
+            return
+        print(flush=True)
+        self._messages = [*messages, {"role": "assistant", "content": text}]
+
+    def _prompt(self, messages: list[dict[str, str]]) -> str:
+        tokenizer: Any = self._decoder.tokenizer
+        written: str = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False
+        )
+        return written
+
+    def _fitting(self, messages: list[dict[str, str]]) -> SamplingParams:
+        """Return the parameters, with no more tokens than the context has room for."""
+        most = self._decoder.max_length
+        if most is None:
+            return self._params
+        room = most - len(self._decoder.tokens_of(self._prompt(messages)))
+        return replace(self._params, max_tokens=max(1, min(self._params.max_tokens, room)))
+
+    def _show(self, text: str, origin: Any) -> None:
+        from .terminal import painted
+
+        print(painted(text, origin) if self._colors else text, end="", flush=True)

@@ -1,0 +1,124 @@
+"""`outrider serve`: an OpenAI-compatible server with a live page."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+from cyclopts import App
+from cyclopts.types import PositiveFloat, PositiveInt
+
+from ..config.params import SpeculativeConfig
+from ..errors import InvalidConfigError, missing
+from .flags import plain
+from .options import Drafting, Models, Shown, choose_method, speculation_flags, titled
+
+EXAMPLES = """Examples:
+
+  outrider serve demo
+
+  outrider serve MODEL --draft MODEL --port 8001 --api-key "$KEY"
+
+  curl localhost:8000/v1/completions -d '{"prompt": "def fib(n):", "max_tokens": 32}'
+"""
+
+app = App(name="serve", help_epilogue=EXAMPLES)
+
+SPECULATION = speculation_flags(on_draft_error="disable")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """Where the server listens, for whom, and how much at once.
+
+    Attributes:
+        host: the address that it listens on.
+        port: likewise.
+        api_key: keys of which a client has to send one, also from OUTRIDER_API_KEY; may be
+            repeated.
+        served_model_name: what clients call the model (default: its name here).
+        max_sequences: how many sequences are decoded together.
+        max_waiting: how many more may wait; others are refused with status 429.
+        prefill_chunk: longer prompts are read in parts of so many tokens, between the rounds of
+            others.
+        timeout: seconds that a request may take, waiting included.
+        grace: seconds that running requests have to end after SIGTERM.
+        max_body: bytes that a request may have.
+        speculation_metrics: figures about speculation in responses to requests that do not say.
+        vllm_metrics: show the figures of /metrics under vLLM's names as well.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: tuple[str, ...] = ()
+    served_model_name: str | None = None
+    max_sequences: PositiveInt = 16
+    max_waiting: PositiveInt = 128
+    prefill_chunk: PositiveInt = 512
+    timeout: PositiveFloat = 600.0
+    grace: PositiveFloat = 30.0
+    max_body: PositiveInt = 2**20
+    speculation_metrics: Literal["none", "summary", "detailed"] = "none"
+    vllm_metrics: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 2**16:
+            raise InvalidConfigError("--port", self.port, "a port in 0..65535")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of the flag and of the environment."""
+        own = os.environ.get("OUTRIDER_API_KEY")
+        return self.api_key + ((own,) if own else ())
+
+
+@app.default
+def serve(
+    model: str | None = None,
+    /,
+    *,
+    models: Annotated[Models, titled("Models")] = Models(),
+    serving: Annotated[Serving, titled("Server")] = Serving(),
+    drafting: Annotated[Drafting, titled("Drafting")] = Drafting(),
+    speculation: Annotated[Any, titled("Speculation")] = SPECULATION,
+    shown: Annotated[Shown, titled("Output")] = Shown(),  # noqa: ARG001 - read by `main`
+) -> None:
+    """Answer clients of OpenAI's API, and show speculation on a page.
+
+    Args:
+        model: the target model; the same as --target.
+    """
+    if model is not None:
+        models = replace(models, target=model)
+    config: SpeculativeConfig = plain(SpeculativeConfig, speculation)
+    method = choose_method(models, drafting, config)
+    with missing("server"):
+        import uvicorn  # noqa: F401 - before the models are loaded
+
+    from rich.console import Console
+
+    from ..engine.decoder import SpeculativeDecoder
+    from ..server.serving import Settings, run
+    from .models import load
+
+    console = Console(stderr=True)
+    loaded = load(models, drafting, method, console, max_sequences=serving.max_sequences)
+    decoder = SpeculativeDecoder(
+        loaded.target, loaded.drafter, tokenizer=loaded.tokenizer, config=config
+    )
+    name = serving.served_model_name or models.target
+    settings = Settings(
+        host=serving.host,
+        port=serving.port,
+        keys=serving.keys,
+        names=tuple(dict.fromkeys((name, models.target))),
+        max_waiting=serving.max_waiting,
+        read_chunk=serving.prefill_chunk,
+        timeout_s=serving.timeout,
+        grace_s=serving.grace,
+        longest_body=serving.max_body,
+        figures=serving.speculation_metrics,
+        vllm_names=serving.vllm_metrics,
+    )
+    run(decoder, settings)

@@ -1,0 +1,144 @@
+"""Batches over the actors of a Ray cluster, and the server as a Ray Serve application.
+
+Every actor has an engine of its own. A seed gives the same text on all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..engine.decoder import SpeculativeDecoder
+from ..errors import missing
+from ..server.app import Access, make_app
+from ..server.batch import Line, answered, lines_of, resume
+from ..server.metrics import Metrics
+from ..server.requests import Requests, Terms, fingerprint_of
+from ..server.service import Service
+
+with missing("ray"):
+    import ray.data
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from ray import serve
+
+MakeDecoder = Callable[[], SpeculativeDecoder]
+"""Makes a decoder, on the actor that it is sent to."""
+
+_PART = 4096
+"""Lines of a batch that are handed to the cluster at once."""
+
+
+class BatchWorker:
+    """An actor that answers lines of a batch.
+
+    Args:
+        make: makes its decoder.
+        model: what the decoder's model is called.
+    """
+
+    def __init__(self, make: MakeDecoder, model: str) -> None:
+        decoder = make()
+        service = Service(decoder, max_waiting=2**20, timeout_s=float("inf"))
+        self._requests = Requests(service, Terms(model, frozenset(), fingerprint_of(decoder)))
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Answer the lines of `batch["line"]`, JSON of `Line` each."""
+        lines = [_read(each) for each in batch["line"]]
+        return {"answer": [json.dumps(each, ensure_ascii=False) for each in self._answers(lines)]}
+
+    def _answers(self, lines: list[Line]) -> list[dict[str, Any]]:
+        async def together() -> list[dict[str, Any]]:
+            return await asyncio.gather(*(answered(self._requests, line) for line in lines))
+
+        return asyncio.run(together())
+
+
+def run_batch(
+    make: MakeDecoder,
+    source: Path,
+    target: Path,
+    *,
+    model: str,
+    actors: int,
+    together: int,
+    report: Callable[[Line, int], None],
+) -> tuple[int, int]:
+    """Answer the lines of a batch on a Ray cluster, in their order; see `outrider.server.batch`.
+
+    What an actor that dies was working on is done again by another one.
+
+    Args:
+        make: makes a decoder on each actor.
+        source: the batch.
+        target: where the answers go; what it holds is gone on with.
+        model: what the decoders' model is called.
+        actors: how many engines work at once.
+        together: how many lines each works on at once.
+        report: called with each line that was answered, and its status.
+
+    Returns:
+        How many lines had been answered before, and how many were answered now.
+
+    Raises:
+        InvalidConfigError: the target holds answers to another batch.
+    """
+    lines = lines_of(source)
+    before, now = resume(target, lines), 0
+    context = ray.data.DataContext.get_current()
+    context.execution_options.preserve_order = True
+    with target.open("ab", buffering=0) as file:
+        while part := list(islice(lines, _PART)):
+            rows = ray.data.from_items([{"line": _written(line)} for line in part])
+            answers = rows.map_batches(
+                BatchWorker,
+                fn_constructor_args=(make, model),
+                batch_size=together,
+                compute=ray.data.ActorPoolStrategy(size=min(actors, len(part))),
+            )
+            for line, row in zip(part, answers.iter_rows(), strict=True):
+                file.write(row["answer"].encode() + b"\n")
+                now += 1
+                report(line, json.loads(row["answer"])["response"]["status_code"])
+    return before, now
+
+
+def application(
+    make: MakeDecoder, model: str, access: Access | None = None, **options: Any
+) -> serve.Application:
+    """Return the server as an application for `ray.serve.run`.
+
+    Args:
+        make: makes a decoder in each replica.
+        model: what clients call its model.
+        access: who may ask, and how much.
+        options: of the deployment, such as `num_replicas`.
+    """
+    with missing("ray"):
+        from ray import serve
+
+    def build() -> FastAPI:
+        decoder = make()
+        service = Service(decoder)
+        requests = Requests(service, Terms(model, frozenset(), fingerprint_of(decoder)))
+        return make_app(requests, Metrics(service, model), access or Access())
+
+    class Outrider:
+        """One replica: an engine behind the application's routes."""
+
+    return serve.deployment(name="Outrider", **options)(serve.ingress(build)(Outrider)).bind()
+
+
+def _written(line: Line) -> str:
+    return json.dumps(asdict(line) | {"body": line.body.decode()})
+
+
+def _read(text: str) -> Line:
+    given = json.loads(text)
+    return Line(**given | {"body": given["body"].encode()})

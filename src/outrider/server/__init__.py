@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server: continuous batching, every parameter, a live page."""

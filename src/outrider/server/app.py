@@ -1,0 +1,252 @@
+"""The HTTP application: routes, keys, limits, errors in OpenAI's form, and the page."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from time import time
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from ..errors import OutriderError
+from .failures import TooLargeError, described
+from .metrics import Metrics
+from .replies import Reply
+from .requests import ROUTES, Requests
+from .service import Update
+
+_LOG = logging.getLogger(__name__)
+
+_PAGE = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+}
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may ask, and how much.
+
+    Attributes:
+        keys: one of them has to be sent, if there are any.
+        longest_body: bytes of a body.
+        retry_after_s: when those are to come back for whom there is no room.
+    """
+
+    keys: tuple[str, ...] = ()
+    longest_body: int = 2**20
+    retry_after_s: int = 1
+
+
+def make_app(requests: Requests, metrics: Metrics, access: Access = Access()) -> FastAPI:
+    """Make the application.
+
+    Args:
+        requests: answers bodies; closed with the application.
+        metrics: counts what happens.
+        access: who may ask, and how much.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        requests.service.close()
+        requests.close()
+
+    app = FastAPI(title="Outrider", lifespan=lifespan, docs_url=None, redoc_url=None)
+
+    @app.exception_handler(OutriderError)
+    async def _refused(_: Request, error: OutriderError) -> Response:
+        return _error_response(error, access)
+
+    @app.exception_handler(HTTPException)
+    async def _http(_: Request, error: HTTPException) -> Response:
+        return _error(error.status_code, str(error.detail), "invalid_request_error")
+
+    @app.exception_handler(Exception)
+    async def _failed(_: Request, error: Exception) -> Response:
+        _LOG.error("a request failed: %s", type(error).__name__, exc_info=error)
+        return _error(500, "the server failed; its log says why", "server_error")
+
+    @app.middleware("http")
+    async def _guarded(request: Request, call_next: Any) -> Response:
+        if request.url.path.startswith(("/v1/", "/metrics")) and not _known(request, access):
+            metrics.refused("401")
+            said = "expected a valid key, as Authorization: Bearer KEY"
+            return _error(401, said, "invalid_request_error", "invalid_api_key")
+        response: Response = await call_next(request)
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        return response
+
+    async def generate(request: Request) -> Response:
+        route = request.url.path
+        reply, groups = await requests.prepare(route, await _body(request, access))
+        updates = requests.updates(reply, groups)
+        # The first round is waited for, so that what cannot begin has a status of its own.
+        first = await _or_gone(request, anext(updates))
+        if first is None:
+            return Response(status_code=499)
+        if reply.body.streams:
+            stream = _stream(reply, first, updates, metrics)
+            return StreamingResponse(stream, media_type="text/event-stream", headers=_UNBUFFERED)
+        update: Update | None = first
+        while update is not None and not update.done:
+            update = await _or_gone(request, anext(updates))
+        await updates.aclose()
+        if update is None:
+            metrics.ended(reply, "cancelled")
+            return Response(status_code=499)
+        metrics.ended(reply)
+        return JSONResponse(reply.whole())
+
+    for path in ROUTES:
+        app.post(path)(generate)
+
+    @app.get("/v1/models")
+    async def _models() -> dict[str, Any]:
+        terms = requests.terms
+        served = {
+            "id": terms.model,
+            "object": "model",
+            "created": int(started),
+            "owned_by": "outrider",
+            "root": terms.model,
+            "max_model_len": requests.service.decoder.max_length,
+        }
+        return {"object": "list", "data": [served]}
+
+    @app.get("/v1/stats")
+    async def _stats() -> dict[str, Any]:
+        service = requests.service
+        found, decoder = service.decoder.metrics, service.decoder
+        return {
+            "model": requests.terms.model,
+            "runtime": decoder.target.name,
+            "drafter": "nothing" if decoder.drafter is None else type(decoder.drafter).__name__,
+            "running": service.running,
+            "waiting": service.waiting,
+            "emitted": found.emitted,
+            "tokens_per_s": found.tokens_per_s,
+            "acceptance_length": found.acceptance_length,
+            "acceptance_rate": found.acceptance_rate,
+            "per_position": found.per_position,
+        }
+
+    @app.get("/health")
+    async def _health() -> Response:
+        alive = requests.service.alive and not requests.service.closing
+        return PlainTextResponse("ok" if alive else "closing", 200 if alive else 503)
+
+    @app.get("/metrics")
+    async def _metrics() -> Response:
+        return Response(metrics.text(), media_type=metrics.media_type)
+
+    def page(name: str, kind: str) -> Any:
+        content = files(__package__).joinpath("page", name).read_bytes()
+
+        async def show() -> Response:
+            headers = {"Content-Security-Policy": _POLICY, "Referrer-Policy": "no-referrer"}
+            return Response(content, media_type=kind, headers=headers)
+
+        return show
+
+    for path, (name, kind) in _PAGE.items():
+        app.get(path, include_in_schema=False)(page(name, kind))
+    started = time()
+    return app
+
+
+_UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+async def _stream(
+    reply: Reply, first: Update, updates: AsyncGenerator[Update], metrics: Metrics
+) -> AsyncIterator[str]:
+    """Write server-sent events; an error that comes midway is the last one."""
+    try:
+        for chunk in reply.chunks(first):
+            yield _event(chunk)
+        if not first.done:
+            async for update in updates:
+                for chunk in reply.chunks(update):
+                    yield _event(chunk)
+        last = reply.closing()
+        if last is not None:
+            yield _event(last)
+        metrics.ended(reply)
+    except OutriderError as error:
+        metrics.ended(reply, "error")
+        yield _event(described(error)[1])
+    except (asyncio.CancelledError, GeneratorExit):
+        metrics.ended(reply, "cancelled")
+        raise
+    finally:
+        await updates.aclose()
+    yield "data: [DONE]\n\n"
+
+
+def _event(chunk: dict[str, Any]) -> str:
+    return f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
+
+
+async def _body(request: Request, access: Access) -> bytes:
+    """Read a body, no further than it may be long."""
+    found = bytearray()
+    async for part in request.stream():
+        found += part
+        if len(found) > access.longest_body:
+            raise TooLargeError(
+                f"the body has more than {access.longest_body} bytes; send a shorter one"
+            )
+    return bytes(found)
+
+
+async def _or_gone(request: Request, work: Any) -> Any:
+    """Wait for something, or for the client to go away: then None, and the work is cancelled."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        gone.cancel()
+        task.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _known(request: Request, access: Access) -> bool:
+    """Whether a request carries a key, compared in a time that does not depend on it."""
+    if not access.keys:
+        return True
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    sent = given.strip().encode("latin-1", "replace") if scheme.lower() == "bearer" else b""
+    equal = [hmac.compare_digest(sent, key.encode()) for key in access.keys]
+    return any(equal)
+
+
+def _error_response(error: OutriderError, access: Access) -> Response:
+    status, content = described(error)
+    headers = {"Retry-After": str(access.retry_after_s)} if status in (429, 503) else None
+    return JSONResponse(content, status, headers)
+
+
+def _error(status: int, message: str, kind: str, code: str | None = None) -> Response:
+    content = {"message": message, "type": kind, "param": None, "code": code}
+    return JSONResponse({"error": content}, status)

@@ -1,0 +1,54 @@
+"""What may fail in a server, with the status and the form that OpenAI's clients know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import ContextLengthError, DraftError, InvalidConfigError, OutriderError
+
+
+class UnknownModelError(InvalidConfigError):
+    """A request names a model that is not served."""
+
+
+class TooLargeError(OutriderError):
+    """A body has more bytes than it may."""
+
+
+class QueueFullError(OutriderError):
+    """As many sequences wait as may."""
+
+
+class ClosingError(OutriderError):
+    """No more requests are taken, or this one was ended: the server closes."""
+
+
+class DeadlineError(OutriderError):
+    """A request took longer than it may."""
+
+
+class EngineError(OutriderError):
+    """A round failed in a way that nothing here foresees."""
+
+
+_STATUSES: tuple[tuple[type[OutriderError], int, str, str], ...] = (
+    (UnknownModelError, 404, "invalid_request_error", "model_not_found"),
+    (TooLargeError, 413, "invalid_request_error", "body_too_large"),
+    (QueueFullError, 429, "rate_limit_error", "queue_full"),
+    (ClosingError, 503, "server_error", "closing"),
+    (DeadlineError, 504, "server_error", "timeout"),
+    (EngineError, 500, "server_error", "engine_failed"),
+    (DraftError, 500, "server_error", "draft_failed"),
+    (ContextLengthError, 400, "invalid_request_error", "context_length_exceeded"),
+)
+
+
+def described(error: OutriderError) -> tuple[int, dict[str, Any]]:
+    """Return the status of an error, and the body of its response in OpenAI's form."""
+    status, kind, code = 400, "invalid_request_error", None
+    for known, *how in _STATUSES:
+        if isinstance(error, known):
+            status, kind, code = how  # type: ignore[assignment]
+            break
+    param = error.field if isinstance(error, InvalidConfigError) else None
+    return status, {"error": {"message": str(error), "type": kind, "param": param, "code": code}}

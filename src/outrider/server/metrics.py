@@ -1,0 +1,160 @@
+"""What happened, as Prometheus reads it: vLLM's names under our prefix, and its own if asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from .replies import Reply
+from .service import Service
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
+
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": _SECONDS,
+    "inter_token_latency_seconds": _SECONDS,
+    "request_time_per_output_token_seconds": _SECONDS,
+    "e2e_request_latency_seconds": _SECONDS,
+    "request_queue_time_seconds": _SECONDS,
+    "request_prefill_time_seconds": _SECONDS,
+    "request_decode_time_seconds": _SECONDS,
+    "request_prompt_tokens": _TOKENS,
+    "request_generation_tokens": _TOKENS,
+}
+
+
+class Metrics:
+    """Counts what requests did, and reads the decoder's own figures when asked.
+
+    Args:
+        service: whose requests are counted.
+        model: the name of its model, a label of every figure.
+        vllm_names: whether everything is also shown under the prefix `vllm:`.
+    """
+
+    media_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, service: Service, model: str, *, vllm_names: bool = False) -> None:
+        self._registry = CollectorRegistry()
+        self._model = model
+        prefixes = ("outrider:", "vllm:") if vllm_names else ("outrider:",)
+        self._histograms = {
+            name: [self._histogram(prefix + name, buckets) for prefix in prefixes]
+            for name, buckets in _HISTOGRAMS.items()
+        }
+        self._counters = {
+            name: [self._counter(prefix + name, label) for prefix in prefixes]
+            for name, label in (
+                ("prompt_tokens", None),
+                ("generation_tokens", None),
+                ("request_success", "finished_reason"),
+                ("request_refused", "status"),
+            )
+        }
+        for prefix in prefixes:
+            self._registry.register(_Speculation(service, model, prefix))
+
+    def ended(self, reply: Reply, outcome: str | None = None) -> None:
+        """Count a request that has ended.
+
+        Args:
+            reply: its answer.
+            outcome: "cancelled" or "error" where it did not end by itself.
+        """
+        job = reply.job
+        if job is None:
+            return
+        usage = reply.usage()
+        emitted = usage["completion_tokens"]
+        self._count("prompt_tokens", usage["prompt_tokens"])
+        self._count("generation_tokens", emitted)
+        reasons = [event.finish_reason for event in reply.events if event.finish_reason]
+        for reason in [outcome] if outcome else reasons:
+            self._count("request_success", 1, str(reason))
+        if not job.first or not job.ended:
+            return
+        decoding = job.ended - job.first
+        for name, value in {
+            "time_to_first_token_seconds": job.first - job.submitted,
+            "e2e_request_latency_seconds": job.ended - job.submitted,
+            "request_queue_time_seconds": job.started - job.submitted,
+            "request_prefill_time_seconds": job.first - job.started,
+            "request_decode_time_seconds": decoding,
+            "request_time_per_output_token_seconds": decoding / max(1, emitted - 1),
+            "request_prompt_tokens": usage["prompt_tokens"],
+            "request_generation_tokens": emitted,
+        }.items():
+            self._observe(name, value)
+        for each in reply.rounds:
+            if each.emitted:
+                self._observe("inter_token_latency_seconds", each.seconds / each.emitted)
+
+    def refused(self, status: str) -> None:
+        """Count a request that was refused with a status."""
+        self._count("request_refused", 1, status)
+
+    def text(self) -> bytes:
+        """Write all figures in Prometheus's format."""
+        return generate_latest(self._registry)
+
+    def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, name, ["model_name"], buckets=buckets, registry=self._registry)
+
+    def _counter(self, name: str, label: str | None) -> Counter:
+        labels = ["model_name", *([label] if label else [])]
+        return Counter(name, name, labels, registry=self._registry)
+
+    def _observe(self, name: str, value: float) -> None:
+        for histogram in self._histograms[name]:
+            histogram.labels(self._model).observe(value)
+
+    def _count(self, name: str, value: float, *labels: str) -> None:
+        for counter in self._counters[name]:
+            counter.labels(self._model, *labels).inc(value)
+
+
+class _Speculation(Collector):
+    """The decoder's own figures, read when they are asked for."""
+
+    def __init__(self, service: Service, model: str, prefix: str) -> None:
+        self._service = service
+        self._model = model
+        self._prefix = prefix
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield counters and gauges."""
+        service = self._service
+        found = service.decoder.metrics
+        for name, value in (
+            ("spec_decode_num_drafts", found.draft_rounds),
+            ("spec_decode_num_draft_tokens", found.drafted),
+            ("spec_decode_num_accepted_tokens", found.accepted),
+        ):
+            counter = CounterMetricFamily(self._prefix + name, name, labels=["model_name"])
+            counter.add_metric([self._model], value)
+            yield counter
+        name = "spec_decode_num_accepted_tokens_per_pos"
+        counter = CounterMetricFamily(self._prefix + name, name, labels=["model_name", "position"])
+        for position, value in enumerate(found.accepted_at):
+            counter.add_metric([self._model, str(position)], value)
+        yield counter
+        slots = service.decoder.max_sequences
+        used = service.running / slots if slots else 0.0
+        for name, gauged in (
+            ("num_requests_running", service.running),
+            ("num_requests_waiting", service.waiting),
+            ("kv_cache_usage_perc", used),
+        ):
+            gauge = GaugeMetricFamily(self._prefix + name, name, labels=["model_name"])
+            gauge.add_metric([self._model], gauged)
+            yield gauge

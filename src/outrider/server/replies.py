@@ -1,0 +1,259 @@
+"""Answers as OpenAI writes them: whole ones, and chunks of those that are streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..engine.detokenize import REPLACEMENT
+from ..engine.metrics import SpeculationMetrics
+from ..engine.outputs import StreamEvent
+from .schema import ChatBody, Common
+from .service import Job, RowRound, Update
+
+
+@dataclass
+class Reply:
+    """An answer that grows round by round.
+
+    Args:
+        body: what was asked.
+        name: the answer's id.
+        model: the name that the server gives its model.
+        created: seconds since the epoch.
+        fingerprint: of the server and its settings.
+        tokenizer: of the model.
+        figures: which figures about speculation it carries.
+        n: choices of each prompt.
+        deepest: the most tokens that a round drafts in a row.
+    """
+
+    body: Common
+    name: str
+    model: str
+    created: int
+    fingerprint: str
+    tokenizer: Any
+    figures: str
+    n: int
+    deepest: int
+    job: Job | None = None
+    events: list[StreamEvent] = field(default_factory=list)
+    rounds: list[RowRound] = field(default_factory=list)
+    _started: set[int] = field(default_factory=set)
+
+    @property
+    def chats(self) -> bool:
+        """Whether it answers a conversation."""
+        return isinstance(self.body, ChatBody)
+
+    def add(self, update: Update) -> None:
+        """Note what a round brought."""
+        self.events += update.events
+        self.rounds += update.rounds
+
+    def whole(self) -> dict[str, Any]:
+        """Return the answer of a request that has ended."""
+        assert self.job is not None
+        by_choice: list[list[StreamEvent]] = [[] for _ in self.job.states]
+        for event in self.events:
+            by_choice[self._index(event)].append(event)
+        choices = [self._choice(index, events) for index, events in enumerate(by_choice)]
+        kind = "chat.completion" if self.chats else "text_completion"
+        return {**self._head(kind), "choices": choices, "usage": self.usage(), **self._metrics()}
+
+    def chunks(self, update: Update) -> list[dict[str, Any]]:
+        """Return what is streamed of a round: one chunk for each choice that has something new."""
+        found: list[dict[str, Any]] = []
+        for index in dict.fromkeys(self._index(event) for event in update.events):
+            events = [event for event in update.events if self._index(event) == index]
+            rounds = [each for each in update.rounds if each.choice == index]
+            if self.chats and index not in self._started:
+                self._started.add(index)
+                found.append(self._chunk(self._delta(index, {"role": "assistant", "content": ""})))
+            text = "".join(event.text or "" for event in events)
+            reason = events[-1].finish_reason
+            if text or reason or self.body.top is not None or self.figures == "detailed":
+                delta = self._delta(index, {"content": text} if self.chats else text)
+                chunk = self._chunk(delta | {"logprobs": self._logprobs(events)})
+                if self.figures == "detailed":
+                    chunk["speculation"] = _spoken(events, rounds)
+                found.append(chunk)
+            if reason:
+                last = self._delta(index, {} if self.chats else "", reason)
+                if self.chats:
+                    found.append(self._chunk(last))
+                else:
+                    found[-1]["choices"][0]["finish_reason"] = reason
+        return found
+
+    def closing(self) -> dict[str, Any] | None:
+        """Return the chunk with the usage and the figures that ends a stream, if one was asked."""
+        figures = self._metrics()
+        if not self.body.streams_usage and not figures:
+            return None
+        usage = {"usage": self.usage()} if self.body.streams_usage else {}
+        kind = "chat.completion.chunk" if self.chats else "text_completion"
+        return {**self._head(kind), "choices": [], **usage, **figures}
+
+    def usage(self) -> dict[str, Any]:
+        """Count tokens."""
+        assert self.job is not None
+        first = [state for state in self.job.states if state.choice == 0]
+        prompt = sum(state.prompt_length for state in first)
+        emitted = len(self.events)
+        predicted = [each for each in self.rounds if each.source == "prediction"]
+        accepted = sum(each.accepted for each in predicted)
+        rejected = sum(each.drafted for each in predicted) - accepted
+        asked = self.body.prediction is not None
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": emitted,
+            "total_tokens": prompt + emitted,
+            "prompt_tokens_details": {"cached_tokens": min(prompt, self.job.cached)},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": accepted if asked else 0,
+                "rejected_prediction_tokens": rejected if asked else 0,
+            },
+        }
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.name,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        kind = "chat.completion.chunk" if self.chats else "text_completion"
+        return {**self._head(kind), "choices": [choice]}
+
+    def _delta(self, index: int, content: Any, reason: str | None = None) -> dict[str, Any]:
+        name = "delta" if self.chats else "text"
+        return {"index": index, name: content, "logprobs": None, "finish_reason": reason}
+
+    def _index(self, event: StreamEvent) -> int:
+        return event.request * self.n + event.choice
+
+    def _choice(self, index: int, events: Sequence[StreamEvent]) -> dict[str, Any]:
+        text = "".join(event.text or "" for event in events)
+        reason = events[-1].finish_reason
+        said = {"message": {"role": "assistant", "content": text, "refusal": None}}
+        return {
+            "index": index,
+            **(said if self.chats else {"text": text}),
+            "logprobs": self._logprobs(events),
+            "finish_reason": reason,
+        }
+
+    def _logprobs(self, events: Sequence[StreamEvent]) -> dict[str, Any] | None:
+        """Return log-probabilities in the form of the route, None if none were asked for."""
+        reported = [event for event in events if event.logprob is not None]
+        if not reported:
+            return None
+        if self.chats:
+            content = [
+                self._entry(event.token_id, event.logprob)
+                | {"top_logprobs": [self._entry(*pair) for pair in event.top_logprobs or ()]}
+                for event in reported
+            ]
+            return {"content": content, "refusal": None}
+        return {
+            "tokens": [self._spelled(event.token_id) for event in reported],
+            "token_logprobs": [event.logprob for event in reported],
+            "top_logprobs": [
+                {self._spelled(token): value for token, value in event.top_logprobs or ()}
+                for event in reported
+            ],
+            "text_offset": self._offsets(events),
+        }
+
+    def _offsets(self, events: Sequence[StreamEvent]) -> list[int]:
+        """Return where in its choice's text each token begins."""
+        index, place, found = self._index(events[0]), 0, []
+        before = (e for e in self.events if self._index(e) == index)
+        for event in before:
+            if event.position >= events[0].position:
+                break
+            place += len(event.text or "")
+        for event in events:
+            found.append(place)
+            place += len(event.text or "")
+        return found
+
+    def _entry(self, token_id: int, logprob: float | None) -> dict[str, Any]:
+        token = self._spelled(token_id)
+        # The bytes of half a character are not known here.
+        data = None if REPLACEMENT in token else list(token.encode())
+        return {"token": token, "logprob": logprob, "bytes": data}
+
+    def _spelled(self, token_id: int) -> str:
+        text: str = self.tokenizer.decode([token_id])
+        return text
+
+    def _metrics(self) -> dict[str, Any]:
+        """Return the figures about speculation, as vLLM names them; nothing if none were asked."""
+        if self.figures == "none" or self.job is None:
+            return {}
+        speculation = [self._speculation(index) for index in range(len(self.job.states))]
+        return {"metrics": {**_times(self.job, len(self.events)), **_first(speculation)}}
+
+    def _speculation(self, index: int) -> dict[str, Any]:
+        assert self.job is not None
+        own = [each for each in self.rounds if each.choice == index]
+        found = _figures(self.job.metrics(index), own, self.deepest)
+        if self.figures == "detailed":
+            found["per_step_accepted"] = [each.accepted for each in own]
+            found["per_step_drafted"] = [each.drafted for each in own]
+        return found
+
+
+def _figures(
+    metrics: SpeculationMetrics, rounds: Sequence[RowRound], deepest: int
+) -> dict[str, Any]:
+    histogram = [0] * (deepest + 1)
+    for each in rounds:
+        histogram[min(each.accepted, deepest)] += 1
+    return {
+        "mean_acceptance_length": metrics.emitted / max(1, metrics.rounds),
+        "draft_acceptance_rate": metrics.acceptance_rate or 0.0,
+        "acceptance_histogram": histogram,
+        "num_spec_steps": metrics.rounds,
+        "num_accepted_draft_tokens": metrics.accepted,
+        "num_draft_tokens": metrics.drafted,
+        "num_spec_tokens": deepest,
+        "per_position": list(metrics.per_position),
+    }
+
+
+def _first(figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Put one choice's figures where vLLM's clients look, and those of several beside them."""
+    several = {"speculative_decoding_choices": list(figures)} if len(figures) > 1 else {}
+    return {"speculative_decoding": figures[0], **several}
+
+
+def _times(job: Job, emitted: int) -> dict[str, float]:
+    generated = job.ended - job.first
+    return {
+        "time_to_first_token_ms": 1e3 * (job.first - job.submitted),
+        "generation_time_ms": 1e3 * (job.ended - job.started),
+        "queue_time_ms": 1e3 * (job.started - job.submitted),
+        "mean_itl_ms": 1e3 * generated / max(1, emitted - 1),
+        "tokens_per_second": emitted / max(1e-9, job.ended - job.started),
+    }
+
+
+def _spoken(events: Iterable[StreamEvent], rounds: Sequence[RowRound]) -> dict[str, Any]:
+    """Return what a page shows of one round: where each token came from."""
+    each = rounds[0]
+    return {
+        "tokens": [{"text": event.text or "", "origin": event.origin} for event in events],
+        "drafted": each.drafted,
+        "accepted": each.accepted,
+        "depth": each.depth,
+        "source": each.source,
+        "round_ms": 1e3 * each.seconds,
+    }

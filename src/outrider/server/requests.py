@@ -1,0 +1,203 @@
+"""From a body to an answer: read it, submit it, and wait for it or stream it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from .. import __version__
+from ..engine.decoder import SpeculativeDecoder
+from ..errors import ContextLengthError, InvalidConfigError
+from ..types.records import SequenceState
+from .failures import UnknownModelError
+from .replies import Reply
+from .schema import (
+    COMPLETION_TOKENS,
+    ChatBody,
+    Common,
+    CompletionBody,
+    Speculation,
+    read_body,
+    sampling_params,
+)
+from .service import Service, Update
+
+ROUTES: dict[str, type[Common]] = {
+    "/v1/completions": CompletionBody,
+    "/v1/chat/completions": ChatBody,
+}
+"""What each route takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a server answers.
+
+    Attributes:
+        model: the name of the model that it serves.
+        aliases: other names of it.
+        fingerprint: of the server and its settings.
+        most_choices: the largest n, and the most prompts of a request together.
+        figures: about speculation, where a request does not say.
+    """
+
+    model: str
+    aliases: frozenset[str]
+    fingerprint: str
+    most_choices: int = 128
+    figures: Speculation = "none"
+
+
+class Requests:
+    """Answers bodies with a service.
+
+    Args:
+        service: decodes.
+        terms: how it answers.
+    """
+
+    def __init__(self, service: Service, terms: Terms) -> None:
+        self.service = service
+        self.terms = terms
+        # Tokenizing and building grammars takes time that the event loop does not have.
+        self._parsing = ThreadPoolExecutor(4, thread_name_prefix="outrider parsing")
+
+    async def prepare(self, route: str, data: bytes) -> tuple[Reply, list[list[SequenceState]]]:
+        """Read and check a body.
+
+        Args:
+            route: one of `ROUTES`.
+            data: the body's JSON.
+
+        Returns:
+            The answer, still empty, and the starting states of each prompt's choices.
+
+        Raises:
+            OutriderError: it is refused.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._parsing, self._prepared, route, data)
+
+    async def updates(
+        self, reply: Reply, groups: list[list[SequenceState]]
+    ) -> AsyncGenerator[Update]:
+        """Submit a request, and yield what becomes of it; cancelled where this is closed.
+
+        Raises:
+            OutriderError: it is not taken, or fails.
+        """
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue[Update]()
+
+        def receive(update: Update) -> None:
+            loop.call_soon_threadsafe(queue.put_nowait, update)
+
+        job = reply.job = self.service.submit(groups, receive)
+        try:
+            while True:
+                update = await queue.get()
+                if update.error is not None:
+                    raise update.error
+                reply.add(update)
+                yield update
+                if update.done:
+                    return
+        finally:
+            self.service.cancel(job)
+
+    async def answer(self, route: str, data: bytes) -> dict[str, Any]:
+        """Answer a body whole.
+
+        Raises:
+            OutriderError: it is refused, or fails.
+        """
+        reply, groups = await self.prepare(route, data)
+        async for _ in self.updates(reply, groups):
+            pass
+        return reply.whole()
+
+    def close(self) -> None:
+        """Let no more bodies be read."""
+        self._parsing.shutdown(wait=False, cancel_futures=True)
+
+    def _prepared(self, route: str, data: bytes) -> tuple[Reply, list[list[SequenceState]]]:
+        body = read_body(ROUTES[route], data)
+        terms, n = self.terms, body.n or 1
+        if body.model is not None and body.model not in terms.aliases | {terms.model}:
+            raise UnknownModelError("model", body.model, terms.model)
+        prompts = self._prompts(body)
+        if not 1 <= n * len(prompts) <= terms.most_choices:
+            name, value = ("n", n) if len(prompts) == 1 else ("prompt", f"{len(prompts)} prompts")
+            expected = f"1 to {terms.most_choices} choices in all"
+            raise InvalidConfigError(name, value, expected)
+        groups = [self._states(body, prompt) for prompt in prompts]
+        chat = isinstance(body, ChatBody)
+        reply = Reply(
+            body=body,
+            name=f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
+            model=terms.model,
+            created=int(time.time()),
+            fingerprint=terms.fingerprint,
+            tokenizer=self.service.decoder.tokenizer,
+            figures=body.speculation_metrics or terms.figures,
+            n=n,
+            deepest=self.service.decoder.config.deepest,
+        )
+        return reply, groups
+
+    def _states(self, body: Common, prompt: Any) -> list[SequenceState]:
+        """Start the choices of one prompt."""
+        decoder = self.service.decoder
+        ids = decoder.tokens_of(prompt)
+        room = COMPLETION_TOKENS
+        if isinstance(body, ChatBody):
+            room = (decoder.max_length or 2**20) - len(ids)
+            if room < 1:
+                raise ContextLengthError(
+                    f"the messages have {len(ids)} tokens, and the model's context is "
+                    f"{decoder.max_length}; shorten them"
+                )
+        states = self.service.parse(ids, sampling_params(body, room))
+        if body.speculative is False:
+            states = [replace(state, drafting=False) for state in states]
+        return states
+
+    def _prompts(self, body: Common) -> list[Any]:
+        """Return the prompts of a body, each a text or token ids."""
+        if isinstance(body, CompletionBody):
+            return body.prompts
+        assert isinstance(body, ChatBody)
+        return [self._chat(body)]
+
+    def _chat(self, body: ChatBody) -> list[int]:
+        """Write a conversation by the model's template."""
+        tokenizer: Any = self.service.decoder.tokenizer
+        if getattr(tokenizer, "chat_template", None) is None:
+            expected = "a model with a chat template; send the text to /v1/completions"
+            raise InvalidConfigError("messages", f"{len(body.messages)} messages", expected)
+        try:
+            text = tokenizer.apply_chat_template(
+                [message.plain() for message in body.messages],
+                add_generation_prompt=True,
+                tokenize=False,
+                **(body.chat_template_kwargs or {}),
+            )
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            given, expected = f"{len(body.messages)} messages", f"what the template takes ({why})"
+            raise InvalidConfigError("messages", given, expected) from error
+        return list(self.service.decoder.tokens_of(text))
+
+
+def fingerprint_of(decoder: SpeculativeDecoder) -> str:
+    """Name the server, its version and its settings of speculation."""
+    settings = json.dumps(asdict(decoder.config), sort_keys=True, default=str)
+    drafter = type(decoder.drafter).__name__
+    digest = hashlib.sha256(f"{settings}{drafter}".encode()).hexdigest()[:8]
+    return f"outrider-{__version__}-{digest}"

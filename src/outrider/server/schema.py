@@ -1,0 +1,302 @@
+"""What clients may ask for: bodies as OpenAI and vLLM name their fields, read into our records."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import ValidationError as PydanticError
+
+from ..config.params import SamplingParams
+from ..config.structured import StructuredOutput
+from ..errors import InvalidConfigError
+
+_LOG = logging.getLogger(__name__)
+
+Speculation = Literal["none", "summary", "detailed"]
+"""Which figures about speculation a response carries."""
+
+Number = StrictInt | StrictFloat
+Body = TypeVar("Body", bound="Common")
+_MOST_STOPS = 4
+COMPLETION_TOKENS = 16
+"""What /v1/completions emits at most where nothing is said, as OpenAI has it."""
+
+
+class _Part(BaseModel):
+    type: Literal["text"]
+    text: StrictStr
+
+
+class Message(BaseModel):
+    """One message of a conversation; parts of its content are joined."""
+
+    model_config = ConfigDict(extra="allow")
+    role: StrictStr
+    content: StrictStr | list[_Part] | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as chat templates take it."""
+        return {**self.model_dump(exclude_none=True), "content": _joined(self.content)}
+
+
+class _StreamOptions(BaseModel):
+    include_usage: StrictBool = False
+
+
+class _Prediction(BaseModel):
+    type: Literal["content"]
+    content: StrictStr | list[_Part]
+
+
+class _JsonSchema(BaseModel):
+    name: StrictStr = "schema"
+    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
+    strict: StrictBool | None = None
+
+
+class _ResponseFormat(BaseModel):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: _JsonSchema | None = None
+
+
+class _Structured(BaseModel):
+    json_: dict[str, Any] | StrictStr | None = Field(default=None, alias="json")
+    regex: StrictStr | None = None
+    choice: list[StrictStr] | None = None
+    grammar: StrictStr | None = None
+    json_object: StrictBool | None = None
+
+
+class Common(BaseModel):
+    """The fields that both kinds of requests have."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: StrictStr | None = None
+    max_tokens: StrictInt | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: StrictInt | None = None
+    min_p: Number | None = None
+    n: StrictInt | None = None
+    seed: StrictInt | None = None
+    stop: StrictStr | list[StrictStr] | None = None
+    stop_token_ids: list[StrictInt] | None = None
+    ignore_eos: StrictBool | None = None
+    min_tokens: StrictInt | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    repetition_penalty: Number | None = None
+    logit_bias: dict[StrictStr, Number] | None = None
+    stream: StrictBool | None = None
+    stream_options: _StreamOptions | None = None
+    prediction: _Prediction | None = None
+    response_format: _ResponseFormat | None = None
+    guided_json: dict[str, Any] | StrictStr | None = None
+    guided_regex: StrictStr | None = None
+    guided_choice: list[StrictStr] | None = None
+    guided_grammar: StrictStr | None = None
+    structured_outputs: _Structured | None = None
+    speculation_metrics: Speculation | None = None
+    speculative: StrictBool | None = None
+    user: Any = None
+    metadata: Any = None
+
+    @property
+    def top(self) -> int | None:
+        """How many likeliest tokens are reported; None for no log-probabilities."""
+        return None
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer is streamed."""
+        return bool(self.stream)
+
+    @property
+    def streams_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionBody(Common):
+    """A body of /v1/completions."""
+
+    prompt: StrictStr | list[StrictStr] | list[StrictInt] | list[list[StrictInt]]
+    logprobs: Annotated[StrictInt, Field(ge=0, le=5)] | None = None
+    echo: StrictBool | None = None
+    suffix: StrictStr | None = None
+    best_of: StrictInt | None = None
+
+    @property
+    def prompts(self) -> list[Any]:
+        """The prompts, each a text or token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return list(self.prompt)
+
+    @property
+    def top(self) -> int | None:
+        """How many likeliest tokens are reported; None for no log-probabilities."""
+        return self.logprobs
+
+
+class ChatBody(Common):
+    """A body of /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: StrictInt | None = None
+    logprobs: StrictBool | None = None
+    top_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Any = None
+    functions: Any = None
+
+    @property
+    def top(self) -> int | None:
+        """How many likeliest tokens are reported; None for no log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+_REFUSED = {
+    "echo": "false: prompts are not repeated",
+    "suffix": "none: text is continued, not filled in",
+    "tools": "none: tools are not called",
+    "functions": "none: tools are not called",
+}
+"""Fields that are known and not served, with what is expected of them."""
+
+
+def read_body(kind: type[Body], data: bytes) -> Body:
+    """Read the JSON of a body.
+
+    Raises:
+        InvalidConfigError: it is no JSON object, or a field has a value that is not allowed.
+    """
+    try:
+        given = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        why = "too deeply nested" if isinstance(error, RecursionError) else str(error)
+        raise InvalidConfigError("body", _start(data), f"a JSON object ({why})") from None
+    if not isinstance(given, dict):
+        raise InvalidConfigError("body", given, "a JSON object")
+    try:
+        body = kind.model_validate(given)
+    except PydanticError as error:
+        first = error.errors(include_url=False)[0]
+        field, place = str(first["loc"][0]), ".".join(map(str, first["loc"]))
+        raise InvalidConfigError(
+            field, first["input"], f"{_expected(first)} (at {place})"
+        ) from None
+    _check_served(body)
+    unknown = sorted(body.model_extra or ())
+    if unknown:
+        _LOG.info("fields that are not known are ignored: %s", ", ".join(unknown)[:200])
+    return body
+
+
+def _check_served(body: Common) -> None:
+    """Refuse what is known and not served."""
+    for name, expected in _REFUSED.items():
+        value = getattr(body, name, None)
+        if value:
+            raise InvalidConfigError(name, value, expected)
+    best_of = getattr(body, "best_of", None)
+    if best_of is not None and best_of != (body.n or 1):
+        raise InvalidConfigError("best_of", best_of, "n, or none: nothing is ranked")
+
+
+def sampling_params(body: Common, max_tokens: int) -> SamplingParams:
+    """Make the parameters that a body asks for.
+
+    Args:
+        body: of a request.
+        max_tokens: where the body does not say.
+
+    Raises:
+        InvalidConfigError: a value is not allowed.
+    """
+    asked = getattr(body, "max_completion_tokens", None)
+    given: dict[str, Any] = {
+        name: value for name in _AS_THEY_ARE if (value := getattr(body, name)) is not None
+    }
+    if isinstance(body.stop, list) and len(body.stop) > _MOST_STOPS:
+        raise InvalidConfigError("stop", body.stop, f"at most {_MOST_STOPS} strings")
+    if body.stop is not None:
+        given["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+    if body.logit_bias is not None:
+        given["logit_bias"] = _biases(body.logit_bias)
+    if body.prediction is not None:
+        given["prediction"] = _joined(body.prediction.content)
+    limit = body.max_tokens if asked is None else asked
+    return SamplingParams(
+        **given,
+        max_tokens=max_tokens if limit is None else limit,
+        structured_output=_form(body),
+        logprobs=body.top,
+    )
+
+
+_AS_THEY_ARE = (
+    *("temperature", "top_p", "top_k", "min_p", "n", "seed", "ignore_eos", "min_tokens"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "stop_token_ids"),
+)
+
+
+def _form(body: Common) -> StructuredOutput | None:
+    """Find the form that a body asks for, under any of its names."""
+    found: dict[str, StructuredOutput] = {}
+    asked = body.response_format
+    if asked is not None and asked.type == "json_object":
+        found["response_format"] = StructuredOutput(json_schema={"type": "object"})
+    if asked is not None and asked.type == "json_schema":
+        if asked.json_schema is None:
+            expected = "one with json_schema: {name, schema}"
+            raise InvalidConfigError("response_format", asked.model_dump(), expected)
+        found["response_format"] = StructuredOutput(json_schema=asked.json_schema.schema_)
+    guided = {
+        "json_schema": body.guided_json,
+        "regex": body.guided_regex,
+        "choice": None if body.guided_choice is None else tuple(body.guided_choice),
+        "grammar": body.guided_grammar,
+    }
+    if any(value is not None for value in guided.values()):
+        found["guided_*"] = StructuredOutput(**guided)  # type: ignore[arg-type]
+    if body.structured_outputs is not None:
+        own = body.structured_outputs
+        schema = {"type": "object"} if own.json_object else own.json_
+        choice = None if own.choice is None else tuple(own.choice)
+        found["structured_outputs"] = StructuredOutput(
+            json_schema=schema, regex=own.regex, choice=choice, grammar=own.grammar
+        )
+    if len(found) > 1:
+        raise InvalidConfigError("response_format", list(found), "one of these fields")
+    return next(iter(found.values()), None)
+
+
+def _biases(given: dict[str, Number]) -> dict[int, float]:
+    try:
+        return {int(token): float(value) for token, value in given.items()}
+    except ValueError:
+        expected = "an object of token ids and numbers in [-100, 100]"
+        raise InvalidConfigError("logit_bias", given, expected) from None
+
+
+def _joined(content: str | list[_Part] | None) -> str:
+    if isinstance(content, list):
+        return "".join(part.text for part in content)
+    return content or ""
+
+
+def _expected(error: Any) -> str:
+    """What pydantic says of a field, as a part of a sentence."""
+    said: str = error["msg"]
+    return f"{said[0].lower()}{said[1:]}"
+
+
+def _start(data: bytes) -> str:
+    return data[:40].decode(errors="replace")

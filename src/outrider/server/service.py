@@ -1,0 +1,316 @@
+"""A decoder on a thread of its own, for any number of clients: submit, receive, cancel.
+
+The thread owns the scheduler. Other threads hand it commands through a queue. What a request emits
+is handed on round by round, to a function of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Thread
+from time import monotonic
+from typing import Any
+
+from ..config.params import SamplingParams
+from ..engine.batch import StepResult
+from ..engine.decoder import SpeculativeDecoder
+from ..engine.metrics import SpeculationMetrics, Tally
+from ..engine.outputs import StreamEvent
+from ..engine.scheduler import Scheduler
+from ..engine.streaming import Streams
+from ..errors import OutriderError
+from ..types.records import SequenceState
+from .failures import ClosingError, DeadlineError, EngineError, QueueFullError
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RowRound:
+    """What one round did for one choice.
+
+    Attributes:
+        choice: its index in the request.
+        drafted, accepted, emitted: tokens.
+        depth: how many of the drafted ones lie in a row.
+        source: the drafter that they came from.
+        seconds: of the round, which others may have shared.
+    """
+
+    choice: int
+    drafted: int
+    accepted: int
+    emitted: int
+    depth: int
+    source: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What became of a request in one round.
+
+    Attributes:
+        events: the tokens that its choices emitted.
+        rounds: of each choice that took part.
+        done: whether nothing follows.
+        error: why it was ended before it had ended by itself.
+    """
+
+    events: tuple[StreamEvent, ...] = ()
+    rounds: tuple[RowRound, ...] = ()
+    done: bool = False
+    error: OutriderError | None = None
+
+
+class Job:
+    """A request that is decoded: its prompts, each with its choices.
+
+    Args:
+        groups: the starting states of each prompt's choices.
+        receive: called with each update, on the service's thread; it must not block.
+        streams: make events of rounds.
+        deadline: when it is ended, in seconds of the monotonic clock.
+        lossy: whether its figures are labelled so.
+
+    Attributes:
+        submitted, started, first, ended: likewise, 0 before.
+        cached: tokens of its prompts that were found computed.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Sequence[SequenceState]],
+        receive: Callable[[Update], None],
+        streams: Streams,
+        deadline: float,
+        *,
+        lossy: bool,
+    ) -> None:
+        self.states = [state for group in groups for state in group]
+        self.indices = {state.prefix.sequence_id: index for index, state in enumerate(self.states)}
+        self.left = set(self.indices)
+        self.receive = receive
+        self.streams = streams
+        self.deadline = deadline
+        self.submitted = monotonic()
+        self.started = self.first = self.ended = 0.0
+        self.cached = 0
+        self._tallies = [Tally(lossy=lossy) for _ in self.states]
+
+    def metrics(self, choice: int) -> SpeculationMetrics:
+        """Return the figures of one choice."""
+        return self._tallies[choice].metrics()
+
+    def advance(self, step: StepResult, rows: Sequence[int], now: float) -> Update:
+        """Note a round, and return what it did for this request.
+
+        Args:
+            step: the round.
+            rows: of this request.
+            now: when it ended.
+        """
+        record, rounds = step.record, []
+        events: list[StreamEvent] = []
+        self.started = self.started or now - record.total_s
+        self.first = self.first or now
+        for row in rows:
+            state = step.batch.states[row]
+            index = self.indices[state.prefix.sequence_id]
+            self._tallies[index].add(record, row)
+            self.cached += record.cached[row] if state.choice == 0 else 0
+            rounds.append(
+                RowRound(
+                    index,
+                    record.drafted[row],
+                    record.accepted[row],
+                    record.emitted[row],
+                    record.depth[row],
+                    record.sources[row],
+                    record.total_s,
+                )
+            )
+            events += self.streams.of_row(step, row)
+            if state.finish_reason is not None:
+                self.left.discard(state.prefix.sequence_id)
+        return Update(tuple(events), tuple(rounds), done=not self.left)
+
+
+class Service:
+    """Decodes the requests of many clients together, on a thread of its own.
+
+    Args:
+        decoder: stepped by the thread alone, from now on.
+        max_waiting: how many sequences may wait for room.
+        timeout_s: how long a request may take, waiting included.
+        read_chunk: longer prompts are read in parts of so many tokens, between rounds.
+
+    Attributes:
+        decoder: the decoder.
+        closing: whether no more requests are taken.
+    """
+
+    def __init__(
+        self,
+        decoder: SpeculativeDecoder,
+        *,
+        max_waiting: int = 128,
+        timeout_s: float = 600.0,
+        read_chunk: int = 512,
+    ) -> None:
+        self.decoder = decoder
+        self.closing = False
+        self._max_waiting = max_waiting
+        self._timeout_s = timeout_s
+        self._ends_at = float("inf")
+        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._jobs: dict[int, Job] = {}
+        self._open: set[int] = set()
+        self._scheduler = Scheduler(decoder, name="the server", read_chunk=read_chunk)
+        self._thread = Thread(target=self._run, name="outrider engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> int:
+        """The number of sequences in the last round."""
+        return len(self._scheduler.running)
+
+    @property
+    def waiting(self) -> int:
+        """The number of sequences that wait for room, or for their first round."""
+        return max(0, len(self._open) - self.running)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def parse(self, prompt: Any, params: SamplingParams) -> list[SequenceState]:
+        """Check a request, on the caller's thread; see `SpeculativeDecoder.start`."""
+        return self.decoder.start(prompt, params)
+
+    def submit(
+        self, groups: Sequence[Sequence[SequenceState]], receive: Callable[[Update], None]
+    ) -> Job:
+        """Queue a request.
+
+        Args:
+            groups: the starting states of each prompt's choices.
+            receive: called with each update, on the service's thread; it must not block.
+
+        Raises:
+            QueueFullError: too many sequences wait.
+            ClosingError: the service closes.
+        """
+        if self.closing or not self.alive:
+            raise ClosingError("the server is about to end; send the request to another one")
+        streams = Streams(groups, self.decoder.tokenizer)
+        lossy = self.decoder.verifier.lossy and self.decoder.drafter is not None
+        deadline = monotonic() + self._timeout_s
+        job = Job(groups, receive, streams, deadline, lossy=lossy)
+        room = self._max_waiting + (self.decoder.max_sequences or 0)
+        if self._open and len(self._open) + len(job.left) > room:
+            raise QueueFullError(
+                f"{len(self._open)} sequences run or wait and {room} may; try again later"
+            )
+        self._open.update(job.left)
+        self._commands.put(partial(self._start, job))
+        return job
+
+    def cancel(self, job: Job) -> None:
+        """End a request whose client has gone; nothing more is received of it."""
+        if job.left:
+            self._commands.put(partial(self._end, job, None))
+
+    def close(self, grace_s: float = 0.0) -> None:
+        """Take no more requests, and end once those that run have ended, or this has passed."""
+        self.closing = True
+        self._commands.put(partial(self._end_by, monotonic() + grace_s))
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        with self._scheduler:
+            while not (self.closing and (not self._jobs or monotonic() >= self._ends_at)):
+                self._obey(wait=not self._jobs)
+                if self._jobs:
+                    self._advance()
+            for job in self._open_jobs():
+                self._end(job, ClosingError("the server ended before this request did"))
+
+    def _obey(self, *, wait: bool) -> None:
+        """Carry out the commands that have come; with `wait`, wait for one."""
+        try:
+            while True:
+                self._commands.get(block=wait)()
+                wait = False
+        except Empty:
+            pass
+
+    def _advance(self) -> None:
+        """Decode a round, and hand on what came of it."""
+        now = monotonic()
+        for job in self._open_jobs():
+            if now >= job.deadline:
+                self._end(job, DeadlineError(f"it took longer than {self._timeout_s:g} s"))
+        try:
+            step = self._scheduler.step()
+        except OutriderError as error:
+            self._fail(error)
+        except Exception as error:
+            _LOG.exception("a round failed")
+            self._fail(EngineError(f"{type(error).__name__} in a round; see the server's log"))
+        else:
+            if step is not None:
+                self._deliver(step, monotonic())
+
+    def _deliver(self, step: StepResult, now: float) -> None:
+        rows: dict[int, list[int]] = {}
+        for row, state in enumerate(step.batch.states):
+            rows.setdefault(id(self._jobs[state.prefix.sequence_id]), []).append(row)
+        for of_job in rows.values():
+            job = self._jobs[step.batch.sequence_ids[of_job[0]]]
+            update = job.advance(step, of_job, now)
+            self._open.difference_update(job.indices.keys() - job.left)
+            if update.done:
+                self._forget(job)
+            job.receive(update)
+
+    def _fail(self, error: OutriderError) -> None:
+        """End the request that an error names; all that the scheduler dropped if it names none."""
+        named = self._jobs.get(-1 if error.sequence_id is None else error.sequence_id)
+        for job in self._open_jobs() if named is None else [named]:
+            self._end(job, error)
+
+    def _start(self, job: Job) -> None:
+        self._jobs |= dict.fromkeys(job.left, job)
+        self._scheduler.submit(job.states)
+
+    def _end(self, job: Job, error: OutriderError | None) -> None:
+        """Take a request out of the rounds; the client hears of an error."""
+        if not job.left:
+            return
+        for sequence_id in job.left:
+            self._scheduler.cancel(sequence_id)
+        self._forget(job)
+        if error is not None:
+            job.receive(Update(done=True, error=error))
+
+    def _forget(self, job: Job) -> None:
+        job.ended = monotonic()
+        job.left.clear()
+        for sequence_id in job.indices:
+            self._jobs.pop(sequence_id, None)
+        self._open.difference_update(job.indices)
+
+    def _end_by(self, when: float) -> None:
+        self._ends_at = min(self._ends_at, when)
+
+    def _open_jobs(self) -> list[Job]:
+        return list({id(job): job for job in self._jobs.values()}.values())

@@ -1,0 +1,144 @@
+"""Run the server until it is told to end: SIGTERM lets running requests finish."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+import uvicorn
+
+from ..engine.decoder import SpeculativeDecoder
+from ..errors import ModelError
+from .app import Access, make_app
+from .metrics import Metrics
+from .requests import Requests, Terms, fingerprint_of
+from .schema import Speculation
+from .service import Service
+
+_LOG = logging.getLogger("outrider.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Where a server listens, for whom, and how much at once.
+
+    Attributes:
+        host, port: where it listens; port 0 takes a free one.
+        keys: one of them has to be sent, if there are any.
+        names: what the model is called; the first is its name.
+        max_waiting: how many sequences may wait for room.
+        read_chunk: longer prompts are read in parts of so many tokens, between rounds.
+        timeout_s: how long a request may take, waiting included.
+        grace_s: how long running requests have to end after SIGTERM.
+        longest_body: bytes of a body.
+        figures: about speculation, where a request does not say.
+        vllm_names: whether figures are also shown under vLLM's names.
+    """
+
+    host: str
+    port: int
+    keys: tuple[str, ...]
+    names: tuple[str, ...]
+    max_waiting: int
+    read_chunk: int
+    timeout_s: float
+    grace_s: float
+    longest_body: int
+    figures: Speculation
+    vllm_names: bool
+
+
+def run(decoder: SpeculativeDecoder, settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT; running requests then have time to end.
+
+    Raises:
+        ModelError: the address cannot be listened on.
+    """
+    listener = _listener(settings.host, settings.port)
+    with _logs():
+        service = Service(
+            decoder,
+            max_waiting=settings.max_waiting,
+            timeout_s=settings.timeout_s,
+            read_chunk=settings.read_chunk,
+        )
+        name, *others = settings.names
+        terms = Terms(name, frozenset(others), fingerprint_of(decoder), figures=settings.figures)
+        metrics = Metrics(service, name, vllm_names=settings.vllm_names)
+        access = Access(settings.keys, settings.longest_body)
+        app = make_app(Requests(service, terms), metrics, access)
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, timeout_graceful_shutdown=None, lifespan="on"
+        )
+        host, port = listener.getsockname()[:2]
+        _LOG.info("serving %s at http://%s:%d (page, /v1, /metrics)", name, host, port)
+        _Server(config, service, settings.grace_s).run([listener])
+        service.close()
+        service.join(settings.grace_s)
+
+
+class _Server(uvicorn.Server):
+    """A server whose running requests are let to end."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, grace_s: float) -> None:
+        super().__init__(config)
+        self._service = service
+        self._grace_s = grace_s
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Take no more requests; a second signal ends those that run."""
+        self._service.close(0.0 if self.should_exit else self._grace_s)
+        self.should_exit = True
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(kind, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ModelError(
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another --host or --port"
+        ) from error
+    listener.listen(2048)
+    return listener
+
+
+class _JsonLines(logging.Formatter):
+    """Writes each record as a line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "figures", {}),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+@contextmanager
+def _logs() -> Iterator[None]:
+    """Write the library's log to standard error, a line of JSON each."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines())
+    logger = logging.getLogger("outrider")
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)

@@ -1,0 +1,84 @@
+"""A server over a small random model, in the process or behind a port."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Thread
+from time import sleep
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from outrider import HybridDrafter, SpeculativeConfig, SpeculativeDecoder, TransformersModel
+from outrider.server.app import Access, make_app
+from outrider.server.metrics import Metrics
+from outrider.server.requests import Requests, Terms
+from outrider.server.service import Service
+
+from .alphabet import every_byte
+from .families import random_model
+
+TEMPLATE = "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}{% endfor %}a"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server's parts."""
+
+    app: FastAPI
+    service: Service
+    requests: Requests
+    decoder: SpeculativeDecoder
+
+
+def toy_decoder(*, drafter: Any = None, target: Any = None, **config: Any) -> SpeculativeDecoder:
+    """A decoder of a random model of bytes, with a draft model and look-ups."""
+    tokenizer = every_byte()
+    tokenizer.chat_template = TEMPLATE
+    own = TransformersModel(random_model("llama", 1, vocab_size=256), max_sequences=4)
+    return SpeculativeDecoder(
+        target or TransformersModel(random_model("llama", vocab_size=256), max_sequences=4),
+        HybridDrafter.usual(own) if drafter is None else drafter,
+        tokenizer=tokenizer,
+        config=SpeculativeConfig(**({"on_draft_error": "disable", "depth": "fixed"} | config)),
+    )
+
+
+@contextmanager
+def toy_server(
+    decoder: SpeculativeDecoder | None = None,
+    access: Access | None = None,
+    **service: Any,
+) -> Iterator[Server]:
+    """A server in this process; closed at the end."""
+    used = toy_decoder() if decoder is None else decoder
+    running = Service(used, **service)
+    requests = Requests(running, Terms("toy", frozenset({"alias"}), "test"))
+    app = make_app(requests, Metrics(running, "toy", vllm_names=True), access or Access())
+    try:
+        yield Server(app, running, requests, used)
+    finally:
+        running.close()
+        running.join(30)
+        requests.close()
+
+
+@contextmanager
+def listening(app: FastAPI) -> Iterator[str]:
+    """An app behind a port of this machine; gives its address."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    thread = Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    while not server.started:
+        sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        listener.close()

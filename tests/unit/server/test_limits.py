@@ -1,0 +1,252 @@
+"""What a server refuses, ends or gives up, and that everything else goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the server extra is not installed")
+
+from fastapi.testclient import TestClient
+
+from outrider import SamplingParams
+from outrider.drafters.base import DraftContext, Drafter, nothing_drafted
+from outrider.errors import DraftError, OutriderError
+from outrider.runtimes.transformers.model import TransformersModel
+from outrider.server.app import Access
+from outrider.server.failures import ClosingError, DeadlineError, QueueFullError
+from outrider.server.service import Service, Update
+from outrider.types.records import DraftPlan, DraftProposal, Prefix, TargetScores
+from tests.support.families import random_model
+from tests.support.server import toy_decoder, toy_server
+
+BODY = {"prompt": "abc", "max_tokens": 8, "temperature": 0}
+
+
+class Held(TransformersModel):
+    """A model whose forwards wait until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__(random_model("llama", vocab_size=256), max_sequences=1)
+        self.go = threading.Event()
+
+    def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
+        if hasattr(self, "go"):
+            self.go.wait()
+        return super().verify(prefixes, proposal)
+
+
+class Received:
+    """The updates of one request."""
+
+    def __init__(self) -> None:
+        self.updates: list[Update] = []
+        self.ended = threading.Event()
+
+    def __call__(self, update: Update) -> None:
+        self.updates.append(update)
+        if update.done:
+            self.ended.set()
+
+    @property
+    def error(self) -> OutriderError | None:
+        return self.updates[-1].error
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait until something holds, for a minute at most."""
+    end = monotonic() + 60
+    while not holds():
+        assert monotonic() < end
+        sleep(0.002)
+
+
+def test_keys_are_asked_of_all_but_the_page_and_health() -> None:
+    with toy_server(access=Access(keys=("one", "two"))) as server:
+        client = TestClient(server.app)
+        for key in ("", "Bearer", "Bearer three", "Basic one", "Bearer ones", "Bearer \u00e9"):
+            headers = {"Authorization": key.encode("latin-1")}
+            response = client.post("/v1/completions", json=BODY, headers=headers)
+            assert response.status_code == 401
+            assert response.json()["error"]["code"] == "invalid_api_key"
+        for path in ("/v1/models", "/v1/stats", "/metrics"):
+            assert client.get(path).status_code == 401
+        for key in ("one", "two"):
+            headers = {"Authorization": f"Bearer {key}"}
+            assert client.post("/v1/completions", json=BODY, headers=headers).status_code == 200
+        assert client.get("/health").text == "ok"
+        assert client.get("/").status_code == 200
+
+
+def test_a_body_that_is_too_long_is_refused() -> None:
+    with toy_server(access=Access(longest_body=1000)) as server:
+        client = TestClient(server.app)
+        response = client.post("/v1/completions", json={"prompt": "a" * 2000})
+        assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
+        assert client.post("/v1/completions", json=BODY).status_code == 200
+
+
+def test_a_full_queue_refuses_and_the_others_go_on() -> None:
+    model = Held()
+    service = Service(toy_decoder(target=model), max_waiting=2)
+    try:
+        states = [
+            service.parse("abc", SamplingParams(max_tokens=4, temperature=0)) for _ in range(5)
+        ]
+        received = [Received() for _ in states]
+        jobs = [service.submit([states[0]], received[0])]
+        until(lambda: service.running > 0)
+        jobs += [service.submit([states[i]], received[i]) for i in (1, 2)]
+        with pytest.raises(QueueFullError, match="3 sequences run or wait and 3 may"):
+            service.submit([states[3]], received[3])
+        service.cancel(jobs[1])
+        model.go.set()
+        assert received[0].ended.wait(60)
+        assert received[2].ended.wait(60)
+        assert not received[1].updates
+        assert service.submit([states[4]], received[4])
+        assert received[4].ended.wait(60)
+    finally:
+        model.go.set()
+        service.close()
+        service.join(60)
+    assert service.decoder.free_slots == 1
+
+
+def test_the_queues_error_says_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    with toy_server() as server:
+
+        def full(*_: Any) -> None:
+            raise QueueFullError("full")
+
+        monkeypatch.setattr(server.service, "submit", full)
+        response = TestClient(server.app).post("/v1/completions", json=BODY)
+        assert (response.status_code, response.headers["Retry-After"]) == (429, "1")
+
+
+def test_a_request_past_its_time_is_ended() -> None:
+    model = Held()
+    service = Service(toy_decoder(target=model), timeout_s=0.0)
+    received = Received()
+    service.submit([service.parse("abc", SamplingParams(max_tokens=4))], received)
+    model.go.set()
+    assert received.ended.wait(60)
+    assert isinstance(received.error, DeadlineError)
+    service.close()
+    service.join(60)
+
+
+@pytest.mark.parametrize(("grace_s", "error"), [(60.0, None), (0.0, ClosingError)])
+def test_closing_lets_requests_end_or_ends_them(
+    grace_s: float, error: type[OutriderError] | None
+) -> None:
+    model = Held()
+    service = Service(toy_decoder(target=model))
+    received = Received()
+    service.submit([service.parse("abc", SamplingParams(max_tokens=30))], received)
+    until(lambda: service.running > 0)
+    service.close(grace_s)
+    with pytest.raises(ClosingError):
+        service.submit([service.parse("abc", SamplingParams())], Received())
+    model.go.set()
+    service.join(60)
+    assert not service.alive
+    assert received.ended.is_set()
+    assert received.error is None if error is None else isinstance(received.error, error)
+    assert service.decoder.free_slots == 1
+
+
+class Fails(Drafter):
+    """Raises for sequences whose prompt begins with a certain token."""
+
+    vocab_size = None
+    source = "fails"
+
+    def propose(
+        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
+    ) -> DraftProposal:
+        for prefix in prefixes:
+            if prefix.tokens[0] == ord("x"):
+                raise DraftError("no", sequence_id=prefix.sequence_id)
+        return nothing_drafted(len(prefixes), ctx.device)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "disable"])
+def test_a_drafter_that_fails_concerns_its_own_request_alone(on_error: str) -> None:
+    decoder = toy_decoder(drafter=Fails(), on_draft_error=on_error)
+    expected = decoder.generate("abc", SamplingParams(max_tokens=8, temperature=0)).text
+    with toy_server(decoder) as server:
+        client = TestClient(server.app)
+        answers: dict[str, Any] = {}
+
+        def ask(prompt: str) -> None:
+            body = BODY | {"prompt": prompt}
+            answers[prompt] = client.post("/v1/completions", json=body)
+
+        threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in ("abc", "xbc")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert answers["abc"].json()["choices"][0]["text"] == expected
+        status = answers["xbc"].status_code
+        assert status == (500 if on_error == "raise" else 200)
+        if on_error == "raise":
+            assert answers["xbc"].json()["error"]["code"] == "draft_failed"
+
+
+def test_a_round_that_fails_ends_its_requests_and_the_server_goes_on() -> None:
+    decoder = toy_decoder()
+    own = decoder.target.verify
+    broken = iter([True])
+
+    def verify(*args: Any) -> TargetScores:
+        if next(broken, False):
+            raise RuntimeError("broken")
+        return own(*args)
+
+    decoder.target.verify = verify  # type: ignore[method-assign]
+    with toy_server(decoder) as server:
+        client = TestClient(server.app)
+        response = client.post("/v1/completions", json=BODY)
+        assert (response.status_code, response.json()["error"]["code"]) == (500, "engine_failed")
+        assert client.post("/v1/completions", json=BODY).status_code == 200
+        assert server.decoder.free_slots == 4
+
+
+def test_a_client_that_goes_away_frees_its_room() -> None:
+    with toy_server() as server:
+        received = Received()
+        job = server.service.submit(
+            [server.service.parse("abc", SamplingParams(max_tokens=150, ignore_eos=True))], received
+        )
+        until(lambda: bool(received.updates))
+        server.service.cancel(job)
+        until(lambda: server.decoder.free_slots == 4)
+        assert not received.ended.is_set()
+
+
+def test_a_pathological_regex_is_answered_in_time() -> None:
+    with toy_server() as server:
+        client = TestClient(server.app)
+        for regex in ("(a?){500}a{500}", "(a|aa)+$b", "((a{1,100}){1,100}){1,100}", "(.*a){30}"):
+            start = monotonic()
+            response = client.post("/v1/completions", json=BODY | {"guided_regex": regex})
+            assert response.status_code in (200, 400)
+            assert monotonic() - start < 30
+
+
+def test_the_page_is_plain_and_takes_nothing_from_elsewhere() -> None:
+    with toy_server() as server:
+        client = TestClient(server.app)
+        for path in ("/", "/page.css", "/page.js"):
+            response = client.get(path)
+            assert response.status_code == 200
+            assert "http://" not in response.text
+            assert "https://" not in response.text
+            assert "default-src 'none'" in response.headers["Content-Security-Policy"]
+        assert "innerHTML" not in client.get("/page.js").text
