@@ -62,19 +62,13 @@ def chat(
     params: SamplingParams = plain(SamplingParams, sampling)
     method = choose_method(models, drafting, config)
 
-    from rich.console import Console
-
-    from ..engine.decoder import SpeculativeDecoder
     from . import terminal
-    from .models import load
+    from .models import load_decoder
 
-    loaded = load(models, drafting, method, Console(stderr=True))
-    if getattr(loaded.tokenizer, "chat_template", None) is None:
+    decoder = load_decoder(models, drafting, method, config)
+    if getattr(decoder.tokenizer, "chat_template", None) is None:
         expected = "a model with a chat template; outrider generate continues plain text"
         raise InvalidConfigError("--target", models.target, expected)
-    decoder = SpeculativeDecoder(
-        loaded.target, loaded.drafter, tokenizer=loaded.tokenizer, config=config
-    )
     colors = terminal.colored(terminal.output(shown.color))
     Conversation(decoder, params, system, colors=colors).run()
 

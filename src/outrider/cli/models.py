@@ -18,6 +18,8 @@ from .terminal import quiet, said
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..engine.decoder import SpeculativeDecoder
+
 
 _LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
 
@@ -92,6 +94,24 @@ def load(
         "dtype": pair.target.precision,
     }
     return Loaded(pair.target, drafter, pair.tokenizer, facts)
+
+
+def load_decoder(
+    models: Models,
+    drafting: Drafting,
+    method: Method,
+    config: SpeculativeConfig,
+    max_sequences: int = 8,
+) -> SpeculativeDecoder:
+    """Load the models that the flags name, and make a decoder of them; see `load`."""
+    from rich.console import Console
+
+    from ..engine.decoder import SpeculativeDecoder
+
+    loaded = load(models, drafting, method, Console(stderr=True), max_sequences=max_sequences)
+    return SpeculativeDecoder(
+        loaded.target, loaded.drafter, tokenizer=loaded.tokenizer, config=config
+    )
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from ..config.params import SpeculativeConfig
 from ..errors import InvalidConfigError, missing
 from .files import check_file
 from .flags import plain
-from .options import Drafting, Method, Models, Shown, choose_method, titled
+from .options import Drafting, Models, Shown, choose_method, titled
 from .serve import SPECULATION
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ def run_batch(
     from rich.console import Console
 
     from ..server.batch import lines_of
+    from .models import load_decoder
     from .terminal import progress
 
     console = Console(stderr=True)
@@ -119,31 +120,12 @@ def run_batch(
             why = f": {line.wrong}" if line.wrong else ""
             console.print(f"line {line.number} failed with status {status}{why}", markup=False)
 
-    make = partial(_decoder, models, drafting, method, config, scale.max_sequences)
+    make = partial(load_decoder, models, drafting, method, config, scale.max_sequences)
     answer = _on_ray if scale.ray else _here
     with progress(console, "answering") as advance:
         before, now = answer(make, source, target, models.target, scale, report)
     console.print(f"{now} of {total} lines answered, {before} before, {len(failed)} failed")
     return 1 if failed else 0
-
-
-def _decoder(
-    models: Models,
-    drafting: Drafting,
-    method: Method,
-    config: SpeculativeConfig,
-    max_sequences: int,
-) -> SpeculativeDecoder:
-    """Load a decoder, in this process or on an actor."""
-    from rich.console import Console
-
-    from ..engine.decoder import SpeculativeDecoder
-    from .models import load
-
-    loaded = load(models, drafting, method, Console(stderr=True), max_sequences=max_sequences)
-    return SpeculativeDecoder(
-        loaded.target, loaded.drafter, tokenizer=loaded.tokenizer, config=config
-    )
 
 
 def _here(

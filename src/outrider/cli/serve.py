@@ -96,17 +96,10 @@ def serve(
     with missing("server"):
         import uvicorn  # noqa: F401 - before the models are loaded
 
-    from rich.console import Console
-
-    from ..engine.decoder import SpeculativeDecoder
     from ..server.serving import Settings, run
-    from .models import load
+    from .models import load_decoder
 
-    console = Console(stderr=True)
-    loaded = load(models, drafting, method, console, max_sequences=serving.max_sequences)
-    decoder = SpeculativeDecoder(
-        loaded.target, loaded.drafter, tokenizer=loaded.tokenizer, config=config
-    )
+    decoder = load_decoder(models, drafting, method, config, serving.max_sequences)
     name = serving.served_model_name or models.target
     settings = Settings(
         host=serving.host,
