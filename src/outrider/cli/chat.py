@@ -54,7 +54,7 @@ def chat(
 
     Args:
         model: the target model; the same as --target.
-        system: what the model is told before the conversation.
+        system: the system message that begins the conversation.
     """
     if model is not None:
         models = replace(models, target=model)
@@ -79,7 +79,7 @@ class Conversation:
     Args:
         decoder: of a model with a chat template.
         params: of every answer.
-        system: what the model is told before; None for nothing.
+        system: the system message that begins it; None for none.
         colors: whether tokens are coloured by their origin.
     """
 

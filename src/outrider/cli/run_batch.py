@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -100,7 +101,7 @@ def run_batch(
     config: SpeculativeConfig = plain(SpeculativeConfig, speculation)
     method = choose_method(models, drafting, config)
     with missing("server"):
-        import pydantic  # noqa: F401 - before the models are loaded
+        import_module("pydantic")  # before the models are loaded
 
     from rich.console import Console
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Annotated, Any, Literal
 
 from cyclopts import App
@@ -94,7 +95,7 @@ def serve(
     config: SpeculativeConfig = plain(SpeculativeConfig, speculation)
     method = choose_method(models, drafting, config)
     with missing("server"):
-        import uvicorn  # noqa: F401 - before the models are loaded
+        import_module("uvicorn")  # before the models are loaded
 
     from ..server.serving import Settings, run
     from .models import load_decoder

@@ -119,8 +119,8 @@ def _of_transformers(source: str, asked: Asked) -> Runtime:
         from .transformers.model import TransformersModel
     if is_gguf(source):
         with missing("gguf"):
-            import accelerate  # noqa: F401 - transformers wants both
-            import gguf  # noqa: F401
+            for package in ("accelerate", "gguf"):  # transformers wants both
+                import_module(package)
     with _loading(f"model {source!r}", "config.json and complete weights"):
         weights = AutoModelForCausalLM.from_pretrained(**_place(source), dtype=asked.dtype)
     weights = weights.to(asked.device)

@@ -45,10 +45,7 @@ _STATUSES: tuple[tuple[type[OutriderError], int, str, str], ...] = (
 
 def described(error: OutriderError) -> tuple[int, dict[str, Any]]:
     """Return the status of an error, and the body of its response in OpenAI's form."""
-    status, kind, code = 400, "invalid_request_error", None
-    for known, *how in _STATUSES:
-        if isinstance(error, known):
-            status, kind, code = how  # type: ignore[assignment]
-            break
+    found = ((row[1], row[2], row[3]) for row in _STATUSES if isinstance(error, row[0]))
+    status, kind, code = next(found, (400, "invalid_request_error", None))
     param = error.field if isinstance(error, InvalidConfigError) else None
     return status, {"error": {"message": str(error), "type": kind, "param": param, "code": code}}

@@ -258,24 +258,28 @@ def _form(body: Common) -> StructuredOutput | None:
             expected = "one with json_schema: {name, schema}"
             raise InvalidConfigError("response_format", asked.model_dump(), expected)
         found["response_format"] = StructuredOutput(json_schema=asked.json_schema.schema_)
-    guided = {
-        "json_schema": body.guided_json,
-        "regex": body.guided_regex,
-        "choice": None if body.guided_choice is None else tuple(body.guided_choice),
-        "grammar": body.guided_grammar,
-    }
-    if any(value is not None for value in guided.values()):
-        found["guided_*"] = StructuredOutput(**guided)  # type: ignore[arg-type]
+    guided = _Structured(
+        json=body.guided_json,
+        regex=body.guided_regex,
+        choice=body.guided_choice,
+        grammar=body.guided_grammar,
+    )
+    if any(value is not None for value in guided.model_dump().values()):
+        found["guided_*"] = _structured(guided)
     if body.structured_outputs is not None:
-        own = body.structured_outputs
-        schema = {"type": "object"} if own.json_object else own.json_
-        choice = None if own.choice is None else tuple(own.choice)
-        found["structured_outputs"] = StructuredOutput(
-            json_schema=schema, regex=own.regex, choice=choice, grammar=own.grammar
-        )
+        found["structured_outputs"] = _structured(body.structured_outputs)
     if len(found) > 1:
         raise InvalidConfigError("response_format", list(found), "one of these fields")
     return next(iter(found.values()), None)
+
+
+def _structured(asked: _Structured) -> StructuredOutput:
+    return StructuredOutput(
+        json_schema={"type": "object"} if asked.json_object else asked.json_,
+        regex=asked.regex,
+        choice=None if asked.choice is None else tuple(asked.choice),
+        grammar=asked.grammar,
+    )
 
 
 def _biases(given: dict[str, Number]) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""Run the server until it is told to end: SIGTERM lets running requests finish."""
+"""Run the server until a signal ends it: SIGTERM lets running requests finish."""
 
 from __future__ import annotations
 

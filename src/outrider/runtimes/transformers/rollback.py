@@ -9,7 +9,6 @@ import torch
 
 from ...errors import ModelError
 from ...types.records import Distributions, DraftProposal, Prefix
-from ..base import rounding_of
 
 if TYPE_CHECKING:
     from .model import TransformersModel
@@ -49,7 +48,7 @@ def check_rollback(model: TransformersModel) -> None:
     noise = float((shorter.logits[0, -1].double() - expected[0]).abs().max() / scale)
     # Some models take a softmax in float32, whatever their own dtype.
     eps = max(torch.finfo(dtype).eps for dtype in (full.logits.dtype, torch.float32))
-    tolerance = max(2 * rounding_of(eps), 8 * noise)
+    tolerance = max(8 * eps, eps**0.75, 8 * noise)
     if not error <= tolerance:
         raise ModelError(
             f"{type(model.hf_model).__name__} gives other logits after a rejected draft than in "
