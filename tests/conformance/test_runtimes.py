@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from outrider.certify.kits.runtime import CHECKS, check_runtime
 from outrider.certify.kits.runtime_tests import runtime_tests
 from outrider.certify.runtime import runtime_tier
 from outrider.drafters.base import nothing_drafted
-from outrider.runtimes.slots import Slot
+from outrider.runtimes.slots import Placement, Slot
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types import trees
 from outrider.types.finding import Finding
@@ -259,7 +260,31 @@ def uncopied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SlotCache, "collect", lambda *_: None)
 
 
+def unmoved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stood in a slot is taken to stand in the spare one, and was not moved there."""
+    from outrider.runtimes.transformers.slot_cache import SlotCache
+
+    collect = SlotCache.collect
+    monkeypatch.setattr(
+        SlotCache, "collect", lambda cache, p: collect(cache, replace(p, spare=None))
+    )
+
+
+def moved_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is moved to the spare slot overwrites the columns that are shared from there."""
+    from outrider.runtimes.transformers.slot_cache import SlotCache
+
+    collect = SlotCache.collect
+
+    def careless(cache: SlotCache, placement: Placement) -> None:
+        collect(cache, replace(placement, donor=placement.slot))
+        collect(cache, replace(placement, spare=None))
+
+    monkeypatch.setattr(SlotCache, "collect", careless)
+
+
 TREES, SHARING = "every node of a tree sees its own path", "sequences may share a prefix"
+TURNOVER = "sequences come and go in any order"
 
 
 @pytest.mark.parametrize(
@@ -271,7 +296,9 @@ TREES, SHARING = "every node of a tree sees its own path", "sequences may share 
         (siblings, {TREES}, {REJECTION, RAGGED, SHARING}),
         (by_column, {TREES}, {REJECTION, RAGGED, SHARING}),
         (in_line, {TREES}, {REJECTION, RAGGED, SHARING}),
-        (uncopied, {SHARING}, {REJECTION, "a sequence may be rewritten"}),
+        (uncopied, {SHARING, TURNOVER}, {REJECTION, "a sequence may be rewritten"}),
+        (unmoved, {TURNOVER}, {REJECTION, SHARING}),
+        (moved_first, {TURNOVER, SHARING}, {REJECTION}),
     ],
 )
 def test_a_fault_in_the_slot_cache_fails_by_name(

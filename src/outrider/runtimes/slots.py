@@ -71,6 +71,11 @@ class Slot:
         """How many columns hold something that a prefix may name."""
         return len(self.tokens) + (0 if self.fed is None else len(self.fed.row(self.row)))
 
+    @property
+    def line(self) -> Tokens:
+        """The tokens of the columns that hold something, on the host."""
+        return self.tokens if self.fed is None else np.append(self.tokens, self.fed.row(self.row))
+
     def shared(self, prefix: Tokens) -> int:
         """Find how many leading tokens of `prefix` the columns hold."""
         line = _common(self.tokens, prefix)
@@ -87,11 +92,16 @@ class Placement:
         slot: its row of the cache.
         shared: how many leading tokens of its prefix need not be computed.
         donor: the slot that they stand in, the same one or another.
+        spare: the slot that takes what the sequence's slot held so far, after the donor's columns
+            were read; None if that may be lost.
+        moved: the tokens whose columns go there.
     """
 
     slot: int
     shared: int
     donor: int
+    spare: int | None = None
+    moved: Tokens = field(default_factory=lambda: _NONE, compare=False)
 
 
 class SlotTable:
@@ -99,14 +109,17 @@ class SlotTable:
 
     Args:
         count: how many slots there are.
+        adjacent: whether live slots are to lie side by side, since a forward reads those in place.
+            What stands in an idle slot between them is then moved to another one.
 
     Attributes:
         slots: the whole state. Every change is one assignment of a new tuple, so that an interrupt
             leaves the table as it was or as it is to be.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, adjacent: bool = False) -> None:
         self.slots: tuple[Slot, ...] = (Slot(),) * count
+        self._adjacent = adjacent
 
     @property
     def owner(self) -> dict[int, int]:
@@ -118,21 +131,28 @@ class SlotTable:
 
         All but the last token of the prefix may count as shared: its logits are always computed.
         The slot holds these columns from here on, or none if another slot is the donor, until
-        `hold` says that they were copied.
+        `hold` says that they were copied. A spare slot holds nothing until then either.
 
         Raises:
             ModelError: the sequence is new and every slot is live.
         """
         known = prefix.tokens[:-1]
         index = self.owner.get(prefix.sequence_id)
-        donor = index
-        if index is None or donor is None:
-            index, donor = self._room(prefix.sequence_id, known)
+        spare, moved = None, _NONE
+        if index is None:
+            taken, donor = self._room(prefix.sequence_id, known)
+            index = self._beside(taken) if self._adjacent else taken
+            if index != taken and self.slots[index].length:
+                spare, moved = taken, self.slots[index].line
+        else:
+            donor = index
         shared = self.slots[donor].shared(known)
         used = 1 + max(slot.last_used for slot in self.slots)
         kept = known[: shared if donor == index else 0]
+        if spare is not None:
+            self._set(spare, Slot(last_used=self.slots[index].last_used))
         self._set(index, Slot(kept, sequence_id=prefix.sequence_id, last_used=used))
-        return Placement(index, shared, donor)
+        return Placement(index, shared, donor, spare, moved)
 
     def hold(self, index: int, tokens: Tokens, fed: Fed | None = None, row: int = 0) -> None:
         """Note what a slot's columns hold: tokens in a line, then a row of what was fed."""
@@ -193,6 +213,16 @@ class SlotTable:
         empty = [i for i in idle if not self.slots[i].length]
         index = empty[0] if empty else min(idle, key=lambda i: self.slots[i].last_used)
         return index, lengths.index(longest) if longest else index
+
+    def _beside(self, chosen: int) -> int:
+        """Return an idle slot between or beside the live ones, the chosen one if it is."""
+        live = [i for i, slot in enumerate(self.slots) if slot.sequence_id is not None]
+        if not live:
+            return chosen
+        low, high = min(live), max(live)
+        between = [i for i in range(low, high) if i not in live]
+        beside = between or [i for i in (high + 1, low - 1) if 0 <= i < len(self.slots)]
+        return chosen if chosen in beside else beside[0]
 
 
 def _common(one: Tokens, other: Tokens) -> int:

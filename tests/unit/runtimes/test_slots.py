@@ -41,6 +41,41 @@ def test_rows_of_a_new_batch_lie_side_by_side() -> None:
     assert [hold(table, name, [name]).slot for name in (7, 8, 9)] == [0, 1, 2]
 
 
+def test_live_rows_stay_side_by_side_and_idle_ones_are_moved_away() -> None:
+    table = SlotTable(5, adjacent=True)
+    for name in range(5):
+        hold(table, name, [name, 10, 20])
+    table.release([0, 2, 4])  # 1 and 3 are live, and a gap lies between them
+    place = hold(table, 7, [0, 10, 30])
+    assert place == Placement(2, 2, donor=0, spare=0)
+    assert place.moved.tolist() == [2, 10, 20]
+    table.hold(0, place.moved)
+    assert table.owner == {7: 2, 1: 1, 3: 3}
+    assert hold(table, 8, [2, 10, 40]) == Placement(0, 2, donor=0)
+    assert hold(table, 9, [9]) == Placement(4, 0, donor=4)
+
+
+def test_what_is_moved_may_be_the_donor_itself() -> None:
+    table = SlotTable(3, adjacent=True)
+    for name, tokens in enumerate(([0] * 50, [1] * 50, [2] * 50)):
+        hold(table, name, tokens)
+    table.release([0, 2])
+    place = hold(table, 5, [2, 7])  # shares a token with slot 2; slot 0 was used longest ago
+    assert place == Placement(0, 1, donor=2)
+    table.release([1])
+    assert hold(table, 6, [2, 2, 8]) == Placement(1, 2, donor=2)
+
+
+def test_a_spare_slot_holds_nothing_until_it_was_copied() -> None:
+    table = SlotTable(4, adjacent=True)
+    for name in range(4):
+        hold(table, name, [name, 10, 20])
+    table.release([0, 1, 2])
+    place = table.place(Prefix(9, [0, 10, 20, 5]))
+    assert (place.slot, place.donor, place.spare) == (2, 0, 0)
+    assert [slot.length for slot in table.slots] == [0, 3, 0, 3]
+
+
 def test_a_long_text_is_not_lost_for_its_first_word() -> None:
     table, long = SlotTable(2), list(range(50))
     hold(table, 1, long)

@@ -139,6 +139,26 @@ def _reuse(case: Case) -> str:
     return case.said
 
 
+def _turnover(case: Case) -> str:
+    """Sequences of one batch end in any order, and others go on from texts that ended before."""
+    most = min(case.runtime.max_sequences or 6, 6)
+    live: dict[int, Path] = {}
+    ended: list[Path] = []
+    for _ in range(12):
+        while len(live) < max(1, most - 1):
+            again = ended and case.rng.random() < 0.7
+            text = ended[int(case.rng.integers(len(ended)))] if again else case.text(14)
+            live[next(case.names)] = (*text[: case.room - 20], *case.text(2))
+        names = list(live)
+        case.verify(names, [live[name] for name in names], [case.chain(2) for _ in names])
+        for name in case.rng.permutation(names)[: int(case.rng.integers(1, most + 1))].tolist():
+            ended.append(live.pop(name))
+            case.runtime.release([name])
+        live = {name: (*text, *case.text(1)) for name, text in live.items()}
+    case.runtime.check_integrity()
+    return f"{len(ended)} sequences; {case.said}"
+
+
 def _sharing(case: Case) -> str:
     """Texts that begin alike, in one batch and after one another, of live sequences and others."""
     text = case.text(30)
@@ -355,6 +375,7 @@ CHECKS: tuple[tuple[str, Callable[[Case], str]], ...] = (
     ("rows of different lengths do not disturb each other", _ragged),
     ("a sequence may be rewritten", _rewritten),
     ("slots are used again", _reuse),
+    ("sequences come and go in any order", _turnover),
     ("sequences may share a prefix", _sharing),
     ("a prompt may be read in parts", _parts),
     ("the context is not exceeded", _overflow),

@@ -96,7 +96,7 @@ class TransformersModel(Runtime):
         self._capabilities = Capabilities(
             of.vocab_size, of.device, max_sequences, self.views.max_length, of.eos_token_ids
         )
-        self._table = SlotTable(max_sequences)
+        self._table = SlotTable(max_sequences, adjacent=True)
         self._cache = SlotCache(of.layers, max_sequences)
         self.lock = RLock()
 
@@ -232,6 +232,8 @@ class TransformersModel(Runtime):
         """Find or make room for a prefix; return its slot, and how many tokens that holds of it."""
         placement = self._table.place(prefix)
         self._cache.collect(placement)
+        if placement.spare is not None:
+            self._table.hold(placement.spare, placement.moved)
         self._table.hold(placement.slot, prefix.tokens[: placement.shared])
         return placement.slot, placement.shared
 

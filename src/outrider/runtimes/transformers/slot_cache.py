@@ -80,12 +80,17 @@ class SlotCache(Cache):
         self._read = (None, ())
 
     def collect(self, placement: Placement) -> None:
-        """Copy the columns that a placement shares with another slot."""
+        """Copy what a placement shares with another slot, and what it moves to one."""
         slot, shared, donor = placement.slot, placement.shared, placement.donor
-        if donor != slot:
-            for layer in self.stored:
-                for stored in layer:
-                    stored[slot, :, :shared] = stored[donor, :, :shared]
+        count = len(placement.moved)
+        if donor == slot and placement.spare is None:
+            return
+        for stored in (each for layer in self.stored for each in layer):
+            moved = stored[slot, :, :count].clone()
+            if donor != slot:
+                stored[slot, :, :shared] = stored[donor, :, :shared]
+            if placement.spare is not None:
+                stored[placement.spare, :, :count] = moved
 
     @torch.inference_mode()
     def clear(self, slots: Sequence[int]) -> None:
