@@ -9,9 +9,10 @@ from typing import Any
 
 from ..errors import InvalidConfigError
 from .validation import (
+    DEEPEST_FORM,
     DEEPEST_JSON,
     LONGEST_TEXT,
-    bounded_json,
+    bounded_schema,
     check_fields,
     optional,
     text,
@@ -87,7 +88,7 @@ def _schema(name: str, given: object) -> str:
             raise InvalidConfigError(field, given, levels) from None
     if not isinstance(schema, Mapping):
         raise InvalidConfigError(field, given, expected)
-    bounded_json(field, schema, expected)
+    bounded_schema(field, schema, expected)
     if isinstance(given, str):
         return given
     try:
@@ -97,9 +98,20 @@ def _schema(name: str, given: object) -> str:
     return text(field, written, longest=LONGEST_TEXT)
 
 
-def _pattern(name: str, given: object) -> str:
-    """Check a regex or a grammar."""
+def _regex(name: str, given: object) -> str:
     return text(f"structured_output.{name}", given, longest=LONGEST_TEXT)
+
+
+def _grammar(name: str, given: object) -> str:
+    """Check a grammar: a compiler goes down its rules and their brackets."""
+    field = f"structured_output.{name}"
+    written = text(field, given, longest=LONGEST_TEXT)
+    rules, brackets = written.count(":"), written.count("(") + written.count("[")
+    if rules + brackets > DEEPEST_FORM:
+        expected = f"a grammar with at most {DEEPEST_FORM} rules and brackets"
+        found = f"{field} has {rules} rules and {brackets} brackets"
+        raise InvalidConfigError(field, given, expected, given=found)
+    return written
 
 
 def _choices(name: str, given: object) -> tuple[str, ...]:
@@ -113,7 +125,7 @@ def _choices(name: str, given: object) -> tuple[str, ...]:
 
 _CHECKS = {
     "json_schema": optional(_schema),
-    "regex": optional(_pattern),
-    "grammar": optional(_pattern),
+    "regex": optional(_regex),
+    "grammar": optional(_grammar),
     "choice": optional(_choices),
 }

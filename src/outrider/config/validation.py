@@ -16,6 +16,9 @@ from ..errors import InvalidConfigError
 DEEPEST_JSON = 128
 """The deepest nesting of JSON that is taken: parsers that recurse must not run out of stack."""
 
+DEEPEST_FORM = 2**13
+"""The deepest nesting of a schema or grammar whose references and rules are followed."""
+
 LONGEST_TEXT = 1_000_000
 """The most characters of a schema, regex or grammar."""
 
@@ -144,15 +147,25 @@ def token_biases(field: str, values: object) -> tuple[tuple[int, float], ...]:
     return tuple(found.items())
 
 
-def bounded_json(field: str, value: object, expected: str) -> None:
-    """Check that parsed JSON is not nested too deeply, nor too large."""
-    level, most = [value], f"at most {DEEPEST_JSON} levels of nesting, and {LONGEST_TEXT} values"
-    for _ in range(DEEPEST_JSON):
+def bounded_schema(field: str, value: object, expected: str) -> None:
+    """Check that a JSON schema is not nested too deeply, nor too large.
+
+    A compiler goes down its levels, and from each place with a reference on to what that names.
+    """
+    level, named = [value], set()
+    for depth in range(1, DEEPEST_JSON + 1):
+        named |= {
+            str(item["$ref"]) for item in level if isinstance(item, Mapping) and "$ref" in item
+        }
         level = [child for item in level for child in _children(item)]
+        if len(level) > LONGEST_TEXT or depth * (1 + len(named)) > DEEPEST_FORM:
+            break
         if not level:
             return
-        if len(level) > LONGEST_TEXT:
-            break
+    most = (
+        f"at most {DEEPEST_JSON} levels of nesting, {LONGEST_TEXT} values, and {DEEPEST_FORM} "
+        "levels of all that references name"
+    )
     raise InvalidConfigError(
         field, type(value).__name__, f"{expected}, of {most}", given=f"{field} is too large"
     )

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 Mask = NDArray[np.uint8]
+T = TypeVar("T")
 
 _DEAD_END = "NoExtension"
 """How a matcher's error begins where its grammar leads nowhere; other errors are limits of its."""
@@ -35,6 +38,9 @@ _WHITESPACE = r"( |\n[ \t]{0,40})?"
 
 A model that may write any whitespace may never write anything else.
 """
+
+_STACK = 2**26
+"""Bytes for the compiler, which recurses: 5 KiB a level of a form, of 8192 at most."""
 
 _LONGEST = 300
 _END = "<|outrider: the end|>"
@@ -71,8 +77,9 @@ class Grammars:
         vocabulary, end = self._vocabulary
         field = f"structured_output.{asked.kind}"
         limits = LLParserLimits(verbose_errors=False)
+        make = partial(LLMatcher, vocabulary, _source(asked), log_level=0, limits=limits)
         try:
-            matcher = LLMatcher(vocabulary, _source(asked), log_level=0, limits=limits)
+            matcher = _with_stack(make)
             error = matcher.get_error() if matcher.is_error() else ""
         except ValueError as refused:
             error = str(refused)
@@ -276,6 +283,16 @@ class Grammar:
                 self.asked.value,
                 f"a simpler one; after {self._length} tokens the library says {brief(said)}",
             )
+
+
+def _with_stack(work: Callable[[], T]) -> T:
+    """Do something on a thread whose stack holds the deepest form that is taken."""
+    before = threading.stack_size(_STACK)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(work).result()
+    finally:
+        threading.stack_size(before)
 
 
 def _source(asked: StructuredOutput) -> str:

@@ -230,13 +230,43 @@ def test_a_client_that_goes_away_frees_its_room() -> None:
         assert not received.ended.is_set()
 
 
-def test_a_pathological_regex_is_answered() -> None:
-    """By a text or a refusal, without a search that grows with the form."""
+def chain(count: int) -> dict[str, Any]:
+    """A grammar whose rules name one another in a line."""
+    rules = "".join(f'r{i}: "x" r{i + 1} | "a"\n' for i in range(count))
+    return {"guided_grammar": f'start: r0\n{rules}r{count}: "b"\n'}
+
+
+def references(count: int) -> dict[str, Any]:
+    """A schema whose definitions name one another in a line."""
+    named = [{"$ref": f"#/$defs/d{i}"} for i in range(count + 1)]
+    objects = {f"d{i}": {"type": "object", "properties": {"a": named[i + 1]}} for i in range(count)}
+    return {"guided_json": {**named[0], "$defs": {**objects, f"d{count}": {"type": "null"}}}}
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ({"guided_regex": "(a?){500}a{500}"}, "a simpler one"),
+        ({"guided_regex": "((a{1,100}){1,100}){1,100}"}, None),
+        ({"guided_regex": "(" * 50_000 + "a" + ")" * 50_000}, "one that llguidance can compile"),
+        ({"guided_regex": "(.*a.{20}){3}"}, None),
+        ({"guided_regex": "[ab]*a[ab]{5000}"}, None),
+        ({"guided_grammar": 'start: s\ns: s s s s | "a" | s s | ""\n'}, None),
+        (chain(3000), None),
+        (chain(9000), "at most 8192 rules and brackets"),
+        (references(1200), None),
+        (references(2000), "8192 levels of all that references name"),
+    ],
+)
+def test_a_pathological_form_is_answered(form: dict[str, Any], said: str | None) -> None:
+    """What the compiler of forms would run out of stack for is refused."""
     with toy_server() as server:
-        client = TestClient(server.app)
-        for regex in ("(a?){500}a{500}", "(a|aa)+$b", "((a{1,100}){1,100}){1,100}", "(.*a){30}"):
-            response = client.post("/v1/completions", json=BODY | {"guided_regex": regex})
-            assert response.status_code in (200, 400)
+        response = TestClient(server.app).post("/v1/completions", json=BODY | form)
+        if said is None:
+            assert response.status_code == 200, response.text
+        else:
+            assert response.status_code == 400
+            assert said in response.json()["error"]["message"]
 
 
 def test_the_page_is_plain_and_takes_nothing_from_elsewhere() -> None:
