@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from starlette.exceptions import HTTPException
 
 from ..errors import OutriderError
-from .failures import TooLargeError, described
+from .failures import TooLargeError, described, in_openais_form
 from .metrics import Metrics
 from .replies import Reply
 from .requests import ROUTES, Requests
@@ -68,48 +68,57 @@ def make_app(requests: Requests, metrics: Metrics, access: Access = Access()) ->
 
     app = FastAPI(title="Outrider", lifespan=lifespan, docs_url=None, redoc_url=None)
 
+    def refused(status: int, content: dict[str, Any]) -> Response:
+        code = content["error"]["code"]
+        metrics.refused(str(status))
+        _LOG.info("refused", extra={"figures": {"status": status, "code": code}})
+        headers = {"Retry-After": str(access.retry_after_s)} if status in (429, 503) else None
+        return JSONResponse(content, status, headers)
+
     @app.exception_handler(OutriderError)
     async def _refused(_: Request, error: OutriderError) -> Response:
-        return _error_response(error, access)
+        return refused(*described(error))
 
     @app.exception_handler(HTTPException)
     async def _http(_: Request, error: HTTPException) -> Response:
-        return _error(error.status_code, str(error.detail), "invalid_request_error")
+        content = in_openais_form(str(error.detail), "invalid_request_error")
+        return refused(error.status_code, content)
 
     @app.exception_handler(Exception)
     async def _failed(_: Request, error: Exception) -> Response:
         _LOG.error("a request failed: %s", type(error).__name__, exc_info=error)
-        return _error(500, "the server failed; its log says why", "server_error")
+        said = "the server failed; its log says why"
+        return refused(500, in_openais_form(said, "server_error"))
 
     @app.middleware("http")
     async def _guarded(request: Request, call_next: Any) -> Response:
         if request.url.path.startswith(("/v1/", "/metrics")) and not _known(request, access):
-            metrics.refused("401")
             said = "expected a valid key, as Authorization: Bearer KEY"
-            return _error(401, said, "invalid_request_error", "invalid_api_key")
+            content = in_openais_form(said, "invalid_request_error", code="invalid_api_key")
+            return refused(401, content)
         response: Response = await call_next(request)
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
 
     async def generate(request: Request) -> Response:
-        route = request.url.path
-        reply, groups = await requests.prepare(route, await _body(request, access))
+        reply, groups = await requests.prepare(request.url.path, await _body(request, access))
         updates = requests.updates(reply, groups)
-        # The first round is waited for, so that what cannot begin has a status of its own.
-        first = await _or_gone(request, anext(updates))
-        if first is None:
-            return Response(status_code=499)
-        if reply.body.streams:
-            stream = _stream(reply, first, updates, metrics)
-            return StreamingResponse(stream, media_type="text/event-stream", headers=_UNBUFFERED)
-        update: Update | None = first
-        while update is not None and not update.done:
+        try:
+            # The first round is waited for, so that what cannot begin has a status of its own.
             update = await _or_gone(request, anext(updates))
+            if update is not None and reply.body.streams:
+                stream = _stream(reply, update, updates, metrics)
+                return StreamingResponse(stream, media_type=_EVENTS, headers=_UNBUFFERED)
+            while update is not None and not update.done:
+                update = await _or_gone(request, anext(updates))
+        except OutriderError:
+            _ended(reply, metrics, "error")
+            raise
         await updates.aclose()
         if update is None:
-            metrics.ended(reply, "cancelled")
+            _ended(reply, metrics, "cancelled")
             return Response(status_code=499)
-        metrics.ended(reply)
+        _ended(reply, metrics)
         return JSONResponse(reply.whole())
 
     for path in ROUTES:
@@ -169,6 +178,7 @@ def make_app(requests: Requests, metrics: Metrics, access: Access = Access()) ->
     return app
 
 
+_EVENTS = "text/event-stream"
 _UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -186,16 +196,22 @@ async def _stream(
         last = reply.closing()
         if last is not None:
             yield _event(last)
-        metrics.ended(reply)
+        _ended(reply, metrics)
     except OutriderError as error:
-        metrics.ended(reply, "error")
+        _ended(reply, metrics, "error")
         yield _event(described(error)[1])
     except (asyncio.CancelledError, GeneratorExit):
-        metrics.ended(reply, "cancelled")
+        _ended(reply, metrics, "cancelled")
         raise
     finally:
         await updates.aclose()
     yield "data: [DONE]\n\n"
+
+
+def _ended(reply: Reply, metrics: Metrics, outcome: str | None = None) -> None:
+    """Count a request that has ended, and log its figures."""
+    metrics.ended(reply, outcome)
+    _LOG.info("a request ended", extra={"figures": reply.figures_logged(outcome)})
 
 
 def _event(chunk: dict[str, Any]) -> str:
@@ -239,14 +255,3 @@ def _known(request: Request, access: Access) -> bool:
     sent = given.strip().encode("latin-1", "replace") if scheme.lower() == "bearer" else b""
     equal = [hmac.compare_digest(sent, key.encode()) for key in access.keys]
     return any(equal)
-
-
-def _error_response(error: OutriderError, access: Access) -> Response:
-    status, content = described(error)
-    headers = {"Retry-After": str(access.retry_after_s)} if status in (429, 503) else None
-    return JSONResponse(content, status, headers)
-
-
-def _error(status: int, message: str, kind: str, code: str | None = None) -> Response:
-    content = {"message": message, "type": kind, "param": None, "code": code}
-    return JSONResponse({"error": content}, status)

@@ -48,4 +48,11 @@ def described(error: OutriderError) -> tuple[int, dict[str, Any]]:
     found = ((row[1], row[2], row[3]) for row in _STATUSES if isinstance(error, row[0]))
     status, kind, code = next(found, (400, "invalid_request_error", None))
     param = error.field if isinstance(error, InvalidConfigError) else None
-    return status, {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
+    return status, in_openais_form(str(error), kind, param=param, code=code)
+
+
+def in_openais_form(
+    message: str, kind: str, *, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """Return the body of a response that says what is wrong."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -97,6 +97,31 @@ class Reply:
         kind = "chat.completion.chunk" if self.chats else "text_completion"
         return {**self._head(kind), "choices": [], **usage, **figures}
 
+    def figures_logged(self, outcome: str | None = None) -> dict[str, Any]:
+        """Return what a log says of a request that has ended: figures, and nothing of its texts.
+
+        Args:
+            outcome: "cancelled" or "error" where it did not end by itself.
+        """
+        reasons = sorted({str(e.finish_reason) for e in self.events if e.finish_reason})
+        found: dict[str, Any] = {"id": self.name, "outcome": outcome or ",".join(reasons)}
+        if self.job is None:
+            return found
+        usage = self.usage()
+        drafted, accepted = (
+            sum(getattr(each, name) for each in self.rounds) for name in ("drafted", "accepted")
+        )
+        return {
+            **found,
+            "prompt_tokens": usage["prompt_tokens"],
+            "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+            "completion_tokens": usage["completion_tokens"],
+            "rounds": len(self.rounds),
+            "drafted_tokens": drafted,
+            "accepted_tokens": accepted,
+            **{name: round(value, 1) for name, value in self._times().items()},
+        }
+
     def usage(self) -> dict[str, Any]:
         """Count tokens."""
         assert self.job is not None
@@ -199,7 +224,20 @@ class Reply:
         if self.figures == "none" or self.job is None:
             return {}
         speculation = [self._speculation(index) for index in range(len(self.job.states))]
-        return {"metrics": {**_times(self.job, len(self.events)), **_first(speculation)}}
+        return {"metrics": {**self._times(), **_first(speculation)}}
+
+    def _times(self) -> dict[str, float]:
+        """Return how long it took; nothing before it has ended, or if no round was its own."""
+        job, emitted = self.job, len(self.events)
+        if job is None or not (job.first and job.ended):
+            return {}
+        return {
+            "time_to_first_token_ms": 1e3 * (job.first - job.submitted),
+            "generation_time_ms": 1e3 * (job.ended - job.started),
+            "queue_time_ms": 1e3 * (job.started - job.submitted),
+            "mean_itl_ms": 1e3 * (job.ended - job.first) / max(1, emitted - 1),
+            "tokens_per_second": emitted / max(1e-9, job.ended - job.started),
+        }
 
     def _speculation(self, index: int) -> dict[str, Any]:
         assert self.job is not None
@@ -233,17 +271,6 @@ def _first(figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Put one choice's figures where vLLM's clients look, and those of several beside them."""
     several = {"speculative_decoding_choices": list(figures)} if len(figures) > 1 else {}
     return {"speculative_decoding": figures[0], **several}
-
-
-def _times(job: Job, emitted: int) -> dict[str, float]:
-    generated = job.ended - job.first
-    return {
-        "time_to_first_token_ms": 1e3 * (job.first - job.submitted),
-        "generation_time_ms": 1e3 * (job.ended - job.started),
-        "queue_time_ms": 1e3 * (job.started - job.submitted),
-        "mean_itl_ms": 1e3 * generated / max(1, emitted - 1),
-        "tokens_per_second": emitted / max(1e-9, job.ended - job.started),
-    }
 
 
 def _spoken(events: Iterable[StreamEvent], rounds: Sequence[RowRound]) -> dict[str, Any]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic, sleep
 from typing import Any
 
@@ -22,7 +25,7 @@ from outrider.server.failures import ClosingError, DeadlineError, QueueFullError
 from outrider.server.service import Service, Update
 from outrider.types.records import DraftPlan, DraftProposal, Prefix, TargetScores
 from tests.support.families import random_model
-from tests.support.server import toy_decoder, toy_server
+from tests.support.server import listening, toy_decoder, toy_server
 
 BODY = {"prompt": "abc", "max_tokens": 8, "temperature": 0}
 
@@ -267,6 +270,52 @@ def test_a_pathological_form_is_answered(form: dict[str, Any], said: str | None)
         else:
             assert response.status_code == 400
             assert said in response.json()["error"]["message"]
+
+
+def test_each_request_is_logged_by_its_figures_and_none_of_its_text(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "outrider")
+    with toy_server() as server:
+        client = TestClient(server.app)
+        prompt = "words of a client\n"
+        answer = client.post("/v1/completions", json=BODY | {"prompt": prompt, "n": 2}).json()
+        client.post("/v1/completions", json=BODY | {"prompt": prompt, "stream": True})
+        client.post("/v1/completions", json=BODY | {"prompt": prompt, "top_p": 7})
+    logged = [record for record in caplog.records if hasattr(record, "figures")]
+    ended = [record.figures for record in logged if record.getMessage() == "a request ended"]
+    assert [each["outcome"] for each in ended] == ["length"] * 2
+    assert ended[0]["id"] == answer["id"]
+    assert (ended[0]["prompt_tokens"], ended[0]["completion_tokens"]) == (len(prompt), 16)
+    assert ended[0]["time_to_first_token_ms"] >= 0
+    assert [r.figures for r in logged if r.getMessage() == "refused"] == [
+        {"status": 400, "code": None}
+    ]
+    written = json.dumps([vars(record) for record in caplog.records], default=str)
+    assert "words of a client" not in written
+
+
+def test_headers_and_paths_put_nothing_into_a_response() -> None:
+    """A line break in what a client sends begins no header of the answer."""
+    planted = "\r\nX-Planted: 1\r\n"
+    asked = (
+        ("GET /v1/models%0d%0aX-Planted:%201 HTTP/1.1", "Host: a"),
+        ("GET /v1/models HTTP/1.1", f"Host: a{planted}Authorization: Bearer b%0d%0aX-Planted: 1"),
+        ("GET /v1/models HTTP/1.1", f"Host: a\r\nX-Request-Id: 1\n X-Planted: 1{planted}"),
+        ("GET /\x0bv1/models\nX-Planted: 1 HTTP/1.1", "Host: a"),
+        ("POST /v1/completions HTTP/1.1", "Host: a\r\nContent-Length: 5\r\nContent-Length: 9"),
+    )
+    with toy_server() as server, listening(server.app) as url:
+        host, port = url.removeprefix("http://").split(":")
+        for line, headers in asked:
+            with socket.create_connection((host, int(port)), timeout=60) as connection:
+                end = "Connection: close\r\n\r\n"
+                connection.sendall(f"{line}\r\n{headers}\r\n{end}hello".encode("latin-1"))
+                answer = b"".join(iter(partial(connection.recv, 4096), b""))
+            head, _, _ = answer.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 "), line
+            assert b"x-planted" not in head.lower(), line
+        assert TestClient(server.app).get("/health").text == "ok"
 
 
 def test_the_page_is_plain_and_takes_nothing_from_elsewhere() -> None:
