@@ -156,6 +156,15 @@ class Drafter(ABC):
         del prefixes
         return ()
 
+    def read(self, prefix: Prefix, most: int) -> int:
+        """Have a model of the drafter's own read a part of a long prompt; see `Runtime.read`.
+
+        Returns:
+            How many tokens are still to be read.
+        """
+        del prefix, most
+        return 0
+
 
 def nothing_drafted(rows: int, device: torch.device) -> DraftProposal:
     """Return the proposal of no tokens for B rows."""

@@ -62,6 +62,13 @@ class ModelDrafter(Drafter):
         ctx.limit_depths(depth)
         return self._draft(opened(self._open, shown, depth), depth, plan, ctx)
 
+    def read(self, prefix: Prefix, most: int) -> int:
+        """Have the model read a part of a long prompt; nothing where it has no room to draft."""
+        shown, longest = self._shown(prefix), self.model.max_length
+        if longest is not None and len(shown) > longest:
+            return 0
+        return self.model.read(shown, most).missing
+
     def _draft(
         self, cursor: Cursor, depth: NDArray[np.int64], plan: DraftPlan, ctx: DraftContext
     ) -> DraftProposal:

@@ -18,7 +18,7 @@ from ..errors import DraftError, InvalidConfigError
 from ..policies import policy_of
 from ..policies.base import Policy
 from ..random import Philox4x32
-from ..runtimes.base import Runtime
+from ..runtimes.base import Reading, Runtime
 from ..sampling.grammar import Grammars
 from ..sampling.logprobs import report
 from ..types.protocols import Chance, Tokenizer
@@ -206,6 +206,21 @@ class SpeculativeDecoder:
         if chance is None:
             self.observe(result)
         return result
+
+    def read(self, state: SequenceState, most: int) -> Reading:
+        """Have the target, and after it the drafter, read a part of a long prompt.
+
+        Args:
+            state: of a sequence before its first round.
+            most: how many tokens are read at most.
+
+        Raises:
+            DraftError: the drafter failed, unless `on_draft_error` is "disable".
+        """
+        found = self.target.read(state.prefix, most)
+        if found.missing or not state.drafting:
+            return found
+        return replace(found, missing=self._drafting.read(state.prefix, most))
 
     def observe(self, result: StepResult) -> None:
         """Learn from a round, count it, and report it to `on_round`."""

@@ -61,6 +61,22 @@ class Drafting:
                         return cached
         return ()
 
+    def read(self, prefix: Prefix, most: int) -> int:
+        """Have the drafters read a part of a long prompt, and return how many tokens are left.
+
+        Raises:
+            DraftError: the first that one raised, unless `on_draft_error` is "disable".
+        """
+        left = 0
+        for drafter in self._behind:
+            try:
+                with _guarded(drafter):
+                    left = max(left, drafter.read(prefix, most))
+            except DraftError as error:
+                error.sequence_id = prefix.sequence_id
+                self._pass_over(error)
+        return left
+
     def propose(self, batch: Batch, plan: DraftPlan, context: DraftContext) -> DraftProposal:
         """Propose tokens for a round, none where none are planned.
 

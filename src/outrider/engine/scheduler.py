@@ -27,7 +27,7 @@ class Scheduler:
         decoder: the decoder. Its models' room is shared by all its schedulers.
         name: what errors of others call this scheduler while it holds room.
         discard: whether what the models computed is not to be shared with later sequences.
-        read_chunk: a prompt with more tokens is read by the target in parts of so many, each
+        read_chunk: a prompt with more tokens is read by the models in parts of so many, each
             between two rounds of others; None reads each in its first round.
     """
 
@@ -151,7 +151,7 @@ class Scheduler:
         """Have a part of the first long prompt read; more, if nothing else is to be done."""
         while self._reading and self._read_chunk is not None:
             state = self._reading[0]
-            found = self._decoder.target.read(state.prefix, self._read_chunk)
+            found = self._decoder.read(state, self._read_chunk)
             state = replace(state, cached=max(state.cached, found.cached))
             if found.missing:
                 self._reading[0] = state

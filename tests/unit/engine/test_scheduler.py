@@ -5,12 +5,19 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from outrider import NgramDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
+from outrider import (
+    ModelDrafter,
+    NgramDrafter,
+    SamplingParams,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+)
 from outrider.engine.scheduler import Scheduler
 from outrider.errors import (
     DegenerateDistributionError,
@@ -265,6 +272,54 @@ def test_long_prompts_are_read_in_parts_between_the_rounds_of_others() -> None:
     assert both is not None
     assert both.record.cached == (0, 3)
     assert [len(step.batch.states) for step in scheduler] == [2, 1, 1, 1, 1, 1]
+
+
+def test_a_draft_model_reads_long_prompts_in_parts_after_the_target() -> None:
+    target, draft = Reads(), Reads()
+    decoder = SpeculativeDecoder(target, ModelDrafter(draft))
+    scheduler = Scheduler(decoder, read_chunk=4)
+    (short,) = decoder.start([0], SamplingParams(max_tokens=30))
+    (long,) = decoder.start([0, 1, 2] * 5, SamplingParams(max_tokens=2))
+    (plain,) = decoder.start([0, 1, 2] * 5, SamplingParams(max_tokens=2))
+    scheduler.submit([short, long, replace(plain, drafting=False)])
+    name, seen = long.prefix.sequence_id, []
+    while name not in {state.prefix.sequence_id for state in scheduler.running}:
+        result = scheduler.step()
+        assert result is not None
+        if name in result.batch.sequence_ids:
+            break
+        seen.append((target.read_to.get(name), draft.read_to.get(name)))
+    assert seen == [(7, None), (11, None), (14, 7), (14, 11)]
+    list(scheduler)
+    assert draft.read_to.keys() == {name}
+
+
+@pytest.mark.parametrize("on_error", ["raise", "disable"])
+def test_a_draft_model_that_cannot_read_concerns_its_own_sequence(on_error: str) -> None:
+    class Broken(Reads):
+        def read(self, prefix: Prefix, most: int) -> Reading:
+            raise RuntimeError("no")
+
+    config = SpeculativeConfig(on_draft_error=on_error)
+    decoder = SpeculativeDecoder(Reads(), ModelDrafter(Broken()), config=config)
+    scheduler = Scheduler(decoder, read_chunk=4)
+    (short,) = decoder.start([0], SamplingParams(max_tokens=30))
+    (long,) = decoder.start([0, 1, 2] * 5, SamplingParams(max_tokens=2))
+    scheduler.submit([short, long])
+    ended: list[int] = []
+    failed: list[int | None] = []
+    while not scheduler.idle:
+        try:
+            result = scheduler.step()
+        except DraftError as error:
+            failed.append(error.sequence_id)
+            continue
+        assert result is not None
+        ended += [s.prefix.sequence_id for s in result.batch.states if s.finish_reason]
+    raises = on_error == "raise"
+    assert failed == [long.prefix.sequence_id] * raises
+    assert ended == [state.prefix.sequence_id for state in (long, short)[raises:]]
+    assert decoder.free_slots == 4
 
 
 def test_a_long_prompt_alone_is_read_at_once_and_may_be_cancelled() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -272,3 +273,17 @@ def test_other_models_routes_and_methods_are_refused(client: TestClient) -> None
     assert (missing.status_code, "error" in missing.json()) == (404, True)
     chat = client.post("/v1/chat/completions", json={"messages": []})
     assert chat.json()["error"]["param"] == "messages"
+
+
+def test_prompts_read_in_parts_have_the_same_texts() -> None:
+    bodies = [
+        {"prompt": "a long prompt " * 4 + str(i), "max_tokens": 9, "seed": i} for i in range(4)
+    ]
+    texts = []
+    for chunk in (5, 512):
+        with toy_server(read_chunk=chunk) as server:
+            client = TestClient(server.app)
+            with ThreadPoolExecutor(4) as pool:
+                answers = pool.map(lambda body: client.post("/v1/completions", json=body), bodies)
+                texts.append([answer.json()["choices"][0]["text"] for answer in answers])
+    assert texts[0] == texts[1]
