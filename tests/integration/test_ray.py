@@ -13,8 +13,13 @@ from typing import Any
 
 import pytest
 
-ray = pytest.importorskip("ray", reason="ray is not installed")
+pytest.importorskip("ray", reason="ray is not installed")
 pytest.importorskip("fastapi", reason="the server extra is not installed")
+
+import ray
+
+from outrider.integrations.ray import application, on_ray
+from outrider.server.batch import answer_file, in_process
 
 pytestmark = [
     pytest.mark.slow,
@@ -61,36 +66,29 @@ def choices(path: Path) -> list[Any]:
     return [(each["custom_id"], each["response"]["body"]["choices"]) for each in answers]
 
 
+def answer(source: Path, target: Path, answering: Any, pause_s: float = 0.0) -> tuple[int, int]:
+    return answer_file(source, target, answering, lambda *_: sleep(pause_s))
+
+
 def alone(source: Path, target: Path) -> list[Any]:
     """The answers of one process."""
-    import asyncio
-
-    from outrider.server.batch import run_batch
-    from tests.support.server import toy_server
-
-    with toy_server() as server:
-        work = run_batch(server.requests, source, target, together=4, report=lambda *_: None)
-        asyncio.run(work)
+    answer(source, target, in_process(make, "toy", together=4))
     return choices(target)
 
 
 def test_two_actors_answer_as_one_process_does(cluster: None, tmp_path: Path) -> None:
-    from outrider.integrations.ray import run_batch
-
     source = batch(tmp_path / "in.jsonl", 24)
     target = tmp_path / "out.jsonl"
-    more = {"model": "toy", "actors": 2, "together": 4, "report": lambda *_: None}
-    assert run_batch(make, source, target, **more) == (0, 24)
+    two = on_ray(make, "toy", actors=2, together=4)
+    assert answer(source, target, two) == (0, 24)
     assert choices(target) == alone(source, tmp_path / "alone.jsonl")
     whole = target.read_bytes().splitlines(keepends=True)
     target.write_bytes(b"".join(whole[:9]) + b'{"half')
-    assert run_batch(make, source, target, **more) == (9, 15)
+    assert answer(source, target, two) == (9, 15)
     assert choices(target) == choices(tmp_path / "alone.jsonl")
 
 
 def test_an_actor_that_is_killed_loses_nothing(cluster: None, tmp_path: Path) -> None:
-    from outrider.integrations.ray import run_batch
-
     source, target = batch(tmp_path / "in.jsonl", 48), tmp_path / "out.jsonl"
     killed: list[int] = []
 
@@ -105,9 +103,7 @@ def test_an_actor_that_is_killed_loses_nothing(cluster: None, tmp_path: Path) ->
 
     thread = threading.Thread(target=kill)
     thread.start()
-    run_batch(
-        make, source, target, model="toy", actors=2, together=4, report=lambda *_: sleep(0.02)
-    )
+    answer(source, target, on_ray(make, "toy", actors=2, together=4), 0.02)
     thread.join()
     assert killed
     assert choices(target) == alone(source, tmp_path / "alone.jsonl")
@@ -118,7 +114,6 @@ def test_the_server_runs_on_ray_serve(cluster: None) -> None:
     from ray import serve
 
     from outrider import SamplingParams
-    from outrider.integrations.ray import application
     from tests.support.server import toy_decoder
 
     serve.start(http_options={"port": 8231})

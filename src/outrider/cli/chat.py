@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from ..config.params import SamplingParams, SpeculativeConfig
+from ..config.params import SamplingParams
 from ..errors import InvalidConfigError, OutriderError
 from .flags import flags_of, plain
-from .options import SPECULATION, Drafting, Models, Shown, choose_method, titled
+from .options import SPECULATION, Drafting, Models, Setup, Shown, titled
 
 if TYPE_CHECKING:
     from ..engine.decoder import SpeculativeDecoder
@@ -56,19 +56,16 @@ def chat(
         model: the target model; the same as --target.
         system: the system message that begins the conversation.
     """
-    if model is not None:
-        models = replace(models, target=model)
-    config: SpeculativeConfig = plain(SpeculativeConfig, speculation)
+    setup = Setup.of(model, models, drafting, speculation)
     params: SamplingParams = plain(SamplingParams, sampling)
-    method = choose_method(models, drafting, config)
 
     from . import terminal
     from .models import load_decoder
 
-    decoder = load_decoder(models, drafting, method, config)
+    decoder = load_decoder(setup)
     if getattr(decoder.tokenizer, "chat_template", None) is None:
         expected = "a model with a chat template; outrider generate continues plain text"
-        raise InvalidConfigError("--target", models.target, expected)
+        raise InvalidConfigError("--target", setup.models.target, expected)
     colors = terminal.colored(terminal.output(shown.color))
     Conversation(decoder, params, system, colors=colors).run()
 

@@ -12,7 +12,7 @@ from .. import __version__
 from ..bench.options import WITH_MODEL
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..config.sources import is_gguf
-from .options import Drafting, Method, Models, Tracing
+from .options import Drafting, Method, Models, Setup, Tracing
 from .terminal import quiet, said
 
 if TYPE_CHECKING:
@@ -96,21 +96,21 @@ def load(
     return Loaded(pair.target, drafter, pair.tokenizer, facts)
 
 
-def load_decoder(
-    models: Models,
-    drafting: Drafting,
-    method: Method,
-    config: SpeculativeConfig,
-    max_sequences: int = 8,
-) -> SpeculativeDecoder:
+def load_decoder(setup: Setup, max_sequences: int = 8) -> SpeculativeDecoder:
     """Load the models that the flags name, and make a decoder of them; see `load`."""
     from rich.console import Console
 
     from ..engine.decoder import SpeculativeDecoder
 
-    loaded = load(models, drafting, method, Console(stderr=True), max_sequences=max_sequences)
+    loaded = load(
+        setup.models,
+        setup.drafting,
+        setup.method,
+        Console(stderr=True),
+        max_sequences=max_sequences,
+    )
     return SpeculativeDecoder(
-        loaded.target, loaded.drafter, tokenizer=loaded.tokenizer, config=config
+        loaded.target, loaded.drafter, tokenizer=loaded.tokenizer, config=setup.config
     )
 
 

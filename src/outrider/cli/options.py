@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,7 +17,7 @@ from ..config.params import SpeculativeConfig
 from ..config.sources import Dtype, RuntimeName, Weights, model_source
 from ..errors import EmptyPrefixError, InvalidConfigError
 from .files import check_file, read_text
-from .flags import COMMAS, flags_of
+from .flags import COMMAS, flags_of, plain
 
 Method = Literal["draft_model", "ngram", "suffix", "hybrid", "early_exit", "prediction", "none"]
 
@@ -223,6 +223,33 @@ _OWNERS = {
     "mixture_budget": "mixture",
 }
 """Settings that belong to one verification."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a command is to decode with.
+
+    Attributes:
+        models, drafting: the flags.
+        method: what proposes tokens.
+        config: of speculation.
+    """
+
+    models: Models
+    drafting: Drafting
+    method: Method
+    config: SpeculativeConfig
+
+    @classmethod
+    def of(cls, model: str | None, models: Models, drafting: Drafting, speculation: Any) -> Setup:
+        """Read the flags of a command that takes the target model as an argument, too.
+
+        Raises:
+            InvalidConfigError: flags contradict each other.
+        """
+        models = models if model is None else replace(models, target=model)
+        config: SpeculativeConfig = plain(SpeculativeConfig, speculation)
+        return cls(models, drafting, choose_method(models, drafting, config), config)
 
 
 def choose_method(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -13,16 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from cyclopts.types import PositiveInt
 
-from ..config.params import SpeculativeConfig
 from ..errors import InvalidConfigError, missing
 from .files import check_file
-from .flags import plain
-from .options import Drafting, Models, Shown, choose_method, titled
+from .options import Drafting, Models, Setup, Shown, titled
 from .serve import SPECULATION
 
 if TYPE_CHECKING:
     from ..engine.decoder import SpeculativeDecoder
-    from ..server.batch import Line
+    from ..server.batch import Answering, Line
 
 EXAMPLES = """Examples:
 
@@ -34,8 +31,6 @@ A line: {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {
 """
 
 app = App(name="run-batch", help_epilogue=EXAMPLES)
-
-Report = Callable[["Line", int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +74,16 @@ class Scale:
         if self.actors is not None and not self.ray:
             raise InvalidConfigError("--actors", self.actors, "none without --ray")
 
+    def answering(self, make: Callable[[], SpeculativeDecoder], model: str) -> Answering:
+        """Return what answers lines, with decoders that `make` loads."""
+        if self.ray:
+            from ..integrations.ray import on_ray
+
+            return on_ray(make, model, actors=self.actors or 1, together=self.max_sequences)
+        from ..server.batch import in_process
+
+        return in_process(make, model, together=2 * self.max_sequences)
+
 
 @app.default
 def run_batch(
@@ -96,16 +101,13 @@ def run_batch(
     Args:
         model: the target model; the same as --target.
     """
-    if model is not None:
-        models = replace(models, target=model)
-    config: SpeculativeConfig = plain(SpeculativeConfig, speculation)
-    method = choose_method(models, drafting, config)
+    setup = Setup.of(model, models, drafting, speculation)
     with missing("server"):
         import_module("pydantic")  # before the models are loaded
 
     from rich.console import Console
 
-    from ..server.batch import lines_of
+    from ..server.batch import answer_file, lines_of
     from .models import load_decoder
     from .terminal import progress
 
@@ -121,49 +123,8 @@ def run_batch(
             why = f": {line.wrong}" if line.wrong else ""
             console.print(f"line {line.number} failed with status {status}{why}", markup=False)
 
-    make = partial(load_decoder, models, drafting, method, config, scale.max_sequences)
-    answer = _on_ray if scale.ray else _here
+    name, make = setup.models.target, partial(load_decoder, setup, scale.max_sequences)
     with progress(console, "answering") as advance:
-        before, now = answer(make, source, target, models.target, scale, report)
+        before, now = answer_file(source, target, scale.answering(make, name), report)
     console.print(f"{now} of {total} lines answered, {before} before, {len(failed)} failed")
     return 1 if failed else 0
-
-
-def _here(
-    make: Callable[[], SpeculativeDecoder],
-    source: Path,
-    target: Path,
-    model: str,
-    scale: Scale,
-    report: Report,
-) -> tuple[int, int]:
-    from ..server.batch import run_batch as answered
-    from ..server.requests import Requests, Terms, fingerprint_of
-    from ..server.service import Service
-
-    decoder = make()
-    service = Service(decoder, max_waiting=2**20, timeout_s=float("inf"))
-    requests = Requests(service, Terms(model, frozenset(), fingerprint_of(decoder)))
-    together = 2 * scale.max_sequences
-    return asyncio.run(answered(requests, source, target, together=together, report=report))
-
-
-def _on_ray(
-    make: Callable[[], SpeculativeDecoder],
-    source: Path,
-    target: Path,
-    model: str,
-    scale: Scale,
-    report: Report,
-) -> tuple[int, int]:
-    from ..integrations.ray import run_batch as answered
-
-    return answered(
-        make,
-        source,
-        target,
-        model=model,
-        actors=scale.actors or 1,
-        together=scale.max_sequences,
-        report=report,
-    )

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any, Literal
 
 from cyclopts import App
 from cyclopts.types import PositiveFloat, PositiveInt
 
-from ..config.params import SpeculativeConfig
 from ..errors import InvalidConfigError, missing
-from .flags import plain
-from .options import Drafting, Models, Shown, choose_method, speculation_flags, titled
+from .options import Drafting, Models, Setup, Shown, speculation_flags, titled
 
 EXAMPLES = """Examples:
 
@@ -90,23 +88,20 @@ def serve(
     Args:
         model: the target model; the same as --target.
     """
-    if model is not None:
-        models = replace(models, target=model)
-    config: SpeculativeConfig = plain(SpeculativeConfig, speculation)
-    method = choose_method(models, drafting, config)
+    setup = Setup.of(model, models, drafting, speculation)
     with missing("server"):
         import_module("uvicorn")  # before the models are loaded
 
     from ..server.serving import Settings, run
     from .models import load_decoder
 
-    decoder = load_decoder(models, drafting, method, config, serving.max_sequences)
-    name = serving.served_model_name or models.target
+    decoder = load_decoder(setup, serving.max_sequences)
+    name = serving.served_model_name or setup.models.target
     settings = Settings(
         host=serving.host,
         port=serving.port,
         keys=serving.keys,
-        names=tuple(dict.fromkeys((name, models.target))),
+        names=tuple(dict.fromkeys((name, setup.models.target))),
         max_waiting=serving.max_waiting,
         read_chunk=serving.prefill_chunk,
         timeout_s=serving.timeout,

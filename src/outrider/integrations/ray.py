@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.decoder import SpeculativeDecoder
 from ..errors import missing
 from ..server.app import Access, make_app
-from ..server.batch import Line, answered, lines_of, resume
+from ..server.batch import Answering, Line, answered, batch_requests
 from ..server.metrics import Metrics
 from ..server.requests import Requests, Terms, fingerprint_of
 from ..server.service import Service
@@ -44,9 +43,7 @@ class BatchWorker:
     """
 
     def __init__(self, make: MakeDecoder, model: str) -> None:
-        decoder = make()
-        service = Service(decoder, max_waiting=2**20, timeout_s=float("inf"))
-        self._requests = Requests(service, Terms(model, frozenset(), fingerprint_of(decoder)))
+        self._requests = batch_requests(make(), model)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Answer the lines of `batch["line"]`, JSON of `Line` each."""
@@ -60,40 +57,21 @@ class BatchWorker:
         return asyncio.run(together())
 
 
-def run_batch(
-    make: MakeDecoder,
-    source: Path,
-    target: Path,
-    *,
-    model: str,
-    actors: int,
-    together: int,
-    report: Callable[[Line, int], None],
-) -> tuple[int, int]:
-    """Answer the lines of a batch on a Ray cluster, in their order; see `outrider.server.batch`.
+def on_ray(make: MakeDecoder, model: str, *, actors: int, together: int) -> Answering:
+    """Answer lines of a batch on a Ray cluster; for `outrider.server.batch.answer_file`.
 
     What an actor that dies was working on is done again by another one.
 
     Args:
         make: makes a decoder on each actor.
-        source: the batch.
-        target: where the answers go; what it holds is gone on with.
         model: what the decoders' model is called.
         actors: how many engines work at once.
         together: how many lines each works on at once.
-        report: called with each line that was answered, and its status.
-
-    Returns:
-        How many lines had been answered before, and how many were answered now.
-
-    Raises:
-        InvalidConfigError: the target holds answers to another batch.
     """
-    lines = lines_of(source)
-    before, now = resume(target, lines), 0
-    context = ray.data.DataContext.get_current()
-    context.execution_options.preserve_order = True
-    with target.open("ab", buffering=0) as file:
+
+    def answering(lines: Iterator[Line]) -> Iterator[tuple[Line, dict[str, Any]]]:
+        context = ray.data.DataContext.get_current()
+        context.execution_options.preserve_order = True
         while part := list(islice(lines, _PART)):
             rows = ray.data.from_items([{"line": _written(line)} for line in part])
             answers = rows.map_batches(
@@ -103,10 +81,9 @@ def run_batch(
                 compute=ray.data.ActorPoolStrategy(size=min(actors, len(part))),
             )
             for line, row in zip(part, answers.iter_rows(), strict=True):
-                file.write(row["answer"].encode() + b"\n")
-                now += 1
-                report(line, json.loads(row["answer"])["response"]["status_code"])
-    return before, now
+                yield line, json.loads(row["answer"])
+
+    return answering
 
 
 def application(

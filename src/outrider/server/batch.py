@@ -12,9 +12,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ..engine.decoder import SpeculativeDecoder
 from ..errors import InvalidConfigError, OutriderError
 from .failures import described
-from .requests import ROUTES, Requests
+from .requests import ROUTES, Requests, Terms, fingerprint_of
+from .service import Service
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +96,19 @@ def _named(data: bytes) -> Any:
         return secrets.token_hex()
 
 
-async def run_batch(
-    requests: Requests,
-    source: Path,
-    target: Path,
-    *,
-    together: int,
-    report: Callable[[Line, int], None],
+Answering = Callable[[Iterator[Line]], Iterator[tuple[Line, dict[str, Any]]]]
+"""Answers lines one by one, in their order; several may be worked on at once."""
+
+
+def answer_file(
+    source: Path, target: Path, answering: Answering, report: Callable[[Line, int], None]
 ) -> tuple[int, int]:
     """Answer the lines of a batch in their order, and write each answer as soon as it is its turn.
 
     Args:
-        requests: answers.
         source: the batch.
         target: where the answers go; what it holds is gone on with.
-        together: how many lines are worked on at once.
+        answering: answers lines.
         report: called with each line that was answered, and its status.
 
     Returns:
@@ -119,22 +119,51 @@ async def run_batch(
     """
     lines = lines_of(source)
     before, now = resume(target, lines), 0
-    going: deque[tuple[Line, asyncio.Task[dict[str, Any]]]] = deque()
     with target.open("ab", buffering=0) as file:
-        try:
-            while True:
-                for line in islice(lines, together - len(going)):
-                    going.append((line, asyncio.create_task(answered(requests, line))))
-                if not going:
-                    return before, now
-                line, task = going.popleft()
-                answer = await task
-                file.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
-                now += 1
-                report(line, answer["response"]["status_code"])
-        finally:
-            for _, task in going:
-                task.cancel()
+        for line, answer in answering(lines):
+            file.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
+            now += 1
+            report(line, answer["response"]["status_code"])
+    return before, now
+
+
+def in_process(make: Callable[[], SpeculativeDecoder], model: str, *, together: int) -> Answering:
+    """Answer lines with a decoder in this process.
+
+    Args:
+        make: makes it, once there is a line to answer.
+        model: what its model is called.
+        together: how many lines are worked on at once.
+    """
+
+    def answering(lines: Iterator[Line]) -> Iterator[tuple[Line, dict[str, Any]]]:
+        going: deque[tuple[Line, asyncio.Task[dict[str, Any]]]] = deque()
+        with asyncio.Runner() as runner:
+            requests = batch_requests(make(), model)
+            try:
+                while True:
+                    for line in islice(lines, together - len(going)):
+                        work = answered(requests, line)
+                        going.append((line, runner.get_loop().create_task(work)))
+                    if not going:
+                        return
+                    line, task = going.popleft()
+                    yield line, runner.run(_result(task))
+            finally:
+                requests.service.close()
+                requests.close()
+
+    return answering
+
+
+def batch_requests(decoder: SpeculativeDecoder, model: str) -> Requests:
+    """Make what answers lines: no queue is too long, and no request takes too much time."""
+    service = Service(decoder, max_waiting=2**20, timeout_s=float("inf"))
+    return Requests(service, Terms(model, frozenset(), fingerprint_of(decoder)))
+
+
+async def _result(task: asyncio.Task[dict[str, Any]]) -> dict[str, Any]:
+    return await task
 
 
 async def answered(requests: Requests, line: Line) -> dict[str, Any]:

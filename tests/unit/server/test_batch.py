@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ pytest.importorskip("pydantic", reason="the server extra is not installed")
 
 from outrider import SamplingParams
 from outrider.errors import InvalidConfigError
-from outrider.server.batch import Line, lines_of, run_batch
-from tests.support.server import Server, toy_decoder, toy_server
+from outrider.server.batch import Line, answer_file, in_process, lines_of
+from tests.support.server import toy_decoder
 
 PROMPTS = ["abc", "xyz", "hello", "a", "bcd", "zzz", "q", "what"]
 
@@ -30,14 +29,14 @@ def written(path: Path, lines: list[Any]) -> Path:
     return path
 
 
-def run(server: Server, source: Path, target: Path) -> tuple[int, int, list[tuple[int, int]]]:
+def run(source: Path, target: Path) -> tuple[int, int, list[tuple[int, int]]]:
     reported: list[tuple[int, int]] = []
 
     def report(each: Line, status: int) -> None:
         reported.append((each.number, status))
 
-    work = run_batch(server.requests, source, target, together=3, report=report)
-    return (*asyncio.run(work), reported)
+    answering = in_process(toy_decoder, "toy", together=3)
+    return (*answer_file(source, target, answering, report), reported)
 
 
 def choices(answer: bytes) -> Any:
@@ -51,8 +50,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 def test_answers_come_in_order_and_are_the_librarys(tmp_path: Path) -> None:
     source = written(tmp_path / "in.jsonl", [line(str(i), p) for i, p in enumerate(PROMPTS)])
     target = tmp_path / "out.jsonl"
-    with toy_server() as server:
-        assert run(server, source, target)[:2] == (0, 8)
+    assert run(source, target)[:2] == (0, 8)
     answers = read(target)
     assert [each["custom_id"] for each in answers] == [str(i) for i in range(8)]
     decoder = toy_decoder()
@@ -67,11 +65,10 @@ def test_answers_come_in_order_and_are_the_librarys(tmp_path: Path) -> None:
 def test_a_batch_goes_on_where_a_kill_left_it(kept: int, half: bytes, tmp_path: Path) -> None:
     source = written(tmp_path / "in.jsonl", [line(str(i), p) for i, p in enumerate(PROMPTS)])
     target = tmp_path / "out.jsonl"
-    with toy_server() as server:
-        run(server, source, target)
-        whole = target.read_bytes().splitlines(keepends=True)
-        target.write_bytes(b"".join(whole[:kept]) + half)
-        assert run(server, source, target)[:2] == (kept, 8 - kept)
+    run(source, target)
+    whole = target.read_bytes().splitlines(keepends=True)
+    target.write_bytes(b"".join(whole[:kept]) + half)
+    assert run(source, target)[:2] == (kept, 8 - kept)
     again = target.read_bytes().splitlines(keepends=True)
     assert again[:kept] == whole[:kept]
     assert [choices(each) for each in again] == [choices(each) for each in whole]
@@ -89,8 +86,7 @@ def test_bad_lines_are_answered_with_their_number(tmp_path: Path) -> None:
         line("streamed", "abc", stream=True),
     ]
     source, target = written(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
-    with toy_server() as server:
-        _, _, reported = run(server, source, target)
+    _, _, reported = run(source, target)
     assert reported == [(1, 200), (2, 400), (4, 400), (5, 400), (6, 400), (7, 400), (8, 200)]
     answers = read(target)
     assert [each["custom_id"] for each in answers] == [
@@ -105,8 +101,8 @@ def test_answers_to_another_batch_are_left_alone(tmp_path: Path) -> None:
     for held in ('{"custom_id": "b"}\n', "something else\n", '{"custom_id": "a"}\n' * 2):
         target = tmp_path / "out.jsonl"
         target.write_text(held)
-        with toy_server() as server, pytest.raises(InvalidConfigError, match="another --output"):
-            run(server, source, target)
+        with pytest.raises(InvalidConfigError, match="another --output"):
+            run(source, target)
         assert target.read_text() == held
 
 

@@ -284,6 +284,6 @@ def test_prompts_read_in_parts_have_the_same_texts() -> None:
         with toy_server(read_chunk=chunk) as server:
             client = TestClient(server.app)
             with ThreadPoolExecutor(4) as pool:
-                answers = pool.map(lambda body: client.post("/v1/completions", json=body), bodies)
-                texts.append([answer.json()["choices"][0]["text"] for answer in answers])
+                asked = [pool.submit(client.post, ROUTES[0], json=body) for body in bodies]
+                texts.append([each.result().json()["choices"][0]["text"] for each in asked])
     assert texts[0] == texts[1]
