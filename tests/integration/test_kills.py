@@ -21,13 +21,7 @@ import httpx
 
 from tests.support.command import save_model
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        "PYTEST_XDIST_WORKER" in os.environ,
-        reason="a worker of xdist has died of these; run pytest on this file without workers",
-    ),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 RUN = (sys.executable, "-m", "outrider")
 

@@ -23,6 +23,7 @@ from outrider.server.batch import answer_file, in_process
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.alone,
     pytest.mark.filterwarnings("ignore::Warning"),
 ]
 
