@@ -11,11 +11,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import httpx
@@ -44,6 +46,8 @@ class Soak:
         left: streams that their client left.
         texts: of whole answers, with the body that asked for each.
         warm, end: bytes of memory after a fifth of the requests, and at the end.
+        errors: what the server logged as one.
+        free_slots: of the decoder, when all had ended.
     """
 
     statuses: Counter[int] = field(default_factory=Counter)
@@ -51,6 +55,8 @@ class Soak:
     texts: list[tuple[dict[str, Any], str]] = field(default_factory=list)
     warm: int = 0
     end: int = 0
+    errors: list[str] = field(default_factory=list)
+    free_slots: int | None = None
 
     def wrong(self) -> list[dict[str, Any]]:
         """Return the bodies whose text is not the library's."""
@@ -168,13 +174,31 @@ async def run(url: str, requests: int, clients: int) -> Soak:
     return found
 
 
-def soak(requests: int, clients: int = 16) -> tuple[Soak, int | None]:
-    """Soak a server of its own; return what came of it, and the slots that are free in the end."""
-    with toy_server(max_waiting=1000) as server, listening(server.app) as url:
-        found = asyncio.run(run(url, requests, clients))
-        while server.service.running or server.service.waiting:
-            pass
-        return found, server.decoder.free_slots
+class Errors(logging.Handler):
+    """Keeps the errors that a server logs."""
+
+    def __init__(self, found: list[str]) -> None:
+        super().__init__(logging.ERROR)
+        self._found = found
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one."""
+        self._found.append(record.getMessage())
+
+
+def soak(requests: int, clients: int = 16) -> Soak:
+    """Soak a server of its own, and return what came of it."""
+    errors: list[str] = []
+    handler, logger = Errors(errors), logging.getLogger("outrider")
+    logger.addHandler(handler)
+    try:
+        with toy_server(max_waiting=1000) as server, listening(server.app) as url:
+            found = asyncio.run(run(url, requests, clients))
+            while server.service.running or server.service.waiting:
+                sleep(0.01)
+            return replace(found, errors=errors, free_slots=server.decoder.free_slots)
+    finally:
+        logger.removeHandler(handler)
 
 
 def main() -> None:
@@ -183,14 +207,15 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--clients", type=int, default=16)
     asked = parser.parse_args()
-    found, free = soak(asked.requests, asked.clients)
+    found = soak(asked.requests, asked.clients)
     said = {
         "statuses": dict(sorted(found.statuses.items())),
         "left": found.left,
         "texts": len(found.texts),
         "texts_that_differ": len(found.wrong()),
         "memory_mib": [round(each / 2**20, 1) for each in (found.warm, found.end)],
-        "free_slots": free,
+        "free_slots": found.free_slots,
+        "errors_logged": len(found.errors),
     }
     print(json.dumps(said))
 

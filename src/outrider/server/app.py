@@ -240,6 +240,7 @@ async def _or_gone(request: Request, work: Any) -> Any:
     finally:
         gone.cancel()
         task.cancel()
+        await asyncio.wait({task, gone})
 
 
 async def _gone(request: Request) -> None:
