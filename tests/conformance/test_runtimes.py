@@ -47,8 +47,9 @@ def failed(findings: Iterable[Finding]) -> dict[str, str]:
 )
 def test_the_transformers_runtime_passes(family: str) -> None:
     model = random_model(family)
-    # Gemma 2's own attention takes its softmax in float32 whatever the model's dtype.
-    tolerance = 1e-5 if family == "gemma2" else 1e-10
+    # Norms are taken in float32 whatever the model's dtype: a value between two of its numbers may
+    # be rounded to either. Gemma 2 takes the softmax of its attention in float32, too.
+    tolerance = 1e-5 if family == "gemma2" else 1e-6
     reference = TransformersReference(model)
     found = check_runtime(
         lambda: TransformersModel(model, max_sequences=4), reference, tolerance=tolerance
@@ -297,7 +298,7 @@ TURNOVER = "sequences come and go in any order"
         (by_column, {TREES}, {REJECTION, RAGGED, SHARING}),
         (in_line, {TREES}, {REJECTION, RAGGED, SHARING}),
         (uncopied, {SHARING, TURNOVER}, {REJECTION, "a sequence may be rewritten"}),
-        (unmoved, {TURNOVER}, {REJECTION, SHARING}),
+        (unmoved, {TURNOVER, SHARING}, {REJECTION}),
         (moved_first, {TURNOVER, SHARING}, {REJECTION}),
     ],
 )

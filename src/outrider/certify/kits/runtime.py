@@ -23,7 +23,7 @@ from ...types.finding import Finding
 from ...types.records import Prefix
 from .references import FreshRuntime, Path, Reference
 from .runner import Broken, require, run
-from .runtime_case import Case, Row, proposal, spelled
+from .runtime_case import Case, Row, spelled
 
 
 def check_runtime(
@@ -62,7 +62,7 @@ class _Interrupt(Exception):
 
 def _capabilities(case: Case) -> str:
     stated = case.runtime.capabilities
-    logits = case.runtime.verify([Prefix(1, [0])], proposal([((), ())])).logits
+    logits = case.runtime.verify([Prefix(1, [0])], case.proposal([((), ())])).logits
     width, most = logits.shape[-1], stated.vocab_size - 1
     require(width == most + 1, f"logits are {width} wide; vocab_size says {most + 1}")
     same = logits.device.type == stated.device.type
@@ -83,7 +83,7 @@ def _greedy(case: Case) -> str:
         cut = int(case.rng.integers(len(drafts) + 1))
         drafts[cut:] = [(token + 1) % case.runtime.vocab_size for token in drafts[cut:]]
         row = drafts, range(len(drafts))
-        logits = case.runtime.verify([Prefix(name, path)], proposal([row])).logits[0]
+        logits = case.runtime.verify([Prefix(name, path)], case.proposal([row])).logits[0]
         for node in range(len(drafts) + 1):
             best = int(logits[node].argmax())
             path = (*path, best)
@@ -144,18 +144,19 @@ def _turnover(case: Case) -> str:
     most = min(case.runtime.max_sequences or 6, 6)
     live: dict[int, Path] = {}
     ended: list[Path] = []
-    for _ in range(12):
-        while len(live) < max(1, most - 1):
+    for _ in range(24):
+        while len(live) < int(case.rng.integers(1, most + 1)):
             again = ended and case.rng.random() < 0.7
-            text = ended[int(case.rng.integers(len(ended)))] if again else case.text(14)
+            text = ended[-int(case.rng.integers(1, most + 1)) :][0] if again else case.text(14)
             live[next(case.names)] = (*text[: case.room - 20], *case.text(2))
         names = list(live)
         case.verify(names, [live[name] for name in names], [case.chain(2) for _ in names])
         for name in case.rng.permutation(names)[: int(case.rng.integers(1, most + 1))].tolist():
             ended.append(live.pop(name))
             case.runtime.release([name])
-        live = {name: (*text, *case.text(1)) for name, text in live.items()}
+        live = {name: (*text, *case.text(1))[: case.room - 4] for name, text in live.items()}
     case.runtime.check_integrity()
+    case.runtime.release(live)
     return f"{len(ended)} sequences; {case.said}"
 
 
@@ -203,7 +204,7 @@ def _overflow(case: Case) -> str:
         name = next(case.names)
         prefix = Prefix(name, np.zeros(size, dtype=np.int64).tolist())
         try:
-            case.runtime.verify([prefix], proposal([case.chain(drafts)]))
+            case.runtime.verify([prefix], case.proposal([case.chain(drafts)]))
         except ContextLengthError:
             continue
         raise Broken(f"{size} tokens and {drafts} drafts were taken; max_length is {most}")
@@ -297,7 +298,7 @@ def _exception(case: Case) -> str:
         path = (*path[:-1], *case.text(2))
         row = case.chain(2)
         prefixes = [Prefix(name, path), Prefix(other, case.text(20))][: case.rows]
-        asked = proposal([row] * len(prefixes))
+        asked = case.proposal([row] * len(prefixes))
         _interrupted(partial(runtime.verify, prefixes, asked), place)
         try:
             runtime.check_integrity()
@@ -352,7 +353,7 @@ def _memory(case: Case) -> str:
     def run(times: int) -> int:
         for _ in range(times):
             name = next(case.names)
-            case.runtime.verify([Prefix(name, case.text(30))], proposal([case.chain(3)]))
+            case.runtime.verify([Prefix(name, case.text(30))], case.proposal([case.chain(3)]))
             case.runtime.release([name])
         gc.collect()
         held = [each for each in gc.get_objects() if type(each) is Tensor]

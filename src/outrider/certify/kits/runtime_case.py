@@ -74,10 +74,14 @@ class Case:
         parents = [int(self.rng.integers(node + 1)) for node in range(width)]
         return self.rng.integers(self.runtime.vocab_size, size=width).tolist(), parents
 
+    def proposal(self, rows: Sequence[Row]) -> DraftProposal:
+        """A proposal of point masses, where the runtime expects it."""
+        return proposal(rows, self.runtime.device)
+
     def verify(self, names: Sequence[int], paths: Sequence[Path], rows: Sequence[Row]) -> None:
         """Verify drafts, and compare the logits after every node."""
         prefixes = [Prefix(name, path) for name, path in zip(names, paths, strict=True)]
-        logits = self.runtime.verify(prefixes, proposal(rows)).logits
+        logits = self.runtime.verify(prefixes, self.proposal(rows)).logits
         width = 1 + max(len(tokens) for tokens, _ in rows)
         expected = (len(paths), width, self.runtime.vocab_size)
         found = tuple(logits.shape)
@@ -122,7 +126,7 @@ class Case:
         return f"largest relative error {self.worst:.1e}"
 
 
-def proposal(rows: Sequence[Row]) -> DraftProposal:
+def proposal(rows: Sequence[Row], device: torch.device | None = None) -> DraftProposal:
     """A proposal of point masses: ragged chains, or trees if one of them branches."""
     lengths = np.array([len(tokens) for tokens, _ in rows], dtype=np.int64)
     tokens = torch.zeros(len(rows), int(lengths.max()), dtype=torch.int64)
@@ -130,6 +134,7 @@ def proposal(rows: Sequence[Row]) -> DraftProposal:
     for index, (drafted, follows) in enumerate(rows):
         tokens[index, : len(drafted)] = torch.tensor(drafted, dtype=torch.int64)
         parents[index, : len(drafted)] = list(follows)
+    tokens = tokens.to(device)
     branches = not np.array_equal(parents, trees.chain(*tokens.shape))
     masses = Distributions(point_masses=tokens)
     return DraftProposal(tokens, lengths, masses, parents if branches else None)
