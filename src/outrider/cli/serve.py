@@ -39,8 +39,8 @@ class Serving:
         served_model_name: what clients call the model (default: its name here).
         max_sequences: how many sequences are decoded together.
         max_waiting: how many more may wait; others are refused with status 429.
-        prefill_chunk: longer prompts are read in parts of so many tokens, between the rounds of
-            others.
+        prefill_chunk: tokens of new prompts that are read with a round; longer prompts are read in
+            parts.
         timeout: seconds that a request may take, waiting included.
         grace: seconds that running requests have to end after SIGTERM.
         max_body: bytes that a request may have.

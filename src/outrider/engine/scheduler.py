@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Generator, Iterable
 from dataclasses import replace
 from itertools import compress
+from math import inf
 from typing import TYPE_CHECKING, Self
 
 from ..errors import InvalidConfigError, ModelError, OutriderError
@@ -27,8 +28,8 @@ class Scheduler:
         decoder: the decoder. Its models' room is shared by all its schedulers.
         name: what errors of others call this scheduler while it holds room.
         discard: whether what the models computed is not to be shared with later sequences.
-        read_chunk: a prompt with more tokens is read by the models in parts of so many, each
-            between two rounds of others; None reads each in its first round.
+        read_chunk: so many tokens of new prompts are read with a round, and longer prompts in parts
+            of so many, each between two rounds of others; None reads all in their first rounds.
     """
 
     def __init__(
@@ -127,25 +128,36 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Move those that wait into the batch, as long as there is room."""
-        slots, admitted = self._decoder.slots, 0
+        slots = self._decoder.slots
+        left = most = inf if self._read_chunk is None else self._read_chunk
+        long: list[bool] = []
         for state in self._waiting:
-            if not slots.take(self._held, state.prefix.sequence_id):
+            reads = self._reads(state)
+            # Further choices share what the first one reads.
+            follows = state.choice > 0 and bool(long)
+            reads_apart = long[-1] if follows else reads > most
+            cost = 0 if reads_apart else int(follows) or reads
+            if cost > left or not slots.take(self._held, state.prefix.sequence_id):
                 break
-            admitted += 1
+            left -= cost
+            long.append(reads_apart)
         self._decoder.release_dropped()
-        if self._waiting and not admitted and not (self._batch.states or self._reading):
+        if self._waiting and not long and not (self._batch.states or self._reading):
             raise ModelError(
                 f"all {self._decoder.max_sequences} slots are held by "
                 f"{', '.join(slots.holders)}; finish or close it, or raise max_sequences"
             )
-        if admitted:
-            waiting = list(self._waiting)
-            self._waiting = deque(waiting[admitted:])
-            most = self._read_chunk
-            long = [most is not None and len(s.prefix) > most for s in waiting[:admitted]]
-            self._reading.extend(compress(waiting, long))
-            entering = [state for state, reads in zip(waiting, long, strict=False) if not reads]
+        if long:
+            admitted = [self._waiting.popleft() for _ in long]
+            self._reading.extend(compress(admitted, long))
+            entering = [state for state, apart in zip(admitted, long, strict=True) if not apart]
             self._batch = self._decoder.pack((*self._batch.states, *entering))
+
+    def _reads(self, state: SequenceState) -> int:
+        """Return how many tokens of a prompt the target has to read; 0 where that is no matter."""
+        if self._read_chunk is None:
+            return 0
+        return len(state.prefix) - self._decoder.target.computed(state.prefix)
 
     def _read(self) -> None:
         """Have a part of the first long prompt read; more, if nothing else is to be done."""

@@ -204,6 +204,11 @@ class Runtime(ABC):
         """
         return Reading()
 
+    def computed(self, prefix: Prefix) -> int:
+        """Return how many tokens of a new sequence's prefix need not be computed, 0 by default."""
+        del prefix
+        return 0
+
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
         """Free the room of sequences that will not be asked about again.
 

@@ -154,6 +154,10 @@ class SlotTable:
         self._set(index, Slot(kept, sequence_id=prefix.sequence_id, last_used=used))
         return Placement(index, shared, donor, spare, moved)
 
+    def computed(self, prefix: Prefix) -> int:
+        """Return how many tokens of a prefix stand in the slot that holds most of them."""
+        return max(slot.shared(prefix.tokens[:-1]) for slot in self.slots)
+
     def hold(self, index: int, tokens: Tokens, fed: Fed | None = None, row: int = 0) -> None:
         """Note what a slot's columns hold: tokens in a line, then a row of what was fed."""
         self._set(index, replace(self.slots[index], tokens=tokens, fed=fed, row=row))

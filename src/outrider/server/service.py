@@ -147,7 +147,7 @@ class Service:
         decoder: stepped by the thread alone, from now on.
         max_waiting: how many sequences may wait for room.
         timeout_s: how long a request may take, waiting included.
-        read_chunk: longer prompts are read in parts of so many tokens, between rounds.
+        read_chunk: tokens of new prompts that are read with a round; see `Scheduler`.
 
     Attributes:
         decoder: the decoder.

@@ -33,7 +33,7 @@ class Settings:
         keys: one of them has to be sent, if there are any.
         names: what the model is called; the first is its name.
         max_waiting: how many sequences may wait for room.
-        read_chunk: longer prompts are read in parts of so many tokens, between rounds.
+        read_chunk: tokens of new prompts that are read with a round; see `Scheduler`.
         timeout_s: how long a request may take, waiting included.
         grace_s: how long running requests have to end after SIGTERM.
         longest_body: bytes of a body.

@@ -258,6 +258,29 @@ class Reads(Roomy):
         return Reading(len(prefix) - 1 - self.read_to[name], cached)
 
 
+def test_so_many_tokens_of_new_prompts_are_read_with_a_round() -> None:
+    decoder = SpeculativeDecoder(Roomy(8))
+    scheduler = Scheduler(decoder, read_chunk=10)
+    for count, n in ((4, 1), (5, 1), (6, 1), (3, 3), (9, 1)):
+        params = SamplingParams(max_tokens=9, n=n, seed=1)
+        scheduler.submit(decoder.start([0] * count, params))
+    rows = [len(step.batch.states) for _ in range(4) if (step := scheduler.step()) is not None]
+    assert rows == [2, 5, 6, 7]  # 4 + 5, 6 + 3 with a choice for one token, the other, 9
+
+
+def test_choices_of_a_long_prompt_wait_until_the_first_has_read_it() -> None:
+    model = Reads()
+    decoder = SpeculativeDecoder(model)
+    scheduler = Scheduler(decoder, read_chunk=4)
+    (short,) = decoder.start([0], SamplingParams(max_tokens=9))
+    scheduler.submit([short])
+    scheduler.step()
+    scheduler.submit(decoder.start([0, 1, 2] * 5, SamplingParams(max_tokens=2, n=2, seed=1)))
+    rows = [len(step.batch.states) for _ in range(4) if (step := scheduler.step()) is not None]
+    assert rows == [1, 1, 2, 2]
+    assert all(done > 4 for done in model.read_to.values())
+
+
 def test_long_prompts_are_read_in_parts_between_the_rounds_of_others() -> None:
     model = Reads()
     decoder = SpeculativeDecoder(model)

@@ -229,6 +229,11 @@ class LlamaCppModel(Runtime):
         logits = self._with_room(partial(self._attempt, rows, width, cached))
         return logits, tuple(cached[row.prefix.sequence_id] for row in rows)
 
+    def computed(self, prefix: Prefix) -> int:
+        """Return what a new sequence would find; see `Runtime.computed`."""
+        with self.lock:
+            return self._table.computed(prefix)
+
     def read(self, prefix: Prefix, most: int) -> Reading:
         """Compute at most so many tokens of a prefix; see `Runtime.read`."""
         check_lengths([prefix], [0], self.max_length or 0)

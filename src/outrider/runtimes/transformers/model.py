@@ -217,6 +217,11 @@ class TransformersModel(Runtime):
         with self.lock:
             return self._enter(prefixes, [0] * len(prefixes), _FEW).cached
 
+    def computed(self, prefix: Prefix) -> int:
+        """Return what a new sequence would find; see `Runtime.computed`."""
+        with self.lock:
+            return self._table.computed(prefix)
+
     @torch.inference_mode()
     def read(self, prefix: Prefix, most: int) -> Reading:
         """Compute at most so many tokens of a prefix; see `Runtime.read`."""
