@@ -48,7 +48,7 @@ class BatchWorker:
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Answer the lines of `batch["line"]`, JSON of `Line` each."""
         lines = [_read(each) for each in batch["line"]]
-        return {"answer": [json.dumps(each, ensure_ascii=False) for each in self._answers(lines)]}
+        return {"answer": [json.dumps(each) for each in self._answers(lines)]}
 
     def _answers(self, lines: list[Line]) -> list[dict[str, Any]]:
         async def together() -> list[dict[str, Any]]:

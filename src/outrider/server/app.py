@@ -16,6 +16,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from ..errors import OutriderError
 from .failures import TooLargeError, described, in_openais_form
@@ -79,6 +80,10 @@ def make_app(requests: Requests, metrics: Metrics, access: Access = Access()) ->
     async def _refused(_: Request, error: OutriderError) -> Response:
         return refused(*described(error))
 
+    @app.exception_handler(ClientDisconnect)
+    async def _gone_early(_: Request, __: ClientDisconnect) -> Response:
+        return Response(status_code=_CLIENT_GONE)
+
     @app.exception_handler(HTTPException)
     async def _http(_: Request, error: HTTPException) -> Response:
         content = in_openais_form(str(error.detail), "invalid_request_error")
@@ -117,7 +122,7 @@ def make_app(requests: Requests, metrics: Metrics, access: Access = Access()) ->
         await updates.aclose()
         if update is None:
             _ended(reply, metrics, "cancelled")
-            return Response(status_code=499)
+            return Response(status_code=_CLIENT_GONE)
         _ended(reply, metrics)
         return JSONResponse(reply.whole())
 
@@ -178,6 +183,7 @@ def make_app(requests: Requests, metrics: Metrics, access: Access = Access()) ->
     return app
 
 
+_CLIENT_GONE = 499
 _EVENTS = "text/event-stream"
 _UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -215,7 +221,8 @@ def _ended(reply: Reply, metrics: Metrics, outcome: str | None = None) -> None:
 
 
 def _event(chunk: dict[str, Any]) -> str:
-    return f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
+    # In ASCII, since some clients take other characters for ends of lines.
+    return f"data: {json.dumps(chunk)}\n\n"
 
 
 async def _body(request: Request, access: Access) -> bytes:

@@ -121,7 +121,7 @@ def answer_file(
     before, now = resume(target, lines), 0
     with target.open("ab", buffering=0) as file:
         for line, answer in answering(lines):
-            file.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
+            file.write(json.dumps(answer).encode() + b"\n")
             now += 1
             report(line, answer["response"]["status_code"])
     return before, now

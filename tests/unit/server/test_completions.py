@@ -287,3 +287,12 @@ def test_prompts_read_in_parts_have_the_same_texts() -> None:
                 asked = [pool.submit(client.post, ROUTES[0], json=body) for body in bodies]
                 texts.append([each.result().json()["choices"][0]["text"] for each in asked])
     assert texts[0] == texts[1]
+
+
+def test_streams_are_ascii(client: TestClient) -> None:
+    """Some clients take U+0085 or U+2028 for ends of lines."""
+    body = {"prompt": "a", "max_tokens": 8, "stream": True, "guided_regex": "\u2028\u0085"}
+    response = client.post(ROUTES[0], json=body)
+    assert response.content.isascii()
+    assert "\\u2028" in response.text
+    assert "\\u0085" in response.text

@@ -318,6 +318,21 @@ def test_headers_and_paths_put_nothing_into_a_response() -> None:
         assert TestClient(server.app).get("/health").text == "ok"
 
 
+def test_a_client_that_leaves_is_no_error_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    with toy_server() as server, listening(server.app) as url:
+        host, port = url.removeprefix("http://").split(":")
+        body = json.dumps(BODY | {"max_tokens": 150, "ignore_eos": True}).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
+        for sent, wait in ((head + body[:9], False), (head + body, False), (head + body, True)):
+            with socket.create_connection((host, int(port)), timeout=60) as connection:
+                connection.sendall(sent)
+                if wait:
+                    until(lambda: server.service.running > 0)
+        until(lambda: server.decoder.free_slots == 4 and not server.service.waiting)
+        assert TestClient(server.app).post("/v1/completions", json=BODY).status_code == 200
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_the_page_is_plain_and_takes_nothing_from_elsewhere() -> None:
     with toy_server() as server:
         client = TestClient(server.app)
