@@ -92,6 +92,7 @@ def test_errors_are_the_clients_own(client: Any, address: str) -> None:
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="other", prompt="abc")
     assert [model.id for model in client.models.list()] == ["toy"]
+    assert client.models.retrieve("toy").id == "toy"
 
 
 def test_a_stream_that_is_left_frees_its_room(client: Any, address: str) -> None:

@@ -129,18 +129,24 @@ def make_app(requests: Requests, metrics: Metrics, access: Access = Access()) ->
     for path in ROUTES:
         app.post(path)(generate)
 
-    @app.get("/v1/models")
-    async def _models() -> dict[str, Any]:
-        terms = requests.terms
-        served = {
-            "id": terms.model,
+    def model() -> dict[str, Any]:
+        return {
+            "id": requests.terms.model,
             "object": "model",
             "created": int(started),
             "owned_by": "outrider",
-            "root": terms.model,
+            "root": requests.terms.model,
             "max_model_len": requests.service.decoder.max_length,
         }
-        return {"object": "list", "data": [served]}
+
+    @app.get("/v1/models")
+    async def _models() -> dict[str, Any]:
+        return {"object": "list", "data": [model()]}
+
+    @app.get("/v1/models/{name:path}")
+    async def _model(name: str) -> dict[str, Any]:
+        requests.check_model(name)
+        return model()
 
     @app.get("/v1/stats")
     async def _stats() -> dict[str, Any]:

@@ -122,6 +122,11 @@ class Requests:
             pass
         return reply.whole()
 
+    def check_model(self, name: str) -> None:
+        """Raise UnknownModelError if the model is not called so."""
+        if name not in self.terms.aliases | {self.terms.model}:
+            raise UnknownModelError("model", name, self.terms.model)
+
     def close(self) -> None:
         """Let no more bodies be read."""
         self._parsing.shutdown(wait=False, cancel_futures=True)
@@ -129,8 +134,8 @@ class Requests:
     def _prepared(self, route: str, data: bytes) -> tuple[Reply, list[list[SequenceState]]]:
         body = read_body(ROUTES[route], data)
         terms, n = self.terms, body.n or 1
-        if body.model is not None and body.model not in terms.aliases | {terms.model}:
-            raise UnknownModelError("model", body.model, terms.model)
+        if body.model is not None:
+            self.check_model(body.model)
         prompts = self._prompts(body)
         if not 1 <= n * len(prompts) <= terms.most_choices:
             name, value = ("n", n) if len(prompts) == 1 else ("prompt", f"{len(prompts)} prompts")
