@@ -16,7 +16,6 @@ from outrider import (
     SuffixDrafter,
     TransformersModel,
 )
-from outrider.certify.kits.runtime_tests import runtime_tests
 from tests.support.families import random_model
 
 DEVICE = torch.device("cuda")
@@ -63,6 +62,3 @@ def test_a_seed_repeats(name: str, shaped: dict[str, Any]) -> None:
     params = SamplingParams(max_tokens=40, seed=3, ignore_eos=True, **shaped)
     first, again = (texts(drafter, params, **more) for drafter, more in (drafters()[name],) * 2)
     assert first == again
-
-
-test_the_runtime_passes_its_kit = runtime_tests(on_device)

@@ -19,7 +19,7 @@ pytest.importorskip("fastapi", reason="the server extra is not installed")
 import ray
 
 from outrider.integrations.ray import application, on_ray
-from outrider.server.batch import answer_file, in_process
+from outrider.server.batch import Answered, answer_file, in_process
 
 pytestmark = [
     pytest.mark.slow,
@@ -67,7 +67,7 @@ def choices(path: Path) -> list[Any]:
     return [(each["custom_id"], each["response"]["body"]["choices"]) for each in answers]
 
 
-def answer(source: Path, target: Path, answering: Any, pause_s: float = 0.0) -> tuple[int, int]:
+def answer(source: Path, target: Path, answering: Any, pause_s: float = 0.0) -> Answered:
     return answer_file(source, target, answering, lambda *_: sleep(pause_s))
 
 
@@ -81,11 +81,11 @@ def test_two_actors_answer_as_one_process_does(cluster: None, tmp_path: Path) ->
     source = batch(tmp_path / "in.jsonl", 24)
     target = tmp_path / "out.jsonl"
     two = on_ray(make, "toy", actors=2, together=4)
-    assert answer(source, target, two) == (0, 24)
+    assert answer(source, target, two) == Answered(0, 24, 0)
     assert choices(target) == alone(source, tmp_path / "alone.jsonl")
     whole = target.read_bytes().splitlines(keepends=True)
     target.write_bytes(b"".join(whole[:9]) + b'{"half')
-    assert answer(source, target, two) == (9, 15)
+    assert answer(source, target, two) == Answered(9, 15, 0)
     assert choices(target) == choices(tmp_path / "alone.jsonl")
 
 

@@ -114,17 +114,17 @@ def run_batch(
     console = Console(stderr=True)
     source, target = Path(files.input_file), Path(files.output_file)
     total = sum(1 for _ in lines_of(source))
-    failed: list[int] = []
 
-    def report(line: Line, status: int) -> None:
+    def report(line: Line, error: str | None) -> None:
         advance(line.number, total, "")
-        if status != 200:
-            failed.append(line.number)
-            why = f": {line.wrong}" if line.wrong else ""
-            console.print(f"line {line.number} failed with status {status}{why}", markup=False)
+        if error is not None:
+            console.print(error, markup=False)
 
     name, make = setup.models.target, partial(load_decoder, setup, scale.max_sequences)
     with progress(console, "answering") as advance:
-        before, now = answer_file(source, target, scale.answering(make, name), report)
-    console.print(f"{now} of {total} lines answered, {before} before, {len(failed)} failed")
-    return 1 if failed else 0
+        found = answer_file(source, target, scale.answering(make, name), report)
+    console.print(
+        f"{total} lines: {found.now} answered now, {found.before} before; {found.failed} of them "
+        "failed" + ("; send those again in a file of their own" if found.failed else "")
+    )
+    return 1 if found.failed else 0

@@ -42,7 +42,7 @@ class Serving:
         prefill_chunk: tokens of new prompts that are read with a round; longer prompts are read in
             parts.
         timeout: seconds that a request may take, waiting included.
-        grace: seconds that running requests have to end after SIGTERM.
+        grace: seconds that running requests have to end after SIGTERM or Ctrl-C.
         max_body: bytes that a request may have.
         speculation_metrics: figures about speculation in responses to requests that do not say.
         vllm_metrics: show the figures of /metrics under vLLM's names as well.
@@ -92,21 +92,22 @@ def serve(
     with missing("server"):
         import_module("uvicorn")  # before the models are loaded
 
+    from ..server.app import Access
     from ..server.serving import Settings, run
     from .models import load_decoder
 
+    access = Access(serving.keys, serving.max_body)
     decoder = load_decoder(setup, serving.max_sequences)
     name = serving.served_model_name or setup.models.target
     settings = Settings(
         host=serving.host,
         port=serving.port,
-        keys=serving.keys,
+        access=access,
         names=tuple(dict.fromkeys((name, setup.models.target))),
         max_waiting=serving.max_waiting,
         read_chunk=serving.prefill_chunk,
         timeout_s=serving.timeout,
         grace_s=serving.grace,
-        longest_body=serving.max_body,
         figures=serving.speculation_metrics,
         vllm_names=serving.vllm_metrics,
     )

@@ -56,6 +56,11 @@ class Scheduler:
         return self._batch.states
 
     @property
+    def held(self) -> frozenset[int]:
+        """The sequences that room is held for, those whose prompts are still read included."""
+        return frozenset(self._held)
+
+    @property
     def idle(self) -> bool:
         """Whether nothing runs and nothing waits."""
         return not (self._waiting or self._reading or self._batch.states)
@@ -87,7 +92,7 @@ class Scheduler:
         """Admit what there is room for, decode one round, and retire what ended.
 
         Returns:
-            The round; None if nothing runs and nothing waits.
+            The round; None if there was none: nothing is left, or no prompt was read to its end.
 
         Raises:
             ModelError: nothing runs, and other calls hold all the room; they are named.
@@ -99,6 +104,8 @@ class Scheduler:
             if self.idle:
                 return None
             self._read()
+            if not self._batch.states:
+                return None
             result = self._decoder.step(self._batch)
         except BaseException as error:
             self._retire_failed(error)
@@ -121,8 +128,9 @@ class Scheduler:
     def __iter__(self) -> Generator[StepResult]:
         """Step until nothing is left; closing the iterator cancels the rest."""
         try:
-            while (result := self.step()) is not None:
-                yield result
+            while not self.idle:
+                if (result := self.step()) is not None:
+                    yield result
         finally:
             self.close()
 
@@ -160,18 +168,17 @@ class Scheduler:
         return len(state.prefix) - self._decoder.target.computed(state.prefix)
 
     def _read(self) -> None:
-        """Have a part of the first long prompt read; more, if nothing else is to be done."""
-        while self._reading and self._read_chunk is not None:
-            state = self._reading[0]
-            found = self._decoder.read(state, self._read_chunk)
-            state = replace(state, cached=max(state.cached, found.cached))
-            if found.missing:
-                self._reading[0] = state
-            else:
-                self._batch = self._decoder.pack((*self._batch.states, state))
-                self._reading.popleft()
-            if self._batch.states:
-                return
+        """Have a part of the first long prompt read."""
+        if not self._reading or self._read_chunk is None:
+            return
+        state = self._reading[0]
+        found = self._decoder.read(state, self._read_chunk)
+        state = replace(state, cached=max(state.cached, found.cached))
+        if found.missing:
+            self._reading[0] = state
+        else:
+            self._batch = self._decoder.pack((*self._batch.states, state))
+            self._reading.popleft()
 
     def _retire(self, states: Iterable[SequenceState], *, discard: bool = False) -> None:
         """Let sequences leave the batch, and free what is held for them."""

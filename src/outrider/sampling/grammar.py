@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -42,6 +42,10 @@ A model that may write any whitespace may never write anything else.
 _STACK = 2**26
 """Bytes for the compiler, which recurses: 5 KiB a level of a form, of 8192 at most."""
 
+_STACK_SIZE = threading.Lock()
+"""Held while a thread is started: the size of stacks is one of the whole process."""
+
+_KEPT = 32
 _LONGEST = 300
 _END = "<|outrider: the end|>"
 
@@ -61,14 +65,19 @@ class Grammars:
         self._vocab_size = vocab_size
         self._eos = eos_token_ids
         self._vocabulary: tuple[LLTokenizer, int] | None = None
+        # Many requests ask for the same form.
+        self._of = lru_cache(_KEPT)(self._made)
 
     def of(self, asked: StructuredOutput, stop_ids: frozenset[int]) -> Grammar:
-        """Make the grammar that a request asks for, which `stop_ids` end.
+        """Return the grammar that a request asks for, which `stop_ids` end.
 
         Raises:
             InvalidConfigError: the library refuses it, no text fulfils it, or the vocabulary cannot
                 spell any; or there is no tokenizer that could be read.
         """
+        return self._of(asked, stop_ids).copy()
+
+    def _made(self, asked: StructuredOutput, stop_ids: frozenset[int]) -> Grammar:
         with missing("grammar"):
             from llguidance import LLMatcher, LLParserLimits
 
@@ -77,7 +86,10 @@ class Grammars:
         vocabulary, end = self._vocabulary
         field = f"structured_output.{asked.kind}"
         limits = LLParserLimits(verbose_errors=False)
-        make = partial(LLMatcher, vocabulary, _source(asked), log_level=0, limits=limits)
+
+        def make() -> LLMatcher:
+            return LLMatcher(vocabulary, _source(asked), log_level=0, limits=limits)
+
         try:
             matcher = _with_stack(make)
             error = matcher.get_error() if matcher.is_error() else ""
@@ -287,12 +299,14 @@ class Grammar:
 
 def _with_stack(work: Callable[[], T]) -> T:
     """Do something on a thread whose stack holds the deepest form that is taken."""
-    before = threading.stack_size(_STACK)
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(work).result()
-    finally:
-        threading.stack_size(before)
+    with ThreadPoolExecutor(1) as pool:
+        with _STACK_SIZE:
+            before = threading.stack_size(_STACK)
+            try:
+                going = pool.submit(work)
+            finally:
+                threading.stack_size(before)
+        return going.result()
 
 
 def _source(asked: StructuredOutput) -> str:

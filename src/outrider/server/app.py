@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from ..errors import OutriderError
+from ..errors import InvalidConfigError, OutriderError
 from .failures import TooLargeError, described, in_openais_form
 from .metrics import Metrics
 from .replies import Reply
@@ -45,11 +45,18 @@ class Access:
         keys: one of them has to be sent, if there are any.
         longest_body: bytes of a body.
         retry_after_s: when those are to come back for whom there is no room.
+
+    Raises:
+        InvalidConfigError: a key is empty: whoever sends none would have it.
     """
 
     keys: tuple[str, ...] = ()
     longest_body: int = 2**20
     retry_after_s: int = 1
+
+    def __post_init__(self) -> None:
+        if not all(key.strip() for key in self.keys):
+            raise InvalidConfigError("api_key", "", "a key that is not empty, or none at all")
 
 
 def make_app(requests: Requests, metrics: Metrics, access: Access = Access()) -> FastAPI:
@@ -67,46 +74,52 @@ def make_app(requests: Requests, metrics: Metrics, access: Access = Access()) ->
         requests.service.close()
         requests.close()
 
-    app = FastAPI(title="Outrider", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(lifespan=lifespan, openapi_url=None)
 
-    def refused(status: int, content: dict[str, Any]) -> Response:
-        code = content["error"]["code"]
+    def refused(request: Request, status: int, content: dict[str, Any]) -> Response:
+        why = {name: content["error"][name] for name in ("code", "param")}
         metrics.refused(str(status))
-        _LOG.info("refused", extra={"figures": {"status": status, "code": code}})
+        figures = {"status": status, "path": request.url.path, **why}
+        _LOG.info("refused", extra={"figures": figures})
         headers = {"Retry-After": str(access.retry_after_s)} if status in (429, 503) else None
         return JSONResponse(content, status, headers)
 
     @app.exception_handler(OutriderError)
-    async def _refused(_: Request, error: OutriderError) -> Response:
-        return refused(*described(error))
+    async def _refused(request: Request, error: OutriderError) -> Response:
+        return refused(request, *described(error))
 
     @app.exception_handler(ClientDisconnect)
     async def _gone_early(_: Request, __: ClientDisconnect) -> Response:
         return Response(status_code=_CLIENT_GONE)
 
     @app.exception_handler(HTTPException)
-    async def _http(_: Request, error: HTTPException) -> Response:
-        content = in_openais_form(str(error.detail), "invalid_request_error")
-        return refused(error.status_code, content)
+    async def _http(request: Request, error: HTTPException) -> Response:
+        said = f"{error.detail}: {request.method} {request.url.path}; POST to {' or '.join(ROUTES)}"
+        content = in_openais_form(said, "invalid_request_error")
+        return refused(request, error.status_code, content)
 
     @app.exception_handler(Exception)
-    async def _failed(_: Request, error: Exception) -> Response:
+    async def _failed(request: Request, error: Exception) -> Response:
         _LOG.error("a request failed: %s", type(error).__name__, exc_info=error)
         said = "the server failed; its log says why"
-        return refused(500, in_openais_form(said, "server_error"))
+        return refused(request, 500, in_openais_form(said, "server_error"))
 
     @app.middleware("http")
     async def _guarded(request: Request, call_next: Any) -> Response:
         if request.url.path.startswith(("/v1/", "/metrics")) and not _known(request, access):
             said = "expected a valid key, as Authorization: Bearer KEY"
             content = in_openais_form(said, "invalid_request_error", code="invalid_api_key")
-            return refused(401, content)
+            return refused(request, 401, content)
         response: Response = await call_next(request)
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
 
     async def generate(request: Request) -> Response:
-        reply, groups = await requests.prepare(request.url.path, await _body(request, access))
+        body = await _body(request, access)
+        prepared = await _or_gone(request, requests.prepare(request.url.path, body))
+        if prepared is None:
+            return Response(status_code=_CLIENT_GONE)
+        reply, groups = prepared
         updates = requests.updates(reply, groups)
         try:
             # The first round is waited for, so that what cannot begin has a status of its own.
@@ -116,15 +129,15 @@ def make_app(requests: Requests, metrics: Metrics, access: Access = Access()) ->
                 return StreamingResponse(stream, media_type=_EVENTS, headers=_UNBUFFERED)
             while update is not None and not update.done:
                 update = await _or_gone(request, anext(updates))
-        except OutriderError:
-            _ended(reply, metrics, "error")
+        except OutriderError as error:
+            _ended(reply, metrics, _code(error))
             raise
         await updates.aclose()
         if update is None:
             _ended(reply, metrics, "cancelled")
             return Response(status_code=_CLIENT_GONE)
         _ended(reply, metrics)
-        return JSONResponse(reply.whole())
+        return JSONResponse(await asyncio.to_thread(reply.whole))
 
     for path in ROUTES:
         app.post(path)(generate)
@@ -210,7 +223,7 @@ async def _stream(
             yield _event(last)
         _ended(reply, metrics)
     except OutriderError as error:
-        _ended(reply, metrics, "error")
+        _ended(reply, metrics, _code(error))
         yield _event(described(error)[1])
     except (asyncio.CancelledError, GeneratorExit):
         _ended(reply, metrics, "cancelled")
@@ -218,6 +231,10 @@ async def _stream(
     finally:
         await updates.aclose()
     yield "data: [DONE]\n\n"
+
+
+def _code(error: OutriderError) -> str:
+    return described(error)[1]["error"]["code"] or "error"
 
 
 def _ended(reply: Reply, metrics: Metrics, outcome: str | None = None) -> None:

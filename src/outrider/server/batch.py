@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,9 +15,14 @@ from typing import Any
 
 from ..engine.decoder import SpeculativeDecoder
 from ..errors import InvalidConfigError, OutriderError
-from .failures import described
+from .failures import EngineError, LineError, described
 from .requests import ROUTES, Requests, Terms, fingerprint_of
 from .service import Service
+
+_LOG = logging.getLogger(__name__)
+
+_BEGINS = b'{"id": "batch_req_'
+"""How each line of answers begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,75 +62,97 @@ def _line(number: int, data: bytes) -> Line:
     name, route, body = (given.get(key) for key in ("custom_id", "url", "body"))
     if not isinstance(name, str):
         return Line(number, None, wrong="no custom_id that is a text")
-    if given.get("method", "POST") != "POST" or route not in ROUTES:
-        return Line(number, name, wrong=f"url {route!r}; expected POST to {' or '.join(ROUTES)}")
+    method = given.get("method", "POST")
+    if method != "POST" or not isinstance(route, str) or route not in ROUTES:
+        asked = f"method {method!r} and url {route!r}"
+        return Line(number, name, wrong=f"{asked}; expected POST to {' or '.join(ROUTES)}")
     if not isinstance(body, dict):
         return Line(number, name, wrong="no body that is an object")
     return Line(number, name, route, json.dumps(body | {"stream": False}).encode())
 
 
-def resume(path: Path, lines: Iterator[Line]) -> int:
+def resume(path: Path, lines: Iterator[Line]) -> tuple[int, int]:
     """Find how many lines were answered before, and cut off half a line that a kill left.
 
     Args:
         path: of the answers; a file that is not there has none.
         lines: of the batch; as many are taken as were answered.
 
+    Returns:
+        How many were answered, and how many of those with an error.
+
     Raises:
-        InvalidConfigError: the file holds answers of another batch.
+        InvalidConfigError: the file holds something else, or answers of another batch.
     """
     if not path.exists():
-        return 0
-    done = end = 0
+        return 0, 0
+    done = failed = end = 0
     with path.open("rb+") as file:
         for data in file:
-            if not data.endswith(b"\n"):
+            half = not data.endswith(b"\n") and data.startswith(_BEGINS[: len(data)])
+            if half:
                 break
-            line = next(lines, None)
-            if line is None or _named(data) != line.custom_id:
+            line, (name, status) = next(lines, None), _answered(data)
+            if line is None or status is None or name != line.custom_id:
                 expected = "a new file, or answers to this batch; give another --output-file"
                 raise InvalidConfigError("--output-file", str(path), expected)
-            done, end = done + 1, end + len(data)
+            done, failed, end = done + 1, failed + (status != 200), end + len(data)
         file.truncate(end)
-    return done
+    return done, failed
 
 
-def _named(data: bytes) -> Any:
+def _answered(data: bytes) -> tuple[Any, int | None]:
+    """Return whose answer a line is, and its status; None if it is no answer."""
     try:
-        return json.loads(data)["custom_id"]
+        found = json.loads(data)
+        return found["custom_id"], int(found["response"]["status_code"])
     except (ValueError, KeyError, TypeError):
-        return secrets.token_hex()
+        return None, None
 
 
 Answering = Callable[[Iterator[Line]], Iterator[tuple[Line, dict[str, Any]]]]
 """Answers lines one by one, in their order; several may be worked on at once."""
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What became of a batch.
+
+    Attributes:
+        before: lines that had been answered before.
+        now: lines that were answered now.
+        failed: of both, those that were answered with an error.
+    """
+
+    before: int
+    now: int
+    failed: int
+
+
 def answer_file(
-    source: Path, target: Path, answering: Answering, report: Callable[[Line, int], None]
-) -> tuple[int, int]:
+    source: Path, target: Path, answering: Answering, report: Callable[[Line, str | None], None]
+) -> Answered:
     """Answer the lines of a batch in their order, and write each answer as soon as it is its turn.
 
     Args:
         source: the batch.
         target: where the answers go; what it holds is gone on with.
         answering: answers lines.
-        report: called with each line that was answered, and its status.
-
-    Returns:
-        How many lines had been answered before, and how many were answered now.
+        report: called with each line that was answered, and what went wrong, if anything did.
 
     Raises:
-        InvalidConfigError: the target holds answers to another batch.
+        InvalidConfigError: the target holds something else than answers to this batch.
     """
-    lines = lines_of(source)
-    before, now = resume(target, lines), 0
+    lines, now = lines_of(source), 0
+    before, failed = resume(target, lines)
     with target.open("ab", buffering=0) as file:
         for line, answer in answering(lines):
             file.write(json.dumps(answer).encode() + b"\n")
             now += 1
-            report(line, answer["response"]["status_code"])
-    return before, now
+            error = answer["error"]
+            failed += error is not None
+            report(line, None if error is None else error["message"])
+    return Answered(before, now, failed)
 
 
 def in_process(make: Callable[[], SpeculativeDecoder], model: str, *, together: int) -> Answering:
@@ -152,6 +180,7 @@ def in_process(make: Callable[[], SpeculativeDecoder], model: str, *, together: 
             finally:
                 requests.service.close()
                 requests.close()
+                requests.service.join()
 
     return answering
 
@@ -171,11 +200,15 @@ async def answered(requests: Requests, line: Line) -> dict[str, Any]:
     error: OutriderError | None = None
     try:
         if line.wrong is not None:
-            raise InvalidConfigError("line", line.number, "a request", given=line.wrong)
+            raise LineError(line.wrong)
         status, body = 200, await requests.answer(line.route, line.body)
     except OutriderError as raised:
         error = raised
-        status, body = described(raised)
+    except Exception as raised:
+        _LOG.exception("line %d failed", line.number)
+        error = EngineError(f"{type(raised).__name__}; see the log")
+    if error is not None:
+        status, body = described(error)
     name = secrets.token_hex(8)
     message = f"line {line.number}: {error}"
     said = None if error is None else {"code": str(status), "message": message}

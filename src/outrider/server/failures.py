@@ -27,6 +27,10 @@ class DeadlineError(OutriderError):
     """A request took longer than it may."""
 
 
+class LineError(OutriderError):
+    """A line of a batch is no request."""
+
+
 class EngineError(OutriderError):
     """A round failed in a way that nothing here foresees."""
 

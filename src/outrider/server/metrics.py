@@ -81,23 +81,26 @@ class Metrics:
         reasons = [event.finish_reason for event in reply.events if event.finish_reason]
         for reason in [outcome] if outcome else reasons:
             self._count("request_success", 1, str(reason))
-        if not job.first or not job.ended:
+        times = job.times()
+        if not times:
             return
-        decoding = job.ended - job.first
         for name, value in {
-            "time_to_first_token_seconds": job.first - job.submitted,
-            "e2e_request_latency_seconds": job.ended - job.submitted,
-            "request_queue_time_seconds": job.started - job.submitted,
-            "request_prefill_time_seconds": job.first - job.started,
-            "request_decode_time_seconds": decoding,
-            "request_time_per_output_token_seconds": decoding / max(1, emitted - 1),
+            "time_to_first_token_seconds": times["first_token"],
+            "e2e_request_latency_seconds": times["all"],
+            "request_queue_time_seconds": times["queue"],
+            "request_prefill_time_seconds": times["prefill"],
+            "request_decode_time_seconds": times["decode"],
+            "request_time_per_output_token_seconds": times["decode"] / max(1, emitted - 1),
             "request_prompt_tokens": usage["prompt_tokens"],
             "request_generation_tokens": emitted,
         }.items():
             self._observe(name, value)
+        begun: set[int] = set()
         for each in reply.rounds:
-            if each.emitted:
-                self._observe("inter_token_latency_seconds", each.seconds / each.emitted)
+            if each.choice in begun:
+                for _ in range(each.emitted):
+                    self._observe("inter_token_latency_seconds", each.seconds / each.emitted)
+            begun.add(each.choice)
 
     def refused(self, status: str) -> None:
         """Count a request that was refused with a status."""

@@ -12,6 +12,8 @@ from ..engine.outputs import StreamEvent
 from .schema import ChatBody, Common
 from .service import Job, RowRound, Update
 
+_IMPOSSIBLE = -9999.0
+
 
 @dataclass
 class Reply:
@@ -42,6 +44,7 @@ class Reply:
     events: list[StreamEvent] = field(default_factory=list)
     rounds: list[RowRound] = field(default_factory=list)
     _started: set[int] = field(default_factory=set)
+    _places: dict[int, int] = field(default_factory=dict)
 
     @property
     def chats(self) -> bool:
@@ -188,32 +191,27 @@ class Reply:
             return {"content": content, "refusal": None}
         return {
             "tokens": [self._spelled(event.token_id) for event in reported],
-            "token_logprobs": [event.logprob for event in reported],
+            "token_logprobs": [_finite(event.logprob) for event in reported],
             "top_logprobs": [
-                {self._spelled(token): value for token, value in event.top_logprobs or ()}
+                {self._spelled(token): _finite(value) for token, value in event.top_logprobs or ()}
                 for event in reported
             ],
             "text_offset": self._offsets(events),
         }
 
     def _offsets(self, events: Sequence[StreamEvent]) -> list[int]:
-        """Return where in its choice's text each token begins."""
-        index, place, found = self._index(events[0]), 0, []
-        before = (e for e in self.events if self._index(e) == index)
-        for event in before:
-            if event.position >= events[0].position:
-                break
-            place += len(event.text or "")
+        """Return where in its choice's text each token begins; asked once for each event."""
+        index, found = self._index(events[0]), []
         for event in events:
-            found.append(place)
-            place += len(event.text or "")
+            found.append(self._places.get(index, 0))
+            self._places[index] = found[-1] + len(event.text or "")
         return found
 
     def _entry(self, token_id: int, logprob: float | None) -> dict[str, Any]:
         token = self._spelled(token_id)
         # The bytes of half a character are not known here.
         data = None if REPLACEMENT in token else list(token.encode())
-        return {"token": token, "logprob": logprob, "bytes": data}
+        return {"token": token, "logprob": _finite(logprob), "bytes": data}
 
     def _spelled(self, token_id: int) -> str:
         text: str = self.tokenizer.decode([token_id])
@@ -227,16 +225,17 @@ class Reply:
         return {"metrics": {**self._times(), **_first(speculation)}}
 
     def _times(self) -> dict[str, float]:
-        """Return how long it took; nothing before it has ended, or if no round was its own."""
-        job, emitted = self.job, len(self.events)
-        if job is None or not (job.first and job.ended):
+        """Return how long it took, as vLLM names it."""
+        times, emitted = self.job.times() if self.job is not None else {}, len(self.events)
+        if not times:
             return {}
+        generated = times["prefill"] + times["decode"]
         return {
-            "time_to_first_token_ms": 1e3 * (job.first - job.submitted),
-            "generation_time_ms": 1e3 * (job.ended - job.started),
-            "queue_time_ms": 1e3 * (job.started - job.submitted),
-            "mean_itl_ms": 1e3 * (job.ended - job.first) / max(1, emitted - 1),
-            "tokens_per_second": emitted / max(1e-9, job.ended - job.started),
+            "time_to_first_token_ms": 1e3 * times["first_token"],
+            "generation_time_ms": 1e3 * generated,
+            "queue_time_ms": 1e3 * times["queue"],
+            "mean_itl_ms": 1e3 * times["decode"] / max(1, emitted - 1),
+            "tokens_per_second": emitted / max(1e-9, generated),
         }
 
     def _speculation(self, index: int) -> dict[str, Any]:
@@ -247,6 +246,11 @@ class Reply:
             found["per_step_accepted"] = [each.accepted for each in own]
             found["per_step_drafted"] = [each.drafted for each in own]
         return found
+
+
+def _finite(logprob: float | None) -> float | None:
+    """Return a log-probability as JSON can write it, that of an impossible token as OpenAI does."""
+    return None if logprob is None else max(logprob, _IMPOSSIBLE)
 
 
 def _figures(

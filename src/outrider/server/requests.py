@@ -36,6 +36,12 @@ ROUTES: dict[str, type[Common]] = {
 """What each route takes."""
 
 
+_OF_THE_SERVER = frozenset(
+    ("chat_template", "conversation", "add_generation_prompt", "tokenize", "tools", "documents")
+)
+"""Arguments of `apply_chat_template` that a client does not choose: a template is a program."""
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     """How a server answers.
@@ -168,7 +174,7 @@ class Requests:
                     f"the messages have {len(ids)} tokens, and the model's context is "
                     f"{decoder.max_length}; shorten them"
                 )
-        states = self.service.parse(ids, sampling_params(body, room))
+        states = decoder.start(ids, sampling_params(body, room))
         if body.speculative is False:
             states = [replace(state, drafting=False) for state in states]
         return states
@@ -180,24 +186,28 @@ class Requests:
         assert isinstance(body, ChatBody)
         return [self._chat(body)]
 
-    def _chat(self, body: ChatBody) -> list[int]:
+    def _chat(self, body: ChatBody) -> str:
         """Write a conversation by the model's template."""
         tokenizer: Any = self.service.decoder.tokenizer
         if getattr(tokenizer, "chat_template", None) is None:
             expected = "a model with a chat template; send the text to /v1/completions"
             raise InvalidConfigError("messages", f"{len(body.messages)} messages", expected)
+        asked = body.chat_template_kwargs or {}
+        taken = sorted(_OF_THE_SERVER.intersection(asked))
+        if taken:
+            raise InvalidConfigError("chat_template_kwargs", taken, "names of the template's own")
         try:
-            text = tokenizer.apply_chat_template(
+            text: str = tokenizer.apply_chat_template(
                 [message.plain() for message in body.messages],
                 add_generation_prompt=True,
                 tokenize=False,
-                **(body.chat_template_kwargs or {}),
+                **asked,
             )
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             given, expected = f"{len(body.messages)} messages", f"what the template takes ({why})"
             raise InvalidConfigError("messages", given, expected) from error
-        return list(self.service.decoder.tokens_of(text))
+        return text
 
 
 def fingerprint_of(decoder: SpeculativeDecoder) -> str:

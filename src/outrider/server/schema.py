@@ -18,7 +18,7 @@ _LOG = logging.getLogger(__name__)
 Speculation = Literal["none", "summary", "detailed"]
 """Which figures about speculation a response carries."""
 
-Number = StrictInt | StrictFloat
+Number = StrictFloat
 Body = TypeVar("Body", bound="Common")
 _MOST_STOPS = 4
 COMPLETION_TOKENS = 16
@@ -188,10 +188,11 @@ def read_body(kind: type[Body], data: bytes) -> Body:
         body = kind.model_validate(given)
     except PydanticError as error:
         first = error.errors(include_url=False)[0]
-        field, place = str(first["loc"][0]), ".".join(map(str, first["loc"]))
-        raise InvalidConfigError(
-            field, first["input"], f"{_expected(first)} (at {place})"
-        ) from None
+        field, *inner = map(str, first["loc"] or ("body",))
+        place = f" (at {'.'.join((field, *inner))})" if inner else ""
+        missing = f"{field} is missing" if first["type"] == "missing" else None
+        expected = "a value" if missing else f"{_expected(first)}{place}"
+        raise InvalidConfigError(field, first["input"], expected, given=missing) from None
     _check_served(body)
     unknown = sorted(body.model_extra or ())
     if unknown:
@@ -274,6 +275,8 @@ def _form(body: Common) -> StructuredOutput | None:
 
 
 def _structured(asked: _Structured) -> StructuredOutput:
+    if asked.json_object and asked.json_ is not None:
+        raise InvalidConfigError("structured_outputs", ["json", "json_object"], "one of these")
     return StructuredOutput(
         json_schema={"type": "object"} if asked.json_object else asked.json_,
         regex=asked.regex,
@@ -282,12 +285,18 @@ def _structured(asked: _Structured) -> StructuredOutput:
     )
 
 
-def _biases(given: dict[str, Number]) -> dict[int, float]:
+def _biases(given: dict[str, float]) -> dict[int, float]:
+    wrong = [token for token in given if str(_whole(token)) != token]
+    if wrong:
+        raise InvalidConfigError("logit_bias", wrong[0], "token ids, and a number for each")
+    return {int(token): value for token, value in given.items()}
+
+
+def _whole(text: str) -> int | None:
     try:
-        return {int(token): float(value) for token, value in given.items()}
+        return int(text)
     except ValueError:
-        expected = "an object of token ids and numbers in [-100, 100]"
-        raise InvalidConfigError("logit_bias", given, expected) from None
+        return None
 
 
 def _joined(content: str | list[_Part] | None) -> str:

@@ -11,11 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from time import monotonic
-from typing import Any
 
-from ..config.params import SamplingParams
 from ..engine.batch import StepResult
 from ..engine.decoder import SpeculativeDecoder
 from ..engine.metrics import SpeculationMetrics, Tally
@@ -27,6 +25,8 @@ from ..types.records import SequenceState
 from .failures import ClosingError, DeadlineError, EngineError, QueueFullError
 
 _LOG = logging.getLogger(__name__)
+
+_ENDS = "the server is about to end; send the request to another one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,18 @@ class Job:
         """Return the figures of one choice."""
         return self._tallies[choice].metrics()
 
+    def times(self) -> dict[str, float]:
+        """Return the seconds of its parts; nothing before it has ended, or if it had no round."""
+        if not (self.first and self.ended):
+            return {}
+        return {
+            "queue": self.started - self.submitted,
+            "prefill": self.first - self.started,
+            "first_token": self.first - self.submitted,
+            "decode": self.ended - self.first,
+            "all": self.ended - self.submitted,
+        }
+
     def advance(self, step: StepResult, rows: Sequence[int], now: float) -> Update:
         """Note a round, and return what it did for this request.
 
@@ -116,7 +128,6 @@ class Job:
         """
         record, rounds = step.record, []
         events: list[StreamEvent] = []
-        self.started = self.started or now - record.total_s
         self.first = self.first or now
         for row in rows:
             state = step.batch.states[row]
@@ -170,6 +181,8 @@ class Service:
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._jobs: dict[int, Job] = {}
         self._open: set[int] = set()
+        self._ending = Lock()
+        self._ended = False
         self._scheduler = Scheduler(decoder, name="the server", read_chunk=read_chunk)
         self._thread = Thread(target=self._run, name="outrider engine", daemon=True)
         self._thread.start()
@@ -189,10 +202,6 @@ class Service:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
-    def parse(self, prompt: Any, params: SamplingParams) -> list[SequenceState]:
-        """Check a request, on the caller's thread; see `SpeculativeDecoder.start`."""
-        return self.decoder.start(prompt, params)
-
     def submit(
         self, groups: Sequence[Sequence[SequenceState]], receive: Callable[[Update], None]
     ) -> Job:
@@ -206,8 +215,8 @@ class Service:
             QueueFullError: too many sequences wait.
             ClosingError: the service closes.
         """
-        if self.closing or not self.alive:
-            raise ClosingError("the server is about to end; send the request to another one")
+        if self.closing:
+            raise ClosingError(_ENDS)
         streams = Streams(groups, self.decoder.tokenizer)
         lossy = self.decoder.verifier.lossy and self.decoder.drafter is not None
         deadline = monotonic() + self._timeout_s
@@ -217,8 +226,11 @@ class Service:
             raise QueueFullError(
                 f"{len(self._open)} sequences run or wait and {room} may; try again later"
             )
-        self._open.update(job.left)
-        self._commands.put(partial(self._start, job))
+        with self._ending:
+            if self._ended:
+                raise ClosingError(_ENDS)
+            self._open.update(job.left)
+            self._commands.put(partial(self._start, job))
         return job
 
     def cancel(self, job: Job) -> None:
@@ -236,11 +248,18 @@ class Service:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        with self._scheduler:
-            while not (self.closing and (not self._jobs or monotonic() >= self._ends_at)):
-                self._obey(wait=not self._jobs)
-                if self._jobs:
-                    self._advance()
+        try:
+            with self._scheduler:
+                while not (self.closing and (not self._jobs or monotonic() >= self._ends_at)):
+                    self._obey(wait=not self._jobs)
+                    if self._jobs:
+                        self._advance()
+        except Exception:
+            _LOG.exception("the engine ended")
+        finally:
+            with self._ending:
+                self._ended = True
+            self._obey(wait=False)
             for job in self._open_jobs():
                 self._end(job, ClosingError("the server ended before this request did"))
 
@@ -261,6 +280,9 @@ class Service:
                 self._end(job, DeadlineError(f"it took longer than {self._timeout_s:g} s"))
         try:
             step = self._scheduler.step()
+            held = self._scheduler.held
+            for job in self._open_jobs():
+                job.started = job.started or (0.0 if held.isdisjoint(job.left) else now)
         except OutriderError as error:
             self._fail(error)
         except Exception as error:
@@ -280,7 +302,7 @@ class Service:
             self._open.difference_update(job.indices.keys() - job.left)
             if update.done:
                 self._forget(job)
-            job.receive(update)
+            _hand(job, update)
 
     def _fail(self, error: OutriderError) -> None:
         """End the request that an error names; all that the scheduler dropped if it names none."""
@@ -297,10 +319,13 @@ class Service:
         if not job.left:
             return
         for sequence_id in job.left:
-            self._scheduler.cancel(sequence_id)
+            try:
+                self._scheduler.cancel(sequence_id)
+            except Exception:  # It has left the rounds, and its room is free.
+                _LOG.exception("what was held for a sequence could not be released")
         self._forget(job)
         if error is not None:
-            job.receive(Update(done=True, error=error))
+            _hand(job, Update(done=True, error=error))
 
     def _forget(self, job: Job) -> None:
         job.ended = monotonic()
@@ -314,3 +339,11 @@ class Service:
 
     def _open_jobs(self) -> list[Job]:
         return list({id(job): job for job in self._jobs.values()}.values())
+
+
+def _hand(job: Job, update: Update) -> None:
+    """Hand an update on; a client whose event loop has ended does not end the engine."""
+    try:
+        job.receive(update)
+    except Exception:
+        _LOG.exception("an update could not be handed on")

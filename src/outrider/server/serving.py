@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import ceil
 from types import FrameType
 
 import uvicorn
@@ -23,6 +24,9 @@ from .service import Service
 
 _LOG = logging.getLogger("outrider.server")
 
+_FLUSHED_S = 2
+"""Seconds that connections have to take what was written, after their requests have ended."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -30,26 +34,24 @@ class Settings:
 
     Attributes:
         host, port: where it listens; port 0 takes a free one.
-        keys: one of them has to be sent, if there are any.
+        access: who may ask, and how much.
         names: what the model is called; the first is its name.
         max_waiting: how many sequences may wait for room.
         read_chunk: tokens of new prompts that are read with a round; see `Scheduler`.
         timeout_s: how long a request may take, waiting included.
         grace_s: how long running requests have to end after SIGTERM.
-        longest_body: bytes of a body.
         figures: about speculation, where a request does not say.
         vllm_names: whether figures are also shown under vLLM's names.
     """
 
     host: str
     port: int
-    keys: tuple[str, ...]
+    access: Access
     names: tuple[str, ...]
     max_waiting: int
     read_chunk: int
     timeout_s: float
     grace_s: float
-    longest_body: int
     figures: Speculation
     vllm_names: bool
 
@@ -71,16 +73,21 @@ def run(decoder: SpeculativeDecoder, settings: Settings) -> None:
         name, *others = settings.names
         terms = Terms(name, frozenset(others), fingerprint_of(decoder), figures=settings.figures)
         metrics = Metrics(service, name, vllm_names=settings.vllm_names)
-        access = Access(settings.keys, settings.longest_body)
-        app = make_app(Requests(service, terms), metrics, access)
+        app = make_app(Requests(service, terms), metrics, settings.access)
         config = uvicorn.Config(
-            app, log_config=None, access_log=False, timeout_graceful_shutdown=None, lifespan="on"
+            app,
+            log_config=None,
+            access_log=False,
+            # Connections that are not read from, or never send a whole body, end with the server.
+            timeout_graceful_shutdown=ceil(settings.grace_s) + _FLUSHED_S,
+            lifespan="on",
         )
         host, port = listener.getsockname()[:2]
         _LOG.info("serving %s at http://%s:%d (page, /v1, /metrics)", name, host, port)
         _Server(config, service, settings.grace_s).run([listener])
         service.close()
         service.join(settings.grace_s)
+        _LOG.info("ended")
 
 
 class _Server(uvicorn.Server):
@@ -90,11 +97,21 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._service = service
         self._grace_s = grace_s
+        self._signals = 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Take no more requests; a second signal ends those that run."""
-        self._service.close(0.0 if self.should_exit else self._grace_s)
-        self.should_exit = True
+        """Take no more requests; a second signal ends those that run, a third all connections."""
+        self._signals += 1
+        self.should_exit, self.force_exit = True, self._signals > 2
+        self._service.close(self._grace_s if self._signals == 1 else 0.0)
+        if self._signals == 1:
+            running, waiting = self._service.running, self._service.waiting
+            _LOG.info(
+                "ending: %d sequences run, %d wait, and have %g s; a second signal ends them",
+                running,
+                waiting,
+                self._grace_s,
+            )
 
 
 def _listener(host: str, port: int) -> socket.socket:

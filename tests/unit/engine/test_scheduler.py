@@ -345,15 +345,17 @@ def test_a_draft_model_that_cannot_read_concerns_its_own_sequence(on_error: str)
     assert decoder.free_slots == 4
 
 
-def test_a_long_prompt_alone_is_read_at_once_and_may_be_cancelled() -> None:
+def test_a_long_prompt_alone_is_read_a_part_a_step_and_may_be_cancelled() -> None:
     model = Reads()
     decoder = SpeculativeDecoder(model)
     scheduler = Scheduler(decoder, read_chunk=4)
     (long,) = decoder.start([0, 1, 2] * 5, SamplingParams(max_tokens=2))
     scheduler.submit([long])
-    result = scheduler.step()
-    assert result is not None
-    assert result.emitted == ([3],)
+    steps = [scheduler.step() for _ in range(3)]
+    assert steps[:2] == [None, None]
+    assert not scheduler.idle
+    assert steps[2] is not None
+    assert steps[2].emitted == ([3],)
     (short,) = decoder.start([0], SamplingParams(max_tokens=9))
     (other,) = decoder.start([0, 1, 2] * 9, SamplingParams(max_tokens=2))
     scheduler.submit([short, other])

@@ -12,7 +12,7 @@ pytest.importorskip("pydantic", reason="the server extra is not installed")
 
 from outrider import SamplingParams
 from outrider.errors import InvalidConfigError
-from outrider.server.batch import Line, answer_file, in_process, lines_of
+from outrider.server.batch import Answered, Line, answer_file, in_process, lines_of
 from tests.support.server import toy_decoder
 
 PROMPTS = ["abc", "xyz", "hello", "a", "bcd", "zzz", "q", "what"]
@@ -29,14 +29,14 @@ def written(path: Path, lines: list[Any]) -> Path:
     return path
 
 
-def run(source: Path, target: Path) -> tuple[int, int, list[tuple[int, int]]]:
-    reported: list[tuple[int, int]] = []
+def run(source: Path, target: Path) -> tuple[Answered, list[tuple[int, str | None]]]:
+    reported: list[tuple[int, str | None]] = []
 
-    def report(each: Line, status: int) -> None:
-        reported.append((each.number, status))
+    def report(each: Line, error: str | None) -> None:
+        reported.append((each.number, error))
 
     answering = in_process(toy_decoder, "toy", together=3)
-    return (*answer_file(source, target, answering, report), reported)
+    return answer_file(source, target, answering, report), reported
 
 
 def choices(answer: bytes) -> Any:
@@ -50,7 +50,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 def test_answers_come_in_order_and_are_the_librarys(tmp_path: Path) -> None:
     source = written(tmp_path / "in.jsonl", [line(str(i), p) for i, p in enumerate(PROMPTS)])
     target = tmp_path / "out.jsonl"
-    assert run(source, target)[:2] == (0, 8)
+    assert run(source, target)[0] == Answered(0, 8, 0)
     answers = read(target)
     assert [each["custom_id"] for each in answers] == [str(i) for i in range(8)]
     decoder = toy_decoder()
@@ -68,13 +68,14 @@ def test_a_batch_goes_on_where_a_kill_left_it(kept: int, half: bytes, tmp_path: 
     run(source, target)
     whole = target.read_bytes().splitlines(keepends=True)
     target.write_bytes(b"".join(whole[:kept]) + half)
-    assert run(source, target)[:2] == (kept, 8 - kept)
+    assert run(source, target)[0] == Answered(kept, 8 - kept, 0)
     again = target.read_bytes().splitlines(keepends=True)
     assert again[:kept] == whole[:kept]
     assert [choices(each) for each in again] == [choices(each) for each in whole]
 
 
 def test_bad_lines_are_answered_with_their_number(tmp_path: Path) -> None:
+    schema = {"type": "json_schema", "json_schema": {"schema": {"const": "\ud800"}}}
     lines = [
         line("good", "abc"),
         "{not json",
@@ -82,28 +83,45 @@ def test_bad_lines_are_answered_with_their_number(tmp_path: Path) -> None:
         "[1]",
         {"body": {}},
         line("bad url", "abc") | {"url": "/v1/embeddings"},
+        line("no text", "abc") | {"url": ["/v1/completions"]},
+        line("bad method", "abc") | {"method": "GET"},
         line("bad field", "abc", temperature=-1),
+        line("huge", "abc", logit_bias={"1": 10**400}),
+        line("half a character", "abc", response_format=schema),
+        line("a field of one", "abc", **{"\ud800": 1}),
+        line("\ud800", "abc"),
         line("streamed", "abc", stream=True),
     ]
     source, target = written(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
-    _, _, reported = run(source, target)
-    assert reported == [(1, 200), (2, 400), (4, 400), (5, 400), (6, 400), (7, 400), (8, 200)]
+    found, reported = run(source, target)
+    assert [number for number, error in reported if error is None] == [1, 13, 14]
+    assert found == Answered(0, 13, 10)
+    assert all(f"line {number}: " in error for number, error in reported if error is not None)
     answers = read(target)
-    assert [each["custom_id"] for each in answers] == [
-        *("good", None, None, None, "bad url", "bad field", "streamed")
-    ]
-    assert "line 2" in answers[1]["error"]["message"]
-    assert answers[5]["response"]["body"]["error"]["param"] == "temperature"
+    names = [json.loads(each)["custom_id"] for each in map(json.dumps, lines[5:])]
+    assert [each["custom_id"] for each in answers] == ["good", None, None, None, *names]
+    assert {each["response"]["status_code"] for each in answers} == {200, 400}
+    assert answers[7]["response"]["body"]["error"]["param"] == "temperature"
+    assert run(source, target)[0] == Answered(13, 0, 10)
 
 
-def test_answers_to_another_batch_are_left_alone(tmp_path: Path) -> None:
-    source = written(tmp_path / "in.jsonl", [line("a", "abc")])
-    for held in ('{"custom_id": "b"}\n', "something else\n", '{"custom_id": "a"}\n' * 2):
-        target = tmp_path / "out.jsonl"
-        target.write_text(held)
-        with pytest.raises(InvalidConfigError, match="another --output"):
-            run(source, target)
-        assert target.read_text() == held
+@pytest.mark.parametrize(
+    "held", ['{"custom_id": "b"}\n', "something else\n", '{"my": "data"}', '{"id": "b"}', "x" * 99]
+)
+def test_what_is_no_answer_to_the_batch_is_left_alone(held: str, tmp_path: Path) -> None:
+    source, target = written(tmp_path / "in.jsonl", [line("a", "abc")]), tmp_path / "out.jsonl"
+    target.write_text(held)
+    with pytest.raises(InvalidConfigError, match="another --output"):
+        run(source, target)
+    assert target.read_text() == held
+
+
+def test_more_answers_than_lines_are_of_another_batch(tmp_path: Path) -> None:
+    source, target = written(tmp_path / "in.jsonl", [line("a", "abc")]), tmp_path / "out.jsonl"
+    run(source, target)
+    target.write_text(target.read_text() * 2)
+    with pytest.raises(InvalidConfigError, match="another --output"):
+        run(source, target)
 
 
 def test_lines_are_read_one_by_one(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from time import monotonic, sleep
 from typing import Any
@@ -18,7 +18,7 @@ from fastapi.testclient import TestClient
 
 from outrider import SamplingParams
 from outrider.drafters.base import DraftContext, Drafter, nothing_drafted
-from outrider.errors import DraftError, OutriderError
+from outrider.errors import DraftError, InvalidConfigError, OutriderError
 from outrider.runtimes.transformers.model import TransformersModel
 from outrider.server.app import Access
 from outrider.server.failures import ClosingError, DeadlineError, QueueFullError
@@ -33,13 +33,14 @@ BODY = {"prompt": "abc", "max_tokens": 8, "temperature": 0}
 class Held(TransformersModel):
     """A model whose forwards wait until they are let go."""
 
-    def __init__(self) -> None:
-        super().__init__(random_model("llama", vocab_size=256), max_sequences=1)
+    def __init__(self, max_sequences: int = 1) -> None:
         self.go = threading.Event()
+        self.go.set()
+        super().__init__(random_model("llama", vocab_size=256), max_sequences=max_sequences)
+        self.go.clear()
 
     def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
-        if hasattr(self, "go"):
-            self.go.wait()
+        self.go.wait()
         return super().verify(prefixes, proposal)
 
 
@@ -85,6 +86,25 @@ def test_keys_are_asked_of_all_but_the_page_and_health() -> None:
         assert client.get("/").status_code == 200
 
 
+@pytest.mark.parametrize("keys", [("",), ("one", " ")])
+def test_an_empty_key_opens_nothing(keys: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidConfigError, match="a key that is not empty"):
+        Access(keys=keys)
+
+
+def test_what_a_client_may_not_choose_of_the_template() -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+    with toy_server() as server:
+        client = TestClient(server.app)
+        for name in ("chat_template", "tokenize"):
+            asked = body | {"chat_template_kwargs": {name: "{{ 1 }}"}}
+            response = client.post("/v1/chat/completions", json=asked)
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] == "chat_template_kwargs"
+        asked = body | {"chat_template_kwargs": {"own": 1}}
+        assert client.post("/v1/chat/completions", json=asked).status_code == 200
+
+
 def test_a_body_that_is_too_long_is_refused() -> None:
     with toy_server(access=Access(longest_body=1000)) as server:
         client = TestClient(server.app)
@@ -98,7 +118,8 @@ def test_a_full_queue_refuses_and_the_others_go_on() -> None:
     service = Service(toy_decoder(target=model), max_waiting=2)
     try:
         states = [
-            service.parse("abc", SamplingParams(max_tokens=4, temperature=0)) for _ in range(5)
+            service.decoder.start("abc", SamplingParams(max_tokens=4, temperature=0))
+            for _ in range(5)
         ]
         received = [Received() for _ in states]
         jobs = [service.submit([states[0]], received[0])]
@@ -135,7 +156,7 @@ def test_a_request_past_its_time_is_ended() -> None:
     model = Held()
     service = Service(toy_decoder(target=model), timeout_s=0.0)
     received = Received()
-    service.submit([service.parse("abc", SamplingParams(max_tokens=4))], received)
+    service.submit([service.decoder.start("abc", SamplingParams(max_tokens=4))], received)
     model.go.set()
     assert received.ended.wait(60)
     assert isinstance(received.error, DeadlineError)
@@ -150,11 +171,11 @@ def test_closing_lets_requests_end_or_ends_them(
     model = Held()
     service = Service(toy_decoder(target=model))
     received = Received()
-    service.submit([service.parse("abc", SamplingParams(max_tokens=30))], received)
+    service.submit([service.decoder.start("abc", SamplingParams(max_tokens=30))], received)
     until(lambda: service.running > 0)
     service.close(grace_s)
     with pytest.raises(ClosingError):
-        service.submit([service.parse("abc", SamplingParams())], Received())
+        service.submit([service.decoder.start("abc", SamplingParams())], Received())
     model.go.set()
     service.join(60)
     assert not service.alive
@@ -180,26 +201,60 @@ class Fails(Drafter):
 
 @pytest.mark.parametrize("on_error", ["raise", "disable"])
 def test_a_drafter_that_fails_concerns_its_own_request_alone(on_error: str) -> None:
-    decoder = toy_decoder(drafter=Fails(), on_draft_error=on_error)
-    expected = decoder.generate("abc", SamplingParams(max_tokens=8, temperature=0)).text
+    model = Held(max_sequences=3)
+    decoder = toy_decoder(target=model, drafter=Fails(), on_draft_error=on_error)
     with toy_server(decoder) as server:
         client = TestClient(server.app)
         answers: dict[str, Any] = {}
 
         def ask(prompt: str) -> None:
-            body = BODY | {"prompt": prompt}
-            answers[prompt] = client.post("/v1/completions", json=body)
+            answers[prompt] = client.post("/v1/completions", json=BODY | {"prompt": prompt})
 
-        threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in ("abc", "xbc")]
-        for thread in threads:
+        threads = [
+            threading.Thread(target=ask, args=(prompt,)) for prompt in ("hold", "abc", "xbc")
+        ]
+        threads[0].start()
+        until(lambda: server.service.running == 1)  # its round is held: the others meet in the next
+        for thread in threads[1:]:
             thread.start()
+        until(lambda: server.service.waiting == 2)
+        model.go.set()
         for thread in threads:
             thread.join(60)
-        assert answers["abc"].json()["choices"][0]["text"] == expected
-        status = answers["xbc"].status_code
-        assert status == (500 if on_error == "raise" else 200)
-        if on_error == "raise":
-            assert answers["xbc"].json()["error"]["code"] == "draft_failed"
+    expected = toy_decoder().generate("abc", SamplingParams(max_tokens=8, temperature=0)).text
+    assert answers["abc"].json()["choices"][0]["text"] == expected
+    assert answers["hold"].status_code == 200
+    assert answers["xbc"].status_code == (500 if on_error == "raise" else 200)
+    if on_error == "raise":
+        assert answers["xbc"].json()["error"]["code"] == "draft_failed"
+
+
+class Clings(Fails):
+    """Cannot let go of a sequence."""
+
+    def propose(
+        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
+    ) -> DraftProposal:
+        return nothing_drafted(len(prefixes), ctx.device)
+
+    def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> None:
+        raise RuntimeError("no")
+
+
+def test_what_cannot_be_released_does_not_end_the_engine() -> None:
+    model = Held(max_sequences=2)
+    decoder = toy_decoder(target=model, drafter=Clings(), on_draft_error="raise")
+    service = Service(decoder)
+    received = [Received(), Received()]
+    params = SamplingParams(max_tokens=4, temperature=0)
+    jobs = [service.submit([decoder.start("abc", params)], each) for each in received]
+    service.cancel(jobs[0])
+    model.go.set()
+    until(lambda: received[1].ended.is_set())
+    assert service.alive
+    service.close()
+    service.join(60)
+    assert decoder.free_slots == 2
 
 
 def test_a_round_that_fails_ends_its_requests_and_the_server_goes_on() -> None:
@@ -221,16 +276,20 @@ def test_a_round_that_fails_ends_its_requests_and_the_server_goes_on() -> None:
         assert server.decoder.free_slots == 4
 
 
-def test_a_client_that_goes_away_frees_its_room() -> None:
-    with toy_server() as server:
-        received = Received()
-        job = server.service.submit(
-            [server.service.parse("abc", SamplingParams(max_tokens=150, ignore_eos=True))], received
-        )
-        until(lambda: bool(received.updates))
-        server.service.cancel(job)
-        until(lambda: server.decoder.free_slots == 4)
-        assert not received.ended.is_set()
+def test_a_client_that_goes_away_is_decoded_no_further(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "outrider")
+    model = Held(max_sequences=2)
+    with toy_server(toy_decoder(target=model)) as server, listening(server.app) as url:
+        host, port = url.removeprefix("http://").split(":")
+        body = json.dumps(BODY | {"max_tokens": 150, "ignore_eos": True}).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
+            connection.sendall(head + body)
+            until(lambda: server.service.running == 1)
+        until(lambda: "cancelled" in str([vars(record) for record in caplog.records]))
+        model.go.set()
+        until(lambda: server.decoder.free_slots == 2 and not server.service.waiting)
+        assert server.decoder.metrics.rounds <= 1
 
 
 def chain(count: int) -> dict[str, Any]:
@@ -289,7 +348,7 @@ def test_each_request_is_logged_by_its_figures_and_none_of_its_text(
     assert (ended[0]["prompt_tokens"], ended[0]["completion_tokens"]) == (len(prompt), 16)
     assert ended[0]["time_to_first_token_ms"] >= 0
     assert [r.figures for r in logged if r.getMessage() == "refused"] == [
-        {"status": 400, "code": None}
+        {"status": 400, "path": "/v1/completions", "code": None, "param": "top_p"}
     ]
     written = json.dumps([vars(record) for record in caplog.records], default=str)
     assert "words of a client" not in written
