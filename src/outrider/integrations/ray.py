@@ -5,7 +5,6 @@ Every actor has an engine of its own. A seed gives the same text on all of them.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..engine.decoder import SpeculativeDecoder
 from ..errors import missing
 from ..server.app import Access, make_app
-from ..server.batch import Answering, Line, answered, batch_requests
+from ..server.batch import Answering, Line, batch_requests, begun
 from ..server.metrics import Metrics
 from ..server.requests import Requests, Terms, fingerprint_of
 from ..server.service import Service
@@ -47,14 +46,8 @@ class BatchWorker:
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Answer the lines of `batch["line"]`, JSON of `Line` each."""
-        lines = [_read(each) for each in batch["line"]]
-        return {"answer": [json.dumps(each) for each in self._answers(lines)]}
-
-    def _answers(self, lines: list[Line]) -> list[dict[str, Any]]:
-        async def together() -> list[dict[str, Any]]:
-            return await asyncio.gather(*(answered(self._requests, line) for line in lines))
-
-        return asyncio.run(together())
+        answers = [begun(self._requests, _read(each)) for each in batch["line"]]
+        return {"answer": [json.dumps(answer()) for answer in answers]}
 
 
 def on_ray(make: MakeDecoder, model: str, *, actors: int, together: int) -> Answering:

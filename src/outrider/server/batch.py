@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from ..engine.decoder import SpeculativeDecoder
 from ..errors import InvalidConfigError, OutriderError
 from .failures import EngineError, LineError, described
+from .replies import Reply
 from .requests import ROUTES, Requests, Terms, fingerprint_of
-from .service import Service
+from .service import Service, Update
 
 _LOG = logging.getLogger(__name__)
 
@@ -113,6 +115,9 @@ def _answered(data: bytes) -> tuple[Any, int | None]:
 Answering = Callable[[Iterator[Line]], Iterator[tuple[Line, dict[str, Any]]]]
 """Answers lines one by one, in their order; several may be worked on at once."""
 
+Answer = Callable[[], dict[str, Any]]
+"""Waits for the answer of a line."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answered:
@@ -165,22 +170,20 @@ def in_process(make: Callable[[], SpeculativeDecoder], model: str, *, together: 
     """
 
     def answering(lines: Iterator[Line]) -> Iterator[tuple[Line, dict[str, Any]]]:
-        going: deque[tuple[Line, asyncio.Task[dict[str, Any]]]] = deque()
-        with asyncio.Runner() as runner:
-            requests = batch_requests(make(), model)
-            try:
-                while True:
-                    for line in islice(lines, together - len(going)):
-                        work = answered(requests, line)
-                        going.append((line, runner.get_loop().create_task(work)))
-                    if not going:
-                        return
-                    line, task = going.popleft()
-                    yield line, runner.run(_result(task))
-            finally:
-                requests.service.close()
-                requests.close()
-                requests.service.join()
+        going: deque[tuple[Line, Answer]] = deque()
+        requests = batch_requests(make(), model)
+        try:
+            while True:
+                for line in islice(lines, together - len(going)):
+                    going.append((line, begun(requests, line)))
+                if not going:
+                    return
+                line, answer = going.popleft()
+                yield line, answer()
+        finally:
+            requests.service.close()
+            requests.service.join()
+            requests.close()
 
     return answering
 
@@ -191,30 +194,44 @@ def batch_requests(decoder: SpeculativeDecoder, model: str) -> Requests:
     return Requests(service, Terms(model, frozenset(), fingerprint_of(decoder)))
 
 
-async def _result(task: asyncio.Task[dict[str, Any]]) -> dict[str, Any]:
-    return await task
-
-
-async def answered(requests: Requests, line: Line) -> dict[str, Any]:
-    """Answer one line, in the form that OpenAI writes it."""
-    error: OutriderError | None = None
+def begun(requests: Requests, line: Line) -> Answer:
+    """Begin to answer a line; what is returned waits for the answer, in OpenAI's form."""
+    updates: SimpleQueue[Update] = SimpleQueue()
     try:
         if line.wrong is not None:
             raise LineError(line.wrong)
-        status, body = 200, await requests.answer(line.route, line.body)
-    except OutriderError as raised:
-        error = raised
-    except Exception as raised:
+        reply, groups = requests.prepared(line.route, line.body)
+        reply.job = requests.service.submit(groups, updates.put)
+    except OutriderError as error:
+        return partial(_failed, line, error)
+    except Exception as error:
         _LOG.exception("line %d failed", line.number)
-        error = EngineError(f"{type(raised).__name__}; see the log")
-    if error is not None:
-        status, body = described(error)
+        return partial(_failed, line, EngineError(f"{type(error).__name__}; see the log"))
+    return partial(_ended, line, reply, updates)
+
+
+def _ended(line: Line, reply: Reply, updates: SimpleQueue[Update]) -> dict[str, Any]:
+    done = False
+    while not done:
+        update = updates.get()
+        if update.error is not None:
+            return _failed(line, update.error)
+        reply.add(update)
+        done = update.done
+    return _written(line, 200, reply.whole(), None)
+
+
+def _failed(line: Line, error: OutriderError) -> dict[str, Any]:
+    status, body = described(error)
+    said = {"code": str(status), "message": f"line {line.number}: {error}"}
+    return _written(line, status, body, said)
+
+
+def _written(line: Line, status: int, body: Any, error: Any) -> dict[str, Any]:
     name = secrets.token_hex(8)
-    message = f"line {line.number}: {error}"
-    said = None if error is None else {"code": str(status), "message": message}
     return {
         "id": f"batch_req_{name}",
         "custom_id": line.custom_id,
         "response": {"status_code": status, "request_id": name, "body": body},
-        "error": said,
+        "error": error,
     }

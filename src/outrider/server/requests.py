@@ -89,7 +89,33 @@ class Requests:
             OutriderError: it is refused.
         """
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._parsing, self._prepared, route, data)
+        return await loop.run_in_executor(self._parsing, self.prepared, route, data)
+
+    def prepared(self, route: str, data: bytes) -> tuple[Reply, list[list[SequenceState]]]:
+        """Read and check a body, on the caller's thread; see `prepare`."""
+        body = read_body(ROUTES[route], data)
+        terms, n = self.terms, body.n or 1
+        if body.model is not None:
+            self.check_model(body.model)
+        prompts = self._prompts(body)
+        if not 1 <= n * len(prompts) <= terms.most_choices:
+            name, value = ("n", n) if len(prompts) == 1 else ("prompt", f"{len(prompts)} prompts")
+            expected = f"1 to {terms.most_choices} choices in all"
+            raise InvalidConfigError(name, value, expected)
+        groups = [self._states(body, prompt) for prompt in prompts]
+        chat = isinstance(body, ChatBody)
+        reply = Reply(
+            body=body,
+            name=f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
+            model=terms.model,
+            created=int(time.time()),
+            fingerprint=terms.fingerprint,
+            tokenizer=self.service.decoder.tokenizer,
+            figures=body.speculation_metrics or terms.figures,
+            n=n,
+            deepest=self.service.decoder.config.deepest,
+        )
+        return reply, groups
 
     async def updates(
         self, reply: Reply, groups: list[list[SequenceState]]
@@ -117,17 +143,6 @@ class Requests:
         finally:
             self.service.cancel(job)
 
-    async def answer(self, route: str, data: bytes) -> dict[str, Any]:
-        """Answer a body whole.
-
-        Raises:
-            OutriderError: it is refused, or fails.
-        """
-        reply, groups = await self.prepare(route, data)
-        async for _ in self.updates(reply, groups):
-            pass
-        return reply.whole()
-
     def check_model(self, name: str) -> None:
         """Raise UnknownModelError if the model is not called so."""
         if name not in self.terms.aliases | {self.terms.model}:
@@ -136,31 +151,6 @@ class Requests:
     def close(self) -> None:
         """Let no more bodies be read."""
         self._parsing.shutdown(wait=False, cancel_futures=True)
-
-    def _prepared(self, route: str, data: bytes) -> tuple[Reply, list[list[SequenceState]]]:
-        body = read_body(ROUTES[route], data)
-        terms, n = self.terms, body.n or 1
-        if body.model is not None:
-            self.check_model(body.model)
-        prompts = self._prompts(body)
-        if not 1 <= n * len(prompts) <= terms.most_choices:
-            name, value = ("n", n) if len(prompts) == 1 else ("prompt", f"{len(prompts)} prompts")
-            expected = f"1 to {terms.most_choices} choices in all"
-            raise InvalidConfigError(name, value, expected)
-        groups = [self._states(body, prompt) for prompt in prompts]
-        chat = isinstance(body, ChatBody)
-        reply = Reply(
-            body=body,
-            name=f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
-            model=terms.model,
-            created=int(time.time()),
-            fingerprint=terms.fingerprint,
-            tokenizer=self.service.decoder.tokenizer,
-            figures=body.speculation_metrics or terms.figures,
-            n=n,
-            deepest=self.service.decoder.config.deepest,
-        )
-        return reply, groups
 
     def _states(self, body: Common, prompt: Any) -> list[SequenceState]:
         """Start the choices of one prompt."""
