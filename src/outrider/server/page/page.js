@@ -149,12 +149,17 @@ function showRequest(made) {
     ["tokens a round", number(own.mean_acceptance_length)],
     ["drafted tokens accepted", own.num_draft_tokens ? `${(100 * own.draft_acceptance_rate).toFixed(0)}%` : "nothing drafted"],
     ["rounds", own.num_spec_steps],
+    ["tokens drafted a round", number(own.num_draft_tokens / Math.max(1, own.num_spec_steps))],
   ]);
 }
 
 async function ask(event) {
   event.preventDefault();
   if (running) return;
+  if (!at("prompt").value) {
+    at("status").textContent = "write a prompt first";
+    return;
+  }
   running = new AbortController();
   at("go").disabled = true;
   at("stop").disabled = false;
@@ -173,6 +178,9 @@ async function ask(event) {
     }
     at("status").textContent = `done, seed ${seed}`;
   } catch (error) {
+    for (const speed of document.querySelectorAll(".speed")) {
+      if (speed.textContent.startsWith("waiting")) speed.textContent = "\u00a0";
+    }
     at("status").textContent = error.name === "AbortError" ? "stopped" : error.message;
   } finally {
     running = null;
@@ -199,7 +207,7 @@ async function poll() {
       ["waiting", found.waiting],
       ["tokens emitted", found.emitted],
       ["tokens/s in rounds", number(found.tokens_per_s, 1)],
-      ["acceptance length", number(found.acceptance_length)],
+      ["tokens a round", number(found.acceptance_length)],
       ["drafted tokens accepted", found.acceptance_rate === null ? "nothing drafted" : `${(100 * found.acceptance_rate).toFixed(0)}%`],
     ]);
   } catch (error) {
