@@ -84,7 +84,7 @@ def test_two_actors_answer_as_one_process_does(cluster: None, tmp_path: Path) ->
     assert answer(source, target, two) == Answered(0, 24, 0)
     assert choices(target) == alone(source, tmp_path / "alone.jsonl")
     whole = target.read_bytes().splitlines(keepends=True)
-    target.write_bytes(b"".join(whole[:9]) + b'{"half')
+    target.write_bytes(b"".join(whole[:9]) + b'{"id": "batch_re')
     assert answer(source, target, two) == Answered(9, 15, 0)
     assert choices(target) == choices(tmp_path / "alone.jsonl")
 
