@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -36,6 +37,7 @@ def browser() -> Iterator[Any]:
 def opened(browser: Any, url: str, **options: Any) -> tuple[Any, list[str]]:
     """A page, and what it has complained of."""
     page, said = browser.new_page(**options), []
+    page.set_default_timeout(120_000)
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
     page.goto(url)
@@ -58,7 +60,7 @@ def test_a_request_is_shown_token_by_token_and_compared(browser: Any, scheme: st
         assert page.locator("#plain .text span.draft").count() == 0
         assert page.text_content("#speculative .text") == page.text_content("#plain .text")
         assert "rounds" in page.get_attribute("#rounds", "aria-label")
-        page.locator("#server dd", has_text="80").wait_for()
+        page.locator("#server dd", has_text=re.compile("^80$")).wait_for()
         assert not said
         page.close()
 
