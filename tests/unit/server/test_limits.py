@@ -44,6 +44,18 @@ class Held(TransformersModel):
         return super().verify(prefixes, proposal)
 
 
+class Breaks(Held):
+    """A model of which one round fails, once it is set to."""
+
+    broken = False
+
+    def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
+        if self.broken:
+            self.broken = False
+            raise RuntimeError("broken")
+        return super().verify(prefixes, proposal)
+
+
 class Received:
     """The updates of one request."""
 
@@ -260,17 +272,10 @@ def test_what_cannot_be_released_does_not_end_the_engine() -> None:
 
 
 def test_a_round_that_fails_ends_its_requests_and_the_server_goes_on() -> None:
-    decoder = toy_decoder()
-    own = decoder.target.verify
-    broken = iter([True])
-
-    def verify(*args: Any) -> TargetScores:
-        if next(broken, False):
-            raise RuntimeError("broken")
-        return own(*args)
-
-    decoder.target.verify = verify  # type: ignore[method-assign]
-    with toy_server(decoder) as server:
+    model = Breaks(max_sequences=4)
+    model.go.set()
+    model.broken = True
+    with toy_server(toy_decoder(target=model)) as server:
         client = TestClient(server.app)
         response = client.post("/v1/completions", json=BODY)
         assert (response.status_code, response.json()["error"]["code"]) == (500, "engine_failed")
