@@ -30,6 +30,9 @@ class World:
             confidence tells; 0 makes confidence say nothing.
         lookup: for a round, the tokens that can be looked up and the probability that each is kept.
         searching: what it costs to look for them.
+        planning: what it costs to plan a round that is not plain from the outset.
+        learning: what it costs to learn from a round that drafted.
+        draft_prefill: what a draft model takes for a new prompt, before its first draft.
         prefill: what reading a new prompt costs.
         catching_up: what a draft pays for each token that it missed.
         unread: what a draft pays besides for a prompt that it did not read in the first round.
@@ -43,6 +46,9 @@ class World:
     spread: float = 0.0
     lookup: Callable[[int], tuple[int, float]] = lambda _: (0, 0.0)
     searching: float = 0.0
+    planning: float = 0.0
+    learning: float = 0.0
+    draft_prefill: float = 0.0
     prefill: float = 3.0
     catching_up: float = 0.002
     unread: float = 0.0
@@ -167,15 +173,25 @@ def play(
         nodes = np.concatenate([[0], np.cumsum(plan.tree.levels)])
         drafted = tuple(nodes[depth].tolist())
     steps = max((d for d, s in zip(depth, sources, strict=True) if s == MODEL), default=0)
-    seconds = 1 + world.step * steps + world.token * len(states) * max(drafted)
-    searching = world.searching * (plan.deepest > 0)
-    seconds += searching + world.prefill * any(state.round == 0 for state in states)
+    drafting = world.searching * (plan.deepest > 0) + world.step * steps
     if steps:
         missed = [_missed(state) for state in states]
-        seconds += world.catching_up * max(missed)
+        drafting += world.catching_up * max(missed)
         unread = [state.round > 0 and max(state.depths) <= 0 for state in states]
-        seconds += world.unread * any(unread)
+        drafting += world.unread * any(unread)
+        first = [
+            max(state.depths, default=0) <= 0 and source == MODEL and drawn > 0
+            for state, source, drawn in zip(states, sources, depth, strict=True)
+        ]
+        drafting += world.draft_prefill * sum(first)
+    planning, learning = (
+        world.planning * (plan.stop is not None),
+        world.learning * (max(drafted) > 0),
+    )
+    seconds = 1 + world.token * len(states) * max(drafted) + drafting + planning
+    seconds += world.prefill * any(state.round == 0 for state in states)
     seconds *= world.plain_s
+    noise = float(np.exp(world.noise * clock.standard_normal()))
     record = RoundRecord(
         sequence_ids=tuple(state.prefix.sequence_id for state in states),
         drafted=drafted,
@@ -189,11 +205,13 @@ def play(
         sources=sources,
         confidence=tuple(tuple(row) for row in confidence),
         cached=(),
-        draft_s=searching * world.plain_s,
+        draft_s=drafting * world.plain_s * noise,
         target_s=0.0,
-        total_s=seconds * float(np.exp(world.noise * clock.standard_normal())),
+        total_s=seconds * noise,
+        plan_s=planning * world.plain_s * noise,
+        between_s=learning * world.plain_s * noise,
     )
-    return after, record, seconds
+    return after, record, seconds + learning * world.plain_s
 
 
 def _draft(

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count, islice
+from time import perf_counter
 from typing import Any, overload
 
 import numpy as np
@@ -130,6 +131,7 @@ class SpeculativeDecoder:
         self._ids = count(secrets.randbits(40) << 22)
         self._tally = Tally(lossy=self.verifier.lossy and drafter is not None)
         self._on_round = on_round
+        self._between_s = 0.0
         self.slots = Slots(self.max_sequences)
 
     @property
@@ -208,7 +210,7 @@ class SpeculativeDecoder:
         return result
 
     def read(self, state: SequenceState, most: int) -> Reading:
-        """Have the target, and after it the drafter, read a part of a long prompt.
+        """Have the target, and after it a draft model that is to draft, read a part of a prompt.
 
         Args:
             state: of a sequence before its first round.
@@ -218,13 +220,17 @@ class SpeculativeDecoder:
             DraftError: the drafter failed, unless `on_draft_error` is "disable".
         """
         found = self.target.read(state.prefix, most)
-        if found.missing or not state.drafting:
+        if found.missing or not self._plan([state]).model_depth.any():
             return found
-        return replace(found, missing=self._drafting.read(state.prefix, most))
+        start = perf_counter()
+        missing = self._drafting.read(state.prefix, most)
+        return replace(found, missing=missing, draft_s=perf_counter() - start)
 
     def observe(self, result: StepResult) -> None:
         """Learn from a round, count it, and report it to `on_round`."""
+        start = perf_counter()
         self.knowledge = self.policy.observe(self.knowledge, result.batch.states, result.record)
+        self._between_s = perf_counter() - start
         self._tally.add(result.record)
         if self._on_round is not None:
             self._on_round(result.record)
@@ -233,7 +239,7 @@ class SpeculativeDecoder:
     def _round(self, batch: Batch, chance: Chance | None, *, failed: bool) -> StepResult:
         spans = Spans(self._device)
         with spans.span("plan"):
-            plan = self._plan(batch)
+            plan = self._plan(batch.states)
         draws = batch.draws(chance or self.chance, plan.width, coupled=self.verifier.coupled)
         shaper, draft_shaper = batch.shapers(self._ended)
         context = RoundContext(
@@ -252,20 +258,22 @@ class SpeculativeDecoder:
         )
         tops = [state.params.logprobs for state in states]
         logprobs = report(scores.logits, [row.nodes for row in rows], emitted, tops)
+        prefilled = [state.draft_prefill_s for state in batch.states if not state.round]
         record = replace(
             record_of(batch, proposal, confidence, rows, emitted, spans),
             cached=_cached(batch, cached or scores.cached),
             draft_failed=failed,
             total_s=spans.total(),
+            between_s=self._between_s + sum(prefilled),
         )
         return StepResult(replace(batch, states=tuple(states)), tuple(emitted), record, logprobs)
 
-    def _plan(self, batch: Batch) -> DraftPlan:
+    def _plan(self, states: Sequence[SequenceState]) -> DraftPlan:
         if self.drafter is None:
-            return DraftPlan(np.zeros(len(batch.states), dtype=np.int64))
-        plan = self.policy.plan(self.knowledge, batch.states)
-        check_plan(plan, batch.states)
-        drafting = np.array([state.drafting for state in batch.states])
+            return DraftPlan(np.zeros(len(states), dtype=np.int64))
+        plan = self.policy.plan(self.knowledge, states)
+        check_plan(plan, states)
+        drafting = np.array([state.drafting for state in states])
         return plan if drafting.all() else replace(plan, depth=np.where(drafting, plan.depth, 0))
 
     def _score(self, batch: Batch, proposal: DraftProposal) -> TargetScores:
@@ -356,7 +364,9 @@ class SpeculativeDecoder:
     def _free(self, ids: list[int], ended: list[Prefix], *, discard: bool) -> None:
         for runtime in self._runtimes:
             runtime.release(ids, discard=discard)
+        start = perf_counter()
         self._drafting.release(ids, ended, discard=discard)
+        self._between_s += perf_counter() - start
 
     def _ended(self, state: SequenceState, drafted: tuple[int, ...]) -> bool:
         """Whether drafted tokens, were they emitted, would have ended a request."""

@@ -173,7 +173,11 @@ class Scheduler:
             return
         state = self._reading[0]
         found = self._decoder.read(state, self._read_chunk)
-        state = replace(state, cached=max(state.cached, found.cached))
+        state = replace(
+            state,
+            cached=max(state.cached, found.cached),
+            draft_prefill_s=state.draft_prefill_s + found.draft_s,
+        )
         if found.missing:
             self._reading[0] = state
         else:

@@ -22,7 +22,7 @@ from ..types.records import RoundRecord
 from .metrics import SpeculationMetrics, Tally
 
 FORMAT = "outrider trace"
-VERSION = 4
+VERSION = 5
 
 _LARGEST = sys.float_info.max
 _KINDS = get_type_hints(RoundRecord)

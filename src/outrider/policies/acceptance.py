@@ -26,10 +26,8 @@ failures are no reason to give up."""
 PRIOR = 0.5
 """How often a model's tokens are kept as long as nothing is known."""
 
-Counts = tuple[float, ...]
-"""For each confidence bucket, and then for each position."""
-
-_NOTHING: Counts = (0.0,) * (BUCKETS + POSITIONS)
+_WIDTH = BUCKETS + POSITIONS
+_NOTHING = bytes(2 * 8 * _WIDTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +35,12 @@ class Acceptance:
     """Decayed counts of tokens of which it is known whether they were kept, by source.
 
     Attributes:
-        sources: the name of each source that has drafted, its tokens kept, and those in all.
+        sources: the name of each source that has drafted, and for each confidence bucket, and then
+            for each position, its tokens kept, and those tried: float64 [2, BUCKETS + POSITIONS] as
+            bytes, which are frozen, hashable and quickly put together.
     """
 
-    sources: tuple[tuple[str, Counts, Counts], ...] = ()
+    sources: tuple[tuple[str, bytes], ...] = ()
 
     def add(self, outcomes: Iterable[RowOutcome]) -> Acceptance:
         """Return what is known after a round's drafts.
@@ -48,31 +48,30 @@ class Acceptance:
         Tokens behind the first that was not kept say nothing. The counts of a source that drafted
         decay, so that what is not tried any more is forgotten and tried again.
         """
-        known = {name: (kept, tried) for name, kept, tried in self.sources}
         drafts = [outcome for outcome in outcomes if outcome.depth]
+        if not drafts:
+            return self
+        known = dict(self.sources)
         for source in {draft.source for draft in drafts}:
-            before = known.get(source, (_NOTHING, _NOTHING))
-            kept, tried = ([count * (1 - 1 / MEMORY) for count in counts] for counts in before)
-            for draft in drafts:
-                for index, was_kept in _counted(draft) if draft.source == source else ():
-                    kept[index] += was_kept
-                    tried[index] += 1
-            known[source] = (tuple(kept), tuple(tried))
-        return Acceptance(tuple((name, *known[name]) for name in sorted(known)))
+            places = [place for draft in drafts if draft.source == source for place in _seen(draft)]
+            refused, kept = np.bincount(places, minlength=2 * _WIDTH).reshape(2, _WIDTH)
+            before = np.frombuffer(known.get(source, _NOTHING)).reshape(2, _WIDTH)
+            after = before * (1 - 1 / MEMORY) + np.stack([kept, kept + refused])
+            known[source] = after.tobytes()
+        return Acceptance(tuple(sorted(known.items())))
 
-    def counts(self, source: str) -> NDArray[np.float64]:
-        """Return how many of a source's tokens were kept, and tried, float64 [2, n]."""
-        found = [(kept, tried) for name, kept, tried in self.sources if name == source]
-        return np.array(found[0] if found else (_NOTHING, _NOTHING))
+    def counts(self, source: str) -> bytes:
+        """Return a source's counts, as in `sources`."""
+        return next((counts for name, counts in self.sources if name == source), _NOTHING)
 
 
-def _counted(draft: RowOutcome) -> Iterator[tuple[int, bool]]:
-    """Give where each token that says something is counted, and whether it was kept."""
+def _seen(draft: RowOutcome) -> Iterator[int]:
+    """Give where each token that says something is counted, `_WIDTH` further if it was kept."""
     for place in range(min(draft.depth, draft.kept + 1)):
-        yield BUCKETS + min(place, POSITIONS - 1), place < draft.kept
+        yield BUCKETS + min(place, POSITIONS - 1) + _WIDTH * (place < draft.kept)
     for place, value in enumerate(draft.confidence[: draft.kept + 1]):
         if value == value:  # Not NaN.
-            yield min(int(value * BUCKETS), BUCKETS - 1), place < draft.kept
+            yield min(int(value * BUCKETS), BUCKETS - 1) + _WIDTH * (place < draft.kept)
 
 
 def buckets_of(confidence: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -83,7 +82,7 @@ def buckets_of(confidence: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def rates(
-    shared: Acceptance, own: Sequence[Acceptance], source: str, depth: int = 0
+    shared: Sequence[Acceptance], own: Sequence[Acceptance], source: str, depth: int = 0
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the rate at which a token is kept if those before it are.
 
@@ -91,7 +90,7 @@ def rates(
     itself, or from each position towards the rate of all positions.
 
     Args:
-        shared: what is known of all sequences.
+        shared: what each of B sequences goes by beside itself, or one for all of them.
         own: what is known of each of B sequences.
         source: of the tokens.
         depth: the number of positions.
@@ -99,12 +98,19 @@ def rates(
     Returns:
         For each confidence bucket, float64 [B, BUCKETS], and for each position, float64 [B, depth].
     """
-    kept, tried = shared.counts(source)
-    overall = (kept[BUCKETS:].sum() + WEIGHT * PRIOR) / (tried[BUCKETS:].sum() + WEIGHT)
-    confidences = (np.arange(BUCKETS) + 0.5) / BUCKETS
-    found = np.concatenate([confidences, np.full(POSITIONS, overall)])
-    each = np.array([one.counts(source) for one in own])
+    kept, tried = _stacked(shared, source)
+    both = kept[:, BUCKETS:].sum(1, keepdims=True), tried[:, BUCKETS:].sum(1, keepdims=True)
+    overall = (both[0] + WEIGHT * PRIOR) / (both[1] + WEIGHT)
+    prior = np.empty_like(kept)
+    prior[:, :BUCKETS], prior[:, BUCKETS:] = (np.arange(BUCKETS) + 0.5) / BUCKETS, overall
+    found = (kept + WEIGHT * prior) / (tried + WEIGHT)
+    kept, tried = _stacked(own, source)
     found = (kept + WEIGHT * found) / (tried + WEIGHT)
-    found = (each[:, 0] + WEIGHT * found) / (each[:, 1] + WEIGHT)
     positions = np.minimum(np.arange(depth), POSITIONS - 1) + BUCKETS
     return found[:, :BUCKETS], found[:, positions]
+
+
+def _stacked(known: Sequence[Acceptance], source: str) -> NDArray[np.float64]:
+    """Put the counts of a source together, float64 [2, B, BUCKETS + POSITIONS]."""
+    joined = np.frombuffer(b"".join([each.counts(source) for each in known]))
+    return joined.reshape(-1, 2, _WIDTH).swapaxes(0, 1)

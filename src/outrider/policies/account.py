@@ -22,25 +22,35 @@ class Account:
         loss: seconds lost by drafting, negative for a gain; a gain counts as at most
             `SLACK_ROUNDS` plain rounds.
         seconds: the time so far.
+        prefill: the most seconds that a draft model took for prompts before a round's drafts.
     """
 
     loss: float = 0.0
     seconds: float = 0.0
+    prefill: float = 0.0
 
-    def slack(self, plain: float) -> float:
-        """Return the seconds that may still be lost, `plain` being those of a plain round."""
-        return SLACK_ROUNDS * plain + SLACK_SHARE * self.seconds - self.loss
+    def slack(self, plain: float, *, prefills: bool = False) -> float:
+        """Return the seconds that may still be lost.
 
-    def add(self, seconds: float, fair: float, plain: float) -> Account:
+        Args:
+            plain: what a plain round takes.
+            prefills: whether a draft model is to prefill a prompt. What earlier ones took has to be
+                earned back first; it does not end the drafts of sequences that it was spent on.
+        """
+        allowed = SLACK_ROUNDS * plain + SLACK_SHARE * self.seconds
+        return allowed - self.loss + (0.0 if prefills else self.prefill)
+
+    def add(self, seconds: float, fair: float, plain: float, prefill: float = 0.0) -> Account:
         """Return the account after a round.
 
         Args:
             seconds: that it took.
             fair: what its tokens would have taken in plain rounds.
             plain: what a plain round takes.
+            prefill: the part of `seconds` that a draft model took for prompts.
         """
         loss = max(self.loss + seconds - fair, -SLACK_ROUNDS * plain)
-        return Account(loss, self.seconds + seconds)
+        return Account(loss, self.seconds + seconds, max(self.prefill, prefill))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..types.records import MODEL, DraftPlan, RoundRecord, RowOutcome, SequenceState
-from .acceptance import BUCKETS, Acceptance, rates
-from .account import Account
+from .acceptance import Acceptance, rates
+from .account import Account, Probes
 from .base import Policy
-from .costs import COST_RATIO, TOKEN_RATIO, RoundCosts
+from .costs import CLIP, COST_RATIO, TOKEN_RATIO, RoundCosts
 from .fixed import Shape
-from .rule import BreakEven, Choice
+from .rule import BreakEven, GroupPlan
 
 PLAIN_EVERY = 64
 """While drafting, one round in so many is plain, so that the time of one stays known."""
@@ -32,11 +32,32 @@ ENTERED = 8
 """Rounds in a row with a new sequence after which they are timed like others."""
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What an adaptive policy remembers of one sequence.
+
+    Attributes:
+        acceptance: of its drafts.
+        account: of what drafting has cost by the configured ratios, in plain rounds.
+        probes: when to draft although that is not expected to pay.
+        model_rounds: in how many rounds a model drafted for it.
+    """
+
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    account: Account = field(default_factory=Account)
+    probes: Probes = field(default_factory=Probes)
+    model_rounds: int = 0
+
+
+_NEW = History()
 
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What an adaptive policy has learnt of all sequences, or of one.
+    """What an adaptive policy has learnt of all sequences.
 
     Attributes:
         acceptance: of drafts.
@@ -82,9 +103,10 @@ class Knowledge:
 class AdaptiveDepth(Policy):
     """Draft as far as pays by measured costs and acceptance, 0 included.
 
-    Whatever the batch sizes, rounds that draft lose at most 4 plain rounds of the largest batch and
-    2% of the time, beside plain decoding. What a draft model takes to read a prompt is not counted,
-    nor is what the target takes.
+    Whatever the batch sizes, drafting loses at most 4 plain rounds of the largest batch, 2% of the
+    time, and what the draft model takes to prefill the prompts of one round, beside plain decoding.
+    Whole rounds are charged: planning, look-ups, prefill by the draft, and what is learnt after
+    them. See `docs/concepts/depth.md` for the exceptions.
 
     A sampled request with a seed and without coupling goes by its own history and the cost ratio
     alone, so that its text does not depend on a clock or on other requests. Of each such request
@@ -115,6 +137,7 @@ class AdaptiveDepth(Policy):
         self._shape = shape
         self._nodes = shape.nodes
         self._ratios = cost_ratio, token_ratio
+        self._own_costs = RoundCosts(1, *self._ratios)
         self._looks_up = looks_up
         self._has_model = has_model
         self._coupled = coupled
@@ -128,92 +151,118 @@ class AdaptiveDepth(Policy):
         most, by_model, recorded = self._shape.allowed(states)
         replayed = recorded >= 0
         alone = replayed | [self._alone(state) for state in states]
-        histories = [state.history or Knowledge() for state in states]
-        deepest = self._shape.deepest
-        # Each row by itself, and last, together, those that share what is known.
-        groups = [([row], histories[row], 1, deepest) for row in np.flatnonzero(alone).tolist()]
-        together = np.flatnonzero(~alone).tolist()
-        if together:
-            groups.append((together, knowledge, len(states), self._timed(knowledge, states)))
-        group = np.zeros(len(states), dtype=np.int64)
-        by_confidence = np.empty((len(states), BUCKETS))
-        by_position = np.empty((len(states), deepest))
-        choices = []
-        gain = np.empty(len(states))
-        known = [(history.acceptance, Acceptance()) for history in histories]
-        for row in together:
-            known[row] = (knowledge.acceptance, histories[row].acceptance)
-        for index, (rows, learnt, size, limit) in enumerate(groups):
-            own = [known[row][1] for row in rows]
-            by_confidence[rows], by_position[rows] = rates(learnt.acceptance, own, MODEL, deepest)
-            choices.append(self._choose(learnt, by_position[rows], most[rows], size, limit))
-            group[rows], gain[rows] = index, choices[-1].gain
-        planned = np.minimum([choices[index].depth for index in group], most)
+        histories = [state.history or _NEW for state in states]
+        terms = self._terms(knowledge, states, histories, alone)
+        if not (terms.affordable.any() or terms.looked_up.any() or replayed.any()):
+            return self._shape.plan(np.zeros_like(most))
+        waiting = ~alone & [not history.model_rounds for history in histories]
+        if terms.full and waiting.any():
+            by_model = np.where(waiting, 0, by_model)
+        remembered = [history.acceptance for history in histories]
+        both = list(zip(remembered, alone.tolist(), strict=True))
+        shared = [one if by_itself else knowledge.acceptance for one, by_itself in both]
+        own = [Acceptance() if by_itself else one for one, by_itself in both]
+        by_confidence, by_position = rates(shared, own, MODEL, self._shape.deepest)
+        groups = self._choose(terms, by_position, by_model)
+        planned = np.minimum(groups.depth[groups.group], by_model)
         by_model = np.where(replayed, by_model, planned)
-        # A draft model reads a new prompt while the target does, when nothing is timed. Where an
+        # A draft model prefills a new prompt while the target does, when nothing is timed. Where an
         # output is expected, the model may never be needed.
         new = np.array([state.round == 0 and state.prediction is None for state in states])
-        gain[new & (planned > 0)] = np.inf
-        looked_up = np.array([choices[index].looked_up > 0 for index in group])
+        groups.gain[new & (planned > 0)] = np.inf
         # What is looked up does not depend on how much of it is affordable.
-        depth = np.where(replayed | looked_up, most, by_model)
+        depth = np.where(replayed | (groups.looked_up > 0)[groups.group], most, by_model)
         rule = BreakEven(
             depths=by_model,
             recorded=recorded,
-            group=group,
-            choices=tuple(choices),
+            groups=groups,
             by_confidence=by_confidence,
             by_position=by_position,
-            gain=gain,
             columns=np.diff(self._nodes),
-            known=tuple(known),
+            known=tuple(zip(shared, own, strict=True)),
         )
         return self._shape.plan(depth, rule)
 
-    def _timed(self, knowledge: Knowledge, states: Sequence[SequenceState]) -> int:
+    def _terms(
+        self,
+        knowledge: Knowledge,
+        states: Sequence[SequenceState],
+        histories: Sequence[History],
+        alone: NDArray[np.bool_],
+    ) -> _Terms:
+        """Find what each row that decides alone may spend, and last, all others together."""
+        group = np.cumsum(alone) - 1
+        own = [histories[row] for row in np.flatnonzero(alone).tolist()]
+        costs = [self._own_costs] * len(own)
+        accounts = [history.account for history in own]
+        due = [history.probes.due for history in own]
+        limit = [self._shape.deepest] * len(own)
+        if not alone.all():
+            group = np.where(alone, group, len(own))
+            costs.append(knowledge.of(len(states), *self._ratios))
+            accounts.append(knowledge.account)
+            due.append(costs[-1].probes.due)
+            limit.append(self._timed(knowledge, costs[-1], states))
+        rows = np.array([1] * len(own) + [len(states)])[: len(costs)]
+        c0, c1, c2 = np.array([each.coefficients for each in costs]).T[:, :, None]
+        depths = np.arange(len(self._nodes)) * self._has_model
+        columns = c0 + c1 * rows[:, None] * (1.0 + self._nodes)
+        columns[:, 0] = [each.plain for each in costs]
+        seconds = columns + c2 * depths
+        pairs = list(zip(accounts, costs, strict=True))
+        slack = np.array([account.slack(each.plain) for account, each in pairs])
+        limits = np.array(limit)
+        looked_up = self._nodes[_affordable(columns, slack)] * (self._looks_up & (limits > 0))
+        account, each = pairs[-1]
+        return _Terms(
+            group=group,
+            rows=rows,
+            seconds=seconds,
+            step=c2[:, 0],
+            token=c1[:, 0],
+            affordable=np.minimum(limits, _affordable(seconds, slack)),
+            looked_up=looked_up,
+            due=np.array(due),
+            full=account.slack(each.plain, prefills=True) < seconds[-1, 1:2].sum() - each.plain,
+        )
+
+    def _timed(
+        self, knowledge: Knowledge, costs: RoundCosts, states: Sequence[SequenceState]
+    ) -> int:
         """Return how deep to draft for the clock: 0 to time a plain round, 1 before a step was.
 
-        A round in which a sequence is new times nothing, but there a draft model reads the prompt.
-        Where one is new in every round, their reading is a part of all of them, and of their times.
+        A round in which a sequence is new times nothing, but there a draft model prefills the
+        prompt. Where one is new in every round, that is a part of all of them, and of their times.
         """
-        costs = knowledge.of(len(states), *self._ratios)
         due = not costs.plain_rounds or costs.since_plain >= PLAIN_EVERY - 1
         if due and (knowledge.entered >= ENTERED or all(state.round for state in states)):
             return 0
         return self._shape.deepest if knowledge.drafts_timed else min(1, self._shape.deepest)
 
-    def _choose(
-        self, known: Knowledge, by_position: Floats, most: NDArray[np.int64], rows: int, limit: int
-    ) -> Choice:
-        """Plan rows that go by the same knowledge, no deeper than `limit`.
+    def _choose(self, terms: _Terms, by_position: Floats, most: Integers) -> GroupPlan:
+        """Plan each group of rows.
 
         Args:
-            known: of all sequences, or of this one.
-            by_position: see `best_depth`.
-            most: see `best_depth`.
-            rows: whose tokens are verified beside theirs.
-            limit: 0 drafts nothing.
+            terms: of the groups.
+            by_position: see `best_depths`.
+            most: see `best_depths`.
         """
-        costs, nodes = known.of(rows, *self._ratios), self._nodes
-        slack = known.account.slack(costs.plain)
-        seconds = costs.of_depths(rows, nodes, by_model=self._has_model)
-        affordable = min(limit, _affordable(seconds, slack))
-        considered = affordable if self._has_model else 0
-        best, rate = best_depth(by_position, most, seconds[: considered + 1])
-        probe = not best and costs.probes.due and affordable > 0
-        planned = best or (considered and int(probe))
-        columns = costs.of_depths(rows, nodes, by_model=False)
-        looks_up = self._looks_up and limit > 0
-        _, token, step = rate * np.array(costs.coefficients)
-        drafted = np.minimum(planned, most)
+        group, members = terms.group, np.bincount(terms.group)
+        considered = terms.affordable * self._has_model
+        best, rate = best_depths(group, by_position, most, terms.seconds, considered)
+        probe = (best == 0) & terms.due & (terms.affordable > 0)
+        planned = np.where(best > 0, best, probe & (considered > 0))
+        step, token = rate * terms.step, rate * terms.token
+        drafted = np.minimum(planned[group], most)
         reached = by_position.cumprod(1) * (np.arange(by_position.shape[1]) < drafted[:, None])
-        cost = drafted * step / len(by_position) + nodes[drafted] * token
-        return Choice(
-            depth=affordable if best else planned,
-            looked_up=int(nodes[_affordable(columns, slack)]) if looks_up else 0,
-            step=float(step),
-            token=float(token),
-            rows=rows,
+        cost = drafted * (step / members)[group] + self._nodes[drafted] * token[group]
+        return GroupPlan(
+            group=group,
+            depth=np.where(best > 0, terms.affordable, planned),
+            looked_up=terms.looked_up,
+            step=step,
+            token=token,
+            rows=terms.rows,
             probe=probe,
             gain=reached.sum(1) - cost,
         )
@@ -228,44 +277,55 @@ class AdaptiveDepth(Policy):
         acceptance = knowledge.acceptance.add(outcomes)
         costs, account = knowledge.of(len(states), *self._ratios), knowledge.account
         entered = knowledge.entered + 1 if any(state.round == 1 for state in states) else 0
-        new = 0 < entered <= ENTERED
+        entering = 0 < entered <= ENTERED
+        drafting = record.draft_s + record.plan_s
+        if entering:  # Beside the target, which prefills a prompt, too.
+            drafting = min(drafting, CLIP * (record.total_s - drafting))
         if not any(record.depth):
-            total = costs.plain + record.draft_s if new else costs.clipped(record.total_s)
-            looking = min(record.draft_s, total)  # For tokens to look up, in vain.
-            costs = costs if new else costs.add_plain(total - looking)
+            total = costs.plain + drafting if entering else costs.clipped(record.total_s)
+            fair = total - min(drafting, total)
+            costs = costs if entering else costs.add_plain(fair)
             costs = replace(costs, probes=costs.probes.after_plain())
             if costs.plain_rounds:
-                account = account.add(total, total - looking, costs.plain)
+                account = account.add(total + record.between_s, fair, costs.plain)
         elif knowledge.timed:
             # The widest row decides how many columns are verified for each.
             tokens, steps = float(len(states) * (1 + max(record.drafted))), float(record.steps)
-            total = costs.seconds(tokens, steps)
-            if not new:
+            _, token, step = costs.coefficients
+            prefill = 0.0
+            if entering or (not entered and any(map(_first_of_model, states, outcomes))):
+                total = costs.plain + drafting + token * (tokens - len(states))
+                prefill = max(0.0, drafting - steps * step) + record.between_s
+            else:
                 total = costs.clipped(record.total_s, tokens, steps)
                 costs = costs.add_drafted(total, tokens, steps)
             fair = costs.plain * sum(record.emitted) / len(states)
             costs = self._probed(costs, steps > 0, fair - total)
+            total += record.between_s
             asked = [not self._alone(state) and not _replayed(state) for state in states]
             if any(np.array(record.depth)[asked]):
                 # The first round that drafted was not charged: no plain one had been timed.
                 before = 0.0 if knowledge.drafts_timed else steps * costs.coefficients[2]
-                account = account.add(total + before, fair, costs.plain)
+                account = account.add(total + before, fair, costs.plain, prefill)
             else:  # There is no point in a plain round for these rows: others would draft in it.
                 costs = replace(costs, since_plain=0)
         return replace(knowledge, entered=entered).after(costs, account, acceptance)
 
-    def remember(self, history: Knowledge | None, outcome: RowOutcome) -> Knowledge:
+    def remember(self, history: History | None, outcome: RowOutcome) -> History:
         """Return the history of one sequence after a round, its account in plain rounds."""
-        known = history or Knowledge()
-        costs, total, fair = known.of(1, *self._ratios), 1.0, 1.0 + outcome.kept
+        known, total, by_model = history or _NEW, 1.0, False
+        fair = 1.0 + outcome.kept
         if outcome.depth:
-            steps = outcome.depth if outcome.source == MODEL else 0
-            total = costs.seconds(1 + self._shape.size(outcome.depth), steps)
-            costs = self._probed(costs, steps > 0, fair - total)
-        else:
-            costs = replace(costs, probes=costs.probes.after_plain())
-        account = known.account.add(total, fair, costs.plain)
-        return known.after(costs, account, known.acceptance.add([outcome]))
+            by_model = outcome.source == MODEL
+            nodes, steps = self._shape.size(outcome.depth), outcome.depth if by_model else 0
+            total = self._own_costs.seconds(1 + nodes, steps)
+        asked = outcome.depth > 0 and (by_model or not self._has_model)
+        return History(
+            known.acceptance.add([outcome]),
+            known.account.add(total, fair, 1.0),
+            known.probes.after_draft(fair - total) if asked else known.probes.after_plain(),
+            known.model_rounds + by_model,
+        )
 
     def _probed(self, costs: RoundCosts, by_model: bool, gain: float) -> RoundCosts:
         """Return the costs after a round that drafted; a probe is of the model, if there is one."""
@@ -279,29 +339,71 @@ class AdaptiveDepth(Policy):
         return params.seed is not None and not params.greedy and not self._coupled
 
 
-def best_depth(by_position: Floats, most: NDArray[np.int64], seconds: Floats) -> tuple[int, float]:
-    """Find the depth with the most expected tokens per second.
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """On what G groups of rows are planned: their costs, and what they may spend.
+
+    Attributes:
+        group: of each row, int64 [B].
+        rows: padded to the widest draft of the group, int64 [G].
+        seconds: of a round of each depth, float64 [G, K + 1].
+        step, token: of a draft step, and of a token to verify in one row, float64 [G].
+        affordable: the deepest draft that loses no more than may be lost, int64 [G].
+        looked_up: the most tokens to look up for a row, likewise, int64 [G].
+        due: whether a probe is due, bool [G].
+        full: whether the draft model is to prefill no further prompt of the last group's.
+    """
+
+    group: Integers
+    rows: Integers
+    seconds: Floats
+    step: Floats
+    token: Floats
+    affordable: Integers
+    looked_up: Integers
+    due: NDArray[np.bool_]
+    full: bool
+
+
+def best_depths(
+    group: Integers, by_position: Floats, most: Integers, seconds: Floats, limit: Integers
+) -> tuple[Integers, Floats]:
+    """Find the depth with the most expected tokens per second for each of G groups of rows.
 
     Args:
+        group: of each row, int64 [B].
         by_position: the rate at which each token is kept if those before are, float64 [B, K].
         most: each row's largest depth, int64 [B]; a row brings nothing beyond it.
-        seconds: of a round of each depth, float64 [k + 1], k <= K.
+        seconds: of a round of each depth, float64 [G, K + 1].
+        limit: each group's largest depth, int64 [G].
 
     Returns:
-        The depth, the least of those that are equal, and its tokens per second.
+        The depths, int64 [G], the least of those that are equal, and their tokens per second.
     """
-    depths = np.arange(len(seconds) - 1)
-    reached = by_position[:, : len(depths)].cumprod(1) * (depths < most[:, None])
-    tokens = len(by_position) + np.concatenate([[0.0], reached.sum(0).cumsum()])
-    speed = tokens / np.maximum(seconds, np.finfo(np.float64).tiny)
-    best = int(speed.argmax())
-    return best, float(speed[best])
+    depths = np.arange(seconds.shape[1])
+    reached = by_position.cumprod(1) * (depths[:-1] < most[:, None])
+    tokens = np.zeros_like(seconds)
+    np.add.at(tokens, group, np.concatenate([np.ones((len(group), 1)), reached], 1))
+    speed = tokens.cumsum(1) / np.maximum(seconds, np.finfo(np.float64).tiny)
+    speed[depths > limit[:, None]] = 0.0
+    best = speed.argmax(1)
+    return best, speed[np.arange(len(best)), best]
 
 
-def _affordable(seconds: Floats, slack: float) -> int:
-    """Return the largest depth that loses no more than `slack` if nothing of it is kept."""
-    fits = np.maximum.accumulate(seconds) - seconds[0] <= slack
-    return max(0, int(fits.sum()) - 1)
+def _affordable(seconds: Floats, slack: Floats) -> Integers:
+    """Return the largest depth that loses no more than `slack` [G] if nothing of it is kept.
+
+    `seconds` are those of a round of each depth, [G, K + 1].
+    """
+    lost = np.maximum.accumulate(seconds, 1) - seconds[:, :1]
+    found: Integers = np.maximum(0, (lost <= slack[:, None]).sum(1) - 1)
+    return found
+
+
+def _first_of_model(state: SequenceState, outcome: RowOutcome) -> bool:
+    """Return whether a model drafted for a sequence for the first time in its last round."""
+    first = state.history is not None and state.history.model_rounds == 1
+    return first and outcome.source == MODEL and outcome.depth > 0
 
 
 def _outcome(record: RoundRecord, row: int, state: SequenceState) -> RowOutcome:

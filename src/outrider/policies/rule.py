@@ -59,26 +59,28 @@ class Rule(StopRule):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """What is planned for rows that go by the same knowledge.
+class GroupPlan:
+    """What is planned for G groups of rows, each of which goes by the same knowledge.
 
     Attributes:
-        depth: the most tokens that a model drafts in a row.
-        looked_up: the most tokens that are looked up for a row.
-        step: tokens that a draft step has to bring.
-        token: tokens that one more verified token has to bring.
-        rows: for which a token is verified wherever it is for one of them.
-        probe: whether at least one token is drafted although that is not expected to pay.
+        group: the group of each row, int64 [B].
+        depth: the most tokens that a model drafts in a row, int64 [G].
+        looked_up: the most tokens that are looked up for a row, int64 [G].
+        step: tokens that a draft step has to bring, float64 [G].
+        token: tokens that one more verified token of a row has to bring, float64 [G].
+        rows: rows padded to the widest draft of the group, int64 [G].
+        probe: whether at least one token is drafted although that is not expected to pay, bool [G].
         gain: tokens that the model's draft is expected to bring each row beyond those of plain
-            rounds in its time, float64 [n].
+            rounds in its time, float64 [B]; infinite for a row that is left to the model.
     """
 
-    depth: int
-    looked_up: int
-    step: float
-    token: float
-    rows: int
-    probe: bool
+    group: NDArray[np.int64]
+    depth: NDArray[np.int64]
+    looked_up: NDArray[np.int64]
+    step: NDArray[np.float64]
+    token: NDArray[np.float64]
+    rows: NDArray[np.int64]
+    probe: NDArray[np.bool_]
     gain: NDArray[np.float64]
 
 
@@ -96,21 +98,17 @@ class BreakEven(Rule):
     of one row: what it drafts must not depend on others.
 
     Attributes:
-        group: the index among `choices` of each row's, int64 [B].
-        choices: of rows that decide together.
+        groups: rows that decide together, and what is planned for them.
         by_confidence: the rate at which a model's token of each confidence is kept, float64
             [B, BUCKETS].
         by_position: the rate at which a model's token is kept at each place, float64 [B, K].
-        gain: of each row, see `Choice`, float64 [B]; infinite for one that is left to the model.
         columns: tokens that each row gets at each depth, int64 [K]: 1 on chains.
         known: of each row, what is known of all that it may go by, and of itself beside them.
     """
 
-    group: NDArray[np.int64]
-    choices: tuple[Choice, ...]
+    groups: GroupPlan
     by_confidence: NDArray[np.float64]
     by_position: NDArray[np.float64]
-    gain: NDArray[np.float64]
     columns: NDArray[np.int64]
     known: tuple[tuple[Acceptance, Acceptance], ...]
 
@@ -122,23 +120,23 @@ class BreakEven(Rule):
             return np.zeros_like(drafting)
         kept = np.take_along_axis(self.by_confidence, buckets_of(confidence), 1)
         reached = np.where(drafting, kept.prod(1) * self.by_position[:, drawn], 0.0)
-        gains = np.bincount(self.group, reached, len(self.choices))
-        columns = self.columns[drawn]
-        needed = [each.step + each.rows * columns * each.token for each in self.choices]
-        pays: NDArray[np.bool_] = (gains > needed)[self.group]
+        groups = self.groups
+        gains = np.bincount(groups.group, reached, len(groups.step))
+        needed = groups.step + groups.rows * self.columns[drawn] * groups.token
+        pays: NDArray[np.bool_] = (gains > needed)[groups.group]
         return pays
 
     def kept(self, source: str, confidence: NDArray[np.float64], row: int) -> NDArray[np.float64]:
         """Estimate the probability that a row's token is kept; see `StopRule`."""
         shared, own = self.known[row]
-        kept: NDArray[np.float64] = rates(shared, [own], source)[0][0, buckets_of(confidence)]
+        kept: NDArray[np.float64] = rates([shared], [own], source)[0][0, buckets_of(confidence)]
         return kept
 
     def _looked_up(self, row: int, reach: NDArray[np.float64]) -> int:
         """Choose what gains more: looked-up tokens, and how many, or a model's."""
-        choice = self.choices[self.group[row]]
-        reach = reach[: choice.looked_up]
-        gains = np.cumsum(reach) - choice.token * np.arange(1, len(reach) + 1)
-        if gains.max(initial=0.0) > max(0.0, self.gain[row]):
+        groups, group = self.groups, self.groups.group[row]
+        reach = reach[: groups.looked_up[group]]
+        gains = np.cumsum(reach) - groups.token[group] * np.arange(1, len(reach) + 1)
+        if gains.max(initial=0.0) > max(0.0, groups.gain[row]):
             return int(gains.argmax()) + 1
-        return int(choice.probe and len(reach) > 0 and not self.depths[row])
+        return int(groups.probe[group] and len(reach) > 0 and not self.depths[row])

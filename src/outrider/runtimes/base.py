@@ -44,10 +44,12 @@ class Reading:
     Attributes:
         missing: tokens that are still to be computed, its last one left out.
         cached: tokens that were found computed, if the sequence is new.
+        draft_s: seconds that drafters took for their part of it.
     """
 
     missing: int = 0
     cached: int = 0
+    draft_s: float = 0.0
 
 
 def rounding_of(eps: float) -> float:

@@ -65,6 +65,7 @@ class SequenceState:
         prediction: the expected output, int64 [m].
         drafting: whether drafts are made for it; not after its drafter failed.
         cached: tokens of its prompt that the target found computed, where it was read in parts.
+        draft_prefill_s: seconds that drafters took for their part of that.
     """
 
     prefix: Prefix
@@ -81,6 +82,7 @@ class SequenceState:
     prediction: NDArray[np.int64] | None = field(default=None, compare=False)
     drafting: bool = True
     cached: int = 0
+    draft_prefill_s: float = field(default=0.0, compare=False)
 
     @property
     def round(self) -> int:
@@ -242,6 +244,8 @@ class RoundRecord:
         target_s: time spent in the target's forward pass.
         total_s: time of the whole round.
         plan_s: time spent choosing the depth.
+        between_s: time that drafting took outside of rounds since the last: learning, releasing,
+            and the prefill in parts of prompts that are new in this round.
     """
 
     sequence_ids: tuple[int, ...]
@@ -260,6 +264,7 @@ class RoundRecord:
     target_s: float
     total_s: float
     plan_s: float = 0.0
+    between_s: float = 0.0
 
     @property
     def steps(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -25,9 +26,10 @@ from outrider.errors import (
     InvalidConfigError,
     ModelError,
 )
+from outrider.policies import Policy
 from outrider.runtimes.base import Capabilities, Reading
 from outrider.runtimes.tabular import TabularModel
-from outrider.types.records import Prefix
+from outrider.types.records import DraftPlan, Prefix, RoundRecord, SequenceState
 
 
 class Roomy(TabularModel):
@@ -299,7 +301,8 @@ def test_long_prompts_are_read_in_parts_between_the_rounds_of_others() -> None:
 
 def test_a_draft_model_reads_long_prompts_in_parts_after_the_target() -> None:
     target, draft = Reads(), Reads()
-    decoder = SpeculativeDecoder(target, ModelDrafter(draft))
+    config = SpeculativeConfig(depth="fixed")  # Which no clock decides on.
+    decoder = SpeculativeDecoder(target, ModelDrafter(draft), config=config)
     scheduler = Scheduler(decoder, read_chunk=4)
     (short,) = decoder.start([0], SamplingParams(max_tokens=30))
     (long,) = decoder.start([0, 1, 2] * 5, SamplingParams(max_tokens=2))
@@ -317,13 +320,65 @@ def test_a_draft_model_reads_long_prompts_in_parts_after_the_target() -> None:
     assert draft.read_to.keys() == {name}
 
 
+def test_a_draft_model_reads_no_long_prompt_that_it_is_not_to_draft_for() -> None:
+    target, draft = Reads(), Reads()
+    config = SpeculativeConfig(num_speculative_tokens=0)
+    scheduler = Scheduler(
+        decoder := SpeculativeDecoder(target, ModelDrafter(draft), config=config), read_chunk=4
+    )
+    scheduler.submit(decoder.start([0, 1, 2] * 5, SamplingParams(max_tokens=2)))
+    list(scheduler)
+    assert target.read_to
+    assert not draft.read_to
+
+
+class Slowly(Policy):
+    """Takes its time to learn, and notes what drafting took between rounds."""
+
+    learns = True
+
+    def plan(self, knowledge: object, states: Sequence[SequenceState]) -> DraftPlan:
+        return DraftPlan(np.array([min(1, state.remaining - 1) for state in states]))
+
+    def observe(
+        self, knowledge: object, states: Sequence[SequenceState], record: RoundRecord
+    ) -> object:
+        busy(0.002)
+        return (*(knowledge or ()), record.between_s)
+
+
+def busy(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def test_what_drafting_takes_between_rounds_is_a_part_of_the_next_rounds_record() -> None:
+    class SlowReads(Reads):
+        def read(self, prefix: Prefix, most: int) -> Reading:
+            busy(0.004)
+            return super().read(prefix, most)
+
+    decoder = SpeculativeDecoder(Reads(), ModelDrafter(SlowReads()), policy=Slowly())
+    scheduler = Scheduler(decoder, read_chunk=4)
+    scheduler.submit(decoder.start([0, 1, 2] * 5, SamplingParams(max_tokens=6)))
+    list(scheduler)
+    first, *others = decoder.knowledge
+    assert first >= 0.012  # Three parts of a prompt.
+    assert others
+    assert min(others) >= 0.002
+    (state,) = decoder.start([0, 1], SamplingParams(max_tokens=1))
+    decoder.step(decoder.pack([state]))
+    assert decoder.knowledge[-1] >= 0.002
+
+
 @pytest.mark.parametrize("on_error", ["raise", "disable"])
 def test_a_draft_model_that_cannot_read_concerns_its_own_sequence(on_error: str) -> None:
     class Broken(Reads):
         def read(self, prefix: Prefix, most: int) -> Reading:
             raise RuntimeError("no")
 
-    config = SpeculativeConfig(on_draft_error=on_error)
+    config = SpeculativeConfig(on_draft_error=on_error, depth="fixed")
     decoder = SpeculativeDecoder(Reads(), ModelDrafter(Broken()), config=config)
     scheduler = Scheduler(decoder, read_chunk=4)
     (short,) = decoder.start([0], SamplingParams(max_tokens=30))

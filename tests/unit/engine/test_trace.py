@@ -152,7 +152,7 @@ class TestDamage:
         ("change", "said"),
         [
             ({"format": "x"}, "its format is 'x'"),
-            ({"version": 1}, "its version is 1; expected the header of a trace, format 4"),
+            ({"version": 1}, "its version is 1; expected the header of a trace, format 5"),
             ({"lossy": "no"}, "lossy is 'no'; expected bool"),
             ({"settings": 1}, "settings is 1; expected dict"),
         ],

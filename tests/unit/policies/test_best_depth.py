@@ -7,7 +7,7 @@ import pytest
 
 from outrider import SpeculativeConfig
 from outrider.policies import AdaptiveDepth, FixedDepth, Policy, Shape
-from outrider.policies.adaptive import best_depth
+from outrider.policies.adaptive import best_depths
 from tests.support.simulated import World, decode, sequences
 
 DEEPEST = 16
@@ -77,7 +77,9 @@ def test_the_planned_depth_is_the_best_of_all_by_enumeration() -> None:
                 for j in range(1, min(k, int(most[row])) + 1):
                     tokens += float(np.prod(rates[row, :j]))
             speeds.append(tokens / seconds[k])
-        best, rate = best_depth(rates, most, seconds)
+        (best,), (rate,) = best_depths(
+            np.zeros(rows, dtype=np.int64), rates, most, seconds[None], np.array([depth])
+        )
         assert best == int(np.argmax(speeds))
         assert rate == pytest.approx(max(speeds), rel=1e-12)
 

@@ -270,6 +270,68 @@ def test_looking_in_vain_is_charged() -> None:
     assert losses(run, world, 1).max() <= 0
 
 
+ADVISED = World(acceptance=0.0, planning=0.4, learning=0.2, searching=0.1)
+"""Drafts that are never kept, and cost a round's time besides steps and tokens."""
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("looks_up", [False, True])
+def test_planning_and_learning_are_charged(rows: int, looks_up: bool) -> None:
+    run = decode(adaptive(looks_up=looks_up), ADVISED, sequences(rows, 10**6), rounds=1024)
+    assert losses(run, ADVISED, rows).max() <= 0
+    assert looks_up or any(run.depths[100:])
+
+
+def rounds_alone(policy: Policy) -> Callable[..., Any]:
+    """Observe rounds as if planning and learning took no time."""
+
+    def observe(knowledge: Any, states: Any, record: Any) -> Any:
+        bare = replace(record, total_s=record.total_s - record.plan_s, plan_s=0.0, between_s=0.0)
+        return policy.observe(knowledge, states, bare)
+
+    return observe
+
+
+def test_that_notices_planning_that_is_not_charged() -> None:
+    policy = adaptive()
+    run = decode(policy, ADVISED, sequences(1, 10**6), rounds=1024, observe=rounds_alone(policy))
+    assert losses(run, ADVISED, 1).max() > 10
+
+
+def served(world: World, requests: int, tokens: int) -> tuple[Any, float, float, list[bool]]:
+    """Decode requests one after another.
+
+    Returns:
+        What is known then; the plain rounds lost by draft model at most, beyond 2% of the time; the
+        plain rounds of all; and of each request whether it was drafted.
+    """
+    policy = adaptive()
+    knowledge, lost, spent, most, drafted = policy.start(), 0.0, 0.0, 0.0, []
+    for first in range(requests):
+        run = decode(policy, world, sequences(1, tokens, first), seed=first, knowledge=knowledge)
+        knowledge, seconds = run.knowledge, sum(run.seconds) / world.plain_s
+        lost += seconds - world.prefill - sum(run.emitted)
+        spent += seconds
+        most = max(most, lost - 0.02 * spent)
+        drafted.append(any(run.depths))
+    return knowledge, most, spent, drafted
+
+
+def test_what_a_draft_model_takes_for_prompts_is_charged() -> None:
+    """Answers of 12 tokens that no draft can earn the prefill of a long prompt back in."""
+    world = World(acceptance=0.6, draft_prefill=8.0)
+    _, most, spent, drafted = served(world, 200, 12)
+    # Of the first request nothing was known to compare its prefill with.
+    assert most <= 8 + 8 + 4
+    assert 2 <= sum(drafted) <= 2 + 0.03 * spent / 8
+
+
+def test_prompts_are_prefilled_where_answers_earn_it_back() -> None:
+    _, most, _, drafted = served(World(acceptance=0.9, draft_prefill=8.0), 20, 200)
+    assert all(drafted)
+    assert most <= 8 + 8 + 4
+
+
 @pytest.mark.parametrize("rows", [1, 4])
 def test_look_ups_that_become_good_are_found(rows: int) -> None:
     world = World(token=0.3 / rows, lookup=lambda n: (3, 0.0 if n < 500 else 0.95))

@@ -63,10 +63,10 @@ def test_rates_follow_what_was_kept() -> None:
         told = tuple(np.where(rng.random(4) < 0.5, 0.95, 0.3).tolist())
         kept = int(np.cumprod(rng.random(4) < np.array(told)).sum())
         known = known.add([RowOutcome(MODEL, 4, kept, told)])
-    by_confidence, by_position = rates(known, [Acceptance()], MODEL, 2)
+    by_confidence, by_position = rates([known], [Acceptance()], MODEL, 2)
     assert by_confidence[0, [2, 7]] == pytest.approx([0.3, 0.95], abs=0.1)
     assert by_position[0] == pytest.approx(0.625, abs=0.1)
-    other, _ = rates(known, [Acceptance()], "ngram")
+    other, _ = rates([known], [Acceptance()], "ngram")
     assert other[0] == pytest.approx((np.arange(8) + 0.5) / 8)
 
 
@@ -75,10 +75,10 @@ def test_a_sequence_of_its_own_kind_is_told_from_the_others() -> None:
     own = Acceptance()
     for _ in range(60):
         own = own.add([RowOutcome(MODEL, 2, 0)])
-    _, by_position = rates(everyone, [own, Acceptance()], MODEL, 1)
+    _, by_position = rates([everyone], [own, Acceptance()], MODEL, 1)
     assert by_position[0] < 0.35
     assert by_position[1] > 0.85
-    _, alone = rates(own, [Acceptance()], MODEL, 1)
+    _, alone = rates([own], [Acceptance()], MODEL, 1)
     assert alone[0] < by_position[0]
 
 
