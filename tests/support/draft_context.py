@@ -39,9 +39,7 @@ class Stop(StopRule):
     ) -> NDArray[np.bool_]:
         return confidence[:, -1] >= self._least
 
-    def kept(
-        self, source: str, confidence: NDArray[np.float64], row: int | None = None
-    ) -> NDArray[np.float64]:
+    def kept(self, source: str, confidence: NDArray[np.float64]) -> NDArray[np.float64]:
         return confidence * {"ngram": 0.5}.get(source, 1.0)
 
     def lookup(self, row: int, reach: NDArray[np.float64]) -> int:

@@ -231,7 +231,7 @@ def _draft(
         if stop is None:
             break
         count = min(found, int(plan.depth[row]))
-        reach = np.cumprod(stop.kept("ngram", np.full(count, likely), row), dtype=np.float64)
+        reach = np.cumprod(stop.kept("ngram", np.full((rows, count), likely))[row])
         used = stop.lookup(row, reach) if count else 0
         if used:
             sources[row], depth[row] = "ngram", used

@@ -141,13 +141,16 @@ class LookupDrafter(Drafter):
         if chains:
             deep = np.where(plan.depth > 0, np.maximum(plan.depth, HORIZON), 0)
             asked = replace(plan, depth=deep)
+        made = self.candidates(prefixes, asked, ctx)
+        made = [candidate.until(ctx.stop_ids(row)) for row, candidate in enumerate(made)]
+        kept = np.zeros((len(made), max(map(len, made))))
+        for row, candidate in enumerate(made):
+            kept[row, : len(candidate)] = candidate.confidence
+        if plan.stop is not None and kept.size:
+            kept = plan.stop.kept(self.source, kept)
         found = []
-        for row, candidate in enumerate(self.candidates(prefixes, asked, ctx)):
-            candidate = candidate.until(ctx.stop_ids(row))
-            kept = candidate.confidence
-            if plan.stop is not None:
-                kept = plan.stop.kept(self.source, kept, row)
-            reach = candidate.reach(kept)
+        for row, candidate in enumerate(made):
+            reach = candidate.reach(kept[row, : len(candidate)])
             expected = float(reach[: HORIZON if chains else None].sum())
             if chains and len(reach) > plan.depth[row]:
                 reach = reach[: plan.depth[row]]

@@ -179,7 +179,8 @@ class AdaptiveDepth(Policy):
             by_confidence=by_confidence,
             by_position=by_position,
             columns=np.diff(self._nodes),
-            known=tuple(zip(shared, own, strict=True)),
+            shared=shared,
+            own=own,
         )
         return self._shape.plan(depth, rule)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,9 +37,9 @@ class Rule(StopRule):
         """Decide which rows draft another token: those that it pays for, and those replayed."""
         return drafting & ((self.recorded >= 0) | self._pays(confidence, drafting))
 
-    def kept(self, source: str, confidence: NDArray[np.float64], row: int) -> NDArray[np.float64]:
+    def kept(self, source: str, confidence: NDArray[np.float64]) -> NDArray[np.float64]:
         """Take a confidence for the probability that the token is kept."""
-        del source, row
+        del source
         return np.clip(np.nan_to_num(confidence), 0.0, 1.0)
 
     def lookup(self, row: int, reach: NDArray[np.float64]) -> int:
@@ -103,14 +104,15 @@ class BreakEven(Rule):
             [B, BUCKETS].
         by_position: the rate at which a model's token is kept at each place, float64 [B, K].
         columns: tokens that each row gets at each depth, int64 [K]: 1 on chains.
-        known: of each row, what is known of all that it may go by, and of itself beside them.
+        shared, own: of each row, what is known of all that it may go by, and of itself beside them.
     """
 
     groups: GroupPlan
     by_confidence: NDArray[np.float64]
     by_position: NDArray[np.float64]
     columns: NDArray[np.int64]
-    known: tuple[tuple[Acceptance, Acceptance], ...]
+    shared: Sequence[Acceptance]
+    own: Sequence[Acceptance]
 
     def _pays(
         self, confidence: NDArray[np.float64], drafting: NDArray[np.bool_]
@@ -126,11 +128,10 @@ class BreakEven(Rule):
         pays: NDArray[np.bool_] = (gains > needed)[groups.group]
         return pays
 
-    def kept(self, source: str, confidence: NDArray[np.float64], row: int) -> NDArray[np.float64]:
-        """Estimate the probability that a row's token is kept; see `StopRule`."""
-        shared, own = self.known[row]
-        kept: NDArray[np.float64] = rates([shared], [own], source)[0][0, buckets_of(confidence)]
-        return kept
+    def kept(self, source: str, confidence: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Estimate the probability that each token is kept; see `StopRule`."""
+        by_confidence, _ = rates(self.shared, self.own, source)
+        return np.take_along_axis(by_confidence, buckets_of(confidence), 1)
 
     def _looked_up(self, row: int, reach: NDArray[np.float64]) -> int:
         """Choose what gains more: looked-up tokens, and how many, or a model's."""

@@ -234,23 +234,20 @@ class Shaper:
 
     def _penalised(self, logits: Tensor, path: Path, penalties: Tensor) -> Tensor:
         """Apply the penalties to logits [B, M, V], in place, at the tokens that came before."""
-        drafted, real = path.tokens.where(path.real, 0), path.real.long()
-        tokens = torch.cat([self._seen, drafted.flatten(1)], 1).sort(1).values  # [B, T]
-        # A token that is listed several times is counted where it is first.
-        place = torch.searchsorted(tokens, self._seen)
-        uses = self._uses.new_zeros(2, *tokens.shape)
-        uses.scatter_add_(2, place.expand_as(self._uses), self._uses)
-        place = torch.searchsorted(tokens, drafted.flatten(1)).view(drafted.shape)
-        uses = uses[:, :, None].repeat(1, 1, logits.shape[1], 1)
-        uses.scatter_add_(3, place.expand(2, *place.shape), real.expand(2, *real.shape))
-        place = torch.searchsorted(tokens, tokens)[:, None]
-        counts, seen = uses.gather(3, place.expand_as(uses))
-        at = tokens[:, None].expand(counts.shape)
-        given = logits.gather(2, at)
-        repetition, presence, frequency = penalties.unbind(1)
-        punished = torch.where(given > 0, given / repetition, given * repetition)
-        repeated = torch.where(seen > 0, punished, given)
-        return logits.scatter_(2, at, repeated - frequency * counts - presence * (counts > 0))
+        # A place without a token stands for one that was seen, and comes to the same as that.
+        drafted = path.tokens.where(path.real, self._seen[:, :1, None])
+        repeats = (drafted[..., None] == drafted[..., None, :]) & path.real[..., None, :]
+        place = torch.searchsorted(self._seen, drafted.flatten(1)).clamp(
+            max=self._seen.shape[1] - 1
+        )
+        known = self._seen.gather(1, place) == drafted.flatten(1)
+        uses = self._uses.gather(2, place.expand(2, *place.shape)) * known
+        uses = uses.view(2, *drafted.shape) + repeats.sum(-1)
+        before = logits.gather(2, drafted)
+        seen = self._seen[:, None].expand(-1, logits.shape[1], -1)
+        punished = _punished(logits.gather(2, seen), self._uses[:, :, None], penalties)
+        logits.scatter_(2, seen, punished)
+        return logits.scatter_(2, drafted, _punished(before, uses, penalties))
 
     def _completed(self, words: _Entries, path: Path) -> Tensor:
         """Return before which nodes all of a word but its last token came, bool [W, M]."""
@@ -329,20 +326,34 @@ class Shaper:
         self._logits[row, drafted] = logits
 
 
+def _punished(logits: Tensor, uses: Tensor, penalties: Tensor) -> Tensor:
+    """Apply penalties [B, 3, 1, 1] to the logits [B, M, T] of some tokens.
+
+    Args:
+        logits: of the tokens.
+        uses: how often the output and the whole prefix hold each, [2, B, M, T].
+        penalties: repetition, presence and frequency.
+    """
+    counts, seen = uses
+    repetition, presence, frequency = penalties.unbind(1)
+    punished = torch.where(logits > 0, logits / repetition, logits * repetition)
+    repeated = torch.where(seen > 0, punished, logits)
+    return repeated - frequency * counts - presence * (counts > 0)
+
+
 def _counted(states: Sequence[SequenceState]) -> NDArray[np.int64]:
     """List the tokens of each prefix, and how often the output and the prefix hold them, [3, B, S].
 
-    Shorter rows are padded with token 0, held 0 times.
+    In order of their ids; at the end of shorter rows the last one is repeated.
     """
     found = []
     for state in states:
-        seen, place, uses = np.unique(state.prefix.tokens, return_inverse=True, return_counts=True)
-        emitted = np.bincount(place[state.prompt_length :], minlength=len(seen))
-        found.append(np.stack([seen, emitted, uses]))
-    packed = np.zeros((3, len(found), max(part.shape[1] for part in found)), dtype=np.int64)
-    for row, part in enumerate(found):
-        packed[:, row, : part.shape[1]] = part
-    return packed
+        uses = np.bincount(state.prefix.tokens)
+        emitted = np.bincount(state.prefix.tokens[state.prompt_length :], minlength=len(uses))
+        seen = np.flatnonzero(uses)
+        found.append(np.stack([seen, emitted[seen], uses[seen]]))
+    longest = max(part.shape[1] for part in found)
+    return np.stack([np.pad(p, ((0, 0), (0, longest - p.shape[1])), "edge") for p in found], 1)
 
 
 def _masked(logits: Tensor, places: list[tuple[int, int]], masks: list[Mask]) -> list[bool]:

@@ -51,16 +51,15 @@ class StopRule(ABC):
         """
 
     @abstractmethod
-    def kept(self, source: str, confidence: NDArray[np.float64], row: int) -> NDArray[np.float64]:
-        """Estimate the probability that a row's token is kept, given that all before it are.
+    def kept(self, source: str, confidence: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Estimate the probability that each token is kept, given that all before it are.
 
         Args:
             source: the drafter's `source`.
-            confidence: of the tokens, float64 of any shape.
-            row: of the plan.
+            confidence: of the tokens of each row, float64 [B, n].
 
         Returns:
-            float64 of that shape, in [0, 1].
+            float64 [B, n], in [0, 1].
         """
 
     @abstractmethod

@@ -56,7 +56,7 @@ def answers(plan: DraftPlan) -> list[Any]:
         for width in (1, 3):
             told = np.full((rows, width), 0.7)
             said.append(plan.stop.continues(told, np.ones(rows, dtype=np.bool_)).tolist())
-        said.append(plan.stop.kept("ngram", np.linspace(0, 1, 9), 0).tolist())
+        said.append(plan.stop.kept("ngram", np.tile(np.linspace(0, 1, 9), (rows, 1))).tolist())
         said += [plan.stop.lookup(row, np.array([0.9, 0.5])) for row in range(rows)]
     return said
 

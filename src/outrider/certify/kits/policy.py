@@ -239,8 +239,8 @@ def _answers(states: States, plan: DraftPlan) -> list[Any]:
     return [
         plan.stop.continues(confidence[:, :1], drafting),
         plan.stop.continues(np.full((rows, 3), np.nan), drafting),
-        plan.stop.kept(MODEL, confidence, 0),
-        plan.stop.kept("ngram", confidence[0], 0),
+        plan.stop.kept(MODEL, confidence),
+        plan.stop.kept("ngram", confidence[:, :1]),
         *(plan.stop.lookup(row, reach) for row in range(rows)),
     ]
 
@@ -253,7 +253,7 @@ def _stops(states: States, plan: DraftPlan) -> None:
         found = (np.shape(going), getattr(going, "dtype", type(going)))
         expected = ((len(states),), np.dtype(np.bool_))
         require(found == expected, f"continues answers {found}, expected {expected}")
-    for kept, shape in ((many, (len(states), 3)), (few, (3,))):
+    for kept, shape in ((many, (len(states), 3)), (few, (len(states), 1))):
         require(np.shape(kept) == shape, f"kept has shape {np.shape(kept)}, expected {shape}")
         inside = np.all((np.asarray(kept) >= 0) & (np.asarray(kept) <= 1))
         require(inside, f"kept holds {kept}, expected probabilities")
