@@ -137,4 +137,4 @@ def outcomes(
 
 
 def _key(state: SequenceState) -> Key:
-    return tuple(state.output_ids), state.depths, state.finish_reason, state.history
+    return tuple(state.output_ids), tuple(state.depths), state.finish_reason, state.history

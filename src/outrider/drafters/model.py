@@ -114,7 +114,7 @@ class ModelDrafter(Drafter):
         Drafts may be drawn from any distribution, so that this costs acceptance at most.
         """
         own = self.model.vocab_size
-        if prefix.tokens.max(initial=0) < own:
+        if own >= self._vocab_size or prefix.tokens.max(initial=0) < own:
             return prefix
         return Prefix(prefix.sequence_id, np.minimum(prefix.tokens, own - 1))
 

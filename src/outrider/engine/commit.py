@@ -38,16 +38,17 @@ def advance(
         tokenizer: for stop strings.
     """
     emitted, states = [], []
+    sources = proposal.row_sources
     for index, (state, row) in enumerate(zip(batch.states, rows, strict=True)):
         tokens, reason = until_stop(state, row.tokens, tokenizer)
-        source = proposal.row_sources[index]
+        source = sources[index]
         outcome = RowOutcome(source, row.depth, len(row.path), confidence[index])
         kept = state.processors if shaper is None else shaper.processors(index, tokens[:-1])
         states.append(
             replace(
                 state,
                 prefix=state.prefix.extended(tokens),
-                depths=(*state.depths, row.depth if source == MODEL else -row.drafted),
+                depths=state.depths.extended(row.depth if source == MODEL else -row.drafted),
                 finish_reason=reason,
                 history=policy.remember(state.history, outcome),
                 processors=kept,

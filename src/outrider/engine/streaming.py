@@ -52,7 +52,7 @@ def outputs(
             text=None if tokenizer is None else final_text(state, tokenizer),
             token_ids=tuple(state.output_ids),
             finish_reason=state.finish_reason,
-            depths=state.depths,
+            depths=tuple(state.depths),
             metrics=tallies[sequence_id].metrics(),
             logprobs=None if state.params.logprobs is None else tuple(logprobs[sequence_id]),
         )

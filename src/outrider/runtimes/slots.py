@@ -6,6 +6,7 @@ are written over. The keys and values themselves are the runtimes' own.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -120,11 +121,22 @@ class SlotTable:
     def __init__(self, count: int, *, adjacent: bool = False) -> None:
         self.slots: tuple[Slot, ...] = (Slot(),) * count
         self._adjacent = adjacent
+        # Where sequences were when they were last looked for, which `slots` may have outdated.
+        self._found: dict[int, int] = {}
+        self._placements = 0
 
     @property
     def owner(self) -> dict[int, int]:
         """The slot of each live sequence."""
         return {s.sequence_id: i for i, s in enumerate(self.slots) if s.sequence_id is not None}
+
+    def index_of(self, sequence_id: int) -> int | None:
+        """Return the slot of a sequence; None if it has none."""
+        index = self._found.get(sequence_id)
+        if index is None or self.slots[index].sequence_id != sequence_id:
+            self._found = self.owner
+            index = self._found.get(sequence_id)
+        return index
 
     def place(self, prefix: Prefix) -> Placement:
         """Find the slot of a sequence, an idle one if it is new, and cut it to what is shared.
@@ -137,7 +149,7 @@ class SlotTable:
             ModelError: the sequence is new and every slot is live.
         """
         known = prefix.tokens[:-1]
-        index = self.owner.get(prefix.sequence_id)
+        index = self.index_of(prefix.sequence_id)
         spare, moved = None, _NONE
         if index is None:
             taken, donor = self._room(prefix.sequence_id, known)
@@ -147,11 +159,11 @@ class SlotTable:
         else:
             donor = index
         shared = self.slots[donor].shared(known)
-        used = 1 + max(slot.last_used for slot in self.slots)
+        self._placements += 1
         kept = known[: shared if donor == index else 0]
         if spare is not None:
             self._set(spare, Slot(last_used=self.slots[index].last_used))
-        self._set(index, Slot(kept, sequence_id=prefix.sequence_id, last_used=used))
+        self._set(index, Slot(kept, sequence_id=prefix.sequence_id, last_used=self._placements))
         return Placement(index, shared, donor, spare, moved)
 
     def computed(self, prefix: Prefix) -> int:
@@ -189,9 +201,9 @@ class SlotTable:
     def contradiction(self, capacity: int) -> str | None:
         """Say what cannot be true of the table with so many columns in a slot, if anything."""
         names = [slot.sequence_id for slot in self.slots if slot.sequence_id is not None]
-        for name in names:
-            if names.count(name) > 1:
-                return f"sequence {name} has {names.count(name)} slots"
+        for name, count in Counter(names).items():
+            if count > 1:
+                return f"sequence {name} has {count} slots"
         longest = max(len(slot.tokens) for slot in self.slots)
         return f"a slot of {capacity} columns holds {longest}" if longest > capacity else None
 

@@ -334,9 +334,9 @@ def _punished(logits: Tensor, uses: Tensor, penalties: Tensor) -> Tensor:
         uses: how often the output and the whole prefix hold each, [2, B, M, T].
         penalties: repetition, presence and frequency.
     """
-    counts, seen = uses
+    counts, seen = uses.unbind(0)
     repetition, presence, frequency = penalties.unbind(1)
-    punished = torch.where(logits > 0, logits / repetition, logits * repetition)
+    punished: Tensor = torch.where(logits > 0, logits / repetition, logits * repetition)
     repeated = torch.where(seen > 0, punished, logits)
     return repeated - frequency * counts - presence * (counts > 0)
 

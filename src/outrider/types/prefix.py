@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +74,55 @@ class Prefix:
 
     def __repr__(self) -> str:
         return f"Prefix(sequence_id={self.sequence_id}, tokens={self.tokens.tolist()})"
+
+
+class Series(Sequence[int]):
+    """Integers of one kind, one for each round: an append-only list with a length.
+
+    A value, as `Prefix` is: `extended` returns a new one and leaves this one as it is.
+
+    Args:
+        values: the first of them.
+    """
+
+    __slots__ = ("_length", "_values")
+
+    def __init__(self, values: Iterable[int] = ()) -> None:
+        self._values = list(values)
+        self._length = len(self._values)
+
+    def extended(self, value: int) -> Series:
+        """These integers followed by another."""
+        shared = len(self._values) == self._length
+        longer = Series()
+        longer._values = self._values if shared else self._values[: self._length]
+        longer._values.append(value)
+        longer._length = self._length + 1
+        return longer
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
+        place = range(self._length)[index]
+        if isinstance(place, range):
+            return tuple(map(self._values.__getitem__, place))
+        return self._values[place]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..config.params import SamplingParams
 from . import trees
 from .plan import DraftPlan, DraftTree, RowOutcome, StopRule
-from .prefix import Output, Prefix
+from .prefix import Output, Prefix, Series
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +38,7 @@ __all__ = [
     "RoundRecord",
     "RowOutcome",
     "SequenceState",
+    "Series",
     "StopRule",
     "TargetScores",
     "Verdict",
@@ -74,7 +75,7 @@ class SequenceState:
     stop_ids: frozenset[int]
     stream_key: int
     choice: int = 0
-    depths: tuple[int, ...] = ()
+    depths: Series = field(default_factory=Series)
     finish_reason: FinishReason | None = None
     history: Any = None
     processors: tuple[Any, ...] = ()

@@ -292,7 +292,7 @@ class LlamaCppModel(Runtime):
 
     def _placed(self, prefix: Prefix, cached: dict[int, int]) -> tuple[int, int]:
         """Find or make room for a prefix; return its slot, and how many tokens that holds of it."""
-        known = prefix.sequence_id in self._table.owner
+        known = self._table.index_of(prefix.sequence_id) is not None
         placement = self._table.place(prefix)
         slot, start = placement.slot, placement.shared
         if not self._reaches_back(placement.donor, start):

@@ -227,7 +227,7 @@ class TransformersModel(Runtime):
         """Compute at most so many tokens of a prefix; see `Runtime.read`."""
         with self.lock:
             self._check([prefix], [0])
-            known = prefix.sequence_id in self._table.owner
+            known = self._table.index_of(prefix.sequence_id) is not None
             slot, shared = self._placed(prefix)
             stop = min(len(prefix) - 1, shared + most)
             self._prefill(prefix, slot, shared, stop)
@@ -259,7 +259,7 @@ class TransformersModel(Runtime):
         most = min(together, self._chunk, *map(len, prefixes))
         slots, behind, cached = [], [], []
         for prefix in prefixes:
-            known = prefix.sequence_id in self._table.owner
+            known = self._table.index_of(prefix.sequence_id) is not None
             slot, shared = self._placed(prefix)
             cached.append(0 if known else shared)
             if len(prefix) - shared > most:
