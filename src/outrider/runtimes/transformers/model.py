@@ -185,7 +185,43 @@ class TransformersModel(Runtime):
             placed = (proposal.structure == np.arange(proposal.width)).all(0)
             line = int(np.logical_and.accumulate(placed).sum())
             self._settle(prefixes, Fed().add(proposal.tokens[:, :line]))
-        return TargetScores(batch.unsorted(logits), batch.cached)
+            logits = batch.unsorted(logits)
+            for row in logits[..., 0].isnan().any(1).nonzero().flatten().tolist():
+                missing = batch.tokens.shape[1]
+                logits[row] = self._node_by_node(prefixes[row], proposal, row, missing, logits[row])
+        return TargetScores(logits, batch.cached)
+
+    def _node_by_node(
+        self, prefix: Prefix, proposal: DraftProposal, row: int, missing: int, logits: Tensor
+    ) -> Tensor:
+        """Compute a row again whose logits have NaN, each node without what does not lead to it.
+
+        A draft of which the model makes NaN or infinite keys and values spoils the logits of nodes
+        that do not see it, and all columns of the forward: zero times NaN is NaN.
+
+        Args:
+            prefix: of the row.
+            proposal: of all rows.
+            row: its index.
+            missing: how many of the prefix's last tokens the forward computed.
+            logits: of the row, [N + 1, V].
+
+        Returns:
+            Its logits: NaN after such drafts alone. The slot holds nothing of the drafts.
+        """
+        slot, start = self._table.owner[prefix.sequence_id], len(prefix) - missing
+        known, drafted = prefix.tokens[start:], proposal.tokens[row].cpu().numpy()
+        parents, found = proposal.structure[row].tolist(), torch.full_like(logits, torch.nan)
+        for node in (*range(int(proposal.lengths[row]) + 1), 0):  # Last, what stays in the slot.
+            if node and found[parents[node - 1], 0].isnan():
+                continue
+            path = [step - 1 for step in trees.path(parents, node)]
+            tokens = torch.from_numpy(np.append(known, drafted[path]))[None].to(self.device)
+            self._cache.clear([slot], start)
+            view = self.views.chain([start], tokens.shape[1])
+            found[node] = self.forward([slot], [start], tokens, view, 1)[0, 0]
+        self._table.hold(slot, prefix.tokens)
+        return found
 
     @torch.inference_mode()
     def open(self, prefixes: Sequence[Prefix], depth: int, run: Run | None = None) -> SlotCursor:

@@ -93,12 +93,12 @@ class SlotCache(Cache):
                 stored[placement.spare, :, :count] = moved
 
     @torch.inference_mode()
-    def clear(self, slots: Sequence[int]) -> None:
-        """Zero some slots: a NaN in a column would spread even where the column is masked."""
+    def clear(self, slots: Sequence[int], start: int = 0) -> None:
+        """Zero some slots from a column on: NaN would spread even where its column is masked."""
         for slot in slots:
             for keys, values in self.stored:
-                keys[slot] = 0
-                values[slot] = 0
+                keys[slot, :, start:] = 0
+                values[slot, :, start:] = 0
 
     def aim(self, slots: Sequence[int], starts: Sequence[int], view: View) -> None:
         """Say what the next forward computes, from each row's slot and first column, and sees."""

@@ -1,0 +1,78 @@
+"""A draft of which the model makes NaN or infinite keys and values concerns no other text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from outrider import (
+    OpenVinoModel,
+    SamplingParams,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    TransformersModel,
+)
+from outrider.certify.kits.runtime_case import proposal
+from outrider.drafters.base import DraftContext
+from outrider.drafters.lookup import Candidate, LookupDrafter
+from outrider.types.records import DraftPlan, Prefix
+from tests.support.families import random_model
+
+BAD = 50
+RUNTIMES = (TransformersModel, OpenVinoModel)
+
+
+def runtime_of(kind: Any, value: float = torch.nan) -> Any:
+    model = random_model("llama")
+    model.get_input_embeddings().weight.data[BAD] = value
+    return kind(model, max_sequences=2)
+
+
+class BadDrafts(LookupDrafter):
+    """Proposes the token for which the model has no finite numbers, among others."""
+
+    source = "bad"
+
+    def candidates(
+        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
+    ) -> list[Candidate]:
+        return [
+            Candidate(np.resize([3, BAD, 5, 6], depth), np.full(depth, 0.9)) for depth in plan.depth
+        ]
+
+
+@pytest.mark.parametrize("kind", RUNTIMES)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_refused_drafts_spoil_neither_their_own_text_nor_later_ones(
+    kind: Any, value: float
+) -> None:
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=4)
+    params = SamplingParams(max_tokens=8, temperature=0, logit_bias={BAD: -1e4})
+    prompts = [[1, 2], [3, 4, 5], [6], [1, 2, 9]]
+    plain = SpeculativeDecoder(runtime_of(kind, value)).generate(prompts, params)
+    found = SpeculativeDecoder(runtime_of(kind, value), BadDrafts(), config=config).generate(
+        prompts, params
+    )
+    assert [output.token_ids for output in found] == [output.token_ids for output in plain]
+
+
+@pytest.mark.parametrize("kind", RUNTIMES)
+def test_logits_are_nan_after_such_drafts_alone(kind: Any) -> None:
+    runtime, other = runtime_of(kind), runtime_of(kind)
+    tree = ([3, BAD, 4, 5, 6], [0, 0, 1, 2, 3])  # 5 follows the bad one.
+    sound = ([3, 4, 6], [0, 1, 2])
+    prefixes = [Prefix(0, [1, 2, 8]), Prefix(1, [9, 3])]
+    logits = runtime.verify(prefixes, proposal([tree, ([7], [0])])).logits
+    expected = other.verify(prefixes, proposal([sound, ([7], [0])])).logits
+    assert logits[0, [2, 4]].isnan().all()
+    torch.testing.assert_close(logits[0, [0, 1, 3, 5]], expected[0, :4])
+    torch.testing.assert_close(logits[1, :2], expected[1, :2])
+    onward = [Prefix(0, [1, 2, 8, 3]), Prefix(1, [9, 3, 7])]
+    torch.testing.assert_close(
+        runtime.verify(onward, proposal([([4], [0]), ([], [])])).logits[:, 0],
+        other.verify(onward, proposal([([4], [0]), ([], [])])).logits[:, 0],
+    )
