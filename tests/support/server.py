@@ -14,7 +14,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from outrider import HybridDrafter, SpeculativeConfig, SpeculativeDecoder, TransformersModel
-from outrider.server.app import Access, make_app
+from outrider.server.access import Access
+from outrider.server.app import make_app
 from outrider.server.metrics import Metrics
 from outrider.server.requests import Requests, Terms
 from outrider.server.service import Service
@@ -52,13 +53,15 @@ def toy_decoder(*, drafter: Any = None, target: Any = None, **config: Any) -> Sp
 def toy_server(
     decoder: SpeculativeDecoder | None = None,
     access: Access | None = None,
+    silence_s: float = 15.0,
     **service: Any,
 ) -> Iterator[Server]:
     """A server in this process; closed at the end."""
     used = toy_decoder() if decoder is None else decoder
     running = Service(used, **service)
     requests = Requests(running, Terms("toy", frozenset({"alias"}), "test"))
-    app = make_app(requests, Metrics(running, "toy", vllm_names=True), access or Access())
+    metrics = Metrics(running, "toy", vllm_names=True)
+    app = make_app(requests, metrics, access, silence_s=silence_s)
     try:
         yield Server(app, running, requests, used)
     finally:

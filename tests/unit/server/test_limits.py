@@ -20,7 +20,7 @@ from outrider import SamplingParams
 from outrider.drafters.base import DraftContext, Drafter, nothing_drafted
 from outrider.errors import DraftError, InvalidConfigError, OutriderError
 from outrider.runtimes.transformers.model import TransformersModel
-from outrider.server.app import Access
+from outrider.server.access import Access
 from outrider.server.failures import ClosingError, DeadlineError, QueueFullError
 from outrider.server.service import Service, Update
 from outrider.types.records import DraftPlan, DraftProposal, Prefix, TargetScores
