@@ -12,6 +12,7 @@ from pydantic import ValidationError as PydanticError
 from ..config.params import SamplingParams
 from ..config.structured import StructuredOutput
 from ..errors import InvalidConfigError
+from .naming import refused_field
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,7 +44,10 @@ class Message(BaseModel):
 
 
 class _StreamOptions(BaseModel):
-    include_usage: StrictBool = False
+    model_config = ConfigDict(extra="forbid")
+    include_usage: StrictBool | None = None
+    continuous_usage_stats: StrictBool | None = None
+    include_obfuscation: Literal[False] | None = None
 
 
 class _Prediction(BaseModel):
@@ -117,8 +121,13 @@ class Common(BaseModel):
 
     @property
     def streams_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        """Whether a stream ends with the usage; its other chunks then have a place for it."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def streams_usage_so_far(self) -> bool:
+        """Whether each chunk of a stream carries the usage so far."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
 class CompletionBody(Common):
@@ -187,12 +196,7 @@ def read_body(kind: type[Body], data: bytes) -> Body:
     try:
         body = kind.model_validate(given)
     except PydanticError as error:
-        first = error.errors(include_url=False)[0]
-        field, *inner = map(str, first["loc"] or ("body",))
-        place = f" (at {'.'.join((field, *inner))})" if inner else ""
-        missing = f"{field} is missing" if first["type"] == "missing" else None
-        expected = "a value" if missing else f"{_expected(first)}{place}"
-        raise InvalidConfigError(field, first["input"], expected, given=missing) from None
+        raise refused_field(given, error) from None
     _check_served(body)
     unknown = sorted(body.model_extra or ())
     if unknown:
@@ -206,6 +210,9 @@ def _check_served(body: Common) -> None:
         value = getattr(body, name, None)
         if value:
             raise InvalidConfigError(name, value, expected)
+    if body.stream_options is not None and not body.streams:
+        asked = body.stream_options.model_dump(exclude_none=True)
+        raise InvalidConfigError("stream_options", asked, "none, or stream: true beside them")
     best_of = getattr(body, "best_of", None)
     if best_of is not None and best_of != (body.n or 1):
         raise InvalidConfigError("best_of", best_of, "n, or none: nothing is ranked")
@@ -303,12 +310,6 @@ def _joined(content: str | list[_Part] | None) -> str:
     if isinstance(content, list):
         return "".join(part.text for part in content)
     return content or ""
-
-
-def _expected(error: Any) -> str:
-    """What pydantic says of a field, as a part of a sentence."""
-    said: str = error["msg"]
-    return f"{said[0].lower()}{said[1:]}"
 
 
 def _start(data: bytes) -> str:
