@@ -50,4 +50,5 @@ def _path(given: Any, error: Any) -> list[str | int]:
 
 def _written(path: Sequence[str | int]) -> str:
     steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
-    return "".join(steps).removeprefix(".")[:_LONGEST] or "body"
+    name = "".join(steps).removeprefix(".")[:_LONGEST] or "body"
+    return name.encode(errors="backslashreplace").decode()  # A key may hold half a character.
