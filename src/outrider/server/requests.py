@@ -93,6 +93,9 @@ class Requests:
     def prepared(self, route: str, data: bytes) -> tuple[Reply, list[list[SequenceState]]]:
         """Read and check a body, on the caller's thread; see `prepare`."""
         body = read_body(ROUTES[route], data)
+        if body.stream_options is not None and not body.streams:
+            asked = body.stream_options.model_dump(exclude_none=True)
+            raise InvalidConfigError("stream_options", asked, "none, or stream: true beside them")
         terms, n = self.terms, body.n or 1
         if body.model is not None:
             self.check_model(body.model)

@@ -12,7 +12,6 @@ from pydantic import ValidationError as PydanticError
 from ..config.params import SamplingParams
 from ..config.structured import StructuredOutput
 from ..errors import InvalidConfigError
-from .naming import refused_field
 
 _LOG = logging.getLogger(__name__)
 
@@ -22,6 +21,7 @@ Speculation = Literal["none", "summary", "detailed"]
 Number = StrictFloat
 Body = TypeVar("Body", bound="Common")
 _MOST_STOPS = 4
+_LONGEST_NAME = 200
 COMPLETION_TOKENS = 16
 """What /v1/completions emits at most where nothing is said, as OpenAI has it."""
 
@@ -121,7 +121,7 @@ class Common(BaseModel):
 
     @property
     def streams_usage(self) -> bool:
-        """Whether a stream ends with the usage; its other chunks then have a place for it."""
+        """Whether a stream ends with the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
@@ -196,7 +196,7 @@ def read_body(kind: type[Body], data: bytes) -> Body:
     try:
         body = kind.model_validate(given)
     except PydanticError as error:
-        raise refused_field(given, error) from None
+        raise _refused(given, error) from None
     _check_served(body)
     unknown = sorted(body.model_extra or ())
     if unknown:
@@ -210,9 +210,6 @@ def _check_served(body: Common) -> None:
         value = getattr(body, name, None)
         if value:
             raise InvalidConfigError(name, value, expected)
-    if body.stream_options is not None and not body.streams:
-        asked = body.stream_options.model_dump(exclude_none=True)
-        raise InvalidConfigError("stream_options", asked, "none, or stream: true beside them")
     best_of = getattr(body, "best_of", None)
     if best_of is not None and best_of != (body.n or 1):
         raise InvalidConfigError("best_of", best_of, "n, or none: nothing is ranked")
@@ -310,6 +307,36 @@ def _joined(content: str | list[_Part] | None) -> str:
     if isinstance(content, list):
         return "".join(part.text for part in content)
     return content or ""
+
+
+def _refused(given: dict[str, Any], error: PydanticError) -> InvalidConfigError:
+    """Name the first field that is wrong, or what is wrong within it: `messages[0].role`.
+
+    A field of several types has an error for each of them: the deepest one says most.
+    """
+    found = [(_path(given, each), each) for each in error.errors(include_url=False)]
+    first, _ = found[0]
+    within = [pair for pair in found if pair[0][: len(first)] == first]
+    path, wrong = max(within, key=lambda pair: len(pair[0]))
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    name = "".join(steps).removeprefix(".")[:_LONGEST_NAME] or "body"
+    if wrong["type"] == "missing":
+        return InvalidConfigError(name, None, "a value", given=f"{name} is missing")
+    if wrong["type"] == "extra_forbidden":
+        return InvalidConfigError(name, wrong["input"], "none: there is no such field")
+    said = "a JSON object" if wrong["type"] in ("model_type", "dict_type") else wrong["msg"]
+    return InvalidConfigError(name, wrong["input"], said.removeprefix("Input should be "))
+
+
+def _path(given: Any, error: Any) -> list[str | int]:
+    """Return the keys that lead to an error; pydantic puts names of types between them."""
+    path: list[str | int] = []
+    for step in error["loc"]:
+        inside = step in given if isinstance(given, dict) else isinstance(given, list)
+        if inside and isinstance(step, str) == isinstance(given, dict):
+            given = given[step]
+            path.append(step)
+    return [*path, error["loc"][-1]] if error["type"] == "missing" else path
 
 
 def _start(data: bytes) -> str:

@@ -108,9 +108,7 @@ def test_an_element_of_a_prompt_is_named(prompt: Any, name: str, client: TestCli
     assert (response.status_code, response.json()["error"]["param"]) == (400, name)
 
 
-@pytest.mark.parametrize(
-    ("key", "shown"), [("x" * 10_000, "xxx"), ("\ud800", "\\ud800"), ("\u00e9", "\u00e9"), ("", "")]
-)
+@pytest.mark.parametrize(("key", "shown"), [("x" * 10_000, "xxx"), ("\u00e9", "\u00e9"), ("", "")])
 def test_any_key_can_be_named(key: str, shown: str, client: TestClient) -> None:
     body = {"prompt": "a", "stream": True, "stream_options": {key: 1}}
     response = client.post("/v1/completions", content=json.dumps(body))

@@ -99,12 +99,12 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"stream_options": {}}, "stream_options", "stream: true"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
     ({"stream": False, "stream_options": {"include_usage": True}}, "stream_options", "stream"),
-    ({"stream": True, "stream_options": {"usage": 1}}, "stream_options.usage", "not known"),
+    ({"stream": True, "stream_options": {"usage": 1}}, "stream_options.usage", "no such field"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "1"),
     (
         {"stream": True, "stream_options": {"include_obfuscation": True}},
         "stream_options.include_obfuscation",
-        "expected False",
+        "False",
     ),
     ({"stream": True, "stream_options": [1]}, "stream_options", "a JSON object"),
 ]
