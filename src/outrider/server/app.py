@@ -34,7 +34,7 @@ def make_app(
     *,
     silence_s: float = 15.0,
 ) -> FastAPI:
-    """Make the application; it may be mounted in another one, which then closes `requests`.
+    """Make the application. One that is mounted does not end by itself: close the service then.
 
     Args:
         requests: reads and checks bodies; closed with the application.
