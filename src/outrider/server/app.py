@@ -22,7 +22,7 @@ from .access import Access, ServerState
 from .failures import CLIENT_GONE, described, in_openais_form
 from .metrics import Metrics
 from .requests import ROUTES, Requests
-from .routes import completions, figures, models, page
+from .routes import completions, observability, page
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def make_app(
         },
     )
     app.state.server = ServerState(requests, metrics, access, silence_s, int(time()))
-    for each in (completions, models, figures, page):
+    for each in (completions, observability, page):
         app.include_router(each.router)
     return app
 

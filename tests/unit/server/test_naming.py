@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,15 +11,7 @@ pytest.importorskip("fastapi", reason="the server extra is not installed")
 
 from fastapi.testclient import TestClient
 
-from tests.support.server import toy_server
-
 USER = {"role": "user", "content": "a"}
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[TestClient]:
-    with toy_server() as server:
-        yield TestClient(server.app)
 
 
 MISSING: list[tuple[dict[str, Any], str]] = [

@@ -25,17 +25,6 @@ CHAT = (
 ASKED = [COMPLETION, CHAT]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with toy_server() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> TestClient:
-    return TestClient(server.app)
-
-
 def streamed(client: TestClient, route: str, body: dict[str, Any], **options: Any) -> list[Any]:
     """The chunks of a stream."""
     response = client.post(route, json=body | {"stream": True} | options)

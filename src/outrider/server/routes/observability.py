@@ -1,4 +1,4 @@
-"""`/v1/stats` for the page, and `/metrics` for Prometheus."""
+"""What is served and how it goes: `/v1/models`, `/v1/stats` and `/metrics`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,22 @@ from typing import Any
 from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 
-from ..access import State, check_key
+from ..access import ServerState, State, check_key
 
 router = APIRouter(dependencies=[Depends(check_key)])
+
+
+@router.get("/v1/models")
+async def models(state: State) -> dict[str, Any]:
+    """List the model."""
+    return {"object": "list", "data": [_described(state)]}
+
+
+@router.get("/v1/models/{name:path}")
+async def model(name: str, state: State) -> dict[str, Any]:
+    """Describe the model; 404 for another name."""
+    state.requests.check_model(name)
+    return _described(state)
 
 
 @router.get("/v1/stats")
@@ -35,3 +48,15 @@ async def stats(state: State) -> dict[str, Any]:
 async def metrics(state: State) -> Response:
     """Return all figures in Prometheus's format."""
     return Response(state.metrics.text(), media_type=state.metrics.media_type)
+
+
+def _described(state: ServerState) -> dict[str, Any]:
+    name = state.requests.terms.model
+    return {
+        "id": name,
+        "object": "model",
+        "created": state.started,
+        "owned_by": "outrider",
+        "root": name,
+        "max_model_len": state.requests.service.decoder.max_length,
+    }
