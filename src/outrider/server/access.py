@@ -28,7 +28,7 @@ class Access:
         origins: pages that may ask from a browser, such as "https://chat.example"; "*" for all.
 
     Raises:
-        InvalidConfigError: a key is empty: whoever sends none would have it; or an origin is none.
+        InvalidConfigError: a key is empty, or an origin is not written as browsers send it.
     """
 
     keys: tuple[str, ...] = ()

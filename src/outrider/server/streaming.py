@@ -20,7 +20,7 @@ from .service import Update
 
 _LOG = logging.getLogger(__name__)
 
-_STILL_HERE = ": the request waits or is read\n\n"
+_COMMENT = ": waiting for a token\n\n"
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -71,7 +71,7 @@ class Decoding:
                     async with asyncio.timeout(self._state.silence_s):
                         update = await self._next()
                 except TimeoutError:
-                    yield _STILL_HERE
+                    yield _COMMENT
                     continue
                 done = update.done
                 if chunks := reply.chunks(update):
