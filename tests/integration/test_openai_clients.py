@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from time import sleep
 from typing import Any, Literal
 
 import pytest
@@ -16,7 +17,7 @@ import openai
 from pydantic import BaseModel
 
 from outrider import SamplingParams
-from tests.support.server import listening, toy_decoder, toy_server
+from tests.support.server import Held, listening, toy_decoder, toy_server
 
 CHAT: list[Any] = [{"role": "user", "content": "abc"}]
 
@@ -103,6 +104,26 @@ def test_a_stream_that_is_left_frees_its_room(client: Any, address: str) -> None
         stream.close()
     found = client.completions.create(model="toy", prompt="abc", max_tokens=2)
     assert found.usage.completion_tokens == 2
+
+
+def test_comments_of_a_stream_that_waits_are_skipped() -> None:
+    model = Held()
+    asked = {"model": "toy", "prompt": "abc", "max_tokens": 12, "seed": 4, "stream": True}
+    with (
+        toy_server(toy_decoder(target=model), silence_s=0.005) as server,
+        listening(server.app) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        try:
+            options = {"include_usage": True, "continuous_usage_stats": True}
+            stream = client.completions.create(**asked, stream_options=options)
+            sleep(0.05)
+        finally:
+            model.go.set()
+        parts = list(stream)
+    expected = toy_decoder().generate("abc", SamplingParams(max_tokens=12, seed=4)).text
+    assert "".join(part.choices[0].text for part in parts[:-1]) == expected
+    assert parts[-2].usage.completion_tokens == parts[-1].usage.completion_tokens
 
 
 def test_events_have_the_form_of_server_sent_events(address: str) -> None:

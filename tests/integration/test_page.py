@@ -14,7 +14,7 @@ pytest.importorskip("playwright", reason="playwright is not installed")
 
 from playwright import sync_api as playwright
 
-from outrider.server.app import Access
+from outrider.server.access import Access
 from tests.support.server import listening, toy_server
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -19,6 +19,7 @@ pytest.importorskip("fastapi", reason="the server extra is not installed")
 import ray
 
 from outrider.integrations.ray import application, on_ray
+from outrider.server.access import Access
 from outrider.server.batch import Answered, answer_file, in_process
 
 pytestmark = [
@@ -110,7 +111,7 @@ def test_an_actor_that_is_killed_loses_nothing(cluster: None, tmp_path: Path) ->
     assert choices(target) == alone(source, tmp_path / "alone.jsonl")
 
 
-def test_the_server_runs_on_ray_serve(cluster: None) -> None:
+def test_the_server_runs_on_ray_serve_under_a_prefix_and_asks_for_keys(cluster: None) -> None:
     import httpx
     from ray import serve
 
@@ -119,14 +120,22 @@ def test_the_server_runs_on_ray_serve(cluster: None) -> None:
 
     serve.start(http_options={"port": 8231})
     try:
-        serve.run(application(make, "toy", ray_actor_options={"num_cpus": 1}), name="toy")
+        access = Access(keys=("one",))
+        served = application(make, "toy", access, ray_actor_options={"num_cpus": 1})
+        serve.run(served, name="toy", route_prefix="/llm")
         body = {"prompt": "abc", "max_tokens": 12, "seed": 3}
-        response = httpx.post("http://127.0.0.1:8231/v1/completions", json=body, timeout=60)
         expected = toy_decoder().generate("abc", SamplingParams(max_tokens=12, seed=3)).text
-        assert response.json()["choices"][0]["text"] == expected
-        with httpx.stream(
-            "POST", "http://127.0.0.1:8231/v1/completions", json=body | {"stream": True}, timeout=60
-        ) as stream:
-            assert list(stream.iter_lines())[-2] == "data: [DONE]"
+        with httpx.Client(base_url="http://127.0.0.1:8231/llm", timeout=60) as client:
+            for path in ("/v1/models", "/v1/stats", "/metrics"):
+                assert client.get(path).status_code == 401
+            assert client.post("/v1/completions", json=body).status_code == 401
+            assert client.get("/health").text == "ok"
+            assert "<h1>Outrider</h1>" in client.get("/").text
+            client.headers["Authorization"] = "Bearer one"
+            assert client.get("/v1/models").json()["data"][0]["id"] == "toy"
+            response = client.post("/v1/completions", json=body)
+            assert response.json()["choices"][0]["text"] == expected
+            with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as stream:
+                assert list(stream.iter_lines())[-2] == "data: [DONE]"
     finally:
         serve.shutdown()

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Thread
-from time import sleep
+from threading import Event, Thread
+from time import monotonic, sleep
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from outrider import HybridDrafter, SpeculativeConfig, SpeculativeDecoder, TransformersModel
-from outrider.server.app import Access, make_app
+from outrider.server.access import Access
+from outrider.server.app import make_app
 from outrider.server.metrics import Metrics
 from outrider.server.requests import Requests, Terms
 from outrider.server.service import Service
+from outrider.types.records import DraftProposal, Prefix, TargetScores
 
 from .alphabet import every_byte
 from .families import random_model
@@ -48,17 +50,41 @@ def toy_decoder(*, drafter: Any = None, target: Any = None, **config: Any) -> Sp
     )
 
 
+class Held(TransformersModel):
+    """A model whose forwards wait until they are let go."""
+
+    def __init__(self, max_sequences: int = 1) -> None:
+        self.go = Event()
+        self.go.set()
+        super().__init__(random_model("llama", vocab_size=256), max_sequences=max_sequences)
+        self.go.clear()
+
+    def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
+        self.go.wait()
+        return super().verify(prefixes, proposal)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait until something holds, for a minute at most."""
+    end = monotonic() + 60
+    while not holds():
+        assert monotonic() < end
+        sleep(0.002)
+
+
 @contextmanager
 def toy_server(
     decoder: SpeculativeDecoder | None = None,
     access: Access | None = None,
+    silence_s: float = 15.0,
     **service: Any,
 ) -> Iterator[Server]:
     """A server in this process; closed at the end."""
     used = toy_decoder() if decoder is None else decoder
     running = Service(used, **service)
     requests = Requests(running, Terms("toy", frozenset({"alias"}), "test"))
-    app = make_app(requests, Metrics(running, "toy", vllm_names=True), access or Access())
+    metrics = Metrics(running, "toy", vllm_names=True)
+    app = make_app(requests, metrics, access, silence_s=silence_s)
     try:
         yield Server(app, running, requests, used)
     finally:

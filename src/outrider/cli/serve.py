@@ -36,6 +36,8 @@ class Serving:
         port: likewise.
         api_key: keys of which a client has to send one, also from OUTRIDER_API_KEY; may be
             repeated.
+        allow_origin: origins of pages that may ask from a browser, such as https://chat.example,
+            or * for all; may be repeated.
         served_model_name: what clients call the model (default: its name here).
         max_sequences: how many sequences are decoded together.
         max_waiting: how many more may wait; others are refused with status 429.
@@ -51,6 +53,7 @@ class Serving:
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: tuple[str, ...] = ()
+    allow_origin: tuple[str, ...] = ()
     served_model_name: str | None = None
     max_sequences: PositiveInt = 16
     max_waiting: PositiveInt = 128
@@ -92,11 +95,11 @@ def serve(
     with missing("server"):
         import_module("uvicorn")  # before the models are loaded
 
-    from ..server.app import Access
+    from ..server.access import Access
     from ..server.serving import Settings, run
     from .models import load_decoder
 
-    access = Access(serving.keys, serving.max_body)
+    access = Access(serving.keys, serving.max_body, origins=serving.allow_origin)
     decoder = load_decoder(setup, serving.max_sequences)
     name = serving.served_model_name or setup.models.target
     settings = Settings(

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.decoder import SpeculativeDecoder
 from ..errors import missing
-from ..server.app import Access, make_app
+from ..server.access import Access
+from ..server.app import make_app
 from ..server.batch import Answering, Line, batch_requests, begun
 from ..server.metrics import Metrics
 from ..server.requests import Requests, Terms, fingerprint_of
@@ -97,7 +98,7 @@ def application(
         decoder = make()
         service = Service(decoder)
         requests = Requests(service, Terms(model, frozenset(), fingerprint_of(decoder)))
-        return make_app(requests, Metrics(service, model), access or Access())
+        return make_app(requests, Metrics(service, model), access)
 
     class Outrider:
         """One replica: an engine behind the application's routes."""

@@ -70,7 +70,8 @@ def _line(number: int, data: bytes) -> Line:
         return Line(number, name, wrong=f"{asked}; expected POST to {' or '.join(ROUTES)}")
     if not isinstance(body, dict):
         return Line(number, name, wrong="no body that is an object")
-    return Line(number, name, route, json.dumps(body | {"stream": False}).encode())
+    whole = {"stream": False, "stream_options": None}
+    return Line(number, name, route, json.dumps(body | whole).encode())
 
 
 def resume(path: Path, lines: Iterator[Line]) -> tuple[int, int]:

@@ -6,6 +6,13 @@ from typing import Any
 
 from ..errors import ContextLengthError, DraftError, InvalidConfigError, OutriderError
 
+CLIENT_GONE = 499
+"""The status of a request whose client has gone away, as nginx has it."""
+
+
+class InvalidKeyError(OutriderError):
+    """A request carries no key of those that are asked for."""
+
 
 class UnknownModelError(InvalidConfigError):
     """A request names a model that is not served."""
@@ -36,6 +43,7 @@ class EngineError(OutriderError):
 
 
 _STATUSES: tuple[tuple[type[OutriderError], int, str, str], ...] = (
+    (InvalidKeyError, 401, "invalid_request_error", "invalid_api_key"),
     (UnknownModelError, 404, "invalid_request_error", "model_not_found"),
     (TooLargeError, 413, "invalid_request_error", "body_too_large"),
     (QueueFullError, 429, "rate_limit_error", "queue_full"),

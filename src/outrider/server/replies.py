@@ -43,6 +43,8 @@ class Reply:
     job: Job | None = None
     events: list[StreamEvent] = field(default_factory=list)
     rounds: list[RowRound] = field(default_factory=list)
+    _predicted: int = 0
+    _accepted: int = 0
     _started: set[int] = field(default_factory=set)
     _places: dict[int, int] = field(default_factory=dict)
 
@@ -55,6 +57,10 @@ class Reply:
         """Note what a round brought."""
         self.events += update.events
         self.rounds += update.rounds
+        for each in update.rounds:
+            if each.source == "prediction":
+                self._predicted += each.drafted
+                self._accepted += each.accepted
 
     def whole(self) -> dict[str, Any]:
         """Return the answer of a request that has ended."""
@@ -97,8 +103,7 @@ class Reply:
         if not self.body.streams_usage and not figures:
             return None
         usage = {"usage": self.usage()} if self.body.streams_usage else {}
-        kind = "chat.completion.chunk" if self.chats else "text_completion"
-        return {**self._head(kind), "choices": [], **usage, **figures}
+        return {**self._chunk(), **usage, **figures}
 
     def figures_logged(self, outcome: str | None = None) -> dict[str, Any]:
         """Return what a log says of a request that has ended: figures, and nothing of its texts.
@@ -131,9 +136,6 @@ class Reply:
         first = [state for state in self.job.states if state.choice == 0]
         prompt = sum(state.prompt_length for state in first)
         emitted = len(self.events)
-        predicted = [each for each in self.rounds if each.source == "prediction"]
-        accepted = sum(each.accepted for each in predicted)
-        rejected = sum(each.drafted for each in predicted) - accepted
         asked = self.body.prediction is not None
         return {
             "prompt_tokens": prompt,
@@ -141,8 +143,8 @@ class Reply:
             "total_tokens": prompt + emitted,
             "prompt_tokens_details": {"cached_tokens": min(prompt, self.job.cached)},
             "completion_tokens_details": {
-                "accepted_prediction_tokens": accepted if asked else 0,
-                "rejected_prediction_tokens": rejected if asked else 0,
+                "accepted_prediction_tokens": self._accepted if asked else 0,
+                "rejected_prediction_tokens": self._predicted - self._accepted if asked else 0,
             },
         }
 
@@ -155,9 +157,14 @@ class Reply:
             "system_fingerprint": self.fingerprint,
         }
 
-    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+    def _chunk(self, *choices: dict[str, Any]) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self.chats else "text_completion"
-        return {**self._head(kind), "choices": [choice]}
+        chunk = {**self._head(kind), "choices": list(choices)}
+        if self.body.streams_usage_so_far:
+            chunk["usage"] = self.usage()
+        elif self.body.streams_usage:
+            chunk["usage"] = None
+        return chunk
 
     def _delta(self, index: int, content: Any, reason: str | None = None) -> dict[str, Any]:
         name = "delta" if self.chats else "text"

@@ -1,4 +1,4 @@
-"""From a body to an answer: read it, submit it, and wait for it or stream it."""
+"""From a body to an answer that can be submitted: read it and check it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -27,7 +26,7 @@ from .schema import (
     read_body,
     sampling_params,
 )
-from .service import Service, Update
+from .service import Service
 
 ROUTES: dict[str, type[Common]] = {
     "/v1/completions": CompletionBody,
@@ -94,6 +93,9 @@ class Requests:
     def prepared(self, route: str, data: bytes) -> tuple[Reply, list[list[SequenceState]]]:
         """Read and check a body, on the caller's thread; see `prepare`."""
         body = read_body(ROUTES[route], data)
+        if body.stream_options is not None and not body.streams:
+            asked = body.stream_options.model_dump(exclude_none=True)
+            raise InvalidConfigError("stream_options", asked, "none, or stream: true beside them")
         terms, n = self.terms, body.n or 1
         if body.model is not None:
             self.check_model(body.model)
@@ -116,32 +118,6 @@ class Requests:
             deepest=self.service.decoder.config.deepest,
         )
         return reply, groups
-
-    async def updates(
-        self, reply: Reply, groups: list[list[SequenceState]]
-    ) -> AsyncGenerator[Update]:
-        """Submit a request, and yield what becomes of it; cancelled where this is closed.
-
-        Raises:
-            OutriderError: it is not taken, or fails.
-        """
-        loop, queue = asyncio.get_running_loop(), asyncio.Queue[Update]()
-
-        def receive(update: Update) -> None:
-            loop.call_soon_threadsafe(queue.put_nowait, update)
-
-        job = reply.job = self.service.submit(groups, receive)
-        try:
-            while True:
-                update = await queue.get()
-                if update.error is not None:
-                    raise update.error
-                reply.add(update)
-                yield update
-                if update.done:
-                    return
-        finally:
-            self.service.cancel(job)
 
     def check_model(self, name: str) -> None:
         """Raise UnknownModelError if the model is not called so."""

@@ -21,6 +21,7 @@ Speculation = Literal["none", "summary", "detailed"]
 Number = StrictFloat
 Body = TypeVar("Body", bound="Common")
 _MOST_STOPS = 4
+_LONGEST_NAME = 200
 COMPLETION_TOKENS = 16
 """What /v1/completions emits at most where nothing is said, as OpenAI has it."""
 
@@ -43,7 +44,10 @@ class Message(BaseModel):
 
 
 class _StreamOptions(BaseModel):
-    include_usage: StrictBool = False
+    model_config = ConfigDict(extra="forbid")
+    include_usage: StrictBool | None = None
+    continuous_usage_stats: StrictBool | None = None
+    include_obfuscation: Literal[False] | None = None
 
 
 class _Prediction(BaseModel):
@@ -118,7 +122,12 @@ class Common(BaseModel):
     @property
     def streams_usage(self) -> bool:
         """Whether a stream ends with the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def streams_usage_so_far(self) -> bool:
+        """Whether each chunk of a stream carries the usage so far."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
 class CompletionBody(Common):
@@ -187,12 +196,7 @@ def read_body(kind: type[Body], data: bytes) -> Body:
     try:
         body = kind.model_validate(given)
     except PydanticError as error:
-        first = error.errors(include_url=False)[0]
-        field, *inner = map(str, first["loc"] or ("body",))
-        place = f" (at {'.'.join((field, *inner))})" if inner else ""
-        missing = f"{field} is missing" if first["type"] == "missing" else None
-        expected = "a value" if missing else f"{_expected(first)}{place}"
-        raise InvalidConfigError(field, first["input"], expected, given=missing) from None
+        raise _refused(given, error) from None
     _check_served(body)
     unknown = sorted(body.model_extra or ())
     if unknown:
@@ -305,10 +309,34 @@ def _joined(content: str | list[_Part] | None) -> str:
     return content or ""
 
 
-def _expected(error: Any) -> str:
-    """What pydantic says of a field, as a part of a sentence."""
-    said: str = error["msg"]
-    return f"{said[0].lower()}{said[1:]}"
+def _refused(given: dict[str, Any], error: PydanticError) -> InvalidConfigError:
+    """Name the first field that is wrong, or what is wrong within it: `messages[0].role`.
+
+    A field of several types has an error for each of them: the deepest one says most.
+    """
+    found = [(_path(given, each), each) for each in error.errors(include_url=False)]
+    first, _ = found[0]
+    within = [pair for pair in found if pair[0][: len(first)] == first]
+    path, wrong = max(within, key=lambda pair: len(pair[0]))
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    name = "".join(steps).removeprefix(".")[:_LONGEST_NAME] or "body"
+    if wrong["type"] == "missing":
+        return InvalidConfigError(name, None, "a value", given=f"{name} is missing")
+    if wrong["type"] == "extra_forbidden":
+        return InvalidConfigError(name, wrong["input"], "none: there is no such field")
+    said = "a JSON object" if wrong["type"] in ("model_type", "dict_type") else wrong["msg"]
+    return InvalidConfigError(name, wrong["input"], said.removeprefix("Input should be "))
+
+
+def _path(given: Any, error: Any) -> list[str | int]:
+    """Return the keys that lead to an error; pydantic puts names of types between them."""
+    path: list[str | int] = []
+    for step in error["loc"]:
+        inside = step in given if isinstance(given, dict) else isinstance(given, list)
+        if inside and isinstance(step, str) == isinstance(given, dict):
+            given = given[step]
+            path.append(step)
+    return [*path, error["loc"][-1]] if error["type"] == "missing" else path
 
 
 def _start(data: bytes) -> str:

@@ -16,7 +16,8 @@ import uvicorn
 
 from ..engine.decoder import SpeculativeDecoder
 from ..errors import ModelError
-from .app import Access, make_app
+from .access import Access
+from .app import make_app
 from .metrics import Metrics
 from .requests import Requests, Terms, fingerprint_of
 from .schema import Speculation

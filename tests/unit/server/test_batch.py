@@ -90,7 +90,7 @@ def test_bad_lines_are_answered_with_their_number(tmp_path: Path) -> None:
         line("half a character", "abc", response_format=schema),
         line("a field of one", "abc", **{"\ud800": 1}),
         line("\ud800", "abc"),
-        line("streamed", "abc", stream=True),
+        line("streamed", "abc", stream=True, stream_options={"include_usage": True}),
     ]
     source, target = written(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     found, reported = run(source, target)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,20 +14,9 @@ from fastapi.testclient import TestClient
 
 from outrider import SamplingParams, StructuredOutput
 from tests.support.families import CONTEXT
-from tests.support.server import Server, toy_decoder, toy_server
+from tests.support.server import toy_decoder, toy_server
 
 ROUTES = ("/v1/completions", "/v1/chat/completions")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with toy_server() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> TestClient:
-    return TestClient(server.app, raise_server_exceptions=False)
 
 
 def asked(client: TestClient, **body: Any) -> dict[str, Any]:

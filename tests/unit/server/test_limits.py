@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -19,29 +18,13 @@ from fastapi.testclient import TestClient
 from outrider import SamplingParams
 from outrider.drafters.base import DraftContext, Drafter, nothing_drafted
 from outrider.errors import DraftError, InvalidConfigError, OutriderError
-from outrider.runtimes.transformers.model import TransformersModel
-from outrider.server.app import Access
+from outrider.server.access import Access
 from outrider.server.failures import ClosingError, DeadlineError, QueueFullError
 from outrider.server.service import Service, Update
 from outrider.types.records import DraftPlan, DraftProposal, Prefix, TargetScores
-from tests.support.families import random_model
-from tests.support.server import listening, toy_decoder, toy_server
+from tests.support.server import Held, listening, toy_decoder, toy_server, until
 
 BODY = {"prompt": "abc", "max_tokens": 8, "temperature": 0}
-
-
-class Held(TransformersModel):
-    """A model whose forwards wait until they are let go."""
-
-    def __init__(self, max_sequences: int = 1) -> None:
-        self.go = threading.Event()
-        self.go.set()
-        super().__init__(random_model("llama", vocab_size=256), max_sequences=max_sequences)
-        self.go.clear()
-
-    def verify(self, prefixes: Sequence[Prefix], proposal: DraftProposal) -> TargetScores:
-        self.go.wait()
-        return super().verify(prefixes, proposal)
 
 
 class Breaks(Held):
@@ -71,14 +54,6 @@ class Received:
     @property
     def error(self) -> OutriderError | None:
         return self.updates[-1].error
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait until something holds, for a minute at most."""
-    end = monotonic() + 60
-    while not holds():
-        assert monotonic() < end
-        sleep(0.002)
 
 
 def test_keys_are_asked_of_all_but_the_page_and_health() -> None:

@@ -18,6 +18,7 @@ async function* chunks(response) {
     const events = held.split("\n\n");
     held = events.pop();
     for (const event of events) {
+      if (event.startsWith(":")) continue;
       const data = event.replace(/^data: /, "");
       if (data === "[DONE]") return;
       yield JSON.parse(data);
@@ -47,7 +48,7 @@ async function lane(name, seed, speculative, signal) {
   const made = { text: "", rounds: [], tokens: 0, metrics: null };
   text.replaceChildren();
   speed.textContent = "waiting for the first token";
-  const response = await fetch("/v1/completions", {
+  const response = await fetch("v1/completions", {
     method: "POST", headers: headers(), body: body(seed, speculative), signal,
   });
   if (!response.ok) throw new Error(await refusal(response));
@@ -198,7 +199,7 @@ function compare(fast, slow) {
 
 async function poll() {
   try {
-    const response = await fetch("/v1/stats", { headers: headers() });
+    const response = await fetch("v1/stats", { headers: headers() });
     if (!response.ok) throw new Error(await refusal(response));
     const found = await response.json();
     at("model").textContent = `${found.model} on ${found.runtime}, drafting by ${found.drafter}`;

@@ -1,0 +1,1 @@
+"""What the server answers: one router a file, mounted by `outrider.server.app`."""
