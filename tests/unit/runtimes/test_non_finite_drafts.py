@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from outrider.drafters.base import DraftContext
 from outrider.drafters.lookup import Candidate, LookupDrafter
 from outrider.types.records import DraftPlan, Prefix
 from tests.support.families import random_model
+from tests.support.gguf_files import gguf_model, write_gguf
 
 BAD = 50
 RUNTIMES = (TransformersModel, OpenVinoModel)
@@ -77,3 +79,18 @@ def test_logits_are_nan_after_such_drafts_alone(kind: Any) -> None:
         runtime.verify(onward, proposal([([4], [0]), ([], [])])).logits[:, 0],
         other.verify(onward, proposal([([4], [0]), ([], [])])).logits[:, 0],
     )
+
+
+def test_llama_cpp_passes_over_what_a_node_does_not_see(tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    from outrider import LlamaCppModel
+
+    model = gguf_model("llama")
+    model.get_input_embeddings().weight.data[BAD] = torch.nan
+    path = write_gguf(model, tmp_path / "bad.gguf")
+    found, expected = (
+        LlamaCppModel(path, max_sequences=2).verify([Prefix(0, [1, 2])], proposal([drafts])).logits
+        for drafts in (([3, BAD, 5], [0, 1, 2]), ([3, 4, 5], [0, 1, 2]))
+    )
+    assert found[0, 2:].isnan().all()
+    torch.testing.assert_close(found[0, :2], expected[0, :2])
