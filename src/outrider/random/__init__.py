@@ -4,7 +4,7 @@ Keys say what is drawn and never what came out, so that all of a round's uniform
 call before anything is drawn.
 """
 
-from .categorical import inverse_cdf
+from .categorical import block_sums, inverse_cdf, noise_size, race_index, row_totals
 from .draws import Race, RoundDraws
 from .enumerator import Enumerator
 from .keys import DRAFT, POSITION, STOP, TOKEN, position_keys, round_keys, stream_key
@@ -19,9 +19,13 @@ __all__ = [
     "Philox4x32",
     "Race",
     "RoundDraws",
+    "block_sums",
     "inverse_cdf",
+    "noise_size",
     "philox4x32",
     "position_keys",
+    "race_index",
     "round_keys",
+    "row_totals",
     "stream_key",
 ]
