@@ -18,7 +18,7 @@ traversal verification (Weng et al. 2025, arXiv 2505.12398), which on a chain is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -27,6 +27,7 @@ import numpy as np
 from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
+from ..random import row_totals
 from ..types import trees
 from ..types.records import DraftProposal
 
@@ -40,22 +41,24 @@ class Level:
         columns: the column of each node's children, int64 [B, M, C]; 0 where there is none.
         exists: bool [B, M, C], where there is one.
         origin: where each node stands in the level above's [M', C'] children, flattened, [B, M].
+        node: the only node, if it is one and the same in all rows: their distributions are views.
     """
 
     nodes: Any
     columns: Any
     exists: Any
     origin: Any
+    node: int | None = None
 
     @property
     def places(self) -> int:
         """C, the most children of a node."""
         return int(self.columns.shape[2])
 
-    def below_root(self) -> Level:
-        """The same nodes but the first."""
+    def at(self, node: int) -> Level:
+        """One node of a chain's path."""
         parts = self.nodes, self.columns, self.exists, self.origin
-        return Level(*(part[:, 1:, ...] for part in parts))
+        return Level(*(part[:, node : node + 1, ...] for part in parts), node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ class Tree:
         order: the nodes, children before their parents and siblings in order, int64 [B, N + 1].
         rank: the inverse of `order`.
         children: the children of each node, int64 [B, N + 1, C], in order; 0 where there is none.
+        beside: whether the draft's distributions go side by side with the tokens.
         kinds: of the children in each of the C places, whether they were drawn (True), proposed
             outright as point masses (False), or some each (None).
     """
@@ -94,6 +98,7 @@ class Tree:
     order: Any
     rank: Any
     children: Any
+    beside: bool
     kinds: tuple[bool | None, ...]
 
     @staticmethod
@@ -139,6 +144,7 @@ class Tree:
             order=order,
             rank=rank,
             children=children,
+            beside=proposal.distribution_rows is None,
             kinds=layout.kinds,
         )
 
@@ -174,8 +180,10 @@ class Tree:
         exists = level.exists[:, :, place]
         left = self._mass(level, claim) if left is None else left
         excess = self._excess(level, place, left)
-        after, divisor = claim_after(claim, xp.sum(excess, axis=-1))
-        left = xp.where(exists[..., None], excess / divisor[..., None], left)
+        after, divisor = claim_after(claim, row_totals(excess))
+        left = xp.where(
+            exists[..., None], excess / xp.astype(divisor, excess.dtype)[..., None], left
+        )
         return xp.where(exists, after, claim), left
 
     def head(self, level: Level, claim: Any, left: Any | None) -> Any:
@@ -189,7 +197,7 @@ class Tree:
             return claim
         xp = array_namespace(self.target)
         left = self._mass(level, claim) if left is None else left
-        total = xp.sum(self._excess(level, level.places - 1, left), axis=-1)
+        total = row_totals(self._excess(level, level.places - 1, left))
         return xp.where(level.exists[:, :, -1], claim_after(claim, total)[0], claim)
 
     def remaining_distribution(self, node: Any, claim: Any) -> Any:
@@ -200,25 +208,27 @@ class Tree:
             claim: float64 [B], the claim with which the node is visited.
 
         Returns:
-            float64 [B, V]. Where no mass is left it is the target's row: by rounding alone, since
-            the node is then stopped at with probability zero.
+            [B, V], in the dtype of the target's distributions. Where no mass is left it is the
+            target's row: by rounding alone, since the node is then stopped at with probability
+            zero.
         """
         xp = array_namespace(self.target)
         children = rows_at(self.children, node)[:, None, :]
         columns, exists = xp.clip(children - 1, min=0), children > 0
         level = Level(node[:, None], columns, exists, None)
-        row, claim = xp.astype(rows_at(self.target, node), xp.float64), claim[:, None]
-        left = (claim * row)[:, None, :]
+        row, claim = rows_at(self.target, node[:, None]), claim[:, None]
+        if not level.places:
+            return row[:, 0, :]
+        left = _spent(claim, row)
         for place in range(level.places - 1):
             claim, left = self.refuse(level, place, claim, left)
-        if level.places:
-            excess = self._excess(level, level.places - 1, left)
-            # Where there is one child at most, leaves are left out below.
-            left = excess if level.places == 1 else xp.where(exists[:, :, -1:], excess, left)
-        left = left[:, 0, :]
-        total = xp.sum(left, axis=-1, keepdims=True)
-        used = (total > 0) & xp.any(exists, axis=-1)
-        return xp.where(used, left / xp.where(used, total, 1.0), row)
+        excess = self._excess(level, level.places - 1, left)
+        # Where there is one child at most, leaves are left out below.
+        left = excess if level.places == 1 else xp.where(exists[:, :, -1:], excess, left)
+        total = row_totals(left)[..., None]
+        used = (total > 0) & xp.any(exists, axis=-1)[..., None]
+        divisor = xp.astype(xp.where(used, total, 1.0), left.dtype)
+        return xp.where(used, left / divisor, row)[:, 0, :]
 
     def by_node(self, values: Sequence[Any]) -> Any:
         """Values [B, M] of each level as values of each node, [B, N + 1]; 0 where not drafted."""
@@ -235,8 +245,8 @@ class Tree:
         return xp.ones((self.target.shape[0], 1), dtype=xp.float64, device=self.target.device)
 
     def _mass(self, level: Level, claim: Any) -> Any:
-        """c P at each node of a level, float64 [B, M, V]."""
-        return claim[..., None] * rows_at(self.target, level.nodes)
+        """c P at each node of a level, [B, M, V]."""
+        return _spent(claim, _at_level(self.target, level, level.nodes))
 
     def _excess(self, level: Level, place: int, left: Any) -> Any:
         """(left - Q)+ for what the children in one place were drawn from, [B, M, V]."""
@@ -246,13 +256,27 @@ class Tree:
         source = self.distribution_rows[rows, column]
         kind, drawn = self.kinds[place], left
         if kind is not False:
-            drawn = xp.clip(left - rows_at(self.draft, xp.clip(source, min=0)), min=0)
+            beside = level if self.beside else replace(level, node=None)
+            drawn = xp.clip(left - _at_level(self.draft, beside, xp.clip(source, min=0)), min=0)
         if kind is True:
             return drawn
         # No mass is above one: a point mass takes all of its token's.
         vocabulary = xp.arange(left.shape[-1], device=left.device)
         point = xp.where(vocabulary == self.tokens[rows, column][..., None], 0.0, left)
         return point if kind is False else xp.where((source >= 0)[..., None], drawn, point)
+
+
+def _spent(claim: Any, rows: Any) -> Any:
+    """Claims [B, M] on rows [B, M, V], in the rows' dtype, float32 at least."""
+    xp = array_namespace(rows)
+    return xp.astype(claim, xp.result_type(rows.dtype, xp.float32))[..., None] * rows
+
+
+def _at_level(array: Any, level: Level, index: Any) -> Any:
+    """The rows [B, M, V] of an array [B, R, V] for a level's nodes: a view where there is one."""
+    if level.node is not None:
+        return array[:, level.node : level.node + 1, :]
+    return rows_at(array, index)
 
 
 def rows_at(array: Any, index: Any) -> Any:
