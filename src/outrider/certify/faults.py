@@ -7,6 +7,7 @@ decoder.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
@@ -250,7 +251,7 @@ class SqueezedUniforms(Philox4x32):
 
     def race(self, keys: Keys, size: int) -> NDArray[np.float64]:
         """Noise of nine tenths of what Philox gives: minus the logarithm of .9 u."""
-        return super().race(keys, size) - np.log(0.9)
+        return super().race(keys, size) - math.log(0.9)
 
 
 class NoiseByRound(Philox4x32):

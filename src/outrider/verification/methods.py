@@ -93,10 +93,7 @@ class TraversalVerification(Method):
         if tree.path is not None:
             for column in range(tree.ratio.shape[1]):
                 claims.append(xp.clip(claims[-1] * tree.ratio[:, column : column + 1], max=1.0))
-            # Node by node, so that what is computed of a row of the vocabulary stays in a cache.
-            nodes = enumerate(claims[1:-1], 1)
-            heads += [tree.head(tree.path.at(node), claim, None) for node, claim in nodes]
-            heads.append(claims[-1])
+            heads = [tree.chain_heads(xp.concat(claims, axis=1))]
         for depth, level in enumerate(tree.levels):
             weights, before, left = tree.weights(level, claims[-1])
             if depth:
