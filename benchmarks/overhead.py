@@ -8,6 +8,7 @@ import outrider
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
 from outrider.types.records import RoundRecord
 
+from . import vocabularies
 from .report import Report, Say, Scope, workload
 
 ROUNDS = 100
@@ -44,9 +45,11 @@ def run(scope: Scope, say: Say) -> Report:
                     * median(one.total_s - one.target_s - one.draft_s for one in seen),
                 }
             )
+    rows += vocabularies.measured(scope, say)
     note = (
         "Demo pair, one sequence, float32, medians of rounds; drafting is the draft model's "
         "forward passes and the drawing of tokens; the rest is planning, shaping, verification "
-        "and bookkeeping."
+        "and bookkeeping. Where a number of tokens stands, models take no time: all of such a "
+        "round is distributions, draws, the verdict and bookkeeping."
     )
     return Report(note, rows)

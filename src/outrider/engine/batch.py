@@ -99,7 +99,7 @@ class Batch:
         if self.params.all_greedy:
             return RoundDraws(chance, None)
         positions = position_keys(self.states) if coupled else None
-        return RoundDraws(chance, round_keys(self.states, width), positions, self.device)
+        return RoundDraws(chance, round_keys(self.states, width), positions)
 
 
 @dataclass(frozen=True, slots=True)

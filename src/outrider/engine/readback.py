@@ -100,8 +100,10 @@ def verify(
         assert made.point_masses is not None
         verdict = made.point_masses
     else:
-        sound = finite.isfinite()[..., None]
-        probs = torch.where(sound, made.probs, 1 / made.probs.shape[-1])
+        sound, probs = finite.isfinite(), made.probs
+        # All logits are copied only where a row asks for it, or where asking waits for a device.
+        if probs.device.type != "cpu" or not bool(sound.all()):
+            probs = torch.where(sound[..., None], probs, 1 / probs.shape[-1])
         verdict = verifier.verify(proposal, probs, draws)
     rows = read_back(proposal, verdict, finite, draft_finite)
     if shaped is not None:

@@ -4,13 +4,14 @@ Keys say what is drawn and never what came out, so that all of a round's uniform
 call before anything is drawn.
 """
 
-from .categorical import inverse_cdf
+from .categorical import BLOCK, inverse_cdf, noise_size, race_index, row_totals
 from .draws import Race, RoundDraws
 from .enumerator import Enumerator
 from .keys import DRAFT, POSITION, STOP, TOKEN, position_keys, round_keys, stream_key
 from .philox import Philox4x32, philox4x32
 
 __all__ = [
+    "BLOCK",
     "DRAFT",
     "POSITION",
     "STOP",
@@ -20,8 +21,11 @@ __all__ = [
     "Race",
     "RoundDraws",
     "inverse_cdf",
+    "noise_size",
     "philox4x32",
     "position_keys",
+    "race_index",
     "round_keys",
+    "row_totals",
     "stream_key",
 ]

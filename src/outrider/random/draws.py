@@ -9,11 +9,10 @@ from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
 from ..types.protocols import Chance, RacingChance
-from .categorical import inverse_cdf
+from .categorical import noise_size, race_index
 from .philox import Philox4x32
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 
@@ -62,15 +61,17 @@ class Race:
 class RoundDraws:
     """The draws of one round: where it stops, the token that follows, and the drafted tokens.
 
-    Uniforms are made in one call before anything is drawn, since keys say what is drawn and never
-    what came out. Coupled rounds, and sources of chance other than `Philox4x32`, are asked draw by
-    draw.
+    Noise is made for all of them in one call, since keys say what is drawn and never what came
+    out. Coupled rounds, and sources of chance other than `Philox4x32`, are asked draw by draw.
 
     Args:
         chance: where outcomes come from.
         keys: [B, 2 + N, 5], as `round_keys` makes them; None for a round that draws nothing.
         positions: keys [B, 5] of the first position after each prefix, in coupled mode.
-        device: of the distributions; None for a round that draws nothing.
+
+    Attributes:
+        race: the noise that drafter and target share, in coupled mode.
+        ahead: whether noise is made ahead, so that an unused draw costs nothing.
     """
 
     def __init__(
@@ -78,18 +79,12 @@ class RoundDraws:
         chance: Chance,
         keys: NDArray[np.uint64] | None,
         positions: NDArray[np.uint64] | None = None,
-        device: torch.device | None = None,
     ) -> None:
         self._chance = chance
         self._keys = keys
         self._positions = positions
-        self._uniforms: Tensor | None = None
-        if type(chance) is Philox4x32 and keys is not None and positions is None and device:
-            import torch
-
-            from ..types.transfer import sent
-
-            self._uniforms = sent(torch.from_numpy(chance.uniforms(keys)), device)
+        self._noise: Tensor | None = None
+        self.ahead = type(chance) is Philox4x32 and keys is not None and positions is None
         self.race: Race | None = None
         if positions is not None and isinstance(chance, RacingChance):
             self.race = Race(chance, positions)
@@ -98,11 +93,6 @@ class RoundDraws:
     def coupled(self) -> bool:
         """Whether the target's tokens are drawn by position."""
         return self._positions is not None
-
-    @property
-    def ahead(self) -> bool:
-        """Whether the uniforms are made already, so that an unused draw costs nothing."""
-        return self._uniforms is not None
 
     def stop(self, distributions: Tensor) -> Tensor:
         """Draw the node that each row stops at from distributions [B, N + 1]."""
@@ -119,12 +109,13 @@ class RoundDraws:
 
         Elsewhere they mean nothing.
         """
-        batch, nodes, vocab_size = distributions.shape
-        if self._uniforms is not None:
-            uniforms = self._uniforms[:, 2 + int(slots[0]) : 3 + int(slots[-1])]
-            if uniforms.shape[1] != nodes:
-                uniforms = self._uniforms[:, (2 + slots).tolist()]
-            drawn: Tensor = inverse_cdf(distributions.reshape(-1, vocab_size), uniforms.reshape(-1))
+        batch, nodes, _ = distributions.shape
+        if self.ahead:
+            made = self._made(distributions)
+            noise = made[:, 2 + int(slots[0]) : 3 + int(slots[-1])]
+            if noise.shape[1] != nodes:
+                noise = made[:, (2 + slots).tolist()]
+            drawn: Tensor = race_index(distributions.flatten(0, 1), noise.flatten(0, 1))
             return drawn.reshape(batch, nodes)
         assert self._keys is not None, "a round of greedy rows draws nothing"
         tokens = distributions.new_zeros((batch, nodes)).long()
@@ -152,8 +143,22 @@ class RoundDraws:
         return tokens
 
     def _draw(self, distributions: Tensor, slot: int) -> Tensor:
-        if self._uniforms is not None:
-            drawn: Tensor = inverse_cdf(distributions, self._uniforms[:, slot])
+        if self.ahead:
+            drawn: Tensor = race_index(distributions, self._made(distributions)[:, slot])
             return drawn
         assert self._keys is not None, "a round of greedy rows draws nothing"
         return self._chance.draw(distributions, self._keys[:, slot])
+
+    def _made(self, distributions: Tensor) -> Tensor:
+        """The noise of the round's draws, float64 [B, 2 + N, L], enough for such distributions."""
+        size = noise_size(distributions.shape[-1])
+        if self._noise is None or self._noise.shape[-1] < size:
+            assert self._keys is not None, "a round of greedy rows draws nothing"
+            assert isinstance(self._chance, Philox4x32)
+            import torch
+
+            from ..types.transfer import sent
+
+            made = torch.from_numpy(self._chance.race(self._keys, size))
+            self._noise = sent(made, distributions.device)
+        return self._noise

@@ -12,7 +12,7 @@ import numpy as np
 from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
-from .categorical import inverse_cdf
+from .categorical import noise_size, race_index
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,15 +27,16 @@ def philox4x32(counter: Any, key: Any) -> Any:
     """Philox4x32-10, one block for each trailing index.
 
     Args:
-        counter: int64 array [4, n] of 32-bit words.
-        key: int64 array [2, n] of 32-bit words, of the same array library.
+        counter: int64 array [4, ...] of 32-bit words.
+        key: int64 array [2, ...] of 32-bit words, of the same array library; trailing axes
+            broadcast against the counter's.
 
     Returns:
-        int64 array [4, n] of 32-bit words; NumPy and torch give the same bits.
+        int64 array [4, ...] of 32-bit words; NumPy and torch give the same bits.
     """
     xp = array_namespace(counter, key)
-    first, second, third, fourth = (counter[word, :] for word in range(4))
-    left, right = key[0, :], key[1, :]
+    first, second, third, fourth = (counter[word, ...] for word in range(4))
+    left, right = key[0, ...], key[1, ...]
     for _ in range(_ROUNDS):
         # The product of two 32-bit words wraps to the right 64 bits; masking undoes the sign.
         one, other = first * _MULTIPLIERS[0], third * _MULTIPLIERS[1]
@@ -50,46 +51,46 @@ class Philox4x32:
 
     def uniforms(self, keys: NDArray[np.uint64]) -> NDArray[np.float64]:
         """Uniforms in [0, 1) for keys [..., 5]: 53 bits each, on the host."""
-        words = philox4x32(*_counter_and_key(keys.reshape(-1, 5)))
-        mantissa = _mantissa(words[0], words[1]).reshape(keys.shape[:-1])
-        uniforms: NDArray[np.float64] = np.multiply(mantissa, 2.0**-53, dtype=np.float64)
-        return uniforms
+        words = philox4x32(*_counter_and_key(keys))
+        return np.multiply(_mantissa(words[0], words[1]), 2.0**-53, dtype=np.float64)
 
     def draw(self, distributions: Tensor, keys: NDArray[np.uint64]) -> Tensor:
         """One index int64 [B] for each distribution [B, M], under keys [B, 5]."""
         xp = array_namespace(distributions)
-        uniforms = xp.asarray(self.uniforms(keys))
-        indices: Tensor = inverse_cdf(distributions, uniforms.to(distributions.device))
-        return indices
+        noise = xp.asarray(self.race(keys, noise_size(distributions.shape[1])))
+        drawn: Tensor = race_index(distributions, noise.to(distributions.device))
+        return drawn
 
     def race(self, keys: NDArray[np.uint64], size: int) -> NDArray[np.float64]:
-        """Exponential noise [B, size] under keys [B, 5], whose slots number the tokens.
+        """Exponential noise [..., size] under keys [..., 5].
 
-        The token with the least noise over probability is a draw from the distribution, and
+        The index with the least noise over probability is a draw from the distribution, and
         distributions that resemble each other often have the same one (the Gumbel-max trick in its
         exponential form).
         """
-        blocks = (size + 1) // 2  # of two tokens each, as `race_at` has them
-        asked = np.repeat(keys, blocks, axis=0)
-        asked[:, 4] = np.tile(np.arange(blocks), len(keys))
-        words = philox4x32(*_counter_and_key(asked))
-        mantissa = _mantissa(words[0::2], words[1::2]).T.reshape(len(keys), 2 * blocks)[:, :size]
-        return _exponential(np.multiply(mantissa + 0.5, 2.0**-53, dtype=np.float64))
+        blocks = np.arange((size + 1) // 2)  # of two numbers each
+        words = philox4x32(*_counter_and_key(keys[..., None, :], blocks))
+        mantissa = np.stack([_mantissa(*words[:2]), _mantissa(*words[2:])], -1)
+        return _exponential(mantissa.reshape(*keys.shape[:-1], 2 * len(blocks))[..., :size])
 
     def race_at(self, keys: NDArray[np.uint64], tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-        """What `race` gives under keys [n, 5] to one token [n] each."""
-        asked = keys.copy()
-        asked[:, 4] = tokens >> 1
-        words = philox4x32(*_counter_and_key(asked))
-        high, low = np.where(tokens & 1, words[2:], words[:2])
-        return _exponential(np.multiply(_mantissa(high, low) + 0.5, 2.0**-53, dtype=np.float64))
+        """What `race` gives under keys [n, 5] to one index [n] each."""
+        words = philox4x32(*_counter_and_key(keys, tokens >> 1))
+        return _exponential(_mantissa(*np.where(tokens & 1, words[2:], words[:2])))
 
 
-def _counter_and_key(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Keys [n, 5] as the generator's counter [4, n] and key [2, n]."""
-    stream = keys[:, 0]
-    key = np.stack([stream & np.uint64(_WORD), stream >> np.uint64(32)]).astype(np.int64)
-    return np.ascontiguousarray(keys[:, 1:].T).astype(np.int64), key
+def _counter_and_key(
+    keys: NDArray[np.uint64], blocks: NDArray[np.int64] | int = 0
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Keys [..., 5] as the generator's counter [4, ...] and key [2, ...], for some of its blocks.
+
+    The word that has the purpose, which is below 256, counts the blocks as well.
+    """
+    choice, number, purpose, slot = np.moveaxis(keys[..., 1:].astype(np.int64), -1, 0)
+    counter = np.stack(np.broadcast_arrays(choice, number, purpose + (blocks << 8), slot))
+    stream = keys[..., 0]
+    key = np.stack([stream & np.uint64(_WORD), stream >> np.uint64(32)])
+    return counter, key.astype(np.int64)
 
 
 def _mantissa(high: NDArray[np.int64], low: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -97,6 +98,7 @@ def _mantissa(high: NDArray[np.int64], low: NDArray[np.int64]) -> NDArray[np.int
     return (high >> 5) * (1 << 26) + (low >> 6)
 
 
-def _exponential(uniforms: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Exponential noise, positive and finite, of numbers inside (0, 1]."""
+def _exponential(mantissa: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Exponential noise, positive and finite, of 53 bits."""
+    uniforms = np.multiply(mantissa + 0.5, 2.0**-53, dtype=np.float64)
     return np.asarray(-np.log(uniforms)).clip(min=2.0**-54)

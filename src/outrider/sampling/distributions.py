@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..config.params import SamplingParams
+from ..random import BLOCK, row_totals
 from ..types.records import Distributions
 
 DTYPES = (torch.float32, torch.float64)
@@ -95,13 +97,12 @@ def distributions(logits: Tensor, params: PackedParams) -> tuple[Distributions, 
         scores = scores / _per_row(params.temperature.to(scores.dtype), logits)
     if params.top_k is not None:
         top_k = _per_row(params.top_k, logits)
-        best_scores = scores.topk(params.max_top_k, -1).values
         last = (top_k - 1).clamp(max=params.max_top_k - 1)
-        floor = best_scores.gather(-1, last.expand(*scores.shape[:-1], 1))
-        unused = top_k == scores.shape[-1]
-        scores = scores.masked_fill((scores < floor) & ~unused, -torch.inf)
+        floor = _largest(scores, params.max_top_k).gather(-1, last.expand(*scores.shape[:-1], 1))
+        floor = floor.masked_fill(top_k == scores.shape[-1], -torch.inf)
+        scores = scores.masked_fill(scores < floor, -torch.inf)
     probs = scores.softmax(-1)
-    check = probs[..., 0]
+    check = probs[..., 0].clone()
     if params.top_p is not None or params.min_p is not None:
         floor = torch.zeros_like(probs[..., :1])
         if params.top_p is not None:
@@ -109,10 +110,10 @@ def distributions(logits: Tensor, params: PackedParams) -> tuple[Distributions, 
         if params.min_p is not None:
             peak = probs.amax(-1, keepdim=True)
             floor = torch.maximum(floor, _per_row(params.min_p, logits).to(probs.dtype) * peak)
-        probs = probs.masked_fill(probs < floor, 0)
-        total = probs.sum(-1, keepdim=True, dtype=torch.float64).to(probs.dtype)
+        probs = probs.masked_fill_(probs < floor, 0)
+        total = row_totals(probs)[..., None].to(probs.dtype)
         # Rows without a filter stay as they would be without filtered ones beside them.
-        probs = probs / total.masked_fill(floor == 0, 1)
+        probs /= total.masked_fill(floor == 0, 1)
     if params.greedy is not None:
         best = logits.argmax(-1, keepdim=True)
         one_hot = torch.zeros_like(probs).scatter_(-1, best, 1)
@@ -125,20 +126,41 @@ def _per_row(values: Tensor, logits: Tensor) -> Tensor:
     return values.view(-1, *[1] * (logits.ndim - 1))
 
 
+def _largest(values: Tensor, count: int) -> Tensor:
+    """The largest of values [..., V] in falling order, [..., count].
+
+    They are all in the `count` blocks with the largest maxima: only those are searched.
+    """
+    vocab_size = values.shape[-1]
+    whole = vocab_size // BLOCK
+    if 8 * count * BLOCK > vocab_size:
+        return values.topk(count, -1).values
+    blocks = values[..., : whole * BLOCK].unflatten(-1, (whole, BLOCK))
+    best = blocks.amax(-1).topk(count, -1).indices[..., None]
+    found = blocks.gather(-2, best.expand(*best.shape[:-1], BLOCK)).flatten(-2)
+    return torch.cat([found, values[..., whole * BLOCK :]], -1).topk(count, -1).values
+
+
 def _top_p_floor(probs: Tensor, top_p: Tensor) -> Tensor:
     """The least probability that top-p keeps, [..., 1].
 
-    On a CPU a partial sort is widened until it holds the mass asked for; elsewhere the whole row is
-    sorted, because asking would wait for the device.
+    On a CPU the largest few are looked at first, and rows in which they do not reach top-p are
+    sorted, by NumPy, which is many times as fast; elsewhere all rows are sorted, because asking
+    would wait for the device.
     """
     vocab_size = probs.shape[-1]
-    width = min(vocab_size, _FIRST_WIDTH) if probs.device.type == "cpu" else vocab_size
-    while True:
-        best = probs.topk(width, -1).values
-        reached = best.cumsum(-1, dtype=torch.float64)
-        if width == vocab_size or bool(((reached[..., -1:] >= top_p) | (top_p == 1)).all()):
-            break
-        width = min(vocab_size, width * 8)
-    kept = (reached - best) < top_p
-    floor = best.masked_fill(~kept, torch.inf).amin(-1, keepdim=True)
+    on_host = probs.device.type == "cpu"
+    best = _largest(probs, min(vocab_size, _FIRST_WIDTH) if on_host else vocab_size)
+    floor, enough = _least_kept(best, top_p)
+    short = (~enough & (top_p < 1))[..., 0]
+    if best.shape[-1] < vocab_size and bool(short.any()):
+        ordered = torch.from_numpy(np.sort(probs[short].numpy())).flip(-1)
+        floor[short], _ = _least_kept(ordered, top_p.expand_as(floor)[short])
     return floor.masked_fill(top_p == 1, 0)
+
+
+def _least_kept(best: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
+    """The least of probabilities [..., n] in falling order that top-p keeps, and if they do."""
+    reached = best.cumsum(-1, dtype=torch.float64)
+    place = torch.searchsorted(reached, top_p.expand(*best.shape[:-1], 1).contiguous())
+    return best.gather(-1, place.clamp(max=best.shape[-1] - 1)), place < best.shape[-1]

@@ -108,6 +108,5 @@ class TypicalVerification(LossyVerification):
         return xp.astype(tree.ratio * tree.share > threshold, xp.float64)
 
     def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
-        """Find the target's row after `node` [B] kept tokens, float64 [B, V]."""
-        xp = array_namespace(tree.target)
-        return xp.astype(rows_at(tree.target, node), xp.float64)
+        """Find the target's row after `node` [B] kept tokens, [B, V]."""
+        return rows_at(tree.target, node)

@@ -35,7 +35,7 @@ class Method(ABC):
         """
 
     def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
-        """Find the distribution of the token after `node` [B], float64 [B, V]."""
+        """Find the distribution of the token after `node` [B], [B, V], of the target's dtype."""
         xp = array_namespace(claims)
         rows = xp.arange(node.shape[0], device=node.device)
         return tree.remaining_distribution(node, claims[rows, node])
@@ -93,8 +93,7 @@ class TraversalVerification(Method):
         if tree.path is not None:
             for column in range(tree.ratio.shape[1]):
                 claims.append(xp.clip(claims[-1] * tree.ratio[:, column : column + 1], max=1.0))
-            whole = xp.concat(claims, axis=1)
-            heads += [tree.head(tree.path.below_root(), whole[:, 1:-1], None), whole[:, -1:]]
+            heads = [tree.chain_heads(xp.concat(claims, axis=1))]
         for depth, level in enumerate(tree.levels):
             weights, before, left = tree.weights(level, claims[-1])
             if depth:

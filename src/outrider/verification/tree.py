@@ -27,6 +27,7 @@ import numpy as np
 from array_api_compat import array_namespace
 from numpy.typing import NDArray
 
+from ..random import row_totals
 from ..types import trees
 from ..types.records import DraftProposal
 
@@ -40,22 +41,25 @@ class Level:
         columns: the column of each node's children, int64 [B, M, C]; 0 where there is none.
         exists: bool [B, M, C], where there is one.
         origin: where each node stands in the level above's [M', C'] children, flattened, [B, M].
+        node: the only node, if it is one and the same in all rows: their distributions are views.
     """
 
     nodes: Any
     columns: Any
     exists: Any
     origin: Any
+    node: int | None = None
 
     @property
     def places(self) -> int:
         """C, the most children of a node."""
         return int(self.columns.shape[2])
 
-    def below_root(self) -> Level:
-        """The same nodes but the first."""
-        parts = self.nodes, self.columns, self.exists, self.origin
-        return Level(*(part[:, 1:, ...] for part in parts))
+    def at(self, node: int) -> Level:
+        """One node of a chain's path."""
+        parts = (self.nodes, self.columns, self.exists, self.origin)
+        nodes, columns, exists, origin = (part[:, node : node + 1, ...] for part in parts)
+        return Level(nodes, columns, exists, origin, node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,8 @@ class Tree:
         order: the nodes, children before their parents and siblings in order, int64 [B, N + 1].
         rank: the inverse of `order`.
         children: the children of each node, int64 [B, N + 1, C], in order; 0 where there is none.
+        dtype: of masses: that of the distributions, float32 at least. Sums of them are float64.
+        beside: whether the draft's distributions go side by side with the tokens.
         kinds: of the children in each of the C places, whether they were drawn (True), proposed
             outright as point masses (False), or some each (None).
     """
@@ -94,6 +100,8 @@ class Tree:
     order: Any
     rank: Any
     children: Any
+    dtype: Any
+    beside: bool
     kinds: tuple[bool | None, ...]
 
     @staticmethod
@@ -139,6 +147,10 @@ class Tree:
             order=order,
             rank=rank,
             children=children,
+            dtype=xp.result_type(
+                xp.float32, target.dtype, (target if draft is None else draft).dtype
+            ),
+            beside=proposal.distribution_rows is None,
             kinds=layout.kinds,
         )
 
@@ -173,9 +185,10 @@ class Tree:
         xp = array_namespace(self.target)
         exists = level.exists[:, :, place]
         left = self._mass(level, claim) if left is None else left
-        excess = self._excess(level, place, left)
-        after, divisor = claim_after(claim, xp.sum(excess, axis=-1))
-        left = xp.where(exists[..., None], excess / divisor[..., None], left)
+        excess = self._excess(level, place, xp.asarray(left, copy=True))
+        after, divisor = claim_after(claim, row_totals(excess))
+        excess /= xp.astype(divisor, self.dtype)[..., None]
+        left = xp.where(exists[..., None], excess, left)
         return xp.where(exists, after, claim), left
 
     def head(self, level: Level, claim: Any, left: Any | None) -> Any:
@@ -183,14 +196,33 @@ class Tree:
 
         Args:
             level: M nodes a row.
-            claim, left: before the last place, as `weights` gives them.
+            claim, left: before the last place, as `weights` gives them; left is overwritten.
         """
         if not level.places:
             return claim
         xp = array_namespace(self.target)
         left = self._mass(level, claim) if left is None else left
-        total = xp.sum(self._excess(level, level.places - 1, left), axis=-1)
+        total = row_totals(self._excess(level, level.places - 1, left))
         return xp.where(level.exists[:, :, -1], claim_after(claim, total)[0], claim)
+
+    def chain_heads(self, claims: Any) -> Any:
+        """The heads [B, N + 1] of a chain whose nodes are visited with claims [B, N + 1].
+
+        Node by node, so that what is computed of a row of the vocabulary stays in a cache.
+        """
+        assert self.path is not None
+        xp = array_namespace(claims)
+        inner = claims[:, 1:-1]
+        if not inner.shape[1]:
+            return claims
+        totals = []
+        for node in range(1, claims.shape[1] - 1):
+            level = self.path.at(node)
+            mass = self._mass(level, claims[:, node : node + 1])
+            totals.append(row_totals(self._excess(level, 0, mass)))
+        after = claim_after(inner, xp.concat(totals, axis=1))[0]
+        heads = xp.where(self.path.exists[:, 1:, 0], after, inner)
+        return xp.concat([claims[:, :1], heads, claims[:, -1:]], axis=1)
 
     def remaining_distribution(self, node: Any, claim: Any) -> Any:
         """The distribution of the token after a node whose children are all refused.
@@ -200,25 +232,27 @@ class Tree:
             claim: float64 [B], the claim with which the node is visited.
 
         Returns:
-            float64 [B, V]. Where no mass is left it is the target's row: by rounding alone, since
-            the node is then stopped at with probability zero.
+            [B, V], in the dtype of masses. Where no mass is left it is the target's row: by
+            rounding alone, since the node is then stopped at with probability zero.
         """
         xp = array_namespace(self.target)
         children = rows_at(self.children, node)[:, None, :]
         columns, exists = xp.clip(children - 1, min=0), children > 0
         level = Level(node[:, None], columns, exists, None)
-        row, claim = xp.astype(rows_at(self.target, node), xp.float64), claim[:, None]
-        left = (claim * row)[:, None, :]
+        row, claim = rows_at(self.target, node[:, None]), claim[:, None]
+        if not level.places:
+            return row[:, 0, :]
+        left = xp.astype(claim, self.dtype)[..., None] * row
         for place in range(level.places - 1):
             claim, left = self.refuse(level, place, claim, left)
-        if level.places:
-            excess = self._excess(level, level.places - 1, left)
-            # Where there is one child at most, leaves are left out below.
-            left = excess if level.places == 1 else xp.where(exists[:, :, -1:], excess, left)
-        left = left[:, 0, :]
-        total = xp.sum(left, axis=-1, keepdims=True)
-        used = (total > 0) & xp.any(exists, axis=-1)
-        return xp.where(used, left / xp.where(used, total, 1.0), row)
+        # Where there is one child at most, leaves are left out below.
+        kept = None if level.places == 1 else xp.asarray(left, copy=True)
+        excess = self._excess(level, level.places - 1, left)
+        left = excess if kept is None else xp.where(exists[:, :, -1:], excess, kept)
+        total = row_totals(left)[..., None]
+        used = (total > 0) & xp.any(exists, axis=-1)[..., None]
+        left /= xp.astype(xp.where(used, total, 1.0), self.dtype)
+        return xp.where(used, left, row)[:, 0, :]
 
     def by_node(self, values: Sequence[Any]) -> Any:
         """Values [B, M] of each level as values of each node, [B, N + 1]; 0 where not drafted."""
@@ -235,24 +269,36 @@ class Tree:
         return xp.ones((self.target.shape[0], 1), dtype=xp.float64, device=self.target.device)
 
     def _mass(self, level: Level, claim: Any) -> Any:
-        """c P at each node of a level, float64 [B, M, V]."""
-        return claim[..., None] * rows_at(self.target, level.nodes)
+        """c P at each node of a level, [B, M, V], in the dtype of masses."""
+        xp = array_namespace(self.target)
+        if level.node is None:
+            rows = rows_at(self.target, level.nodes)
+        else:
+            rows = self.target[:, level.node : level.node + 1, :]
+        return xp.astype(claim, self.dtype)[..., None] * rows
 
     def _excess(self, level: Level, place: int, left: Any) -> Any:
-        """(left - Q)+ for what the children in one place were drawn from, [B, M, V]."""
+        """(left - Q)+ for what the children in one place were drawn from, [B, M, V].
+
+        What is left is overwritten.
+        """
         xp = array_namespace(self.target)
+        kind, draft = self.kinds[place], self.draft
+        if kind is True and draft is not None and self.beside and level.node is not None:
+            left -= draft[:, level.node : level.node + 1, :]
+            return xp.clip(left, min=0)
         rows = xp.arange(left.shape[0], device=left.device)[:, None]
         column = level.columns[:, :, place]
         source = self.distribution_rows[rows, column]
-        kind, drawn = self.kinds[place], left
-        if kind is not False:
-            drawn = xp.clip(left - rows_at(self.draft, xp.clip(source, min=0)), min=0)
-        if kind is True:
-            return drawn
-        # No mass is above one: a point mass takes all of its token's.
-        vocabulary = xp.arange(left.shape[-1], device=left.device)
-        point = xp.where(vocabulary == self.tokens[rows, column][..., None], 0.0, left)
-        return point if kind is False else xp.where((source >= 0)[..., None], drawn, point)
+        if kind is not True:
+            # No mass is above one: a point mass takes all of its token's.
+            vocabulary = xp.arange(left.shape[-1], device=left.device)
+            point = xp.where(vocabulary == self.tokens[rows, column][..., None], 0.0, left)
+            if kind is False:
+                return point
+        left -= rows_at(self.draft, xp.clip(source, min=0))
+        drawn = xp.clip(left, min=0)
+        return drawn if kind is True else xp.where((source >= 0)[..., None], drawn, point)
 
 
 def rows_at(array: Any, index: Any) -> Any:
