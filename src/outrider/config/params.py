@@ -95,7 +95,8 @@ class SamplingParams:
             above and before the temperature.
         stop: strings that end the request once the text holds one; the text is cut before it. One
             string or several; needs a tokenizer.
-        stop_token_ids: the request ends once one of these is emitted (it is part of the output).
+        stop_token_ids: the request ends once one of these is emitted. It is one of the
+            output's tokens, and no part of its text.
         ignore_eos: do not stop at the model's own end-of-sequence tokens.
         logprobs: report each token's log-probability under the target's raw logits, and those of
             this many likeliest tokens, in [0, 20]; None reports none.

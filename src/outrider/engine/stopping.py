@@ -117,13 +117,19 @@ def find_stop(before: str, text: str, stops: Sequence[str]) -> int | None:
 
 
 def final_text(state: SequenceState, tokenizer: Tokenizer) -> str:
-    """Return the text of an ended sequence, cut before the stop string that ended it if one did."""
+    """Return the text of an ended sequence, cut before the stop string that ended it if one did.
+
+    A token that ended it is no part of the text, be it special or not.
+    """
     ids = state.output_ids
     text = _text(tokenizer, ids)
-    if state.finish_reason != "stop" or not state.params.stop:
+    if state.finish_reason != "stop":
         return text
-    place = find_stop(_text(tokenizer, ids[:-1]), text, state.params.stop)
-    return text if place is None else text[:place]
+    before = _text(tokenizer, ids[:-1])
+    place = find_stop(before, text, state.params.stop)
+    if place is not None:
+        return text[:place]
+    return before if ids[-1] in state.stop_ids else text
 
 
 def _text(tokenizer: Tokenizer, ids: list[int]) -> str:

@@ -9,7 +9,8 @@ outcome is that of decoding without drafts:
   request forbids.
 - What they raise, and a grammar that allows nothing, is not an error of the round. The round emits
   the tokens of a kept path before the first such node, and the next one begins at that node: an
-  error at a round's first node is raised, since decoding without drafts comes there as well.
+  error at a round's first node is raised, since decoding without drafts comes there as well. It
+  names the sequence. Of what drafts are made of nothing is raised: the target is asked itself.
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from ..config.processors import StatefulProcessor, forked
-from ..errors import DegenerateDistributionError, InvalidConfigError, shown
+from ..errors import (
+    DegenerateDistributionError,
+    InvalidConfigError,
+    OutriderError,
+    UserCodeError,
+    about,
+    shown,
+)
 from ..types.records import SequenceState
 from .grammar import Mask
 from .paths import Path
@@ -55,13 +63,13 @@ class Shaped:
     """
 
     logits: Tensor
-    blocked: dict[tuple[int, int], Exception | None]
+    blocked: dict[tuple[int, int], OutriderError | None]
 
     def usable(self, row: int, nodes: Sequence[int]) -> int:
         """Return how many nodes of a row's kept path, the prefix first, come before a blocked one.
 
         Raises:
-            Exception: what was raised at the first node.
+            OutriderError: what was raised at the first node.
         """
         for count, node in enumerate(nodes):
             if (row, node) in self.blocked:
@@ -263,33 +271,36 @@ class Shaper:
         wanted = before[:, None]
         return ((history.gather(2, last) == wanted) | (wanted == -1)).all(-1)
 
-    def _ask(self, shaped: Tensor, path: Path) -> dict[tuple[int, int], Exception | None]:
+    def _ask(self, shaped: Tensor, path: Path) -> dict[tuple[int, int], OutriderError | None]:
         """Ask the rows' own processors and grammars node by node, on logits [B, M, V], in place.
 
         In lexical order of their paths: parents come before their children.
         """
-        blocked: dict[tuple[int, int], Exception | None] = {}
+        blocked: dict[tuple[int, int], OutriderError | None] = {}
         places: list[tuple[int, int]] = []
         masks: list[Mask] = []
         shaping = self._shaping
         rows = sorted(shaping.processors | shaping.grammars)
         for row, paths in path.listed(rows).items() if rows else ():
             for node in sorted(range(len(paths)), key=paths.__getitem__):
-                drafted = paths[node]
+                drafted, mask = paths[node], None
                 try:
-                    if not self._reached(row, drafted):
-                        blocked[row, node] = None
-                        self._blocked.add((row, drafted))
-                        continue
-                    mask = self._mask(row, drafted) if row in shaping.grammars else None
-                    if row in shaping.processors:
-                        self._process(row, drafted, shaped[row, node])
-                    if mask is not None:
-                        places.append((row, node))
-                        masks.append(mask)
-                except Exception as error:
+                    with about(self._states[row].prefix.sequence_id, "what shapes the logits"):
+                        if not self._reached(row, drafted):
+                            blocked[row, node] = None
+                            self._blocked.add((row, drafted))
+                            continue
+                        if row in shaping.grammars:
+                            mask = self._mask(row, drafted)
+                        if row in shaping.processors:
+                            self._process(row, drafted, shaped[row, node])
+                except OutriderError as error:
                     blocked[row, node] = error
                     self._blocked.add((row, drafted))
+                    continue
+                if mask is not None:
+                    places.append((row, node))
+                    masks.append(mask)
         left = _masked(shaped, places, masks) if places else ()
         for (row, node), some in zip(places, left, strict=True):
             if not some:
@@ -322,8 +333,9 @@ class Shaper:
         history = torch.cat([tokens, torch.tensor(drafted, dtype=torch.int64)]).to(logits.device)
         running = tuple(map(forked, self.processors(row, drafted[:-1] if drafted else ())))
         shaped = logits.clone()
-        for processor in running:
-            shaped = called(processor, history, shaped)
+        for index, processor in enumerate(running):
+            place = f"logits_processors[{index}] of sequence {state.prefix.sequence_id}"
+            shaped = called(processor, history, shaped, place)
         logits.copy_(shaped)
         self._after[row, drafted] = running
         self._logits[row, drafted] = logits
@@ -373,13 +385,20 @@ def nothing_left(state: SequenceState) -> DegenerateDistributionError:
     )
 
 
-def called(processor: Any, history: Tensor, logits: Tensor, *, batch: bool = False) -> Tensor:
+def called(
+    processor: Any, history: Tensor, logits: Tensor, place: str, *, batch: bool = False
+) -> Tensor:
     """Call a user's processor on the tokens so far, int64 [L], and their logits [V].
 
-    With `batch` it is given a batch of one row, [1, L] and [1, V], as a `LogitsProcessor` of
-    transformers is in any case.
+    Args:
+        processor: the processor.
+        history, logits: what it is called with.
+        place: where it stands, for the error.
+        batch: give it a batch of one row, [1, L] and [1, V], as a `LogitsProcessor` of transformers
+            is given in any case.
 
     Raises:
+        UserCodeError: it raised.
         InvalidConfigError: it returned something else than logits of the shape that it was given.
     """
     if isinstance(processor, StatefulProcessor):
@@ -387,7 +406,16 @@ def called(processor: Any, history: Tensor, logits: Tensor, *, batch: bool = Fal
     module = sys.modules.get("transformers.generation.logits_process")
     if batch or (module is not None and isinstance(processor, module.LogitsProcessor)):
         history, logits, batch = history[None], logits[None], True
-    returned = processor(history, logits)
+    name = getattr(processor, "__qualname__", type(processor).__name__)
+    try:
+        returned = processor(history, logits)
+    except UserCodeError:  # Of a processor inside this one.
+        raise
+    except Exception as error:
+        raise UserCodeError(
+            f"{place}, {name}, failed after {history.shape[-1]} tokens: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     if isinstance(returned, Tensor) and returned.shape == logits.shape:
         return returned[0] if batch else returned
     kind = type(returned).__name__
@@ -395,7 +423,7 @@ def called(processor: Any, history: Tensor, logits: Tensor, *, batch: bool = Fal
         kind = f"a tensor of shape {list(returned.shape)}"
     raise InvalidConfigError(
         "logits_processors",
-        getattr(processor, "__qualname__", type(processor).__name__),
+        name,
         f"processors that return logits of the shape they are given, {list(logits.shape)}; this "
         f"one returned {kind}",
     )
