@@ -84,7 +84,8 @@ class SamplingParams:
             pairs.
         bad_words: token id sequences that are never completed: their last token is forbidden where
             the others came just before.
-        min_tokens: no stop token, and no stop string, ends the request before this many tokens.
+        min_tokens: no stop token, and no stop string, ends the request before this many tokens;
+            unless its form is whole, and nothing but its end may follow.
         logits_processors: called in turn after all of the above and before the temperature. Each is
             called for each position of each hypothesis, and is a transformers `LogitsProcessor`, or
             a function of the tokens so far, int64 [L], and their logits [V], that returns logits

@@ -59,8 +59,7 @@ def reachable_nodes(
 
 def _whole(state: SequenceState, tokens: list[int]) -> bool:
     """Return whether the form that was asked for is complete with some tokens more."""
-    enough = len(state.output) + len(tokens) >= state.params.min_tokens
-    return state.grammar is not None and enough and state.grammar.over(state.output, tuple(tokens))
+    return state.grammar is not None and state.grammar.over(state.output, tuple(tokens))
 
 
 def _first_completed(state: SequenceState, tokens: list[int], tokenizer: Tokenizer) -> int | None:

@@ -30,7 +30,7 @@ from transformers.generation.logits_process import LogitNormalization, WhisperNo
 from ..config.processors import StatefulProcessor
 from ..config.validation import plain
 from ..errors import InvalidConfigError
-from ..sampling.shaping import called
+from ..sampling.processors import called
 from .generation_config import sequence_bias
 
 _PROCESSORS: dict[type, tuple[str, str, object]] = {

@@ -16,7 +16,6 @@ outcome is that of decoding without drafts:
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,18 +26,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from ..config.processors import StatefulProcessor, forked
+from ..config.processors import forked
 from ..errors import (
     DegenerateDistributionError,
-    InvalidConfigError,
     OutriderError,
-    UserCodeError,
     about,
     shown,
 )
 from ..types.records import SequenceState
 from .grammar import Mask
 from .paths import Path
+from .processors import called
 
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _ADDED = np.where(_BITS, 0.0, -np.inf)
@@ -218,10 +216,13 @@ class Shaper:
             shaped = self._penalised(shaped, path, shaping.penalties.to(shaped.dtype))
         if shaping.words is not None:
             shaping.words.add(shaped, _forbidden(self._completed(shaping.words, path)))
+        ends = None
         if shaping.floor is not None:
             early = (self._emitted + path.depth)[shaping.floor.rows] < shaping.floor.values[:, None]
+            ends = shaped[shaping.floor.rows, :, shaping.floor.tokens]
+            ends = ends.masked_fill(~early, -torch.inf)
             shaping.floor.add(shaped, _forbidden(early))
-        return Shaped(shaped, self._ask(shaped, path))
+        return Shaped(shaped, self._ask(shaped, path, ends))
 
     def drafting(self) -> Shaper:
         """Return one for the round's drafts, whose processors go their own way."""
@@ -271,10 +272,17 @@ class Shaper:
         wanted = before[:, None]
         return ((history.gather(2, last) == wanted) | (wanted == -1)).all(-1)
 
-    def _ask(self, shaped: Tensor, path: Path) -> dict[tuple[int, int], OutriderError | None]:
+    def _ask(
+        self, shaped: Tensor, path: Path, ends: Tensor | None
+    ) -> dict[tuple[int, int], OutriderError | None]:
         """Ask the rows' own processors and grammars node by node, on logits [B, M, V], in place.
 
         In lexical order of their paths: parents come before their children.
+
+        Args:
+            shaped: the logits.
+            path: what leads to the nodes.
+            ends: logits [n, M] that `floor` took from its entries; -inf where it took none.
         """
         blocked: dict[tuple[int, int], OutriderError | None] = {}
         places: list[tuple[int, int]] = []
@@ -302,10 +310,25 @@ class Shaper:
                     places.append((row, node))
                     masks.append(mask)
         left = _masked(shaped, places, masks) if places else ()
-        for (row, node), some in zip(places, left, strict=True):
-            if not some:
+        for (row, node), mask, some in zip(places, masks, left, strict=True):
+            if not some and not self._ends_early(shaped, (row, node), mask, ends):
                 blocked[row, node] = nothing_left(self._states[row])
         return blocked
+
+    def _ends_early(
+        self, shaped: Tensor, place: tuple[int, int], mask: Mask, ends: Tensor | None
+    ) -> bool:
+        """Let the end come before `min_tokens` where nothing else may; return whether it may."""
+        floor, (row, node) = self._shaping.floor, place
+        if floor is None or ends is None:
+            return False
+        own = floor.rows == row
+        alone = torch.full_like(shaped[row, node], -torch.inf)
+        alone[floor.tokens[own]] = ends[own, node]
+        (some,) = _masked(alone[None, None], [(0, 0)], [mask])
+        if some:
+            shaped[row, node] = alone
+        return some
 
     def _reached(self, row: int, drafted: tuple[int, ...]) -> bool:
         """Return whether a sequence may come to a node, as far as the nodes before it tell."""
@@ -382,50 +405,6 @@ def nothing_left(state: SequenceState) -> DegenerateDistributionError:
         "min_tokens or a logits processor forbid what it allows; expected at least one token that "
         "all of them allow (relax one of them)",
         sequence_id=state.prefix.sequence_id,
-    )
-
-
-def called(
-    processor: Any, history: Tensor, logits: Tensor, place: str, *, batch: bool = False
-) -> Tensor:
-    """Call a user's processor on the tokens so far, int64 [L], and their logits [V].
-
-    Args:
-        processor: the processor.
-        history, logits: what it is called with.
-        place: where it stands, for the error.
-        batch: give it a batch of one row, [1, L] and [1, V], as a `LogitsProcessor` of transformers
-            is given in any case.
-
-    Raises:
-        UserCodeError: it raised.
-        InvalidConfigError: it returned something else than logits of the shape that it was given.
-    """
-    if isinstance(processor, StatefulProcessor):
-        processor = processor.processor
-    module = sys.modules.get("transformers.generation.logits_process")
-    if batch or (module is not None and isinstance(processor, module.LogitsProcessor)):
-        history, logits, batch = history[None], logits[None], True
-    name = getattr(processor, "__qualname__", type(processor).__name__)
-    try:
-        returned = processor(history, logits)
-    except UserCodeError:  # Of a processor inside this one.
-        raise
-    except Exception as error:
-        raise UserCodeError(
-            f"{place}, {name}, failed after {history.shape[-1]} tokens: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    if isinstance(returned, Tensor) and returned.shape == logits.shape:
-        return returned[0] if batch else returned
-    kind = type(returned).__name__
-    if isinstance(returned, Tensor):
-        kind = f"a tensor of shape {list(returned.shape)}"
-    raise InvalidConfigError(
-        "logits_processors",
-        name,
-        f"processors that return logits of the shape they are given, {list(logits.shape)}; this "
-        f"one returned {kind}",
     )
 
 
