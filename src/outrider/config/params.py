@@ -198,7 +198,8 @@ class SpeculativeConfig:
         on_draft_error: what happens where a drafter raises or breaks its contract. "raise" hands
             the error on as a `DraftError`; "disable" logs the first one, and decodes the request
             that the error names (`sequence_id`), or else all of the round, plainly from there. If
-            a failure depends on drawn values, the tokens of that one round can be biased.
+            a failure depends on drawn values, the text is no longer exactly the target's: a round's
+            distribution is off by at most the probability of such a failure, in total variation.
         validate: whether what drafters and models return is checked. "always" and "never" in every
             round and in none; "auto" of classes that are not this library's own.
         acceptance_bounds: also measure the most tokens that any verifier could keep of the drafts.

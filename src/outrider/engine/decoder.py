@@ -62,8 +62,7 @@ OnError = Literal["raise", "return"]
 class SpeculativeDecoder:
     """Decodes with a target model, several tokens a forward pass, from exactly its distribution.
 
-    One thread at a time steps a decoder. Callbacks, processors, tokenizers, policies and drafters
-    are called without any lock held.
+    Any number of threads may call it: see "Threads" in the guide to generating.
 
     Args:
         target: the model whose distribution the output follows.

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Scheduler:
     """Decodes sequences to their ends, as many together as the models have room for.
 
-    One thread owns a scheduler. Sequences may be submitted and cancelled between any two steps; a
-    sequence that ends makes room for the next that waits, in order of submission. As a context
+    One thread at a time uses a scheduler. Sequences may be submitted and cancelled between any two
+    steps; one that ends makes room for the next that waits, in order of submission. As a context
     manager it is closed at the end; one that is dropped gives its room back as well.
 
     Args:
