@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import compress
 from math import inf
@@ -130,15 +130,6 @@ class Scheduler:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __iter__(self) -> Generator[StepResult]:
-        """Step until nothing is left; closing the iterator cancels the rest."""
-        try:
-            while not self.idle:
-                if (result := self.step()) is not None:
-                    yield result
-        finally:
-            self.close()
 
     def _admit(self) -> None:
         """Move those that wait into the batch, as long as there is room."""

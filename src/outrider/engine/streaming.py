@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
+from itertools import chain
 
 from ..errors import OutriderError, about
 from ..sampling.logprobs import TokenLogprob
@@ -33,6 +34,7 @@ class Call:
     Attributes:
         last: the state of each sequence after its last round, by id.
         errors: what ended those that failed, by id.
+        endings: an event for each choice that failed since they were last taken.
     """
 
     def __init__(
@@ -45,26 +47,28 @@ class Call:
     ) -> None:
         self.requests = requests
         self.groups = groups
-        self.owner = {s.prefix.sequence_id: i for i, group in enumerate(groups) for s in group}
         self.last = {state.prefix.sequence_id: state for group in groups for state in group}
         self.errors: dict[int, OutriderError] = {}
+        refused = [(i, error) for i, error in enumerate(requests) if isinstance(error, Exception)]
+        self.endings = [_ending(error, index) for index, error in refused]
+        self._owner = {s.prefix.sequence_id: i for i, group in enumerate(groups) for s in group}
         self._scheduler = scheduler
         self._keeps = keeps
 
-    def rounds(self) -> Generator[StepResult | OutriderError]:
-        """Decode to the end: yield each round, and each error that ended one or more sequences.
+    def rounds(self) -> Generator[StepResult | None]:
+        """Decode to the end: yield each round, and None where an error ended a sequence or more.
 
         Raises:
             OutriderError: the first error, unless they are kept. It names the prompt.
         """
-        scheduler = self._scheduler
-        with scheduler:
+        with self._scheduler as scheduler:
             scheduler.submit(self.last.values())
             while not scheduler.idle:
                 try:
                     step = scheduler.step()
                 except OutriderError as error:
-                    yield self.failed(error)
+                    self.failed(error)
+                    yield None
                     if error.sequence_id is None:
                         return
                 else:
@@ -72,27 +76,43 @@ class Call:
                         self.last |= {s.prefix.sequence_id: s for s in step.batch.states}
                         yield step
 
-    def failed(self, error: OutriderError) -> OutriderError:
-        """End the sequence that an error names, or all that have not ended; return the error.
+    def failed(self, error: OutriderError) -> None:
+        """End the sequence that an error names, or else all that have not ended.
 
         Raises:
             OutriderError: the error, unless errors are kept.
         """
-        named = error.sequence_id
-        if named is not None:
-            error.request = self.owner[named]
-            self._scheduler.cancel(named)
+        ended = [key for key, state in self.last.items() if state.finish_reason is None]
+        if error.sequence_id is not None:
+            ended = [error.sequence_id]
+            error.request = self._owner[error.sequence_id]
+            self._scheduler.cancel(error.sequence_id)
         if not self._keeps:
-            if named is not None and len(self.requests) > 1:
+            if error.request is not None and len(self.requests) > 1:
                 error.args = (
                     f"prompts[{error.request}] cannot be decoded to its end, and the outputs of "
                     f'the others are lost; on_error="return" keeps them; {error}',
                 )
             raise error
-        unfinished = [key for key, state in self.last.items() if state.finish_reason is None]
-        ended = unfinished if named is None else [named]
-        self.errors |= {key: error for key in ended if key not in self.errors}
-        return error
+        for key in ended:
+            if key not in self.errors:
+                self.errors[key] = error
+                self.endings.append(_ending(error, self._owner[key], self.last[key]))
+
+
+def _ending(error: OutriderError, request: int, state: SequenceState | None = None) -> StreamEvent:
+    """Make the last event of a choice that failed."""
+    return StreamEvent(
+        request=request,
+        choice=0 if state is None else state.choice,
+        token_id=-1,
+        text="",
+        origin="correction",
+        position=0 if state is None else len(state.output),
+        round=0 if state is None else state.round,
+        finish_reason="error",
+        error=error,
+    )
 
 
 def outputs(call: Call, tokenizer: Tokenizer | None, *, lossy: bool) -> list[GenerationOutput]:
@@ -109,33 +129,27 @@ def outputs(call: Call, tokenizer: Tokenizer | None, *, lossy: bool) -> list[Gen
     tallies = {sequence_id: Tally(lossy=lossy) for sequence_id in call.last}
     logprobs: dict[int, list[TokenLogprob]] = {sequence_id: [] for sequence_id in call.last}
     with closing(call.rounds()) as steps:
-        for step in steps:
-            if isinstance(step, OutriderError):
-                continue
+        for step in filter(None, steps):
             for row, sequence_id in enumerate(step.batch.sequence_ids):
                 tallies[sequence_id].add(step.record, row)
                 logprobs[sequence_id].extend(step.logprobs[row])
 
-    def text(state: SequenceState) -> str | None:
+    def choice(sequence_id: int, state: SequenceState) -> Choice:
+        text = None
         try:
-            return None if tokenizer is None else text_of(state, tokenizer)
+            with about(sequence_id, "decoding the text"):
+                text = None if tokenizer is None else final_text(state, tokenizer)
         except OutriderError as error:
             call.failed(error)
-            return None
-
-    def choice(sequence_id: int) -> Choice:
-        state = call.last[sequence_id]
-        written = text(state)
-        error = call.errors.get(sequence_id)
         return Choice(
             index=state.choice,
-            text=written,
+            text=text,
             token_ids=tuple(state.output_ids),
-            finish_reason="error" if error or not state.finish_reason else state.finish_reason,
+            finish_reason="error" if sequence_id in call.errors else state.finish_reason or "error",
             depths=state.depths,
             metrics=tallies[sequence_id].metrics(),
             logprobs=None if state.params.logprobs is None else tuple(logprobs[sequence_id]),
-            error=error,
+            error=call.errors.get(sequence_id),
         )
 
     found = []
@@ -145,19 +159,10 @@ def outputs(call: Call, tokenizer: Tokenizer | None, *, lossy: bool) -> list[Gen
             refused = Choice(0, None, (), "error", (), nothing, error=request)
             found.append(GenerationOutput((), (refused,), 0))
         else:
-            choices = tuple(choice(state.prefix.sequence_id) for state in group)
+            ids = [state.prefix.sequence_id for state in group]
+            choices = tuple(choice(each, call.last[each]) for each in ids)
             found.append(GenerationOutput(request.token_ids, choices, request.seed))
     return found
-
-
-def text_of(state: SequenceState, tokenizer: Tokenizer) -> str:
-    """Return the text of a sequence, as `final_text` does.
-
-    Raises:
-        UserCodeError: the tokenizer raised.
-    """
-    with about(state.prefix.sequence_id, "decoding the text"):
-        return final_text(state, tokenizer)
 
 
 def events(call: Call, tokenizer: Tokenizer | None) -> Iterator[StreamEvent]:
@@ -171,41 +176,16 @@ def events(call: Call, tokenizer: Tokenizer | None) -> Iterator[StreamEvent]:
         OutriderError: the first error, unless they are kept.
     """
     streams = Streams(call.groups, tokenizer)
-    for index, request in enumerate(call.requests):
-        if isinstance(request, OutriderError):
-            yield _ending(request, index)
     with closing(call.rounds()) as steps:
-        for step in steps:
-            if isinstance(step, OutriderError):
-                yield from _endings(call, step)
-                continue
-            for row in range(len(step.emitted)):
-                try:
-                    yield from streams.of_row(step, row)
-                except OutriderError as error:
-                    yield from _endings(call, call.failed(error))
-
-
-def _endings(call: Call, error: OutriderError) -> Iterator[StreamEvent]:
-    for sequence_id, found in call.errors.items():
-        if found is error:
-            state = call.last[sequence_id]
-            yield _ending(error, call.owner[sequence_id], state)
-
-
-def _ending(error: OutriderError, request: int, state: SequenceState | None = None) -> StreamEvent:
-    """Make the last event of a choice that failed."""
-    return StreamEvent(
-        request=request,
-        choice=0 if state is None else state.choice,
-        token_id=-1,
-        text="",
-        origin="correction",
-        position=0 if state is None else len(state.output),
-        round=0 if state is None else state.round,
-        finish_reason="error",
-        error=error,
-    )
+        for step in chain([None], steps):
+            if step is not None:
+                for row in range(len(step.emitted)):
+                    try:
+                        yield from streams.of_row(step, row)
+                    except OutriderError as error:
+                        call.failed(error)
+            endings, call.endings = call.endings, []
+            yield from endings
 
 
 class Streams:
@@ -258,7 +238,7 @@ class Streams:
         if self._tokenizer is None:
             return None
         decoder = self._decoders[state.prefix.sequence_id]
-        if last:
-            return decoder.finish(text_of(state, self._tokenizer))
         with about(state.prefix.sequence_id, "decoding the text"):
+            if last:
+                return decoder.finish(final_text(state, self._tokenizer))
             return decoder.push(token)

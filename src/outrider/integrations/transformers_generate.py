@@ -21,10 +21,9 @@ from transformers.generation import ConfidenceCriteria, GenerateDecoderOnlyOutpu
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..drafters.base import Drafter
 from ..drafters.model import ModelDrafter
-from ..engine.batch import StepResult
 from ..engine.decoder import SpeculativeDecoder
 from ..engine.scheduler import Scheduler
-from ..errors import InvalidConfigError, OutriderError, UserCodeError
+from ..errors import InvalidConfigError, UserCodeError
 from ..runtimes.transformers.model import TransformersModel
 from ..runtimes.transformers.support import refuse_unsupported
 from .generation_config import from_generation_config, token_ids
@@ -186,7 +185,7 @@ def _decoded(
         row_of[state.prefix.sequence_id] = row
     with Scheduler(decoder, discard=True) as scheduler:
         scheduler.submit(states)
-        while (step := _stepped(scheduler, row_of)) is not None:
+        while (step := scheduler.step()) is not None:
             for state, tokens in zip(step.batch.states, step.emitted, strict=True):
                 row = row_of[state.prefix.sequence_id]
                 for token in tokens:
@@ -199,15 +198,6 @@ def _decoded(
     return outputs
 
 
-def _stepped(scheduler: Scheduler, row_of: dict[int, int]) -> StepResult | None:
-    """Decode a round; an error about one sequence names its row."""
-    try:
-        return scheduler.step()
-    except OutriderError as error:
-        error.request = row_of.get(-1 if error.sequence_id is None else error.sequence_id)
-        raise
-
-
 def _met(criterion: Any, row: int, history: Tensor) -> bool:
     """Ask a criterion of the caller's own whether a row ends with a history [L].
 
@@ -217,13 +207,10 @@ def _met(criterion: Any, row: int, history: Tensor) -> bool:
     try:
         return bool(torch.as_tensor(criterion(history[None], None)).all())
     except Exception as error:
-        name, tokens = type(criterion).__name__, len(history)
-        failed = UserCodeError(
-            f"the stopping criterion {name} failed on row {row}, after {tokens} tokens: "
-            f"{type(error).__name__}: {error}"
-        )
-        failed.request = row
-        raise failed from error
+        raise UserCodeError(
+            f"the stopping criterion {type(criterion).__name__} failed on row {row}, after "
+            f"{len(history)} tokens: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _params(asked: GenerationConfig, criteria: Sequence[Any], length: int) -> SamplingParams:

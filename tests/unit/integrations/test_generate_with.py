@@ -200,7 +200,6 @@ def test_a_criterion_or_processor_that_raises_names_itself_and_its_row(
     ):
         with pytest.raises(UserCodeError, match=named) as told:
             models.target.generate(**inputs, **asked, custom_generate=inside)
-        assert told.value.request == 2
         assert isinstance(told.value.__cause__, LookupError)
 
 
