@@ -51,7 +51,7 @@ class GenerationOutput:
     Attributes:
         prompt_token_ids: the prompt as it was decoded from; empty if the request was refused.
         choices: the n continuations, in order; one without tokens if the request was refused.
-        seed: the seed asked for, or the fresh one that was used; 0 if neither was.
+        seed: the seed asked for, or the fresh one that was used; 0 if the request was refused.
     """
 
     prompt_token_ids: tuple[int, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from ..types.protocols import Tokenizer
 from ..types.records import FinishReason, SequenceState
@@ -28,7 +29,10 @@ def until_stop(
     Returns:
         The tokens up to there, and why the sequence ended; None if it goes on.
     """
-    found, by_text = list(tokens), None
+    ends = (i for i, token in enumerate(tokens) if token in state.stop_ids)
+    # No tokenizer is asked behind the end.
+    found = list(tokens[: min(state.remaining, next(ends, len(tokens)) + 1)])
+    by_text = None
     if state.params.stop and tokenizer is not None:
         by_text = _first_completed(state, found, tokenizer)
     for index, token in enumerate(found):
@@ -71,11 +75,12 @@ def _first_completed(state: SequenceState, tokens: list[int], tokenizer: Tokeniz
     first = max(0, state.params.min_tokens - emitted - 1)
     stops = state.params.stop
     recent, before = _recent(state, tokens[:first], tokenizer)
-    text = _text(tokenizer, [*recent, *tokens])
-    # Where bytes are left unread, a later token may have made a text unreadable that held one.
-    lasting = REPLACEMENT not in "".join([text, *stops])
-    if lasting and find_stop(before, text, stops) is None:
-        return None
+    with suppress(Exception):  # A tokenizer may fail at a token behind the stop.
+        text = _text(tokenizer, [*recent, *tokens])
+        # Where bytes are left unread, a later token may have made a text unreadable that held one.
+        lasting = REPLACEMENT not in "".join([text, *stops])
+        if lasting and find_stop(before, text, stops) is None:
+            return None
     for index in range(first, len(tokens)):
         text = _text(tokenizer, [*recent, *tokens[: index + 1]])
         if find_stop(before, text, stops) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -228,6 +229,24 @@ def test_a_tokenizer_that_raises_ends_the_requests_that_it_raises_for(
         if event.finish_reason
     }
     assert [ended[index] is not None for index in range(12)] == fails
+
+
+@pytest.mark.parametrize("k", [0, 1, 5])
+@pytest.mark.parametrize(
+    "stops", [{"stop_token_ids": (2,)}, {"stop_token_ids": (2,), "stop": "zz"}, {"stop": "bc"}]
+)
+def test_a_tokenizer_that_fails_behind_the_stop_ends_nothing(k: int, stops: dict[str, Any]) -> None:
+    """The model writes "abce", and nothing can decode the "e"."""
+
+    def rows(prefix: tuple[int, ...]) -> Any:
+        return np.eye(V)[(0, 1, 2, 4, 4)[min(4, len(prefix) - 1)]]
+
+    model = TabularModel(rows, V)
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=k)
+    drafter = model if k else None
+    decoder = SpeculativeDecoder(model, drafter, tokenizer=Failing(4), config=config)
+    output = decoder.generate([3], SamplingParams(max_tokens=6, temperature=0, **stops))
+    assert output.text == ("ab" if "stop_token_ids" in stops else "a")
 
 
 def test_refused_requests_are_outputs_with_their_errors() -> None:
