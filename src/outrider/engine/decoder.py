@@ -57,12 +57,13 @@ from .streaming import Call, events, outputs
 from .validation import check_plan, check_scores, wanted
 
 OnError = Literal["raise", "return"]
+"""What happens where a request is refused or fails; see `SpeculativeDecoder.generate`."""
 
 
 class SpeculativeDecoder:
     """Decodes with a target model, several tokens a forward pass, from exactly its distribution.
 
-    Any number of threads may call it: see "Threads" in the guide to generating.
+    Any number of threads may call it; the guide to generating says how, under "Threads".
 
     Args:
         target: the model whose distribution the output follows.
@@ -394,6 +395,8 @@ class SpeculativeDecoder:
             except OutriderError as error:
                 error.request = index
                 if not keeps:
+                    if len(prompts) > 1:
+                        error.args = (f"prompts[{index}] is refused: {error}",)
                     raise
                 groups.append([])
                 requests.append(error)

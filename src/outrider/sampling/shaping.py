@@ -10,7 +10,7 @@ outcome is that of decoding without drafts:
 - What they raise, and a grammar that allows nothing, is not an error of the round. The round emits
   the tokens of a kept path before the first such node, and the next one begins at that node: an
   error at a round's first node is raised, since decoding without drafts comes there as well. It
-  names the sequence. Of what drafts are made of nothing is raised: the target is asked itself.
+  names the sequence. What is raised while a draft is made is passed over: verification asks again.
 """
 
 from __future__ import annotations
@@ -27,12 +27,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from ..config.processors import forked
-from ..errors import (
-    DegenerateDistributionError,
-    OutriderError,
-    about,
-    shown,
-)
+from ..errors import DegenerateDistributionError, OutriderError, about, shown
 from ..types.records import SequenceState
 from .grammar import Mask
 from .paths import Path

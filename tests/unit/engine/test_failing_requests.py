@@ -266,7 +266,7 @@ def test_refused_requests_are_outputs_with_their_errors() -> None:
             assert isinstance(output.error, expected[index])
             assert output.error.request == index
             assert (output.token_ids, output.text, output.finish_reason) == ((), None, "error")
-    with pytest.raises(EmptyPrefixError) as told:
+    with pytest.raises(EmptyPrefixError, match=r"prompts\[1\] is refused: the prompt") as told:
         decoder.generate(prompts, SamplingParams(max_tokens=5))
     assert told.value.request == 1
     events = list(decoder.stream(prompts, SamplingParams(max_tokens=5, seed=1), on_error="return"))
