@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         OutriderError as OutriderError,
         TargetShapeError as TargetShapeError,
         TokenOutOfRangeError as TokenOutOfRangeError,
+        UserCodeError as UserCodeError,
         VocabMismatchError as VocabMismatchError,
     )
     from .integrations.generation_config import from_generation_config as from_generation_config

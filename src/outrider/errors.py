@@ -13,6 +13,7 @@
     ├── DistributionWidthError      a distribution is not as wide as the vocabulary
     ├── TokenOutOfRangeError        a token id is outside the vocabulary
     ├── DegenerateDistributionError a distribution has NaN, negative mass, or a sum other than 1
+    ├── UserCodeError               a logits processor, stopping criterion or tokenizer raised
     ├── KeyReuseError               one random key was used for two draws
     ├── MissingExtraError           a package that this part needs is not installed
     └── ModelError                  a model cannot be loaded, or cannot be decoded speculatively
@@ -52,7 +53,8 @@ class OutriderError(Exception):
 
     Args:
         args: what happened.
-        sequence_id: of the sequence that it is about; None if it is about none, or about several.
+        sequence_id: of the sequence that it is about, which ends alone; None if it is about none,
+            or about several.
 
     Attributes:
         request: the index of its prompt among those given to `generate` or `stream`; None else.
@@ -157,6 +159,13 @@ class DegenerateDistributionError(OutriderError, ValueError):
     """A distribution has NaN, negative or no mass, or does not sum to one."""
 
 
+class UserCodeError(OutriderError, RuntimeError):
+    """A logits processor, a stopping criterion or the tokenizer raised while a request was decoded.
+
+    What it raised is the error's `__cause__`.
+    """
+
+
 class KeyReuseError(OutriderError, RuntimeError):
     """One random key was used for two draws, which would correlate them."""
 
@@ -167,6 +176,29 @@ class ModelError(OutriderError, RuntimeError):
 
 class MissingExtraError(OutriderError, ImportError):
     """A package that this part needs is not installed."""
+
+
+@contextmanager
+def about(sequence_id: int, doing: str) -> Iterator[None]:
+    """Name the sequence that what is raised in this block is about.
+
+    Args:
+        sequence_id: of the sequence.
+        doing: what is done in the block.
+
+    Raises:
+        OutriderError: as it was raised, with `sequence_id`; what is none becomes a UserCodeError.
+    """
+    try:
+        yield
+    except OutriderError as error:
+        error.sequence_id = sequence_id
+        raise
+    except Exception as error:
+        raise UserCodeError(
+            f"{doing} failed in sequence {sequence_id}: {type(error).__name__}: {error}",
+            sequence_id=sequence_id,
+        ) from error
 
 
 @contextmanager

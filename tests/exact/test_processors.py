@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -237,7 +238,8 @@ def outcome(decoder: Any, params: SamplingParams) -> tuple[str, str]:
         for event in decoder.stream([3], params):
             text += event.text or ""
     except Exception as error:
-        return text, f"{type(error).__name__}: {error}"
+        said = re.sub(r"sequence \d+", "it", str(error))
+        return text, f"{type(error).__name__}: {said}"
     return text, ""
 
 

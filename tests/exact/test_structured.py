@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,6 +35,7 @@ from tests.support.forms import (
     END,
     LANGUAGES,
     PROMPT,
+    TEXTS,
     TOKENIZER,
     V,
     decoder_of,
@@ -248,24 +250,55 @@ def test_a_dead_end_is_told_where_it_is_reached() -> None:
 
 @pytest.mark.parametrize("ends", [(), (END,)], ids=["no end", "end"])
 @pytest.mark.parametrize("speculation", SHAPES, ids=str)
-def test_a_text_that_is_whole_before_min_tokens_is_a_dead_end(
+def test_a_text_that_is_whole_before_min_tokens_ends_where_nothing_may_follow(
     speculation: dict[str, Any], ends: tuple[int, ...]
 ) -> None:
-    """Whether or not there is a token that would end it, and drafted or not."""
-    asked = StructuredOutput(choice=("b", "1ab1"))
+    """Whether or not there is a token that ends it, and drafted or not."""
+    target, draft = mock_pair(V, 4)
     params = SamplingParams(
-        structured_output=asked, min_tokens=3, max_tokens=9, temperature=0, stop_token_ids=ends
+        structured_output=StructuredOutput(choice=("b", "1ab1", "11")),
+        min_tokens=3,
+        max_tokens=9,
+        stop_token_ids=ends,
+        logit_bias={END: 2.0},
     )
-    for likes, text in ((1, None), (3, "1ab1")):
-        weights = np.ones(V)
-        weights[likes] = 100
-        target = TabularModel(lambda prefix, weights=weights: weights / weights.sum(), V)
-        decoder = decoder_of(target, target, speculation)
-        if text is not None:
-            assert decoder.generate([4], params).text == text
-            continue
-        with pytest.raises(DegenerateDistributionError, match=r"could follow.*choice=.*min_tokens"):
-            decoder.generate([4], params)
+    expected: dict[tuple[int, ...], float] = {}
+
+    def extend(output: tuple[int, ...], mass: float) -> None:
+        text = "".join(TEXTS[token] for token in output if token < END)
+        follows = [
+            token
+            for token, piece in enumerate(TEXTS)
+            if any(whole.startswith(text + piece) for whole in ("b", "1ab1", "11"))
+        ]
+        if output[-1:] == (END,) or (not follows and not ends):
+            expected[output] = mass
+            return
+        row = target.probabilities((4, *output))[follows]
+        shares = row / row.sum() if follows else [1.0]
+        for token, share in zip(follows or [END], shares, strict=True):
+            extend((*output, token), mass * share)
+
+    extend((), 1.0)
+    decoder = decoder_of(target, draft, speculation)
+    found = exact_distribution(decoder, [4], params)
+    assert distance(found, expected) < TOLERANCE
+    assert any(len(output) < 3 for output in found)
+    outputs = decoder.generate([4], replace(params, n=8, seed=1)).choices
+    assert {output.finish_reason for output in outputs} == {"stop"}
+    assert {output.text for output in outputs} <= {"b", "1ab1", "11"}
+
+
+def test_an_end_that_may_come_among_others_waits_for_min_tokens() -> None:
+    asked = StructuredOutput(regex="b+")
+    params = SamplingParams(
+        structured_output=asked, min_tokens=3, max_tokens=9, stop_token_ids=(END,), n=16, seed=1
+    )
+    outputs = spelling(t7=1000.0).generate([0], params).choices
+    assert {output.token_ids for output in outputs} == {(1, 1, 1, END)}
+    forbidden = replace(params, bad_words=((1, 1),))
+    outputs = spelling(t7=1000.0).generate([0], forbidden).choices
+    assert {output.token_ids for output in outputs} == {(1, END)}, "bad_words leave nothing else"
 
 
 @pytest.mark.parametrize("speculation", SHAPES, ids=str)

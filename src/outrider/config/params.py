@@ -84,7 +84,8 @@ class SamplingParams:
             pairs.
         bad_words: token id sequences that are never completed: their last token is forbidden where
             the others came just before.
-        min_tokens: no stop token, and no stop string, ends the request before this many tokens.
+        min_tokens: no stop token, and no stop string, ends the request before this many tokens;
+            unless its form is whole, and nothing but its end may follow.
         logits_processors: called in turn after all of the above and before the temperature. Each is
             called for each position of each hypothesis, and is a transformers `LogitsProcessor`, or
             a function of the tokens so far, int64 [L], and their logits [V], that returns logits
@@ -95,7 +96,8 @@ class SamplingParams:
             above and before the temperature.
         stop: strings that end the request once the text holds one; the text is cut before it. One
             string or several; needs a tokenizer.
-        stop_token_ids: the request ends once one of these is emitted (it is part of the output).
+        stop_token_ids: the request ends once one of these is emitted. It is one of the
+            output's tokens, and no part of its text.
         ignore_eos: do not stop at the model's own end-of-sequence tokens.
         logprobs: report each token's log-probability under the target's raw logits, and those of
             this many likeliest tokens, in [0, 20]; None reports none.
@@ -196,7 +198,8 @@ class SpeculativeConfig:
         on_draft_error: what happens where a drafter raises or breaks its contract. "raise" hands
             the error on as a `DraftError`; "disable" logs the first one, and decodes the request
             that the error names (`sequence_id`), or else all of the round, plainly from there. If
-            a failure depends on drawn values, the tokens of that one round can be biased.
+            a failure depends on drawn values, the text is no longer exactly the target's: a round's
+            distribution is off by at most the probability of such a failure, in total variation.
         validate: whether what drafters and models return is checked. "always" and "never" in every
             round and in none; "auto" of classes that are not this library's own.
         acceptance_bounds: also measure the most tokens that any verifier could keep of the drafts.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, ValuesView
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InvalidConfigError
+from ..errors import InvalidConfigError, shown
 from .validation import (
     DEEPEST_FORM,
     DEEPEST_JSON,
@@ -35,7 +35,9 @@ class StructuredOutput:
             there may be a space, or a new line with at most 40 spaces or tabs; the options of
             llguidance in a schema's "x-guidance" take the place of that, such as
             `{"whitespace_flexible": False}` for none. A keyword that could not be kept to is
-            refused.
+            refused. `format` is kept in its syntax: a date may be February 29 of any year. Keys
+            that the schema does not name may come twice, and with needless escapes such as
+            "\\u0061", even for a key that it names.
         regex: a regular expression, in the syntax of Rust's regex crate, that matches all of the
             text; without look-around and back-references.
         grammar: a context-free grammar in llguidance's dialect of Lark, with a rule `start`.
@@ -89,6 +91,9 @@ def _schema(name: str, given: object) -> str:
     if not isinstance(schema, Mapping):
         raise InvalidConfigError(field, given, expected)
     bounded_schema(field, schema, expected)
+    for keyword, value, kept in _unkept(schema):
+        said = f"{field} has {keyword}={shown(value)}, which cannot be kept to"
+        raise InvalidConfigError(field, given, kept, given=said)
     if isinstance(given, str):
         return given
     try:
@@ -96,6 +101,61 @@ def _schema(name: str, given: object) -> str:
     except (TypeError, ValueError) as error:
         raise InvalidConfigError(field, given, f"{expected} ({error})") from None
     return text(field, written, longest=LONGEST_TEXT)
+
+
+def _unkept(schema: object) -> Iterator[tuple[str, object, str]]:
+    """Yield each keyword that llguidance 1.9.1 takes without keeping to it, and what it would keep.
+
+    It tells keys apart that the schema names, and no others: an object of free keys may have one of
+    them twice, which is one property. It knows numbers as float64, and of old drafts not all words.
+    """
+    level = [schema]
+    while level:
+        for item in level:
+            if not isinstance(item, Mapping):
+                continue
+            for keyword in _OLD_KEYWORDS.intersection(item):
+                yield keyword, item[keyword], "a schema in the words of draft 4 or later"
+            least, named = item.get("minProperties", 0), item.get("required", ())
+            if not isinstance(named, list | tuple):
+                yield "required", named, "a list of names"
+                continue
+            most = 1 + len(set(map(str, named)))
+            if isinstance(least, int) and least > most:
+                expected = f"at most {most}, one more than `required` names; others may come twice"
+                yield "minProperties", least, expected
+            for keyword in _NUMBERS.intersection(item):
+                if any(abs(number) > 2**53 for number in _numbers(item[keyword])):
+                    yield keyword, item[keyword], "numbers of at most 2**53 = 9007199254740992"
+        level = [child for item in level for child in _subschemas(item)]
+
+
+def _subschemas(item: object) -> Iterator[object]:
+    """Yield what may be a schema in one, or in a list; references may name any place."""
+    if isinstance(item, list | tuple):
+        yield from item
+    for keyword, value in item.items() if isinstance(item, Mapping) else ():
+        if keyword in _BY_NAME and isinstance(value, Mapping):
+            yield from value.values()
+        elif keyword not in _DATA:
+            yield value
+
+
+def _numbers(value: object) -> Iterator[float]:
+    """Yield the numbers in a value of JSON."""
+    if isinstance(value, int | float):
+        yield value
+    children = value.values() if isinstance(value, Mapping) else value
+    for child in children if isinstance(children, list | tuple | ValuesView) else ():
+        yield from _numbers(child)
+
+
+_OLD_KEYWORDS = frozenset({"disallow", "divisibleBy", "extends"})
+_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_DATA = frozenset({"const", "default", "enum", "examples", "x-guidance"})
+_NUMBERS = frozenset(
+    ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+)
 
 
 def _regex(name: str, given: object) -> str:

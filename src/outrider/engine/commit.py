@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..errors import InvalidConfigError
+from ..errors import InvalidConfigError, about
 from ..policies.base import Policy
 from ..sampling.shaping import Shaper
 from ..types.protocols import Tokenizer
@@ -36,11 +36,15 @@ def advance(
         shaper: of the target's logits; None for none.
         policy: remembers what became of each row's draft.
         tokenizer: for stop strings.
+
+    Raises:
+        UserCodeError: the tokenizer raised.
     """
     emitted, states = [], []
     sources = proposal.row_sources
     for index, (state, row) in enumerate(zip(batch.states, rows, strict=True)):
-        tokens, reason = until_stop(state, row.tokens, tokenizer)
+        with about(state.prefix.sequence_id, "decoding the text for stop strings"):
+            tokens, reason = until_stop(state, row.tokens, tokenizer)
         source = sources[index]
         outcome = RowOutcome(source, row.depth, len(row.path), confidence[index])
         kept = state.processors if shaper is None else shaper.processors(index, tokens[:-1])

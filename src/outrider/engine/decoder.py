@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count, islice
 from time import perf_counter
-from typing import Any, overload
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
 import torch
 
 from ..config.params import SamplingParams, SpeculativeConfig
+from ..config.validation import choice
 from ..drafters.base import Drafter
 from ..drafters.model import ModelDrafter
-from ..errors import DraftError, InvalidConfigError
+from ..errors import DraftError, InvalidConfigError, OutriderError
 from ..policies import policy_of
 from ..policies.base import Policy
 from ..random import Philox4x32
@@ -49,19 +50,21 @@ from .requests import (
     split_prompts,
     token_ids,
 )
-from .scheduler import Scheduler, naming_request
+from .scheduler import Scheduler
 from .slots import Slots
 from .spans import Spans
 from .stopping import reachable_nodes
-from .streaming import events, outputs
+from .streaming import Call, events, outputs
 from .validation import check_plan, check_scores, wanted
+
+OnError = Literal["raise", "return"]
+"""What happens where a request is refused or fails; see `SpeculativeDecoder.generate`."""
 
 
 class SpeculativeDecoder:
     """Decodes with a target model, several tokens a forward pass, from exactly its distribution.
 
-    One thread at a time steps a decoder. Callbacks, processors, tokenizers, policies and drafters
-    are called without any lock held.
+    Any number of threads may call it; the guide to generating says how, under "Threads".
 
     Args:
         target: the model whose distribution the output follows.
@@ -284,7 +287,11 @@ class SpeculativeDecoder:
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
-        self, prompts: Prompt, params: SamplingParams | None = None
+        self,
+        prompts: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        on_error: OnError = "raise",
     ) -> GenerationOutput: ...
 
     @overload
@@ -292,9 +299,11 @@ class SpeculativeDecoder:
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_error: OnError = "raise",
     ) -> list[GenerationOutput]: ...
 
-    def generate(self, prompts: Any, params: Any = None) -> Any:
+    def generate(self, prompts: Any, params: Any = None, *, on_error: OnError = "raise") -> Any:
         """Decode prompts to the end.
 
         Args:
@@ -302,6 +311,10 @@ class SpeculativeDecoder:
                 decoded together as the models have room for; the others wait. A chat is
                 `tokenizer.apply_chat_template(messages, add_generation_prompt=True)`.
             params: for all prompts, or a list with one for each.
+            on_error: what happens where a request is refused, or cannot go on. "raise" raises the
+                first error, and what the others had is lost. "return" goes on with the others, and
+                gives that choice its `error`, with the tokens that it had. An error that is about
+                no one request ends all that have not ended.
 
         Returns:
             One output for one prompt, a list for a list.
@@ -312,16 +325,16 @@ class SpeculativeDecoder:
             OutriderError: one cannot go on; its index among the prompts is the error's `request`.
         """
         listed, single = split_prompts(prompts)
-        requests = self._parse_all(listed, params)
-        groups = [request.states(self.claim(request.params.n)) for request in requests]
-        steps = self._steps(groups, "generate")
-        found = outputs(steps, requests, groups, self.tokenizer, lossy=self._tally.lossy)
+        call = self._call(listed, params, "generate", on_error)
+        found = outputs(call, self.tokenizer, lossy=self._tally.lossy)
         return found[0] if single else found
 
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_error: OnError = "raise",
     ) -> Iterator[StreamEvent]:
         """Decode prompts, and yield every token as soon as its round is over.
 
@@ -331,10 +344,11 @@ class SpeculativeDecoder:
         Args:
             prompts: as for `generate`.
             params: as for `generate`.
+            on_error: as for `generate`; with "return" a choice that fails ends with an event that
+                has its `error`.
         """
-        requests = self._parse_all(split_prompts(prompts)[0], params)
-        groups = [request.states(self.claim(request.params.n)) for request in requests]
-        return events(self._steps(groups, "an open stream"), groups, self.tokenizer)
+        call = self._call(split_prompts(prompts)[0], params, "an open stream", on_error)
+        return events(call, self.tokenizer)
 
     def release(self, states: Iterable[SequenceState], *, discard: bool = False) -> None:
         """Free what the models hold for sequences that will not be stepped again.
@@ -372,24 +386,35 @@ class SpeculativeDecoder:
         """Whether drafted tokens, were they emitted, would have ended a request."""
         return reachable_nodes(state, drafted, self.tokenizer) <= len(drafted)
 
-    def _steps(self, groups: list[list[SequenceState]], name: str) -> Generator[StepResult]:
-        scheduler = Scheduler(self, name=name)
-        scheduler.submit(state for group in groups for state in group)
-        owner = {s.prefix.sequence_id: index for index, group in enumerate(groups) for s in group}
-        return naming_request(scheduler, owner)
+    def _call(self, prompts: list[Any], params: Any, name: str, on_error: object) -> Call:
+        """Check requests, and make what decodes them."""
+        keeps = choice("on_error", on_error, choices=get_args(OnError)) == "return"
+        if not isinstance(params, Sequence):
+            params = [params] * len(prompts)
+        elif len(params) != len(prompts):
+            raise InvalidConfigError(
+                "params", f"a list of {len(params)}", f"one for all prompts, or {len(prompts)}"
+            )
+        requests: list[Request | OutriderError] = []
+        groups: list[list[SequenceState]] = []
+        for index, asked in enumerate(zip(prompts, params, strict=True)):
+            try:
+                request = self._parse(*asked)
+                groups.append(request.states(self.claim(request.params.n)))
+                requests.append(request)
+            except OutriderError as error:
+                error.request = index
+                if not keeps:
+                    if len(prompts) > 1:
+                        error.args = (f"prompts[{index}] is refused: {error}",)
+                    raise
+                groups.append([])
+                requests.append(error)
+        return Call(Scheduler(self, name=name), requests, groups, keeps=keeps)
 
     def _parse(self, prompt: Any, params: Any) -> Request:
         given = SamplingParams() if params is None else params
         return parse_request(prompt, given, self.tokenizer, self._limits, self._grammars)
-
-    def _parse_all(self, prompts: Any, params: Any) -> list[Request]:
-        if not isinstance(params, Sequence):
-            return [self._parse(prompt, params) for prompt in prompts]
-        if len(params) != len(prompts):
-            raise InvalidConfigError(
-                "params", f"a list of {len(params)}", f"one for all prompts, or {len(prompts)}"
-            )
-        return [self._parse(*pair) for pair in zip(prompts, params, strict=True)]
 
 
 def _cached(batch: Batch, found: tuple[int, ...]) -> tuple[int, ...]:

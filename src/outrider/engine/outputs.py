@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ..errors import OutriderError
 from ..sampling.logprobs import TokenLogprob
 from ..types.records import FinishReason
 from .metrics import SpeculationMetrics
@@ -22,12 +23,15 @@ class Choice:
 
     Attributes:
         index: 0 to n - 1.
-        text: the continuation without special tokens, None if the decoder has no tokenizer.
+        text: the continuation without special tokens, and without the token that ended it; None if
+            the decoder has no tokenizer, or it failed.
         token_ids: the emitted tokens, a stop token included.
-        finish_reason: "stop" or "length".
+        finish_reason: "stop", "length" or "error".
         depths: one integer a round: n for n tokens drafted by a model, -n for n looked up.
         metrics: of the rounds this choice was in.
         logprobs: of its tokens, if they were asked for.
+        error: what ended it before its end, with `on_error="return"`; its tokens are those that it
+            had. None if it ended by itself.
     """
 
     index: int
@@ -37,6 +41,7 @@ class Choice:
     depths: tuple[int, ...]
     metrics: SpeculationMetrics
     logprobs: tuple[TokenLogprob, ...] | None = None
+    error: OutriderError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +49,19 @@ class GenerationOutput:
     """The output of one request: its choices, and the seed that repeats them.
 
     Attributes:
-        prompt_token_ids: the prompt as it was decoded from.
-        choices: the n continuations, in order.
-        seed: the seed asked for, or the fresh one that was used.
+        prompt_token_ids: the prompt as it was decoded from; empty if the request was refused.
+        choices: the n continuations, in order; one without tokens if the request was refused.
+        seed: the seed asked for, or the fresh one that was used; 0 if the request was refused.
     """
 
     prompt_token_ids: tuple[int, ...]
     choices: tuple[Choice, ...]
     seed: int
+
+    @property
+    def error(self) -> OutriderError | None:
+        """The first error of its choices; None if all ended by themselves."""
+        return next((choice.error for choice in self.choices if choice.error is not None), None)
 
     @property
     def text(self) -> str | None:
@@ -81,12 +91,12 @@ class GenerationOutput:
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """One emitted token.
+    """One emitted token; or, with `on_error="return"`, the error that ended a choice.
 
     Attributes:
         request: index of the prompt.
         choice: index among the n continuations.
-        token_id: the token.
+        token_id: the token; -1 with an error.
         text: what became readable with it; "" while a character is incomplete, None without a
             tokenizer. The texts of a choice's events join to its text. Only the last one may hold
             half a character, as U+FFFD, where `max_tokens` cuts inside one.
@@ -97,6 +107,7 @@ class StreamEvent:
         finish_reason: on a choice's last token, why it ended.
         logprob: the token's log-probability under the target's raw logits, if asked for.
         top_logprobs: the likeliest tokens with theirs, if asked for.
+        error: what ended the choice before its end; None with every token.
     """
 
     request: int
@@ -109,3 +120,4 @@ class StreamEvent:
     finish_reason: FinishReason | None
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] | None = None
+    error: OutriderError | None = None

@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 from ..config.params import SamplingParams
 from ..config.processors import forked
 from ..config.validation import integers, plain, text
-from ..errors import ContextLengthError, EmptyPrefixError, InvalidConfigError, TokenOutOfRangeError
+from ..errors import (
+    ContextLengthError,
+    EmptyPrefixError,
+    InvalidConfigError,
+    TokenOutOfRangeError,
+    UserCodeError,
+)
 from ..random import stream_key
 from ..sampling.grammar import Grammar, Grammars
 from ..types.protocols import Tokenizer
@@ -284,6 +290,7 @@ def token_ids(prompt: Any, tokenizer: Tokenizer | None, name: str = "prompt") ->
     Raises:
         InvalidConfigError: it is none of these, or text without a tokenizer, or no text that UTF-8
             can write.
+        UserCodeError: the tokenizer raised.
     """
     if not isinstance(prompt, str):
         found = _unpadded(name, prompt) if isinstance(prompt, Mapping) else plain(prompt)
@@ -294,7 +301,12 @@ def token_ids(prompt: Any, tokenizer: Tokenizer | None, name: str = "prompt") ->
         raise InvalidConfigError(
             name, prompt, "token ids, because the decoder was made without a tokenizer"
         )
-    ids = tuple(tokenizer.encode(text(name, prompt)))
+    written = text(name, prompt)
+    try:
+        ids = tuple(tokenizer.encode(written))
+    except Exception as error:
+        failed = f"the tokenizer failed on the {name}: {type(error).__name__}: {error}"
+        raise UserCodeError(failed) from error
     first = getattr(tokenizer, "bos_token", None)
     twice = ids[:2] == (getattr(tokenizer, "bos_token_id", None),) * 2
     return ids[1:] if twice and first and prompt.startswith(first) else ids

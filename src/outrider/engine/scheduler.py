@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import compress
 from math import inf
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Scheduler:
     """Decodes sequences to their ends, as many together as the models have room for.
 
-    One thread owns a scheduler. Sequences may be submitted and cancelled between any two steps; a
-    sequence that ends makes room for the next that waits, in order of submission. As a context
+    One thread at a time uses a scheduler. Sequences may be submitted and cancelled between any two
+    steps; one that ends makes room for the next that waits, in order of submission. As a context
     manager it is closed at the end; one that is dropped gives its room back as well.
 
     Args:
@@ -96,8 +96,9 @@ class Scheduler:
 
         Raises:
             ModelError: nothing runs, and other calls hold all the room; they are named.
-            OutriderError: the round failed. If the error names a sequence, that one is retired and
-                the others can be stepped on; otherwise nothing runs or waits any more.
+            OutriderError: the round failed. If the error names a sequence, that one is retired, and
+                the next step makes the round again for the others; otherwise nothing of what ran or
+                waited goes on.
         """
         try:
             self._admit()
@@ -111,7 +112,12 @@ class Scheduler:
             self._retire_failed(error)
             raise
         self._batch = result.batch
-        self._retire(state for state in result.batch.states if state.finish_reason is not None)
+        try:
+            self._retire(state for state in result.batch.states if state.finish_reason is not None)
+        except OutriderError as error:
+            # What the round emitted is lost to all of its sequences.
+            error.sequence_id = None
+            raise
         return result
 
     def close(self) -> None:
@@ -124,15 +130,6 @@ class Scheduler:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __iter__(self) -> Generator[StepResult]:
-        """Step until nothing is left; closing the iterator cancels the rest."""
-        try:
-            while not self.idle:
-                if (result := self.step()) is not None:
-                    yield result
-        finally:
-            self.close()
 
     def _admit(self) -> None:
         """Move those that wait into the batch, as long as there is room."""
@@ -210,24 +207,6 @@ class Scheduler:
         failed = [state for state in held if state.prefix.sequence_id == named]
         if not failed:
             self._waiting.clear()
+            if isinstance(error, OutriderError):
+                error.sequence_id = None
         self._retire(failed or held, discard=True)
-
-
-def naming_request(steps: Iterable[StepResult], requests: dict[int, int]) -> Generator[StepResult]:
-    """Pass rounds on; an error about one sequence names the index of its prompt.
-
-    Args:
-        steps: the rounds.
-        requests: the index of each sequence's prompt, by sequence id.
-    """
-    try:
-        yield from steps
-    except OutriderError as error:
-        if error.sequence_id in requests:
-            error.request = requests[error.sequence_id]
-            if len(set(requests.values())) > 1:
-                error.args = (
-                    f"prompts[{error.request}] cannot be decoded to its end, and the outputs of "
-                    f"the others are lost: leave it out, or keep what `stream` yields; {error}",
-                )
-        raise

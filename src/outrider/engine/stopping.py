@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from ..types.protocols import Tokenizer
 from ..types.records import FinishReason, SequenceState
@@ -28,7 +29,10 @@ def until_stop(
     Returns:
         The tokens up to there, and why the sequence ended; None if it goes on.
     """
-    found, by_text = list(tokens), None
+    ends = (i for i, token in enumerate(tokens) if token in state.stop_ids)
+    # No tokenizer is asked behind the end.
+    found = list(tokens[: min(state.remaining, next(ends, len(tokens)) + 1)])
+    by_text = None
     if state.params.stop and tokenizer is not None:
         by_text = _first_completed(state, found, tokenizer)
     for index, token in enumerate(found):
@@ -59,8 +63,7 @@ def reachable_nodes(
 
 def _whole(state: SequenceState, tokens: list[int]) -> bool:
     """Return whether the form that was asked for is complete with some tokens more."""
-    enough = len(state.output) + len(tokens) >= state.params.min_tokens
-    return state.grammar is not None and enough and state.grammar.over(state.output, tuple(tokens))
+    return state.grammar is not None and state.grammar.over(state.output, tuple(tokens))
 
 
 def _first_completed(state: SequenceState, tokens: list[int], tokenizer: Tokenizer) -> int | None:
@@ -72,11 +75,12 @@ def _first_completed(state: SequenceState, tokens: list[int], tokenizer: Tokeniz
     first = max(0, state.params.min_tokens - emitted - 1)
     stops = state.params.stop
     recent, before = _recent(state, tokens[:first], tokenizer)
-    text = _text(tokenizer, [*recent, *tokens])
-    # Where bytes are left unread, a later token may have made a text unreadable that held one.
-    lasting = REPLACEMENT not in "".join([text, *stops])
-    if lasting and find_stop(before, text, stops) is None:
-        return None
+    with suppress(Exception):  # A tokenizer may fail at a token behind the stop.
+        text = _text(tokenizer, [*recent, *tokens])
+        # Where bytes are left unread, a later token may have made a text unreadable that held one.
+        lasting = REPLACEMENT not in "".join([text, *stops])
+        if lasting and find_stop(before, text, stops) is None:
+            return None
     for index in range(first, len(tokens)):
         text = _text(tokenizer, [*recent, *tokens[: index + 1]])
         if find_stop(before, text, stops) is not None:
@@ -117,13 +121,19 @@ def find_stop(before: str, text: str, stops: Sequence[str]) -> int | None:
 
 
 def final_text(state: SequenceState, tokenizer: Tokenizer) -> str:
-    """Return the text of an ended sequence, cut before the stop string that ended it if one did."""
+    """Return the text of an ended sequence, cut before the stop string that ended it if one did.
+
+    A token that ended it is no part of the text, be it special or not.
+    """
     ids = state.output_ids
     text = _text(tokenizer, ids)
-    if state.finish_reason != "stop" or not state.params.stop:
+    if state.finish_reason != "stop":
         return text
-    place = find_stop(_text(tokenizer, ids[:-1]), text, state.params.stop)
-    return text if place is None else text[:place]
+    before = _text(tokenizer, ids[:-1])
+    place = find_stop(before, text, state.params.stop)
+    if place is not None:
+        return text[:place]
+    return before if ids[-1] in state.stop_ids else text
 
 
 def _text(tokenizer: Tokenizer, ids: list[int]) -> str:

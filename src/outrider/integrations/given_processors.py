@@ -30,7 +30,7 @@ from transformers.generation.logits_process import LogitNormalization, WhisperNo
 from ..config.processors import StatefulProcessor
 from ..config.validation import plain
 from ..errors import InvalidConfigError
-from ..sampling.shaping import called
+from ..sampling.processors import called
 from .generation_config import sequence_bias
 
 _PROCESSORS: dict[type, tuple[str, str, object]] = {
@@ -121,11 +121,13 @@ class _OfRow:
 
     Attributes:
         processor: called with the row's whole history [1, L] and logits [1, V].
+        place: whose it is, for errors.
         padding: int64 [P], what the history begins with.
         ended: whether the row ends within a history; then the processor is not called.
     """
 
     processor: Any
+    place: str
     padding: Tensor
     ended: Callable[[Tensor], bool]
 
@@ -133,7 +135,7 @@ class _OfRow:
         whole = torch.cat([self.padding.to(history.device), history])
         if self.ended(whole):
             return logits
-        return called(self.processor, whole, logits, batch=True)
+        return called(self.processor, whole, logits, self.place, batch=True)
 
 
 def of_row(
@@ -157,4 +159,4 @@ def _of_row(processor: Any, row: int, padding: Tensor, ended: Callable[[Tensor],
     if type(processor) is PrefixConstrainedLogitsProcessor:
         allowed = processor._prefix_allowed_tokens_fn
         processor = PrefixConstrainedLogitsProcessor(lambda _, tokens: allowed(row, tokens), 1)
-    return _OfRow(processor, padding, ended)
+    return _OfRow(processor, f"logits_processor of row {row}", padding, ended)

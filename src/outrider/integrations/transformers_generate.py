@@ -16,17 +16,21 @@ from transformers import (
     MaxLengthCriteria,
     PreTrainedModel,
 )
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation import ConfidenceCriteria, GenerateDecoderOnlyOutput
 
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..drafters.base import Drafter
 from ..drafters.model import ModelDrafter
 from ..engine.decoder import SpeculativeDecoder
 from ..engine.scheduler import Scheduler
-from ..errors import InvalidConfigError
+from ..errors import InvalidConfigError, UserCodeError
 from ..runtimes.transformers.model import TransformersModel
+from ..runtimes.transformers.support import refuse_unsupported
 from .generation_config import from_generation_config, token_ids
 from .given_processors import custom_processors, of_row
+
+_SETTINGS = (MaxLengthCriteria, EosTokenCriteria)
+"""Criteria that parameters cover."""
 
 _PASSED_BY = frozenset(
     {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
@@ -42,10 +46,12 @@ def generate_with(
 ) -> Callable[..., Any]:
     """Make a decoding method for `model.generate(..., custom_generate=generate_with(draft_model))`.
 
-    The generation config is honoured, or refused by name. Stopping criteria are asked after every
-    token, for each row by itself, with `scores` None; where there are logits processors of the
-    caller's own, after drafted tokens as well, since none of these is called behind a stop. They
-    are called for each row and each drafted position by itself, in transformers' order; one that
+    The generation config is honoured, or refused by name. A `MaxLengthCriteria` or
+    `EosTokenCriteria` of the caller's own takes the place of its setting. The other criteria are
+    asked after every token, for each row by itself, with `scores` None; where there are logits
+    processors of the caller's own, after drafted tokens as well, since none of these is called
+    behind a stop. They are called for each row and each drafted position by itself, in
+    transformers' order; one that
     remembers earlier calls comes as `StatefulProcessor(processor)`, called with [1, L] and [1, V]
     like the others, since drafts that are refused are seen as well. Rows that have ended are
     padded. What sampling draws follows from `torch.manual_seed`. transformers itself drops a
@@ -68,9 +74,10 @@ def generate_with(
 
     Raises:
         VocabMismatchError: (the function) the draft's vocabulary is of another size.
-        InvalidConfigError: (the function) a setting, a logits processor or an input cannot be
-            honoured.
-        ModelError: (the function) a model cannot be decoded speculatively.
+        InvalidConfigError: (the function) a setting, a logits processor, a stopping criterion or an
+            input cannot be honoured.
+        ModelError: (the function) a model cannot be decoded speculatively: an encoder-decoder.
+        UserCodeError: (the function) a logits processor or stopping criterion raised.
     """
     decoders = _Decoders(draft_model, config or SpeculativeConfig(), max_sequences)
 
@@ -82,16 +89,16 @@ def generate_with(
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
+        if model.config.is_encoder_decoder:  # It comes with inputs that would be refused first.
+            refuse_unsupported(model)
         asked = copy.copy(generation_config)
         # These come as stopping criteria, too.
         asked.max_time = asked.stop_strings = None
         # This one comes as a logits processor.
         asked.no_repeat_ngram_size = None
-        params = from_generation_config(
-            asked, prompt_length=input_ids.shape[1], n=1, ignore_eos=True
-        )
+        params = _params(asked, stopping_criteria, input_ids.shape[1])
         custom = custom_processors(logits_processor, asked)
-        criteria = _custom_criteria(stopping_criteria, asked)
+        criteria = [each for each in stopping_criteria if type(each) not in _SETTINGS]
         prompts = _prompts(input_ids, **model_kwargs)
         padding = [asked.pad_token_id, *params.stop_token_ids, None]
         pad = next((token for token in padding if token is not None), None)
@@ -165,11 +172,8 @@ def _decoded(
     def ended(row: int, history: Tensor) -> bool:
         """Whether a criterion ends a row after a token of [L] behind its output so far."""
         first = input_ids.shape[1] + len(outputs[row]) + 1
-        return any(
-            bool(torch.as_tensor(ends(history[None, :length], None)).all())
-            for length in range(first, len(history) + 1)
-            for ends in criteria
-        )
+        lengths = range(first, len(history) + 1)
+        return any(_met(ends, row, history[:length]) for length in lengths for ends in criteria)
 
     row_of = {}
     states = []
@@ -194,25 +198,46 @@ def _decoded(
     return outputs
 
 
-def _custom_criteria(criteria: Sequence[Any], asked: Any) -> list[Any]:
-    """Return the stopping criteria that the settings do not cover."""
-    custom = []
-    for criterion in criteria:
-        if type(criterion) is MaxLengthCriteria:
-            agrees, setting = criterion.max_length == asked.max_length, "max_length"
-        elif type(criterion) is EosTokenCriteria:
-            eos = set(criterion.eos_token_id.tolist())
-            agrees, setting = eos == set(token_ids(asked.eos_token_id)), "eos_token_id"
-        else:
-            custom.append(criterion)
-            continue
-        if not agrees:
-            raise InvalidConfigError(
-                "stopping_criteria",
-                type(criterion).__name__,
-                f"none; set {setting} in the generation config instead",
-            )
-    return custom
+def _met(criterion: Any, row: int, history: Tensor) -> bool:
+    """Ask a criterion of the caller's own whether a row ends with a history [L].
+
+    Raises:
+        UserCodeError: it raised.
+    """
+    try:
+        return bool(torch.as_tensor(criterion(history[None], None)).all())
+    except Exception as error:
+        raise UserCodeError(
+            f"the stopping criterion {type(criterion).__name__} failed on row {row}, after "
+            f"{len(history)} tokens: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _params(asked: GenerationConfig, criteria: Sequence[Any], length: int) -> SamplingParams:
+    """Return the parameters that settings and criteria ask for, of prompts of some length.
+
+    transformers makes criteria of settings, and drops those for a caller's own of the same type.
+
+    Raises:
+        InvalidConfigError: a criterion cannot be honoured beside the settings.
+    """
+    longest = [each.max_length for each in criteria if type(each) is MaxLengthCriteria]
+    if longest:
+        # Criteria are asked after a token, so that one comes in any case.
+        asked.max_new_tokens = max(1, min(longest) - length)
+    known = token_ids(asked.eos_token_id)
+    given = [each.eos_token_id.tolist() for each in criteria if type(each) is EosTokenCriteria]
+    eos = tuple(dict.fromkeys(token for ids in given for token in ids))
+    eos = known if set(eos) == set(known) else eos
+    params = from_generation_config(
+        asked, prompt_length=length, n=1, ignore_eos=True, stop_token_ids=eos
+    )
+    if params.min_tokens and eos != known:
+        expected = f"the ids of eos_token_id={list(known)}, beside min_new_tokens or min_length"
+        raise InvalidConfigError("stopping_criteria", f"EosTokenCriteria({list(eos)})", expected)
+    if any(type(each) is ConfidenceCriteria for each in criteria):
+        raise InvalidConfigError("stopping_criteria", "ConfidenceCriteria", "none that need scores")
+    return params
 
 
 def _prompts(

@@ -9,13 +9,13 @@ outcome is that of decoding without drafts:
   request forbids.
 - What they raise, and a grammar that allows nothing, is not an error of the round. The round emits
   the tokens of a kept path before the first such node, and the next one begins at that node: an
-  error at a round's first node is raised, since decoding without drafts comes there as well.
+  error at a round's first node is raised, since decoding without drafts comes there as well. It
+  names the sequence. What is raised while a draft is made is passed over: verification asks again.
 """
 
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,11 +26,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from ..config.processors import StatefulProcessor, forked
-from ..errors import DegenerateDistributionError, InvalidConfigError, shown
+from ..config.processors import forked
+from ..errors import DegenerateDistributionError, OutriderError, about, shown
 from ..types.records import SequenceState
 from .grammar import Mask
 from .paths import Path
+from .processors import called
 
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _ADDED = np.where(_BITS, 0.0, -np.inf)
@@ -55,13 +56,13 @@ class Shaped:
     """
 
     logits: Tensor
-    blocked: dict[tuple[int, int], Exception | None]
+    blocked: dict[tuple[int, int], OutriderError | None]
 
     def usable(self, row: int, nodes: Sequence[int]) -> int:
         """Return how many nodes of a row's kept path, the prefix first, come before a blocked one.
 
         Raises:
-            Exception: what was raised at the first node.
+            OutriderError: what was raised at the first node.
         """
         for count, node in enumerate(nodes):
             if (row, node) in self.blocked:
@@ -210,10 +211,13 @@ class Shaper:
             shaped = self._penalised(shaped, path, shaping.penalties.to(shaped.dtype))
         if shaping.words is not None:
             shaping.words.add(shaped, _forbidden(self._completed(shaping.words, path)))
+        ends = None
         if shaping.floor is not None:
             early = (self._emitted + path.depth)[shaping.floor.rows] < shaping.floor.values[:, None]
+            ends = shaped[shaping.floor.rows, :, shaping.floor.tokens]
+            ends = ends.masked_fill(~early, -torch.inf)
             shaping.floor.add(shaped, _forbidden(early))
-        return Shaped(shaped, self._ask(shaped, path))
+        return Shaped(shaped, self._ask(shaped, path, ends))
 
     def drafting(self) -> Shaper:
         """Return one for the round's drafts, whose processors go their own way."""
@@ -260,38 +264,63 @@ class Shaper:
         wanted = before[:, None]
         return ((history.gather(2, last) == wanted) | (wanted == -1)).all(-1)
 
-    def _ask(self, shaped: Tensor, path: Path) -> dict[tuple[int, int], Exception | None]:
+    def _ask(
+        self, shaped: Tensor, path: Path, ends: Tensor | None
+    ) -> dict[tuple[int, int], OutriderError | None]:
         """Ask the rows' own processors and grammars node by node, on logits [B, M, V], in place.
 
         In lexical order of their paths: parents come before their children.
+
+        Args:
+            shaped: the logits.
+            path: what leads to the nodes.
+            ends: logits [n, M] that `floor` took from its entries; -inf where it took none.
         """
-        blocked: dict[tuple[int, int], Exception | None] = {}
+        blocked: dict[tuple[int, int], OutriderError | None] = {}
         places: list[tuple[int, int]] = []
         masks: list[Mask] = []
         shaping = self._shaping
         rows = sorted(shaping.processors | shaping.grammars)
         for row, paths in path.listed(rows).items() if rows else ():
             for node in sorted(range(len(paths)), key=paths.__getitem__):
-                drafted = paths[node]
+                drafted, mask = paths[node], None
                 try:
-                    if not self._reached(row, drafted):
-                        blocked[row, node] = None
-                        self._blocked.add((row, drafted))
-                        continue
-                    mask = self._mask(row, drafted) if row in shaping.grammars else None
-                    if row in shaping.processors:
-                        self._process(row, drafted, shaped[row, node])
-                    if mask is not None:
-                        places.append((row, node))
-                        masks.append(mask)
-                except Exception as error:
+                    with about(self._states[row].prefix.sequence_id, "what shapes the logits"):
+                        if not self._reached(row, drafted):
+                            blocked[row, node] = None
+                            self._blocked.add((row, drafted))
+                            continue
+                        if row in shaping.grammars:
+                            mask = self._mask(row, drafted)
+                        if row in shaping.processors:
+                            self._process(row, drafted, shaped[row, node])
+                except OutriderError as error:
                     blocked[row, node] = error
                     self._blocked.add((row, drafted))
+                    continue
+                if mask is not None:
+                    places.append((row, node))
+                    masks.append(mask)
         left = _masked(shaped, places, masks) if places else ()
-        for (row, node), some in zip(places, left, strict=True):
-            if not some:
+        for (row, node), mask, some in zip(places, masks, left, strict=True):
+            if not some and not self._ends_early(shaped, (row, node), mask, ends):
                 blocked[row, node] = nothing_left(self._states[row])
         return blocked
+
+    def _ends_early(
+        self, shaped: Tensor, place: tuple[int, int], mask: Mask, ends: Tensor | None
+    ) -> bool:
+        """Let the end come before `min_tokens` where nothing else may; return whether it may."""
+        floor, (row, node) = self._shaping.floor, place
+        if floor is None or ends is None:
+            return False
+        own = floor.rows == row
+        alone = torch.full_like(shaped[row, node], -torch.inf)
+        alone[floor.tokens[own]] = ends[own, node]
+        (some,) = _masked(alone[None, None], [(0, 0)], [mask])
+        if some:
+            shaped[row, node] = alone
+        return some
 
     def _reached(self, row: int, drafted: tuple[int, ...]) -> bool:
         """Return whether a sequence may come to a node, as far as the nodes before it tell."""
@@ -319,8 +348,9 @@ class Shaper:
         history = torch.cat([tokens, torch.tensor(drafted, dtype=torch.int64)]).to(logits.device)
         running = tuple(map(forked, self.processors(row, drafted[:-1] if drafted else ())))
         shaped = logits.clone()
-        for processor in running:
-            shaped = called(processor, history, shaped)
+        for index, processor in enumerate(running):
+            place = f"logits_processors[{index}] of sequence {state.prefix.sequence_id}"
+            shaped = called(processor, history, shaped, place)
         logits.copy_(shaped)
         self._after[row, drafted] = running
         self._logits[row, drafted] = logits
@@ -381,34 +411,6 @@ def nothing_left(state: SequenceState) -> DegenerateDistributionError:
         "min_tokens or a logits processor forbid what it allows; expected at least one token that "
         "all of them allow (relax one of them)",
         sequence_id=state.prefix.sequence_id,
-    )
-
-
-def called(processor: Any, history: Tensor, logits: Tensor, *, batch: bool = False) -> Tensor:
-    """Call a user's processor on the tokens so far, int64 [L], and their logits [V].
-
-    With `batch` it is given a batch of one row, [1, L] and [1, V], as a `LogitsProcessor` of
-    transformers is in any case.
-
-    Raises:
-        InvalidConfigError: it returned something else than logits of the shape that it was given.
-    """
-    if isinstance(processor, StatefulProcessor):
-        processor = processor.processor
-    module = sys.modules.get("transformers.generation.logits_process")
-    if batch or (module is not None and isinstance(processor, module.LogitsProcessor)):
-        history, logits, batch = history[None], logits[None], True
-    returned = processor(history, logits)
-    if isinstance(returned, Tensor) and returned.shape == logits.shape:
-        return returned[0] if batch else returned
-    kind = type(returned).__name__
-    if isinstance(returned, Tensor):
-        kind = f"a tensor of shape {list(returned.shape)}"
-    raise InvalidConfigError(
-        "logits_processors",
-        getattr(processor, "__qualname__", type(processor).__name__),
-        f"processors that return logits of the shape they are given, {list(logits.shape)}; this "
-        f"one returned {kind}",
     )
 
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import ContextLengthError, DraftError, InvalidConfigError, OutriderError
+from ..errors import (
+    ContextLengthError,
+    DraftError,
+    InvalidConfigError,
+    OutriderError,
+    UserCodeError,
+)
 
 CLIENT_GONE = 499
 """The status of a request whose client has gone away, as nginx has it."""
@@ -50,6 +56,7 @@ _STATUSES: tuple[tuple[type[OutriderError], int, str, str], ...] = (
     (ClosingError, 503, "server_error", "closing"),
     (DeadlineError, 504, "server_error", "timeout"),
     (EngineError, 500, "server_error", "engine_failed"),
+    (UserCodeError, 500, "server_error", "engine_failed"),
     (DraftError, 500, "server_error", "draft_failed"),
     (ContextLengthError, 400, "invalid_request_error", "context_length_exceeded"),
 )

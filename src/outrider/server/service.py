@@ -298,7 +298,11 @@ class Service:
             rows.setdefault(id(self._jobs[state.prefix.sequence_id]), []).append(row)
         for of_job in rows.values():
             job = self._jobs[step.batch.sequence_ids[of_job[0]]]
-            update = job.advance(step, of_job, now)
+            try:
+                update = job.advance(step, of_job, now)
+            except OutriderError as error:
+                self._end(job, error)
+                continue
             self._open.difference_update(job.indices.keys() - job.left)
             if update.done:
                 self._forget(job)

@@ -20,7 +20,7 @@ from .prefix import Output, Prefix, Series
 if TYPE_CHECKING:
     from torch import Tensor
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "error"]
 
 MODEL = "model"
 """The source of a draft whose tokens each took a step of a model."""

@@ -99,6 +99,32 @@ def test_the_distribution_is_exact_where_failing_depends_on_the_prefix_alone() -
     assert distance(found, target_distribution(target, (0, 1), params)) < 1e-12
 
 
+class Superstitious(ModelDrafter):
+    """Fails where it has drawn token 1."""
+
+    def propose(self, prefixes: Any, plan: DraftPlan, ctx: Any) -> DraftProposal:
+        proposal = super().propose(prefixes, plan, ctx)
+        if (proposal.tokens == 1).any():
+            raise RuntimeError("not 1")
+        return proposal
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_failure_that_depends_on_what_was_drawn_costs_at_most_its_probability(seed: int) -> None:
+    """In total variation, as the guide says; and it is no less than it can be seen."""
+    target, draft = mock_pair(3, seed)
+    speculation = SpeculativeConfig(
+        depth="fixed", num_speculative_tokens=1, on_draft_error="disable"
+    )
+    decoder = SpeculativeDecoder(target, Superstitious(draft), config=speculation)
+    params = SamplingParams(max_tokens=2)
+    found = exact_distribution(decoder, [0, 1], params, batch_size=1)
+    expected = target_distribution(target, (0, 1), params)
+    outputs = found.keys() | expected.keys()
+    variation = sum(abs(found.get(o, 0) - expected.get(o, 0)) for o in outputs) / 2
+    assert 1e-3 < variation <= draft.probabilities((0, 1))[1]
+
+
 class Choosy(ModelDrafter):
     """Cannot draft after token 2, and says for which sequence."""
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
+from transformers.generation import ConfidenceCriteria
 
 import outrider
 from outrider import SpeculativeConfig, StatefulProcessor
-from outrider.errors import InvalidConfigError, VocabMismatchError
+from outrider.errors import InvalidConfigError, ModelError, UserCodeError, VocabMismatchError
 from tests.support.families import PAD, VOCAB, padded, random_model, resembling
 from tests.support.tokenizers import toy_tokenizer
 
@@ -135,6 +136,90 @@ def test_stop_strings_and_other_criteria_end_rows_where_generate_ends_them(model
         found = models.target.generate(**inputs, **asked, custom_generate=models.inside)
         assert expected.shape[1] < 9 + 16 or (expected[:, -1] == PAD).any()
         assert found.equal(expected)
+
+
+class Longer(tf.MaxLengthCriteria):
+    """Of another type, so that it stands beside the setting's."""
+
+
+CRITERIA: list[dict[str, Any]] = [
+    {"stopping_criteria": [tf.MaxLengthCriteria(9 + 7)], "max_length": 40},
+    {"stopping_criteria": [tf.MaxLengthCriteria(9 + 7)], "max_new_tokens": 3},
+    {"stopping_criteria": [tf.MaxLengthCriteria(4)], "max_new_tokens": 12},
+    {"stopping_criteria": [tf.MaxLengthCriteria(99), tf.MaxLengthCriteria(14)], "max_length": 12},
+    {"stopping_criteria": [Longer(9 + 5)], "max_new_tokens": 12},
+    {"stopping_criteria": [tf.MaxTimeCriteria(-1.0)], "max_new_tokens": 12},
+    {"stopping_criteria": [tf.MaxTimeCriteria(999.0)], "max_new_tokens": 12},
+    {"stopping_criteria": [tf.EosTokenCriteria(list(range(0, VOCAB, 5)))], "max_length": 30},
+    {
+        "stopping_criteria": [tf.EosTokenCriteria(list(range(0, VOCAB, 5)))],
+        "eos_token_id": list(range(1, VOCAB, 4)),
+        "max_new_tokens": 12,
+    },
+    {
+        "stopping_criteria": [tf.EosTokenCriteria(7), tf.MaxLengthCriteria(9 + 9)],
+        "eos_token_id": 7,
+        "min_new_tokens": 4,
+        "max_new_tokens": 12,
+    },
+]
+
+
+@pytest.mark.parametrize("asked", CRITERIA, ids=str)
+def test_a_criterion_of_a_settings_type_takes_its_place(
+    models: Models, asked: dict[str, Any]
+) -> None:
+    inputs = padded((2, 9, 5))
+    asked = {"pad_token_id": PAD, **asked}
+    expected = models.target.generate(**inputs, **asked)
+    assert models.target.generate(**inputs, **asked, custom_generate=models.inside).equal(expected)
+
+
+@pytest.mark.parametrize("draft", [True, False])
+def test_a_criterion_or_processor_that_raises_names_itself_and_its_row(
+    models: Models, draft: bool
+) -> None:
+    inside = models.inside if draft else outrider.generate_with(None)
+
+    class Failing(tf.StoppingCriteria):
+        def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+            if input_ids.shape[1] > 12 and (input_ids[0, :4] == PAD).all():
+                raise LookupError("no more")
+            return torch.tensor([False])
+
+    class Broken(tf.LogitsProcessor):
+        def __call__(self, input_ids: Any, scores: Any) -> Any:
+            if (input_ids[0, :4] == PAD).all():
+                raise LookupError("not this row")
+            return scores
+
+    inputs: dict[str, Any] = {**padded((9, 9, 5)), "max_new_tokens": 9, "pad_token_id": PAD}
+    for asked, named in (
+        ({"stopping_criteria": [Failing()]}, "stopping criterion Failing failed on row 2"),
+        ({"logits_processor": [Broken()]}, "logits_processor of row 2, Broken, failed"),
+    ):
+        with pytest.raises(UserCodeError, match=named) as told:
+            models.target.generate(**inputs, **asked, custom_generate=inside)
+        assert isinstance(told.value.__cause__, LookupError)
+
+
+def test_an_encoder_decoder_is_named() -> None:
+    config = tf.T5Config(
+        vocab_size=VOCAB,
+        d_model=16,
+        d_kv=8,
+        d_ff=32,
+        num_layers=1,
+        num_heads=2,
+        decoder_start_token_id=0,
+    )
+    model: Any = tf.T5ForConditionalGeneration(config).eval()
+    for given in (padded((4, 6)), {"decoder_input_ids": torch.zeros(2, 1, dtype=torch.int64)}):
+        asked = {**padded((4, 6)), **given, "max_new_tokens": 4}
+        for draft in (None, model, outrider.NgramDrafter()):
+            with pytest.raises(ModelError, match="encoder-decoder") as told:
+                model.generate(**asked, custom_generate=outrider.generate_with(draft))
+            assert "encoder_outputs" not in str(told.value)
 
 
 def test_no_processor_is_asked_behind_a_criterion_of_the_callers_own(models: Models) -> None:
@@ -265,8 +350,11 @@ REFUSED_CALLS: list[tuple[dict[str, Any], str]] = [
         },
         "set repetition_penalty in the generation config",
     ),
-    ({"stopping_criteria": [tf.EosTokenCriteria(3)]}, "set eos_token_id in the generation"),
-    ({"stopping_criteria": [tf.MaxLengthCriteria(9)]}, "set max_length in the generation"),
+    (
+        {"eos_token_id": 4, "min_new_tokens": 3, "stopping_criteria": [tf.EosTokenCriteria(3)]},
+        "the ids of eos_token_id=[4], beside min_new_tokens",
+    ),
+    ({"stopping_criteria": [ConfidenceCriteria(0.5)]}, "none that need scores"),
     ({"stopping_criteria": [tf.MaxTimeCriteria(9)]}, "pad_token_id=None"),
     ({"num_beams": 2}, "num_beams=2"),
     ({"forced_eos_token_id": 2}, "forced_eos_token_id=2"),

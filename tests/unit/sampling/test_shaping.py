@@ -13,7 +13,7 @@ import torch
 import transformers as tf
 
 from outrider import SamplingParams, StatefulProcessor, StructuredOutput
-from outrider.errors import DegenerateDistributionError
+from outrider.errors import DegenerateDistributionError, UserCodeError
 from outrider.sampling.grammar import Grammars
 from outrider.sampling.paths import Path
 from outrider.sampling.shaping import Shaped, Shaper, Shaping
@@ -219,12 +219,15 @@ def test_an_error_counts_where_a_sequence_comes_to_it() -> None:
         return logits
 
     found, _ = run(asking(picky), chain(3, 4, 5))
-    assert isinstance(found.blocked[0, 2], KeyError)
+    error = found.blocked[0, 2]
+    assert isinstance(error, UserCodeError)
+    assert isinstance(error.__cause__, KeyError)
+    assert error.sequence_id == 0
     assert found.blocked[0, 3] is None
     assert found.logits[0, :, 0].tolist() == [1, 1, 0, 0]
     assert found.usable(0, [0, 1, 2]) == 2
     assert found.usable(1, [0, 1, 2]) == 3
-    with pytest.raises(KeyError, match="four"):
+    with pytest.raises(UserCodeError, match=r"logits_processors\[0\] of sequence 0.*four"):
         found.usable(0, [2, 3])
 
 

@@ -1,0 +1,312 @@
+"""What a caller plugs in and raises ends its own request, and names it; the others go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from outrider import (
+    NgramDrafter,
+    SamplingParams,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    StatefulProcessor,
+)
+from outrider.errors import (
+    DraftError,
+    EmptyPrefixError,
+    InvalidConfigError,
+    OutriderError,
+    TokenOutOfRangeError,
+    UserCodeError,
+)
+from outrider.runtimes.tabular import TabularModel, mock_pair
+from outrider.types.records import DraftPlan, DraftProposal
+from tests.support.alphabet import alphabet
+
+V = 6
+TEXTS = ("a", "b", "c", "d", "e")
+PROMPTS = [[0], [1], [2], [3]]
+
+
+def raising(length: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A processor that fails where there are so many tokens, prompt and drafts included."""
+
+    def failing(history: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        if len(history) >= length:
+            raise KeyError("no such state")
+        return logits
+
+    return failing
+
+
+class Stateful:
+    """Fails at its third call."""
+
+    calls = 0
+
+    def __call__(self, history: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls == 3:
+            raise ZeroDivisionError
+        return logits
+
+
+def never(processor: Any) -> Any:
+    """A fork that fails once its processor was called."""
+    if processor.calls:
+        raise OSError("cannot be copied now")
+    return Stateful()
+
+
+DECODERS: list[dict[str, Any]] = [
+    {"draft": None},
+    {"num_speculative_tokens": 3},
+    {"draft": NgramDrafter(2)},
+    {"tree_shape": (2, 2)},
+    {"verification": "coupled"},
+]
+
+
+def decoder_of(*, tokenizer: Any = None, **asked: Any) -> SpeculativeDecoder:
+    target, draft = mock_pair(V, 1)
+    drafter: Any = asked.pop("draft", draft)
+    config = SpeculativeConfig(depth="fixed", **asked)
+    tokenizer = alphabet(TEXTS) if tokenizer is None else tokenizer
+    return SpeculativeDecoder(target, drafter, tokenizer=tokenizer, config=config)
+
+
+def params_of(*processors: Any, **more: Any) -> list[SamplingParams]:
+    """Four requests; the second has processors."""
+    params = [SamplingParams(max_tokens=8, seed=seed, **more) for seed in range(4)]
+    params[1] = SamplingParams(max_tokens=8, seed=1, logits_processors=processors, **more)
+    return params
+
+
+@pytest.mark.parametrize("asked", DECODERS, ids=str)
+@pytest.mark.parametrize(
+    ("processor", "kept", "cause"),
+    [
+        (raising(1), 0, KeyError),
+        (raising(5), 4, KeyError),
+        (StatefulProcessor(Stateful()), 2, ZeroDivisionError),
+        (StatefulProcessor(Stateful(), never), 1, OSError),
+    ],
+    ids=["first call", "in the middle", "stateful", "fork"],
+)
+def test_a_processor_that_raises_ends_its_own_request(
+    asked: dict[str, Any], processor: Any, kept: int, cause: type[Exception]
+) -> None:
+    params = params_of(lambda history, logits: logits, processor)
+    whole = decoder_of(**asked).generate(PROMPTS, params_of())
+    decoder = decoder_of(**asked)
+    outputs = decoder.generate(PROMPTS, params, on_error="return")
+    assert [output.error is None for output in outputs] == [True, False, True, True]
+    for index in (0, 2, 3):
+        assert outputs[index].token_ids == whole[index].token_ids
+    failed = outputs[1]
+    assert isinstance(failed.error, UserCodeError)
+    assert isinstance(failed.error.__cause__, cause)
+    assert failed.error.request == 1
+    assert f"sequence {failed.error.sequence_id}" in str(failed.error)
+    assert (failed.finish_reason, len(failed.token_ids)) == ("error", kept)
+    assert failed.text == "".join(TEXTS[t] for t in failed.token_ids if t < len(TEXTS))
+    if cause is not OSError:
+        assert "logits_processors[1]" in str(failed.error)
+    with pytest.raises(UserCodeError, match=r'prompts\[1\].*on_error="return" keeps them') as told:
+        decoder.generate(PROMPTS, params)
+    assert told.value.request == 1
+    with pytest.raises(UserCodeError, match=r"^(?!prompts)"):
+        decoder.generate(PROMPTS[1], params[1])
+
+
+@pytest.mark.parametrize("asked", DECODERS, ids=str)
+def test_streams_end_with_the_error_and_go_on_with_the_others(asked: dict[str, Any]) -> None:
+    params = params_of(raising(5), n=2)
+    whole = decoder_of(**asked).generate(PROMPTS, params_of(n=2))
+    found: dict[tuple[int, int], list[Any]] = {}
+    for event in decoder_of(**asked).stream(PROMPTS, params, on_error="return"):
+        found.setdefault((event.request, event.choice), []).append(event)
+    assert len(found) == 8
+    for (request, choice), events in found.items():
+        *before, last = events
+        assert all(event.error is None for event in before)
+        if request == 1:
+            assert isinstance(last.error, UserCodeError)
+            assert (last.token_id, last.text, last.finish_reason) == (-1, "", "error")
+            assert len(before) == last.position == 4
+        else:
+            assert last.error is None
+            tokens = tuple(event.token_id for event in events)
+            assert tokens == whole[request].choices[choice].token_ids
+    with pytest.raises(UserCodeError, match="on_error"):
+        list(decoder_of(**asked).stream(PROMPTS, params))
+
+
+def test_one_choice_may_fail_and_the_others_are_whole() -> None:
+    def after_0(history: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        if len(history) > 1 and history[1] == 0:
+            raise ValueError("not after 0")
+        return logits
+
+    decoder = decoder_of(num_speculative_tokens=3)
+    params = SamplingParams(max_tokens=6, n=12, seed=5)
+    whole = decoder.generate([2], params)
+    asked = SamplingParams(max_tokens=6, n=12, seed=5, logits_processors=(after_0,))
+    found = decoder.generate([2], asked, on_error="return")
+    failed = [choice.index for choice in found.choices if choice.error is not None]
+    assert failed == [choice.index for choice in whole.choices if choice.token_ids[0] == 0]
+    assert 0 < len(failed) < 12
+    assert found.error is found.choices[failed[0]].error
+    for one, other in zip(found.choices, whole.choices, strict=True):
+        expected = ((0,), "error") if one.index in failed else (other.token_ids, "length")
+        assert (one.token_ids, one.finish_reason) == expected
+
+
+@pytest.mark.parametrize("asked", DECODERS, ids=str)
+def test_what_no_text_comes_to_ends_nothing(asked: dict[str, Any]) -> None:
+    """The processor fails behind tokens that it forbids: they are drafted, and refused."""
+    failures = []
+
+    def odd(history: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        if (history[1:] == 0).any():
+            failures.append(history.tolist())
+            raise ValueError("0 was forbidden")
+        logits = logits.clone()
+        logits[0] = -torch.inf
+        return logits
+
+    outputs = decoder_of(**asked).generate(PROMPTS, params_of(odd), on_error="return")
+    assert [output.error for output in outputs] == [None] * 4
+    assert 0 not in outputs[1].token_ids
+
+
+class Failing:
+    """Draws up a text of tokens but for one, at which it fails."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+        self.own = alphabet(TEXTS)
+
+    def encode(self, text: str) -> list[int]:
+        if "d" in text:
+            raise LookupError("no d")
+        return list(self.own.encode(text))
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        if self.token in token_ids:
+            raise LookupError("no such token")
+        return str(self.own.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+
+@pytest.mark.parametrize("asked", DECODERS, ids=str)
+@pytest.mark.parametrize("stop", [(), ("zz",)])
+def test_a_tokenizer_that_raises_ends_the_requests_that_it_raises_for(
+    asked: dict[str, Any], stop: tuple[str, ...]
+) -> None:
+    params = [SamplingParams(max_tokens=4, seed=seed, stop=stop) for seed in range(12)]
+    prompts = [[seed % 4] for seed in range(12)]
+    whole = decoder_of(**asked).generate(prompts, params)
+    fails = [4 in output.token_ids for output in whole]
+    assert 0 < sum(fails) < 12
+    decoder = decoder_of(tokenizer=Failing(4), **asked)
+    for output, failed, before in zip(
+        decoder.generate(prompts, params, on_error="return"), fails, whole, strict=True
+    ):
+        assert (output.error is not None) == failed
+        if failed:
+            assert isinstance(output.error, UserCodeError)
+            assert isinstance(output.error.__cause__, LookupError)
+        else:
+            assert (output.text, output.token_ids) == (before.text, before.token_ids)
+    ended = {
+        event.request: event.error
+        for event in decoder.stream(prompts, params, on_error="return")
+        if event.finish_reason
+    }
+    assert [ended[index] is not None for index in range(12)] == fails
+
+
+@pytest.mark.parametrize("k", [0, 1, 5])
+@pytest.mark.parametrize(
+    "stops", [{"stop_token_ids": (2,)}, {"stop_token_ids": (2,), "stop": "zz"}, {"stop": "bc"}]
+)
+def test_a_tokenizer_that_fails_behind_the_stop_ends_nothing(k: int, stops: dict[str, Any]) -> None:
+    """The model writes "abce", and nothing can decode the "e"."""
+
+    def rows(prefix: tuple[int, ...]) -> Any:
+        return np.eye(V)[(0, 1, 2, 4, 4)[min(4, len(prefix) - 1)]]
+
+    model = TabularModel(rows, V)
+    config = SpeculativeConfig(depth="fixed", num_speculative_tokens=k)
+    drafter = model if k else None
+    decoder = SpeculativeDecoder(model, drafter, tokenizer=Failing(4), config=config)
+    output = decoder.generate([3], SamplingParams(max_tokens=6, temperature=0, **stops))
+    assert output.text == ("ab" if "stop_token_ids" in stops else "a")
+
+
+def test_refused_requests_are_outputs_with_their_errors() -> None:
+    decoder = decoder_of(tokenizer=Failing(9), num_speculative_tokens=2)
+    prompts: list[Any] = ["ab", [], [99], "d", "ba", 3.5]
+    outputs = decoder.generate(prompts, SamplingParams(max_tokens=5, seed=1), on_error="return")
+    alone = decoder.generate(["ab", "ba"], SamplingParams(max_tokens=5, seed=1))
+    assert [outputs[i].token_ids for i in (0, 4)] == [output.token_ids for output in alone]
+    expected: dict[int, type[OutriderError]] = {
+        1: EmptyPrefixError,
+        2: TokenOutOfRangeError,
+        3: UserCodeError,
+        5: InvalidConfigError,
+    }
+    for index, output in enumerate(outputs):
+        if index not in (0, 4):
+            assert isinstance(output.error, expected[index])
+            assert output.error.request == index
+            assert (output.token_ids, output.text, output.finish_reason) == ((), None, "error")
+    with pytest.raises(EmptyPrefixError, match=r"prompts\[1\] is refused: the prompt") as told:
+        decoder.generate(prompts, SamplingParams(max_tokens=5))
+    assert told.value.request == 1
+    events = list(decoder.stream(prompts, SamplingParams(max_tokens=5, seed=1), on_error="return"))
+    assert sorted(event.request for event in events if event.error) == [1, 2, 3, 5]
+    with pytest.raises(InvalidConfigError, match=r"on_error='keep'.*'raise', 'return'"):
+        decoder.generate(prompts, on_error="keep")  # type: ignore[call-overload]
+
+
+class Picky(NgramDrafter):
+    """Cannot draft for sequences that end with token 2, and says so or does not."""
+
+    named = True
+
+    def propose(self, prefixes: Any, plan: DraftPlan, ctx: Any) -> DraftProposal:
+        for prefix in prefixes:
+            if prefix.tokens[-1] == 2:
+                raise DraftError(
+                    "not after 2", sequence_id=prefix.sequence_id if self.named else None
+                )
+        return super().propose(prefixes, plan, ctx)
+
+
+def test_an_error_about_no_one_request_ends_all_that_have_not_ended() -> None:
+    drafter = Picky(2)
+    decoder = decoder_of(draft=drafter, num_speculative_tokens=2)
+    params = [SamplingParams(max_tokens=n, seed=0, temperature=0) for n in (1, 9, 9)]
+    found = decoder.generate([[0], [1], [2]], params, on_error="return")
+    assert isinstance(found[2].error, DraftError)
+    drafter.named = False
+    found = decoder.generate([[0], [1], [2]], params, on_error="return")
+    assert found[0].error is None or found[0].error is found[1].error
+    assert isinstance(found[1].error, DraftError)
+    assert found[1].error is found[2].error
+    assert decoder.free_slots is None
+
+
+def test_what_is_no_error_of_a_request_is_raised_as_it_is() -> None:
+    def rows(prefix: tuple[int, ...]) -> Any:
+        raise MemoryError
+
+    decoder = SpeculativeDecoder(TabularModel(rows, V))
+    with pytest.raises(MemoryError):
+        decoder.generate(PROMPTS, on_error="return")
