@@ -87,7 +87,7 @@ def test_no_end_is_in_a_free_text(asked: dict[str, Any], more: dict[str, Any]) -
 
 
 def test_a_stop_string_that_the_end_completes_is_cut_as_ever() -> None:
-    params = SamplingParams(max_tokens=999, n=16, seed=3, stop=("1<|",), stop_token_ids=(LINE,))
+    params = SamplingParams(max_tokens=999, n=16, seed=3, stop=("1<|",))  # As both ends begin.
     whole = texts_of(decoder_of(), replace(params, stop=()))
     cut = texts_of(decoder_of(), params)
     assert cut == [text.removesuffix("1") if text.endswith("1") else text for text in whole]

@@ -337,7 +337,7 @@ def test_a_draft_model_reads_no_long_prompt_that_it_is_not_to_draft_for() -> Non
         decoder := SpeculativeDecoder(target, ModelDrafter(draft), config=config), read_chunk=4
     )
     scheduler.submit(decoder.start([0, 1, 2] * 5, SamplingParams(max_tokens=2)))
-    list(scheduler)
+    rounds(scheduler)
     assert target.read_to
     assert not draft.read_to
 
@@ -372,7 +372,7 @@ def test_what_drafting_takes_between_rounds_is_a_part_of_the_next_rounds_record(
     decoder = SpeculativeDecoder(Reads(), ModelDrafter(SlowReads()), policy=Slowly())
     scheduler = Scheduler(decoder, read_chunk=4)
     scheduler.submit(decoder.start([0, 1, 2] * 5, SamplingParams(max_tokens=6)))
-    list(scheduler)
+    rounds(scheduler)
     first, *others = decoder.knowledge
     assert first >= 0.012  # Three parts of a prompt.
     assert others
