@@ -106,24 +106,28 @@ def _recent(state: SequenceState, tokens: list[int], tokenizer: Tokenizer) -> tu
     return ids, _text(tokenizer, [*ids, *tokens])
 
 
-def find_stop(before: str, text: str, stops: Sequence[str]) -> int | None:
-    """Return where the first stop string begins that a text holds and its beginning does not.
+def find_stop(before: str, text: str, stops: Sequence[str]) -> tuple[int, int] | None:
+    """Return where the first stop string begins and ends that a text holds, and its beginning not.
 
     A half character at the end of `before` is not yet what it will be.
     """
     settled = len(before.rstrip(REPLACEMENT))
-    found = [text.find(stop, max(0, settled - len(stop) + 1)) for stop in stops]
-    return min((place for place in found if place >= 0), default=None)
+    found = [(text.find(stop, max(0, settled - len(stop) + 1)), len(stop)) for stop in stops]
+    return min(((place, place + size) for place, size in found if place >= 0), default=None)
 
 
 def final_text(state: SequenceState, tokenizer: Tokenizer) -> str:
-    """Return the text of an ended sequence, cut before the stop string that ended it if one did."""
-    ids = state.output_ids
+    """Return the text of an ended sequence, cut at the stop string that ended it if one did."""
+    ids, stops = state.output_ids, state.params.stop
     text = _text(tokenizer, ids)
-    if state.finish_reason != "stop" or not state.params.stop:
+    if state.finish_reason != "stop" or not stops:
         return text
-    place = find_stop(_text(tokenizer, ids[:-1]), text, state.params.stop)
-    return text if place is None else text[:place]
+    place = find_stop(_text(tokenizer, ids[:-1]), text, stops)
+    included = state.params.include_stop_str_in_output
+    if place is not None:
+        return text[: place[included]]
+    name = tokenizer.decode(ids[-1:])
+    return text + name if included and ids[-1] in state.stop_ids and name in stops else text
 
 
 def _text(tokenizer: Tokenizer, ids: list[int]) -> str:

@@ -318,10 +318,11 @@ def test_what_is_not_known_is_not_assumed() -> None:
 
 
 def test_finding_and_holding_back() -> None:
-    assert find_stop("xa", "xab", ["ab"]) == 1
+    assert find_stop("xa", "xab", ["ab"]) == (1, 3)
     assert find_stop("ab", "abc", ["ab"]) is None
-    assert find_stop("ab", "abab", ["ab", "ba"]) == 1
-    assert find_stop(HALF, "é", ["é"]) == 0
+    assert find_stop("ab", "abab", ["ab", "ba"]) == (1, 3)
+    assert find_stop("x", "xab", ["abc", "ab", "a"]) == (1, 2)
+    assert find_stop(HALF, "é", ["é"]) == (0, 1)
     assert held_back("xxab", ["abc", "bd"]) == 2
     assert held_back("xxb", ["abc", "bd"]) == 1
     assert held_back("xx", ["abc"]) == 0
