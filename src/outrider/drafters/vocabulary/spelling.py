@@ -46,7 +46,7 @@ class Spelling:
             VocabMismatchError: its decoder gives no bytes: it is neither byte-level nor of the kind
                 that writes a space as "▁".
         """
-        read, specials = _read(tokenizer), special_tokens(tokenizer)
+        read, specials = byte_reader(tokenizer), special_tokens(tokenizer)
         words: dict[int, bytes] = {}
         lone: list[int] = []
         for token, index in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
@@ -77,8 +77,12 @@ def counterparts(target: Spelling, draft: Spelling) -> dict[int, int]:
     return common
 
 
-def _read(tokenizer: Any) -> Callable[[str, int], bytes | None]:
-    """Return what turns an ordinary token and its id into bytes."""
+def byte_reader(tokenizer: Any) -> Callable[[str, int], bytes | None]:
+    """Return what turns an ordinary token, as it is written, and its id into bytes.
+
+    Raises:
+        InvalidConfigError, VocabMismatchError: see `Spelling.of`.
+    """
     if isinstance(tokenizer, SpellingTokenizer):
         words = tokenizer.words()
         return lambda _, index: words.get(index)
