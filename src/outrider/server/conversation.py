@@ -14,7 +14,8 @@ from ..errors import InvalidConfigError
 
 Message = Mapping[str, Any]
 Write = Callable[[Sequence[Message]], str]
-Marks = dict[str, tuple[str, str]]
+Mark = tuple[str, str, str]
+"""The path of a text, the text, and what takes its place."""
 
 _OF_THE_SERVER = frozenset(
     ("chat_template", "conversation", "messages", "tokenize", "tools", "documents")
@@ -131,28 +132,31 @@ def _check_whole(write: Write, messages: Sequence[Message], text: str) -> None:
     template takes no marks, since it goes by what messages say, the parts themselves are looked
     for.
     """
-    marks: Marks = {}
+    marks: list[Mark] = []
     marked = [_marked(each, f"messages[{place}]", marks) for place, each in enumerate(messages)]
     try:
-        shown, which = _text(write, marked), 1
+        shown, which = _text(write, marked), 2
     except InvalidConfigError:
-        shown, which = text, 0
-    for path, pair in marks.items():
-        if pair[which].strip() not in shown:
+        shown, which = text, 1
+    for mark in marks:
+        if mark[which].strip() not in shown:
             expected = "what the model's chat template writes, which leaves this out"
-            raise InvalidConfigError(path, pair[0], expected)
+            raise InvalidConfigError(mark[0], mark[1], expected)
 
 
-def _marked(part: Any, path: str, marks: Marks) -> Any:
-    """Return a part of a message with a mark for each text in it, noted beside it by its path."""
+def _marked(part: Any, path: str, marks: list[Mark]) -> Any:
+    """Return a part of a message with a mark in place of each text in it, and note the marks."""
     if isinstance(part, str) and part.strip():
-        marks[path] = part, _mark()
-        return marks[path][1]
+        marks.append((path, part, _mark()))
+        return marks[-1][2]
     if isinstance(part, list):
-        return [_marked(each, f"{path}[{place}]", marks) for place, each in enumerate(part)]
+        inside = "" if path.endswith(".arguments") else "[{}]"
+        return [_marked(v, path + inside.format(i), marks) for i, v in enumerate(part)]
     if not isinstance(part, Mapping):
         return part
-    shown = set(part) if ".arguments" in path else _SHOWN & set(part)
+    if path.endswith(".arguments"):
+        return {name: _marked(value, path, marks) for name, value in part.items()}
+    shown = _SHOWN & part.keys()
     if part.get("role") == "tool":
         shown -= {"name"}  # the call that it answers has it
     return {k: _marked(v, f"{path}.{k}", marks) if k in shown else v for k, v in part.items()}

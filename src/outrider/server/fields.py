@@ -111,7 +111,7 @@ def checked(kind: type[Body], given: Any, beginning: str = "") -> Body:
         wrong = [(_path(given, each), each) for each in error.errors(include_url=False)]
         path, first = max(wrong, key=_closeness)
     name = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
-    field = f"{beginning}{name}".lstrip(".").encode(errors="backslashreplace").decode()
+    field = f"{beginning}{name}".lstrip(".")
     if first["type"] == "missing":
         missing = f"{field} is missing"
         raise InvalidConfigError(field, first["input"], "a value", given=missing) from None
