@@ -216,8 +216,10 @@ class Reply:
         }
 
     def _entry(self, event: StreamEvent, token_id: int, logprob: float | None) -> dict[str, Any]:
+        assert self.job is not None
         first = event.position == 0
-        data = self.texts.data(token_id, first=first)
+        ends = token_id in self.job.states[self._index(event)].stop_ids
+        data = b"" if ends else self.texts.data(token_id, first=first)
         return {
             "token": self.texts.text(token_id, first=first),
             "logprob": _finite(logprob),

@@ -43,32 +43,24 @@ CASES: dict[str, tuple[Callable[[], Any], list[Any], str]] = {
 }
 
 
-def answered(name: str, route: str, **body: Any) -> Any:
+def answered(name: str, **body: Any) -> Any:
     """The choice of a model that writes a case's tokens."""
     make, pieces, _ = CASES[name]
     tokenizer = make()
     tokenizer.chat_template = TEMPLATE
-    script = spelled(tokenizer, pieces)
-    size = len(tokenizer)
-    messages = [{"role": "assistant", "content": "b"}]
-    prompt = [0]
-    asked: dict[str, Any] = {"prompt": prompt}
-    length = 1
-    if route == "chat":
-        asked = {"messages": messages}
-        length = len(tokenizer.encode("aba"))
-    decoder = SpeculativeDecoder(scripted(script, size, length), tokenizer=tokenizer)
+    script, length = spelled(tokenizer, pieces), len(tokenizer.encode("aba"))
+    decoder = SpeculativeDecoder(scripted(script, len(tokenizer), length), tokenizer=tokenizer)
+    asked: dict[str, Any] = {"messages": [{"role": "assistant", "content": "b"}]}
+    more = {"max_tokens": len(script), "temperature": 0, "logprobs": True, "top_logprobs": 2}
     with toy_server(decoder) as server:
-        path = "/v1/chat/completions" if route == "chat" else "/v1/completions"
-        more = {"max_tokens": len(script), "temperature": 0}
-        response = TestClient(server.app).post(path, json=asked | more | body)
+        response = TestClient(server.app).post("/v1/chat/completions", json=asked | more | body)
     assert response.status_code == 200, response.text
     return response.json()["choices"][0]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_bytes_of_tokens_join_to_the_text(name: str) -> None:
-    found = answered(name, "chat", logprobs=True, top_logprobs=2)
+    found = answered(name)
     content = found["logprobs"]["content"]
     data = b"".join(bytes(each["bytes"]) for each in content)
     expected = CASES[name][2]
@@ -80,6 +72,11 @@ def test_the_bytes_of_tokens_join_to_the_text(name: str) -> None:
         read = bytes(each["bytes"]).decode(errors="replace")
         assert each["token"] == (read or SPECIAL)
         assert each["top_logprobs"][0] == {k: each[k] for k in ("token", "logprob", "bytes")}
+
+
+def test_a_token_that_ends_the_text_brings_no_bytes() -> None:
+    ended = answered("bytes", stop_token_ids=[ord("v")])["logprobs"]["content"]
+    assert (ended[-1]["token"], ended[-1]["bytes"]) == ("v", [])
 
 
 def test_tokens_of_the_same_text_have_names_of_their_own() -> None:
