@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..config.params import SamplingParams
@@ -63,6 +66,26 @@ def sampling_params(body: Common, room: int | None, tokenizer: Any) -> SamplingP
         structured_output=_form(body),
         logprobs=body.top,
     )
+
+
+@contextmanager
+def named_as_asked(body: Common) -> Iterator[None]:
+    """Name the form of a text in errors as the body does, and not as the library."""
+    try:
+        yield
+    except InvalidConfigError as error:
+        before, _, kind = error.field.partition(".")
+        if before != "structured_output" or not kind:
+            raise
+        short = "json" if kind == "json_schema" else kind
+        named = f"guided_{short}"
+        if body.structured_outputs is not None:
+            named = f"structured_outputs.{short}"
+        elif body.response_format is not None and getattr(body, named) is None:
+            named = "response_format"
+        renamed = copy.copy(error)
+        renamed.field, renamed.args = named, (str(error).replace(error.field, named),)
+        raise renamed from None
 
 
 def _check(body: Common) -> None:

@@ -19,7 +19,7 @@ from ..types.records import SequenceState
 from .conversation import written
 from .failures import UnknownModelError
 from .fields import read_body
-from .parameters import sampling_params
+from .parameters import named_as_asked, sampling_params
 from .replies import Reply
 from .schema import ChatBody, Common, CompletionBody, Speculation
 from .service import Service, Update
@@ -93,6 +93,8 @@ class Requests:
             name, value = ("n", n) if len(prompts) == 1 else ("prompt", f"{len(prompts)} prompts")
             expected = f"1 to {terms.most_choices} choices in all"
             raise InvalidConfigError(name, value, expected)
+        if body.top is not None:
+            self._texts.prepare()
         groups = [self._states(body, prompt) for prompt in prompts]
         chat = isinstance(body, ChatBody)
         reply = Reply(
@@ -153,7 +155,8 @@ class Requests:
                 f"the {'messages have' if isinstance(body, ChatBody) else 'prompt has'} {len(ids)} "
                 f"tokens, and the model's context is {decoder.max_length}; shorten the text"
             )
-        states = decoder.start(ids, sampling_params(body, room, decoder.tokenizer))
+        with named_as_asked(body):
+            states = decoder.start(ids, sampling_params(body, room, decoder.tokenizer))
         if body.speculative is False:
             states = [replace(state, drafting=False) for state in states]
         return states

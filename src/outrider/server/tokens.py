@@ -21,6 +21,10 @@ class TokenTexts:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
+    def prepare(self) -> None:
+        """Look at the vocabulary, which takes a second if it is large."""
+        self.text(0, first=False)
+
     def data(self, token_id: int, *, first: bool) -> bytes | None:
         """Return the bytes that a token brings to the text; None where they are not known.
 

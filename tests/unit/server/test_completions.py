@@ -235,7 +235,16 @@ BAD: dict[str, tuple[Any, str | None]] = {
     "too many stops": ({"prompt": "a", "stop": list("abcdefghijklmnopq")}, "stop"),
     "a bias": ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
     "log-probabilities": ({"prompt": "a", "logprobs": 9}, "logprobs"),
-    "a form": ({"prompt": "a", "guided_regex": "("}, "structured_output.regex"),
+    "a form": ({"prompt": "a", "guided_regex": "("}, "guided_regex"),
+    "a form of vLLM's": (
+        {"prompt": "a", "structured_outputs": {"regex": "("}},
+        "structured_outputs.regex",
+    ),
+    "a schema": (
+        {"prompt": "a", "response_format": {"type": "json_object", "schema": {"type": "x"}}},
+        "response_format",
+    ),
+    "a schema in JSON text": ({"prompt": "a", "guided_json": "{"}, "guided_json"),
     "two forms": (
         {"prompt": "a", "guided_regex": "a", "response_format": {"type": "json_object"}},
         "response_format",
