@@ -18,8 +18,11 @@ Mark = tuple[str, str, str]
 """The path of a text, the text, and what takes its place."""
 
 _OF_THE_SERVER = frozenset(
-    ("chat_template", "conversation", "messages", "tokenize", "tools", "documents")
-) | {"add_generation_prompt", "continue_final_message"}
+    (
+        *("chat_template", "conversation", "messages", "tokenize", "tools", "documents"),
+        *("add_generation_prompt", "continue_final_message"),
+    )
+)
 """Arguments of `apply_chat_template` that a client does not choose: a template is a program."""
 
 _SHOWN = frozenset(("content", "name", "tool_calls", "function", "arguments"))
@@ -94,20 +97,20 @@ def _accepted(write: Write, messages: list[Message]) -> tuple[list[Message], str
     try:
         return messages, _text(write, messages)
     except InvalidConfigError:
-        spelled = [_spelled(message) for message in messages]
-        if spelled == messages:
-            raise
-        with suppress(InvalidConfigError):
-            return spelled, _text(write, spelled)
+        if any(message.get("tool_calls") for message in messages):
+            with suppress(InvalidConfigError, RecursionError):
+                spelled = [_spelled(message) for message in messages]
+                return spelled, _text(write, spelled)
         raise
 
 
 def _spelled(message: Message) -> Message:
     """Return a message with the arguments of its tool calls as JSON text."""
-    functions = [call["function"] for call in message.get("tool_calls", ())]
-    texts = [{**each, "arguments": json.dumps(each["arguments"])} for each in functions]
-    pairs = zip(message.get("tool_calls", ()), texts, strict=True)
-    calls = [{**call, "function": function} for call, function in pairs]
+    calls = []
+    for call in message.get("tool_calls", ()):
+        function = call["function"]
+        arguments = json.dumps(function["arguments"])
+        calls.append({**call, "function": {**function, "arguments": arguments}})
     return {**message, "tool_calls": calls} if calls else message
 
 
@@ -150,12 +153,11 @@ def _marked(part: Any, path: str, marks: list[Mark]) -> Any:
         marks.append((path, part, _mark()))
         return marks[-1][2]
     if isinstance(part, list):
-        inside = "" if path.endswith(".arguments") else "[{}]"
-        return [_marked(v, path + inside.format(i), marks) for i, v in enumerate(part)]
+        return [_marked(each, f"{path}[{place}]", marks) for place, each in enumerate(part)]
     if not isinstance(part, Mapping):
         return part
     if path.endswith(".arguments"):
-        return {name: _marked(value, path, marks) for name, value in part.items()}
+        return {k: _marked(v, path, marks) if isinstance(v, str) else v for k, v in part.items()}
     shown = _SHOWN & part.keys()
     if part.get("role") == "tool":
         shown -= {"name"}  # the call that it answers has it

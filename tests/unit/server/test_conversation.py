@@ -113,12 +113,17 @@ def call(arguments: Any) -> dict[str, Any]:
 
 
 def test_tool_calls_are_written_as_the_template_takes_them() -> None:
-    made = call({"a": 1, "b": {"c": ["d"]}})
-    assert text(TOOLS, made) == "<assistant>[add a=1 b={'c': ['d']}]</>"
-    assert text(TOOLS_AS_TEXT, made) == 'add {"a": 1, "b": {"c": ["d"]}}'
+    made = call({"a": "x", "b": {"c": ["d", None]}})
+    assert text(TOOLS, made) == "<assistant>[add a=x b={'c': ['d', None]}]</>"
+    assert text(TOOLS_AS_TEXT, made) == 'add {"a": "x", "b": {"c": ["d", null]}}'
     assert refused(CHATML, made) == "messages[0].tool_calls[0].function.name"
     without = TOOLS.replace(" {{ k }}={{ v }}", "")
     assert refused(without, made) == "messages[0].tool_calls[0].function.arguments"
+    deep: Any = {}
+    for _ in range(5000):
+        deep = {"a": deep}
+    for template in (TOOLS_AS_TEXT, TOOLS.replace("={{ v }}", "={{ v | tojson }}")):
+        assert refused(template, call(deep)) == "messages"
     spoken = {**made, "content": "I add"}
     assert refused(TOOLS_AS_TEXT, spoken) == "messages[0].content"
 

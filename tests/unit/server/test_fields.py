@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,6 +132,9 @@ def test_what_is_wrong_within_a_field_is_named_by_its_path(
 
 
 def test_fields_that_change_no_answer_are_ignored(client: TestClient) -> None:
+    guide = Path(__file__, "../../../../docs/guides/server.md").resolve().read_text()
+    listed = guide.partition("Ignored are")[2].partition("\n\n")[0]
+    assert set(re.findall("`(.*?)`", listed)) == set(IGNORED)
     given: dict[str, Any] = {name: {"a": "b"} for name in IGNORED}
     assert text_of(complete(client, **given)) == text_of(complete(client))
 
