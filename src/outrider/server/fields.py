@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from ..errors import InvalidConfigError
 
 Body = TypeVar("Body", bound=BaseModel)
+_LONGEST_NAME = 200
 
 IGNORED: Mapping[str, str] = {
     "user": "who asks changes no answer",
@@ -111,16 +112,17 @@ def checked(kind: type[Body], given: Any, beginning: str = "") -> Body:
         wrong = [(_path(given, each), each) for each in error.errors(include_url=False)]
         path, first = max(wrong, key=_closeness)
     name = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
-    field = f"{beginning}{name}".lstrip(".")
+    field = f"{beginning}{name}".lstrip(".")[:_LONGEST_NAME]
     if first["type"] == "missing":
         missing = f"{field} is missing"
         raise InvalidConfigError(field, first["input"], "a value", given=missing) from None
-    expected = first["msg"].removeprefix("Value error, ")
+    said = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    expected = f"{said[0].lower()}{said[1:]}"
     if first["type"] == "extra_forbidden":
         expected = _INSTEAD.get(field, "none: there is no such field")
-    raise InvalidConfigError(
-        field, first["input"], f"{expected[0].lower()}{expected[1:]}"
-    ) from None
+    if first["type"] in ("model_type", "dict_type"):
+        expected = "a JSON object"
+    raise InvalidConfigError(field, first["input"], expected) from None
 
 
 def _closeness(found: tuple[list[str | int], Any]) -> tuple[int, bool]:
