@@ -36,6 +36,8 @@ ALONE: list[dict[str, Any]] = [
     {"logit_bias": {1: 2.0, 2: -3.0}},
     {"bad_words": ((2,),)},
     {"bad_words": ((1, 2), (0, 0, 1))},
+    {"allowed_token_ids": (0, 2)},
+    {"allowed_token_ids": (1,), "repetition_penalty": 1.4},
     {"min_tokens": 2, "stop_token_ids": (0, 1)},
 ]
 SHAPES: list[dict[str, Any]] = [
@@ -81,6 +83,7 @@ ANY = st.fixed_dictionaries(
         "bad_words": st.lists(
             st.lists(st.integers(0, V - 1), min_size=2, max_size=3).map(tuple), max_size=2
         ).map(tuple),
+        "allowed_token_ids": st.sampled_from([None, (0, 2), (2, 1, 0)]),
         "min_tokens": st.integers(0, 2),
         "stop_token_ids": st.sampled_from([(), (1,)]),
         "depths": st.sampled_from([None, (1, 2), (0, 1)]),

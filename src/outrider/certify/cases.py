@@ -85,6 +85,7 @@ SHAPING: dict[str, dict[str, Any]] = {
     "penalties": {"presence_penalty": 0.8, "frequency_penalty": -0.5},
     "bias": {"logit_bias": {0: 1.5, 2: -1.0}},
     "bans": {"bad_words": ((1, 2), (0, 0))},
+    "only": {"allowed_token_ids": (0, 1)},
     "processor": {"logits_processors": (toys.turned,)},
     "memory": {"logits_processors": (StatefulProcessor(toys.Remembering()),)},
     "regex": {
@@ -152,6 +153,7 @@ STRENGTH = 3
 LEFT_OUT: dict[str, str] = {
     "n": "one continuation at a time is enumerated",
     "seed, in its own right": "every outcome of every draw is walked in its place",
+    "include_stop_str_in_output": "it changes where the text is cut, and no token",
     "logprobs": "they are reported of tokens, and change none",
     "ignore_eos": "the small models have no end token of their own; requests name theirs",
     "json_schema, grammar": "they go through the matcher that a regex and a choice go through, and "

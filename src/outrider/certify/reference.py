@@ -53,8 +53,8 @@ def shaped(
     """The distribution [V] that all but temperature and filters make of a row of probabilities [V].
 
     In transformers' order: logit bias, repetition penalty, presence and frequency penalties, bad
-    words, minimum length; then `processors` and the request's form, a choice or a regex over what
-    tokens read as, `texts`. `stop_token_ids` are the only stop tokens.
+    words, allowed tokens, minimum length; then `processors` and the request's form, a choice or a
+    regex over what tokens read as, `texts`. `stop_token_ids` are the only stop tokens.
     """
     with np.errstate(divide="ignore"):
         logits = np.log(row)
@@ -70,6 +70,9 @@ def shaped(
         before = word[:-1]
         if history[len(history) - len(before) :] == before:
             logits[word[-1]] = -np.inf
+    if params.allowed_token_ids is not None:
+        others = np.setdiff1d(np.arange(len(row)), params.allowed_token_ids)
+        logits[others] = -np.inf
     if len(output) < params.min_tokens:
         logits[list(params.stop_token_ids)] = -np.inf
     for processor in processors:

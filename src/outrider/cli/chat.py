@@ -10,6 +10,7 @@ from cyclopts import App, Parameter
 
 from ..config.params import SamplingParams
 from ..errors import InvalidConfigError, OutriderError
+from ..server.conversation import written
 from .flags import flags_of, plain
 from .options import SPECULATION, Drafting, Models, Setup, Shown, titled
 
@@ -135,11 +136,7 @@ class Conversation:
         self._messages = [*messages, {"role": "assistant", "content": text}]
 
     def _prompt(self, messages: list[dict[str, str]]) -> str:
-        tokenizer: Any = self._decoder.tokenizer
-        written: str = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False
-        )
-        return written
+        return written(self._decoder.tokenizer, messages)
 
     def _fitting(self, messages: list[dict[str, str]]) -> SamplingParams:
         """Return the parameters, with no more tokens than the context has room for."""

@@ -100,7 +100,7 @@ _TEXTS = Annotated[
 ]
 _AS_THEY_ARE = (
     *("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-    *("min_tokens", "ignore_eos", "logprobs", "seed"),
+    *("min_tokens", "include_stop_str_in_output", "ignore_eos", "logprobs", "seed"),
 )
 SAMPLING = flags_of(
     SamplingParams,
@@ -112,6 +112,7 @@ SAMPLING = flags_of(
             tuple[tuple[int, float], ...], Parameter(converter=_bias, n_tokens=1, metavar="ID=X")
         ],
         "stop": _TEXTS,
+        "allowed_token_ids": Parameter(alias="--allowed-token-id", converter=split, n_tokens=1),
         "stop_token_ids": Parameter(alias="--stop-token-id", converter=split, n_tokens=1),
         "n": Parameter(name="-n"),
         "prediction": Annotated[
@@ -170,11 +171,12 @@ def generate(
     from rich.console import Console
 
     from ..engine.decoder import SpeculativeDecoder
+    from ..engine.requests import banned
     from .models import load, traced
 
     console = Console(stderr=True)
     loaded = load(models, drafting, method, console)
-    params = replace(params, bad_words=_banned(bad_words, loaded.tokenizer))
+    params = replace(params, bad_words=banned("--bad-words", bad_words, loaded.tokenizer))
     settings = loaded.settings(params, config)
     with traced(tracing, settings, config) as on_round:
         decoder = SpeculativeDecoder(
@@ -190,22 +192,6 @@ def generate(
             print(json.dumps(_document(text, found, decoder, settings)))
         else:
             _show(decoder, text, params, output, console)
-
-
-def _banned(words: tuple[str, ...], tokenizer: Any) -> tuple[tuple[int, ...], ...]:
-    """Find the tokens of each word, as it is and after a space.
-
-    Raises:
-        InvalidConfigError: the tokenizer makes no tokens of one.
-    """
-    found: dict[tuple[int, ...], None] = {}
-    for text in words:
-        for spelled in (text, " " + text.lstrip(" ")):
-            ids = tuple(tokenizer.encode(spelled, add_special_tokens=False))
-            if not ids or not text.strip(" "):
-                raise InvalidConfigError("--bad-words", text, "a text that has tokens")
-            found[ids] = None
-    return tuple(found)
 
 
 def _check_prediction(prediction: object, method: str) -> None:

@@ -51,6 +51,7 @@ DRAFT_FIELDS = (
     "frequency_penalty",
     "logit_bias",
     "bad_words",
+    "allowed_token_ids",
 )
 """What `SpeculativeConfig.draft_params` may say; the rest of a request is its own."""
 
@@ -66,9 +67,10 @@ class SamplingParams:
     """How the tokens of one request are drawn, and when the request ends.
 
     The distribution of the next token is made in transformers' order: logit bias, repetition
-    penalty, presence and frequency penalties, bad words, minimum length; then processors of your
-    own and structured output; then temperature, top-k, top-p, min-p. What looks at earlier tokens
-    sees drafted ones as if they had been emitted. Token ids come as lists, NumPy arrays or tensors.
+    penalty, presence and frequency penalties, bad words, allowed tokens, minimum length; then
+    processors of your own and structured output; then temperature, top-k, top-p, min-p. What looks
+    at earlier tokens sees drafted ones as if they had been emitted. Token ids come as lists, NumPy
+    arrays or tensors.
 
     Args:
         max_tokens: the most tokens to emit, at least 1.
@@ -84,6 +86,8 @@ class SamplingParams:
             pairs.
         bad_words: token id sequences that are never completed: their last token is forbidden where
             the others came just before.
+        allowed_token_ids: the only tokens that may come; one that ends the request has to be among
+            them to come. None allows all.
         min_tokens: no stop token, and no stop string, ends the request before this many tokens;
             unless its form is whole, and nothing but its end may follow.
         logits_processors: called in turn after all of the above and before the temperature. Each is
@@ -95,7 +99,9 @@ class SamplingParams:
             Needs a tokenizer. Tokens that would leave the form are forbidden, after all of the
             above and before the temperature.
         stop: strings that end the request once the text holds one; the text is cut before it. One
-            string or several; needs a tokenizer.
+            string or several; needs a tokenizer. One that is the name of a special token, such as
+            "<|endoftext|>", makes that token a stop token.
+        include_stop_str_in_output: cut the text behind the stop string that ended it, not before.
         stop_token_ids: the request ends once one of these is emitted. It is one of the
             output's tokens, and no part of its text.
         ignore_eos: do not stop at the model's own end-of-sequence tokens.
@@ -126,10 +132,12 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
     min_tokens: int = 0
     logits_processors: tuple[Callable[..., Any] | StatefulProcessor, ...] = ()
     structured_output: StructuredOutput | None = None
     stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
@@ -176,9 +184,10 @@ class SpeculativeConfig:
             that its text repeats, and for the others until costs were measured. None is what the
             drafter says of itself, as an `EarlyExitDrafter` does, or else .125.
         draft_params: how the draft model's logits become the distributions that it draws from.
-            Temperature, filters, penalties, logit_bias and bad_words take the place of each
-            request's own. None takes the request's own, so that a perfect draft is always kept. A
-            greedy request is drafted greedily, and a structured one in its form, in any case.
+            Temperature, filters, penalties, logit_bias, bad_words and allowed_token_ids take the
+            place of each request's own. None takes the request's own, so that a perfect draft is
+            always kept. A greedy request is drafted greedily, and a structured one in its form, in
+            any case.
         draft_sample_method: "probabilistic" draws from the draft model's own distribution; "greedy"
             proposes its most likely tokens, verified as the point masses that they are.
         tree_shape: draft trees, each node with this many children at each depth, such as (2, 2, 1).
@@ -286,6 +295,15 @@ def _prediction(field: str, given: object) -> str | tuple[int, ...]:
     return integers(field, given, expected="a text, a sequence of token ids, or None")
 
 
+def _allowed(field: str, given: object) -> tuple[int, ...]:
+    """Check the tokens that alone may come."""
+    expected = "one or more token ids, or None for all"
+    found = integers(field, given, expected=expected)
+    if not found:
+        raise InvalidConfigError(field, given, expected)
+    return found
+
+
 def _draft_params(field: str, given: object) -> SamplingParams:
     """Check that only fields of `DRAFT_FIELDS` are set."""
     if not isinstance(given, SamplingParams):
@@ -336,7 +354,9 @@ _SAMPLING: dict[str, Check] = {
     "frequency_penalty": _PENALTY,
     "logit_bias": token_biases,
     "bad_words": token_sequences,
+    "allowed_token_ids": optional(_allowed),
     "stop": texts,
+    "include_stop_str_in_output": boolean,
     "stop_token_ids": integers,
     "logits_processors": _processors,
     "structured_output": optional(_form),

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..types.protocols import SpellingTokenizer, Tokenizer
+from ..types.protocols import SpellingTokenizer, Tokenizer, special_tokens
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """What bytes that are no text, such as half a character, decode to."""
@@ -88,10 +88,7 @@ class SafeOffsets:
 
     def silent(self) -> frozenset[int]:
         """Return the special tokens, which are left out before a text is put together."""
-        if isinstance(self.tokenizer, SpellingTokenizer):
-            return frozenset(self.tokenizer.specials())
-        added = self.tokenizer.added_tokens_decoder
-        return frozenset(token for token, piece in added.items() if piece.special)
+        return frozenset(special_tokens(self.tokenizer))
 
     def before(self, ids: NDArray[np.int64], place: int) -> int:
         """Return the last place in `ids`, at or before `place`, that a window may begin at."""

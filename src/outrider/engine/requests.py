@@ -23,7 +23,7 @@ from ..errors import (
 )
 from ..random import stream_key
 from ..sampling.grammar import Grammar, Grammars
-from ..types.protocols import Tokenizer
+from ..types.protocols import Tokenizer, special_tokens
 from ..types.records import Prefix, SequenceState
 
 Prompt = str | Sequence[int]
@@ -164,15 +164,11 @@ def parse_request(
             f"the prompt has {len(ids)} tokens and max_tokens={params.max_tokens}; together they "
             f"exceed the target's context of {limits.max_length} tokens; {remedy}"
         )
-    if params.stop and tokenizer is None:
-        raise InvalidConfigError(
-            "stop", params.stop, "none, because the decoder was made without a tokenizer"
-        )
     if params.depths is not None and any(params.depths) and not limits.drafts:
         raise InvalidConfigError(
             "depths", params.depths, "None or zeros, because the decoder has no drafter"
         )
-    stop_ids = frozenset(params.stop_token_ids)
+    stop_ids = frozenset(params.stop_token_ids) | _named_by_stops(params.stop, tokenizer, limits)
     if not params.ignore_eos:
         stop_ids |= limits.eos_token_ids
     _check_some_left(params, stop_ids, limits.vocab_size)
@@ -204,6 +200,7 @@ def check_tokens(vocab_size: int, params: SamplingParams, prefix: str = "", **na
     named |= {
         f"{prefix}stop_token_ids": params.stop_token_ids,
         f"{prefix}logit_bias": tuple(token for token, _ in params.biases),
+        f"{prefix}allowed_token_ids": params.allowed_token_ids or (),
         f"{prefix}bad_words": tuple(token for word in params.bad_words for token in word),
     }
     for name, values in named.items():
@@ -215,16 +212,42 @@ def check_tokens(vocab_size: int, params: SamplingParams, prefix: str = "", **na
                 )
 
 
+def _named_by_stops(
+    stops: tuple[str, ...], tokenizer: Tokenizer | None, limits: Limits
+) -> frozenset[int]:
+    """Return the special tokens that are stop strings: they are not in the text.
+
+    Raises:
+        InvalidConfigError: there is no tokenizer, or such a token is a part of a stop string.
+    """
+    if stops and tokenizer is None:
+        raise InvalidConfigError(
+            "stop", stops, "none, because the decoder was made without a tokenizer"
+        )
+    specials = special_tokens(tokenizer) if stops else {}
+    names = frozenset(filter(None, specials.values()))
+    for stop in stops:
+        within = [name for name in names if name in stop]
+        if within and stop not in names:
+            expected = f"the special token {within[0]!r} alone, or text without it"
+            raise InvalidConfigError("stop", stop, f"{expected}: no text has special tokens in it")
+    return frozenset(t for t, name in specials.items() if name in stops and t < limits.vocab_size)
+
+
 def _check_some_left(params: SamplingParams, stop_ids: frozenset[int], vocab_size: int) -> None:
     """Refuse what forbids every token of the vocabulary."""
     banned = {word[0] for word in params.bad_words if len(word) == 1}
-    if len(banned) == vocab_size:
-        raise InvalidConfigError("bad_words", params.bad_words, "none that forbid every token")
-    if params.min_tokens and len(banned | stop_ids) == vocab_size:
+    only = params.allowed_token_ids
+    allowed = range(vocab_size) if only is None else only
+    if banned.issuperset(allowed):
+        expected = "none that forbid every token" + (" of allowed_token_ids" if only else "")
+        raise InvalidConfigError("bad_words", params.bad_words, expected)
+    if params.min_tokens and (banned | stop_ids).issuperset(allowed):
         raise InvalidConfigError(
             "min_tokens",
             params.min_tokens,
-            "0, because every token ends the request or is one of bad_words",
+            "0, because every token ends the request, or is forbidden by bad_words or "
+            "allowed_token_ids",
         )
 
 
@@ -233,6 +256,11 @@ def _check_beginning(
 ) -> None:
     """Refuse what leaves a form no first token, or a choice too short."""
     allowed = grammar.first()
+    if params.allowed_token_ids is not None:
+        allowed &= frozenset(params.allowed_token_ids)
+        if not allowed:
+            expected = "some of the tokens that structured_output may begin with"
+            raise InvalidConfigError("allowed_token_ids", params.allowed_token_ids, expected)
     before = len(prompt) + 1
     banned = {word[-1] for word in params.bad_words if prompt[before - len(word) :] == word[:-1]}
     if allowed <= banned:
@@ -264,6 +292,25 @@ def _check_forks(params: SamplingParams) -> None:
                 f"one that can be copied ({type(error).__name__}: {error}); give "
                 "StatefulProcessor a `fork` of your own",
             ) from error
+
+
+def banned(field: str, words: Sequence[str], tokenizer: Any) -> tuple[tuple[int, ...], ...]:
+    """Return `bad_words` of texts: the tokens of each, as it is and after a space.
+
+    Raises:
+        InvalidConfigError: there is no tokenizer, or it makes no tokens of one; `field` is named.
+    """
+    if words and tokenizer is None:
+        expected = "none, because the decoder was made without a tokenizer"
+        raise InvalidConfigError(field, words, expected)
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for spelled in (text(field, word), " " + word.lstrip(" ")):
+            ids = tuple(tokenizer.encode(spelled, add_special_tokens=False))
+            if not ids or not word.strip(" "):
+                raise InvalidConfigError(field, word, "a text that has tokens")
+            found[ids] = None
+    return tuple(found)
 
 
 def _text_alone(ids: tuple[int, ...], tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -110,30 +110,33 @@ def _recent(state: SequenceState, tokens: list[int], tokenizer: Tokenizer) -> tu
     return ids, _text(tokenizer, [*ids, *tokens])
 
 
-def find_stop(before: str, text: str, stops: Sequence[str]) -> int | None:
-    """Return where the first stop string begins that a text holds and its beginning does not.
+def find_stop(before: str, text: str, stops: Sequence[str]) -> tuple[int, int] | None:
+    """Return where the first stop string begins and ends that a text holds, and its beginning not.
 
     A half character at the end of `before` is not yet what it will be.
     """
     settled = len(before.rstrip(REPLACEMENT))
-    found = [text.find(stop, max(0, settled - len(stop) + 1)) for stop in stops]
-    return min((place for place in found if place >= 0), default=None)
+    found = [(text.find(stop, max(0, settled - len(stop) + 1)), len(stop)) for stop in stops]
+    return min(((place, place + size) for place, size in found if place >= 0), default=None)
 
 
 def final_text(state: SequenceState, tokenizer: Tokenizer) -> str:
-    """Return the text of an ended sequence, cut before the stop string that ended it if one did.
+    """Return the text of an ended sequence, cut at the stop string that ended it if one did.
 
     A token that ended it is no part of the text, be it special or not.
     """
-    ids = state.output_ids
+    ids, stops = state.output_ids, state.params.stop
     text = _text(tokenizer, ids)
     if state.finish_reason != "stop":
         return text
-    before = _text(tokenizer, ids[:-1])
-    place = find_stop(before, text, state.params.stop)
+    before, included = _text(tokenizer, ids[:-1]), state.params.include_stop_str_in_output
+    place = find_stop(before, text, stops)
     if place is not None:
-        return text[:place]
-    return before if ids[-1] in state.stop_ids else text
+        return text[: place[included]]
+    if ids[-1] not in state.stop_ids:
+        return text
+    name = tokenizer.decode(ids[-1:])
+    return before + name if included and name in stops else before
 
 
 def _text(tokenizer: Tokenizer, ids: list[int]) -> str:

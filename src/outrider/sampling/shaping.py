@@ -110,6 +110,7 @@ class Shaping:
         penalties: repetition, presence and frequency, float64 [B, 3, 1, 1].
         words: last tokens of bad words.
         before: the tokens before those, int64 [W, L], -1 at the left of shorter words.
+        only: rows, each with the tokens that alone may come, int64 [n].
         floor: tokens that may not come before that many were emitted.
         processors, grammars: rows that have processors of their own, and a grammar.
     """
@@ -118,6 +119,7 @@ class Shaping:
     penalties: Tensor | None
     words: _Entries | None
     before: Tensor
+    only: tuple[tuple[int, Tensor], ...]
     floor: _Entries | None
     processors: frozenset[int]
     grammars: frozenset[int]
@@ -144,12 +146,17 @@ class Shaping:
             penalties=packed if any(each != (1, 0, 0) for each in penalties) else None,
             words=_Entries.of([(row, word[-1], -np.inf) for row, word in bad], device),
             before=torch.tensor(before, dtype=torch.int64, device=device).view(len(bad), longest),
+            only=tuple(
+                (row, torch.tensor(allowed, device=device))
+                for row, allowed in enumerate(each.allowed_token_ids for each in asked)
+                if allowed is not None
+            ),
             floor=_Entries.of(early, device),
             processors=frozenset(row for row, state in rows if state.processors),
             grammars=frozenset(row for row, state in rows if state.grammar is not None),
         )
         parts = (shaping.bias, shaping.penalties, shaping.words, shaping.floor)
-        asks = shaping.processors or shaping.grammars
+        asks = shaping.only or shaping.processors or shaping.grammars
         return shaping if asks or any(part is not None for part in parts) else None
 
 
@@ -211,6 +218,10 @@ class Shaper:
             shaped = self._penalised(shaped, path, shaping.penalties.to(shaped.dtype))
         if shaping.words is not None:
             shaping.words.add(shaped, _forbidden(self._completed(shaping.words, path)))
+        for row, allowed in shaping.only:
+            kept = shaped[row, :, allowed]
+            shaped[row] = -torch.inf
+            shaped[row, :, allowed] = kept
         ends = None
         if shaping.floor is not None:
             early = (self._emitted + path.depth)[shaping.floor.rows] < shaping.floor.values[:, None]
@@ -408,8 +419,8 @@ def nothing_left(state: SequenceState) -> DegenerateDistributionError:
     return DegenerateDistributionError(
         f"no token could follow in sequence {state.prefix.sequence_id}: "
         f"structured_output.{asked.kind}={shown(asked.value)} led to a dead end, or bad_words, "
-        "min_tokens or a logits processor forbid what it allows; expected at least one token that "
-        "all of them allow (relax one of them)",
+        "allowed_token_ids, min_tokens or a logits processor forbid what it allows; expected at "
+        "least one token that all of them allow (relax one of them)",
         sequence_id=state.prefix.sequence_id,
     )
 

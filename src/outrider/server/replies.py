@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..engine.detokenize import REPLACEMENT
 from ..engine.metrics import SpeculationMetrics
 from ..engine.outputs import StreamEvent
 from .schema import ChatBody, Common
 from .service import Job, RowRound, Update
+from .tokens import TokenTexts
 
 _IMPOSSIBLE = -9999.0
 
@@ -25,7 +25,7 @@ class Reply:
         model: the name that the server gives its model.
         created: seconds since the epoch.
         fingerprint: of the server and its settings.
-        tokenizer: of the model.
+        texts: of the model's tokens.
         figures: which figures about speculation it carries.
         n: choices of each prompt.
         deepest: the most tokens that a round drafts in a row.
@@ -36,7 +36,7 @@ class Reply:
     model: str
     created: int
     fingerprint: str
-    tokenizer: Any
+    texts: TokenTexts
     figures: str
     n: int
     deepest: int
@@ -191,18 +191,16 @@ class Reply:
             return None
         if self.chats:
             content = [
-                self._entry(event.token_id, event.logprob)
-                | {"top_logprobs": [self._entry(*pair) for pair in event.top_logprobs or ()]}
+                self._entry(event, event.token_id, event.logprob)
+                | {"top_logprobs": [self._entry(event, *pair) for pair in event.top_logprobs or ()]}
                 for event in reported
             ]
             return {"content": content, "refusal": None}
+        named = [self._likeliest(event) for event in reported]
         return {
-            "tokens": [self._spelled(event.token_id) for event in reported],
+            "tokens": [name for name, _ in named],
             "token_logprobs": [_finite(event.logprob) for event in reported],
-            "top_logprobs": [
-                {self._spelled(token): _finite(value) for token, value in event.top_logprobs or ()}
-                for event in reported
-            ],
+            "top_logprobs": [tops for _, tops in named],
             "text_offset": self._offsets(events),
         }
 
@@ -214,15 +212,26 @@ class Reply:
             self._places[index] = found[-1] + len(event.text or "")
         return found
 
-    def _entry(self, token_id: int, logprob: float | None) -> dict[str, Any]:
-        token = self._spelled(token_id)
-        # The bytes of half a character are not known here.
-        data = None if REPLACEMENT in token else list(token.encode())
-        return {"token": token, "logprob": _finite(logprob), "bytes": data}
+    def _likeliest(self, event: StreamEvent) -> tuple[str, dict[str, Any]]:
+        """Return a token's name, and the likeliest tokens by theirs, the token among them."""
+        values: dict[int, float | None] = dict(event.top_logprobs or ())
+        order = [event.token_id, *(each for each in values if each != event.token_id)]
+        names = self.texts.keys(order, first=event.position == 0)
+        values.setdefault(event.token_id, event.logprob)
+        return names[event.token_id], {
+            names[each]: _finite(value) for each, value in values.items()
+        }
 
-    def _spelled(self, token_id: int) -> str:
-        text: str = self.tokenizer.decode([token_id])
-        return text
+    def _entry(self, event: StreamEvent, token_id: int, logprob: float | None) -> dict[str, Any]:
+        assert self.job is not None
+        first = event.position == 0
+        ends = token_id in self.job.states[self._index(event)].stop_ids
+        data = b"" if ends else self.texts.data(token_id, first=first)
+        return {
+            "token": self.texts.text(token_id, first=first),
+            "logprob": _finite(logprob),
+            "bytes": None if data is None else list(data),
+        }
 
     def _metrics(self) -> dict[str, Any]:
         """Return the figures about speculation, as vLLM names them; nothing if none were asked."""

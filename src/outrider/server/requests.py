@@ -15,30 +15,20 @@ from .. import __version__
 from ..engine.decoder import SpeculativeDecoder
 from ..errors import ContextLengthError, InvalidConfigError
 from ..types.records import SequenceState
+from .conversation import written
 from .failures import UnknownModelError
+from .fields import read_body
+from .parameters import named_as_asked, sampling_params
 from .replies import Reply
-from .schema import (
-    COMPLETION_TOKENS,
-    ChatBody,
-    Common,
-    CompletionBody,
-    Speculation,
-    read_body,
-    sampling_params,
-)
+from .schema import ChatBody, Common, CompletionBody, Speculation
 from .service import Service
+from .tokens import TokenTexts
 
 ROUTES: dict[str, type[Common]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
 }
 """What each route takes."""
-
-
-_OF_THE_SERVER = frozenset(
-    ("chat_template", "conversation", "add_generation_prompt", "tokenize", "tools", "documents")
-)
-"""Arguments of `apply_chat_template` that a client does not choose: a template is a program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +61,7 @@ class Requests:
     def __init__(self, service: Service, terms: Terms) -> None:
         self.service = service
         self.terms = terms
+        self._texts = TokenTexts(service.decoder.tokenizer)
         # Tokenizing and building grammars takes time that the event loop does not have.
         self._parsing = ThreadPoolExecutor(4, thread_name_prefix="outrider parsing")
 
@@ -104,6 +95,8 @@ class Requests:
             name, value = ("n", n) if len(prompts) == 1 else ("prompt", f"{len(prompts)} prompts")
             expected = f"1 to {terms.most_choices} choices in all"
             raise InvalidConfigError(name, value, expected)
+        if body.top is not None:
+            self._texts.prepare()
         groups = [self._states(body, prompt) for prompt in prompts]
         chat = isinstance(body, ChatBody)
         reply = Reply(
@@ -112,7 +105,7 @@ class Requests:
             model=terms.model,
             created=int(time.time()),
             fingerprint=terms.fingerprint,
-            tokenizer=self.service.decoder.tokenizer,
+            texts=self._texts,
             figures=body.speculation_metrics or terms.figures,
             n=n,
             deepest=self.service.decoder.config.deepest,
@@ -132,15 +125,14 @@ class Requests:
         """Start the choices of one prompt."""
         decoder = self.service.decoder
         ids = decoder.tokens_of(prompt)
-        room = COMPLETION_TOKENS
-        if isinstance(body, ChatBody):
-            room = (decoder.max_length or 2**20) - len(ids)
-            if room < 1:
-                raise ContextLengthError(
-                    f"the messages have {len(ids)} tokens, and the model's context is "
-                    f"{decoder.max_length}; shorten them"
-                )
-        states = decoder.start(ids, sampling_params(body, room))
+        room = None if decoder.max_length is None else decoder.max_length - len(ids)
+        if room is not None and room < 1:
+            raise ContextLengthError(
+                f"the {'messages have' if isinstance(body, ChatBody) else 'prompt has'} {len(ids)} "
+                f"tokens, and the model's context is {decoder.max_length}; shorten the text"
+            )
+        with named_as_asked(body):
+            states = decoder.start(ids, sampling_params(body, room, decoder.tokenizer))
         if body.speculative is False:
             states = [replace(state, drafting=False) for state in states]
         return states
@@ -154,26 +146,17 @@ class Requests:
 
     def _chat(self, body: ChatBody) -> str:
         """Write a conversation by the model's template."""
-        tokenizer: Any = self.service.decoder.tokenizer
-        if getattr(tokenizer, "chat_template", None) is None:
-            expected = "a model with a chat template; send the text to /v1/completions"
-            raise InvalidConfigError("messages", f"{len(body.messages)} messages", expected)
-        asked = body.chat_template_kwargs or {}
-        taken = sorted(_OF_THE_SERVER.intersection(asked))
-        if taken:
-            raise InvalidConfigError("chat_template_kwargs", taken, "names of the template's own")
-        try:
-            text: str = tokenizer.apply_chat_template(
-                [message.plain() for message in body.messages],
-                add_generation_prompt=True,
-                tokenize=False,
-                **asked,
-            )
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            given, expected = f"{len(body.messages)} messages", f"what the template takes ({why})"
-            raise InvalidConfigError("messages", given, expected) from error
-        return text
+        answers, continues = body.add_generation_prompt, bool(body.continue_final_message)
+        if answers and continues:
+            expected = "false, or none, beside continue_final_message"
+            raise InvalidConfigError("add_generation_prompt", answers, expected)
+        return written(
+            self.service.decoder.tokenizer,
+            [message.plain() for message in body.messages],
+            answers=answers is not False,
+            continues=continues,
+            variables=body.chat_template_kwargs,
+        )
 
 
 def fingerprint_of(decoder: SpeculativeDecoder) -> str:

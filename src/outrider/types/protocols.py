@@ -6,7 +6,7 @@ Anything with these methods may be passed; nothing has to be subclassed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,3 +64,15 @@ class SpellingTokenizer(Tokenizer, Protocol):
 
     def get_vocab(self) -> dict[str, int]:
         """The id of each token as it is written."""
+
+
+def special_tokens(tokenizer: Any) -> dict[int, str]:
+    """Return the name of each special token, which is left out of a text.
+
+    Args:
+        tokenizer: of transformers, or one that says what its tokens spell; others have none.
+    """
+    if isinstance(tokenizer, SpellingTokenizer):
+        return dict(tokenizer.specials())
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return {token: piece.content for token, piece in added.items() if piece.special}

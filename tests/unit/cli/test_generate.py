@@ -140,6 +140,7 @@ def test_every_setting_of_a_request_has_a_flag(capsys: Capture, base: tuple[str,
         "frequency_penalty": ("--frequency-penalty", "0.5", 0.5),
         "logit_bias": ("--logit-bias", "5=-1.5", [[5, -1.5], [6, 2.0], [7, -3.0]]),
         "bad_words": ("--bad-words", "ab", None),
+        "allowed_token_ids": ("--allowed-token-ids", "64,66,70,80", [64, 66, 70, 80]),
         "min_tokens": ("--min-tokens", "2", 2),
         "max_tokens": ("--max-tokens", "8", 8),
         "stop": ("--stop", "xyz", ["xyz", "\n"]),
@@ -151,15 +152,16 @@ def test_every_setting_of_a_request_has_a_flag(capsys: Capture, base: tuple[str,
     }
     more = ("--logit-bias", "6+2", "--logit-bias", "7-3", "--bad-words", "b", "--stop", "\n")
     given = [part for flag, text, _ in asked.values() for part in (flag, text)]
-    found = document(capsys, *base, *given, *more, "--stop-token-id", "5", "--ignore-eos")
+    alone = ("--ignore-eos", "--include-stop-str-in-output")
+    found = document(capsys, *base, *given, *more, "--stop-token-id", "5", *alone)
     sampling = found["config"]["sampling"]
     assert len(sampling["bad_words"]) == 4
     assert sampling["structured_output"]["regex"] == "[a-z]*"
     for field, (_, _, value) in asked.items():
         assert value is None or sampling[field] == value, field
-    assert sampling["ignore_eos"] is True
+    assert sampling["ignore_eos"] is sampling["include_stop_str_in_output"] is True
     assert sampling["seed"] == 3
-    without = {"logits_processors", "depths", "ignore_eos", "seed"}
+    without = {"logits_processors", "depths", "ignore_eos", "include_stop_str_in_output", "seed"}
     assert {item.name for item in fields(SamplingParams)} - set(asked) == without
 
 

@@ -10,7 +10,6 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from itertools import count
 from typing import Any
 
 import pytest
@@ -25,61 +24,13 @@ from outrider.engine import stopping
 from outrider.engine.detokenize import SafeOffsets, StreamDecoder, held_back
 from outrider.engine.stopping import find_stop, reachable_nodes, until_stop
 from outrider.types.records import Prefix, SequenceState
-
-HALF = "\N{REPLACEMENT CHARACTER}"
-SPECIAL = "<end>"
-
-
-def _wrapped(model: Any, decoder: Any) -> Any:
-    backend = tokenizers.Tokenizer(model)
-    backend.decoder = decoder
-    return tf.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=SPECIAL)
-
-
-def byte_level() -> Any:
-    """Bytes, and merges of them that begin and end in the middle of characters."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = zip((byte for byte in range(256) if byte not in shown), count(256), strict=False)
-    character = {byte: chr(byte) for byte in shown} | {byte: chr(at) for byte, at in others}
-    pieces = [bytes([byte]) for byte in range(256)]
-    pieces += [
-        b"ab",
-        b" a",
-        "é".encode(),
-        b"a\xc3",
-        b"\xa9b",
-        b"\x82\xac",
-        b"\xac\xe2",
-        b"\xff\xff",
-    ]
-    vocab = {"".join(character[byte] for byte in piece): i for i, piece in enumerate(pieces)}
-    return _wrapped(models.BPE(vocab, []), decoders.ByteLevel())
-
-
-def sentence_pieces() -> Any:
-    pieces = [f"<0x{byte:02X}>" for byte in range(256)]
-    pieces += ["▁", "a", "b", "▁a", "ab", "é", "€", "▁▁", "ba▁", HALF]
-    decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    vocab = {piece: i for i, piece in enumerate(pieces)}
-    return _wrapped(models.BPE(vocab, [], byte_fallback=True), decoder)
-
-
-def metaspace() -> Any:
-    vocab = {piece: i for i, piece in enumerate(["▁", "a", "b", "▁a", "ab", "é", "€", "▁▁"])}
-    return _wrapped(models.WordLevel(vocab, unk_token="a"), decoders.Metaspace())
+from tests.support.tokenizers import HALF, SPECIAL, byte_level, metaspace, sentence_pieces, wrapped
 
 
 def joined() -> Any:
     """Of neither kind that is known: all of the output is decoded."""
     vocab = {piece: i for i, piece in enumerate(["a", "b", "ab", "é", "€", "##a"])}
-    return _wrapped(models.WordLevel(vocab, unk_token="a"), decoders.WordPiece(cleanup=False))
+    return wrapped(models.WordLevel(vocab, unk_token="a"), decoders.WordPiece(cleanup=False))
 
 
 MAKERS: list[Callable[[], Any]] = [byte_level, sentence_pieces, metaspace, joined]
@@ -318,10 +269,11 @@ def test_what_is_not_known_is_not_assumed() -> None:
 
 
 def test_finding_and_holding_back() -> None:
-    assert find_stop("xa", "xab", ["ab"]) == 1
+    assert find_stop("xa", "xab", ["ab"]) == (1, 3)
     assert find_stop("ab", "abc", ["ab"]) is None
-    assert find_stop("ab", "abab", ["ab", "ba"]) == 1
-    assert find_stop(HALF, "é", ["é"]) == 0
+    assert find_stop("ab", "abab", ["ab", "ba"]) == (1, 3)
+    assert find_stop("x", "xab", ["abc", "ab", "a"]) == (1, 2)
+    assert find_stop(HALF, "é", ["é"]) == (0, 1)
     assert held_back("xxab", ["abc", "bd"]) == 2
     assert held_back("xxb", ["abc", "bd"]) == 1
     assert held_back("xx", ["abc"]) == 0

@@ -145,6 +145,7 @@ def test_the_targets_context_alone_limits_a_request() -> None:
         ({"logit_bias": {11: 1.0}}, "logit_bias has token id 11"),
         ({"bad_words": [[1, 12]]}, "bad_words has token id 12"),
         ({"stop_token_ids": [11]}, "stop_token_ids has token id 11"),
+        ({"allowed_token_ids": [1, 11]}, "allowed_token_ids has token id 11"),
         ({"prediction": [11]}, "prediction has token id 11"),
     ],
     ids=str,
@@ -168,8 +169,13 @@ def test_tokens_of_another_vocabulary_are_refused(fields: dict[str, Any], messag
             },
             "every token ends the request",
         ),
+        ({"bad_words": [[1], [2]], "allowed_token_ids": [2, 1]}, "every token of allowed"),
+        (
+            {"allowed_token_ids": [2, 1], "min_tokens": 1, "stop_token_ids": (1, 2)},
+            "is forbidden by bad_words or allowed_token_ids",
+        ),
     ],
-    ids=["bad words", "min_tokens"],
+    ids=["bad words", "min_tokens", "bad words of those allowed", "min_tokens of those allowed"],
 )
 def test_parameters_that_leave_nothing_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidConfigError, match=message):

@@ -22,6 +22,7 @@ pytest.importorskip("outrider_demo")
 import outrider_demo as demo
 from outrider.runtimes.llama_cpp.model import LlamaCppModel
 from outrider.runtimes.llama_cpp.tokenizer import LlamaCppTokenizer
+from outrider.server.tokens import TokenTexts
 from tests.support.gguf_files import byte_level, gguf_model, write_gguf
 
 TEXTS = (
@@ -96,6 +97,13 @@ def test_a_stream_decodes_to_the_text(tokenizer: LlamaCppTokenizer) -> None:
     whole = tokenizer.decode(ids, skip_special_tokens=True)
     assert "\N{REPLACEMENT CHARACTER}" not in streamed
     assert streamed + decoder.finish(whole) == whole
+
+
+def test_the_bytes_of_tokens_join_to_the_text(tokenizer: LlamaCppTokenizer) -> None:
+    texts, text = TokenTexts(tokenizer), "".join(TEXTS)
+    ids = tokenizer.encode(text)
+    parts = [texts.data(token, first=place == 0) for place, token in enumerate(ids)]
+    assert b"".join(part or b"" for part in parts) == text.replace("<|endoftext|>", "").encode()
 
 
 def test_ids_that_are_no_tokens_are_refused(tokenizer: LlamaCppTokenizer) -> None:

@@ -50,6 +50,9 @@ def as_transformers(
         processors.append(tf.RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
     if params.bad_words:
         processors.append(tf.NoBadWordsLogitsProcessor([list(word) for word in params.bad_words]))
+    if params.allowed_token_ids:
+        others = sorted(set(range(V)) - set(params.allowed_token_ids))
+        processors.append(tf.SuppressTokensLogitsProcessor(others))
     if params.min_tokens:
         processors.append(tf.MinNewTokensLengthLogitsProcessor(len(prompt), params.min_tokens, eos))
     scores = row[None]
@@ -71,9 +74,10 @@ def random_params(rng: random.Random) -> SamplingParams:
         "logit_bias": {rng.randrange(V): rng.randint(-24, 24) / 8 for _ in range(3)},
         "repetition_penalty": rng.choice([0.7, 1.3, 2.0]),
         "bad_words": [tuple(rng.randrange(V) for _ in range(rng.randint(1, 3))) for _ in range(4)],
+        "allowed_token_ids": rng.sample(range(V), V // 2),
         "min_tokens": rng.randint(1, 6),
     }
-    names = rng.sample(sorted(every), rng.randint(1, 4))
+    names = rng.sample(sorted(every), rng.randint(1, 5))
     return SamplingParams(max_tokens=20, **{name: every[name] for name in names})
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import InvalidConfigError, VocabMismatchError
-from ...types.protocols import SpellingTokenizer
+from ...types.protocols import SpellingTokenizer, special_tokens
 
 _LONE_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -46,7 +46,7 @@ class Spelling:
             VocabMismatchError: its decoder gives no bytes: it is neither byte-level nor of the kind
                 that writes a space as "▁".
         """
-        read, specials = _read(tokenizer)
+        read, specials = byte_reader(tokenizer), special_tokens(tokenizer)
         words: dict[int, bytes] = {}
         lone: list[int] = []
         for token, index in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
@@ -77,13 +77,15 @@ def counterparts(target: Spelling, draft: Spelling) -> dict[int, int]:
     return common
 
 
-def _read(
-    tokenizer: Any,
-) -> tuple[Callable[[str, int], bytes | None], dict[int, str]]:
-    """Return what turns an ordinary token and its id into bytes, and the special tokens' names."""
+def byte_reader(tokenizer: Any) -> Callable[[str, int], bytes | None]:
+    """Return what turns an ordinary token, as it is written, and its id into bytes.
+
+    Raises:
+        InvalidConfigError, VocabMismatchError: see `Spelling.of`.
+    """
     if isinstance(tokenizer, SpellingTokenizer):
         words = tokenizer.words()
-        return lambda _, index: words.get(index), dict(tokenizer.specials())
+        return lambda _, index: words.get(index)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise InvalidConfigError(
@@ -92,10 +94,7 @@ def _read(
     spell = _reader(tokenizer, backend)
     added = tokenizer.added_tokens_decoder
 
-    def read(token: str, index: int) -> bytes | None:
-        return token.encode() if index in added else spell(token)
-
-    return read, {index: token.content for index, token in added.items() if token.special}
+    return lambda token, index: token.encode() if index in added else spell(token)
 
 
 def _reader(tokenizer: Any, backend: Any) -> Callable[[str], bytes | None]:

@@ -1,0 +1,153 @@
+"""From JSON to a body whose fields are all known: which others are ignored, which refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from ..errors import InvalidConfigError
+
+Body = TypeVar("Body", bound=BaseModel)
+_LONGEST_NAME = 200
+
+IGNORED: Mapping[str, str] = {
+    "user": "who asks changes no answer",
+    "safety_identifier": "who asks changes no answer",
+    "metadata": "a client's own notes",
+    "request_id": "a client's own notes",
+    "store": "nothing is stored",
+    "service_tier": "there is one",
+    "priority": "requests are served in their order",
+    "prompt_cache_key": "prompts are cached, and change no answer",
+    "prompt_cache_retention": "prompts are cached, and change no answer",
+    "cache_prompt": "prompts are cached, and change no answer",
+    "parallel_tool_calls": "tools are not called",
+    "spaces_between_special_tokens": "special tokens are not in the text",
+}
+"""Fields that change no answer, and why."""
+
+_NOTHING: Mapping[str, tuple[Any, ...]] = {
+    "top_k": (-1,),
+    "seed": (-1,),
+    "stop": ("",),
+    "logprobs": (False,),
+    "echo": (False,),
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "detokenize": (True,),
+    "skip_special_tokens": (True,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "prompt_logprobs": (False,),
+    "typical_p": (1,),
+    "tfs_z": (1,),
+    "mirostat": (0,),
+    "dry_multiplier": (0,),
+    "xtc_probability": (0,),
+    "dynatemp_range": (0,),
+}
+"""Values by which clients say none, or ask for what is done in any case."""
+
+_INSTEAD: Mapping[str, str] = {
+    "echo": "false: prompts are not repeated",
+    "suffix": "none: text is continued, not filled in",
+    "tools": "none: tools are not called",
+    "tool_choice": "none: tools are not called",
+    "functions": "none: tools are not called",
+    "function_call": "none: tools are not called",
+    "max_new_tokens": "max_tokens in its place",
+    "max_completion_tokens": "max_tokens in its place",
+    "n_predict": "max_tokens in its place",
+    "top_logprobs": "logprobs, a number, in its place",
+    "stop_sequences": "stop in its place",
+    "repeat_penalty": "repetition_penalty in its place",
+    "grammar": "guided_grammar, or structured_outputs with a grammar, in its place",
+    "regex": "guided_regex, or structured_outputs with a regex, in its place",
+    "choice": "guided_choice, or structured_outputs with a choice, in its place",
+    "json_schema": "response_format with a json_schema, or guided_json, in its place",
+    "schema": "response_format with a json_schema, or guided_json, in its place",
+    "prompt_logprobs": "none: log-probabilities are those of the answer",
+    "truncate_prompt_tokens": "none: shorten the prompt, of which nothing is left out",
+    "reasoning_effort": "it in chat_template_kwargs, where the template has it",
+    "enable_thinking": "it in chat_template_kwargs, where the template has it",
+    "chat_template": "none: conversations are written by the model's own template",
+}
+"""What to do in place of some fields that are not served."""
+
+
+def read_body(kind: type[Body], data: bytes) -> Body:
+    """Read the JSON of a body.
+
+    Raises:
+        InvalidConfigError: it is no JSON object, or a field is not known, or has a value that is
+            not allowed; the field's path is named.
+    """
+    try:
+        given = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        why = "too deeply nested" if isinstance(error, RecursionError) else str(error)
+        start = data[:40].decode(errors="replace")
+        raise InvalidConfigError("body", start, f"a JSON object ({why})") from None
+    return checked(kind, given)
+
+
+def checked(kind: type[Body], given: Any, beginning: str = "") -> Body:
+    """Check an object of JSON, which is at the path `beginning` of a body; see `read_body`."""
+    if not isinstance(given, dict):
+        raise InvalidConfigError(beginning or "body", given, "a JSON object")
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        # Of the forms that a value may have, the one that it comes closest to says what is wrong.
+        wrong = [(_path(given, each), each) for each in error.errors(include_url=False)]
+        path, first = max(wrong, key=_closeness)
+    name = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
+    field = f"{beginning}{name}".lstrip(".")[:_LONGEST_NAME]
+    if first["type"] == "missing":
+        missing = f"{field} is missing"
+        raise InvalidConfigError(field, first["input"], "a value", given=missing) from None
+    said = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    expected = f"{said[0].lower()}{said[1:]}"
+    if first["type"] == "extra_forbidden":
+        expected = _INSTEAD.get(field, "none: there is no such field")
+    if first["type"] in ("model_type", "dict_type"):
+        expected = "a JSON object"
+    raise InvalidConfigError(field, first["input"], expected) from None
+
+
+def _closeness(found: tuple[list[str | int], Any]) -> tuple[int, bool]:
+    path, error = found
+    return len(path), not error["type"].endswith("_type")
+
+
+def _path(given: Any, error: Any) -> list[str | int]:
+    """Return where an error is in what was given, without the names of forms that were tried."""
+    path: list[str | int] = []
+    there, places = False, error["loc"] or ("body",)
+    for key in places:
+        keys = range(len(given)) if isinstance(given, list) else given
+        there = isinstance(given, list | dict) and key in keys
+        if there:
+            given = given[key]
+            path.append(key)
+    absent = not there and (error["type"] == "missing" or not path)
+    return [*path, places[-1]] if absent else path
+
+
+def asks_for_nothing(name: str, value: Any) -> bool:
+    """Return whether a field has a value that asks for nothing but what is done in any case."""
+    kinds = (isinstance(value, bool), isinstance(value, str))
+    return any(
+        value == each and kinds == (isinstance(each, bool), isinstance(each, str))
+        for each in _NOTHING.get(name, ())
+    )
