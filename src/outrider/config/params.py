@@ -184,10 +184,10 @@ class SpeculativeConfig:
             that its text repeats, and for the others until costs were measured. None is what the
             drafter says of itself, as an `EarlyExitDrafter` does, or else .125.
         draft_params: how the draft model's logits become the distributions that it draws from.
-            Temperature, filters, penalties, logit_bias, bad_words and allowed_token_ids take the
-            place of each request's own. None takes the request's own, so that a perfect draft is
-            always kept. A greedy request is drafted greedily, and a structured one in its form, in
-            any case.
+            Temperature, filters, penalties and logit_bias take the place of each request's own, and
+            bad_words and allowed_token_ids forbid besides what it forbids. None takes the request's
+            own, so that a perfect draft is always kept. A greedy request is drafted greedily, and a
+            structured one in its form, in any case.
         draft_sample_method: "probabilistic" draws from the draft model's own distribution; "greedy"
             proposes its most likely tokens, verified as the point masses that they are.
         tree_shape: draft trees, each node with this many children at each depth, such as (2, 2, 1).

@@ -54,6 +54,21 @@ class DraftContext(ABC):
     def stop_ids(self, row: int) -> frozenset[int]:
         """Return the tokens that end the row's request: a draft may end with one of them."""
 
+    @abstractmethod
+    def allowed(
+        self, row: int, tokens: NDArray[np.int64], parents: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Return which tokens of a row's chain or tree its request allows, with all before them.
+
+        Args:
+            row: of the round.
+            tokens: int64 [n], on the host.
+            parents: the node that each follows, int64 [n]: 0 the prefix.
+
+        Returns:
+            bool [n].
+        """
+
     @property
     @abstractmethod
     def learning(self) -> bool:

@@ -133,7 +133,7 @@ class LookupDrafter(Drafter):
         """
 
     def find(self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext) -> list[Found]:
-        """Return each row's candidate up to the first token that ends its request.
+        """Return each row's candidate up to the first token that ends its request, or is forbidden.
 
         A chain is the beginning of what is found for any deeper plan.
         """
@@ -153,8 +153,11 @@ class LookupDrafter(Drafter):
             reach = candidate.reach(kept[row, : len(candidate)])
             expected = float(reach[: HORIZON if chains else None].sum())
             if chains and len(reach) > plan.depth[row]:
-                reach = reach[: plan.depth[row]]
-                candidate = candidate.part(np.arange(len(candidate)) < len(reach))
+                candidate = candidate.part(np.arange(len(candidate)) < plan.depth[row])
+            allowed = ctx.allowed(row, candidate.tokens, candidate.structure)
+            reach = reach[: len(candidate)]
+            if not allowed.all():
+                candidate, reach = candidate.part(allowed), reach[allowed]
             found.append(Found(candidate, reach, expected, self.source))
         return found
 

@@ -61,7 +61,9 @@ class Batch:
         shaping = draft_shaping = Shaping.pack(states, device)
         if draft_params is not None:
             greedily = replace(draft_params, temperature=0)
-            params = [greedily if asked.greedy else draft_params for asked in params]
+            params = [
+                _with_limits(greedily if asked.greedy else draft_params, asked) for asked in params
+            ]
             drafting = PackedParams.pack(params, vocab_size, device)
             drafted = [
                 replace(state, params=asked, processors=())
@@ -100,6 +102,19 @@ class Batch:
             return RoundDraws(chance, None)
         positions = position_keys(self.states) if coupled else None
         return RoundDraws(chance, round_keys(self.states, width), positions)
+
+
+def _with_limits(draft: SamplingParams, asked: SamplingParams) -> SamplingParams:
+    """Return draft parameters that forbid what the request forbids as well."""
+    allowed = asked.allowed_token_ids
+    if allowed is not None and draft.allowed_token_ids is not None:
+        allowed = tuple(set(allowed).intersection(draft.allowed_token_ids)) or allowed
+    return replace(
+        draft,
+        bad_words=draft.bad_words + asked.bad_words,
+        allowed_token_ids=draft.allowed_token_ids if allowed is None else allowed,
+        min_tokens=asked.min_tokens,
+    )
 
 
 @dataclass(frozen=True, slots=True)

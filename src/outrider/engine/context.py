@@ -101,6 +101,20 @@ class RoundContext(DraftContext):
         emitted = state.prefix.length - state.prompt_length
         return state.stop_ids if emitted >= state.params.min_tokens else frozenset()
 
+    def allowed(
+        self, row: int, tokens: NDArray[np.int64], parents: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Return which tokens of a chain or tree a row's request allows, with all before them."""
+        if self._shaper is None:
+            return np.ones(len(tokens), dtype=np.bool_)
+        paths: list[tuple[int, ...] | None] = [()]
+        for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
+            path = paths[parent]
+            if path is not None:
+                path = None if self._shaper.forbids(row, path, token) else (*path, token)
+            paths.append(path)
+        return np.array([path is not None for path in paths[1:]], dtype=np.bool_)
+
     def limit_depths(self, depth: NDArray[np.int64]) -> None:
         """Draw nothing from now on for rows beyond these depths [B]."""
         self._depth = depth

@@ -111,6 +111,7 @@ class Shaping:
         words: last tokens of bad words.
         before: the tokens before those, int64 [W, L], -1 at the left of shorter words.
         only: rows, each with the tokens that alone may come, int64 [n].
+        allowed: the same on the host.
         floor: tokens that may not come before that many were emitted.
         processors, grammars: rows that have processors of their own, and a grammar.
     """
@@ -120,6 +121,7 @@ class Shaping:
     words: _Entries | None
     before: Tensor
     only: tuple[tuple[int, Tensor], ...]
+    allowed: dict[int, frozenset[int]]
     floor: _Entries | None
     processors: frozenset[int]
     grammars: frozenset[int]
@@ -141,16 +143,18 @@ class Shaping:
             if state.params.min_tokens
             for token in sorted(state.stop_ids)
         ]
+        only = {
+            row: state.params.allowed_token_ids
+            for row, state in rows
+            if state.params.allowed_token_ids is not None
+        }
         shaping = Shaping(
             bias=_Entries.of(biases, device),
             penalties=packed if any(each != (1, 0, 0) for each in penalties) else None,
             words=_Entries.of([(row, word[-1], -np.inf) for row, word in bad], device),
             before=torch.tensor(before, dtype=torch.int64, device=device).view(len(bad), longest),
-            only=tuple(
-                (row, torch.tensor(allowed, device=device))
-                for row, allowed in enumerate(each.allowed_token_ids for each in asked)
-                if allowed is not None
-            ),
+            only=tuple((row, torch.tensor(ids, device=device)) for row, ids in only.items()),
+            allowed={row: frozenset(ids) for row, ids in only.items()},
             floor=_Entries.of(early, device),
             processors=frozenset(row for row, state in rows if state.processors),
             grammars=frozenset(row for row, state in rows if state.grammar is not None),
@@ -235,6 +239,30 @@ class Shaper:
         twin = copy.copy(self)
         twin._after, twin._logits, twin._blocked = {}, {}, set()
         return twin
+
+    def forbids(self, row: int, drafted: tuple[int, ...], token: int) -> bool:
+        """Return whether a row's request forbids a token after drafted ones, whatever the logits.
+
+        Processors of a user's own are not asked.
+        """
+        state, shaping = self._states[row], self._shaping
+        params, emitted = state.params, len(state.output) + len(drafted)
+        if row in shaping.allowed and token not in shaping.allowed[row]:
+            return True
+        if emitted < params.min_tokens and token in state.stop_ids:
+            return True
+        for *before, last in params.bad_words:
+            if last == token:
+                text = state.prefix.tokens[max(0, len(state.prefix) - len(before)) :].tolist()
+                if not before or [*text, *drafted][-len(before) :] == before:
+                    return True
+        if row not in shaping.grammars:
+            return False
+        place = (row, drafted)
+        if place not in self.masks:
+            self.masks[place] = state.grammar.mask(state.output, drafted)
+        mask = self.masks[place]
+        return mask is None or not mask[token >> 3] >> (token & 7) & 1
 
     def processors(self, row: int, path: Sequence[int]) -> tuple[Any, ...]:
         """Return a row's processors as they stand after the last call on a path.
