@@ -277,6 +277,31 @@ def test_refused_requests_are_outputs_with_their_errors() -> None:
         decoder.generate(prompts, on_error="keep")  # type: ignore[call-overload]
 
 
+@pytest.mark.parametrize("asked", DECODERS, ids=str)
+def test_many_that_fail_together_cost_one_round(asked: dict[str, Any]) -> None:
+    rounds: list[Any] = []
+    target, draft = mock_pair(V, 1)
+    config = SpeculativeConfig(depth="fixed", **{k: v for k, v in asked.items() if k != "draft"})
+    decoder = SpeculativeDecoder(
+        target, asked.get("draft", draft), config=config, on_round=rounds.append
+    )
+    verified: list[int] = []
+
+    class Counted(TabularModel):
+        def verify(self, prefixes: Any, proposal: Any) -> Any:
+            verified.append(len(prefixes))
+            return super().verify(prefixes, proposal)
+
+    decoder.target = Counted(target.probabilities, V)
+    params = [SamplingParams(max_tokens=4, seed=0)]
+    params += [SamplingParams(max_tokens=4, logits_processors=(raising(3),))] * 30
+    outputs = decoder.generate([[i % V] for i in range(31)], params, on_error="return")
+    assert [output.error is None for output in outputs] == [True, *[False] * 30]
+    assert {output.error.request for output in outputs[1:] if output.error} == {*range(1, 31)}
+    assert len(verified) <= len(rounds) + 3, "those that failed at the same token, together"
+    assert all(len(output.token_ids) == 2 for output in outputs[1:])
+
+
 def test_logits_and_forms_that_lead_nowhere_end_their_own_request() -> None:
     def rows(prefix: tuple[int, ...]) -> Any:
         return np.full(V, np.nan if prefix[0] == 1 and len(prefix) > 3 else 1 / V)
