@@ -58,9 +58,11 @@ class OutriderError(Exception):
 
     Attributes:
         request: the index of its prompt among those given to `generate` or `stream`; None else.
+        others: what befell other sequences in the same round, each named.
     """
 
     request: int | None = None
+    others: tuple[OutriderError, ...] = ()
 
     def __init__(self, *args: object, sequence_id: int | None = None, **others: str) -> None:
         self.sequence_id = sequence_id

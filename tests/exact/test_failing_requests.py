@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
+from outrider.certify import exact_distribution
 from outrider.certify.reference import distance, target_distribution
 from outrider.engine.scheduler import Scheduler
 from outrider.errors import UserCodeError
@@ -95,6 +96,30 @@ def test_a_failing_request_leaves_the_others_their_distribution(
     fails = {text: mass for text, mass in alone.items() if text[0] == 1}
     kept = {text: mass for text, mass in alone.items() if text[0] != 1}
     assert distance(failing, {**kept, None: sum(fails.values())}) < 1e-12
+
+
+@pytest.mark.parametrize("speculation", SHAPES[1:], ids=str)
+def test_a_processor_that_fails_at_the_drafts_logits_alone_ends_nothing(
+    speculation: dict[str, Any],
+) -> None:
+    """What is drafted is another distribution then; what is emitted is not."""
+    target, draft = mock_pair(3, 2)
+    failures: list[int] = []
+
+    def target_only(history: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        own = torch.from_numpy(target.probabilities(tuple(history.tolist()))).log()
+        if not torch.allclose(logits.double(), own):
+            failures.append(len(history))
+            raise LookupError("not the target's")
+        return logits
+
+    config = SpeculativeConfig(depth="fixed", **speculation)
+    decoder = SpeculativeDecoder(target, draft, config=config)
+    params = SamplingParams(max_tokens=3, logits_processors=(target_only,))
+    found = exact_distribution(decoder, (0, 1), params)
+    expected = target_distribution(target, (0, 1), SamplingParams(max_tokens=3))
+    assert failures
+    assert distance(found, expected) < 1e-12
 
 
 def test_a_failure_that_ends_others_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,11 @@ from math import isfinite, isnan
 import torch
 from torch import Tensor
 
-from ..errors import DegenerateDistributionError, DraftError
+from ..errors import DegenerateDistributionError, DraftError, OutriderError
 from ..random import RoundDraws
 from ..sampling import distributions as sampling
 from ..sampling.paths import Path
-from ..sampling.shaping import Shaper
+from ..sampling.shaping import Shaped, Shaper
 from ..types import trees
 from ..types.records import DraftProposal, Verdict
 from ..verification import Verifier, verify_point_masses
@@ -107,9 +107,24 @@ def verify(
         verdict = verifier.verify(proposal, probs, draws)
     rows = read_back(proposal, verdict, finite, draft_finite)
     if shaped is not None:
-        rows = [row.cut(shaped.usable(index, row.nodes)) for index, row in enumerate(rows)]
+        rows = _usable(shaped, rows)
     check_finite(batch, rows)
     return [row.cut(row.sound) for row in rows]
+
+
+def _usable(shaped: Shaped, rows: Sequence[RowVerdict]) -> list[RowVerdict]:
+    """Cut the rows where no token may be emitted; raise what was raised at their first nodes."""
+    found: list[RowVerdict] = []
+    errors: list[OutriderError] = []
+    for index, row in enumerate(rows):
+        try:
+            found.append(row.cut(shaped.usable(index, row.nodes)))
+        except OutriderError as error:
+            errors.append(error)
+    if errors:
+        errors[0].others = tuple(errors[1:])
+        raise errors[0]
+    return found
 
 
 def check_finite(batch: Batch, rows: Sequence[RowVerdict]) -> None:

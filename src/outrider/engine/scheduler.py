@@ -46,6 +46,7 @@ class Scheduler:
         self._read_chunk = read_chunk
         self._reading: deque[SequenceState] = deque()
         self._waiting: deque[SequenceState] = deque()
+        self._failures: deque[OutriderError] = deque()
         self._batch = decoder.pack(())
         self._held: dict[int, int] = {}
         decoder.slots.register(self, self._held)
@@ -85,6 +86,7 @@ class Scheduler:
         Drafters do not learn from its text, which is cut.
         """
         self._waiting = deque(s for s in self._waiting if s.prefix.sequence_id != sequence_id)
+        self._failures = deque(e for e in self._failures if e.sequence_id != sequence_id)
         held = (*self._batch.states, *self._reading)
         self._retire(s for s in held if s.prefix.sequence_id == sequence_id)
 
@@ -97,10 +99,12 @@ class Scheduler:
         Raises:
             ModelError: nothing runs, and other calls hold all the room; they are named.
             OutriderError: the round failed. If the error names a sequence, that one is retired, and
-                the next step makes the round again for the others; otherwise nothing of what ran or
-                waited goes on.
+                the others can be stepped on: a step for each other failure of the round, then one
+                that makes it again. Otherwise nothing of what ran or waited goes on.
         """
         try:
+            if self._failures:
+                raise self._failures.popleft()
             self._admit()
             if self.idle:
                 return None
@@ -123,6 +127,7 @@ class Scheduler:
     def close(self) -> None:
         """Cancel everything."""
         self._waiting.clear()
+        self._failures.clear()
         self._retire((*self._batch.states, *self._reading))
 
     def __enter__(self) -> Self:
@@ -202,11 +207,16 @@ class Scheduler:
 
     def _retire_failed(self, error: BaseException) -> None:
         """Retire the sequence that an error of a round names; all if it names none."""
-        named = error.sequence_id if isinstance(error, OutriderError) else None
+        named = None
+        if isinstance(error, OutriderError):
+            named = error.sequence_id
+            self._failures.extend(error.others)
+            error.others = ()
         held = (*self.running, *self._reading)
         failed = [state for state in held if state.prefix.sequence_id == named]
         if not failed:
             self._waiting.clear()
+            self._failures.clear()
             if isinstance(error, OutriderError):
                 error.sequence_id = None
         self._retire(failed or held, discard=True)

@@ -89,8 +89,7 @@ def generate_with(
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
-        if model.config.is_encoder_decoder:  # It comes with inputs that would be refused first.
-            refuse_unsupported(model)
+        refuse_unsupported(model)  # Before the inputs that such a model comes with.
         asked = copy.copy(generation_config)
         # These come as stopping criteria, too.
         asked.max_time = asked.stop_strings = None

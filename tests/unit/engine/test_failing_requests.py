@@ -15,8 +15,10 @@ from outrider import (
     SpeculativeConfig,
     SpeculativeDecoder,
     StatefulProcessor,
+    StructuredOutput,
 )
 from outrider.errors import (
+    DegenerateDistributionError,
     DraftError,
     EmptyPrefixError,
     InvalidConfigError,
@@ -273,6 +275,53 @@ def test_refused_requests_are_outputs_with_their_errors() -> None:
     assert sorted(event.request for event in events if event.error) == [1, 2, 3, 5]
     with pytest.raises(InvalidConfigError, match=r"on_error='keep'.*'raise', 'return'"):
         decoder.generate(prompts, on_error="keep")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("asked", DECODERS, ids=str)
+def test_many_that_fail_together_cost_one_round(asked: dict[str, Any]) -> None:
+    rounds: list[Any] = []
+    target, draft = mock_pair(V, 1)
+    config = SpeculativeConfig(depth="fixed", **{k: v for k, v in asked.items() if k != "draft"})
+    decoder = SpeculativeDecoder(
+        target, asked.get("draft", draft), config=config, on_round=rounds.append
+    )
+    verified: list[int] = []
+
+    class Counted(TabularModel):
+        def verify(self, prefixes: Any, proposal: Any) -> Any:
+            verified.append(len(prefixes))
+            return super().verify(prefixes, proposal)
+
+    decoder.target = Counted(target.probabilities, V)
+    params = [SamplingParams(max_tokens=4, seed=0)]
+    params += [SamplingParams(max_tokens=4, logits_processors=(raising(3),))] * 30
+    outputs = decoder.generate([[i % V] for i in range(31)], params, on_error="return")
+    assert [output.error is None for output in outputs] == [True, *[False] * 30]
+    assert {output.error.request for output in outputs[1:] if output.error} == {*range(1, 31)}
+    assert len(verified) <= len(rounds) + 3, "those that failed at the same token, together"
+    assert all(len(output.token_ids) == 2 for output in outputs[1:])
+
+
+def test_logits_and_forms_that_lead_nowhere_end_their_own_request() -> None:
+    def rows(prefix: tuple[int, ...]) -> Any:
+        return np.full(V, np.nan if prefix[0] == 1 and len(prefix) > 3 else 1 / V)
+
+    class Unchecked(TabularModel):
+        def logits(self, prefix: tuple[int, ...]) -> torch.Tensor:
+            return torch.from_numpy(rows(prefix)).log()
+
+    form = StructuredOutput(grammar='start: "a" /[ab&&[^ab]]/ | "b" "c"')
+    decoder = SpeculativeDecoder(Unchecked(rows, V), None, tokenizer=alphabet(TEXTS))
+    params = [SamplingParams(max_tokens=6, seed=seed) for seed in range(3)]
+    dead = [SamplingParams(max_tokens=6, seed=s, structured_output=form) for s in range(8)]
+    prompts = [[0], [1], [2], *([4] for _ in dead)]
+    outputs = decoder.generate(prompts, [*params, *dead], on_error="return")
+    assert [output.error is None for output in outputs[:3]] == [True, False, True]
+    assert len(outputs[1].token_ids) == 3
+    found = {(output.text, output.error is None) for output in outputs[3:]}
+    assert found == {("a", False), ("bc", True)}
+    errors = [output.error for output in outputs if output.error is not None]
+    assert all(isinstance(error, DegenerateDistributionError) for error in errors)
 
 
 class Picky(NgramDrafter):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import pytest
@@ -222,6 +223,17 @@ def test_an_encoder_decoder_is_named() -> None:
             assert "encoder_outputs" not in str(told.value)
 
 
+def test_a_recurrent_model_is_named() -> None:
+    config = tf.MambaConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1, state_size=4)
+    model: Any = tf.MambaForCausalLM(config).eval()
+    with pytest.raises(ModelError, match="MambaForCausalLM keeps a recurrent state"):
+        model.generate(
+            torch.ones(1, 4, dtype=torch.int64),
+            max_new_tokens=4,
+            custom_generate=outrider.generate_with(None),
+        )
+
+
 def test_no_processor_is_asked_behind_a_criterion_of_the_callers_own(models: Models) -> None:
     """A perfect draft goes on behind every stop."""
 
@@ -374,7 +386,8 @@ def test_what_a_call_cannot_have_is_refused(
     inputs = {**padded((5, 6)), "max_new_tokens": 4, **asked}
     monkeypatch.setattr(type(models.target), "_validate_model_kwargs", lambda *_: None)
     forwards: list[Any] = []
-    monkeypatch.setattr(models.target, "forward", forwards.append)
+    noted = functools.wraps(models.target.forward)(lambda *given: forwards.append(given))
+    monkeypatch.setattr(models.target, "forward", noted)
     with pytest.raises(InvalidConfigError) as caught:
         models.target.generate(**inputs, custom_generate=models.inside)
     assert message in str(caught.value)
