@@ -90,7 +90,9 @@ class Message(Record):
 
     def plain(self) -> dict[str, Any]:
         """Return it as chat templates take it."""
-        return {**self.model_dump(exclude_none=True), "content": joined(self.content)}
+        unset = set() if self.tool_calls else {"tool_calls"}
+        given = self.model_dump(exclude_none=True, exclude=unset)
+        return {**given, "content": joined(self.content)}
 
 
 class _StreamOptions(Record):

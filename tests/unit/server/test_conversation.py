@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 from outrider import SamplingParams
 from outrider.errors import InvalidConfigError
 from outrider.server.conversation import written
+from outrider.server.schema import Message
 from tests.support.alphabet import every_byte
 from tests.support.server import toy_decoder, toy_server
 
@@ -216,4 +217,6 @@ def test_an_answers_message_may_be_sent_back(client: Any) -> None:
     given = asked(client, say("user")).json()["choices"][0]["message"]
     given["content"] = "fine"
     sdk = given | {"annotations": [], "audio": None, "function_call": None, "tool_calls": None}
-    assert asked(client, say("user"), sdk, say("user", "?")).status_code == 200
+    for message in (sdk, sdk | {"tool_calls": []}):
+        assert Message.model_validate(message).plain() == say("assistant", "fine")
+        assert asked(client, say("user"), message, say("user", "?")).status_code == 200

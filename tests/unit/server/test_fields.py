@@ -101,6 +101,10 @@ def test_a_field_that_is_not_served_is_refused_by_its_name(
         ({"prediction": {"type": "content", "content": "a", "x": 1}}, "prediction.x"),
         ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
          "structured_outputs.whitespace_pattern"),
+        (
+            {"messages": [{"role": "a", "tool_calls": [{"function": {"name": "f", "x": 1}}]}]},
+            "messages[0].tool_calls[0].function.x",
+        ),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"bad_words": ["a", [1, "b"]]}, "bad_words[1][1]"),
         ({"bad_words": [""]}, "bad_words"),
