@@ -31,17 +31,20 @@ def until_stop(
     """
     ends = (i for i, token in enumerate(tokens) if token in state.stop_ids)
     # No tokenizer is asked behind the end.
-    found = list(tokens[: min(state.remaining, next(ends, len(tokens)) + 1)])
-    by_text = None
+    remaining = state.remaining
+    found = list(tokens[: min(remaining, next(ends, len(tokens)) + 1)])
+    cut = len(found)
     if state.params.stop and tokenizer is not None:
         by_text = _first_completed(state, found, tokenizer)
-    for index, token in enumerate(found):
-        kept = found[: index + 1]
-        if token in state.stop_ids or index == by_text or _whole(state, kept):
-            return kept, "stop"
-        if len(kept) == state.remaining:
-            return kept, "length"
-    return found, None
+        cut = cut if by_text is None else by_text
+    if state.grammar is not None:
+        places = range(min(cut, len(found)))
+        cut = next((i for i in places if _whole(state, found[: i + 1])), cut)
+    if cut < len(found):
+        return found[: cut + 1], "stop"
+    if found and found[-1] in state.stop_ids:
+        return found, "stop"
+    return found, "length" if len(found) == remaining else None
 
 
 def reachable_nodes(

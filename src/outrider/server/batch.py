@@ -208,16 +208,23 @@ def begun(requests: Requests, line: Line) -> Answer:
     except Exception as error:
         _LOG.exception("line %d failed", line.number)
         return partial(_failed, line, EngineError(f"{type(error).__name__}; see the log"))
-    return partial(_ended, line, reply, updates)
+    return partial(_ended, requests, line, reply, updates)
 
 
-def _ended(line: Line, reply: Reply, updates: SimpleQueue[Update]) -> dict[str, Any]:
+def _ended(
+    requests: Requests, line: Line, reply: Reply, updates: SimpleQueue[Update]
+) -> dict[str, Any]:
     done = False
     while not done:
         update = updates.get()
         if update.error is not None:
             return _failed(line, update.error)
-        reply.add(update)
+        try:
+            reply.add(update)
+        except OutriderError as error:
+            assert reply.job is not None
+            requests.service.cancel(reply.job)
+            return _failed(line, error)
         done = update.done
     return _written(line, 200, reply.whole(), None)
 

@@ -53,14 +53,24 @@ class Reply:
         """Whether it answers a conversation."""
         return isinstance(self.body, ChatBody)
 
-    def add(self, update: Update) -> None:
-        """Note what a round brought."""
-        self.events += update.events
+    def add(self, update: Update) -> list[StreamEvent]:
+        """Note what a round brought, and return its tokens with their texts.
+
+        Raises:
+            UserCodeError: the tokenizer raised.
+        """
+        assert self.job is not None
+        events: list[StreamEvent] = []
+        for row in update.rows:
+            assert update.step is not None
+            events += self.job.streams.of_row(update.step, row)
+        self.events += events
         self.rounds += update.rounds
         for each in update.rounds:
             if each.source == "prediction":
                 self._predicted += each.drafted
                 self._accepted += each.accepted
+        return events
 
     def whole(self) -> dict[str, Any]:
         """Return the answer of a request that has ended."""
@@ -72,12 +82,14 @@ class Reply:
         kind = "chat.completion" if self.chats else "text_completion"
         return {**self._head(kind), "choices": choices, "usage": self.usage(), **self._metrics()}
 
-    def chunks(self, update: Update) -> list[dict[str, Any]]:
+    def chunks(
+        self, tokens: Sequence[StreamEvent], of_choices: Sequence[RowRound]
+    ) -> list[dict[str, Any]]:
         """Return what is streamed of a round: one chunk for each choice that has something new."""
         found: list[dict[str, Any]] = []
-        for index in dict.fromkeys(self._index(event) for event in update.events):
-            events = [event for event in update.events if self._index(event) == index]
-            rounds = [each for each in update.rounds if each.choice == index]
+        for index in dict.fromkeys(self._index(event) for event in tokens):
+            events = [event for event in tokens if self._index(event) == index]
+            rounds = [each for each in of_choices if each.choice == index]
             if self.chats and index not in self._started:
                 self._started.add(index)
                 found.append(self._chunk(self._delta(index, {"role": "assistant", "content": ""})))

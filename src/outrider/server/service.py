@@ -17,7 +17,6 @@ from time import monotonic
 from ..engine.batch import StepResult
 from ..engine.decoder import SpeculativeDecoder
 from ..engine.metrics import SpeculationMetrics, Tally
-from ..engine.outputs import StreamEvent
 from ..engine.scheduler import Scheduler
 from ..engine.streaming import Streams
 from ..errors import OutriderError
@@ -55,13 +54,16 @@ class Update:
     """What became of a request in one round.
 
     Attributes:
-        events: the tokens that its choices emitted.
+        step: the round; None if the request was ended without one. Whoever receives it makes its
+            texts, so that the engine does not wait for a tokenizer.
+        rows: of the round, those of its choices.
         rounds: of each choice that took part.
         done: whether nothing follows.
         error: why it was ended before it had ended by itself.
     """
 
-    events: tuple[StreamEvent, ...] = ()
+    step: StepResult | None = None
+    rows: tuple[int, ...] = ()
     rounds: tuple[RowRound, ...] = ()
     done: bool = False
     error: OutriderError | None = None
@@ -73,7 +75,7 @@ class Job:
     Args:
         groups: the starting states of each prompt's choices.
         receive: called with each update, on the service's thread; it must not block.
-        streams: make events of rounds.
+        streams: make events of rounds, for whoever receives them.
         deadline: when it is ended, in seconds of the monotonic clock.
         lossy: whether its figures are labelled so.
 
@@ -127,7 +129,6 @@ class Job:
             now: when it ended.
         """
         record, rounds = step.record, []
-        events: list[StreamEvent] = []
         self.first = self.first or now
         for row in rows:
             state = step.batch.states[row]
@@ -145,10 +146,9 @@ class Job:
                     record.total_s,
                 )
             )
-            events += self.streams.of_row(step, row)
             if state.finish_reason is not None:
                 self.left.discard(state.prefix.sequence_id)
-        return Update(tuple(events), tuple(rounds), done=not self.left)
+        return Update(step, tuple(rows), tuple(rounds), done=not self.left)
 
 
 class Service:
@@ -298,11 +298,7 @@ class Service:
             rows.setdefault(id(self._jobs[state.prefix.sequence_id]), []).append(row)
         for of_job in rows.values():
             job = self._jobs[step.batch.sequence_ids[of_job[0]]]
-            try:
-                update = job.advance(step, of_job, now)
-            except OutriderError as error:
-                self._end(job, error)
-                continue
+            update = job.advance(step, of_job, now)
             self._open.difference_update(job.indices.keys() - job.left)
             if update.done:
                 self._forget(job)

@@ -11,6 +11,7 @@ from typing import Any
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from ..engine.outputs import StreamEvent
 from ..errors import OutriderError
 from ..types.records import SequenceState
 from .access import ServerState
@@ -54,7 +55,7 @@ class Decoding:
             OutriderError: the request was ended before.
         """
         try:
-            while not (await self._next()).done:
+            while not (await self._next())[0].done:
                 pass
         except OutriderError as error:
             self.end(_code(error))
@@ -69,12 +70,12 @@ class Decoding:
             while not done:
                 try:
                     async with asyncio.timeout(self._state.silence_s):
-                        update = await self._next()
+                        update, events = await self._next()
                 except TimeoutError:
                     yield _COMMENT
                     continue
                 done = update.done
-                if chunks := reply.chunks(update):
+                if chunks := reply.chunks(events, update.rounds):
                     yield "".join(map(_event, chunks))
             if (last := reply.closing()) is not None:
                 yield _event(last)
@@ -96,13 +97,12 @@ class Decoding:
             self._state.metrics.ended(self._reply, outcome)
             _LOG.info("a request ended", extra={"figures": self._reply.figures_logged(outcome)})
 
-    async def _next(self) -> Update:
-        """Wait for the next round, and note what it brought."""
+    async def _next(self) -> tuple[Update, list[StreamEvent]]:
+        """Wait for the next round, and note what it brought: its tokens, with their texts."""
         update = await self._updates.get()
         if update.error is not None:
             raise update.error
-        self._reply.add(update)
-        return update
+        return update, self._reply.add(update)
 
 
 class EventStream(StreamingResponse):
