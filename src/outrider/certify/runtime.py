@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..runtimes.base import Runtime
+from ..runtimes.base import Runtime, tolerated
 from ..types.finding import Finding
 from .checks import Report
 from .kits.references import FreshRuntime, Reference, TransformersReference
@@ -10,9 +10,6 @@ from .kits.runtime import CHECKS, GREEDY, check_runtime
 
 LEAST = 1e-4
 """By how much logits may differ in all runtimes, beside the largest: orders of sums differ."""
-
-MOST = 0.25
-"""The most that is allowed of any precision: a wrong token in the cache moves logits further."""
 
 EXACT = ("float32", "float64")
 """Precisions in which a runtime computes what the model itself does."""
@@ -49,8 +46,7 @@ def runtime_tier(
     """
     exact, reference = target.precision in EXACT, reference_of(target)
     slots = min(target.max_sequences or _SEQUENCES, _SEQUENCES)
-    usual = min(MOST, max(LEAST, 4 * target.rounding))
-    allowed = usual if tolerance is None else tolerance
+    allowed = max(LEAST, tolerated(target.rounding)) if tolerance is None else tolerance
     found: list[Finding] = []
     for done, (name, _) in enumerate(CHECKS):
         report(done, len(CHECKS), name)

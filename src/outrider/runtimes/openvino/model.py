@@ -12,7 +12,7 @@ import torch
 from ...config.sources import Weights
 from ...config.validation import choice
 from ...errors import ModelError, OutriderError
-from ..base import rounding_of
+from ..base import rounding_of, tolerated
 from ..transformers.cursor import Run
 from ..transformers.model import TransformersModel
 from ..transformers.support import Architecture
@@ -20,6 +20,9 @@ from .compiled import CompiledRun, Precision, compile_graph
 from .convert import converted
 
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+_EIGHT_BITS = 2.0**-7
+"""Eps of numbers in 8 bits beside the largest of a group."""
 
 _ALIKE = 1e-3
 """By how much logits may differ from the model's own, beside the largest: sums differ in order."""
@@ -97,8 +100,12 @@ class OpenVinoModel(TransformersModel):
 
     @property
     def rounding(self) -> float:
-        """What the type of products explains; see `Runtime.rounding`."""
-        return rounding_of(torch.finfo(_TYPES[self.run.precision]).eps)
+        """What the compiled graph's types explain; see `Runtime.rounding`.
+
+        Where weights are rounded, OpenVINO may round what they are multiplied with to 8 bits.
+        """
+        narrow = _EIGHT_BITS if self._weights and self.run.quantises else 0.0
+        return rounding_of(max(torch.finfo(_TYPES[self.run.precision]).eps, narrow))
 
     def fresh(self, max_sequences: int) -> Self:
         """Make a runtime over the same graph with `max_sequences` empty slots of its own."""
@@ -134,9 +141,9 @@ class OpenVinoModel(TransformersModel):
         expected = run(input_ids=ids, use_cache=False).logits.double()
         found = made(input_ids=ids).logits.double()
         error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-9))
-        computed = _TYPES[made.precision]
-        types = self.hf_model.dtype, torch.float32, computed
-        allowed = max(_ALIKE, 4 * max(rounding_of(torch.finfo(each).eps) for each in types))
+        types = self.hf_model.dtype, _TYPES[made.precision]
+        eps = max(torch.finfo(each).eps for each in types)
+        allowed = max(_ALIKE, tolerated(rounding_of(eps)))
         if not error <= allowed:
             raise ModelError(
                 f"{type(self.hf_model).__name__} gives other logits on OpenVINO than by itself "
