@@ -22,7 +22,11 @@ def reference_of(target: Runtime) -> Reference:
     if target.precision in EXACT:
         from ..runtimes.transformers.model import TransformersModel
 
-        if isinstance(target, TransformersModel):
+        # Its own forward rounds in its own dtype, whatever a runtime computes it in.
+        if (
+            isinstance(target, TransformersModel)
+            and str(target.hf_model.dtype).removeprefix("torch.") in EXACT
+        ):
             return TransformersReference(target.hf_model)
     return FreshRuntime(target.fresh(1))
 
@@ -32,7 +36,7 @@ def runtime_tier(
 ) -> tuple[Finding, ...]:
     """Run the kit over a loaded model, in slots of its own.
 
-    A model of transformers is compared with its own forward without a cache where it computes in
+    A model of transformers is compared with its own forward without a cache where both compute in
     float32 or float64; all others with themselves, everything computed anew.
 
     Args:

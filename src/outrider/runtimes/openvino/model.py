@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, get_args
@@ -13,6 +12,7 @@ from ...config.sources import Weights
 from ...config.validation import choice
 from ...errors import ModelError, OutriderError
 from ..base import rounding_of, tolerated
+from ..kept import default_folder
 from ..transformers.cursor import Run
 from ..transformers.model import TransformersModel
 from ..transformers.support import Architecture
@@ -44,6 +44,8 @@ class OpenVinoModel(TransformersModel):
             memory to read, and another target. None leaves them as they are.
         cache_dir: the folder for conversions; None is `$XDG_CACHE_HOME/outrider/openvino`, or
             `~/.cache/outrider/openvino`.
+        fingerprint: a key of the files that `hf_model` was loaded from, unchanged since, as
+            `outrider.load` makes it; None hashes all weights.
 
     Raises:
         ModelError: the model cannot be converted, or not be decoded speculatively.
@@ -63,6 +65,7 @@ class OpenVinoModel(TransformersModel):
         precision: Precision | None = None,
         weights: Weights | None = None,
         cache_dir: str | Path | None = None,
+        fingerprint: str | None = None,
     ) -> None:
         if precision is not None:
             choice("precision", precision, get_args(Precision))
@@ -70,7 +73,8 @@ class OpenVinoModel(TransformersModel):
             choice("weights", weights, get_args(Weights))
         self._precision = precision
         self._weights = weights
-        self._folder = _default_folder() if cache_dir is None else Path(cache_dir)
+        self._folder = default_folder() / "openvino" if cache_dir is None else Path(cache_dir)
+        self._fingerprint = fingerprint
         try:
             super().__init__(
                 hf_model,
@@ -125,7 +129,7 @@ class OpenVinoModel(TransformersModel):
             raise ModelError(f"the model is on {device}; OpenVINO takes models on the CPU")
         layers = tuple((keys.float(), values.float()) for keys, values in architecture.layers)
         kinds = tuple(kind for kind, _ in architecture.windows)
-        graph = converted(run, layers, kinds, self._weights, self._folder)
+        graph = converted(run, layers, kinds, self._weights, self._folder, self._fingerprint)
         usual: Precision = "bfloat16" if architecture.dtype == torch.bfloat16 else "float32"
         compiled = compile_graph(graph, self._precision or usual)
         made = CompiledRun(compiled, kinds, layers)
@@ -150,8 +154,3 @@ class OpenVinoModel(TransformersModel):
                 f"(relative error {error:.2g}, allowed {allowed:.2g}), as hooks cannot be "
                 "converted; use TransformersModel"
             )
-
-
-def _default_folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "outrider" / "openvino"
