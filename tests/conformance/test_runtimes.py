@@ -97,12 +97,17 @@ def test_tolerances_go_by_what_a_runtime_computes_with(kind: type[TransformersMo
 
 @pytest.mark.parametrize(("products", "eps"), [("bf16", 2.0**-7), ("tf32", 2.0**-10)])
 def test_float32_that_torch_multiplies_in_a_narrower_type_rounds_as_that(
-    products: str, eps: float, monkeypatch: pytest.MonkeyPatch
+    products: str, eps: float
 ) -> None:
-    monkeypatch.setattr(torch.backends.mkldnn.matmul, "fp32_precision", products)
-    model = TransformersModel(random_model("llama").float())
-    assert model.rounding == rounding_of(eps)
-    assert TransformersModel(random_model("llama")).rounding == rounding_of(2.0**-52)
+    matmul = torch.backends.mkldnn.matmul
+    before = matmul.fp32_precision
+    narrow, wide = random_model("llama").float(), random_model("llama")
+    matmul.fp32_precision = products
+    try:
+        assert TransformersModel(narrow).rounding == rounding_of(eps)
+        assert TransformersModel(wide).rounding == rounding_of(2.0**-52)
+    finally:
+        matmul.fp32_precision = before
 
 
 class CutsNothingAndRounds(CutsNothing, RoundsWithItsCache):

@@ -20,6 +20,9 @@ _LOG = logging.getLogger(__name__)
 _FILES = "files.json"
 """Of each other file of a conversion its hash, and how it looked when that was taken."""
 
+_DIGITS = 128
+"""Of a hash: what a full disk or a crash leaves of one is shorter."""
+
 _LARGE = 2**28
 """Bytes that take a while to hash."""
 
@@ -101,8 +104,8 @@ def fingerprint(*files: Path, memory: Path | None = None) -> str:
 def _remembered(file: Path, folder: Path) -> str:
     seen = _seen(file)
     known = folder / seen
-    if known.is_file():
-        return known.read_text()
+    if known.is_file() and len(said := known.read_text()) == _DIGITS:
+        return said
     digest = _hashed(file)
     if _seen(file) == seen:  # it was left alone meanwhile
         _write(known, digest)

@@ -162,8 +162,9 @@ def _pretrained(auto: Any, source: str, **settings: Any) -> Any:
             given["config"] = _pretrained(transformers.AutoConfig, source)
         _LOG.info("converting %s for transformers, once: %s", file.name, kind)
         made = auto.from_pretrained(str(file.parent), **given)
-        if isinstance(made, transformers.PreTrainedModel) and made.hf_quantizer is not None:
-            made.hf_quantizer.remove_quantization_config(made)  # its weights are plain numbers
+        quantizer = getattr(made, "hf_quantizer", None)
+        if quantizer is not None:
+            quantizer.remove_quantization_config(made)  # its weights are plain numbers now
         if not kept.keep(place, made.save_pretrained):
             return made
     return auto.from_pretrained(str(place), **settings)
