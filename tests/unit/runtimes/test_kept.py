@@ -12,9 +12,9 @@ import torch
 from transformers import AutoTokenizer
 
 from outrider.runtimes import kept
-from outrider.runtimes.loading import Asked, load_model
+from outrider.runtimes.loading import Asked, load_model, load_tokenizer
 from tests.support.families import random_model
-from tests.support.gguf_files import gguf_model, write_gguf
+from tests.support.gguf_files import byte_level, gguf_model, write_gguf
 
 
 def test_a_file_that_looks_as_it_did_is_not_read_again(tmp_path: Path) -> None:
