@@ -16,14 +16,16 @@ from outrider.certify.kits.runtime import CHECKS, check_runtime
 from outrider.certify.kits.runtime_tests import runtime_tests
 from outrider.certify.runtime import runtime_tier
 from outrider.drafters.base import nothing_drafted
+from outrider.errors import ModelError
+from outrider.runtimes.base import rounding_of
 from outrider.runtimes.slots import Placement, Slot
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types import trees
 from outrider.types.finding import Finding
 from outrider.types.records import DraftProposal, Prefix, TargetScores
 from tests.support.families import FAMILIES, random_model
+from tests.support.narrow import REJECTION, CutsNothing, RoundsToEightBits, RoundsWithItsCache
 
-REJECTION = "logits after a rejected draft are those of a fresh forward"
 PARTS = "a prompt may be read in parts"
 RAGGED = "rows of different lengths do not disturb each other"
 
@@ -81,6 +83,58 @@ def test_narrow_dtypes_pass_within_their_rounding(dtype: torch.dtype) -> None:
         names=names,
     )
     assert not failed(found)
+
+
+@pytest.mark.parametrize("kind", [RoundsWithItsCache, RoundsToEightBits])
+def test_tolerances_go_by_what_a_runtime_computes_with(kind: type[TransformersModel]) -> None:
+    """Not by the dtype of its logits: the check at construction, and the kit's own tolerance."""
+    model = random_model("llama").float()
+    found = check_runtime(
+        lambda: kind(model, max_sequences=4), TransformersReference(model), names={REJECTION}
+    )
+    assert not failed(found)
+
+
+@pytest.mark.parametrize(("products", "eps"), [("bf16", 2.0**-7), ("tf32", 2.0**-10)])
+def test_float32_that_torch_multiplies_in_a_narrower_type_rounds_as_that(
+    products: str, eps: float
+) -> None:
+    matmul = torch.backends.mkldnn.matmul
+    before = matmul.fp32_precision
+    narrow, wide = random_model("llama").float(), random_model("llama")
+    matmul.fp32_precision = products
+    try:
+        assert TransformersModel(narrow).rounding == rounding_of(eps)
+        assert TransformersModel(wide).rounding == rounding_of(2.0**-52)
+    finally:
+        matmul.fp32_precision = before
+
+
+class CutsNothingAndRounds(CutsNothing, RoundsWithItsCache):
+    pass
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        (CutsNothing, torch.float32),
+        (CutsNothing, torch.bfloat16),
+        (CutsNothingAndRounds, torch.float32),
+    ],
+)
+def test_a_cache_that_is_not_cut_back_is_found_at_any_rounding(
+    kind: type[TransformersModel], dtype: torch.dtype, wide: bool
+) -> None:
+    """Also where a token left in the cache moves logits by less than rounding may."""
+    model = random_model("gpt2").to(dtype)
+    if not wide:
+        with torch.no_grad():
+            for block in model.transformer.h:
+                for each in block.parameters():
+                    each.mul_(0.05)
+    with pytest.raises(ModelError, match=r"other logits after (a|one) rejected draft"):
+        kind(model)
 
 
 test_the_tabular_runtime_passes = runtime_tests(lambda: mock_pair(5, seed=1)[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..runtimes.base import Runtime
+from ..runtimes.base import Runtime, tolerated
 from ..types.finding import Finding
 from .checks import Report
 from .kits.references import FreshRuntime, Reference, TransformersReference
@@ -10,9 +10,6 @@ from .kits.runtime import CHECKS, GREEDY, check_runtime
 
 LEAST = 1e-4
 """By how much logits may differ in all runtimes, beside the largest: orders of sums differ."""
-
-MOST = 0.25
-"""The most that is allowed of any precision: a wrong token in the cache moves logits further."""
 
 EXACT = ("float32", "float64")
 """Precisions in which a runtime computes what the model itself does."""
@@ -25,7 +22,11 @@ def reference_of(target: Runtime) -> Reference:
     if target.precision in EXACT:
         from ..runtimes.transformers.model import TransformersModel
 
-        if isinstance(target, TransformersModel):
+        # Its own forward rounds in its own dtype, whatever a runtime computes it in.
+        if (
+            isinstance(target, TransformersModel)
+            and str(target.hf_model.dtype).removeprefix("torch.") in EXACT
+        ):
             return TransformersReference(target.hf_model)
     return FreshRuntime(target.fresh(1))
 
@@ -35,7 +36,7 @@ def runtime_tier(
 ) -> tuple[Finding, ...]:
     """Run the kit over a loaded model, in slots of its own.
 
-    A model of transformers is compared with its own forward without a cache where it computes in
+    A model of transformers is compared with its own forward without a cache where both compute in
     float32 or float64; all others with themselves, everything computed anew.
 
     Args:
@@ -49,8 +50,7 @@ def runtime_tier(
     """
     exact, reference = target.precision in EXACT, reference_of(target)
     slots = min(target.max_sequences or _SEQUENCES, _SEQUENCES)
-    usual = min(MOST, max(LEAST, 4 * target.rounding))
-    allowed = usual if tolerance is None else tolerance
+    allowed = max(LEAST, tolerated(target.rounding)) if tolerance is None else tolerance
     found: list[Finding] = []
     for done, (name, _) in enumerate(CHECKS):
         report(done, len(CHECKS), name)

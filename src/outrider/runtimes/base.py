@@ -61,6 +61,18 @@ def rounding_of(eps: float) -> float:
     return max(4 * eps, math.pow(eps, 0.75))
 
 
+def tolerated(rounding: float) -> float:
+    """Return by how much logits may be off, beside the largest, before they are wrong.
+
+    Args:
+        rounding: of what computes them; see `Runtime.rounding`.
+
+    Returns:
+        Four times that, at most .25: a wrong token in the cache moves logits further.
+    """
+    return min(0.25, 4 * rounding)
+
+
 class Cursor(ABC):
     """A model in the middle of drafting. It is fed chains by `step`, or trees by `expand`."""
 
@@ -125,9 +137,10 @@ class Runtime(ABC):
 
     @property
     def rounding(self) -> float:
-        """By how much logits after one text may differ with what else a forward computes.
+        """Rounding tolerance across batch shapes, beside the largest logit.
 
-        Beside the largest of them; by default what float32 explains.
+        It goes by the narrowest type that the forward computes with, which need not be that of the
+        logits or of the weights. By default what float32 explains.
         """
         return rounding_of(2.0**-23)
 

@@ -15,6 +15,7 @@ import torch
 
 from ..config.sources import RuntimeName, Weights, is_gguf
 from ..errors import InvalidConfigError, ModelError, missing
+from . import kept
 from .base import Runtime
 
 _LOG = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ def load_tokenizer(source: str, asked: Asked) -> Any:
         from transformers import AutoTokenizer
     files = "tokenizer.json (without one TransformersModel(model) decodes token ids)"
     with _loading(f"tokenizer of {source!r}", files):
-        return AutoTokenizer.from_pretrained(**_place(source))
+        return _pretrained(AutoTokenizer, source)
 
 
 def _of_transformers(source: str, asked: Asked) -> Runtime:
@@ -122,14 +123,19 @@ def _of_transformers(source: str, asked: Asked) -> Runtime:
             for package in ("accelerate", "gguf"):  # transformers wants both
                 import_module(package)
     with _loading(f"model {source!r}", "config.json and complete weights"):
-        weights = AutoModelForCausalLM.from_pretrained(**_place(source), dtype=asked.dtype)
+        weights = _pretrained(AutoModelForCausalLM, source, dtype=asked.dtype)
     weights = weights.to(asked.device)
     suits = asked.device.type == "cpu" and weights.dtype != torch.float64
     if asked.runtime == "openvino" or (asked.runtime == "auto" and suits and find_spec("openvino")):
         from .openvino.model import OpenVinoModel
 
         try:
-            return OpenVinoModel(weights, max_sequences=asked.max_sequences, weights=asked.weights)
+            return OpenVinoModel(
+                weights,
+                max_sequences=asked.max_sequences,
+                weights=asked.weights,
+                fingerprint=_fingerprint(Path(weights.config.name_or_path)),
+            )
         except ModelError as error:
             if asked.runtime == "openvino":
                 raise
@@ -137,12 +143,39 @@ def _of_transformers(source: str, asked: Asked) -> Runtime:
     return TransformersModel(weights, max_sequences=asked.max_sequences)
 
 
-def _place(source: str) -> dict[str, Any]:
-    """Name a model as `from_pretrained` takes it; it converts the weights of a GGUF file."""
-    path = Path(source)
+def _pretrained(auto: Any, source: str, **settings: Any) -> Any:
+    """Load what `auto` names; of a GGUF file it is converted once, and kept as transformers does.
+
+    With many tokens transformers takes long to read such a file: it is done for the configuration
+    and for the weights.
+    """
     if not is_gguf(source):
-        return {"pretrained_model_name_or_path": source}
-    return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+        return auto.from_pretrained(source, **settings)
+    import transformers
+
+    file, kind = Path(source), auto.__name__
+    key = kept.key_of(kept.fingerprint(file), kind, settings, transformers.__version__)
+    place = kept.default_folder() / "gguf" / key
+    if not kept.find(place):
+        given = {"gguf_file": file.name, **settings}
+        if auto is not transformers.AutoConfig:
+            given["config"] = _pretrained(transformers.AutoConfig, source)
+        _LOG.info("converting %s for transformers, once: %s", file.name, kind)
+        made = auto.from_pretrained(str(file.parent), **given)
+        quantizer = getattr(made, "hf_quantizer", None)
+        if quantizer is not None:
+            quantizer.remove_quantization_config(made)  # its weights are plain numbers now
+        if not kept.keep(place, made.save_pretrained):
+            return made
+    return auto.from_pretrained(str(place), **settings)
+
+
+def _fingerprint(folder: Path) -> str | None:
+    """Make a key of a folder's weights; None where they are elsewhere, or not all of them."""
+    weights = sorted(each for kind in ("*.safetensors", "*.bin") for each in folder.glob(kind))
+    if not weights or (folder / "adapter_config.json").exists():
+        return None
+    return kept.fingerprint(*weights)
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def check_runtime(
         reference: the same model without a cache; None compares with a fresh runtime, which finds
             what depends on the cache and not what is wrong without one.
         tolerance: by how much logits may differ, beside the largest of them; None goes by the
-            dtype of the logits.
+            runtime's `rounding`, and by the dtype of the logits.
         seed: of the texts.
         names: of the properties that are checked; None for all.
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...runtimes.base import Runtime
+from ...runtimes.base import Runtime, rounding_of, tolerated
 from ...types import trees
 from ...types.records import Distributions, DraftProposal, Prefix
 from .references import Path, Reference
@@ -93,14 +93,14 @@ class Case:
     def compare(self, found: Tensor, path: Path) -> None:
         """Compare logits [V] with those after a text."""
         expected = self.reference.logits(path).to("cpu", torch.float64)
-        eps = torch.finfo(found.dtype).eps
+        computed = max(self.runtime.rounding, rounding_of(torch.finfo(found.dtype).eps))
         found = found.to("cpu", torch.float64)
         finite = expected[expected.isfinite()]
         scale = float(finite.abs().max().clamp(min=1e-9)) if len(finite) else 1.0
         apart = torch.where(found == expected, 0.0, (found - expected).abs())
         error = float(apart.max()) / scale
         self.worst = max(self.worst, error)
-        allowed = max(8 * eps, eps**0.75) if self.tolerance is None else self.tolerance
+        allowed = tolerated(computed) if self.tolerance is None else self.tolerance
         require(
             error <= allowed,
             f"logits after a text of {len(path)} tokens are off by {error:.2g} of the largest; "

@@ -69,9 +69,14 @@ class CompiledRun:
 
     @property
     def precision(self) -> Precision:
-        """The type of its products."""
+        """The type of its products, as compiled: not every processor has each."""
         kind = self._compiled[0].get_property("INFERENCE_PRECISION_HINT")
         return "bfloat16" if kind == ov.Type.bf16 else "float32"
+
+    @property
+    def quantises(self) -> bool:
+        """Whether activations are rounded to 8 bits where they meet rounded weights."""
+        return int(self._compiled[0].get_property("DYNAMIC_QUANTIZATION_GROUP_SIZE")) > 0
 
     def another(self) -> CompiledRun:
         """The same graph, called independently of this one."""

@@ -7,20 +7,18 @@ logits. Rows, new tokens and earlier tokens are of any number.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-import os
-import shutil
-import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from copy import deepcopy
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from torch.nn import Module
 from transformers import AttentionInterface, Cache
@@ -28,17 +26,22 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 
 from ...config.sources import Weights
 from ...errors import ModelError, missing
+from .. import kept
 from ..transformers import attention
 from ..transformers.twin import twin
 
 with missing("openvino"):
     import openvino as ov
+    from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
 _LOG = logging.getLogger(__name__)
 
 Layers = Sequence[tuple[Tensor, Tensor]]
 """Keys and values of one token in each layer, [1, heads, 1, width]."""
 
+
+_GRAPH = 3
+"""Counts what the graphs have been."""
 
 _SPLIT = "outrider_split"
 """The name under which transformers knows `_split_attention`."""
@@ -161,6 +164,7 @@ def converted(
     kinds: Sequence[str | None],
     weights: Weights | None,
     folder: Path,
+    fingerprint: str | None = None,
 ) -> ov.Model:
     """Convert a model, or read what was converted before.
 
@@ -170,12 +174,13 @@ def converted(
         kinds: the names of the masks that it takes.
         weights: to what they are rounded; None leaves them.
         folder: where conversions are kept.
+        fingerprint: of the files that the model was loaded from; None hashes its weights.
 
     Raises:
         ModelError: it cannot be traced.
         MissingExtraError: weights are to be rounded and nncf is not installed.
     """
-    place = folder / _key(model, weights)
+    place = folder / _key(model, weights, fingerprint)
     found = _read(place)
     if found is None:
         _LOG.info("converting %s to OpenVINO, once", type(model).__name__)
@@ -184,7 +189,7 @@ def converted(
         if weights is not None:
             _LOG.info("rounding its weights to %s", weights)
             found = _rounded(found, weights, nncf)
-        _keep(found, place)
+        kept.keep(place, partial(_write, found))
     return found
 
 
@@ -205,7 +210,13 @@ def _convert(model: Any, layers: Layers, kinds: Sequence[str | None]) -> ov.Mode
             _quiet("transformers"),
         ):
             wide = model if model.dtype == torch.float32 else Module.float(deepcopy(model))
-            return ov.convert_model(_Traced(twin(wide), kinds), example_input=inputs)
+            # Not traced a second time to compare: `_compare` does that on the result.
+            decoder = TorchScriptPythonDecoder(
+                _Traced(twin(wide), kinds),
+                example_input=inputs,
+                trace_kwargs={"check_trace": False},
+            )
+            return ov.convert_model(decoder, example_input=inputs)
     except Exception as error:
         raise ModelError(
             f"{type(model).__name__} cannot be converted to OpenVINO "
@@ -247,13 +258,19 @@ def _quiet(library: str) -> Iterator[None]:
         log.setLevel(levels[1])
 
 
-def _key(model: Any, weights: Weights | None) -> str:
+def _key(model: Any, weights: Weights | None, fingerprint: str | None) -> str:
     """Name a conversion by all that it depends on."""
-    versions = {"openvino": ov.__version__, "torch": torch.__version__, "graph": 2}
-    digest = hashlib.blake2b(digest_size=20)
+    versions = ov.__version__, torch.__version__, transformers.__version__, _GRAPH
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
-    made_of = [versions, kind, weights, model.config.to_dict()]
-    digest.update(json.dumps(made_of, default=str).encode())
+    config = {name: each for name, each in model.config.to_dict().items() if name[0] != "_"}
+    return kept.key_of(
+        versions, kind, str(model.dtype), weights, config, fingerprint or _hashed(model)
+    )
+
+
+def _hashed(model: Any) -> str:
+    """Hash all weights of a model."""
+    digest = hashlib.blake2b(digest_size=20)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
@@ -261,42 +278,15 @@ def _key(model: Any, weights: Weights | None) -> str:
 
 
 def _read(place: Path) -> ov.Model | None:
-    """Read a conversion; None if there is none, or it is not what was written."""
-    if not place.is_dir():
+    """Read a conversion; None if there is none, or it cannot be used."""
+    if not kept.find(place):
         return None
     try:
-        written = json.loads((place / "files.json").read_text())
-        if written != _digests(place):
-            raise ValueError("its files are not what was written")
         return ov.Core().read_model(place / "model.xml")
-    except Exception as error:
-        _LOG.warning("the conversion in %s is made anew: %s", place, error)
-        shutil.rmtree(place, ignore_errors=True)
+    except RuntimeError as error:
+        kept.forget(place, error)
         return None
 
 
-def _keep(model: ov.Model, place: Path) -> None:
-    """Write a conversion under another name first, so that half of one is never read."""
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=place.parent) as made:
-            ov.save_model(model, Path(made) / "model.xml", compress_to_fp16=False)
-            (Path(made) / "files.json").write_text(json.dumps(_digests(Path(made))))
-            os.replace(made, place)
-            Path(made).mkdir()
-    except (OSError, RuntimeError) as error:
-        if place.is_dir():
-            return  # another process was quicker
-        # OpenVINO names no reason.
-        disk = next(each for each in place.absolute().parents if each.exists())
-        free = shutil.disk_usage(disk).free // 1_000_000
-        _LOG.warning("the conversion is not kept in %s: %s (%d MB free)", place, error, free)
-
-
-def _digests(place: Path) -> dict[str, str]:
-    return {name: _digest(place / name) for name in ("model.xml", "model.bin")}
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()
+def _write(model: ov.Model, place: Path) -> None:
+    ov.save_model(model, place / "model.xml", compress_to_fp16=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, get_args
@@ -12,7 +11,8 @@ import torch
 from ...config.sources import Weights
 from ...config.validation import choice
 from ...errors import ModelError, OutriderError
-from ..base import rounding_of
+from ..base import rounding_of, tolerated
+from ..kept import default_folder
 from ..transformers.cursor import Run
 from ..transformers.model import TransformersModel
 from ..transformers.support import Architecture
@@ -20,6 +20,9 @@ from .compiled import CompiledRun, Precision, compile_graph
 from .convert import converted
 
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+_EIGHT_BITS = 2.0**-7
+"""Eps of numbers in 8 bits beside the largest of a group."""
 
 _ALIKE = 1e-3
 """By how much logits may differ from the model's own, beside the largest: sums differ in order."""
@@ -41,6 +44,8 @@ class OpenVinoModel(TransformersModel):
             memory to read, and another target. None leaves them as they are.
         cache_dir: the folder for conversions; None is `$XDG_CACHE_HOME/outrider/openvino`, or
             `~/.cache/outrider/openvino`.
+        fingerprint: a key of the files that `hf_model` was loaded from, unchanged since, as
+            `outrider.load` makes it; None hashes all weights.
 
     Raises:
         ModelError: the model cannot be converted, or not be decoded speculatively.
@@ -60,6 +65,7 @@ class OpenVinoModel(TransformersModel):
         precision: Precision | None = None,
         weights: Weights | None = None,
         cache_dir: str | Path | None = None,
+        fingerprint: str | None = None,
     ) -> None:
         if precision is not None:
             choice("precision", precision, get_args(Precision))
@@ -67,7 +73,8 @@ class OpenVinoModel(TransformersModel):
             choice("weights", weights, get_args(Weights))
         self._precision = precision
         self._weights = weights
-        self._folder = _default_folder() if cache_dir is None else Path(cache_dir)
+        self._folder = default_folder() / "openvino" if cache_dir is None else Path(cache_dir)
+        self._fingerprint = fingerprint
         try:
             super().__init__(
                 hf_model,
@@ -97,8 +104,12 @@ class OpenVinoModel(TransformersModel):
 
     @property
     def rounding(self) -> float:
-        """What the type of products explains; see `Runtime.rounding`."""
-        return rounding_of(torch.finfo(_TYPES[self.run.precision]).eps)
+        """What the compiled graph's types explain; see `Runtime.rounding`.
+
+        Where weights are rounded, OpenVINO may round what they are multiplied with to 8 bits.
+        """
+        narrow = _EIGHT_BITS if self._weights and self.run.quantises else 0.0
+        return rounding_of(max(torch.finfo(_TYPES[self.run.precision]).eps, narrow))
 
     def fresh(self, max_sequences: int) -> Self:
         """Make a runtime over the same graph with `max_sequences` empty slots of its own."""
@@ -118,7 +129,7 @@ class OpenVinoModel(TransformersModel):
             raise ModelError(f"the model is on {device}; OpenVINO takes models on the CPU")
         layers = tuple((keys.float(), values.float()) for keys, values in architecture.layers)
         kinds = tuple(kind for kind, _ in architecture.windows)
-        graph = converted(run, layers, kinds, self._weights, self._folder)
+        graph = converted(run, layers, kinds, self._weights, self._folder, self._fingerprint)
         usual: Precision = "bfloat16" if architecture.dtype == torch.bfloat16 else "float32"
         compiled = compile_graph(graph, self._precision or usual)
         made = CompiledRun(compiled, kinds, layers)
@@ -134,17 +145,12 @@ class OpenVinoModel(TransformersModel):
         expected = run(input_ids=ids, use_cache=False).logits.double()
         found = made(input_ids=ids).logits.double()
         error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-9))
-        computed = _TYPES[made.precision]
-        types = self.hf_model.dtype, torch.float32, computed
-        allowed = max(_ALIKE, 4 * max(rounding_of(torch.finfo(each).eps) for each in types))
+        types = self.hf_model.dtype, _TYPES[made.precision]
+        eps = max(torch.finfo(each).eps for each in types)
+        allowed = max(_ALIKE, tolerated(rounding_of(eps)))
         if not error <= allowed:
             raise ModelError(
                 f"{type(self.hf_model).__name__} gives other logits on OpenVINO than by itself "
                 f"(relative error {error:.2g}, allowed {allowed:.2g}), as hooks cannot be "
                 "converted; use TransformersModel"
             )
-
-
-def _default_folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "outrider" / "openvino"

@@ -37,6 +37,9 @@ from .views import View, Views, hung_on_chains
 
 _LOG = logging.getLogger(__name__)
 
+_PRODUCTS = {"tf32": 2.0**-10, "bf16": 2.0**-7}
+"""Eps of the types in which torch may multiply float32."""
+
 _FEW = 4
 """Rows that miss more tokens are prefilled where they are read ahead: first layers compute these.
 """
@@ -117,8 +120,14 @@ class TransformersModel(Runtime):
 
     @property
     def rounding(self) -> float:
-        """What the type of the weights explains; see `Runtime.rounding`."""
-        return rounding_of(torch.finfo(self.hf_model.dtype).eps)
+        """What the types of weights and of products explain; see `Runtime.rounding`.
+
+        Torch multiplies float32 in a narrower type where it is set to (`fp32_precision`).
+        """
+        dtype, backends = self.hf_model.dtype, torch.backends
+        matmul = (backends.cuda if self.device.type == "cuda" else backends.mkldnn).matmul
+        narrow = _PRODUCTS.get(matmul.fp32_precision, 0.0) if dtype == torch.float32 else 0.0
+        return rounding_of(max(torch.finfo(dtype).eps, narrow))
 
     @property
     def token_ratio(self) -> float:

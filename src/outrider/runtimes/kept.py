@@ -1,0 +1,141 @@
+"""Conversions kept on disk and found again, by keys that need not read what is converted.
+
+What a file holds is known by its hash. It is remembered of a file by its name, inode, size and
+times: only a file that is new, or was touched, is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+_LOG = logging.getLogger(__name__)
+
+_FILES = "files.json"
+"""Of each other file of a conversion its hash, and how it looked when that was taken."""
+
+_DIGITS = 128
+"""Of a hash: what a full disk or a crash leaves of one is shorter."""
+
+_LARGE = 2**28
+"""Bytes that take a while to hash."""
+
+
+def default_folder() -> Path:
+    """Return `$XDG_CACHE_HOME/outrider`, or `~/.cache/outrider`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider"
+
+
+def key_of(*parts: object) -> str:
+    """Make a name of all that a conversion depends on: of the parts as JSON, or as text."""
+    text = json.dumps(parts, default=str).encode()
+    return hashlib.blake2b(text, digest_size=20).hexdigest()
+
+
+def find(place: Path) -> bool:
+    """Say whether a conversion is there, as it was written; one that is damaged is deleted."""
+    if not place.is_dir():
+        return False
+    try:
+        noted = json.loads((place / _FILES).read_text())
+        seen = {name: _seen(place / name) for name in noted}
+        if any(seen[name] != noted[name]["seen"] for name in noted):
+            # Copied or touched, then.
+            if any(_hashed(place / name) != noted[name]["hash"] for name in noted):
+                raise ValueError("its files are not what was written")
+            _write(place / _FILES, _notes(place))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        forget(place, error)
+        return False
+    return True
+
+
+def forget(place: Path, reason: Exception) -> None:
+    """Delete a conversion that cannot be used, and say why."""
+    _LOG.warning("the conversion in %s is made anew: %s", place, reason)
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def keep(place: Path, write: Callable[[Path], object]) -> bool:
+    """Keep a conversion, written under another name first, so that half of one is never found.
+
+    Args:
+        place: its folder.
+        write: writes its files to the folder that it is given.
+
+    Returns:
+        Whether it is there; if not, a warning gives the reason.
+    """
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place.parent) as made:
+            write(Path(made))
+            (Path(made) / _FILES).write_text(_notes(Path(made)))
+            os.replace(made, place)
+            Path(made).mkdir()
+    except (OSError, RuntimeError) as error:
+        if place.is_dir():
+            return True  # another process was quicker
+        # OpenVINO names no reason.
+        disk = next(each for each in place.absolute().parents if each.exists())
+        free = shutil.disk_usage(disk).free // 1_000_000
+        _LOG.warning("the conversion is not kept in %s: %s (%d MB free)", place, error, free)
+        return False
+    return True
+
+
+def fingerprint(*files: Path, memory: Path | None = None) -> str:
+    """Make a key of what files hold; one that looks as it did before is not read again.
+
+    Args:
+        files: that are there.
+        memory: the folder of hashes; None is `digests` in `default_folder()`.
+    """
+    folder = default_folder() / "digests" if memory is None else memory
+    return key_of([(file.name, _remembered(file, folder)) for file in files])
+
+
+def _remembered(file: Path, folder: Path) -> str:
+    seen = _seen(file)
+    known = folder / seen
+    if known.is_file() and len(said := known.read_text()) == _DIGITS:
+        return said
+    digest = _hashed(file)
+    if _seen(file) == seen:  # it was left alone meanwhile
+        _write(known, digest)
+    return digest
+
+
+def _notes(place: Path) -> str:
+    files = [each for each in place.iterdir() if each.name != _FILES]
+    return json.dumps({each.name: {"seen": _seen(each), "hash": _hashed(each)} for each in files})
+
+
+def _seen(file: Path) -> str:
+    """Name a file as it looks now. Its folder may be renamed; an inode is its own."""
+    now = file.stat()
+    return key_of(file.name, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
+
+
+def _hashed(file: Path) -> str:
+    if file.stat().st_size >= _LARGE:
+        _LOG.info("hashing %s, once", file.name)
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "blake2b").hexdigest()
+
+
+def _write(place: Path, text: str) -> None:
+    """Write a small file whole, or not at all."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=place.parent, delete=False) as made:
+            made.write(text)
+        os.replace(made.name, place)
+    except OSError as error:
+        _LOG.info("%s is not kept: %s", place, error)
