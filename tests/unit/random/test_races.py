@@ -126,30 +126,24 @@ def perturbed(width: int, distance: float, seed: int) -> tuple[Floats, Floats]:
     return np.asarray(mass, dtype=np.float64), np.asarray(moved, dtype=np.float64)
 
 
-def by_rank(distributions: Floats, uniforms: Floats) -> NDArray[np.int64]:
-    """Inversion over the sums in the order of falling probability."""
-    order = np.argsort(-distributions, axis=-1, kind="stable")
-    found = inverse_cdf(np.take_along_axis(distributions, order, -1), uniforms)
-    return np.take_along_axis(order, np.asarray(found)[:, None], -1)[:, 0]
+def drawn(draw: Any, row: Floats, numbers: Floats) -> NDArray[np.int64]:
+    """One draw from the same row for each row of numbers."""
+    return np.concatenate([draw(row[None], numbers[i : i + 1]) for i in range(len(numbers))])
 
 
 def changed(distance: float, draws: int, width: int = 32_000) -> dict[str, float]:
     """The share of tokens that differ after a move of a total variation, by way of drawing."""
     keys = keys_of(draws)
     noise, uniforms = Philox4x32().race(keys, noise_size(width)), Philox4x32().uniforms(keys)
-    ways: dict[str, tuple[Any, Floats]] = {
-        "race": (race_index, noise),
-        "sums": (inverse_cdf, uniforms),
-        "sums by rank": (by_rank, uniforms),
-    }
-    apart = dict.fromkeys(ways, 0.0)
+    apart = dict.fromkeys(("race", "sums", "sums by rank"), 0.0)
     for seed in range(4):
-        pair = perturbed(width, distance, seed)
-        for way, (draw, numbers) in ways.items():
-            one, other = (
-                np.concatenate([draw(row[None], numbers[i : i + 1]) for i in range(draws)])
-                for row in pair
-            )
+        tokens = []
+        for row in perturbed(width, distance, seed):
+            order = np.argsort(-row, kind="stable")
+            by_rank = order[drawn(inverse_cdf, row[order], uniforms)]
+            by_id = drawn(inverse_cdf, row, uniforms)
+            tokens.append((drawn(race_index, row, noise), by_id, by_rank))
+        for way, one, other in zip(apart, *tokens, strict=True):
             apart[way] += float((one != other).mean()) / 4
     return apart
 
