@@ -21,6 +21,7 @@ from ..errors import (
     TokenOutOfRangeError,
     type_name,
 )
+from ..random import row_totals
 
 _LARGE = 500.0
 
@@ -117,7 +118,7 @@ def tolerance(array: Any) -> float:
 def sound_rows(distributions: Any) -> Any:
     """Say which rows [..., V] are non-negative with a sum of one, bool [...]."""
     xp = array_namespace(distributions)
-    totals = xp.sum(distributions, axis=-1, dtype=xp.float64)
+    totals = row_totals(distributions)
     least = xp.min(distributions, axis=-1)
     return (least >= 0) & (xp.abs(totals - 1) <= tolerance(distributions))
 

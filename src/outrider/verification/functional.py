@@ -191,9 +191,10 @@ def _require_round(
                 "probability 0; expected the distribution that the token was drawn from, which "
                 "cannot exclude it: pass the draft's probabilities after temperature and filters"
             )
-    sound = sound_rows(target_probs)
-    target = xp.where(sound[..., None], target_probs, 1 / vocabulary)
-    return tokens, drafted, xp.astype(target, target_probs.dtype), sound
+    sound, target = sound_rows(target_probs), target_probs
+    if not bool(xp.all(sound)):
+        target = xp.where(sound[..., None], target_probs, 1 / vocabulary)
+    return tokens, drafted, xp.astype(target, target_probs.dtype, copy=False), sound
 
 
 def compute_acceptance_probs(draft_probs: Any, target_probs: Any) -> tuple[Any, Any]:

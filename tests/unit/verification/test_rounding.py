@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from outrider.types.records import Distributions, DraftProposal
 from outrider.verification import METHODS, Tree
@@ -31,7 +30,9 @@ def of(target: Any, draft: Any, tokens: Any) -> Tree:
     return Tree.of(DraftProposal(tokens, np.full(2, DEPTH), Distributions(probs=draft)), target)
 
 
-def uncovered(target: NDArray[np.float64], draft: NDArray[np.float64], claim: float) -> float:
+def uncovered(rows: Any, claim: float) -> float:
+    """The mass of the target's row that the draft's leaves, at a claim, in float64."""
+    target, draft = (row.double().numpy() for row in rows)
     return float(np.maximum(claim * target - draft, 0).sum())
 
 
@@ -61,8 +62,7 @@ def test_float32_moves_what_is_emitted_by_less_than_the_stated_bound(
         ]
         for row in range(2):
             claim = float(exact[row, node])
-            rows = (each[row, node].double().numpy() for each in (target, draft))
-            mass = uncovered(*rows, claim)
+            mass = uncovered((target[row, node], draft[row, node]), claim)
             if node:
                 coin = abs(float(heads[row, node] - right[row, node]))
                 worst = max(worst, coin * (mass + 1 - claim))
