@@ -42,7 +42,7 @@ def run(scope: Scope, say: Say) -> Report:
     note = (
         f"Demo pair on {pair.target.name}, float32, {scope.tokens} tokens a prompt, default "
         "settings without the memory of earlier outputs; a round of each decoder in turn; the "
-        "target's reading of the prompt is not timed, what the drafter reads is; "
+        "target's prefill is not timed, that of the drafter is; "
         "95% interval over prompts, or batches of them."
     )
     return Report(note, rows)

@@ -26,7 +26,7 @@ from outrider.types.records import DraftProposal, Prefix, TargetScores
 from tests.support.families import FAMILIES, random_model
 from tests.support.narrow import REJECTION, CutsNothing, RoundsToEightBits, RoundsWithItsCache
 
-PARTS = "a prompt may be read in parts"
+PARTS = "a prompt may be prefilled in parts"
 RAGGED = "rows of different lengths do not disturb each other"
 
 
@@ -245,58 +245,62 @@ def stale(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shifted(monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows stand where the first one does."""
-    from outrider.runtimes.transformers.views import View, Views
+    from outrider.runtimes.transformers.attention_inputs import AttentionInputMaker, AttentionInputs
 
-    chain = Views.chain
+    chain = AttentionInputMaker.chain
 
-    def careless(views: Views, starts: list[int], length: int) -> View:
+    def careless(views: AttentionInputMaker, starts: list[int], length: int) -> AttentionInputs:
         view = chain(views, starts, length)
-        return View(
+        return AttentionInputs(
             view.masks, view.positions[:1].expand_as(view.positions), view.columns, view.span
         )
 
-    monkeypatch.setattr(Views, "chain", careless)
+    monkeypatch.setattr(AttentionInputMaker, "chain", careless)
 
 
 def one_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """What follows columns that were computed before stands one position too far on."""
-    from outrider.runtimes.transformers.views import View, Views
+    from outrider.runtimes.transformers.attention_inputs import AttentionInputMaker, AttentionInputs
 
-    chain = Views.chain
+    chain = AttentionInputMaker.chain
 
-    def careless(views: Views, starts: list[int], length: int) -> View:
+    def careless(views: AttentionInputMaker, starts: list[int], length: int) -> AttentionInputs:
         view = chain(views, starts, length)
         late = torch.tensor(starts)[:, None] > 0
-        return View(view.masks, view.positions + late, view.columns, view.span)
+        return AttentionInputs(view.masks, view.positions + late, view.columns, view.span)
 
-    monkeypatch.setattr(Views, "chain", careless)
+    monkeypatch.setattr(AttentionInputMaker, "chain", careless)
 
 
 def siblings(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node sees all nodes before it, those that it does not follow included."""
-    from outrider.runtimes.transformers.views import View, Views
+    from outrider.runtimes.transformers.attention_inputs import AttentionInputMaker, AttentionInputs
 
-    tree = Views.tree
+    tree = AttentionInputMaker.tree
 
-    def careless(views: Views, starts: list[int], ancestors: torch.Tensor, queries: int) -> View:
+    def careless(
+        views: AttentionInputMaker, starts: list[int], ancestors: torch.Tensor, queries: int
+    ) -> AttentionInputs:
         proper = tree(views, starts, ancestors, queries)
         view = tree(views, starts, torch.ones_like(ancestors).tril(), queries)
-        return View(view.masks, proper.positions, proper.columns, proper.span)
+        return AttentionInputs(view.masks, proper.positions, proper.columns, proper.span)
 
-    monkeypatch.setattr(Views, "tree", careless)
+    monkeypatch.setattr(AttentionInputMaker, "tree", careless)
 
 
 def by_column(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node stands at its column, whatever it follows."""
-    from outrider.runtimes.transformers.views import View, Views
+    from outrider.runtimes.transformers.attention_inputs import AttentionInputMaker, AttentionInputs
 
-    tree = Views.tree
+    tree = AttentionInputMaker.tree
 
-    def careless(views: Views, starts: list[int], ancestors: torch.Tensor, queries: int) -> View:
+    def careless(
+        views: AttentionInputMaker, starts: list[int], ancestors: torch.Tensor, queries: int
+    ) -> AttentionInputs:
         view = tree(views, starts, ancestors, queries)
-        return View(view.masks, view.columns, view.columns, view.span)
+        return AttentionInputs(view.masks, view.columns, view.columns, view.span)
 
-    monkeypatch.setattr(Views, "tree", careless)
+    monkeypatch.setattr(AttentionInputMaker, "tree", careless)
 
 
 def in_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,8 +39,8 @@ def test_a_lenience_of_one_is_lossless_and_a_lower_one_is_not() -> None:
 class ForgetsTheClaim(BlockVerification):
     """norm((p - q)+) where block verification needs norm((p_i p - q)+)."""
 
-    def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
-        return tree.remaining_distribution(node, claims[:, 0] * 0 + 1)
+    def residual(self, tree: Tree, weights: Any, node: Any) -> Any:
+        return tree.remaining_distribution(node, weights[:, 0] * 0 + 1)
 
 
 class StopsAtTheFirstReject(BlockVerification):
@@ -49,12 +49,12 @@ class StopsAtTheFirstReject(BlockVerification):
     trees = False
 
     def stop_distribution(self, tree: Tree) -> tuple[Any, Any]:
-        last, claims = super().stop_distribution(tree)
+        last, weights = super().stop_distribution(tree)
         xp = array_namespace(last)
         heads = last / xp.clip(xp.cumulative_sum(last, axis=-1), min=1e-300)
         one = xp.ones_like(heads[:, :1])
         reached = xp.concat([one, xp.cumulative_prod(heads[:, 1:], axis=-1)], axis=-1)
-        return reached * xp.concat([1 - heads[:, 1:], one], axis=-1), claims
+        return reached * xp.concat([1 - heads[:, 1:], one], axis=-1), weights
 
 
 class Uncapped(TokenVerification):
@@ -78,44 +78,44 @@ class EmitsTheImpossible(TokenVerification):
 
 
 class Unnormalised(TokenVerification):
-    def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
-        return super().residual(tree, claims, node) * 0.5
+    def residual(self, tree: Tree, weights: Any, node: Any) -> Any:
+        return super().residual(tree, weights, node) * 0.5
 
 
 class LosesMass(TokenVerification):
     def stop_distribution(self, tree: Tree) -> tuple[Any, Any]:
-        distribution, claims = super().stop_distribution(tree)
-        return distribution * 0.9, claims
+        distribution, weights = super().stop_distribution(tree)
+        return distribution * 0.9, weights
 
 
 class LooksBehindTheDraft(TokenVerification):
     """Multiplies by a column that was not drafted."""
 
     def stop_distribution(self, tree: Tree) -> tuple[Any, Any]:
-        distribution, claims = super().stop_distribution(tree)
+        distribution, weights = super().stop_distribution(tree)
         xp = array_namespace(distribution)
         behind = xp.sum(tree.target[:, -1], axis=-1, keepdims=True)
-        return distribution * behind, claims
+        return distribution * behind, weights
 
 
 class OnlyInTorch(TokenVerification):
     """Its residual takes the log and the exponential of torch."""
 
-    def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
-        return torch.exp(torch.log(super().residual(tree, claims, node)))
+    def residual(self, tree: Tree, weights: Any, node: Any) -> Any:
+        return torch.exp(torch.log(super().residual(tree, weights, node)))
 
 
 class OtherInNumPy(TokenVerification):
     """Forgets what drafts cover where arrays are NumPy's."""
 
-    def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
+    def residual(self, tree: Tree, weights: Any, node: Any) -> Any:
         if isinstance(tree.target, torch.Tensor):
-            return super().residual(tree, claims, node)
+            return super().residual(tree, weights, node)
         return tree.target[range(len(node)), node]
 
 
 class Raises(TokenVerification):
-    def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
+    def residual(self, tree: Tree, weights: Any, node: Any) -> Any:
         raise KeyError("no idea")
 
 

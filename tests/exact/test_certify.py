@@ -20,7 +20,7 @@ from outrider.certify.spread import spread, workers
 from outrider.engine import stopping
 from outrider.policies.rule import BreakEven
 from outrider.runtimes.tabular import mock_pair
-from outrider.sampling.shaping import Shaper
+from outrider.sampling.pipeline import LogitsPipeline
 from outrider.verification import TokenVerification, Verifier
 from outrider.verification.lossy import LenientVerification
 
@@ -145,19 +145,21 @@ def test_an_interrupt_does_not_wait_for_the_work_of_other_processes() -> None:
 
 def stale(patch: pytest.MonkeyPatch) -> None:
     """What looks at earlier tokens does not see the drafted ones."""
-    shaper = Shaper.__call__
-    patch.setattr(Shaper, "__call__", lambda self, logits, path: shaper(self, logits, None))
+    pipeline = LogitsPipeline.__call__
+    patch.setattr(
+        LogitsPipeline, "__call__", lambda self, logits, path: pipeline(self, logits, None)
+    )
 
 
 def remembers_refused(patch: pytest.MonkeyPatch) -> None:
     """The next round goes on from the last call of this one, kept or not."""
-    processors = Shaper.processors
+    processors = LogitsPipeline.processors
 
-    def last_called(self: Shaper, row: int, path: Any) -> Any:
+    def last_called(self: LogitsPipeline, row: int, path: Any) -> Any:
         called = [after for (owner, _), after in self._after.items() if owner == row]
         return called[-1] if called else processors(self, row, path)
 
-    patch.setattr(Shaper, "processors", last_called)
+    patch.setattr(LogitsPipeline, "processors", last_called)
 
 
 def late_stops(patch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from outrider.certify.reference import distance, target_distribution
 from outrider.errors import TokenOutOfRangeError
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.sampling.paths import Path
-from outrider.sampling.shaping import Shaper
+from outrider.sampling.pipeline import LogitsPipeline
 
 V = 3
 TOLERANCE = 1e-12
@@ -148,12 +148,12 @@ def test_coupled_text_is_that_of_plain_keyed_sampling(shaping: dict[str, Any]) -
 
 def test_a_history_without_the_drafted_tokens_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted fault: penalties of one value for all positions, as they were before the round."""
-    shaper = Shaper.__call__
+    pipeline = LogitsPipeline.__call__
 
-    def stale(self: Shaper, logits: Any, path: Path | None = None) -> Any:
-        return shaper(self, logits, None)
+    def stale(self: LogitsPipeline, logits: Any, path: Path | None = None) -> Any:
+        return pipeline(self, logits, None)
 
-    monkeypatch.setattr(Shaper, "__call__", stale)
+    monkeypatch.setattr(LogitsPipeline, "__call__", stale)
     params = SamplingParams(max_tokens=3, frequency_penalty=1.5)
     assert error(1, SHAPES[0], params) > 1e-3
 

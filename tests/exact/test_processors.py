@@ -24,7 +24,7 @@ from outrider.certify import exact_distribution
 from outrider.certify.reference import distance
 from outrider.errors import DegenerateDistributionError
 from outrider.runtimes.tabular import TabularModel, mock_pair
-from outrider.sampling.shaping import Shaper
+from outrider.sampling.pipeline import LogitsPipeline
 from tests.support.alphabet import alphabet
 
 TOLERANCE = 1e-12
@@ -115,13 +115,13 @@ def test_a_memory_that_hypotheses_share_is_seen(
     """Planted faults: forks that are one and the same; a memory of tokens that were refused."""
     assert error(speculation, StatefulProcessor(Lax())) < TOLERANCE
     assert error(speculation, StatefulProcessor(Lax(), lambda processor: processor)) > 1e-3
-    processors = Shaper.processors
+    processors = LogitsPipeline.processors
 
-    def last_called(self: Shaper, row: int, path: Any) -> Any:
+    def last_called(self: LogitsPipeline, row: int, path: Any) -> Any:
         called = [forks for (owner, _), forks in self._after.items() if owner == row]
         return called[-1] if called else processors(self, row, path)
 
-    monkeypatch.setattr(Shaper, "processors", last_called)
+    monkeypatch.setattr(LogitsPipeline, "processors", last_called)
     assert error(speculation, StatefulProcessor(Lax())) > 1e-3
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("playwright", reason="playwright is not installed")
 
 from playwright import sync_api as playwright
 
-from outrider.server.access import Access
+from outrider.server.access import AuthLimits
 from tests.support.server import listening, toy_server
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -81,7 +81,7 @@ def test_markup_in_texts_is_shown_as_it_is(browser: Any) -> None:
 
 
 def test_errors_are_shown_and_a_key_opens_the_server(browser: Any) -> None:
-    with toy_server(access=Access(keys=("k",))) as server, listening(server.app) as url:
+    with toy_server(access=AuthLimits(keys=("k",))) as server, listening(server.app) as url:
         page, _ = opened(browser, url)
         page.locator("#model", has_text="expected a valid key").wait_for()
         page.fill("#key", "k")

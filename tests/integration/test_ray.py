@@ -19,7 +19,7 @@ pytest.importorskip("fastapi", reason="the server extra is not installed")
 import ray
 
 from outrider.integrations.ray import application, on_ray
-from outrider.server.access import Access
+from outrider.server.access import AuthLimits
 from outrider.server.batch import Answered, answer_file, in_process
 
 pytestmark = [
@@ -120,7 +120,7 @@ def test_the_server_runs_on_ray_serve_under_a_prefix_and_asks_for_keys(cluster: 
 
     serve.start(http_options={"port": 8231})
     try:
-        access = Access(keys=("one",))
+        access = AuthLimits(keys=("one",))
         served = application(make, "toy", access, ray_actor_options={"num_cpus": 1})
         serve.run(served, name="toy", route_prefix="/llm")
         body = {"prompt": "abc", "max_tokens": 12, "seed": 3}

@@ -14,10 +14,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from outrider import HybridDrafter, SpeculativeConfig, SpeculativeDecoder, TransformersModel
-from outrider.server.access import Access
+from outrider.server.access import AuthLimits
 from outrider.server.app import make_app
 from outrider.server.metrics import Metrics
-from outrider.server.requests import Requests, Terms
+from outrider.server.requests import Requests, ServedModel
 from outrider.server.service import Service
 from outrider.types.records import DraftProposal, Prefix, TargetScores
 
@@ -75,14 +75,14 @@ def until(holds: Callable[[], bool]) -> None:
 @contextmanager
 def toy_server(
     decoder: SpeculativeDecoder | None = None,
-    access: Access | None = None,
+    access: AuthLimits | None = None,
     silence_s: float = 15.0,
     **service: Any,
 ) -> Iterator[Server]:
     """A server in this process; closed at the end."""
     used = toy_decoder() if decoder is None else decoder
     running = Service(used, **service)
-    requests = Requests(running, Terms("toy", frozenset({"alias"}), "test"))
+    requests = Requests(running, ServedModel("toy", frozenset({"alias"}), "test"))
     metrics = Metrics(running, "toy", vllm_names=True)
     app = make_app(requests, metrics, access, silence_s=silence_s)
     try:

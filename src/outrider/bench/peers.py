@@ -1,7 +1,7 @@
 """Other systems on the same prompts: transformers' assisted generation, and llama.cpp.
 
 Both sides are timed from token ids to token ids, without the target's first forward pass, which
-reads the prompt. Peers decode one sequence at a time and take part in batches of one.
+prefills the prompt. Peers decode one sequence at a time and take part in batches of one.
 """
 
 from __future__ import annotations

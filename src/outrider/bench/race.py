@@ -40,7 +40,7 @@ class Run:
 
     Attributes:
         seconds: from the request to the last token, without `prompt_s`.
-        prompt_s: of the target's first forward pass, which reads the prompts; it takes as long
+        prompt_s: of the target's first forward pass, which prefills the prompts; it takes as long
             with drafts as without. What a drafter does in that round counts in `seconds`.
         token_ids: emitted for each prompt.
         failure: why there is no output; None if there is one.
@@ -81,7 +81,7 @@ class OutriderRunner(Runner):
     """A decoder of Outrider's own.
 
     Args:
-        target: in slots of its own, so that it finds no prompt that another candidate has read.
+        target: in slots of its own, so that it finds no prompt that another has prefilled.
         drafter: proposes tokens; None decodes plainly.
         candidate: names it in results.
         config: how speculation is done.

@@ -150,7 +150,7 @@ class Measurement:
         batch: sequences decoded together.
         dtype: of both models.
         seconds: for each stretch, from the request to the last token, without `prompt_s`.
-        prompt_s: for each stretch, the seconds of the target's first forward pass, which reads
+        prompt_s: for each stretch, the seconds of the target's first forward pass, which prefills
             the prompts.
         tokens: for each stretch, the tokens emitted, counted from ids.
         speedup: tokens per second over the baseline's; 1 for the baseline; None where tokens that
@@ -193,7 +193,7 @@ class Measurement:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens emitted per second over all stretches, the reading of prompts aside."""
+        """Tokens emitted per second over all stretches, prefill aside."""
         return sum(self.tokens) / sum(self.seconds)
 
     @property

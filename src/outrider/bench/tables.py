@@ -14,7 +14,7 @@ from .records import Measurement, Results
 HEADINGS = ("candidate", "tokens/s", "speedup", "95% interval", "length", "rate", "same")
 
 NOTE = (
-    "tokens/s: from the request to the last token, without the target's reading of the prompt; "
+    "tokens/s: from the request to the last token, without the target's prefill; "
     "speedup: over plain decoding on the same prompts; 95% interval: Student's t over prompts, of "
     "which one in twenty misses by chance; length: tokens emitted by a round that drafts; rate: "
     "drafted tokens that were kept; same: batches of prompts whose tokens are those of plain "

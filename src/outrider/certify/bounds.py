@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..config.params import TreeChildren
 from ..verification.bounds import iid_optimum, two_distinct_optimum
 
-Children = TreeChildren | Literal["outright"]
+Children = TreeChildren | Literal["deterministic"]
 Path = tuple[int, ...]
 Row = NDArray[np.float64]
 Distribution = Callable[[Path], Sequence[float] | Row]
@@ -66,8 +66,8 @@ def tree_probabilities(
     Args:
         draft_distribution: the drafter's distributions.
         shape: how many children each node has at each depth; at most as many as tokens are likely.
-        kind: how they come about, as `SpeculativeConfig.tree_children` says; "outright" are the
-            likeliest.
+        kind: how they come about, as `SpeculativeConfig.tree_children` says; "deterministic" are
+            the likeliest.
         prefix: what the tree follows.
     """
     if not shape:
@@ -138,7 +138,7 @@ def _inclusion(distribution: Row, count: int, kind: Children) -> Row:
     """The probability [V] that each token is among the `count` children of a node."""
     if kind == "with_replacement":
         return 1 - (1 - distribution) ** count
-    if kind in ("greedy", "outright"):
+    if kind in ("greedy", "deterministic"):
         drawn = int(kind == "greedy")
         included = np.zeros(len(distribution))
         included[np.argsort(-distribution, kind="stable")[: count - drawn]] = 1.0

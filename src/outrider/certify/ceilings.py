@@ -99,7 +99,7 @@ def reached(build: Build, drafter: str, shape: tuple[int, ...], pair: int) -> Re
     seed, agreement = PAIRS[pair]
     target, draft = mock_pair(VOCABULARY, seed, agreement)
     settings = DRAFTERS[drafter]
-    outright = settings.get("draft_sample_method") == "greedy"
+    deterministic = settings.get("draft_sample_method") == "greedy"
     tree = drafter.startswith("tree")
     tokens: dict[str, float] = {}
     for method in METHODS:
@@ -107,18 +107,20 @@ def reached(build: Build, drafter: str, shape: tuple[int, ...], pair: int) -> Re
         config = configured(method, drafter, len(shape), **more)
         decoder = build(target, draft, config, None)
         tokens[method] = expected(decoder, lambda record, row: record.emitted[row])
-    attaining: tuple[str, ...] = METHODS if outright or drafter == "tree, greedy" else ()
-    kind: Children = "outright" if outright else settings.get("tree_children", "with_replacement")
-    if not tree and not outright:
+    attaining: tuple[str, ...] = METHODS if deterministic or drafter == "tree, greedy" else ()
+    kind: Children = (
+        "deterministic" if deterministic else settings.get("tree_children", "with_replacement")
+    )
+    if not tree and not deterministic:
         bound = exact_block_value(target.probabilities, draft.probabilities, len(shape), PROMPT)
         attaining = ("block",)
-    elif kind != "outright" and len(shape) == 1:
+    elif kind != "deterministic" and len(shape) == 1:
         first = target.probabilities(PROMPT), draft.probabilities(PROMPT)
         bound = 1 + transport_optimum(*first, *shape, kind)
     else:
         drafted = tree_probabilities(draft.probabilities, shape, kind, PROMPT)
         bound = cover_bound(target.probabilities, drafted, PROMPT)
-        attaining = METHODS if outright else ()
+        attaining = METHODS if deterministic else ()
     return Reached(drafter, shape, pair, tokens, bound, attaining)
 
 

@@ -57,7 +57,7 @@ class CheckedMethod(Method):
         """Find where the round stops, as the method does.
 
         Raises:
-            BrokenPartError: it raised, or returned no distribution with its claims.
+            BrokenPartError: it raised, or returned no distribution with its weights.
         """
         where, found = self._called("stop_distribution", tree)
         kind = type(tree.target)
@@ -65,20 +65,20 @@ class CheckedMethod(Method):
         if not pair or not all(isinstance(item, kind) for item in found):
             raise BrokenPartError(
                 f"{where} returned {kind_of(found)}; expected two {_KINDS[kind]}s: the "
-                "distribution [B, N + 1] and claims [B, N + 1], float64"
+                "distribution [B, N + 1] and weights [B, N + 1], float64"
             )
         for item in found:
             _check_form(where, item, tree.target.shape[:2], "[B, N + 1]")
         self._check_masses(where, found[0])
         return found[0], found[1]
 
-    def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
+    def residual(self, tree: Tree, weights: Any, node: Any) -> Any:
         """Find the distribution of the token that follows, as the method does.
 
         Raises:
             BrokenPartError: it raised, or returned no distribution of a token.
         """
-        where, found = self._called("residual", tree, claims, node)
+        where, found = self._called("residual", tree, weights, node)
         kind = type(tree.target)
         if not isinstance(found, kind):
             raise BrokenPartError(

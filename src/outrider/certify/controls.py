@@ -278,7 +278,11 @@ CONTROLS = (
     *_group(
         tree_distribution((2, 1)),
         method,
-        ("traversal: residual without the claim on the node", _VARIANT, faults.plain_residual()),
+        (
+            "traversal: residual without the acceptance weight of the node",
+            _VARIANT,
+            faults.plain_residual(),
+        ),
     ),
     *_group(
         distribution("block"),

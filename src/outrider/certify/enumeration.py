@@ -64,7 +64,7 @@ def exact_distribution(
         batch_size = min(batch_size, 1)
     if batch_size < 1:
         raise InvalidConfigError("batch_size", batch_size, "room for one branch beside the mates")
-    ids = decoder.claim(batch_size + len(mates))
+    ids = decoder.new_sequence_ids(batch_size + len(mates))
     live = {_key(start): (start, 1.0)}
     distribution: dict[tuple[int, ...], float] = {}
     walked = 0
@@ -116,7 +116,7 @@ def outcomes(
         The step, its row that went through this outcome, and the outcome's probability.
     """
     if ids is None:
-        ids = decoder.claim(batch_size + len(mates))
+        ids = decoder.new_sequence_ids(batch_size + len(mates))
     work: list[tuple[SequenceState, float, tuple[int, ...]]]
     work = [(state, mass, ()) for state, mass in live]
     while work:

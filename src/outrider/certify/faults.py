@@ -42,25 +42,27 @@ def instead(kind: type, method: str) -> Callable[[Callable[..., Any]], Any]:
 
 
 @instead(BlockVerification, "residual")
-def plain_residual(_: Any, tree: Tree, claims: Any, node: Any) -> Any:
-    """Forget the claim on the node: norm((P - Q)+), what recursive rejection would leave."""
-    return tree.remaining_distribution(node, torch.ones_like(claims[:, 0]))
+def plain_residual(_: Any, tree: Tree, weights: Any, node: Any) -> Any:
+    """Forget the node's acceptance weight: norm((P - Q)+), what recursive rejection would leave."""
+    return tree.remaining_distribution(node, torch.ones_like(weights[:, 0]))
 
 
 @instead(BlockVerification, "stop_distribution")
 def stops_at_first_refusal(method: BlockVerification, tree: Tree) -> tuple[Any, Any]:
-    """Scan the coins from the left, and stop at the first tail; claim by the last head."""
-    last, claims = BlockVerification.stop_distribution(method, tree)
-    heads = last / last.cumsum(-1).clamp(min=1e-300)
-    one = torch.ones_like(heads[:, :1])
-    reached = torch.cat([one, heads[:, 1:].cumprod(-1)], -1)
-    return reached * torch.cat([1 - heads[:, 1:], one], -1), claims
+    """Draw from the left, and go on while draws say stop; weight by the last of them."""
+    last, weights = BlockVerification.stop_distribution(method, tree)
+    stops = last / last.cumsum(-1).clamp(min=1e-300)
+    one = torch.ones_like(stops[:, :1])
+    reached = torch.cat([one, stops[:, 1:].cumprod(-1)], -1)
+    return reached * torch.cat([1 - stops[:, 1:], one], -1), weights
 
 
 @instead(TokenVerification, "residual")
-def bonus_from_the_row_before(method: TokenVerification, tree: Tree, claims: Any, node: Any) -> Any:
+def bonus_from_the_row_before(
+    method: TokenVerification, tree: Tree, weights: Any, node: Any
+) -> Any:
     """Draw the bonus after full acceptance from the row before the last."""
-    right = TokenVerification.residual(method, tree, claims, node)
+    right = TokenVerification.residual(method, tree, weights, node)
     wrong = tree.target[torch.arange(len(node)), (node - 1).clamp(min=0)].double()
     return torch.where((node == tree.length)[:, None], wrong, right)
 
@@ -73,7 +75,7 @@ def accepts_the_impossible(method: TokenVerification, tree: Tree) -> tuple[Any, 
 
 
 @instead(TokenVerification, "residual")
-def residual_is_the_target(_: Any, tree: Tree, _claims: Any, node: Any) -> Any:
+def residual_is_the_target(_: Any, tree: Tree, _weights: Any, node: Any) -> Any:
     """Replace a refused token by one drawn from the target's distribution itself."""
     return tree.target[torch.arange(len(node)), node].double()
 

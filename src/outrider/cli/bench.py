@@ -22,7 +22,7 @@ from .signals import terminable
 DETAILS = """All candidates decode the same prompts in turn, in one process, beside plain decoding
 (the same engine without a draft) and other systems on the same weights. Tokens are counted from
 ids; end-of-text is ignored. Clocks run from the request to the last token, but for the target's
-reading of the prompt. Ctrl-C and SIGTERM keep what was measured. The exit status is 1 where a
+prefill. Ctrl-C and SIGTERM keep what was measured. The exit status is 1 where a
 lossless candidate at temperature 0 wrote another token than plain decoding, and their logits are
 further apart than rounding explains: the first such token is named.
 """

@@ -43,7 +43,7 @@ empty one, or of transformers without a cache; run by --runtime alone, or --tier
 status is 0 if all passes, 1 if anything fails, 2 after an error.
 
 --module takes a subclass of outrider.verification.Method (stop_distribution(tree), residual(tree,
-claims, node)), a Verifier, or a subclass of outrider.drafters.base.Drafter (vocab_size,
+weights, node)), a Verifier, or a subclass of outrider.drafters.base.Drafter (vocab_size,
 propose(prefixes, plan, ctx)); their docstrings say what each is given and returns.
 """
 

@@ -41,7 +41,7 @@ class Serving:
         served_model_name: what clients call the model (default: its name here).
         max_sequences: how many sequences are decoded together.
         max_waiting: how many more may wait; others are refused with status 429.
-        prefill_chunk: tokens of new prompts that are read with a round; longer prompts are read in
+        prefill_chunk: tokens of new prompts that are prefilled with a round; longer ones in
             parts.
         timeout: seconds that a request may take, waiting included.
         grace: seconds that running requests have to end after SIGTERM or Ctrl-C.
@@ -95,11 +95,11 @@ def serve(
     with missing("server"):
         import_module("uvicorn")  # before the models are loaded
 
-    from ..server.access import Access
+    from ..server.access import AuthLimits
     from ..server.serving import Settings, run
     from .models import load_decoder
 
-    access = Access(serving.keys, serving.max_body, origins=serving.allow_origin)
+    access = AuthLimits(serving.keys, serving.max_body, origins=serving.allow_origin)
     decoder = load_decoder(setup, serving.max_sequences)
     name = serving.served_model_name or setup.models.target
     settings = Settings(
@@ -108,7 +108,7 @@ def serve(
         access=access,
         names=tuple(dict.fromkeys((name, setup.models.target))),
         max_waiting=serving.max_waiting,
-        read_chunk=serving.prefill_chunk,
+        prefill_chunk=serving.prefill_chunk,
         timeout_s=serving.timeout,
         grace_s=serving.grace,
         figures=serving.speculation_metrics,

@@ -194,7 +194,7 @@ class SpeculativeConfig:
             They are no deeper than that, nor than `num_speculative_tokens`; None drafts chains.
         tree_budget: draft trees of this many nodes, grown where the draft model is surest. At most
             `num_speculative_tokens` of them are in a row; not together with `tree_shape`.
-        tree_children: what the children of a node are: "greedy" the likeliest tokens outright and
+        tree_children: what the children of a node are: "greedy" the likeliest tokens and
             one drawn from the rest; "without_replacement" all drawn, each from what its siblings
             left; "with_replacement" all drawn from one distribution.
         lenience: of "lenient", in (0, 1]: a token is kept with probability min(1, p / (lenience

@@ -162,20 +162,20 @@ class Drafter(ABC):
         """Learn from whole sequences that ended; they are released next."""
         del prefixes
 
-    def read_ahead(self, prefixes: Sequence[Prefix]) -> tuple[int, ...]:
-        """Have the target read new prompts, for drafters in the target's own slots.
+    def prefill_prompts(self, prefixes: Sequence[Prefix]) -> tuple[int, ...]:
+        """Have the target prefill new prompts, for drafters in the target's own slots.
 
         Returns:
-            The number of tokens of each that were found in its cache; empty if nothing was read.
+            The number of tokens of each that were found in its cache; empty if it did nothing.
         """
         del prefixes
         return ()
 
-    def read(self, prefix: Prefix, most: int) -> int:
-        """Have a model of the drafter's own read a part of a long prompt; see `Runtime.read`.
+    def prefill(self, prefix: Prefix, most: int) -> int:
+        """Prefill a part of a long prompt by a model of the drafter's own; see `Runtime.prefill`.
 
         Returns:
-            How many tokens are still to be read.
+            How many tokens are still missing.
         """
         del prefix, most
         return 0

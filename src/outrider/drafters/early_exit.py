@@ -48,6 +48,6 @@ class EarlyExitDrafter(ModelDrafter):
         """Open the first layers at the end of the prefixes."""
         return self._target.open(prefixes, depth, self._run)
 
-    def read_ahead(self, prefixes: Sequence[Prefix]) -> tuple[int, ...]:
-        """Have the target read new prompts, all but their last few tokens, in all layers."""
-        return self._target.read_ahead(prefixes)
+    def prefill_prompts(self, prefixes: Sequence[Prefix]) -> tuple[int, ...]:
+        """Have the target prefill new prompts, all but their last few tokens, in all layers."""
+        return self._target.prefill_prompts(prefixes)

@@ -17,7 +17,7 @@ from ..types import trees
 from ..types.records import MODEL, Distributions, DraftPlan, DraftProposal, Prefix
 from ..types.transfer import sent
 from .base import DraftContext, Drafter
-from .lookup import NOTHING, Candidate, Found, LookupDrafter, proposal_of
+from .lookup import NOTHING, Candidate, LookupDrafter, ScoredCandidate, proposal_of
 from .model import ModelDrafter
 from .prediction import PredictionDrafter
 from .suffix.drafter import SuffixDrafter
@@ -112,7 +112,7 @@ class HybridDrafter(Drafter):
         looked_up = proposal_of(used, sources, plan, ctx)
         return _merged(drawn, looked_up, taken) if drawn.width else looked_up
 
-    def _used(self, found: Found, plan: DraftPlan, row: int) -> Candidate:
+    def _used(self, found: ScoredCandidate, plan: DraftPlan, row: int) -> Candidate:
         """Return what is proposed of a row's candidate; nothing where the model drafts."""
         if plan.stop is not None:
             return found.chosen(plan, row)

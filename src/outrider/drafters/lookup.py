@@ -88,7 +88,7 @@ NOTHING = Candidate(np.empty(0, dtype=np.int64), np.empty(0))
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ScoredCandidate:
     """A candidate as a round sees it.
 
     Attributes:
@@ -132,7 +132,9 @@ class LookupDrafter(Drafter):
         most `plan.lengths` tokens. Chains may be asked for that are longer than what is proposed.
         """
 
-    def find(self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext) -> list[Found]:
+    def find(
+        self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
+    ) -> list[ScoredCandidate]:
         """Return each row's candidate up to the first token that ends its request, or is forbidden.
 
         A chain is the beginning of what is found for any deeper plan.
@@ -158,7 +160,7 @@ class LookupDrafter(Drafter):
             reach = reach[: len(candidate)]
             if not allowed.all():
                 candidate, reach = candidate.part(allowed), reach[allowed]
-            found.append(Found(candidate, reach, expected, self.source))
+            found.append(ScoredCandidate(candidate, reach, expected, self.source))
         return found
 
     def propose(
@@ -221,7 +223,7 @@ def matches(
     return found[::-1]
 
 
-def trust(matched: int, place: NDArray[np.int64]) -> NDArray[np.float64]:
+def match_confidence(matched: int, place: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the confidence that a match of m tokens which lasted i - 1 more lasts another.
 
     It is (m + i - 1) / (m + i), so that i tokens are kept with probability m / (m + i).

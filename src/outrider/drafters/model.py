@@ -62,12 +62,12 @@ class ModelDrafter(Drafter):
         ctx.limit_depths(depth)
         return self._draft(opened(self._open, shown, depth), depth, plan, ctx)
 
-    def read(self, prefix: Prefix, most: int) -> int:
-        """Have the model read a part of a long prompt; nothing where it has no room to draft."""
+    def prefill(self, prefix: Prefix, most: int) -> int:
+        """Prefill a part of a long prompt; nothing where the model has no room to draft."""
         shown, longest = self._shown(prefix), self.model.max_length
         if longest is not None and len(shown) > longest:
             return 0
-        return self.model.read(shown, most).missing
+        return self.model.prefill(shown, most).missing
 
     def _draft(
         self, cursor: Cursor, depth: NDArray[np.int64], plan: DraftPlan, ctx: DraftContext
@@ -135,7 +135,7 @@ def opened(
 ) -> Cursor:
     """Open a cursor at the end of the prefixes, for rows of some depth.
 
-    Rows of depth 0 are neither read nor fed to the model: their logits are 0, and mean nothing. One
+    Rows of depth 0 are not computed by the model: their logits are padding, 0. One
     row at least drafts; `open_at` is as `Runtime.open`.
     """
     rows = np.flatnonzero(depth)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..config.validation import integer
 from ..types.records import DraftPlan, Prefix
 from .base import DraftContext
-from .lookup import NOTHING, Candidate, LookupDrafter, matches, trust
+from .lookup import NOTHING, Candidate, LookupDrafter, match_confidence, matches
 
 
 class NgramDrafter(LookupDrafter):
@@ -58,4 +58,4 @@ class NgramDrafter(LookupDrafter):
         places, matched = found[0]
         # A match that runs into the end of the sequence repeats itself, as a loop does.
         drafted = np.resize(tokens[places[-1] : places[-1] + depth], depth)
-        return Candidate(drafted, trust(matched, np.arange(1, depth + 1)))
+        return Candidate(drafted, match_confidence(matched, np.arange(1, depth + 1)))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..config.validation import integer, real
 from ..types.records import DraftPlan, Prefix
 from .base import DraftContext
-from .lookup import NOTHING, Candidate, LookupDrafter, matches, token_ids, trust
+from .lookup import NOTHING, Candidate, LookupDrafter, match_confidence, matches, token_ids
 
 _LONGEST = 32
 """How many last tokens are compared where several places begin alike."""
@@ -86,6 +86,6 @@ class PredictionDrafter(LookupDrafter):
             places, matched = found[0]
             place = int(places[np.abs(places - done).argmin()])
         tokens = prediction[place : place + depth]
-        confidence = trust(matched, np.arange(1, len(tokens) + 1))
+        confidence = match_confidence(matched, np.arange(1, len(tokens) + 1))
         kept = np.cumprod(confidence) >= self.min_token_prob
         return Candidate(tokens[kept], confidence[kept])

@@ -10,7 +10,7 @@ from ..config.params import SamplingParams
 from ..random import RoundDraws, position_keys, round_keys
 from ..sampling.distributions import PackedParams
 from ..sampling.logprobs import Report
-from ..sampling.shaping import Ended, Shaper, Shaping
+from ..sampling.pipeline import Ended, LogitsPipeline, PackedLogitsParams
 from ..types.protocols import Chance
 from ..types.records import RoundRecord, SequenceState
 from .outputs import Origin
@@ -28,18 +28,18 @@ class Batch:
         drafting: the parameters that chains are drafted under.
         ranking: those that trees are drafted under: greedy rows, whose likeliest tokens are
             proposed, have plain ones.
-        outright: rows whose likeliest tokens are proposed.
-        draft_shaping: what is done to the draft's logits; None for nothing.
+        deterministic: rows whose likeliest tokens are proposed.
+        draft_logits_params: what is done to the draft's logits; None for nothing.
     """
 
     states: tuple[SequenceState, ...]
     params: PackedParams
     device: torch.device
-    shaping: Shaping | None
+    shaping: PackedLogitsParams | None
     drafting: PackedParams
     ranking: PackedParams
-    outright: tuple[bool, ...]
-    draft_shaping: Shaping | None
+    deterministic: tuple[bool, ...]
+    draft_logits_params: PackedLogitsParams | None
 
     @staticmethod
     def of(
@@ -58,7 +58,7 @@ class Batch:
         """
         params = [state.params for state in states]
         packed = drafting = PackedParams.pack(params, vocab_size, device)
-        shaping = draft_shaping = Shaping.pack(states, device)
+        shaping = draft_logits_params = PackedLogitsParams.pack(states, device)
         if draft_params is not None:
             greedily = replace(draft_params, temperature=0)
             params = [
@@ -69,32 +69,34 @@ class Batch:
                 replace(state, params=asked, processors=())
                 for state, asked in zip(states, params, strict=True)
             ]
-            draft_shaping = Shaping.pack(drafted, device)
+            draft_logits_params = PackedLogitsParams.pack(drafted, device)
         ranking = drafting
-        outright = tuple(asked.greedy for asked in params)
-        if any(outright):
+        deterministic = tuple(asked.greedy for asked in params)
+        if any(deterministic):
             plain = [SamplingParams() if asked.greedy else asked for asked in params]
             ranking = PackedParams.pack(plain, vocab_size, device)
-        return Batch(states, packed, device, shaping, drafting, ranking, outright, draft_shaping)
+        return Batch(
+            states, packed, device, shaping, drafting, ranking, deterministic, draft_logits_params
+        )
 
     @property
     def sequence_ids(self) -> tuple[int, ...]:
         """The ids of the sequences, row by row."""
         return tuple(state.prefix.sequence_id for state in self.states)
 
-    def shapers(self, ended: Ended) -> tuple[Shaper | None, Shaper | None]:
+    def pipelines(self, ended: Ended) -> tuple[LogitsPipeline | None, LogitsPipeline | None]:
         """Make what shapes a round's logits, the target's and the draft's, up to where they end."""
         states, device = self.states, self.device
-        shaper = drafting = None
+        pipeline = drafting = None
         if self.shaping is not None:
-            shaper = Shaper(self.shaping, states, device, ended)
-        if self.draft_shaping is not None:
-            if self.draft_shaping is self.shaping and shaper is not None:
-                drafting = shaper.drafting()
+            pipeline = LogitsPipeline(self.shaping, states, device, ended)
+        if self.draft_logits_params is not None:
+            if self.draft_logits_params is self.shaping and pipeline is not None:
+                drafting = pipeline.drafting()
             else:
-                masks = None if shaper is None else shaper.masks
-                drafting = Shaper(self.draft_shaping, states, device, ended, masks)
-        return shaper, drafting
+                masks = None if pipeline is None else pipeline.masks
+                drafting = LogitsPipeline(self.draft_logits_params, states, device, ended, masks)
+        return pipeline, drafting
 
     def draws(self, chance: Chance, width: int, *, coupled: bool) -> RoundDraws:
         """Make the draws of a round of at most `width` drafted tokens a row."""

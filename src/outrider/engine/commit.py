@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..errors import InvalidConfigError, about
 from ..policies.base import Policy
-from ..sampling.shaping import Shaper
+from ..sampling.pipeline import LogitsPipeline
 from ..types.protocols import Tokenizer
 from ..types.records import MODEL, DraftProposal, RoundRecord, RowOutcome, SequenceState
 from .batch import Batch
@@ -22,7 +22,7 @@ def advance(
     proposal: DraftProposal,
     confidence: Sequence[tuple[float, ...]],
     rows: Sequence[RowVerdict],
-    shaper: Shaper | None,
+    pipeline: LogitsPipeline | None,
     policy: Policy,
     tokenizer: Tokenizer | None,
 ) -> tuple[list[list[int]], list[SequenceState]]:
@@ -33,7 +33,7 @@ def advance(
         proposal: the drafts.
         confidence: of each row's tokens; see `confidence_of`.
         rows: the verdicts.
-        shaper: of the target's logits; None for none.
+        pipeline: of the target's logits; None for none.
         policy: remembers what became of each row's draft.
         tokenizer: for stop strings.
 
@@ -47,7 +47,7 @@ def advance(
             tokens, reason = until_stop(state, row.tokens, tokenizer)
         source = sources[index]
         outcome = RowOutcome(source, row.depth, len(row.path), confidence[index])
-        kept = state.processors if shaper is None else shaper.processors(index, tokens[:-1])
+        kept = state.processors if pipeline is None else pipeline.processors(index, tokens[:-1])
         states.append(
             replace(
                 state,
@@ -114,7 +114,7 @@ def record_of(
         confidence=tuple(confidence),
         cached=(0,) * len(rows),
         draft_s=spans.seconds("draft"),
-        target_s=spans.seconds("read") + spans.seconds("target"),
+        target_s=spans.seconds("prefill") + spans.seconds("target"),
         total_s=0.0,
         plan_s=spans.seconds("plan"),
     )

@@ -12,7 +12,7 @@ from ..drafters.base import DraftContext
 from ..random import RoundDraws
 from ..sampling import distributions as sampling
 from ..sampling.paths import Path
-from ..sampling.shaping import Shaper
+from ..sampling.pipeline import LogitsPipeline
 from ..types.records import Children, Distributions, DraftPlan
 from ..types.transfer import sent
 from .batch import Batch
@@ -29,11 +29,11 @@ class RoundContext(DraftContext):
         draws: the round's randomness.
         plan: how far each row is drafted; rows beyond their depth draw nothing.
         config: how drafts are sampled.
-        shaper: what is done to the draft's logits; None for nothing.
+        pipeline: what is done to the draft's logits; None for nothing.
         learning: whether a drafter may learn from the round.
 
     Attributes:
-        finite: for each distribution made, [B, M] numbers that are finite where it means something.
+        finite: for each distribution made, [B, M] numbers that are finite where it is.
     """
 
     def __init__(
@@ -42,18 +42,18 @@ class RoundContext(DraftContext):
         draws: RoundDraws,
         plan: DraftPlan,
         config: SpeculativeConfig,
-        shaper: Shaper | None = None,
+        pipeline: LogitsPipeline | None = None,
         *,
         learning: bool = True,
     ) -> None:
         self._batch = batch
         self._draws = draws
         self._plan = plan
-        self._shaper = shaper
+        self._pipeline = pipeline
         self._learning = learning
         self._children_kind = config.tree_children
         greedy = config.draft_sample_method == "greedy"
-        self._outright = np.array(batch.outright) | greedy
+        self._deterministic = np.array(batch.deterministic) | greedy
         self._params = batch.ranking
         if plan.tree is None:
             self._params = sampling.GREEDY if greedy else batch.drafting
@@ -70,7 +70,7 @@ class RoundContext(DraftContext):
     @property
     def shaped(self) -> bool:
         """Whether distributions depend on the tokens drafted before."""
-        return self._shaper is not None
+        return self._pipeline is not None
 
     @property
     def local(self) -> NDArray[np.bool_]:
@@ -105,13 +105,13 @@ class RoundContext(DraftContext):
         self, row: int, tokens: NDArray[np.int64], parents: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
         """Return which tokens of a chain or tree a row's request allows, with all before them."""
-        if self._shaper is None:
+        if self._pipeline is None:
             return np.ones(len(tokens), dtype=np.bool_)
         paths: list[tuple[int, ...] | None] = [()]
         for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
             path = paths[parent]
             if path is not None:
-                path = None if self._shaper.forbids(row, path, token) else (*path, token)
+                path = None if self._pipeline.forbids(row, path, token) else (*path, token)
             paths.append(path)
         return np.array([path is not None for path in paths[1:]], dtype=np.bool_)
 
@@ -143,7 +143,7 @@ class RoundContext(DraftContext):
         """1 - sqrt(scale * H) of the distributions that the last tokens were drawn from, [B]."""
         assert self._latest is not None
         logits, made = self._latest
-        if made.probs is None or self._outright.any():
+        if made.probs is None or self._deterministic.any():
             # A point mass says nothing of how sure the draft is.
             made, _ = sampling.distributions(logits, self._batch.ranking)
         assert made.probs is not None
@@ -154,13 +154,13 @@ class RoundContext(DraftContext):
 
     def distribution(self, logits: Tensor, path: Tensor | None = None) -> Distributions:
         """Make the distributions that the rows' own parameters ask for; see `DraftContext`."""
-        if self._shaper is not None:
+        if self._pipeline is not None:
             if path is None:
                 count = 1 if logits.ndim == 2 else logits.shape[1]
                 path = torch.empty(len(logits), count, 0, dtype=torch.int64, device=logits.device)
-            # Rows that are not drafted this far hold tokens that mean nothing.
+            # Rows that are not drafted this far hold padding.
             nodes = np.where(self._depth > path.shape[2], path.shape[1], 0).tolist()
-            shaped = self._shaper(logits, Path.of(path, nodes)).logits
+            shaped = self._pipeline(logits, Path.of(path, nodes)).logits
             # Where the request forbids every token the draft may say what it likes.
             nothing = shaped.amax(-1, keepdim=True) == -torch.inf
             logits = torch.where(nothing, logits, shaped)
@@ -172,7 +172,7 @@ class RoundContext(DraftContext):
     def pick(self, distributions: Distributions, position: int) -> Tensor:
         """Draw tokens int64 [B], the `position`-th of this round.
 
-        Rows that are not drafted this far get a token that means nothing.
+        Rows that are not drafted this far get an undefined token.
         """
         if distributions.probs is None:
             assert distributions.point_masses is not None
@@ -189,7 +189,7 @@ class RoundContext(DraftContext):
         best = distributions.probs.topk(most, -1).values.double()
         # The first child of a sampled node is drawn, and most often kept; the likeliest follow.
         drawn_first = torch.cat([torch.ones_like(best[..., :1]), best[..., :-1]], -1)
-        return torch.where(self._outright_rows(best.device), best, drawn_first)
+        return torch.where(self._deterministic_rows(best.device), best, drawn_first)
 
     def children(
         self, distributions: Distributions, counts: Tensor, most: int, first: int, level: int
@@ -198,9 +198,9 @@ class RoundContext(DraftContext):
         probs = distributions.probs
         assert probs is not None
         rows = np.full((len(probs), most), -1)
-        if self._outright.all():
+        if self._deterministic.all():
             return Children(probs.topk(most, -1).indices, None, rows)
-        drawing = (self._depth > level) & ~self._outright
+        drawing = (self._depth > level) & ~self._deterministic
         used = np.broadcast_to(drawing[:, None], probs.shape[:2])
         drawn_from: Tensor | None = None
         if self._draws.race is not None:
@@ -215,22 +215,22 @@ class RoundContext(DraftContext):
             if not self._draws.ahead:
                 used = used & (counts.cpu().numpy() > 0)
             tokens, drawn_from = self._best_and_one(probs, counts, most, first, used)
-            rows[~self._outright, 0] = 0
+            rows[~self._deterministic, 0] = 0
         else:
             replaced = self._children_kind == "with_replacement"
             nodes = probs.shape[1]
             columns = first + nodes - 1 + np.arange(nodes * most).reshape(nodes, most)
             there = np.repeat(used[..., None], most, 2)
             tokens, drawn_from = self._all_drawn(probs, columns, there, replaced)
-            rows[~self._outright] = 0 if replaced else np.arange(most)
-        if self._outright.any():
-            outright = self._outright_rows(probs.device)
-            tokens = torch.where(outright, probs.topk(most, -1).indices, tokens)
+            rows[~self._deterministic] = 0 if replaced else np.arange(most)
+        if self._deterministic.any():
+            deterministic = self._deterministic_rows(probs.device)
+            tokens = torch.where(deterministic, probs.topk(most, -1).indices, tokens)
         made = None if drawn_from is None else Distributions(probs=drawn_from)
         return Children(tokens, made, rows)
 
-    def _outright_rows(self, device: torch.device) -> Tensor:
-        return sent(torch.from_numpy(self._outright), device)[:, None, None]
+    def _deterministic_rows(self, device: torch.device) -> Tensor:
+        return sent(torch.from_numpy(self._deterministic), device)[:, None, None]
 
     def _best_and_one(
         self, probs: Tensor, counts: Tensor, most: int, first: int, used: NDArray[np.bool_]

@@ -20,7 +20,7 @@ from ..errors import DraftError, InvalidConfigError, OutriderError
 from ..policies import policy_of
 from ..policies.base import Policy
 from ..random import Philox4x32
-from ..runtimes.base import Reading, Runtime
+from ..runtimes.base import PrefillProgress, Runtime
 from ..sampling.grammar import Grammars
 from ..sampling.logprobs import report
 from ..types.protocols import Chance, Tokenizer
@@ -170,7 +170,7 @@ class SpeculativeDecoder:
                 request is refused; see `outrider.errors`.
         """
         request = self._parse(prompt, params)
-        return request.states(self.claim(request.params.n))
+        return request.states(self.new_sequence_ids(request.params.n))
 
     def tokens_of(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the token ids of a prompt as `generate` reads it.
@@ -212,21 +212,21 @@ class SpeculativeDecoder:
             self.observe(result)
         return result
 
-    def read(self, state: SequenceState, most: int) -> Reading:
-        """Have the target, and after it a draft model that is to draft, read a part of a prompt.
+    def prefill(self, state: SequenceState, most: int) -> PrefillProgress:
+        """Prefill a part of a prompt: the target, and after it a draft model that is to draft.
 
         Args:
             state: of a sequence before its first round.
-            most: how many tokens are read at most.
+            most: how many tokens are computed at most.
 
         Raises:
             DraftError: the drafter failed, unless `on_draft_error` is "disable".
         """
-        found = self.target.read(state.prefix, most)
+        found = self.target.prefill(state.prefix, most)
         if found.missing or not self._plan([state]).model_depth.any():
             return found
         start = perf_counter()
-        missing = self._drafting.read(state.prefix, most)
+        missing = self._drafting.prefill(state.prefix, most)
         return replace(found, missing=missing, draft_s=perf_counter() - start)
 
     def observe(self, result: StepResult) -> None:
@@ -244,20 +244,22 @@ class SpeculativeDecoder:
         with spans.span("plan"):
             plan = self._plan(batch.states)
         draws = batch.draws(chance or self.chance, plan.width, coupled=self.verifier.coupled)
-        shaper, draft_shaper = batch.shapers(self._ended)
+        pipeline, draft_pipeline = batch.pipelines(self._ended)
         context = RoundContext(
-            batch, draws, plan, self.config, draft_shaper, learning=chance is None
+            batch, draws, plan, self.config, draft_pipeline, learning=chance is None
         )
-        with spans.span("read"):
-            cached = self._drafting.read_ahead(batch, plan)
+        with spans.span("prefill"):
+            cached = self._drafting.prefill_prompts(batch, plan)
         with spans.span("draft"):
             proposal = self._drafting.propose(batch, plan, context)
         with spans.span("target"):
             scores = self._score(batch, proposal)
-        rows = verify(batch, proposal, scores.logits, shaper, self.verifier, draws, context.finite)
+        rows = verify(
+            batch, proposal, scores.logits, pipeline, self.verifier, draws, context.finite
+        )
         confidence = confidence_of(proposal, context, rows)
         emitted, states = advance(
-            batch, proposal, confidence, rows, shaper, self.policy, self.tokenizer
+            batch, proposal, confidence, rows, pipeline, self.policy, self.tokenizer
         )
         tops = [state.params.logprobs for state in states]
         logprobs = report(scores.logits, [row.nodes for row in rows], emitted, tops)
@@ -371,7 +373,7 @@ class SpeculativeDecoder:
             self._free(list(dropped), [], discard=True)
             self.slots.dropped.difference_update(dropped)
 
-    def claim(self, count: int) -> list[int]:
+    def new_sequence_ids(self, count: int) -> list[int]:
         """Return fresh sequence ids, as many as asked for."""
         return list(islice(self._ids, count))
 
@@ -400,7 +402,7 @@ class SpeculativeDecoder:
         for index, asked in enumerate(zip(prompts, params, strict=True)):
             try:
                 request = self._parse(*asked)
-                groups.append(request.states(self.claim(request.params.n)))
+                groups.append(request.states(self.new_sequence_ids(request.params.n)))
                 requests.append(request)
             except OutriderError as error:
                 error.request = index

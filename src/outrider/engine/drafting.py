@@ -47,22 +47,22 @@ class Drafting:
         self._vocab_size = vocab_size
         self._device = device
 
-    def read_ahead(self, batch: Batch, plan: DraftPlan) -> tuple[int, ...]:
-        """Let a drafter in the target's slots have new prompts read, in the target's time.
+    def prefill_prompts(self, batch: Batch, plan: DraftPlan) -> tuple[int, ...]:
+        """Let a drafter in the target's slots prefill new prompts, in the target's time.
 
         Returns:
-            The number of tokens of each that were found in its cache; empty if nothing was read.
+            The number of tokens of each that were found in its cache; empty if it did nothing.
         """
         if plan.width and any(state.round == 0 for state in batch.states):
             prefixes = [state.prefix for state in batch.states]
             for drafter in self._behind:
                 with _guarded(drafter):
-                    if cached := drafter.read_ahead(prefixes):
+                    if cached := drafter.prefill_prompts(prefixes):
                         return cached
         return ()
 
-    def read(self, prefix: Prefix, most: int) -> int:
-        """Have the drafters read a part of a long prompt, and return how many tokens are left.
+    def prefill(self, prefix: Prefix, most: int) -> int:
+        """Have the drafters prefill a part of a prompt, and return how many tokens are left.
 
         Raises:
             DraftError: the first that one raised, unless `on_draft_error` is "disable".
@@ -71,7 +71,7 @@ class Drafting:
         for drafter in self._behind:
             try:
                 with _guarded(drafter):
-                    left = max(left, drafter.read(prefix, most))
+                    left = max(left, drafter.prefill(prefix, most))
             except DraftError as error:
                 error.sequence_id = prefix.sequence_id
                 self._pass_over(error)

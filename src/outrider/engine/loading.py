@@ -15,7 +15,7 @@ from ..drafters.hybrid import HybridDrafter
 from ..drafters.model import ModelDrafter
 from ..errors import InvalidConfigError, missing
 from ..runtimes.base import Runtime
-from ..runtimes.loading import Asked, load_model, load_tokenizer
+from ..runtimes.loading import LoadOptions, load_model, load_tokenizer
 
 if TYPE_CHECKING:
     from ..drafters.vocabulary.drafter import VocabularyDrafter
@@ -98,7 +98,7 @@ def load(
     place = _device(device)
     if runtime in ("auto", "llama_cpp") and any(map(is_gguf, named)):
         place = torch.device("cpu")  # where llama.cpp gives its logits
-    asked = Asked(runtime, place, number, weights, max_sequences, str(device) != "cpu")
+    asked = LoadOptions(runtime, place, number, weights, max_sequences, str(device) != "cpu")
     sources = list(map(_shipped, named, ("target", "draft")))
     tokenizers = [own or load_tokenizer(source, asked) for source, own in sources]
     models = [

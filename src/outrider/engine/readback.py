@@ -14,7 +14,7 @@ from ..errors import DegenerateDistributionError, DraftError, OutriderError
 from ..random import RoundDraws
 from ..sampling import distributions as sampling
 from ..sampling.paths import Path
-from ..sampling.shaping import Shaped, Shaper
+from ..sampling.pipeline import LogitsPipeline, PipelineResult
 from ..types import trees
 from ..types.records import DraftProposal, Verdict
 from ..verification import Verifier, verify_point_masses
@@ -33,8 +33,8 @@ class RowVerdict:
         token: the one that follows them.
         bonus: whether nothing was drafted after the last one kept.
         ceiling, first_ceiling: see `Verdict`.
-        bad_draft: whether a distribution that the row was drafted from means nothing.
-        bad_node: the first node on the path whose target logits mean nothing; None for none.
+        bad_draft: whether a distribution that the row was drafted from is not finite.
+        bad_node: the first node on the path whose target logits are not finite; None for none.
     """
 
     drafted: int
@@ -55,7 +55,7 @@ class RowVerdict:
 
     @property
     def sound(self) -> int:
-        """The number of the path's nodes before the first whose target logits mean nothing."""
+        """The number of the path's nodes before the first whose target logits are not finite."""
         return len(self.nodes) if self.bad_node is None else self.nodes.index(self.bad_node)
 
     def cut(self, usable: int) -> RowVerdict:
@@ -71,29 +71,29 @@ def verify(
     batch: Batch,
     proposal: DraftProposal,
     logits: Tensor,
-    shaper: Shaper | None,
+    pipeline: LogitsPipeline | None,
     verifier: Verifier,
     draws: RoundDraws,
     draft_finite: Sequence[Tensor],
 ) -> list[RowVerdict]:
     """Verify a round's drafts: what each row keeps, and the token that follows.
 
-    Logits that mean nothing do not spoil the verdict on a path that does not lead there: even
+    Logits that are not finite do not spoil the verdict on a path that does not lead there: even
     distributions take their place. A path is cut before the first node where nothing can be said.
 
     Args:
         batch: the sequences before the round.
         proposal: the drafts.
         logits: the target's, [B, N + 1, V].
-        shaper: of these logits; None for none.
+        pipeline: of these logits; None for none.
         verifier: decides which drafts are kept.
         draws: the round's randomness.
         draft_finite: see `read_back`.
 
     Raises:
-        DraftError, DegenerateDistributionError: a model's logits mean nothing where they decided.
+        DraftError, DegenerateDistributionError: a model's logits are not finite where they decided.
     """
-    shaped = None if shaper is None else shaper(logits, Path.to_nodes(proposal))
+    shaped = None if pipeline is None else pipeline(logits, Path.to_nodes(proposal))
     made, finite = sampling.distributions(logits if shaped is None else shaped.logits, batch.params)
     verdict: Verdict | Tensor
     if made.probs is None:
@@ -112,7 +112,7 @@ def verify(
     return [row.cut(row.sound) for row in rows]
 
 
-def _usable(shaped: Shaped, rows: Sequence[RowVerdict]) -> list[RowVerdict]:
+def _usable(shaped: PipelineResult, rows: Sequence[RowVerdict]) -> list[RowVerdict]:
     """Cut the rows where no token may be emitted; raise what was raised at their first nodes."""
     found: list[RowVerdict] = []
     errors: list[OutriderError] = []
@@ -128,7 +128,7 @@ def _usable(shaped: Shaped, rows: Sequence[RowVerdict]) -> list[RowVerdict]:
 
 
 def check_finite(batch: Batch, rows: Sequence[RowVerdict]) -> None:
-    """Raise an error that names the model whose logits mean nothing where they decided."""
+    """Raise an error that names the model whose logits are not finite where they decided."""
     for sequence_id, row in zip(batch.sequence_ids, rows, strict=True):
         if row.bad_draft:
             raise DraftError(
@@ -157,7 +157,7 @@ def read_back(
         proposal: the drafts.
         verdict: the verifier's; or the target's tokens [B, N + 1] where all its distributions are
             point masses, on which the host can decide.
-        target_finite: [B, N + 1], finite where the target's logits mean something.
+        target_finite: [B, N + 1], finite where the target's logits are.
         draft_finite: the same of the draft's, [B, M] for the nodes of each depth.
     """
     masses = isinstance(verdict, Tensor)
@@ -175,20 +175,20 @@ def read_back(
     first_finite = first_number + len(ceilings)
     levels = [0, *accumulate(part.shape[1] for part in draft_finite)]
     depths = None if proposal.parents is None else trees.node_depths(proposal.parents).tolist()
-    sampled = [] if proposal.sources is None else [s != "model" for s in proposal.sources]
+    looked_up = [] if proposal.sources is None else [s != "model" for s in proposal.sources]
     rows = []
     for index, (row, length) in enumerate(zip(packed, proposal.lengths.tolist(), strict=True)):
         drafts = [int(value) for value in row[:length]]
         rest = [int(value) for value in row[width:first_number]]
         parents = None if proposal.parents is None else proposal.parents[index, :length].tolist()
         depth = length if depths is None else max(depths[index][: length + 1])
-        made = 0 if sampled and sampled[index] else min(depth, len(levels) - 1)
+        made = 0 if looked_up and looked_up[index] else min(depth, len(levels) - 1)
         bad_draft = not all(map(isfinite, row[first_finite:][: levels[made]]))
         if masses:
             node, token = verify_point_masses(drafts, rest, parents)
         else:
             node, token = rest[0], rest[1]
-        # A verdict on distributions that mean nothing may name a node that was not drafted.
+        # A verdict on distributions that are not finite may name a node that was not drafted.
         node = 0 if bad_draft else node
         if parents is None:
             path, nodes, bonus = drafts[:node], list(range(node + 1)), node == length

@@ -28,8 +28,8 @@ class Scheduler:
         decoder: the decoder. Its models' room is shared by all its schedulers.
         name: what errors of others call this scheduler while it holds room.
         discard: whether what the models computed is not to be shared with later sequences.
-        read_chunk: so many tokens of new prompts are read with a round, and longer prompts in parts
-            of so many, each between two rounds of others; None reads all in their first rounds.
+        prefill_chunk: the most tokens of new prompts that are prefilled with a round; longer ones
+            are prefilled in parts between rounds of others. None prefills all at once.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class Scheduler:
         *,
         name: str = "a call",
         discard: bool = False,
-        read_chunk: int | None = None,
+        prefill_chunk: int | None = None,
     ) -> None:
         self.name = name
         self._decoder = decoder
         self._discard = discard
-        self._read_chunk = read_chunk
-        self._reading: deque[SequenceState] = deque()
+        self._prefill_chunk = prefill_chunk
+        self._prefilling: deque[SequenceState] = deque()
         self._waiting: deque[SequenceState] = deque()
         self._failures: deque[OutriderError] = deque()
         self._batch = decoder.pack(())
@@ -58,13 +58,13 @@ class Scheduler:
 
     @property
     def held(self) -> frozenset[int]:
-        """The sequences that room is held for, those whose prompts are still read included."""
+        """The sequences that room is held for, those whose prompts are still prefilled included."""
         return frozenset(self._held)
 
     @property
     def idle(self) -> bool:
         """Whether nothing runs and nothing waits."""
-        return not (self._waiting or self._reading or self._batch.states)
+        return not (self._waiting or self._prefilling or self._batch.states)
 
     def submit(self, states: Iterable[SequenceState]) -> None:
         """Queue sequences; finished ones are left out.
@@ -73,7 +73,7 @@ class Scheduler:
             InvalidConfigError: a sequence runs or waits already; none of them is queued.
         """
         fresh = [state for state in states if state.finish_reason is None]
-        known = (*self.running, *self._reading, *self._waiting)
+        known = (*self.running, *self._prefilling, *self._waiting)
         ids = Counter(state.prefix.sequence_id for state in (*known, *fresh))
         twice = [sequence_id for sequence_id, count in ids.items() if count > 1]
         if twice:
@@ -87,14 +87,14 @@ class Scheduler:
         """
         self._waiting = deque(s for s in self._waiting if s.prefix.sequence_id != sequence_id)
         self._failures = deque(e for e in self._failures if e.sequence_id != sequence_id)
-        held = (*self._batch.states, *self._reading)
+        held = (*self._batch.states, *self._prefilling)
         self._retire(s for s in held if s.prefix.sequence_id == sequence_id)
 
     def step(self) -> StepResult | None:
         """Admit what there is room for, decode one round, and retire what ended.
 
         Returns:
-            The round; None if there was none: nothing is left, or no prompt was read to its end.
+            The round; None if there was none: nothing is left, or no prompt is computed yet.
 
         Raises:
             ModelError: nothing runs, and other calls hold all the room; they are named.
@@ -108,7 +108,7 @@ class Scheduler:
             self._admit()
             if self.idle:
                 return None
-            self._read()
+            self._prefill()
             if not self._batch.states:
                 return None
             result = self._decoder.step(self._batch)
@@ -128,7 +128,7 @@ class Scheduler:
         """Cancel everything."""
         self._waiting.clear()
         self._failures.clear()
-        self._retire((*self._batch.states, *self._reading))
+        self._retire((*self._batch.states, *self._prefilling))
 
     def __enter__(self) -> Self:
         return self
@@ -139,52 +139,52 @@ class Scheduler:
     def _admit(self) -> None:
         """Move those that wait into the batch, as long as there is room."""
         slots = self._decoder.slots
-        left = most = inf if self._read_chunk is None else self._read_chunk
+        left = most = inf if self._prefill_chunk is None else self._prefill_chunk
         long: list[bool] = []
         for state in self._waiting:
-            reads = self._reads(state)
-            # Further choices share what the first one reads.
+            missing = self._missing(state)
+            # Further choices share what the first one prefills.
             follows = state.choice > 0 and bool(long)
-            reads_apart = long[-1] if follows else reads > most
-            cost = 0 if reads_apart else int(follows) or reads
+            apart = long[-1] if follows else missing > most
+            cost = 0 if apart else int(follows) or missing
             if cost > left or not slots.take(self._held, state.prefix.sequence_id):
                 break
             left -= cost
-            long.append(reads_apart)
+            long.append(apart)
         self._decoder.release_dropped()
-        if self._waiting and not long and not (self._batch.states or self._reading):
+        if self._waiting and not long and not (self._batch.states or self._prefilling):
             raise ModelError(
                 f"all {self._decoder.max_sequences} slots are held by "
                 f"{', '.join(slots.holders)}; finish or close it, or raise max_sequences"
             )
         if long:
             admitted = [self._waiting.popleft() for _ in long]
-            self._reading.extend(compress(admitted, long))
+            self._prefilling.extend(compress(admitted, long))
             entering = [state for state, apart in zip(admitted, long, strict=True) if not apart]
             self._batch = self._decoder.pack((*self._batch.states, *entering))
 
-    def _reads(self, state: SequenceState) -> int:
-        """Return how many tokens of a prompt the target has to read; 0 where that is no matter."""
-        if self._read_chunk is None:
+    def _missing(self, state: SequenceState) -> int:
+        """Return how many tokens of a prompt are to be prefilled; 0 where that is no matter."""
+        if self._prefill_chunk is None:
             return 0
         return len(state.prefix) - self._decoder.target.computed(state.prefix)
 
-    def _read(self) -> None:
-        """Have a part of the first long prompt read."""
-        if not self._reading or self._read_chunk is None:
+    def _prefill(self) -> None:
+        """Prefill a part of the first long prompt."""
+        if not self._prefilling or self._prefill_chunk is None:
             return
-        state = self._reading[0]
-        found = self._decoder.read(state, self._read_chunk)
+        state = self._prefilling[0]
+        found = self._decoder.prefill(state, self._prefill_chunk)
         state = replace(
             state,
             cached=max(state.cached, found.cached),
             draft_prefill_s=state.draft_prefill_s + found.draft_s,
         )
         if found.missing:
-            self._reading[0] = state
+            self._prefilling[0] = state
         else:
             self._batch = self._decoder.pack((*self._batch.states, state))
-            self._reading.popleft()
+            self._prefilling.popleft()
 
     def _retire(self, states: Iterable[SequenceState], *, discard: bool = False) -> None:
         """Let sequences leave the batch, and free what is held for them."""
@@ -192,7 +192,7 @@ class Scheduler:
         if not leaving:
             return
         gone = {state.prefix.sequence_id for state in leaving}
-        self._reading = deque(s for s in self._reading if s.prefix.sequence_id not in gone)
+        self._prefilling = deque(s for s in self._prefilling if s.prefix.sequence_id not in gone)
         self._batch = self._decoder.pack(
             state for state in self._batch.states if state.prefix.sequence_id not in gone
         )
@@ -212,7 +212,7 @@ class Scheduler:
             named = error.sequence_id
             self._failures.extend(error.others)
             error.others = ()
-        held = (*self.running, *self._reading)
+        held = (*self.running, *self._prefilling)
         failed = [state for state in held if state.prefix.sequence_id == named]
         if not failed:
             self._waiting.clear()

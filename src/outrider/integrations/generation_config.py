@@ -179,7 +179,7 @@ def sequence_bias(given: Any) -> dict[tuple[int, ...], float]:
 
 
 def _biases(asked: Any) -> tuple[dict[int, float], list[tuple[int, ...]]]:
-    """Return the biases of single tokens, and the sequences that are forbidden outright."""
+    """Return the biases of single tokens, and the sequences that are forbidden."""
     biases, words = {}, []
     for tokens, bias in sequence_bias(asked.sequence_bias).items():
         integers("sequence_bias", tokens)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.decoder import SpeculativeDecoder
 from ..errors import missing
-from ..server.access import Access
+from ..server.access import AuthLimits
 from ..server.app import make_app
 from ..server.batch import Answering, Line, batch_requests, begun
 from ..server.metrics import Metrics
-from ..server.requests import Requests, Terms, fingerprint_of
+from ..server.requests import Requests, ServedModel, fingerprint_of
 from ..server.service import Service
 
 with missing("ray"):
@@ -81,7 +81,7 @@ def on_ray(make: MakeDecoder, model: str, *, actors: int, together: int) -> Answ
 
 
 def application(
-    make: MakeDecoder, model: str, access: Access | None = None, **options: Any
+    make: MakeDecoder, model: str, access: AuthLimits | None = None, **options: Any
 ) -> serve.Application:
     """Return the server as an application for `ray.serve.run`.
 
@@ -97,7 +97,7 @@ def application(
     def build() -> FastAPI:
         decoder = make()
         service = Service(decoder)
-        requests = Requests(service, Terms(model, frozenset(), fingerprint_of(decoder)))
+        requests = Requests(service, ServedModel(model, frozenset(), fingerprint_of(decoder)))
         return make_app(requests, Metrics(service, model), access)
 
     class Outrider:

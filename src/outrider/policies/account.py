@@ -57,8 +57,8 @@ class Account:
 class Probes:
     """When to draft although that is not expected to pay.
 
-    A probe is two rounds or more, since in the first a draft model reads what it missed. It goes on
-    as long as it has gained time on the whole.
+    A probe is two rounds or more, since in the first a draft model computes what it missed. It goes
+    on as long as it has gained time on the whole.
 
     Attributes:
         idle: rounds since the last that drafted, those of the probe that goes on included.

@@ -29,7 +29,7 @@ class ConfidenceRule(Rule):
     With confidences a_i and a draft step that costs c plain rounds, n tokens in a row emit
     E(n) = 1 + a_1 + a_1 a_2 + ... and take 1 + n c. The next token's confidence is not known before
     its step; it is taken to be the last one's. So another is drawn unless
-    a_1 ... a_n a_n (1 + n c) < c E(n). A draft whose logits mean nothing goes on.
+    a_1 ... a_n a_n (1 + n c) < c E(n). A draft whose logits are not finite goes on.
 
     Attributes:
         cost_ratio: c.

@@ -107,7 +107,7 @@ class RoundDraws:
     ) -> Tensor:
         """Draw drafted tokens from distributions [B, M, V] under a slot each, where `used` [B, M].
 
-        Elsewhere they mean nothing.
+        Elsewhere they are undefined.
         """
         batch, nodes, _ = distributions.shape
         if self.ahead:

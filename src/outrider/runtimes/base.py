@@ -38,8 +38,8 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """How far a prefix was read.
+class PrefillProgress:
+    """How far a prefix was prefilled.
 
     Attributes:
         missing: tokens that are still to be computed, its last one left out.
@@ -185,7 +185,7 @@ class Runtime(ABC):
         Args:
             prefixes: of B different sequences, each with at least one token.
             proposal: N tokens for each, in a chain or a tree. Logits at and beyond a row's length
-                mean nothing.
+                are padding.
 
         Raises:
             EmptyPrefixError: a prefix has no tokens.
@@ -204,7 +204,7 @@ class Runtime(ABC):
             f"{type(self).__name__} cannot draft; use it as a target, and another model as drafter"
         )
 
-    def read(self, prefix: Prefix, most: int) -> Reading:
+    def prefill(self, prefix: Prefix, most: int) -> PrefillProgress:
         """Compute a part of a long prefix, so that others need not wait until all of it is.
 
         Args:
@@ -217,7 +217,7 @@ class Runtime(ABC):
         Raises:
             EmptyPrefixError, ContextLengthError, ModelError: as `verify`.
         """
-        return Reading()
+        return PrefillProgress()
 
     def computed(self, prefix: Prefix) -> int:
         """Return how many tokens of a new sequence's prefix need not be computed, 0 by default."""
@@ -228,7 +228,7 @@ class Runtime(ABC):
         """Free the room of sequences that will not be asked about again.
 
         Args:
-            sequence_ids: of these sequences; ids that are not known mean nothing.
+            sequence_ids: of these sequences; unknown ids are passed over.
             discard: whether what was computed for them is not to be shared with others.
         """
 

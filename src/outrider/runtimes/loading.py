@@ -22,7 +22,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LoadOptions:
     """How models are to be loaded.
 
     Attributes:
@@ -71,7 +71,7 @@ class Asked:
         return chosen
 
 
-def load_model(role: str, source: str, asked: Asked) -> Runtime:
+def load_model(role: str, source: str, asked: LoadOptions) -> Runtime:
     """Load one model.
 
     Args:
@@ -96,7 +96,7 @@ def load_model(role: str, source: str, asked: Asked) -> Runtime:
         raise ModelError(f"the {role} {source!r} cannot be used: {error}") from error
 
 
-def load_tokenizer(source: str, asked: Asked) -> Any:
+def load_tokenizer(source: str, asked: LoadOptions) -> Any:
     """Load the tokenizer of a model: a GGUF file carries its own.
 
     Raises:
@@ -113,7 +113,7 @@ def load_tokenizer(source: str, asked: Asked) -> Any:
         return _pretrained(AutoTokenizer, source)
 
 
-def _of_transformers(source: str, asked: Asked) -> Runtime:
+def _of_transformers(source: str, asked: LoadOptions) -> Runtime:
     with missing("transformers"):
         from transformers import AutoModelForCausalLM
 

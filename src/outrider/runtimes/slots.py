@@ -23,8 +23,8 @@ Tokens = NDArray[np.int64]
 _NONE: Tokens = np.empty(0, dtype=np.int64)
 
 
-class Fed:
-    """Tokens that a batch was fed after its prefixes.
+class PendingTokens:
+    """Tokens that a forward computed after the prefixes of a batch, not yet on the host.
 
     They stay on the device until the host has to compare them, a round later, when they have been
     computed anyway.
@@ -34,7 +34,7 @@ class Fed:
         self.calls: tuple[Tensor, ...] = ()
         self._read: tuple[int, Tokens] = (0, np.empty((0, 0), np.int64))
 
-    def add(self, tokens: Tensor) -> Fed:
+    def add(self, tokens: Tensor) -> PendingTokens:
         """Note that a forward has computed tokens [B, M] that follow one another."""
         self.calls = (*self.calls, tokens)
         return self
@@ -54,15 +54,15 @@ class Slot:
     """One row of the cache.
 
     Attributes:
-        tokens: columns 0 .. len(tokens) - 1 were computed from these, in a line.
-        fed: what the columns after those were computed from; None for nothing that is known.
-        row: the row of `fed` that is this slot's.
+        tokens: columns 0 .. len(tokens) - 1 were computed from these, in a chain.
+        pending: what the columns after those were computed from; None for nothing that is known.
+        row: the row of `pending` that is this slot's.
         sequence_id: whose it is; None if it is idle, and may be taken over.
         last_used: a count of placements, to tell which slot was used longest ago.
     """
 
     tokens: Tokens = field(default_factory=lambda: _NONE)
-    fed: Fed | None = None
+    pending: PendingTokens | None = None
     row: int = 0
     sequence_id: int | None = None
     last_used: int = 0
@@ -70,19 +70,23 @@ class Slot:
     @property
     def length(self) -> int:
         """How many columns hold something that a prefix may name."""
-        return len(self.tokens) + (0 if self.fed is None else len(self.fed.row(self.row)))
+        return len(self.tokens) + (0 if self.pending is None else len(self.pending.row(self.row)))
 
     @property
-    def line(self) -> Tokens:
+    def all_tokens(self) -> Tokens:
         """The tokens of the columns that hold something, on the host."""
-        return self.tokens if self.fed is None else np.append(self.tokens, self.fed.row(self.row))
+        return (
+            self.tokens
+            if self.pending is None
+            else np.append(self.tokens, self.pending.row(self.row))
+        )
 
     def shared(self, prefix: Tokens) -> int:
         """Find how many leading tokens of `prefix` the columns hold."""
-        line = _common(self.tokens, prefix)
-        if self.fed is None or line < len(self.tokens):
-            return line
-        return line + _common(self.fed.row(self.row), prefix[line:])
+        count = _common(self.tokens, prefix)
+        if self.pending is None or count < len(self.tokens):
+            return count
+        return count + _common(self.pending.row(self.row), prefix[count:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +97,16 @@ class Placement:
         slot: its row of the cache.
         shared: how many leading tokens of its prefix need not be computed.
         donor: the slot that they stand in, the same one or another.
-        spare: the slot that takes what the sequence's slot held so far, after the donor's columns
+        evicted: the slot that takes what the sequence's slot held so far, after the donor's columns
             were read; None if that may be lost.
-        moved: the tokens whose columns go there.
+        evicted_tokens: the tokens whose columns go there.
     """
 
     slot: int
     shared: int
     donor: int
-    spare: int | None = None
-    moved: Tokens = field(default_factory=lambda: _NONE, compare=False)
+    evicted: int | None = None
+    evicted_tokens: Tokens = field(default_factory=lambda: _NONE, compare=False)
 
 
 class SlotTable:
@@ -111,7 +115,7 @@ class SlotTable:
     Args:
         count: how many slots there are.
         adjacent: whether live slots are to lie side by side, since a forward reads those in place.
-            What stands in an idle slot between them is then moved to another one.
+            What stands in an idle slot between them is then evicted to another one.
 
     Attributes:
         slots: the whole state. Every change is one assignment of a new tuple, so that an interrupt
@@ -143,36 +147,39 @@ class SlotTable:
 
         All but the last token of the prefix may count as shared: its logits are always computed.
         The slot holds these columns from here on, or none if another slot is the donor, until
-        `hold` says that they were copied. A spare slot holds nothing until then either.
+        `hold` says that they were copied. A slot that takes what was evicted holds nothing until
+        then either.
 
         Raises:
             ModelError: the sequence is new and every slot is live.
         """
         known = prefix.tokens[:-1]
         index = self.index_of(prefix.sequence_id)
-        spare, moved = None, _NONE
+        evicted, evicted_tokens = None, _NONE
         if index is None:
             taken, donor = self._room(prefix.sequence_id, known)
             index = self._beside(taken) if self._adjacent else taken
             if index != taken and self.slots[index].length:
-                spare, moved = taken, self.slots[index].line
+                evicted, evicted_tokens = taken, self.slots[index].all_tokens
         else:
             donor = index
         shared = self.slots[donor].shared(known)
         self._placements += 1
         kept = known[: shared if donor == index else 0]
-        if spare is not None:
-            self._set(spare, Slot(last_used=self.slots[index].last_used))
+        if evicted is not None:
+            self._set(evicted, Slot(last_used=self.slots[index].last_used))
         self._set(index, Slot(kept, sequence_id=prefix.sequence_id, last_used=self._placements))
-        return Placement(index, shared, donor, spare, moved)
+        return Placement(index, shared, donor, evicted, evicted_tokens)
 
     def computed(self, prefix: Prefix) -> int:
         """Return how many tokens of a prefix stand in the slot that holds most of them."""
         return max(slot.shared(prefix.tokens[:-1]) for slot in self.slots)
 
-    def hold(self, index: int, tokens: Tokens, fed: Fed | None = None, row: int = 0) -> None:
-        """Note what a slot's columns hold: tokens in a line, then a row of what was fed."""
-        self._set(index, replace(self.slots[index], tokens=tokens, fed=fed, row=row))
+    def hold(
+        self, index: int, tokens: Tokens, pending: PendingTokens | None = None, row: int = 0
+    ) -> None:
+        """Note what a slot's columns hold: tokens in a chain, then a row of pending tokens."""
+        self._set(index, replace(self.slots[index], tokens=tokens, pending=pending, row=row))
 
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> list[int]:
         """Make the slots of these sequences idle, and name them.

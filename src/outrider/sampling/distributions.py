@@ -87,7 +87,7 @@ def distributions(logits: Tensor, params: PackedParams) -> tuple[Distributions, 
     Returns:
         The distributions for [B] or [B, M], in max(float32, the logits' dtype), and a finite
         check of that shape: a number that is not finite where a row of logits had NaN, +inf or no
-        finite entry, so that its distribution means nothing.
+        finite entry, so that its distribution is undefined.
     """
     if params.all_greedy:
         peak, best = logits.max(-1)

@@ -17,7 +17,7 @@ class Path:
     """The drafted tokens that lead to M nodes, from the first on.
 
     Attributes:
-        tokens: int64 [B, M, D]; those at and beyond a node's depth mean nothing.
+        tokens: int64 [B, M, D]; those at and beyond a node's depth are padding.
         depth: int64 [B, M], or what broadcasts to it.
         nodes: how many of the M nodes each row has, on the host; None for all.
     """
@@ -46,7 +46,7 @@ class Path:
 
     @property
     def real(self) -> Tensor:
-        """Which tokens mean something, bool [B, M, D]."""
+        """Which tokens are no padding, bool [B, M, D]."""
         steps = torch.arange(self.tokens.shape[2], device=self.tokens.device)
         return (steps < self.depth[..., None]).expand(self.tokens.shape)
 

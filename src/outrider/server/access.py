@@ -18,7 +18,7 @@ _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s@A-Z]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class AuthLimits:
     """Who may ask, and how much.
 
     Attributes:
@@ -59,7 +59,7 @@ class ServerState:
 
     requests: Requests
     metrics: Metrics
-    access: Access
+    access: AuthLimits
     silence_s: float
     started: int
 

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import OutriderError
-from .access import Access, ServerState
+from .access import AuthLimits, ServerState
 from .failures import CLIENT_GONE, described, in_openais_form
 from .metrics import Metrics
 from .requests import ROUTES, Requests
@@ -30,7 +30,7 @@ _LOG = logging.getLogger(__name__)
 def make_app(
     requests: Requests,
     metrics: Metrics,
-    access: Access | None = None,
+    access: AuthLimits | None = None,
     *,
     silence_s: float = 15.0,
 ) -> FastAPI:
@@ -42,7 +42,7 @@ def make_app(
         access: who may ask, and how much; all, by default.
         silence_s: after so many seconds without a token a stream sends a comment.
     """
-    access = access or Access()
+    access = access or AuthLimits()
     cors = Middleware(
         CORSMiddleware,
         allow_origins=access.origins,

@@ -32,7 +32,7 @@ ROUTES: dict[str, type[Common]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ServedModel:
     """How a server answers.
 
     Attributes:
@@ -55,12 +55,12 @@ class Requests:
 
     Args:
         service: decodes.
-        terms: how it answers.
+        served: how it answers.
     """
 
-    def __init__(self, service: Service, terms: Terms) -> None:
+    def __init__(self, service: Service, served: ServedModel) -> None:
         self.service = service
-        self.terms = terms
+        self.served = served
         self._texts = TokenTexts(service.decoder.tokenizer)
         # Tokenizing and building grammars takes time that the event loop does not have.
         self._parsing = ThreadPoolExecutor(4, thread_name_prefix="outrider parsing")
@@ -87,13 +87,13 @@ class Requests:
         if body.stream_options is not None and not body.streams:
             asked = body.stream_options.model_dump(exclude_none=True)
             raise InvalidConfigError("stream_options", asked, "none, or stream: true beside them")
-        terms, n = self.terms, body.n or 1
+        served, n = self.served, body.n or 1
         if body.model is not None:
             self.check_model(body.model)
         prompts = self._prompts(body)
-        if not 1 <= n * len(prompts) <= terms.most_choices:
+        if not 1 <= n * len(prompts) <= served.most_choices:
             name, value = ("n", n) if len(prompts) == 1 else ("prompt", f"{len(prompts)} prompts")
-            expected = f"1 to {terms.most_choices} choices in all"
+            expected = f"1 to {served.most_choices} choices in all"
             raise InvalidConfigError(name, value, expected)
         if body.top is not None:
             self._texts.prepare()
@@ -102,11 +102,11 @@ class Requests:
         reply = Reply(
             body=body,
             name=f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
-            model=terms.model,
+            model=served.model,
             created=int(time.time()),
-            fingerprint=terms.fingerprint,
+            fingerprint=served.fingerprint,
             texts=self._texts,
-            figures=body.speculation_metrics or terms.figures,
+            figures=body.speculation_metrics or served.figures,
             n=n,
             deepest=self.service.decoder.config.deepest,
         )
@@ -114,8 +114,8 @@ class Requests:
 
     def check_model(self, name: str) -> None:
         """Raise UnknownModelError if the model is not called so."""
-        if name not in self.terms.aliases | {self.terms.model}:
-            raise UnknownModelError("model", name, self.terms.model)
+        if name not in self.served.aliases | {self.served.model}:
+            raise UnknownModelError("model", name, self.served.model)
 
     def close(self) -> None:
         """Let no more bodies be read."""

@@ -158,7 +158,7 @@ class Service:
         decoder: stepped by the thread alone, from now on.
         max_waiting: how many sequences may wait for room.
         timeout_s: how long a request may take, waiting included.
-        read_chunk: tokens of new prompts that are read with a round; see `Scheduler`.
+        prefill_chunk: tokens of new prompts that are prefilled with a round; see `Scheduler`.
 
     Attributes:
         decoder: the decoder.
@@ -171,7 +171,7 @@ class Service:
         *,
         max_waiting: int = 128,
         timeout_s: float = 600.0,
-        read_chunk: int = 512,
+        prefill_chunk: int = 512,
     ) -> None:
         self.decoder = decoder
         self.closing = False
@@ -183,7 +183,7 @@ class Service:
         self._open: set[int] = set()
         self._ending = Lock()
         self._ended = False
-        self._scheduler = Scheduler(decoder, name="the server", read_chunk=read_chunk)
+        self._scheduler = Scheduler(decoder, name="the server", prefill_chunk=prefill_chunk)
         self._thread = Thread(target=self._run, name="outrider engine", daemon=True)
         self._thread.start()
 

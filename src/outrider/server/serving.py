@@ -16,10 +16,10 @@ import uvicorn
 
 from ..engine.decoder import SpeculativeDecoder
 from ..errors import ModelError
-from .access import Access
+from .access import AuthLimits
 from .app import make_app
 from .metrics import Metrics
-from .requests import Requests, Terms, fingerprint_of
+from .requests import Requests, ServedModel, fingerprint_of
 from .schema import Speculation
 from .service import Service
 
@@ -38,7 +38,7 @@ class Settings:
         access: who may ask, and how much.
         names: what the model is called; the first is its name.
         max_waiting: how many sequences may wait for room.
-        read_chunk: tokens of new prompts that are read with a round; see `Scheduler`.
+        prefill_chunk: tokens of new prompts that are prefilled with a round; see `Scheduler`.
         timeout_s: how long a request may take, waiting included.
         grace_s: how long running requests have to end after SIGTERM.
         figures: about speculation, where a request does not say.
@@ -47,10 +47,10 @@ class Settings:
 
     host: str
     port: int
-    access: Access
+    access: AuthLimits
     names: tuple[str, ...]
     max_waiting: int
-    read_chunk: int
+    prefill_chunk: int
     timeout_s: float
     grace_s: float
     figures: Speculation
@@ -69,12 +69,14 @@ def run(decoder: SpeculativeDecoder, settings: Settings) -> None:
             decoder,
             max_waiting=settings.max_waiting,
             timeout_s=settings.timeout_s,
-            read_chunk=settings.read_chunk,
+            prefill_chunk=settings.prefill_chunk,
         )
         name, *others = settings.names
-        terms = Terms(name, frozenset(others), fingerprint_of(decoder), figures=settings.figures)
+        served = ServedModel(
+            name, frozenset(others), fingerprint_of(decoder), figures=settings.figures
+        )
         metrics = Metrics(service, name, vllm_names=settings.vllm_names)
-        app = make_app(Requests(service, terms), metrics, settings.access)
+        app = make_app(Requests(service, served), metrics, settings.access)
         config = uvicorn.Config(
             app,
             log_config=None,

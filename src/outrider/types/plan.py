@@ -43,7 +43,7 @@ class StopRule(ABC):
 
         Args:
             confidence: of the n tokens that each row has drawn, float64 [B, n]; NaN where the
-                draft's logits mean nothing.
+                draft's logits are not finite.
             drafting: the rows that may draft another, bool [B].
 
         Returns:

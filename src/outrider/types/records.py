@@ -65,7 +65,7 @@ class SequenceState:
         grammar: says which tokens may follow; None allows all.
         prediction: the expected output, int64 [m].
         drafting: whether drafts are made for it; not after its drafter failed.
-        cached: tokens of its prompt that the target found computed, where it was read in parts.
+        cached: tokens of its prompt that the target found computed, if it was prefilled in parts.
         draft_prefill_s: seconds that drafters took for their part of that.
     """
 
@@ -134,11 +134,11 @@ class Children:
     """Tokens that follow the same node, for each of M nodes, in the order they are verified in.
 
     Attributes:
-        tokens: int64 [B, M, C]; those beyond a node's count mean nothing.
+        tokens: int64 [B, M, C]; those beyond a node's count are padding.
         distributions: for [B, M, R], what the drawn ones among them were drawn from; None if none
             was drawn.
         distribution_rows: for each of the C children the index among its node's R distributions,
-            or -1 for one that was proposed outright, int64 [B, C], on the host.
+            or -1 for one that was not drawn, int64 [B, C], on the host.
     """
 
     tokens: Tensor
@@ -159,7 +159,7 @@ class DraftProposal:
             `outrider.types.trees`); None for chains.
         distribution_rows: the index among the R distributions of the one that each token was drawn
             from, given the siblings before it, int64 [B, N], on the host; -1 for a token that was
-            proposed outright, a point mass. None where distributions and tokens go side by side.
+            not drawn, a point mass. None where distributions and tokens go side by side.
         sources: the drafter that each row's tokens came from; None if all came from a model.
         confidence: of looked-up tokens, float64 [B, N], on the host; None if there are none.
     """

@@ -3,7 +3,7 @@
 Node 0 is the prefix itself, node i + 1 the token in column i. `parents` int64 [B, N] holds for each
 column the node that its token follows: parents[b, i] is in 0..i, so that every token stands to the
 right of the one it follows. Siblings are verified in the order of their columns. A chain is
-[0, 1, 2, ...]. Columns at and beyond a row's length mean nothing, but keep to the rule.
+[0, 1, 2, ...]. Columns at and beyond a row's length are padding, but keep to the rule.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def first_token_optimum(proposal: DraftProposal, target: Any) -> Any | None:
         target: the target's distributions after the prefixes, [B, V].
 
     Returns:
-        float64 [B]; rows without drafts mean nothing. None where it has no short form: several
+        float64 [B]; rows without drafts are undefined. None where it has no short form: several
         tokens drawn, but beside others, or not equally many in every row that draws several, or
         more than two without replacement. NaN in a row whose second token was drawn from another
         distribution than what the first left of its own.
@@ -66,11 +66,11 @@ def first_token_optimum(proposal: DraftProposal, target: Any) -> Any | None:
     drawn = first & (rows >= 0) if distributions is not None else np.zeros_like(first)
     where = device(target)
     mass = xp.astype(target, xp.float64)
-    outright = first & ~drawn
+    deterministic = first & ~drawn
     proposed = xp.zeros(mass.shape, dtype=xp.bool, device=where)
     vocabulary = xp.arange(target.shape[-1], device=where)
-    for column in np.flatnonzero(outright.any(0)).tolist():
-        there = xp.asarray(outright[:, column], device=where)[:, None]
+    for column in np.flatnonzero(deterministic.any(0)).tolist():
+        there = xp.asarray(deterministic[:, column], device=where)[:, None]
         proposed = proposed | ((proposal.tokens[:, column][:, None] == vocabulary) & there)
     certain = xp.sum(xp.where(proposed, mass, 0.0), axis=-1)
     if distributions is None:

@@ -80,10 +80,10 @@ def verify_speculative_tokens(
 
     Args:
         draft_probs: [B, K, V], the distributions the tokens were drawn from, exactly as they were
-            drawn from (after temperature and filters). None if the tokens were proposed outright,
+            drawn from (after temperature and filters). None if the tokens are point masses,
             drawn from nothing (a look-up, an argmax): point masses, without one-hot rows.
         target_probs: [B, K + 1, V], the target's distributions after the prefix and after each
-            token. Rows behind the last token kept are not looked at, and may mean nothing.
+            token. Rows behind the last token kept are not looked at: they are padding.
         draft_tokens: integers [B, K].
         seed: in [0, 2**64); or one for each row, [B], which gives a row the same answer in any
             batch.

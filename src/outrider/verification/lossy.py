@@ -26,7 +26,7 @@ class LossyVerification(RecursiveVerification):
         """Say how each token is kept: with probability min(1, .), float64 [B, N]."""
 
     def stop_distribution(self, tree: Tree) -> tuple[Any, Any]:
-        """As `Method` says; all claims are one."""
+        """As `Method` says; all weights are one."""
         return super().stop_distribution(replace(tree, ratio=self.keep(tree)))
 
 
@@ -107,6 +107,6 @@ class TypicalVerification(LossyVerification):
         threshold = xp.clip(self.delta * xp.exp(-entropy), max=self.epsilon)
         return xp.astype(tree.ratio * tree.share > threshold, xp.float64)
 
-    def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
+    def residual(self, tree: Tree, weights: Any, node: Any) -> Any:
         """Find the target's row after `node` [B] kept tokens, [B, V]."""
         return rows_at(tree.target, node)

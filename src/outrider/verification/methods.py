@@ -31,14 +31,14 @@ class Method(ABC):
 
         Returns:
             The distribution [B, N + 1] of the last node kept, float64 (on a chain: of the number of
-            tokens kept), and the claims [B, N + 1], float64, with which `residual` visits nodes.
+            tokens kept), and the nodes' acceptance weights [B, N + 1], float64, for `residual`.
         """
 
-    def residual(self, tree: Tree, claims: Any, node: Any) -> Any:
+    def residual(self, tree: Tree, weights: Any, node: Any) -> Any:
         """Find the distribution of the token after `node` [B], [B, V], of the target's dtype."""
-        xp = array_namespace(claims)
+        xp = array_namespace(weights)
         rows = xp.arange(node.shape[0], device=node.device)
-        return tree.remaining_distribution(node, claims[rows, node])
+        return tree.remaining_distribution(node, weights[rows, node])
 
 
 class RecursiveVerification(Method):
@@ -52,62 +52,62 @@ class RecursiveVerification(Method):
     """
 
     def stop_distribution(self, tree: Tree) -> tuple[Any, Any]:
-        """As `Method` says; all claims are one."""
+        """As `Method` says; all weights are one."""
         xp = array_namespace(tree.target)
         if tree.draft is None:
             return point_mass_stop(tree)
 
         def onward(level: Level) -> Any:
-            claim = xp.ones(level.nodes.shape, dtype=xp.float64, device=level.nodes.device)
-            weights, _, _ = tree.weights(level, claim)
+            weight = xp.ones(level.nodes.shape, dtype=xp.float64, device=level.nodes.device)
+            acceptance, _, _ = tree.acceptance(level, weight)
             if level.places < 2:
-                return weights
-            refused = xp.cumulative_prod(1 - weights, axis=-1)
+                return acceptance
+            refused = xp.cumulative_prod(1 - acceptance, axis=-1)
             before = xp.concat([xp.ones_like(refused[..., :1]), refused[..., :-1]], axis=-1)
-            return before * weights
+            return before * acceptance
 
         distribution = _descent(tree, onward)
         return distribution, xp.ones_like(distribution)
 
 
 class TraversalVerification(Method):
-    """Keep the path to the first node whose head comes up, children tried before their parents.
+    """Keep the path to the first node that the round stops at, children tried before their parents.
 
-    A node's head is the claim on it that is left once its children have been refused (see
+    A node's stop probability is the weight that is left once its children have been refused (see
     `outrider.verification.tree`). Weng et al. 2025 (arXiv 2505.12398); on a chain it is block
     verification (Sun et al. 2025, arXiv 2403.10444, algorithm 2): with p_0 = 1 and
-    p_i = min(1, p_(i-1) P(x_i) / Q(x_i)), every token i has a coin of its own::
+    p_i = min(1, p_(i-1) P(x_i) / Q(x_i)), every token i has a stop probability::
 
         h_L = p_L,   h_i = A_i / (A_i + 1 - p_i),   A_i = sum_x (p_i P(x) - Q(x))+
 
-    and the round keeps everything up to the last head. No lossless verifier that sees only the
-    drafted path keeps more tokens in expectation.
+    and the round keeps everything up to the last node whose draw says stop. No lossless verifier
+    that sees only the drafted path keeps more tokens in expectation.
     """
 
     def stop_distribution(self, tree: Tree) -> tuple[Any, Any]:
-        """As `Method` says; on a chain the claims are the p_i."""
+        """As `Method` says; on a chain the weights are the p_i."""
         xp = array_namespace(tree.target)
         if tree.draft is None:
             return point_mass_stop(tree)
-        claims, heads = [tree.ones()], [tree.ones()]  # the round stops at the root, or below
+        weights, stops = [tree.ones()], [tree.ones()]  # the round stops at the root, or below
         if tree.path is not None:
             for column in range(tree.ratio.shape[1]):
-                claims.append(xp.clip(claims[-1] * tree.ratio[:, column : column + 1], max=1.0))
-            heads = [tree.chain_heads(xp.concat(claims, axis=1))]
+                weights.append(xp.clip(weights[-1] * tree.ratio[:, column : column + 1], max=1.0))
+            stops = [tree.chain_stop_probabilities(xp.concat(weights, axis=1))]
         for depth, level in enumerate(tree.levels):
-            weights, before, left = tree.weights(level, claims[-1])
+            acceptance, before, left = tree.acceptance(level, weights[-1])
             if depth:
-                heads.append(tree.head(level, before, left))
+                stops.append(tree.stop_probability(level, before, left))
             if depth + 1 < len(tree.levels):
-                claims.append(handed_down(weights, tree.levels[depth + 1]))
-        head = xp.take_along_axis(tree.by_node(heads), tree.order, axis=1)
-        refused = xp.cumulative_prod(1 - head, axis=-1)
+                weights.append(handed_down(acceptance, tree.levels[depth + 1]))
+        stop = xp.take_along_axis(tree.by_node(stops), tree.order, axis=1)
+        refused = xp.cumulative_prod(1 - stop, axis=-1)
         before = xp.concat([xp.ones_like(refused[:, :1]), refused[:, :-1]], axis=-1)
-        return xp.take_along_axis(head * before, tree.rank, axis=1), tree.by_node(claims)
+        return xp.take_along_axis(stop * before, tree.rank, axis=1), tree.by_node(weights)
 
 
 def point_mass_stop(tree: Tree) -> tuple[Any, Any]:
-    """Find where a round stops whose tokens were all proposed outright, none drawn.
+    """Find where a round stops whose tokens are all point masses, none drawn.
 
     Sample the target, descend while the token is among the children: every method comes to this,
     and no distribution is read but at the drafted tokens. A token proposed twice after one node is

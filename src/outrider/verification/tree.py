@@ -1,16 +1,16 @@
 """Drafted tokens beside the target's distributions, and the one rule that every method repeats.
 
-A chain is the tree with one path. Verification visits nodes with a claim: the probability, given
-that a node was drafted, that the round ends there or below. At a node with claim c, the mass that
-may still be spent is c P. Each child t, drawn from Q, takes from it what Q covers, in the order of
-columns::
+A chain is the tree with one path. Verification gives each node an acceptance weight: the
+probability, given that it was drafted, that the round ends there or below. At a node with weight c,
+the mass that may still be spent is c P. Each child t, drawn from Q, takes from it what Q
+covers, in the order of columns::
 
-    weight = min(1, left(t) / Q(t))                       the child is kept, if it is tried
+    acceptance = min(1, left(t) / Q(t))                   the child is kept, if it is tried
     left   = (left - Q)+ / (S + 1 - c),  c = S / (S + 1 - c),  S = sum (left - Q)+    if it is not
 
 and what is left when all children are refused is the distribution of the token that follows.
-A claim of one at every node is recursive rejection (token-wise on a chain: Leviathan et al. 2023,
-arXiv 2211.17192; on trees: SpecInfer, Sequoia). A child's weight handed down as its claim is
+A weight of one at every node is recursive rejection (token-wise on a chain: Leviathan et al. 2023,
+arXiv 2211.17192; on trees: SpecInfer, Sequoia). A child's acceptance handed down as its weight is
 traversal verification (Weng et al. 2025, arXiv 2505.12398), which on a chain is block verification
 (Sun et al. 2025, arXiv 2403.10444).
 """
@@ -84,7 +84,7 @@ class Tree:
         dtype: of masses: that of the distributions, float32 at least. Sums of them are float64.
         beside: whether the draft's distributions go side by side with the tokens.
         kinds: of the children in each of the C places, whether they were drawn (True), proposed
-            outright as point masses (False), or some each (None).
+            as point masses (False), or some each (None).
     """
 
     tokens: Any
@@ -154,82 +154,85 @@ class Tree:
             kinds=layout.kinds,
         )
 
-    def weights(self, level: Level, claim: Any) -> tuple[Any, Any, Any | None]:
+    def acceptance(self, level: Level, weight: Any) -> tuple[Any, Any, Any | None]:
         """Try the children of a level's nodes in order.
 
         Args:
             level: M nodes a row.
-            claim: float64 [B, M], the nodes' claims.
+            weight: float64 [B, M], the nodes' weights.
 
         Returns:
-            The weights [B, M, C] with which children are kept, 0 where there is none; and the claim
-            [B, M] and the mass [B, M, V] that are left before the last place (None: untouched).
+            The probabilities [B, M, C] with which children are kept, 0 where there is none; and the
+            weight [B, M] and mass [B, M, V] that are left before the last place (None: untouched).
         """
         xp = array_namespace(self.target)
-        rows = xp.arange(claim.shape[0], device=claim.device)[:, None]
-        weights, left = [xp.zeros((*claim.shape, 0), dtype=claim.dtype, device=claim.device)], None
+        rows = xp.arange(weight.shape[0], device=weight.device)[:, None]
+        acceptance, left = (
+            [xp.zeros((*weight.shape, 0), dtype=weight.dtype, device=weight.device)],
+            None,
+        )
         for place in range(level.places):
             column = level.columns[:, :, place]
             if place == 0:
-                weight = claim * self.ratio[rows, column]
+                accepted = weight * self.ratio[rows, column]
             else:
-                claim, left = self.refuse(level, place - 1, claim, left)
-                at = xp.arange(claim.shape[1], device=claim.device)[None, :]
-                weight = left[rows, at, self.tokens[rows, column]] / self.share[rows, column]
-            kept = xp.where(level.exists[:, :, place], xp.clip(weight, max=1.0), 0.0)
-            weights.append(kept[..., None])
-        return xp.concat(weights, axis=-1), claim, left
+                weight, left = self.refuse(level, place - 1, weight, left)
+                at = xp.arange(weight.shape[1], device=weight.device)[None, :]
+                accepted = left[rows, at, self.tokens[rows, column]] / self.share[rows, column]
+            kept = xp.where(level.exists[:, :, place], xp.clip(accepted, max=1.0), 0.0)
+            acceptance.append(kept[..., None])
+        return xp.concat(acceptance, axis=-1), weight, left
 
-    def refuse(self, level: Level, place: int, claim: Any, left: Any | None) -> tuple[Any, Any]:
-        """Refuse the children in one place: the claims [B, M] and the mass [B, M, V] after it."""
+    def refuse(self, level: Level, place: int, weight: Any, left: Any | None) -> tuple[Any, Any]:
+        """Refuse the children in one place: the weights [B, M] and the mass [B, M, V] after it."""
         xp = array_namespace(self.target)
         exists = level.exists[:, :, place]
-        left = self._mass(level, claim) if left is None else left
+        left = self._mass(level, weight) if left is None else left
         excess = self._excess(level, place, xp.asarray(left, copy=True))
-        after, divisor = claim_after(claim, row_totals(excess))
+        after, divisor = weight_after(weight, row_totals(excess))
         excess /= xp.astype(divisor, self.dtype)[..., None]
         left = xp.where(exists[..., None], excess, left)
-        return xp.where(exists, after, claim), left
+        return xp.where(exists, after, weight), left
 
-    def head(self, level: Level, claim: Any, left: Any | None) -> Any:
-        """The claim [B, M] on each node itself, once its last child is refused too.
+    def stop_probability(self, level: Level, weight: Any, left: Any | None) -> Any:
+        """The probability [B, M] that a round stops at each node, once its last child is refused.
 
         Args:
             level: M nodes a row.
-            claim, left: before the last place, as `weights` gives them; left is overwritten.
+            weight, left: before the last place, as `acceptance` gives them; left is overwritten.
         """
         if not level.places:
-            return claim
+            return weight
         xp = array_namespace(self.target)
-        left = self._mass(level, claim) if left is None else left
+        left = self._mass(level, weight) if left is None else left
         total = row_totals(self._excess(level, level.places - 1, left))
-        return xp.where(level.exists[:, :, -1], claim_after(claim, total)[0], claim)
+        return xp.where(level.exists[:, :, -1], weight_after(weight, total)[0], weight)
 
-    def chain_heads(self, claims: Any) -> Any:
-        """The heads [B, N + 1] of a chain whose nodes are visited with claims [B, N + 1].
+    def chain_stop_probabilities(self, weights: Any) -> Any:
+        """The stop probabilities [B, N + 1] of a chain with acceptance weights [B, N + 1].
 
         Node by node, so that what is computed of a row of the vocabulary stays in a cache.
         """
         assert self.path is not None
-        xp = array_namespace(claims)
-        inner = claims[:, 1:-1]
+        xp = array_namespace(weights)
+        inner = weights[:, 1:-1]
         if not inner.shape[1]:
-            return claims
+            return weights
         totals = []
-        for node in range(1, claims.shape[1] - 1):
+        for node in range(1, weights.shape[1] - 1):
             level = self.path.at(node)
-            mass = self._mass(level, claims[:, node : node + 1])
+            mass = self._mass(level, weights[:, node : node + 1])
             totals.append(row_totals(self._excess(level, 0, mass)))
-        after = claim_after(inner, xp.concat(totals, axis=1))[0]
-        heads = xp.where(self.path.exists[:, 1:, 0], after, inner)
-        return xp.concat([claims[:, :1], heads, claims[:, -1:]], axis=1)
+        after = weight_after(inner, xp.concat(totals, axis=1))[0]
+        stops = xp.where(self.path.exists[:, 1:, 0], after, inner)
+        return xp.concat([weights[:, :1], stops, weights[:, -1:]], axis=1)
 
-    def remaining_distribution(self, node: Any, claim: Any) -> Any:
+    def remaining_distribution(self, node: Any, weight: Any) -> Any:
         """The distribution of the token after a node whose children are all refused.
 
         Args:
             node: int64 [B].
-            claim: float64 [B], the claim with which the node is visited.
+            weight: float64 [B], the node's acceptance weight.
 
         Returns:
             [B, V], in the dtype of masses. Where no mass is left it is the target's row: by
@@ -239,12 +242,12 @@ class Tree:
         children = rows_at(self.children, node)[:, None, :]
         columns, exists = xp.clip(children - 1, min=0), children > 0
         level = Level(node[:, None], columns, exists, None)
-        row, claim = rows_at(self.target, node[:, None]), claim[:, None]
+        row, weight = rows_at(self.target, node[:, None]), weight[:, None]
         if not level.places:
             return row[:, 0, :]
-        left = xp.astype(claim, self.dtype)[..., None] * row
+        left = xp.astype(weight, self.dtype)[..., None] * row
         for place in range(level.places - 1):
-            claim, left = self.refuse(level, place, claim, left)
+            weight, left = self.refuse(level, place, weight, left)
         # Where there is one child at most, leaves are left out below.
         kept = None if level.places == 1 else xp.asarray(left, copy=True)
         excess = self._excess(level, level.places - 1, left)
@@ -264,18 +267,18 @@ class Tree:
         return xp.where(nodes[None, :] <= self.length[:, None], joint, 0.0)
 
     def ones(self) -> Any:
-        """A claim of one for each row's root, float64 [B, 1]."""
+        """A weight of one for each row's root, float64 [B, 1]."""
         xp = array_namespace(self.target)
         return xp.ones((self.target.shape[0], 1), dtype=xp.float64, device=self.target.device)
 
-    def _mass(self, level: Level, claim: Any) -> Any:
+    def _mass(self, level: Level, weight: Any) -> Any:
         """c P at each node of a level, [B, M, V], in the dtype of masses."""
         xp = array_namespace(self.target)
         if level.node is None:
             rows = rows_at(self.target, level.nodes)
         else:
             rows = self.target[:, level.node : level.node + 1, :]
-        return xp.astype(claim, self.dtype)[..., None] * rows
+        return xp.astype(weight, self.dtype)[..., None] * rows
 
     def _excess(self, level: Level, place: int, left: Any) -> Any:
         """(left - Q)+ for what the children in one place were drawn from, [B, M, V].
@@ -312,18 +315,20 @@ def rows_at(array: Any, index: Any) -> Any:
     return xp.reshape(found, (*index.shape, *rest))
 
 
-def claim_after(claim: Any, total: Any) -> tuple[Any, Any]:
-    """The claim on a node after a child is refused, S / (S + 1 - c), and its divisor; 1 at 0/0."""
+def weight_after(weight: Any, total: Any) -> tuple[Any, Any]:
+    """The weight of a node after a child is refused, S / (S + 1 - c), and its divisor; 1 at 0/0."""
     xp = array_namespace(total)
-    divisor = total + (1 - claim)
+    divisor = total + (1 - weight)
     certain = xp.astype(divisor <= 0, xp.float64)
     return (total + certain) / (divisor + certain), divisor + certain
 
 
-def handed_down(weights: Any, level: Level) -> Any:
-    """Of weights [B, M', C'] of the level above's children, those of this level's nodes, [B, M]."""
-    xp = array_namespace(weights)
-    return xp.take_along_axis(xp.reshape(weights, (weights.shape[0], -1)), level.origin, axis=1)
+def handed_down(acceptance: Any, level: Level) -> Any:
+    """Of the acceptance [B, M', C'] of the level above's children, that of this level's nodes."""
+    xp = array_namespace(acceptance)
+    return xp.take_along_axis(
+        xp.reshape(acceptance, (acceptance.shape[0], -1)), level.origin, axis=1
+    )
 
 
 @dataclass(frozen=True, slots=True)

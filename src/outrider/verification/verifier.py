@@ -110,9 +110,9 @@ def verify(
             "verification method is for chains of one kind only; use a lossless one"
         )
     tree = Tree.of(proposal, target)
-    distribution, claims = method.stop_distribution(tree)
+    distribution, weights = method.stop_distribution(tree)
     node = draws.stop(distribution)
-    token = draws.token(method.residual(tree, claims, node))
+    token = draws.token(method.residual(tree, weights, node))
     ceiling = first = None
     if proposal.parents is None:
         ceiling = block_values(tree.ratio) if chain else None

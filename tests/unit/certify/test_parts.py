@@ -41,7 +41,7 @@ class Changed(TokenVerification):
     def first(self, found): return found
     def last(self, found): return found
     def stop_distribution(self, tree): return self.first(super().stop_distribution(tree))
-    def residual(self, tree, claims, node): return self.last(super().residual(tree, claims, node))
+    def residual(self, tree, weights, node): return self.last(super().residual(tree, weights, node))
 
 class InNumPy(Changed):
     def first(self, found): return found[0].numpy()

@@ -157,7 +157,7 @@ def test_models_that_pad_their_vocabularies_differently_are_aligned(width: int) 
         assert max(outcome.tokens) < min(4, width)
 
 
-class Shaped(TrialContext):
+class PipelineResult(TrialContext):
     """A round whose distributions depend on drafted tokens; it notes the paths it is given."""
 
     shaped = True
@@ -174,7 +174,7 @@ class Shaped(TrialContext):
 def test_distributions_that_depend_on_drafted_tokens_are_told_the_path() -> None:
     for tree, shapes in ((None, [None, (2, 1, 1)]), (DraftTree((2, 3)), [None, (2, 2, 1)])):
         plan = plan_of(2, 2, tree=tree)
-        ctx = Shaped(plan, Philox4x32())
+        ctx = PipelineResult(plan, Philox4x32())
         prefixes = [Prefix(row, text) for row, text in enumerate(TEXTS[:2])]
         proposal = ModelDrafter(Bounded()).propose(prefixes, plan, ctx)
         assert [None if path is None else tuple(path.shape) for path in ctx.paths] == shapes

@@ -181,9 +181,9 @@ class Stumbling(ModelDrafter):
         if where == self.where:
             raise RuntimeError(f"cannot {where}")
 
-    def read_ahead(self, prefixes: Any) -> tuple[int, ...]:
+    def prefill_prompts(self, prefixes: Any) -> tuple[int, ...]:
         self._stumble("read")
-        return super().read_ahead(prefixes)
+        return super().prefill_prompts(prefixes)
 
     def observe_output(self, prefixes: Any) -> None:
         self._stumble("learn")

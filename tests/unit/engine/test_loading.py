@@ -11,7 +11,7 @@ import torch
 
 from outrider import load
 from outrider.errors import InvalidConfigError, ModelError
-from outrider.runtimes.loading import Asked, load_model
+from outrider.runtimes.loading import LoadOptions, load_model
 from tests.support.families import random_model
 
 
@@ -65,7 +65,7 @@ def test_a_model_that_does_not_convert_runs_on_transformers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     random_model("gpt_oss").float().save_pretrained(tmp_path)
-    auto = Asked("auto", torch.device("cpu"), "float32", None, 2)
+    auto = LoadOptions("auto", torch.device("cpu"), "float32", None, 2)
     model = load_model("target", str(tmp_path), auto)
     assert (model.name, model.max_sequences) == ("transformers", 2)
     (warning,) = caplog.messages

@@ -28,7 +28,7 @@ from outrider.errors import (
     ModelError,
 )
 from outrider.policies import Policy
-from outrider.runtimes.base import Capabilities, Reading
+from outrider.runtimes.base import Capabilities, PrefillProgress
 from outrider.runtimes.tabular import TabularModel
 from outrider.types.records import DraftPlan, Prefix, RoundRecord, SequenceState
 
@@ -255,24 +255,24 @@ def test_drafters_learn_from_texts_that_ended_and_not_from_cut_ones() -> None:
 
 
 class Reads(Roomy):
-    """A model that has prompts read in parts."""
+    """A model that prefills prompts in parts."""
 
     def __init__(self) -> None:
         super().__init__(4)
         self.read_to: dict[int, int] = {}
         self.rounds: list[list[int]] = []
 
-    def read(self, prefix: Prefix, most: int) -> Reading:
+    def prefill(self, prefix: Prefix, most: int) -> PrefillProgress:
         name = prefix.sequence_id
         before = self.read_to.get(name, 3)
         self.read_to[name] = min(len(prefix) - 1, before + most)
         cached = 0 if name in self.rounds else 3 if before == 3 else 0
-        return Reading(len(prefix) - 1 - self.read_to[name], cached)
+        return PrefillProgress(len(prefix) - 1 - self.read_to[name], cached)
 
 
 def test_so_many_tokens_of_new_prompts_are_read_with_a_round() -> None:
     decoder = SpeculativeDecoder(Roomy(8))
-    scheduler = Scheduler(decoder, read_chunk=10)
+    scheduler = Scheduler(decoder, prefill_chunk=10)
     for count, n in ((4, 1), (5, 1), (6, 1), (3, 3), (9, 1)):
         params = SamplingParams(max_tokens=9, n=n, seed=1)
         scheduler.submit(decoder.start([0] * count, params))
@@ -283,7 +283,7 @@ def test_so_many_tokens_of_new_prompts_are_read_with_a_round() -> None:
 def test_choices_of_a_long_prompt_wait_until_the_first_has_read_it() -> None:
     model = Reads()
     decoder = SpeculativeDecoder(model)
-    scheduler = Scheduler(decoder, read_chunk=4)
+    scheduler = Scheduler(decoder, prefill_chunk=4)
     (short,) = decoder.start([0], SamplingParams(max_tokens=9))
     scheduler.submit([short])
     scheduler.step()
@@ -296,7 +296,7 @@ def test_choices_of_a_long_prompt_wait_until_the_first_has_read_it() -> None:
 def test_long_prompts_are_read_in_parts_between_the_rounds_of_others() -> None:
     model = Reads()
     decoder = SpeculativeDecoder(model)
-    scheduler = Scheduler(decoder, read_chunk=4)
+    scheduler = Scheduler(decoder, prefill_chunk=4)
     (short,) = decoder.start([0], SamplingParams(max_tokens=9))
     (long,) = decoder.start([0, 1, 2] * 5, SamplingParams(max_tokens=2))
     scheduler.submit([short, long])
@@ -313,7 +313,7 @@ def test_a_draft_model_reads_long_prompts_in_parts_after_the_target() -> None:
     target, draft = Reads(), Reads()
     config = SpeculativeConfig(depth="fixed")  # Which no clock decides on.
     decoder = SpeculativeDecoder(target, ModelDrafter(draft), config=config)
-    scheduler = Scheduler(decoder, read_chunk=4)
+    scheduler = Scheduler(decoder, prefill_chunk=4)
     (short,) = decoder.start([0], SamplingParams(max_tokens=30))
     (long,) = decoder.start([0, 1, 2] * 5, SamplingParams(max_tokens=2))
     (plain,) = decoder.start([0, 1, 2] * 5, SamplingParams(max_tokens=2))
@@ -334,7 +334,7 @@ def test_a_draft_model_reads_no_long_prompt_that_it_is_not_to_draft_for() -> Non
     target, draft = Reads(), Reads()
     config = SpeculativeConfig(num_speculative_tokens=0)
     scheduler = Scheduler(
-        decoder := SpeculativeDecoder(target, ModelDrafter(draft), config=config), read_chunk=4
+        decoder := SpeculativeDecoder(target, ModelDrafter(draft), config=config), prefill_chunk=4
     )
     scheduler.submit(decoder.start([0, 1, 2] * 5, SamplingParams(max_tokens=2)))
     rounds(scheduler)
@@ -365,12 +365,12 @@ def busy(seconds: float) -> None:
 
 def test_what_drafting_takes_between_rounds_is_a_part_of_the_next_rounds_record() -> None:
     class SlowReads(Reads):
-        def read(self, prefix: Prefix, most: int) -> Reading:
+        def prefill(self, prefix: Prefix, most: int) -> PrefillProgress:
             busy(0.004)
-            return super().read(prefix, most)
+            return super().prefill(prefix, most)
 
     decoder = SpeculativeDecoder(Reads(), ModelDrafter(SlowReads()), policy=Slowly())
-    scheduler = Scheduler(decoder, read_chunk=4)
+    scheduler = Scheduler(decoder, prefill_chunk=4)
     scheduler.submit(decoder.start([0, 1, 2] * 5, SamplingParams(max_tokens=6)))
     rounds(scheduler)
     first, *others = decoder.knowledge
@@ -385,12 +385,12 @@ def test_what_drafting_takes_between_rounds_is_a_part_of_the_next_rounds_record(
 @pytest.mark.parametrize("on_error", ["raise", "disable"])
 def test_a_draft_model_that_cannot_read_concerns_its_own_sequence(on_error: str) -> None:
     class Broken(Reads):
-        def read(self, prefix: Prefix, most: int) -> Reading:
+        def prefill(self, prefix: Prefix, most: int) -> PrefillProgress:
             raise RuntimeError("no")
 
     config = SpeculativeConfig(on_draft_error=on_error, depth="fixed")
     decoder = SpeculativeDecoder(Reads(), ModelDrafter(Broken()), config=config)
-    scheduler = Scheduler(decoder, read_chunk=4)
+    scheduler = Scheduler(decoder, prefill_chunk=4)
     (short,) = decoder.start([0], SamplingParams(max_tokens=30))
     (long,) = decoder.start([0, 1, 2] * 5, SamplingParams(max_tokens=2))
     scheduler.submit([short, long])
@@ -413,7 +413,7 @@ def test_a_draft_model_that_cannot_read_concerns_its_own_sequence(on_error: str)
 def test_a_long_prompt_alone_is_read_a_part_a_step_and_may_be_cancelled() -> None:
     model = Reads()
     decoder = SpeculativeDecoder(model)
-    scheduler = Scheduler(decoder, read_chunk=4)
+    scheduler = Scheduler(decoder, prefill_chunk=4)
     (long,) = decoder.start([0, 1, 2] * 5, SamplingParams(max_tokens=2))
     scheduler.submit([long])
     steps = [scheduler.step() for _ in range(3)]

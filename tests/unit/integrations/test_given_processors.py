@@ -14,7 +14,7 @@ import outrider
 from outrider import SpeculativeConfig, SpeculativeDecoder, StatefulProcessor
 from outrider.errors import InvalidConfigError
 from outrider.sampling import distributions as sampling
-from outrider.sampling.shaping import Path, Shaper, Shaping
+from outrider.sampling.pipeline import LogitsPipeline, PackedLogitsParams, Path
 from outrider.types.records import SequenceState
 from tests.support.families import PAD, VOCAB, padded, random_model, resembling
 
@@ -132,10 +132,10 @@ class Heard:
     def distribution(self, row: int, drafted: Tensor, logits: Tensor) -> Tensor:
         """Ours, of the token after a row's prompt and `drafted` tokens."""
         state, device = self.states[row], torch.device("cpu")
-        shaping = Shaping.pack([state], device)
+        shaping = PackedLogitsParams.pack([state], device)
         assert shaping is not None
-        shaper = Shaper(shaping, [state], device)
-        shaped = shaper(logits[None, None], Path.of(drafted[None, None])).logits
+        pipeline = LogitsPipeline(shaping, [state], device)
+        shaped = pipeline(logits[None, None], Path.of(drafted[None, None])).logits
         packed = sampling.PackedParams.pack([state.params], VOCAB, device)
         distributions, _ = sampling.distributions(shaped, packed)
         assert distributions.probs is not None

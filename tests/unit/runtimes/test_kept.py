@@ -12,7 +12,7 @@ import torch
 from transformers import AutoTokenizer
 
 from outrider.runtimes import kept
-from outrider.runtimes.loading import Asked, load_model, load_tokenizer
+from outrider.runtimes.loading import LoadOptions, load_model, load_tokenizer
 from tests.support.families import random_model
 from tests.support.gguf_files import byte_level, gguf_model, write_gguf
 
@@ -67,7 +67,7 @@ def _opened(source: Path, caplog: pytest.LogCaptureFixture) -> str:
     """Load by OpenVINO, and say what was done once."""
     caplog.clear()
     with caplog.at_level(logging.INFO):
-        asked = Asked("openvino", torch.device("cpu"), "auto", None, 2)
+        asked = LoadOptions("openvino", torch.device("cpu"), "auto", None, 2)
         load_model("target", str(source), asked)
     return " ".join(message for message in caplog.messages if "once" in message)
 
@@ -112,7 +112,7 @@ def test_the_tokenizer_of_a_gguf_file_stays_what_transformers_makes_of_it(
     model = gguf_model("llama", vocab_size=len(own))
     file = write_gguf(model, tmp_path / "model.gguf", byte_level(own, template))
     direct = AutoTokenizer.from_pretrained(str(tmp_path), gguf_file=file.name)
-    asked = Asked("openvino", torch.device("cpu"), "auto", None, 2)
+    asked = LoadOptions("openvino", torch.device("cpu"), "auto", None, 2)
     for _ in range(2):
         found = load_tokenizer(str(file), asked)
         assert found.get_vocab() == direct.get_vocab()

@@ -7,15 +7,17 @@ import pytest
 import torch
 
 from outrider.errors import ModelError
-from outrider.runtimes.slots import Fed, Placement, SlotTable
+from outrider.runtimes.slots import PendingTokens, Placement, SlotTable
 from outrider.types.records import Prefix
 
 
-def fed(tokens: list[int]) -> Fed:
-    return Fed().add(torch.tensor([tokens]))
+def fed(tokens: list[int]) -> PendingTokens:
+    return PendingTokens().add(torch.tensor([tokens]))
 
 
-def hold(table: SlotTable, name: int, tokens: list[int], after: Fed | None = None) -> Placement:
+def hold(
+    table: SlotTable, name: int, tokens: list[int], after: PendingTokens | None = None
+) -> Placement:
     """Place a sequence, and compute all of it."""
     place = table.place(Prefix(name, tokens))
     table.hold(place.slot, np.array(tokens), after)
@@ -47,9 +49,9 @@ def test_live_rows_stay_side_by_side_and_idle_ones_are_moved_away() -> None:
         hold(table, name, [name, 10, 20])
     table.release([0, 2, 4])  # 1 and 3 are live, and a gap lies between them
     place = hold(table, 7, [0, 10, 30])
-    assert place == Placement(2, 2, donor=0, spare=0)
-    assert place.moved.tolist() == [2, 10, 20]
-    table.hold(0, place.moved)
+    assert place == Placement(2, 2, donor=0, evicted=0)
+    assert place.evicted_tokens.tolist() == [2, 10, 20]
+    table.hold(0, place.evicted_tokens)
     assert table.owner == {7: 2, 1: 1, 3: 3}
     assert hold(table, 8, [2, 10, 40]) == Placement(0, 2, donor=0)
     assert hold(table, 9, [9]) == Placement(4, 0, donor=4)
@@ -72,7 +74,7 @@ def test_a_spare_slot_holds_nothing_until_it_was_copied() -> None:
         hold(table, name, [name, 10, 20])
     table.release([0, 1, 2])
     place = table.place(Prefix(9, [0, 10, 20, 5]))
-    assert (place.slot, place.donor, place.spare) == (2, 0, 0)
+    assert (place.slot, place.donor, place.evicted) == (2, 0, 0)
     assert [slot.length for slot in table.slots] == [0, 3, 0, 3]
 
 

@@ -278,7 +278,7 @@ def test_prompts_read_in_parts_have_the_same_texts() -> None:
     ]
     texts = []
     for chunk in (5, 512):
-        with toy_server(read_chunk=chunk) as server:
+        with toy_server(prefill_chunk=chunk) as server:
             client = TestClient(server.app)
             with ThreadPoolExecutor(4) as pool:
                 asked = [pool.submit(client.post, ROUTES[0], json=body) for body in bodies]

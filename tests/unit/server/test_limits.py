@@ -18,7 +18,7 @@ from fastapi.testclient import TestClient
 from outrider import SamplingParams
 from outrider.drafters.base import DraftContext, Drafter, nothing_drafted
 from outrider.errors import DraftError, InvalidConfigError, OutriderError
-from outrider.server.access import Access
+from outrider.server.access import AuthLimits
 from outrider.server.failures import ClosingError, DeadlineError, QueueFullError
 from outrider.server.service import Service, Update
 from outrider.types.records import DraftPlan, DraftProposal, Prefix, TargetScores
@@ -57,7 +57,7 @@ class Received:
 
 
 def test_keys_are_asked_of_all_but_the_page_and_health() -> None:
-    with toy_server(access=Access(keys=("one", "two"))) as server:
+    with toy_server(access=AuthLimits(keys=("one", "two"))) as server:
         client = TestClient(server.app)
         for key in ("", "Bearer", "Bearer three", "Basic one", "Bearer ones", "Bearer \u00e9"):
             headers = {"Authorization": key.encode("latin-1")}
@@ -76,7 +76,7 @@ def test_keys_are_asked_of_all_but_the_page_and_health() -> None:
 @pytest.mark.parametrize("keys", [("",), ("one", " ")])
 def test_an_empty_key_opens_nothing(keys: tuple[str, ...]) -> None:
     with pytest.raises(InvalidConfigError, match="a key that is not empty"):
-        Access(keys=keys)
+        AuthLimits(keys=keys)
 
 
 def test_what_a_client_may_not_choose_of_the_template() -> None:
@@ -95,7 +95,7 @@ def test_what_a_client_may_not_choose_of_the_template() -> None:
 
 
 def test_a_body_that_is_too_long_is_refused() -> None:
-    with toy_server(access=Access(longest_body=1000)) as server:
+    with toy_server(access=AuthLimits(longest_body=1000)) as server:
         client = TestClient(server.app)
         response = client.post("/v1/completions", json={"prompt": "a" * 2000})
         assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")

@@ -17,13 +17,13 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from outrider import SamplingParams
-from outrider.server.access import Access
+from outrider.server.access import AuthLimits
 from tests.support.server import toy_decoder, toy_server
 
 BODY = {"prompt": "abc", "max_tokens": 8, "seed": 3}
 CHAT = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 8, "seed": 3}
 KEY = {"Authorization": "Bearer one"}
-KEYS = Access(keys=("one",), longest_body=1000)
+KEYS = AuthLimits(keys=("one",), longest_body=1000)
 GUARDED = ("/v1/models", "/v1/models/toy", "/v1/stats", "/metrics")
 
 

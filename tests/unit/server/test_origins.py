@@ -12,13 +12,13 @@ from fastapi.testclient import TestClient
 
 from outrider.cli import main
 from outrider.errors import InvalidConfigError
-from outrider.server.access import Access
+from outrider.server.access import AuthLimits
 from tests.support.server import toy_server
 
 PAGE = "https://chat.example"
 OTHER = "http://localhost:3000"
 BODY = {"prompt": "abc", "max_tokens": 2, "temperature": 0}
-ACCESS = Access(keys=("one",), longest_body=1000, origins=(PAGE, OTHER))
+ACCESS = AuthLimits(keys=("one",), longest_body=1000, origins=(PAGE, OTHER))
 KEY = {"Authorization": "Bearer one"}
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/stats", "/health")
 
@@ -86,7 +86,7 @@ def test_other_origins_get_no_headers() -> None:
 
 def test_all_origins_may_be_allowed_and_none_is_by_default() -> None:
     for origins, allowed in ((("*",), "*"), ((), None)):
-        with toy_server(access=Access(origins=origins)) as server:
+        with toy_server(access=AuthLimits(origins=origins)) as server:
             client = TestClient(server.app)
             response = client.options("/v1/completions", headers=preflight(PAGE))
             assert response.status_code == (200 if origins else 405)
@@ -101,7 +101,7 @@ def test_all_origins_may_be_allowed_and_none_is_by_default() -> None:
 )
 def test_what_is_no_origin_is_refused(origin: str) -> None:
     with pytest.raises(InvalidConfigError, match=r"allow_origin=.*scheme://host\[:port\]"):
-        Access(origins=(PAGE, origin))
+        AuthLimits(origins=(PAGE, origin))
 
 
 def test_the_flag_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:

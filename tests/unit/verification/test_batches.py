@@ -174,8 +174,8 @@ def shipped(tokens: Any, draft: Any, target: Any, lenience: float) -> Any:
     method = LenientVerification(lenience)
     proposal: Any = DraftProposal(tokens, np.ones(len(tokens), int), Distributions(probs=draft))
     tree = Tree.of(proposal, target)
-    stop, claims = method.stop_distribution(tree)
-    residual = method.residual(tree, claims, np.zeros(len(tokens), int))
+    stop, weights = method.stop_distribution(tree)
+    residual = method.residual(tree, weights, np.zeros(len(tokens), int))
     return stop[:, 1:] * np.eye(len(tokens)) + stop[:, :1] * residual
 
 

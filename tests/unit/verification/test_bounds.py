@@ -147,11 +147,13 @@ class TestFirstTokens:
     def test_a_row_of_one_draft_or_of_likeliest_tokens_may_stand_beside(self) -> None:
         distributions = [[self.draft[0]] * 2, [self.draft[1]] * 2]
         one = self.found(drawn([[0, 0], [3, 3]], distributions, [1, 2], [[0, 0], [0, 0]]))
-        outright = self.found(drawn([[0, 1], [3, 3]], distributions, [2, 2], [[-1, -1], [0, 0]]))
+        deterministic = self.found(
+            drawn([[0, 1], [3, 3]], distributions, [2, 2], [[-1, -1], [0, 0]])
+        )
         several = float(iid_optimum(self.target[1], self.draft[1], 2))
         single = float(np.minimum(self.target[0], self.draft[0]).sum())
         assert one == pytest.approx([single, several], abs=1e-12)
-        assert outright == pytest.approx([0.1 + 0.2, several], abs=1e-12)
+        assert deterministic == pytest.approx([0.1 + 0.2, several], abs=1e-12)
 
     def test_what_has_no_short_form_is_none(self) -> None:
         distributions = [[self.draft[0]] * 3, [self.draft[1]] * 3]

@@ -30,10 +30,10 @@ def of(target: Any, draft: Any, tokens: Any) -> Tree:
     return Tree.of(DraftProposal(tokens, np.full(2, DEPTH), Distributions(probs=draft)), target)
 
 
-def uncovered(rows: Any, claim: float) -> float:
-    """The mass of the target's row that the draft's leaves, at a claim, in float64."""
+def uncovered(rows: Any, weight: float) -> float:
+    """The mass of the target's row that the draft's leaves, at a weight, in float64."""
     target, draft = (row.double().numpy() for row in rows)
-    return float(np.maximum(claim * target - draft, 0).sum())
+    return float(np.maximum(weight * target - draft, 0).sum())
 
 
 @pytest.mark.parametrize("width", [32_000, 151_936])
@@ -50,22 +50,22 @@ def test_float32_moves_what_is_emitted_by_less_than_the_stated_bound(
     target, draft, tokens = pair(width, noise, 7)
     narrow, wide = of(target, draft, tokens), of(target.double(), draft.double(), tokens)
     method = METHODS["block"]
-    (_, claims), (_, exact) = (method.stop_distribution(tree) for tree in (narrow, wide))
-    assert float((claims - exact).abs().max()) < BOUND
-    heads, right = narrow.chain_heads(claims), wide.chain_heads(exact)
+    (_, weights), (_, exact) = (method.stop_distribution(tree) for tree in (narrow, wide))
+    assert float((weights - exact).abs().max()) < BOUND
+    heads, right = narrow.chain_stop_probabilities(weights), wide.chain_stop_probabilities(exact)
     worst = 0.0
     for node in range(DEPTH):
         at = torch.full((2,), node)
         rests = [
-            method.residual(tree, claim, at).double().numpy()
-            for tree, claim in ((narrow, claims), (wide, exact))
+            method.residual(tree, weight, at).double().numpy()
+            for tree, weight in ((narrow, weights), (wide, exact))
         ]
         for row in range(2):
-            claim = float(exact[row, node])
-            mass = uncovered((target[row, node], draft[row, node]), claim)
+            weight = float(exact[row, node])
+            mass = uncovered((target[row, node], draft[row, node]), weight)
             if node:
                 coin = abs(float(heads[row, node] - right[row, node]))
-                worst = max(worst, coin * (mass + 1 - claim))
+                worst = max(worst, coin * (mass + 1 - weight))
             worst = max(worst, np.abs(rests[0][row] - rests[1][row]).sum() / 2 * mass)
     assert worst < BOUND
 
@@ -87,9 +87,9 @@ def test_masses_keep_the_dtype_of_distributions_and_distributions_are_not_change
         target, draft = target.to(dtype), draft.to(dtype)
         before = target.clone(), draft.clone()
         tree = of(target, draft, tokens)
-        stop, claims = METHODS[method].stop_distribution(tree)
-        rest = METHODS[method].residual(tree, claims, torch.tensor([1, 4]))
-        assert (stop.dtype, claims.dtype, rest.dtype) == (torch.float64, torch.float64, dtype)
+        stop, weights = METHODS[method].stop_distribution(tree)
+        rest = METHODS[method].residual(tree, weights, torch.tensor([1, 4]))
+        assert (stop.dtype, weights.dtype, rest.dtype) == (torch.float64, torch.float64, dtype)
         assert (target == before[0]).all()
         assert (draft == before[1]).all()
 
@@ -99,7 +99,7 @@ def test_narrow_distributions_are_verified_in_float32() -> None:
     target, draft = target.half(), draft.half()
     for method in ("token", "block"):
         tree = of(target, draft, tokens)
-        claims = METHODS[method].stop_distribution(tree)[1]
-        rest = METHODS[method].residual(tree, claims, torch.tensor([1, 2]))
+        weights = METHODS[method].stop_distribution(tree)[1]
+        rest = METHODS[method].residual(tree, weights, torch.tensor([1, 2]))
         assert rest.dtype == torch.float32
         assert float((rest.double().sum(-1) - 1).abs().max()) < BOUND

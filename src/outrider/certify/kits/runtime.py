@@ -178,11 +178,11 @@ def _sharing(case: Case) -> str:
 
 
 def _parts(case: Case) -> str:
-    """A long prompt that is read in parts, then another that shares it, then a round of both."""
+    """A long prompt prefilled in parts, then another that shares it, then a round of both."""
     first, text = next(case.names), case.text(40)
-    missing = case.runtime.read(Prefix(first, text), 1).missing
+    missing = case.runtime.prefill(Prefix(first, text), 1).missing
     while missing:
-        left = case.runtime.read(Prefix(first, text), 7).missing
+        left = case.runtime.prefill(Prefix(first, text), 7).missing
         right = max(0, missing - 7) == left
         require(right, f"7 more tokens of {missing} that are missing leave {left}")
         missing = left
@@ -190,7 +190,7 @@ def _parts(case: Case) -> str:
     if case.rows > 1:
         names.append(next(case.names))
         texts.append((*text[: len(text) // 2], *case.text(3)))
-        case.runtime.read(Prefix(names[1], texts[1]), 2)
+        case.runtime.prefill(Prefix(names[1], texts[1]), 2)
     case.verify(names, texts, [case.chain(2) for _ in names])
     case.runtime.check_integrity()
     return case.said
@@ -378,7 +378,7 @@ CHECKS: tuple[tuple[str, Callable[[Case], str]], ...] = (
     ("slots are used again", _reuse),
     ("sequences come and go in any order", _turnover),
     ("sequences may share a prefix", _sharing),
-    ("a prompt may be read in parts", _parts),
+    ("a prompt may be prefilled in parts", _parts),
     ("the context is not exceeded", _overflow),
     ("a live sequence keeps its slot", _crowd),
     ("every node of a tree sees its own path", _trees),

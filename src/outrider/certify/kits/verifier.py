@@ -168,8 +168,8 @@ def _cases(with_trees: bool) -> Iterator[_Case]:
         for depth in (1, 2, 3):
             chain = np.arange(depth)
             yield _Case("chains are exact", chain, pair, list(_drawn(chain, pair, True)))
-            outright = Draft(1.0, tuple((seed + i) % _VOCABULARY for i in range(depth)), ())
-            yield _Case("point masses are exact", chain, pair, [outright])
+            deterministic = Draft(1.0, tuple((seed + i) % _VOCABULARY for i in range(depth)), ())
+            yield _Case("point masses are exact", chain, pair, [deterministic])
         for shape in ([0, 0], [0, 0, 1], [0, 1, 1]) if with_trees else ():
             for replaced in (False, True):
                 parents = np.array(shape)
@@ -203,10 +203,10 @@ def _answers(
 ) -> tuple[Row, Row]:
     """The stop distribution [B, N + 1], and the residuals after each node [N + 1, B, V]."""
     tree = case.tree(make, padding)
-    stop, claims = method.stop_distribution(tree)
+    stop, weights = method.stop_distribution(tree)
     nodes = range(len(case.parents) + 1)
     after = [
-        np.asarray(method.residual(tree, claims, make(np.full(len(stop), node)))) for node in nodes
+        np.asarray(method.residual(tree, weights, make(np.full(len(stop), node)))) for node in nodes
     ]
     return np.asarray(stop), np.stack(after)
 

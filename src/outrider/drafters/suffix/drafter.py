@@ -8,7 +8,8 @@ longer match. Of chains only the first `HORIZON` tokens count, so that which one
 depend on how deep a round drafts.
 
 Frequencies alone are too sure of themselves, since most contexts were seen once. So a token's
-confidence is its share times the trust in a match of m tokens to last (see `lookup.trust`).
+confidence is its share times the confidence that a match of m tokens lasts (see
+`lookup.match_confidence`).
 """
 
 from __future__ import annotations

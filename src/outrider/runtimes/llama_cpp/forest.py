@@ -32,7 +32,7 @@ class Row:
     known: int = 0
 
     @property
-    def line(self) -> int:
+    def chain_prefix(self) -> int:
         """How many leading tokens follow one another: they stand where a chain's tokens would."""
         straight = self.parents == np.arange(len(self.parents))
         return int(np.logical_and.accumulate(straight).sum())
@@ -47,7 +47,7 @@ class Part:
         nodes: the columns of the tokens on these paths, int64 [k].
         depths: how many tokens lead to each, itself included, int64 [k].
         below: whether each path goes through each token, bool [k, paths]; the first path is the one
-            that begins with the row's line.
+            that begins with the row's chain prefix.
         wanted: whether logits after each are asked for, bool [k].
         only: whether the row has no other part.
     """
@@ -68,7 +68,7 @@ class Part:
 def parts(index: int, row: Row, most: int) -> Iterator[Part]:
     """Split a row into parts of at most so many paths: one part if it is a chain."""
     size = len(row.tokens)
-    if row.line == size:
+    if row.chain_prefix == size:
         wanted = np.arange(1, size + 1) >= row.known
         every = np.arange(size, dtype=np.int64)
         yield Part(index, every, every + 1, np.ones((size, 1), bool), wanted, only=True)
@@ -76,9 +76,9 @@ def parts(index: int, row: Row, most: int) -> Iterator[Part]:
     ancestors = trees.ancestor_mask(row.parents[None])[0]
     inner = np.isin(np.arange(1, size + 1), row.parents)
     leaves = np.flatnonzero(~inner)
-    if row.line:
-        # The paths through the line first: what is kept of the row stands on the first path.
-        leaves = leaves[np.argsort(~ancestors[leaves, row.line - 1], kind="stable")]
+    if row.chain_prefix:
+        # Paths through the chain prefix first: what is kept of the row stands on the first.
+        leaves = leaves[np.argsort(~ancestors[leaves, row.chain_prefix - 1], kind="stable")]
     fresh = np.arange(1, size + 1) >= row.known
     for first in range(0, len(leaves), most):
         below = ancestors[leaves[first : first + most]].T

@@ -105,7 +105,7 @@ class Batch:
     wanted: NDArray[np.int8]
 
     @staticmethod
-    def line(tokens: NDArray[np.int64], start: int, sequence: int) -> Batch:
+    def chain(tokens: NDArray[np.int64], start: int, sequence: int) -> Batch:
         """Make a batch of tokens of one sequence that follow one another; no logits are asked for.
 
         Args:

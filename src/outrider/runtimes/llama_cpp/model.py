@@ -24,7 +24,7 @@ from ...config.validation import choice, integer
 from ...errors import ModelError, missing
 from ...types import trees
 from ...types.records import DraftProposal, Prefix, TargetScores
-from ..base import Capabilities, Reading, Runtime, rounding_of
+from ..base import Capabilities, PrefillProgress, Runtime, rounding_of
 from ..lengths import PREFILLED_ALONE, check_lengths, checked_length
 from ..slots import SlotTable
 from .cursor import GgufCursor
@@ -234,8 +234,8 @@ class LlamaCppModel(Runtime):
         with self.lock:
             return self._table.computed(prefix)
 
-    def read(self, prefix: Prefix, most: int) -> Reading:
-        """Compute at most so many tokens of a prefix; see `Runtime.read`."""
+    def prefill(self, prefix: Prefix, most: int) -> PrefillProgress:
+        """Compute at most so many tokens of a prefix; see `Runtime.prefill`."""
         check_lengths([prefix], [0], self.max_length or 0)
         cached: dict[int, int] = {}
 
@@ -248,7 +248,7 @@ class LlamaCppModel(Runtime):
 
         with self.lock:
             start = self._with_room(attempt)
-        return Reading(len(prefix) - 1 - start, cached[prefix.sequence_id])
+        return PrefillProgress(len(prefix) - 1 - start, cached[prefix.sequence_id])
 
     def _with_room(self, compute: Callable[[], _T]) -> _T:
         """Compute something, with as many cells as that needs."""
@@ -309,7 +309,7 @@ class LlamaCppModel(Runtime):
     def _prefill(self, prefix: Prefix, slot: int, start: int, end: int) -> int:
         """Compute a chunk of a prefix from `start` on, `end` at most; return where it ends."""
         stop = min(end, start + self._settings.chunk)
-        self._open_context().compute(Batch.line(prefix.tokens[start:stop], start, slot))
+        self._open_context().compute(Batch.chain(prefix.tokens[start:stop], start, slot))
         # At once, so that the next rows may share it.
         self._table.hold(slot, prefix.tokens[:stop])
         return stop
@@ -356,10 +356,10 @@ class LlamaCppModel(Runtime):
     def _settle(self, row: Row, part: Part) -> None:
         """Note what the cells of a row's slot hold, and free what is not noted."""
         slot = self._table.owner[row.prefix.sequence_id]
-        line = row.tokens[: row.line if part.only else 0]
+        chain = row.tokens[: row.chain_prefix if part.only else 0]
         if part.paths > 1 or not part.only:
-            self._cut(slot, len(row.prefix) + len(line))
-        self._table.hold(slot, np.concatenate([row.prefix.tokens, line]))
+            self._cut(slot, len(row.prefix) + len(chain))
+        self._table.hold(slot, np.concatenate([row.prefix.tokens, chain]))
 
     def _cut(self, sequence: int, start: int) -> None:
         """Free what the cells of a sequence hold from a position on."""
@@ -406,7 +406,7 @@ class LlamaCppModel(Runtime):
             raise ModelError(f"the model in {path!r} embeds texts; expected one that generates")
         kept = not llama_cpp.llama_model_is_recurrent(self._weights.handle)
         if kept:
-            context.compute(Batch.line(np.zeros(2, np.int64), 0, 0))
+            context.compute(Batch.chain(np.zeros(2, np.int64), 0, 0))
             kept = context.cut(0, 1)
             context.cut(0, 0)
         if not kept:

@@ -106,7 +106,7 @@ class CompiledRun:
             ]
             position_ids = torch.arange(width).repeat(rows, 1)
         else:
-            past, columns = past_key_values.held()
+            past, columns = past_key_values.gather()
             given: Any = attention_mask
             each = [given if kind is None else given[kind] for kind in self._kinds]
             masks = [_padded(_beside(mask, columns, past[0].shape[2]), more) for mask in each]

@@ -12,8 +12,8 @@ from torch import Tensor
 from ...errors import ModelError
 from ..base import Cursor
 from ..lengths import overfed
-from ..slots import Fed, Slot
-from .views import View, grown
+from ..slots import PendingTokens, Slot
+from .attention_inputs import AttentionInputs, grown
 
 if TYPE_CHECKING:
     from .model import TransformersModel
@@ -66,7 +66,7 @@ class SlotCursor(Cursor):
         run: Run | None,
         batch: SlotBatch,
         held: Sequence[Slot],
-        fed: Fed,
+        pending: PendingTokens,
         logits: Tensor,
     ) -> None:
         self._model = model
@@ -74,7 +74,7 @@ class SlotCursor(Cursor):
         self._batch = batch
         self._held = held
         self._ends = [start + batch.tokens.shape[1] for start in batch.starts]
-        self._fed = fed
+        self._pending = pending
         self._logits = logits
         self._ancestors: Tensor | None = None
 
@@ -92,16 +92,16 @@ class SlotCursor(Cursor):
             ModelError: `expand` was called before, or the sequences were verified, opened or
                 released since this cursor was.
         """
-        fed = len(self._fed.calls)
-        starts, most = [end + fed for end in self._ends], self._model.views.max_length
+        fed = len(self._pending.calls)
+        starts, most = [end + fed for end in self._ends], self._model.attention.max_length
         if min(starts) >= most:
             raise overfed(fed + 1, most)
         with self._model.lock:
             self._check(self._ancestors is None)
-            view = self._model.views.chain(starts, 1)
-            logits = self._forward(starts, tokens[:, None], view)
+            inputs = self._model.attention.chain(starts, 1)
+            logits = self._forward(starts, tokens[:, None], inputs)
             # Noted only now: a forward that did not end has computed nothing to be relied on.
-            self._fed.add(tokens[:, None])
+            self._pending.add(tokens[:, None])
         self._logits = logits[:, 0]
         return self.logits
 
@@ -119,18 +119,18 @@ class SlotCursor(Cursor):
         ancestors = grown(self._ancestors, self._batch.sorted(parents))
         starts = [end + ancestors.shape[1] - width for end in self._ends]
         with self._model.lock:
-            self._check(self._ancestors is not None or not self._fed.calls)
-            view = self._model.views.tree(self._ends, ancestors, width)
-            logits = self._forward(starts, tokens, view)
+            self._check(self._ancestors is not None or not self._pending.calls)
+            inputs = self._model.attention.tree(self._ends, ancestors, width)
+            logits = self._forward(starts, tokens, inputs)
             if self._ancestors is None:
-                self._fed.add(tokens[:, :1])  # what follows need not stand in its place
+                self._pending.add(tokens[:, :1])  # what follows need not stand in its place
         self._ancestors = ancestors
         return self._batch.unsorted(logits)
 
-    def _forward(self, starts: list[int], tokens: Tensor, view: View) -> Tensor:
+    def _forward(self, starts: list[int], tokens: Tensor, inputs: AttentionInputs) -> Tensor:
         rows = self._batch.sorted(tokens)
         return self._model.forward(
-            self._batch.slots, starts, rows, view, tokens.shape[1], self._run
+            self._batch.slots, starts, rows, inputs, tokens.shape[1], self._run
         )
 
     def _check(self, fed_alike: bool) -> None:

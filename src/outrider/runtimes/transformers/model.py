@@ -25,15 +25,15 @@ from ...errors import InvalidConfigError
 from ...types import trees
 from ...types.records import DraftProposal, Prefix, TargetScores
 from ...types.transfer import sent
-from ..base import Capabilities, Reading, Runtime, rounding_of
+from ..base import Capabilities, PrefillProgress, Runtime, rounding_of
 from ..lengths import PREFILLED_ALONE, check_lengths, checked_length
-from ..slots import Fed, Slot, SlotTable
+from ..slots import PendingTokens, Slot, SlotTable
+from .attention_inputs import AttentionInputMaker, AttentionInputs, prefix_tree_mask
 from .cursor import Run, SlotBatch, SlotCursor
 from .rollback import check_rollback
 from .slot_cache import SlotCache
 from .support import Architecture, inspect_architecture, refuse_unsupported
 from .twin import twin
-from .views import View, Views, hung_on_chains
 
 _LOG = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ _PRODUCTS = {"tf32": 2.0**-10, "bf16": 2.0**-7}
 """Eps of the types in which torch may multiply float32."""
 
 _FEW = 4
-"""Rows that miss more tokens are prefilled where they are read ahead: first layers compute these.
+"""Rows that miss more tokens are prefilled before first layers draft: these compute the rest.
 """
 
 
@@ -89,7 +89,7 @@ class TransformersModel(Runtime):
         self.run, architecture = self._prepared(eager, inspect_architecture(self.hf_model, eager))
         self._architecture = architecture
         longest = checked_length(max_length, architecture.context_length)
-        self.views = Views(architecture, longest)
+        self.attention = AttentionInputMaker(architecture, longest)
         self._allot(max_sequences)
         check_rollback(self)
 
@@ -97,7 +97,7 @@ class TransformersModel(Runtime):
         """Make slots, all of them empty."""
         of = self._architecture
         self._capabilities = Capabilities(
-            of.vocab_size, of.device, max_sequences, self.views.max_length, of.eos_token_ids
+            of.vocab_size, of.device, max_sequences, self.attention.max_length, of.eos_token_ids
         )
         self._table = SlotTable(max_sequences, adjacent=True)
         self._cache = SlotCache(of.layers, max_sequences)
@@ -184,16 +184,16 @@ class TransformersModel(Runtime):
             batch = self._enter(prefixes, longest.tolist(), PREFILLED_ALONE)
             tokens = torch.cat([batch.tokens, batch.sorted(proposal.tokens)], 1)
             if ancestors is None:
-                view = self.views.chain(batch.starts, tokens.shape[1])
+                inputs = self.attention.chain(batch.starts, tokens.shape[1])
             else:
                 rows = ancestors if batch.order is None else ancestors[batch.order]
-                hung = sent(hung_on_chains(rows, batch.tokens.shape[1]), self.device)
-                view = self.views.tree(batch.starts, hung, tokens.shape[1])
-            logits = self.forward(batch.slots, batch.starts, tokens, view, keep)
+                own = sent(prefix_tree_mask(rows, batch.tokens.shape[1]), self.device)
+                inputs = self.attention.tree(batch.starts, own, tokens.shape[1])
+            logits = self.forward(batch.slots, batch.starts, tokens, inputs, keep)
             # Of trees, the leading nodes that follow one another in every row stand in their place.
             placed = (proposal.structure == np.arange(proposal.width)).all(0)
-            line = int(np.logical_and.accumulate(placed).sum())
-            self._settle(prefixes, Fed().add(proposal.tokens[:, :line]))
+            chain_width = int(np.logical_and.accumulate(placed).sum())
+            self._settle(prefixes, PendingTokens().add(proposal.tokens[:, :chain_width]))
             logits = batch.unsorted(logits)
             for row in logits[..., 0].isnan().any(1).nonzero().flatten().tolist():
                 missing = batch.tokens.shape[1]
@@ -227,8 +227,8 @@ class TransformersModel(Runtime):
             path = [step - 1 for step in trees.path(parents, node)]
             tokens = torch.from_numpy(np.append(known, drafted[path]))[None].to(self.device)
             self._cache.clear([slot], start)
-            view = self.views.chain([start], tokens.shape[1])
-            found[node] = self.forward([slot], [start], tokens, view, 1)[0, 0]
+            inputs = self.attention.chain([start], tokens.shape[1])
+            found[node] = self.forward([slot], [start], tokens, inputs, 1)[0, 0]
         self._table.hold(slot, prefix.tokens)
         return found
 
@@ -244,16 +244,16 @@ class TransformersModel(Runtime):
         """
         with self.lock:
             batch = self._enter(prefixes, [0] * len(prefixes), PREFILLED_ALONE)
-            view = self.views.chain(batch.starts, batch.tokens.shape[1])
-            logits = self.forward(batch.slots, batch.starts, batch.tokens, view, 1, run)[:, 0]
-            fed = Fed()
+            inputs = self.attention.chain(batch.starts, batch.tokens.shape[1])
+            logits = self.forward(batch.slots, batch.starts, batch.tokens, inputs, 1, run)[:, 0]
+            pending = PendingTokens()
             if run is None:
-                self._settle(prefixes, fed)
+                self._settle(prefixes, pending)
             held = [self._table.slots[slot] for slot in batch.slots]
-        return SlotCursor(self, run, batch, held, fed, logits)
+        return SlotCursor(self, run, batch, held, pending, logits)
 
     @torch.inference_mode()
-    def read_ahead(self, prefixes: Sequence[Prefix]) -> tuple[int, ...]:
+    def prefill_prompts(self, prefixes: Sequence[Prefix]) -> tuple[int, ...]:
         """Compute all but the last few tokens of each prefix; for the errors see `Runtime.open`.
 
         Returns:
@@ -268,22 +268,22 @@ class TransformersModel(Runtime):
             return self._table.computed(prefix)
 
     @torch.inference_mode()
-    def read(self, prefix: Prefix, most: int) -> Reading:
-        """Compute at most so many tokens of a prefix; see `Runtime.read`."""
+    def prefill(self, prefix: Prefix, most: int) -> PrefillProgress:
+        """Compute at most so many tokens of a prefix; see `Runtime.prefill`."""
         with self.lock:
             self._check([prefix], [0])
             known = self._table.index_of(prefix.sequence_id) is not None
             slot, shared = self._placed(prefix)
             stop = min(len(prefix) - 1, shared + most)
             self._prefill(prefix, slot, shared, stop)
-        return Reading(len(prefix) - 1 - stop, 0 if known else shared)
+        return PrefillProgress(len(prefix) - 1 - stop, 0 if known else shared)
 
     def _placed(self, prefix: Prefix) -> tuple[int, int]:
         """Find or make room for a prefix; return its slot, and how many tokens that holds of it."""
         placement = self._table.place(prefix)
         self._cache.collect(placement)
-        if placement.spare is not None:
-            self._table.hold(placement.spare, placement.moved)
+        if placement.evicted is not None:
+            self._table.hold(placement.evicted, placement.evicted_tokens)
         self._table.hold(placement.slot, prefix.tokens[: placement.shared])
         return placement.slot, placement.shared
 
@@ -328,17 +328,17 @@ class TransformersModel(Runtime):
         slots: list[int],
         starts: list[int],
         tokens: Tensor,
-        view: View,
+        inputs: AttentionInputs,
         keep: int,
         run: Run | None = None,
     ) -> Tensor:
         """Compute columns [B, q] of the cache, and the logits [B, keep, V] of the last of them."""
-        self._cache.reserve(view.span)
-        self._cache.aim(slots, starts, view)
+        self._cache.reserve(inputs.span)
+        self._cache.set_batch(slots, starts, inputs)
         logits: Tensor = (run or self.run)(
             input_ids=tokens,
-            attention_mask=view.masks,
-            position_ids=view.positions,
+            attention_mask=inputs.masks,
+            position_ids=inputs.positions,
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=keep,
@@ -360,7 +360,7 @@ class TransformersModel(Runtime):
 
     def _check(self, prefixes: Sequence[Prefix], extra: list[int]) -> None:
         """Refuse prefixes that do not fit, and forget a table that cannot be true."""
-        check_lengths(prefixes, extra, self.views.max_length)
+        check_lengths(prefixes, extra, self.attention.max_length)
         wrong = self._table.contradiction(self._cache.capacity)
         if wrong is not None:
             _LOG.warning("the slot cache is computed anew: %s", wrong)
@@ -371,15 +371,15 @@ class TransformersModel(Runtime):
         while start < end:
             stop = min(end, start + self._chunk)
             tokens = sent(torch.from_numpy(prefix.tokens[start:stop]), self.device)[None]
-            self.forward([slot], [start], tokens, self.views.chain([start], stop - start), 1)
+            self.forward([slot], [start], tokens, self.attention.chain([start], stop - start), 1)
             self._table.hold(slot, prefix.tokens[:stop])
             start = stop
 
-    def _settle(self, prefixes: Sequence[Prefix], fed: Fed) -> None:
+    def _settle(self, prefixes: Sequence[Prefix], pending: PendingTokens) -> None:
         """Note what each slot's columns hold: the prefix, then tokens still on the device."""
         owner = self._table.owner
         for row, prefix in enumerate(prefixes):
-            self._table.hold(owner[prefix.sequence_id], prefix.tokens, fed, row)
+            self._table.hold(owner[prefix.sequence_id], prefix.tokens, pending, row)
 
 
 def _uncompiled(given: Any) -> Any:

@@ -15,24 +15,24 @@ from transformers import Cache
 
 from ...types.transfer import sent
 from ..slots import Placement
-from .views import View
+from .attention_inputs import AttentionInputs
 
 _STEP = 256
 """Columns that are added at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Aim:
+class _BatchAim:
     """Which rows and columns of the cache a forward writes, and how much of them it reads.
 
     Attributes:
-        view: what the forward sees.
+        inputs: what the forward sees.
         run: the slots as a slice, if they lie side by side in order.
         rows: the slots as an index, int64 [B].
         start: the first column that every row writes; None if they differ.
     """
 
-    view: View
+    inputs: AttentionInputs
     run: slice | None
     rows: Tensor
     start: int | None
@@ -56,7 +56,7 @@ class SlotCache(Cache):
     def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], slots: int) -> None:
         super().__init__(layers=[])
         self._device = layers[0][0].device
-        self._aim: _Aim | None = None
+        self._aim: _BatchAim | None = None
         self._read: tuple[slice | None, Sequence[Tensor]] = (None, ())
         self.stored: tuple[tuple[Tensor, Tensor], ...] = tuple(
             (keys[:, :, :0].repeat(slots, 1, 1, 1), values[:, :, :0].repeat(slots, 1, 1, 1))
@@ -82,15 +82,15 @@ class SlotCache(Cache):
     def collect(self, placement: Placement) -> None:
         """Copy what a placement shares with another slot, and what it moves to one."""
         slot, shared, donor = placement.slot, placement.shared, placement.donor
-        count = len(placement.moved)
-        if donor == slot and placement.spare is None:
+        count = len(placement.evicted_tokens)
+        if donor == slot and placement.evicted is None:
             return
         for stored in (each for layer in self.stored for each in layer):
             moved = stored[slot, :, :count].clone()
             if donor != slot:
                 stored[slot, :, :shared] = stored[donor, :, :shared]
-            if placement.spare is not None:
-                stored[placement.spare, :, :count] = moved
+            if placement.evicted is not None:
+                stored[placement.evicted, :, :count] = moved
 
     @torch.inference_mode()
     def clear(self, slots: Sequence[int], start: int = 0) -> None:
@@ -100,33 +100,35 @@ class SlotCache(Cache):
                 keys[slot, :, start:] = 0
                 values[slot, :, start:] = 0
 
-    def aim(self, slots: Sequence[int], starts: Sequence[int], view: View) -> None:
+    def set_batch(
+        self, slots: Sequence[int], starts: Sequence[int], inputs: AttentionInputs
+    ) -> None:
         """Say what the next forward computes, from each row's slot and first column, and sees."""
         low, high = slots[0], slots[0] + len(slots)
-        self._aim = _Aim(
-            view,
+        self._aim = _BatchAim(
+            inputs,
             slice(low, high) if list(slots) == list(range(low, high)) else None,
             sent(torch.tensor(slots), self._device),
             starts[0] if min(starts) == max(starts) else None,
         )
 
-    def held(self) -> tuple[Sequence[Tensor], Tensor]:
+    def gather(self) -> tuple[Sequence[Tensor], Tensor]:
         """Return what is stored for the rows of the next forward, and the columns it computes.
 
-        Keys and values of each layer in turn, [B, heads, n, width] with n at least the view's span,
+        Keys and values of each layer in turn, [B, heads, n, width] with n at least the span,
         the same object as long as they are read where they stand; and int64 [B, q].
         """
         aim = self._aim
         assert aim is not None, "a forward is aimed before it reads"
         stored = [each for layer in self.stored for each in layer]
-        needed = -(-aim.view.span // _STEP) * _STEP
+        needed = -(-aim.inputs.span // _STEP) * _STEP
         # After a long text most columns are empty: copying the others takes less time.
         if aim.run is None or self.capacity > 2 * needed:
             copied = [each[:, :, :needed].index_select(0, aim.rows) for each in stored]
-            return copied, aim.view.columns
+            return copied, aim.inputs.columns
         if self._read[0] != aim.run:
             self._read = aim.run, [each[aim.run] for each in stored]
-        return self._read[1], aim.view.columns
+        return self._read[1], aim.inputs.columns
 
     def write(self, new: Sequence[Tensor]) -> None:
         """Write what the forward computed: keys and values of each layer in turn, as `update`."""
@@ -157,14 +159,14 @@ class SlotCache(Cache):
             stored[aim.run, :, aim.start : aim.start + states.shape[2]] = states
         else:
             new = states.transpose(1, 2).to(stored.dtype)
-            stored[aim.rows[:, None], :, aim.view.columns] = new
+            stored[aim.rows[:, None], :, aim.inputs.columns] = new
 
     def _span(self, stored: Tensor) -> Tensor:
         aim = self._aim
         assert aim is not None, "a forward is aimed before it reads"
         if aim.run is not None:
-            return stored[aim.run, :, : aim.view.span]
-        return stored[:, :, : aim.view.span].index_select(0, aim.rows)
+            return stored[aim.run, :, : aim.inputs.span]
+        return stored[:, :, : aim.inputs.span].index_select(0, aim.rows)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Zero: positions are always given explicitly."""

@@ -16,7 +16,7 @@ from outrider import SamplingParams, StatefulProcessor, StructuredOutput
 from outrider.errors import DegenerateDistributionError, UserCodeError
 from outrider.sampling.grammar import Grammars
 from outrider.sampling.paths import Path
-from outrider.sampling.shaping import Shaped, Shaper, Shaping
+from outrider.sampling.pipeline import LogitsPipeline, PackedLogitsParams, PipelineResult
 from outrider.types.records import Distributions, DraftProposal, Prefix, SequenceState
 from tests.support.alphabet import alphabet
 
@@ -30,9 +30,9 @@ def state(prompt: list[int], output: list[int], params: SamplingParams, eos: int
 
 
 def shaped(states: list[SequenceState], logits: torch.Tensor, path: Path | None) -> torch.Tensor:
-    shaping = Shaping.pack(states, CPU)
+    shaping = PackedLogitsParams.pack(states, CPU)
     assert shaping is not None
-    made = Shaper(shaping, states, CPU)(logits, path)
+    made = LogitsPipeline(shaping, states, CPU)(logits, path)
     assert made.blocked == {}
     return made.logits
 
@@ -161,7 +161,7 @@ def test_presence_and_frequency_penalties_are_openais(seed: int) -> None:
 
 def test_nothing_is_packed_where_nothing_is_asked_for() -> None:
     plain = state([1], [2], SamplingParams(temperature=0.5, top_k=3, stop_token_ids=(4,)), 0)
-    assert Shaping.pack([plain, plain], CPU) is None
+    assert PackedLogitsParams.pack([plain, plain], CPU) is None
     asked = state([1], [2], SamplingParams(presence_penalty=1), 0)
     logits = torch.randn(2, V)
     found = shaped([plain, asked], logits, None)
@@ -189,11 +189,11 @@ def ends_at(token: int) -> Any:
     return lambda _, drafted: token in drafted
 
 
-def run(one: SequenceState, path: Path, ended: Any = None) -> tuple[Shaped, Shaper]:
-    shaping = Shaping.pack([one], CPU)
+def run(one: SequenceState, path: Path, ended: Any = None) -> tuple[PipelineResult, LogitsPipeline]:
+    shaping = PackedLogitsParams.pack([one], CPU)
     assert shaping is not None
-    shaper = Shaper(shaping, [one], CPU, ended)
-    return shaper(torch.zeros(1, path.tokens.shape[1], V), path), shaper
+    pipeline = LogitsPipeline(shaping, [one], CPU, ended)
+    return pipeline(torch.zeros(1, path.tokens.shape[1], V), path), pipeline
 
 
 def test_processors_are_not_asked_behind_the_end_nor_below_what_is_forbidden() -> None:
@@ -256,15 +256,15 @@ class Counting:
 
 
 def test_processors_stand_as_after_the_last_call_that_succeeded() -> None:
-    _, shaper = run(asking(StatefulProcessor(Counting())), chain(3, 4, 5))
+    _, pipeline = run(asking(StatefulProcessor(Counting())), chain(3, 4, 5))
 
     def calls(*path: int) -> int:
-        (one,) = shaper.processors(0, path)
+        (one,) = pipeline.processors(0, path)
         count: int = one.processor.calls
         return count
 
     assert [calls(), calls(3), calls(3, 4), calls(3, 4, 5), calls(6)] == [1, 2, 2, 2, 1]
-    assert shaper.drafting().processors(0, ())[0].processor.calls == 0
+    assert pipeline.drafting().processors(0, ())[0].processor.calls == 0
 
 
 def test_a_dead_end_of_a_grammar_blocks_its_node_and_those_below() -> None:

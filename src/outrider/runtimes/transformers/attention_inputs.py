@@ -14,7 +14,7 @@ from .support import Architecture
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class AttentionInputs:
     """What a forward sees.
 
     Attributes:
@@ -30,8 +30,8 @@ class View:
     span: int
 
 
-class Views:
-    """Makes the views of a model's forwards.
+class AttentionInputMaker:
+    """Makes the inputs of a model's forwards.
 
     Args:
         architecture: the masks that the model wants, its dtype and its device.
@@ -45,14 +45,14 @@ class Views:
         self._zero = torch.zeros((), dtype=architecture.dtype, device=self._device)
         self._minus_infinity = torch.full_like(self._zero, -torch.inf)
 
-    def chain(self, starts: list[int], length: int) -> View:
-        """View `length` columns from each row's start, each of which sees all before it."""
+    def chain(self, starts: list[int], length: int) -> AttentionInputs:
+        """Make those of `length` columns from each row's start, each of which sees all before."""
         columns = self._reach(max(starts) + length)
         positions = sent(torch.tensor(starts), self._device)[:, None] + columns[:length]
-        return self._view(columns <= positions[..., None], columns, positions, positions)
+        return self._inputs(columns <= positions[..., None], columns, positions, positions)
 
-    def tree(self, starts: list[int], ancestors: Tensor, queries: int) -> View:
-        """View the last `queries` of T columns that hang as a tree from each row's start.
+    def tree(self, starts: list[int], ancestors: Tensor, queries: int) -> AttentionInputs:
+        """Make those of the last `queries` of T columns, a tree from each row's start.
 
         A column sees all before the start, and of the T those that it follows, and itself. Its
         position is the start plus the number of those that it follows; a window is measured from
@@ -66,20 +66,22 @@ class Views:
         width = ancestors.shape[1]
         columns = self._reach(max(starts) + width)
         first = sent(torch.tensor(starts), self._device)[:, None]
-        hung = first + columns[:width]
+        own = first + columns[:width]
         standing = first + ancestors.sum(2) - 1
-        places = columns.repeat(len(starts), 1).scatter_(1, hung, standing)
+        places = columns.repeat(len(starts), 1).scatter_(1, own, standing)
         seen = (columns < first)[:, None].repeat(1, queries, 1)
-        seen.scatter_(2, hung[:, None].expand(-1, queries, -1), ancestors[:, -queries:])
+        seen.scatter_(2, own[:, None].expand(-1, queries, -1), ancestors[:, -queries:])
         positions = standing[:, -queries:]
-        return self._view(seen, places[:, None], positions, hung[:, -queries:])
+        return self._inputs(seen, places[:, None], positions, own[:, -queries:])
 
     def _reach(self, end: int) -> Tensor:
         """The columns that are read so that `end` of them are, a multiple of 64."""
         return torch.arange(-(-end // 64) * 64, device=self._device)
 
-    def _view(self, seen: Tensor, places: Tensor, positions: Tensor, columns: Tensor) -> View:
-        """Make a view of columns [B, q], with additive masks as the model wants them.
+    def _inputs(
+        self, seen: Tensor, places: Tensor, positions: Tensor, columns: Tensor
+    ) -> AttentionInputs:
+        """Make a inputs of columns [B, q], with additive masks as the model wants them.
 
         A query at a position [B, q] sees what is `seen`, bool [B, q, span], if no window hides it.
         `places` are the columns' positions, [span] or [B, 1, span].
@@ -90,7 +92,7 @@ class Views:
             masks[kind] = torch.where(allowed, self._zero, self._minus_infinity)[:, None]
         # Only columns beyond a row's drafts can lie outside the context.
         within = positions.clamp(max=self.max_length - 1)
-        return View(masks.get(None, masks), within, columns, seen.shape[-1])
+        return AttentionInputs(masks.get(None, masks), within, columns, seen.shape[-1])
 
 
 def grown(ancestors: Tensor | None, parents: Tensor) -> Tensor:
@@ -106,9 +108,9 @@ def grown(ancestors: Tensor | None, parents: Tensor) -> Tensor:
     return torch.cat([above, torch.cat([inherited, itself], 2)], 1)
 
 
-def hung_on_chains(ancestors: NDArray[np.bool_], length: int) -> Tensor:
-    """The ancestor mask of trees with masks [B, N, N], each hung on a chain of `length` tokens."""
+def prefix_tree_mask(ancestors: NDArray[np.bool_], length: int) -> Tensor:
+    """The ancestor mask of trees with masks [B, N, N], each own on a chain of `length` tokens."""
     batch, width, _ = ancestors.shape
-    hung = np.tile(np.tri(length + width, dtype=bool), (batch, 1, 1))
-    hung[:, length:, length:] = ancestors
-    return torch.from_numpy(hung)
+    own = np.tile(np.tri(length + width, dtype=bool), (batch, 1, 1))
+    own[:, length:, length:] = ancestors
+    return torch.from_numpy(own)

@@ -45,7 +45,7 @@ _Place = tuple[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Shaped:
+class PipelineResult:
     """Logits as the requests want them.
 
     Attributes:
@@ -102,7 +102,7 @@ class _Entries:
 
 
 @dataclass(frozen=True, slots=True)
-class Shaping:
+class PackedLogitsParams:
     """What the parameters of B requests do to logits, as tensors; None where none asks for it.
 
     Attributes:
@@ -127,7 +127,7 @@ class Shaping:
     grammars: frozenset[int]
 
     @staticmethod
-    def pack(states: Sequence[SequenceState], device: torch.device) -> Shaping | None:
+    def pack(states: Sequence[SequenceState], device: torch.device) -> PackedLogitsParams | None:
         """Pack what the requests of B sequences ask for; None if none of them asks for anything."""
         rows = list(enumerate(states))
         biases = [(row, *bias) for row, state in rows for bias in state.params.biases]
@@ -148,7 +148,7 @@ class Shaping:
             for row, state in rows
             if state.params.allowed_token_ids is not None
         }
-        shaping = Shaping(
+        shaping = PackedLogitsParams(
             bias=_Entries.of(biases, device),
             penalties=packed if any(each != (1, 0, 0) for each in penalties) else None,
             words=_Entries.of([(row, word[-1], -np.inf) for row, word in bad], device),
@@ -164,7 +164,7 @@ class Shaping:
         return shaping if asks or any(part is not None for part in parts) else None
 
 
-class Shaper:
+class LogitsPipeline:
     """Shapes the logits of one round.
 
     Args:
@@ -172,18 +172,18 @@ class Shaper:
         states: its sequences.
         device: of the logits.
         ended: where requests end; None for nowhere.
-        masks: of the round, filled as they are made; shared by the target's shaper and the draft's.
+        masks: of the round, filled as they are made; shared by both pipelines.
     """
 
     def __init__(
         self,
-        shaping: Shaping,
+        shaping: PackedLogitsParams,
         states: Sequence[SequenceState],
         device: torch.device,
         ended: Ended | None = None,
         masks: dict[_Place, Mask | None] | None = None,
     ) -> None:
-        self._shaping = shaping
+        self._packed = shaping
         self._states = states
         self._ended = ended
         self.masks = {} if masks is None else masks
@@ -202,7 +202,7 @@ class Shaper:
             last = np.stack([tail[len(tail) - longest :] for tail in tails])
             self._tails = torch.from_numpy(last).to(device)
 
-    def __call__(self, logits: Tensor, path: Path | None = None) -> Shaped:
+    def __call__(self, logits: Tensor, path: Path | None = None) -> PipelineResult:
         """Shape logits.
 
         Args:
@@ -211,11 +211,11 @@ class Shaper:
         """
         if logits.ndim == 2:
             one = self(logits[:, None], path)
-            return Shaped(one.logits[:, 0], one.blocked)
+            return PipelineResult(one.logits[:, 0], one.blocked)
         if path is None:
             path = Path.of(self._emitted.new_zeros(*logits.shape[:2], 0))
         shaped = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
-        shaping = self._shaping
+        shaping = self._packed
         if shaping.bias is not None:
             shaping.bias.add(shaped, shaping.bias.values[:, None])
         if shaping.penalties is not None:
@@ -232,9 +232,9 @@ class Shaper:
             ends = shaped[shaping.floor.rows, :, shaping.floor.tokens]
             ends = ends.masked_fill(~early, -torch.inf)
             shaping.floor.add(shaped, _forbidden(early))
-        return Shaped(shaped, self._ask(shaped, path, ends))
+        return PipelineResult(shaped, self._ask(shaped, path, ends))
 
-    def drafting(self) -> Shaper:
+    def drafting(self) -> LogitsPipeline:
         """Return one for the round's drafts, whose processors go their own way."""
         twin = copy.copy(self)
         twin._after, twin._logits, twin._blocked = {}, {}, set()
@@ -245,7 +245,7 @@ class Shaper:
 
         Processors of a user's own are not asked.
         """
-        state, shaping = self._states[row], self._shaping
+        state, shaping = self._states[row], self._packed
         params, emitted = state.params, len(state.output) + len(drafted)
         if row in shaping.allowed and token not in shaping.allowed[row]:
             return True
@@ -294,7 +294,7 @@ class Shaper:
 
     def _completed(self, words: _Entries, path: Path) -> Tensor:
         """Return before which nodes all of a word but its last token came, bool [W, M]."""
-        before = self._shaping.before
+        before = self._packed.before
         batch, nodes = path.tokens.shape[:2]
         tails = self._tails[words.rows][:, None].expand(-1, nodes, -1)
         history = torch.cat([tails, path.tokens[words.rows]], 2)
@@ -318,7 +318,7 @@ class Shaper:
         blocked: dict[tuple[int, int], OutriderError | None] = {}
         places: list[tuple[int, int]] = []
         masks: list[Mask] = []
-        shaping = self._shaping
+        shaping = self._packed
         rows = sorted(shaping.processors | shaping.grammars)
         for row, paths in path.listed(rows).items() if rows else ():
             for node in sorted(range(len(paths)), key=paths.__getitem__):
@@ -350,7 +350,7 @@ class Shaper:
         self, shaped: Tensor, place: tuple[int, int], mask: Mask, ends: Tensor | None
     ) -> bool:
         """Let the end come before `min_tokens` where nothing else may; return whether it may."""
-        floor, (row, node) = self._shaping.floor, place
+        floor, (row, node) = self._packed.floor, place
         if floor is None or ends is None:
             return False
         own = floor.rows == row
