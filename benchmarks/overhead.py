@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from statistics import median
+from typing import Any
 
 import outrider
 from outrider import SamplingParams, SpeculativeConfig, SpeculativeDecoder
 from outrider.types.records import RoundRecord
 
+from . import rows as many_rows
 from . import vocabularies
-from .report import Report, Say, Scope, workload
+from .report import Report, Say, Scope, spans, workload
 
 ROUNDS = 100
 DEPTH = 4
@@ -20,7 +21,7 @@ def run(scope: Scope, say: Say) -> Report:
     pair = outrider.load("demo", device="cpu", dtype="float32", max_sequences=1)
     (prompt,) = workload(pair, "code", 1).prompts
     config = SpeculativeConfig(num_speculative_tokens=DEPTH, depth="fixed")
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, drafter in (("plain", None), (f"draft model, k = {DEPTH}", pair.model_drafter)):
         for temperature in scope.temps or (0.0, 0.8):
             say(f"{name}, temperature {temperature:g}")
@@ -34,18 +35,9 @@ def run(scope: Scope, say: Say) -> Report:
             while len(records) < sampling.max_tokens:
                 decoder.generate(list(prompt.token_ids), sampling)
             seen = records[8:]
-            rows.append(
-                {
-                    "rounds": name,
-                    "temperature": temperature,
-                    "total_ms": 1e3 * median(one.total_s for one in seen),
-                    "target_ms": 1e3 * median(one.target_s for one in seen),
-                    "draft_ms": 1e3 * median(one.draft_s for one in seen),
-                    "rest_ms": 1e3
-                    * median(one.total_s - one.target_s - one.draft_s for one in seen),
-                }
-            )
+            rows.append({"rounds": name, "temperature": temperature} | spans(seen))
     rows += vocabularies.measured(scope, say)
+    rows += many_rows.measured(scope, say)
     note = (
         "Demo pair, one sequence, float32, medians of rounds; drafting is the draft model's "
         "forward passes and the drawing of tokens; the rest is planning, shaping, verification "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from outrider import Pair, SamplingParams
@@ -12,6 +13,7 @@ from outrider.bench.records import PLAIN, Candidate, Measurement, Workload
 from outrider.bench.trial import Trial, TrialRace
 from outrider.bench.workloads import built_in
 from outrider.errors import InvalidConfigError
+from outrider.types.records import RoundRecord
 
 Say = Callable[[str], object]
 KINDS = ("code", "editing", "json", "random")
@@ -34,6 +36,26 @@ class Report:
 
     note: str
     rows: list[dict[str, Any]]
+
+
+def spans(records: Sequence[RoundRecord], outside_s: float = 0.0) -> dict[str, float]:
+    """Return the medians of rounds in milliseconds, by span.
+
+    Args:
+        records: of the rounds.
+        outside_s: what a round took besides.
+    """
+
+    def of(seconds: Callable[[RoundRecord], float]) -> float:
+        return 1e3 * median(map(seconds, records))
+
+    total = of(lambda one: one.total_s) + 1e3 * outside_s
+    parts = {
+        "plan_ms": of(lambda one: one.plan_s),
+        "target_ms": of(lambda one: one.target_s),
+        "draft_ms": of(lambda one: one.draft_s),
+    }
+    return {"total_ms": total, **parts, "rest_ms": total - sum(parts.values())}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +116,11 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("rounds", "rounds"),
         Column("temperature", "temperature", "g"),
         Column("whole ms", "total_ms", ".2f"),
+        Column("planning ms", "plan_ms", ".2f"),
         Column("target ms", "target_ms", ".2f"),
         Column("drafting ms", "draft_ms", ".2f"),
         Column("the rest ms", "rest_ms", ".2f"),
+        Column("us a row", "row_us", ".0f"),
     ),
     "imports": (
         Column("program", "program"),

@@ -110,7 +110,7 @@ def outcomes(
         live: the sequences, each with its probability.
         batch_size: how many outcomes share a step.
         mates: other sequences, stepped along in every batch.
-        ids: as many claimed sequence ids as share a step; None claims them.
+        ids: as many sequence ids as share a step; None makes them.
 
     Yields:
         The step, its row that went through this outcome, and the outcome's probability.
