@@ -89,7 +89,7 @@ def params_of(*processors: Any, **more: Any) -> list[SamplingParams]:
     return params
 
 
-@pytest.mark.parametrize("asked", DECODERS, ids=str)
+@pytest.mark.parametrize("asked", DECODERS, ids=lambda asked: ",".join(asked) or "plain")
 @pytest.mark.parametrize(
     ("processor", "kept", "cause"),
     [
@@ -126,7 +126,7 @@ def test_a_processor_that_raises_ends_its_own_request(
         decoder.generate(PROMPTS[1], params[1])
 
 
-@pytest.mark.parametrize("asked", DECODERS, ids=str)
+@pytest.mark.parametrize("asked", DECODERS, ids=lambda asked: ",".join(asked) or "plain")
 def test_streams_end_with_the_error_and_go_on_with_the_others(asked: dict[str, Any]) -> None:
     params = params_of(raising(5), n=2)
     whole = decoder_of(**asked).generate(PROMPTS, params_of(n=2))
@@ -169,7 +169,7 @@ def test_one_choice_may_fail_and_the_others_are_whole() -> None:
         assert (one.token_ids, one.finish_reason) == expected
 
 
-@pytest.mark.parametrize("asked", DECODERS, ids=str)
+@pytest.mark.parametrize("asked", DECODERS, ids=lambda asked: ",".join(asked) or "plain")
 def test_what_no_text_comes_to_ends_nothing(asked: dict[str, Any]) -> None:
     """The processor fails behind tokens that it forbids: they are drafted, and refused."""
     failures = []
@@ -205,7 +205,7 @@ class Failing:
         return str(self.own.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
 
-@pytest.mark.parametrize("asked", DECODERS, ids=str)
+@pytest.mark.parametrize("asked", DECODERS, ids=lambda asked: ",".join(asked) or "plain")
 @pytest.mark.parametrize("stop", [(), ("zz",)])
 def test_a_tokenizer_that_raises_ends_the_requests_that_it_raises_for(
     asked: dict[str, Any], stop: tuple[str, ...]
@@ -277,7 +277,7 @@ def test_refused_requests_are_outputs_with_their_errors() -> None:
         decoder.generate(prompts, on_error="keep")  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("asked", DECODERS, ids=str)
+@pytest.mark.parametrize("asked", DECODERS, ids=lambda asked: ",".join(asked) or "plain")
 def test_many_that_fail_together_cost_one_round(asked: dict[str, Any]) -> None:
     rounds: list[Any] = []
     target, draft = mock_pair(V, 1)
