@@ -166,7 +166,7 @@ CRITERIA: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("asked", CRITERIA, ids=str)
+@pytest.mark.parametrize("asked", CRITERIA, ids=lambda asked: ",".join(asked))
 def test_a_criterion_of_a_settings_type_takes_its_place(
     models: Models, asked: dict[str, Any]
 ) -> None:
