@@ -55,9 +55,10 @@ class Acceptance:
         for source in {draft.source for draft in drafts}:
             places = [place for draft in drafts if draft.source == source for place in _seen(draft)]
             refused, kept = np.bincount(places, minlength=2 * _WIDTH).reshape(2, _WIDTH)
-            before = np.frombuffer(known.get(source, _NOTHING)).reshape(2, _WIDTH)
-            after = before * (1 - 1 / MEMORY) + np.stack([kept, kept + refused])
-            known[source] = after.tobytes()
+            counts = np.frombuffer(known.get(source, _NOTHING)) * (1 - 1 / MEMORY)
+            counts[:_WIDTH] += kept
+            counts[_WIDTH:] += kept + refused
+            known[source] = counts.tobytes()
         return Acceptance(tuple(sorted(known.items())))
 
     def counts(self, source: str) -> bytes:

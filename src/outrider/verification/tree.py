@@ -365,7 +365,10 @@ def _layout(parents: bytes, lengths: bytes, sources: bytes, batch: int, width: i
     if chain:
         following = np.where(columns < length[:, None], columns + 1, 0)[:, :, None]
         levels = [(columns, following, np.zeros_like(columns))]
-    order = np.array([_post_order(row) for row in children.tolist()]).reshape(batch, width + 1)
+        nodes, last = np.arange(width + 1), length[:, None]
+        order = np.where(nodes <= last, last - nodes, nodes)
+    else:
+        order = np.array([_post_order(row) for row in children.tolist()]).reshape(batch, width + 1)
     parts = [length[:, None], parent, source, places, order, np.argsort(order, axis=1), children]
     for nodes, below, origin in levels:
         parts += [nodes, np.maximum(below - 1, 0), below > 0, origin]
@@ -374,8 +377,8 @@ def _layout(parents: bytes, lengths: bytes, sources: bytes, batch: int, width: i
     joint = np.concatenate(flat, axis=1).astype(np.int64)
     drawn = source[np.arange(batch)[:, None, None], np.maximum(children - 1, 0)] >= 0
     exists = children > 0
-    found = [set(drawn[..., place][exists[..., place]]) for place in range(children.shape[2])]
-    kinds = tuple(None if len(each) == 2 else True in each for each in found)
+    found = [drawn[..., place][exists[..., place]] for place in range(children.shape[2])]
+    kinds = tuple(None if each.any() and not each.all() else bool(each.any()) for each in found)
     return _Layout(joint, shapes, chain, kinds or (False,))  # a chain's place may be empty
 
 
