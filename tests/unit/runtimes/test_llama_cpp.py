@@ -23,7 +23,7 @@ from tests.support.families import CONTEXT, VOCAB, resembling
 pytest.importorskip("llama_cpp", reason="llama.cpp is not installed")
 pytest.importorskip("gguf", reason="gguf writes the files of these tests")
 
-from outrider.runtimes.llama_cpp.library import Batch, Context, Settings, Weights
+from outrider.runtimes.llama_cpp.library import Batch, Context, Settings, Weights, repacks
 from outrider.runtimes.llama_cpp.model import LlamaCppModel
 from tests.support.gguf_files import UNFIT, gguf_model, write_gguf, write_unfit
 
@@ -349,3 +349,8 @@ def test_runtimes_of_the_same_file_know_nothing_of_each_other(path: Path) -> Non
     other.verify([Prefix(7, [9, 9])], proposal([NOTHING]))
     assert (one.live_sequences, other.live_sequences) == ({1}, {1, 7})
     assert torch.allclose(before, one.verify(*asked).logits, atol=1e-4)
+
+
+def test_kernels_for_amx_are_left_out() -> None:
+    assert repacks(b"CPU : AVX512_VNNI = 1 | REPACK = 1 | ")
+    assert not repacks(b"CPU : AVX512_VNNI = 1 | AMX_INT8 = 1 | REPACK = 1 | ")

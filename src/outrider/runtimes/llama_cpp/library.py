@@ -30,6 +30,15 @@ class NoRoom(Exception):
     """The cells of a context do not suffice for a batch, and nothing of it was computed."""
 
 
+def repacks(system: bytes) -> bool:
+    """Return whether weights may be laid out anew for a processor, by what llama.cpp says of it.
+
+    Not where it was built for AMX: in a virtual machine that announces AMX, and has none, those
+    kernels end the process.
+    """
+    return b"AMX_INT8 = 1" not in system
+
+
 class Weights:
     """A GGUF file, loaded.
 
@@ -50,6 +59,7 @@ class Weights:
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
         params.vocab_only = vocabulary_only
+        params.use_extra_bufts = repacks(llama_cpp.llama_print_system_info())
         self.handle: Any = llama_cpp.llama_model_load_from_file(self.path.encode(), params)
         error = NATIVE_LOG.hand_on()
         if not self.handle:
