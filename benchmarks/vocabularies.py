@@ -26,7 +26,7 @@ def rounds(size: int, method: Any, batch: int, count: int, **asked: Any) -> dict
     drafter = ModelDrafter(draft)
     decoder = SpeculativeDecoder(target, drafter, config=config, on_round=records.append)
     params = SamplingParams(max_tokens=count + 2 * DEPTH, seed=1, **asked)
-    while len(records) < count:
+    while len(records) < count + 4:
         decoder.generate([[row + 1] for row in range(batch)], params)
     seen = [record for record in records[4:] if record.depth == (DEPTH,) * batch]
     return spans(seen)

@@ -320,24 +320,24 @@ def uncopied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def unmoved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stood in a slot is taken to stand in the spare one, and was not moved there."""
+    """What stood in a slot is taken to stand in the one that takes it, and was not moved there."""
     from outrider.runtimes.transformers.slot_cache import SlotCache
 
     collect = SlotCache.collect
     monkeypatch.setattr(
-        SlotCache, "collect", lambda cache, p: collect(cache, replace(p, spare=None))
+        SlotCache, "collect", lambda cache, p: collect(cache, replace(p, evicted=None))
     )
 
 
 def moved_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is moved to the spare slot overwrites the columns that are shared from there."""
+    """What is moved to another slot overwrites the columns that are shared from there."""
     from outrider.runtimes.transformers.slot_cache import SlotCache
 
     collect = SlotCache.collect
 
     def careless(cache: SlotCache, placement: Placement) -> None:
         collect(cache, replace(placement, donor=placement.slot))
-        collect(cache, replace(placement, spare=None))
+        collect(cache, replace(placement, evicted=None))
 
     monkeypatch.setattr(SlotCache, "collect", careless)
 

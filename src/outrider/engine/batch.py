@@ -10,7 +10,8 @@ from ..config.params import SamplingParams
 from ..random import RoundDraws, position_keys, round_keys
 from ..sampling.distributions import PackedParams
 from ..sampling.logprobs import Report
-from ..sampling.pipeline import Ended, LogitsPipeline, PackedLogitsParams
+from ..sampling.packed import PackedLogitsParams
+from ..sampling.pipeline import Ended, LogitsPipeline
 from ..types.protocols import Chance
 from ..types.records import RoundRecord, SequenceState
 from .outputs import Origin

@@ -14,7 +14,8 @@ import outrider
 from outrider import SpeculativeConfig, SpeculativeDecoder, StatefulProcessor
 from outrider.errors import InvalidConfigError
 from outrider.sampling import distributions as sampling
-from outrider.sampling.pipeline import LogitsPipeline, PackedLogitsParams, Path
+from outrider.sampling.packed import PackedLogitsParams
+from outrider.sampling.pipeline import LogitsPipeline, Path
 from outrider.types.records import SequenceState
 from tests.support.families import PAD, VOCAB, padded, random_model, resembling
 

@@ -186,14 +186,14 @@ def test_columns_that_were_only_drafted_are_not_relied_on(llama: Any) -> None:
     """Fault: the slots take what the first layers computed for the target's own."""
     reference, target = llama
 
-    class Claims(EarlyExitDrafter):
+    class Relies(EarlyExitDrafter):
         def _open(self, prefixes: Any, depth: int) -> Any:
             cursor = target.open(prefixes, depth, self._run)
-            target._settle(prefixes, cursor._fed)
+            target._settle(prefixes, cursor._pending)
             cursor._held = [target._table.slots[slot] for slot in cursor._batch.slots]
             return cursor
 
-    drafter = Claims(target, 1)
+    drafter = Relies(target, 1)
     prompts = random_prompts(5, (3, 4))
     expected = [greedy_reference(reference, prompt, 16) for prompt in prompts]
     fixed = SpeculativeConfig(depth="fixed")

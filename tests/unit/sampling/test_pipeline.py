@@ -15,8 +15,9 @@ import transformers as tf
 from outrider import SamplingParams, StatefulProcessor, StructuredOutput
 from outrider.errors import DegenerateDistributionError, UserCodeError
 from outrider.sampling.grammar import Grammars
+from outrider.sampling.packed import PackedLogitsParams
 from outrider.sampling.paths import Path
-from outrider.sampling.pipeline import LogitsPipeline, PackedLogitsParams, PipelineResult
+from outrider.sampling.pipeline import LogitsPipeline, PipelineResult
 from outrider.types.records import Distributions, DraftProposal, Prefix, SequenceState
 from tests.support.alphabet import alphabet
 

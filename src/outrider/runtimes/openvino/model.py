@@ -21,8 +21,8 @@ from .convert import converted
 
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-_EIGHT_BITS = 2.0**-7
-"""Eps of numbers in 8 bits beside the largest of a group."""
+_EIGHT_BITS = 2.0**-6
+"""Eps of numbers in 8 bits that share a scale: 2^-7 of the largest, and others are smaller."""
 
 _ALIKE = 1e-3
 """By how much logits may differ from the model's own, beside the largest: sums differ in order."""
