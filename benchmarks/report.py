@@ -38,11 +38,14 @@ class Report:
     rows: list[dict[str, Any]]
 
 
-def spans(records: Sequence[RoundRecord], outside_s: float = 0.0) -> dict[str, float]:
+def spans(
+    records: Sequence[RoundRecord], rows: int = 1, outside_s: float = 0.0
+) -> dict[str, float]:
     """Return the medians of rounds in milliseconds, by span.
 
     Args:
         records: of the rounds.
+        rows: of each.
         outside_s: what a round took besides.
     """
 
@@ -55,7 +58,8 @@ def spans(records: Sequence[RoundRecord], outside_s: float = 0.0) -> dict[str, f
         "target_ms": of(lambda one: one.target_s),
         "draft_ms": of(lambda one: one.draft_s),
     }
-    return {"total_ms": total, **parts, "rest_ms": total - sum(parts.values())}
+    rest = {"rest_ms": total - sum(parts.values()), "row_us": 1e3 * total / rows}
+    return {"total_ms": total, **parts, **rest}
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,7 @@ def stepped(rows: int, depth: Any, asked: dict[str, Any], count: int) -> dict[st
             times.append(perf_counter() - start)
     seen = records[4:]
     outside = median(whole - one.total_s for whole, one in zip(times[4:], seen, strict=True))
-    found = spans(seen, outside)
-    return found | {"row_us": 1e3 * found["total_ms"] / rows}
+    return spans(seen, rows, outside)
 
 
 def measured(scope: Scope, say: Say) -> Iterator[dict[str, Any]]:

@@ -29,7 +29,7 @@ def rounds(size: int, method: Any, batch: int, count: int, **asked: Any) -> dict
     while len(records) < count + 4:
         decoder.generate([[row + 1] for row in range(batch)], params)
     seen = [record for record in records[4:] if record.depth == (DEPTH,) * batch]
-    return spans(seen)
+    return spans(seen, batch)
 
 
 def measured(scope: Scope, say: Say) -> Iterator[dict[str, Any]]:
