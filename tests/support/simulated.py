@@ -161,7 +161,7 @@ def play(
             replace(
                 state,
                 prefix=state.prefix.extended([0] * count),
-                depths=state.depths.extended(signed),
+                depths=state.depths.extended([signed]),
                 history=policy.remember(state.history, outcome),
                 finish_reason="length" if count == state.remaining else None,
             )
@@ -251,7 +251,7 @@ def _draft(
 def _missed(state: SequenceState) -> int:
     """About how many tokens a draft model has not read."""
     missed = 0
-    for depth in reversed(state.depths):
+    for depth in state.depths.values[::-1]:
         if depth > 0:
             return missed
         missed += 1

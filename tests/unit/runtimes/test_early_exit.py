@@ -189,7 +189,7 @@ def test_columns_that_were_only_drafted_are_not_relied_on(llama: Any) -> None:
     class Claims(EarlyExitDrafter):
         def _open(self, prefixes: Any, depth: int) -> Any:
             cursor = target.open(prefixes, depth, self._run)
-            target._settle(prefixes, cursor._fed)
+            target._settle(prefixes, cursor._pending)
             cursor._held = [target._table.slots[slot] for slot in cursor._batch.slots]
             return cursor
 
