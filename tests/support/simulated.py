@@ -251,7 +251,7 @@ def _draft(
 def _missed(state: SequenceState) -> int:
     """About how many tokens a draft model has not read."""
     missed = 0
-    for depth in state.depths.values[::-1]:
+    for depth in reversed(state.depths):
         if depth > 0:
             return missed
         missed += 1

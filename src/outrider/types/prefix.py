@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ class _Buffer:
         self.fill = fill
 
 
-class Series:
+class _Run:
     """An append-only run of integers: a buffer with a length.
 
     Runs are values: `extended` returns a new one and leaves this one as it is. A run and its
@@ -62,14 +62,27 @@ class Series:
     def __len__(self) -> int:
         return self.length
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.values.tolist())
+
+class Series(_Run, Sequence[int]):
+    """Integers of one kind, one for each round; equal to any sequence of the same."""
+
+    __slots__ = ()
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self.values[index].tolist()
+        return tuple(found) if isinstance(index, slice) else found
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
 
     def __repr__(self) -> str:
-        return f"Series({self.values.tolist()})"
+        return repr(tuple(self))
 
 
-class Prefix(Series):
+class Prefix(_Run):
     """The tokens of one sequence so far.
 
     Args:
