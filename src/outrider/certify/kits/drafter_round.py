@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ...config.params import SamplingParams, SpeculativeConfig
@@ -31,38 +29,22 @@ class TrialContext(RoundContext):
     Args:
         plan: of the round; with B rows.
         chance: draws for row b under the stream key b.
-        prompt_lengths: the number of prompt tokens of each row; None for 1.
-        greedy: whether all requests are greedy.
-        local: whether all rows are drafted from their own sequence alone.
         learning: whether a drafter may learn from the round.
-        predictions: of the rows; empty for none.
-        stop_ids: the tokens that end the requests.
+        state: what each request has of a `SequenceState`, such as its parameters or stop tokens.
 
     Attributes:
         picked: the tokens drawn at each position, int64 [B] each.
     """
 
     def __init__(
-        self,
-        plan: DraftPlan,
-        chance: Chance,
-        *,
-        prompt_lengths: Sequence[int] | None = None,
-        greedy: bool = False,
-        local: bool = False,
-        learning: bool = False,
-        predictions: Sequence[NDArray[np.int64]] = (),
-        stop_ids: frozenset[int] = frozenset(),
+        self, plan: DraftPlan, chance: Chance, *, learning: bool = False, **state: Any
     ) -> None:
-        params = SamplingParams(temperature=0.0 if greedy else 1.0, seed=1 if local else None)
-        lengths = prompt_lengths or [1] * len(plan.depth)
+        known = {"prompt_length": 1, "params": SamplingParams(), "stop_ids": frozenset(), **state}
+        prompt = [0] * known["prompt_length"]
         states = tuple(
-            SequenceState(Prefix(row, [0] * length), length, params, stop_ids, row)
-            for row, length in enumerate(lengths)
+            SequenceState(Prefix(row, prompt), stream_key=row, **known)
+            for row in range(len(plan.depth))
         )
-        if predictions:
-            pairs = zip(states, predictions, strict=True)
-            states = tuple(replace(state, prediction=expected) for state, expected in pairs)
         batch = Batch.of(states, _VOCABULARY, torch.device("cpu"))
         draws = batch.draws(chance, plan.width, coupled=False)
         # Levels that a drafter shares out have likeliest tokens beside a drawn one.
