@@ -17,9 +17,6 @@ from .checks import Report
 
 Found = TypeVar("Found")
 
-_FEW = 12
-"""So few jobs are done before other processes would have started."""
-
 
 @contextmanager
 def workers(processes: int) -> Iterator[Executor]:
@@ -56,7 +53,7 @@ def spread(
         raises OutriderError if a process of the pool was ended by another.
     """
     names, work = [name for name, _ in jobs], [run for _, run in jobs]
-    mapped = map if pool is None or len(jobs) <= _FEW else pool.map
+    mapped = map if pool is None else pool.map
     results: Iterator[Found] = mapped(call, work)
 
     def finish(report: Report) -> list[Found]:
