@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ..runtimes.base import Runtime, tolerated
 from ..types.finding import Finding
 from .checks import Report
@@ -58,10 +60,6 @@ def runtime_tier(
             why = f"not compared: in {target.precision} rounding decides between near-ties"
             found.append(Finding(name, True, why))
             continue
-        found += check_runtime(
-            lambda: target.fresh(slots),
-            reference,
-            tolerance=allowed,
-            names=[name],
-        )
+        fresh = partial(target.fresh, slots)
+        found += check_runtime(fresh, reference, tolerance=allowed, names=[name])
     return tuple(found)
