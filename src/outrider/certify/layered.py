@@ -42,11 +42,7 @@ def layered(
 ) -> tuple[TransformersModel, LayeredDistribution]:
     """A random GPT-2 in float64 as a target, and its distribution, computed apart.
 
-    Args:
-        vocab_size: V.
-        seed: names the model.
-        agreement: how little the layers after the first add, in [0, 1]: with 1 they add nothing.
-        layers: how many there are.
+    With an `agreement` of 1 the layers after the first add nothing, with 0 all that they can.
     """
     from ..runtimes.transformers.model import TransformersModel
 

@@ -61,7 +61,8 @@ def _imported(source: str) -> ModuleType:
     if not source.endswith(".py"):
         return importlib.import_module(source)
     spec = importlib.util.spec_from_file_location("outrider_certified_part", source)
-    assert spec is not None and spec.loader is not None, "the source ends in .py"
+    assert spec is not None, "the source ends in .py"
+    assert spec.loader is not None
     # Dataclasses look their module up by name.
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

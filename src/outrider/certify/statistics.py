@@ -119,15 +119,9 @@ def statistical_tier(
     samples: int,
     seed: int,
 ) -> StatisticalTier:
-    """Sample each way of speculating on a prompt of its own, and test every position.
+    """Sample each way of speculating on one of the prompts, in turn, and test every position.
 
-    Args:
-        report: takes the progress.
-        target: the target, with room for as many sequences as shall share a batch.
-        drafter: proposes tokens.
-        prompts: token ids; used in turn.
-        samples: continuations of each prompt.
-        seed: of every request.
+    `samples` continuations of each are drawn, as many at once as the target has room for.
     """
     # Only a model drafts trees.
     ways = [way for way in WAYS if way[0] != "tree" or isinstance(drafter, ModelDrafter)]
