@@ -104,9 +104,9 @@ def said(status: Status) -> Iterator[None]:
         log.setLevel(level)
 
 
-def painted(text: str, origin: Origin) -> str:
+def painted(text: str, origin: Origin, colors: bool) -> str:
     """Colour a token's text, for a stream that shows colours."""
-    style = STYLES.get(origin)
+    style = STYLES.get(origin) if colors else None
     core = text.strip()
     if style is None or not core:
         return text
