@@ -112,11 +112,10 @@ class Peer(Runner):
 
 
 class TransformersRunner(Peer):
-    """A way of calling transformers' `generate`.
+    """A way of calling transformers' `generate`: plainly, with an assistant, or by prompt lookup.
 
     Args:
-        candidate: its drafter is "none", "draft_model" (assisted generation) or "ngram" (prompt
-            lookup).
+        candidate: its drafter is "none", "draft_model" or "ngram".
         target: a causal language model with a generation config of its own.
         draft: its assistant.
     """
@@ -156,11 +155,9 @@ class TransformersRunner(Peer):
 
 
 class LlamaCppRunner(Peer):
-    """llama-cpp-python on a GGUF file: another model than the target if its weights are rounded.
+    """llama-cpp-python on a GGUF file, plainly or by prompt lookup ("ngram").
 
-    Args:
-        candidate: its drafter is "none" or "ngram" (prompt lookup).
-        path: of the file.
+    Another model than the target, if the file's weights are rounded.
     """
 
     def __init__(self, candidate: Candidate, path: Path) -> None:

@@ -61,7 +61,6 @@ class Runner(ABC):
     """A candidate that is ready to decode stretches.
 
     Attributes:
-        candidate: the way of decoding.
         decoder: what reports figures of rounds; None where nothing does.
         whole: whether a turn is a whole request, because it cannot be stopped within one.
     """
@@ -80,12 +79,8 @@ class Runner(ABC):
 class OutriderRunner(Runner):
     """A decoder of Outrider's own.
 
-    Args:
-        target: in slots of its own, so that it finds no prompt that another has prefilled.
-        drafter: proposes tokens; None decodes plainly.
-        candidate: names it in results.
-        config: how speculation is done.
-        tokenizer: makes text of events; without one there is none.
+    Its target has slots of its own, so that it finds no prompt that another has prefilled. Events
+    have text if there is a tokenizer.
 
     Attributes:
         events, records: the tokens and rounds of the last stretch so far.
@@ -169,13 +164,7 @@ class OutriderRunner(Runner):
 
 
 class Lane:
-    """A runner on its way through a stretch, with a clock of its own.
-
-    Attributes:
-        runner: which.
-        seconds: on its clock so far.
-        run: what came of it; None while there is something left to decode.
-    """
+    """A runner on its way through a stretch: the seconds on its clock, and at the end its run."""
 
     def __init__(self, runner: Runner, turns: Turns) -> None:
         self.runner = runner
@@ -205,14 +194,7 @@ def race(
     """Decode one stretch with every runner; the one that is behind on its clock has the next turn.
 
     A turn is a round, or a whole request where one runner cannot do less. Who is first rotates
-    with `seed`.
-
-    Args:
-        runners: each decodes in slots of its own.
-        prompts: the token ids of each prompt.
-        params: of each request.
-        seed: of what is drawn by systems that want one, and of the order.
-        watch: called after each turn.
+    with `seed`, which also seeds the systems that want one.
     """
     whole = any(runner.whole for runner in runners)
     lanes = [Lane(runner, runner.turns(prompts, params, seed)) for runner in runners]

@@ -47,12 +47,6 @@ def built_in(kind: str, tokenizer: Any, vocab_size: int, count: int) -> Workload
 
     The files are those of Python's own library, so they change with its version.
 
-    Args:
-        kind: one of these.
-        tokenizer: the target's.
-        vocab_size: the target's V.
-        count: how many prompts.
-
     Raises:
         InvalidConfigError: there are fewer than `count` prompts of the kind.
     """

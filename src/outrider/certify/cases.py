@@ -224,13 +224,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One choice of every factor, on a random model pair of its own.
-
-    Attributes:
-        number: names the pair.
-        values: the choice, by factor.
-        part: the user's own method or drafter, if it is under test.
-    """
+    """One choice of every factor, on the random model pair of that number."""
 
     number: int
     values: Mapping[str, str]

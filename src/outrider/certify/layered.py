@@ -21,11 +21,7 @@ _SEQUENCES = 72
 
 
 class LayeredDistribution(TransformersReference):
-    """The distributions of a transformers model after whole prefixes, computed without a cache.
-
-    Args:
-        hf_model: a causal language model.
-    """
+    """The distributions of a transformers model after whole prefixes, computed without a cache."""
 
     def __init__(self, hf_model: Any) -> None:
         super().__init__(hf_model)

@@ -41,14 +41,8 @@ def runtime_tier(
     A model of transformers is compared with its own forward without a cache where both compute in
     float32 or float64; all others with themselves, everything computed anew.
 
-    Args:
-        report: takes the progress.
-        target: the model; its own slots are left alone.
-        tolerance: by how much logits may differ, beside the largest of them; None goes by the
-            precision, in 1e-4..0.25.
-
-    Returns:
-        A finding for each property.
+    Logits may differ by `tolerance` beside the largest of them; None goes by the precision, in
+    1e-4..0.25.
     """
     exact, reference = target.precision in EXACT, reference_of(target)
     slots = min(target.max_sequences or _SEQUENCES, _SEQUENCES)

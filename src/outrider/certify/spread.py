@@ -42,11 +42,7 @@ def _prepare() -> None:
 def spread(
     jobs: Sequence[tuple[str, Callable[[], Found]]], pool: Executor | None
 ) -> Callable[[Report], list[Found]]:
-    """Begin jobs, if there is a pool for them.
-
-    Args:
-        jobs: names, and functions of modules that can be pickled if there is a pool.
-        pool: where they are done; None does them here, when they are asked for.
+    """Begin jobs, by name, in a pool; without one they are done when they are asked for.
 
     Returns:
         What waits for the jobs, reports the progress, and returns what they did, in their order; it

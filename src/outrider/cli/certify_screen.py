@@ -25,11 +25,7 @@ SHOWN_FAILURES = 8
 
 
 class Screen:
-    """Standard output; as wide as the terminal, or 100 columns where there is none.
-
-    Args:
-        color: "auto", "always" or "never".
-    """
+    """Standard output; as wide as the terminal, or 100 columns where there is none."""
 
     def __init__(self, color: str) -> None:
         self.console = output(color)

@@ -213,13 +213,7 @@ _OWNERS = {
 
 @dataclass(frozen=True)
 class Setup:
-    """What a command is to decode with.
-
-    Attributes:
-        models, drafting: the flags.
-        method: what proposes tokens.
-        config: of speculation.
-    """
+    """What a command is to decode with: the flags, what proposes tokens, and how."""
 
     models: Models
     drafting: Drafting
@@ -243,11 +237,7 @@ def choose_method(
 ) -> Method:
     """Choose what proposes tokens, and refuse flags that contradict it or do nothing with it.
 
-    Args:
-        models: that are there.
-        drafting: what was asked for.
-        config: how speculation is done.
-        usual: what proposes where nothing was asked for and there is a draft model.
+    `usual` proposes where nothing was asked for and there is a draft model.
 
     Raises:
         InvalidConfigError: flags contradict each other.

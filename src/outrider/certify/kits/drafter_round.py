@@ -61,13 +61,7 @@ class TrialContext(RoundContext):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One way in which a row's draft may come out.
-
-    Attributes:
-        probability: of the draws that led here.
-        proposal: what was proposed, of one row.
-        picked: the tokens drawn at each position of a chain.
-    """
+    """One way in which a row's draft may come out, and the tokens drawn for a chain."""
 
     probability: float
     proposal: DraftProposal
@@ -107,14 +101,9 @@ def outcomes(
     sequence_ids: Iterator[int] | None = None,
     **context: Any,
 ) -> list[Outcome]:
-    """Walk all outcomes of a drafter's draws for one sequence.
+    """Walk all outcomes of a drafter's draws for one sequence; it learns nothing from them.
 
-    Args:
-        drafter: learns nothing from this.
-        tokens: of the prefix.
-        plan: of one row.
-        sequence_ids: those that are used; None counts from 0.
-        context: for `TrialContext`.
+    The plan has one row. `context` is for `TrialContext`.
     """
     ids = count() if sequence_ids is None else sequence_ids
     found, waiting = [], [tuple[int, ...]()]
@@ -131,13 +120,7 @@ def outcomes(
 
 
 def release(drafter: Drafter, prefixes: Sequence[Prefix], *, discard: bool = False) -> None:
-    """End sequences as an engine does: for a drafter and all drafters behind it.
-
-    Args:
-        drafter: any drafter.
-        prefixes: the whole texts.
-        discard: whether nothing is to be learnt of them.
-    """
+    """End sequences, whole texts, as an engine does: for a drafter and all drafters behind it."""
     parts: list[object] = [drafter]
     for part in parts:
         if isinstance(part, Drafter):
