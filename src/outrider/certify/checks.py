@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..engine.decoder import SpeculativeDecoder
@@ -24,9 +25,6 @@ from ..types.records import RoundRecord, SequenceState
 from .enumeration import exact_distribution, outcomes
 from .kits.policy import check_policy
 from .reference import distance, target_distribution
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Build = Callable[[TabularModel, Any, SpeculativeConfig, Chance | None], SpeculativeDecoder]
 """Makes a decoder of a target, a draft (or drafter), a configuration, and a chance."""

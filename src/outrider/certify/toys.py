@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from ..drafters.vocabulary.drafter import VocabularyDrafter
 from ..runtimes.tabular import TabularModel
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from ..types.protocols import Tokenizer
+from ..types.protocols import Tokenizer
 
 TEXTS = ("a", "", "b", "c")
 """What each token reads as. The one without text is special: it ends what has a form."""
