@@ -62,13 +62,12 @@ def commit() -> str | None:
     if not (root / ".git").exists():
         return None
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
+    with suppress(OSError, subprocess.SubprocessError):
         found = subprocess.run(
             command, cwd=root, capture_output=True, text=True, timeout=10, check=True
         )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip() or None
+        return found.stdout.strip() or None
+    return None
 
 
 def _processor() -> str:

@@ -78,13 +78,11 @@ def _of_transformers(
     ], missing
 
 
-def _candidates(system: str, options: BenchOptions, *, drafts: bool = False) -> Iterator[Candidate]:
-    yield Candidate("none", system=system)
-    for depth in options.peer_depths if drafts else ():
-        yield Candidate("draft_model", depth=depth, system=system)
-    for depth in options.peer_depths:
-        if depth is not None:
-            yield Candidate("ngram", depth=depth, system=system)
+def _candidates(system: str, options: BenchOptions, *, drafts: bool = False) -> list[Candidate]:
+    depths = options.peer_depths
+    tried = [("none", None), *(("draft_model", depth) for depth in depths if drafts)]
+    tried += [("ngram", depth) for depth in depths if depth is not None]
+    return [Candidate(drafter, depth=depth, system=system) for drafter, depth in tried]
 
 
 class Peer(Runner):

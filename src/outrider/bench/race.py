@@ -163,14 +163,14 @@ class OutriderRunner(Runner):
         ]
 
 
+@dataclass(slots=True)
 class Lane:
     """A runner on its way through a stretch: the seconds on its clock, and at the end its run."""
 
-    def __init__(self, runner: Runner, turns: Turns) -> None:
-        self.runner = runner
-        self.seconds = 0.0
-        self.run: Run | None = None
-        self.turns = turns
+    runner: Runner
+    turns: Turns
+    seconds: float = 0.0
+    run: Run | None = None
 
     def advance(self) -> None:
         """Take a turn."""
@@ -256,26 +256,20 @@ def make_drafter(
         InvalidConfigError: the method wants a draft model, and `model` is None; or the target has
             not so many layers.
     """
-    match method:
-        case "none":
-            return None
-        case "ngram":
-            return ngram
-        case "suffix":
-            return suffix
-        case "prediction":
-            return PredictionDrafter()
-        case "early_exit":
-            assert exit_layers is not None
-            from .. import EarlyExitDrafter  # it loads transformers
+    if method == "early_exit":
+        assert exit_layers is not None
+        from .. import EarlyExitDrafter  # it loads transformers
 
-            try:
-                return EarlyExitDrafter(target, exit_layers)
-            except InvalidConfigError as error:
-                if error.field != "layers":
-                    expected = f"another method: a {target.name} model has no layers to draft with"
-                    raise InvalidConfigError("method", method, expected) from None
-                raise InvalidConfigError("exit_layers", exit_layers, error.expected) from None
-    if model is None:
-        raise InvalidConfigError("drafters", method, "suffix or ngram without a draft")
-    return HybridDrafter.usual(model, suffix) if method == "hybrid" else model
+        try:
+            return EarlyExitDrafter(target, exit_layers)
+        except InvalidConfigError as error:
+            if error.field != "layers":
+                expected = f"another method: a {target.name} model has no layers to draft with"
+                raise InvalidConfigError("method", method, expected) from None
+            raise InvalidConfigError("exit_layers", exit_layers, error.expected) from None
+    if method in WITH_MODEL:
+        if model is None:
+            raise InvalidConfigError("drafters", method, "suffix or ngram without a draft")
+        return HybridDrafter.usual(model, suffix) if method == "hybrid" else model
+    lookups = {"none": None, "ngram": ngram, "suffix": suffix, "prediction": PredictionDrafter()}
+    return lookups[method]

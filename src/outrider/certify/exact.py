@@ -45,11 +45,6 @@ class ExactTier:
         """The largest error in the probability of any output."""
         return max(item.error for item in self.measured)
 
-    @property
-    def raised(self) -> int:
-        """In how many cases an exception was raised."""
-        return sum(item.problem is not None for item in self.measured)
-
 
 def exact_tier(
     part: Part | None = None, pool: Executor | None = None

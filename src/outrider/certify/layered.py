@@ -22,10 +22,6 @@ _SEQUENCES = 72
 class LayeredDistribution(TransformersReference):
     """The distributions of a transformers model after whole prefixes, computed without a cache."""
 
-    def __init__(self, hf_model: Any) -> None:
-        super().__init__(hf_model)
-        self.vocab_size: int = hf_model.config.vocab_size
-
     def probabilities(self, prefix: tuple[int, ...]) -> NDArray[np.float64]:
         """The exponentials [V] of the logits after `prefix`: some settings look at logits."""
         weights: NDArray[np.float64] = self.logits(prefix).exp().numpy()

@@ -55,7 +55,7 @@ class Screen:
             f"The engine enumerated: {len(tier.measured)} cases on random models of their own, "
             f"{sum(item.outputs for item in tier.measured):,} outputs, {covered} of settings "
             f"({', '.join(FACTORS)}). Largest error of a probability: {largest}; "
-            f"{tier.raised} cases raised an exception. No case has: "
+            f"{len(tier.measured) - len(compared)} cases raised an exception. No case has: "
             f"{'; '.join(f'{what} ({why})' for what, why in LEFT_OUT.items())}."
         )
         methods = list(dict.fromkeys(item.case.values["method"] for item in tier.measured))
