@@ -34,11 +34,7 @@ Advance = Callable[[int, int, str], None]
 
 
 def output(color: str = "auto") -> Console:
-    """Make the console of standard output.
-
-    Args:
-        color: "always", "never", or "auto": on a terminal, unless NO_COLOR is set.
-    """
+    """Make the console of standard output; "auto" has colours on a terminal without NO_COLOR."""
     return Console(
         width=None if sys.stdout.isatty() else WIDTH,
         color_system="standard" if color == "always" else "auto",
