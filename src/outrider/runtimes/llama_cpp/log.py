@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import logging
+import re
 from collections import deque
-from typing import Any
+from contextlib import suppress
+from functools import partial
+from types import SimpleNamespace
 
 from ...errors import missing
 
@@ -13,28 +17,42 @@ with missing("llama-cpp"):
 
 _LOG = logging.getLogger(__name__)
 
+_LINE = re.compile(r"""^([0-9]) (b'.*'|b".*") None$""", re.MULTILINE)
+"""What `print` makes of a level, a text and no data; half a line is left out."""
+
 _ERROR = 4
 """llama.cpp's level of errors."""
 
-_PIECES: deque[tuple[int, bytes]] = deque(maxlen=8192)
-"""Levels and texts that all threads wrote, until they are handed on: llama.cpp has one log."""
+_MOST = 8192
+"""Pieces of lines that are kept until they are handed on."""
 
 
-def _collect(level: int, text: bytes, _: Any) -> None:
-    _PIECES.append((level, text))
+class NativeLog:
+    """Collects the lines that llama.cpp writes, from all threads, until they are handed on.
+
+    The callback runs no Python code: an exception in it, such as a KeyboardInterrupt, would be lost
+    inside llama.cpp.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: deque[str] = deque(maxlen=_MOST)
+        writer = SimpleNamespace(write=self._pieces.append)
+        self._callback = llama_cpp.llama_log_callback(partial(print, file=writer))
+        llama_cpp.llama_log_set(self._callback, None)
+
+    def hand_on(self) -> str:
+        """Log what was collected at DEBUG, and return the first error in it, "" if none."""
+        pieces, first = [], ""
+        with suppress(IndexError):
+            while True:
+                pieces.append(self._pieces.popleft())
+        for level, text in _LINE.findall("".join(pieces)):
+            said = ast.literal_eval(text).decode(errors="replace").strip()
+            _LOG.debug("%s", said)
+            if int(level) == _ERROR:
+                first = first or said
+        return first
 
 
-_CALLBACK = llama_cpp.llama_log_callback(_collect)
-llama_cpp.llama_log_set(_CALLBACK, None)
-
-
-def hand_on() -> str:
-    """Log what was collected at DEBUG, and return the first error in it, "" if none."""
-    first = ""
-    while _PIECES:
-        level, text = _PIECES.popleft()
-        said = text.decode(errors="replace").strip()
-        _LOG.debug("%s", said)
-        if level == _ERROR:
-            first = first or said
-    return first
+NATIVE_LOG = NativeLog()
+"""llama.cpp has one log for all models."""
