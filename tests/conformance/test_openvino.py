@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from functools import wraps
 from pathlib import Path
@@ -30,7 +29,7 @@ from outrider.types.records import Prefix
 from tests.support.families import FAMILIES, random_model
 from tests.support.narrow import REJECTION, CutsNothing
 
-FILES = ("files.json", "model.bin", "model.xml")
+FILES = ("written", "model.bin", "model.xml")
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +149,7 @@ def test_a_damaged_conversion_is_made_anew(
     with caplog.at_level(logging.WARNING):
         OpenVinoModel(model, cache_dir=tmp_path)
     assert "is made anew" in caplog.text
-    assert json.loads((place / "files.json").read_text()).keys() == {"model.bin", "model.xml"}
+    assert len((place / "written").read_text()) == 40
 
     def refuse(*_: Any) -> None:
         raise AssertionError("converted again")

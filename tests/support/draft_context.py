@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider import SamplingParams
 from outrider.certify.kits.drafter_round import TrialContext
 from outrider.drafters.base import Drafter
 from outrider.random import Philox4x32
@@ -53,9 +54,14 @@ def plan_of(*depth: int, tree: Any = None, stop: StopRule | None = None) -> Draf
 
 
 def proposed(
-    drafter: Drafter, texts: Sequence[Sequence[int]], plan: DraftPlan, **context: Any
+    drafter: Drafter,
+    texts: Sequence[Sequence[int]],
+    plan: DraftPlan,
+    greedy: bool = False,
+    **context: Any,
 ) -> DraftProposal:
     """Propose for some texts, of sequences 0, 1, ..."""
+    context["params"] = SamplingParams(temperature=float(not greedy))
     prefixes = [Prefix(row, text) for row, text in enumerate(texts)]
     return drafter.propose(prefixes, plan, TrialContext(plan, Philox4x32(), **context))
 
@@ -72,5 +78,5 @@ def chain_after(
     """The chain that is proposed after one prefix."""
     plan = plan_of(depth)
     context = {"learning": True, **context}
-    ctx = TrialContext(plan, Philox4x32(), prompt_lengths=[prompt_length], **context)
+    ctx = TrialContext(plan, Philox4x32(), prompt_length=prompt_length, **context)
     return rows_of(drafter.propose([prefix], plan, ctx))[0]

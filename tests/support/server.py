@@ -90,7 +90,6 @@ def toy_server(
     finally:
         running.close()
         running.join(30)
-        requests.close()
 
 
 @contextmanager

@@ -38,13 +38,9 @@ class Export:
 def export(
     system: str, candidate: Candidate, *, target: str, draft: str | None, depth: int
 ) -> Export:
-    """Write a configuration that drafts for another engine.
+    """Write a configuration for another engine; see `Export`.
 
-    Args:
-        system: "vllm", "sglang", "llama.cpp" or "transformers".
-        candidate: the configuration.
-        target, draft: path or hub id of the models.
-        depth: tokens to draft, where the candidate's own depth is adaptive.
+    `target` and `draft` are paths or hub ids, and `depth` takes the place of an adaptive one.
     """
     depth = candidate.depth or depth
     settings = _settings(system, candidate, draft or "DRAFT", depth)

@@ -23,11 +23,8 @@ _PACKAGES = ("torch", "transformers", "numpy", "openvino", "llama-cpp-python")
 def environment(models: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Collect all that timings depend on, as far as it can be found out, as JSON takes it.
 
-    No user, host or path is named, except models that were given as paths.
-
-    Args:
-        models: what decodes: target, draft, device, dtype.
-        settings: what was asked for.
+    No user, host or path is named, except models that were given as paths. `models` says what
+    decodes (target, draft, device, dtype), and `settings` what was asked for.
     """
     packages = {}
     for name in _PACKAGES:
@@ -65,13 +62,12 @@ def commit() -> str | None:
     if not (root / ".git").exists():
         return None
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
+    with suppress(OSError, subprocess.SubprocessError):
         found = subprocess.run(
             command, cwd=root, capture_output=True, text=True, timeout=10, check=True
         )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip() or None
+        return found.stdout.strip() or None
+    return None
 
 
 def _processor() -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from ..config.params import LOSSY, Verification
 from ..config.sources import Dtype, RuntimeName, Weights, is_gguf, model_source
 from ..config.validation import Check, integer, real
 from ..errors import InvalidConfigError
@@ -22,15 +23,11 @@ Progress = Callable[[int, int, str], object]
 Workloads = Literal["code", "editing", "json", "quote", "chat", "random"]
 Drafters = Literal["draft_model", "ngram", "suffix", "hybrid", "early_exit", "prediction"]
 TunedDrafters = Literal["draft_model", "ngram", "suffix", "hybrid"]
-Methods = Literal[
-    "block", "token", "traversal", "recursive", "coupled", "typical", "lenient", "mixture"
-]
 LosslessMethods = Literal["block", "token", "traversal", "recursive", "coupled"]
 Depth = int | Literal["adaptive"]
 Peers = Literal["transformers", "llama.cpp", "none"]
 Engines = Literal["vllm", "sglang", "llama.cpp", "transformers"]
 
-LOSSY = ("typical", "lenient", "mixture")
 WITH_MODEL = ("draft_model", "hybrid")
 
 
@@ -77,7 +74,7 @@ class BenchOptions(_Options):
     """What drafts (default: draft_model and hybrid, or without a draft suffix and ngram)."""
     exit_layers: tuple[int, ...] = ()
     """For early_exit: how many of the target's first layers draft."""
-    verification: tuple[Methods, ...] = ("block",)
+    verification: tuple[Verification, ...] = ("block",)
     """Verification methods."""
     k: tuple[Depth, ...] | None = None
     """Depths: tokens drafted in a row, or adaptive (default: 4,adaptive; with --quick adaptive)."""
@@ -104,17 +101,8 @@ class BenchOptions(_Options):
         _check(self, model_source, "target", "draft")
         _check(self, _there, "prompts", "gguf")
         _check(self, _count, "prompts_per_workload", "max_tokens", "repeats")
-        _check_lists(
-            self,
-            "workloads",
-            "drafters",
-            "verification",
-            "k",
-            "temps",
-            "batches",
-            "peers",
-            "runtimes",
-        )
+        _check_lists(self, "workloads", "drafters", "verification", "k")
+        _check_lists(self, "temps", "batches", "peers", "runtimes")
         _check(self, _count, "exit_layers", "batches")
         _check(self, _depth, "k", "peer_k")
         _check(self, _temperature, "temps")

@@ -78,13 +78,11 @@ def _of_transformers(
     ], missing
 
 
-def _candidates(system: str, options: BenchOptions, *, drafts: bool = False) -> Iterator[Candidate]:
-    yield Candidate("none", system=system)
-    for depth in options.peer_depths if drafts else ():
-        yield Candidate("draft_model", depth=depth, system=system)
-    for depth in options.peer_depths:
-        if depth is not None:
-            yield Candidate("ngram", depth=depth, system=system)
+def _candidates(system: str, options: BenchOptions, *, drafts: bool = False) -> list[Candidate]:
+    depths = options.peer_depths
+    tried = [("none", None), *(("draft_model", depth) for depth in depths if drafts)]
+    tried += [("ngram", depth) for depth in depths if depth is not None]
+    return [Candidate(drafter, depth=depth, system=system) for drafter, depth in tried]
 
 
 class Peer(Runner):
@@ -112,11 +110,10 @@ class Peer(Runner):
 
 
 class TransformersRunner(Peer):
-    """A way of calling transformers' `generate`.
+    """A way of calling transformers' `generate`: plainly, with an assistant, or by prompt lookup.
 
     Args:
-        candidate: its drafter is "none", "draft_model" (assisted generation) or "ngram" (prompt
-            lookup).
+        candidate: its drafter is "none", "draft_model" or "ngram".
         target: a causal language model with a generation config of its own.
         draft: its assistant.
     """
@@ -156,11 +153,9 @@ class TransformersRunner(Peer):
 
 
 class LlamaCppRunner(Peer):
-    """llama-cpp-python on a GGUF file: another model than the target if its weights are rounded.
+    """llama-cpp-python on a GGUF file, plainly or by prompt lookup ("ngram").
 
-    Args:
-        candidate: its drafter is "none" or "ngram" (prompt lookup).
-        path: of the file.
+    Another model than the target, if the file's weights are rounded.
     """
 
     def __init__(self, candidate: Candidate, path: Path) -> None:

@@ -51,11 +51,6 @@ def parse_lines(lines: Sequence[Line], name: str, tokenizer: Any) -> Workload:
     template; without one their contents stand alone. A row that cannot be used is skipped, and
     `Workload.skipped` says why.
 
-    Args:
-        lines: of the file.
-        name: of the workload.
-        tokenizer: the target's, as transformers has them.
-
     Raises:
         InvalidConfigError: no row can be used.
     """

@@ -61,7 +61,6 @@ class Runner(ABC):
     """A candidate that is ready to decode stretches.
 
     Attributes:
-        candidate: the way of decoding.
         decoder: what reports figures of rounds; None where nothing does.
         whole: whether a turn is a whole request, because it cannot be stopped within one.
     """
@@ -80,12 +79,8 @@ class Runner(ABC):
 class OutriderRunner(Runner):
     """A decoder of Outrider's own.
 
-    Args:
-        target: in slots of its own, so that it finds no prompt that another has prefilled.
-        drafter: proposes tokens; None decodes plainly.
-        candidate: names it in results.
-        config: how speculation is done.
-        tokenizer: makes text of events; without one there is none.
+    Its target has slots of its own, so that it finds no prompt that another has prefilled. Events
+    have text if there is a tokenizer.
 
     Attributes:
         events, records: the tokens and rounds of the last stretch so far.
@@ -168,20 +163,14 @@ class OutriderRunner(Runner):
         ]
 
 
+@dataclass(slots=True)
 class Lane:
-    """A runner on its way through a stretch, with a clock of its own.
+    """A runner on its way through a stretch: the seconds on its clock, and at the end its run."""
 
-    Attributes:
-        runner: which.
-        seconds: on its clock so far.
-        run: what came of it; None while there is something left to decode.
-    """
-
-    def __init__(self, runner: Runner, turns: Turns) -> None:
-        self.runner = runner
-        self.seconds = 0.0
-        self.run: Run | None = None
-        self.turns = turns
+    runner: Runner
+    turns: Turns
+    seconds: float = 0.0
+    run: Run | None = None
 
     def advance(self) -> None:
         """Take a turn."""
@@ -205,14 +194,7 @@ def race(
     """Decode one stretch with every runner; the one that is behind on its clock has the next turn.
 
     A turn is a round, or a whole request where one runner cannot do less. Who is first rotates
-    with `seed`.
-
-    Args:
-        runners: each decodes in slots of its own.
-        prompts: the token ids of each prompt.
-        params: of each request.
-        seed: of what is drawn by systems that want one, and of the order.
-        watch: called after each turn.
+    with `seed`, which also seeds the systems that want one.
     """
     whole = any(runner.whole for runner in runners)
     lanes = [Lane(runner, runner.turns(prompts, params, seed)) for runner in runners]
@@ -274,26 +256,20 @@ def make_drafter(
         InvalidConfigError: the method wants a draft model, and `model` is None; or the target has
             not so many layers.
     """
-    match method:
-        case "none":
-            return None
-        case "ngram":
-            return ngram
-        case "suffix":
-            return suffix
-        case "prediction":
-            return PredictionDrafter()
-        case "early_exit":
-            assert exit_layers is not None
-            from .. import EarlyExitDrafter  # it loads transformers
+    if method == "early_exit":
+        assert exit_layers is not None
+        from .. import EarlyExitDrafter  # it loads transformers
 
-            try:
-                return EarlyExitDrafter(target, exit_layers)
-            except InvalidConfigError as error:
-                if error.field != "layers":
-                    expected = f"another method: a {target.name} model has no layers to draft with"
-                    raise InvalidConfigError("method", method, expected) from None
-                raise InvalidConfigError("exit_layers", exit_layers, error.expected) from None
-    if model is None:
-        raise InvalidConfigError("drafters", method, "suffix or ngram without a draft")
-    return HybridDrafter.usual(model, suffix) if method == "hybrid" else model
+        try:
+            return EarlyExitDrafter(target, exit_layers)
+        except InvalidConfigError as error:
+            if error.field != "layers":
+                expected = f"another method: a {target.name} model has no layers to draft with"
+                raise InvalidConfigError("method", method, expected) from None
+            raise InvalidConfigError("exit_layers", exit_layers, error.expected) from None
+    if method in WITH_MODEL:
+        if model is None:
+            raise InvalidConfigError("drafters", method, "suffix or ngram without a draft")
+        return HybridDrafter.usual(model, suffix) if method == "hybrid" else model
+    lookups = {"none": None, "ngram": ngram, "suffix": suffix, "prediction": PredictionDrafter()}
+    return lookups[method]

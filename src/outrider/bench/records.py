@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..config.params import LOSSY
 from ..config.sources import RuntimeName
 from ..errors import InvalidConfigError
-from .options import LOSSY
 
 if TYPE_CHECKING:
     from .. import SpeculationMetrics

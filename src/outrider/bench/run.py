@@ -168,12 +168,9 @@ def _others(options: BenchOptions, main: str) -> list[RuntimeName]:
 def _field(
     candidates: Sequence[Candidate], pairs: Mapping[str, Pair], *, all_of: bool
 ) -> list[tuple[Candidate, str]]:
-    """List who races, and on which pair: the first pair with all candidates, plain decoding first.
+    """List who races, and on the pair of which runtime, plain decoding first.
 
-    Args:
-        candidates: beside plain decoding.
-        pairs: by runtime.
-        all_of: whether the other pairs race with all candidates, too, or with one.
+    All candidates race on the first pair, and on the others if `all_of` them do; else one.
     """
     usual = [each for each in candidates if each.depth is None and each.tree is None]
     field = []
@@ -206,11 +203,7 @@ def grid(
 ) -> list[Candidate]:
     """List every drafter with every method, at every depth, and in every tree that it can draft.
 
-    Args:
-        drafting: drafters, and of how many of the target's layers.
-        methods: of verification.
-        depths: tokens drafted in a row; None is adaptive.
-        trees: as `shape_of` reads them.
+    `drafting` has drafters, and of how many of the target's layers; a depth of None is adaptive.
     """
     pairs = list(product(drafting, methods))
     chains = [

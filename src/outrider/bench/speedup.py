@@ -29,11 +29,7 @@ def speedup(
     The standard error of the ratio's logarithm is the jackknife's over stretches, which are left
     out in pairs, since both ways of decoding met the same prompt and the same noise; the interval
     is Student's t with n - 1 degrees of freedom. Repeats of a stretch say nothing of other
-    prompts, and are added up before.
-
-    Args:
-        plain_s, other_s: seconds of each stretch.
-        distinct: how many stretches there are before they come again; None for all.
+    prompts, and are added up before: stretches come again after `distinct` of them.
     """
     each = np.array([plain_s, other_s], dtype=float)
     count = min(distinct or each.shape[1], each.shape[1])

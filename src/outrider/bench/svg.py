@@ -43,13 +43,7 @@ class Bar:
 
 
 def bars(title: str, rows: Sequence[Bar], unit: str = "x") -> str:
-    """Draw horizontal bars, one a row from top to bottom, with a line at 1.
-
-    Args:
-        title: above the picture.
-        rows: the bars and headings.
-        unit: behind every number.
-    """
+    """Draw bars and headings from top to bottom, with a line at 1 and a unit behind numbers."""
     ends = [min(bar.high or bar.value, 2 * bar.value) for bar in rows if bar.value]
     ticks = _ticks(max([1.0, *ends]))
     scale = (_WIDTH - _LEFT - _RIGHT) / ticks[-1]
@@ -85,13 +79,10 @@ def bars(title: str, rows: Sequence[Bar], unit: str = "x") -> str:
 def columns(
     title: str, values: Sequence[Sequence[float]], kinds: str = "a", most: float | None = None
 ) -> str:
-    """Draw columns, each a stack of values, with a scale on the left.
+    """Draw columns, each a stack of values from bottom to top, with a scale on the left.
 
-    Args:
-        title: above the picture.
-        values: for each column, its stack from bottom to top.
-        kinds: a class of `STYLE`, which is one letter, for each place in a stack.
-        most: where taller columns are cut off; None cuts none.
+    `kinds` has a class of `STYLE`, one letter, for each place in a stack. Columns taller than
+    `most` are cut off there.
     """
     tallest = max(map(sum, values), default=1.0)
     ticks = _ticks(tallest if most is None else min(tallest, most))

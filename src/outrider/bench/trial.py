@@ -72,12 +72,8 @@ class Trial:
 class TrialRace:
     """A trial on its way: stretch by stretch, until all are measured or an interrupt.
 
-    A runner that fails is dropped and named in `failed`; what it did does not count.
-
-    Args:
-        trial: what all candidates have in common.
-        runners: plain decoding first.
-        watch: called with the lanes of a stretch after each turn.
+    The first runner decodes plainly. One that fails is dropped and named in `failed`; what it did
+    does not count.
     """
 
     def __init__(self, trial: Trial, runners: Sequence[Runner], watch: Watch | None = None) -> None:
@@ -232,12 +228,7 @@ def _apart(target: Runtime, tokens: Sequence[int], one: int, other: int) -> tupl
 
 
 def fitting(workload: Workload, max_tokens: int, room: int | None) -> Workload:
-    """Leave out the prompts that are too long for a model, and say so in `skipped`.
-
-    Args:
-        workload: the prompts.
-        max_tokens: to emit for a prompt that does not say.
-        room: the longest sequence that the models take, in tokens; None for any.
+    """Leave out the prompts that are too long, with what they emit, for `room` tokens.
 
     Raises:
         InvalidConfigError: none is left.

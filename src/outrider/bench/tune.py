@@ -57,7 +57,8 @@ class Recommendation:
     @property
     def candidate(self) -> Candidate:
         """The configuration; plain decoding where speculation does not surely pay."""
-        return _sure(self.best, self.gain)
+        sure = self.gain is not None and self.gain.low is not None and self.gain.low > 1
+        return self.best if self.best is not None and sure else PLAIN
 
     @property
     def verdict(self) -> str:
@@ -137,27 +138,21 @@ def run_tune(options: TuneOptions, report: Progress = silent) -> Recommendation:
     except KeyboardInterrupt:
         partial = True
     best, gain = search.best()
-    chosen = _sure(best, gain)
     settings = {name: value for name, value in asdict(options).items() if value is not None}
     if options.prompts is not None:
         settings["prompts"] = str(options.prompts)
     shorter = [each for found in search.latest.values() for each in found]
-    return Recommendation(
+    found = Recommendation(
         best=best,
         gain=gain,
         measurements=tuple(search.final),
         eliminated=tuple(each for each in shorter if each not in search.final),
-        exports=() if chosen.plain else _exports(options, chosen, search),
+        exports=(),
         environment=environment(facts, settings),
         skipped=workload.skipped,
         partial=partial,
     )
-
-
-def _sure(best: Candidate | None, gain: Speedup | None) -> Candidate:
-    """Return what surely pays: the best, or plain decoding."""
-    sure = best is not None and gain is not None and gain.low is not None and gain.low > 1
-    return best if best is not None and sure else PLAIN
+    return replace(found, exports=_exports(options, found.candidate, search))
 
 
 def candidates(options: TuneOptions) -> list[Candidate]:
@@ -263,7 +258,9 @@ def _halvings(count: int, checks: int) -> list[tuple[int, float]]:
 
 
 def _exports(options: TuneOptions, candidate: Candidate, search: _Search) -> tuple[Export, ...]:
-    """Write the recommendation in other engines' words; they have fixed depths only."""
+    """Write what drafts in other engines' words; they have fixed depths only."""
+    if candidate.plain:
+        return ()
     target, draft = options.target, options.draft
     if target == "demo":
         import outrider_demo as demo

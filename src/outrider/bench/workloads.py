@@ -9,7 +9,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import count as counting
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -46,12 +46,6 @@ def built_in(kind: str, tokenizer: Any, vocab_size: int, count: int) -> Workload
     - random: 150 tokens drawn uniformly, after which nothing can be foreseen.
 
     The files are those of Python's own library, so they change with its version.
-
-    Args:
-        kind: one of these.
-        tokenizer: the target's.
-        vocab_size: the target's V.
-        count: how many prompts.
 
     Raises:
         InvalidConfigError: there are fewer than `count` prompts of the kind.
@@ -160,11 +154,11 @@ def _records() -> Iterator[tuple[str, str]]:
 
 def _each_file_in_turn(cut: Callable[[str], list[str]]) -> Iterator[tuple[str, str]]:
     """The first piece cut from every file, then the second of those that have one, and so on."""
-    found = {file: cut(text) for file, text in _held_out().items()}
-    for place in range(max(map(len, found.values()), default=0)):
-        for file, texts in found.items():
-            if place < len(texts):
-                yield f"{file} {place + 1}", texts[place]
+    texts = zip_longest(*map(cut, _held_out().values()))
+    for place, row in enumerate(texts, 1):
+        for file, text in zip(_held_out(), row, strict=True):
+            if text is not None:
+                yield f"{file} {place}", text
 
 
 _TEXTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {

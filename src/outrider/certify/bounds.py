@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -31,29 +32,24 @@ def exact_block_value(
     depth: int,
     prefix: Path = (),
 ) -> float:
-    """The most tokens that any verifier of a drafted chain can emit on average, exactly.
+    """The most tokens that any verifier of a chain of drafts can emit on average, exactly.
 
-    1 + the sum over all paths v of up to `depth` tokens of w(v), with
-    w(v) = min(w(parent) P(x|parent), Q(v)): what block verification emits.
-
-    Args:
-        target_distribution: the target's distributions.
-        draft_distribution: the drafter's.
-        depth: the length of the chain, at least 0. The work grows as V^depth.
-        prefix: what the chain follows.
+    1 + the sum over all paths v of up to `depth` tokens behind `prefix` of w(v), with
+    w(v) = min(w(parent) P(x|parent), Q(v)): what block verification emits. The work grows as
+    V^depth.
     """
 
     def beyond(path: Path, kept: float, drafted: float) -> float:
         if len(path) == len(prefix) + depth:
             return 0.0
-        total = 0.0
-        for token, (target, draft) in enumerate(
-            zip(target_distribution(path), draft_distribution(path), strict=True)
-        ):
-            weight = min(kept * float(target), drafted * float(draft))
-            if weight > 0:
-                total += weight + beyond((*path, token), weight, drafted * float(draft))
-        return total
+        draft = drafted * np.asarray(draft_distribution(path))
+        target = kept * np.asarray(target_distribution(path))
+        weights: list[float] = np.minimum(target, draft).tolist()
+        return sum(
+            weight + beyond((*path, token), weight, float(draft[token]))
+            for token, weight in enumerate(weights)
+            if weight > 0
+        )
 
     return 1 + beyond(prefix, 1.0, 1.0)
 
@@ -92,23 +88,17 @@ def cover_bound(
 ) -> float:
     """1 + the sum over nodes v of min(P(v), Pr[v is in the tree]).
 
-    No lossless verifier of a random tree emits more on average: it keeps v no more often than the
-    target emits it, and no more often than v was drafted.
-
-    Args:
-        target_distribution: the target's distributions.
-        inclusion: for each path after `prefix`, the probability that the drafted tree has it; paths
-            left out have none.
-        prefix: what the tree follows.
+    No lossless verifier of a random tree behind `prefix` emits more on average: it keeps v no more
+    often than the target emits it, and no more often than v was drafted, which is its `inclusion`
+    (0 for paths left out).
     """
-    known: dict[Path, float] = {(): 1.0}
 
+    @cache
     def target(path: Path) -> float:
-        if path not in known:
-            known[path] = target(path[:-1]) * float(
-                target_distribution((*prefix, *path[:-1]))[path[-1]]
-            )
-        return known[path]
+        if not path:
+            return 1.0
+        *before, token = path
+        return target(tuple(before)) * float(target_distribution((*prefix, *before))[token])
 
     return 1 + math.fsum(min(target(path), drafted) for path, drafted in inclusion.items())
 

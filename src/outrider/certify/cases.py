@@ -181,19 +181,7 @@ _PROMPT = (0, 1, 1, 0, 1, 1, 0)
 """It repeats itself, for the lookup, and lacks a token, which penalties see in drafts alone."""
 
 
-_KNOWN_ROUNDS = (
-    (0, 0),
-    (0, 0),
-    (0, 0),
-    (1, 1),
-    (1, 0),
-    (2, 1),
-    (2, 2),
-    (3, 1),
-    (3, 0),
-    (0, 0),
-    (0, 0),
-)
+_KNOWN_ROUNDS = (*[(0, 0)] * 3, (1, 1), (1, 0), (2, 1), (2, 2), (3, 1), (3, 0), *[(0, 0)] * 2)
 """What each made-up round drafted in a row, and what it kept: of one sequence, then of four.
 
 So few are kept that it depends on a text's own rounds how far it is drafted for.
@@ -224,13 +212,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One choice of every factor, on a random model pair of its own.
-
-    Attributes:
-        number: names the pair.
-        values: the choice, by factor.
-        part: the user's own method or drafter, if it is under test.
-    """
+    """One choice of every factor, on the random model pair of that number."""
 
     number: int
     values: Mapping[str, str]

@@ -17,13 +17,7 @@ from dataclasses import dataclass
 from ..config.params import Verification
 from ..runtimes.tabular import mock_pair
 from ..types.finding import Finding
-from .bounds import (
-    Children,
-    cover_bound,
-    exact_block_value,
-    transport_optimum,
-    tree_probabilities,
-)
+from .bounds import Children, cover_bound, exact_block_value, transport_optimum, tree_probabilities
 from .cases import DRAFTERS, configured
 from .checks import PROMPT, TOLERANCE, Build, expected
 
@@ -91,7 +85,7 @@ class Reached:
     @property
     def passed(self) -> bool:
         """Whether nothing is above the bound, nor beside it if it has to attain it."""
-        return self.excess <= TOLERANCE and self.shortfall <= TOLERANCE
+        return max(self.excess, self.shortfall) <= TOLERANCE
 
 
 def reached(build: Build, drafter: str, shape: tuple[int, ...], pair: int) -> Reached:
@@ -100,23 +94,22 @@ def reached(build: Build, drafter: str, shape: tuple[int, ...], pair: int) -> Re
     target, draft = mock_pair(VOCABULARY, seed, agreement)
     settings = DRAFTERS[drafter]
     deterministic = settings.get("draft_sample_method") == "greedy"
-    tree = drafter.startswith("tree")
-    tokens: dict[str, float] = {}
-    for method in METHODS:
-        more = {"tree_shape": shape} if tree else {}
-        config = configured(method, drafter, len(shape), **more)
-        decoder = build(target, draft, config, None)
-        tokens[method] = expected(decoder, lambda record, row: record.emitted[row])
-    attaining: tuple[str, ...] = METHODS if deterministic or drafter == "tree, greedy" else ()
     kind: Children = (
         "deterministic" if deterministic else settings.get("tree_children", "with_replacement")
     )
-    if not tree and not deterministic:
+    more = {"tree_shape": shape} if drafter.startswith("tree") else {}
+    tokens: dict[str, float] = {}
+    for method in METHODS:
+        decoder = build(target, draft, configured(method, drafter, len(shape), **more), None)
+        tokens[method] = expected(decoder, lambda record, row: record.emitted[row])
+    attaining: tuple[str, ...] = ()
+    if not more and not deterministic:
         bound = exact_block_value(target.probabilities, draft.probabilities, len(shape), PROMPT)
         attaining = ("block",)
     elif kind != "deterministic" and len(shape) == 1:
         first = target.probabilities(PROMPT), draft.probabilities(PROMPT)
         bound = 1 + transport_optimum(*first, *shape, kind)
+        attaining = METHODS if kind == "greedy" else ()
     else:
         drafted = tree_probabilities(draft.probabilities, shape, kind, PROMPT)
         bound = cover_bound(target.probabilities, drafted, PROMPT)

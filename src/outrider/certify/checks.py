@@ -7,10 +7,12 @@ engine as it ships and on an engine with a fault planted in it (`controls`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..engine.decoder import SpeculativeDecoder
@@ -23,9 +25,6 @@ from ..types.records import RoundRecord, SequenceState
 from .enumeration import exact_distribution, outcomes
 from .kits.policy import check_policy
 from .reference import distance, target_distribution
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Build = Callable[[TabularModel, Any, SpeculativeConfig, Chance | None], SpeculativeDecoder]
 """Makes a decoder of a target, a draft (or drafter), a configuration, and a chance."""
@@ -58,16 +57,11 @@ def shipped(
 
 
 def distribution(
-    build: Build,
-    config: SpeculativeConfig,
-    params: SamplingParams,
-    vocab_size: int = 3,
-    pairs: int = 2,
+    build: Build, config: SpeculativeConfig, params: SamplingParams, vocab_size: int = 3
 ) -> Finding:
-    """The largest error in the probability of any output, by enumeration, over some model pairs."""
-    error = 0.0
-    prompt = (0, 1, 2, 0, 1)
-    for seed in range(pairs):
+    """The largest error in the probability of any output, by enumeration, over two model pairs."""
+    error, prompt = 0.0, (0, 1, 2, 0, 1)
+    for seed in range(2):
         target, draft = mock_pair(vocab_size, seed)
         found = exact_distribution(build(target, draft, config, None), prompt, params)
         error = max(error, distance(found, target_distribution(target, prompt, params)))
@@ -135,8 +129,7 @@ def batches(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
     target, draft = mock_pair(4, 3)
     prompts = [[0], [1, 2], [3, 3, 3], [2, 0]]
     params = [SamplingParams(max_tokens=4 + 3 * i, seed=9 + i % 2) for i in range(len(prompts))]
-    other = 0
-    count = 0
+    other = count = 0
     for config in configs:
         together = build(target, draft, config, None).generate(prompts, params)
         for prompt, request, output in zip(prompts, params, together, strict=True):
@@ -170,27 +163,31 @@ def metrics(build: Build, configs: Iterable[SpeculativeConfig], perfect: bool = 
     """How many of a request's rounds, and of its totals, contradict what was emitted."""
     target, draft = mock_pair(4, 4)
     wrong = count = 0
-    for config in configs:
-        for stop in ((), (1,)):
-            decoder = build(target, target if perfect else draft, config, None)
-            params = SamplingParams(max_tokens=12, stop_token_ids=stop, seed=6, n=8)
-            found = [contradictions(*run) for run in _rounds(decoder, params)]
-            tally = decoder.metrics
-            accepted, emitted = (sum(item[i] for item in found) for i in (1, 2))
-            wrong += sum(item[0] for item in found)
-            wrong += (tally.accepted, tally.emitted) != (accepted, emitted)
-            count += len(found) + 1
+    for config, stop in product(configs, ((), (1,))):
+        decoder = build(target, target if perfect else draft, config, None)
+        params = SamplingParams(max_tokens=12, stop_token_ids=stop, seed=6, n=8)
+        live = decoder.start((0, 1), params)
+        accepted = emitted = 0
+        while live:
+            step = decoder.step(decoder.pack(live))
+            states = list(step.batch.states)
+            accepted += sum(step.record.accepted)
+            emitted += sum(step.record.emitted)
+            rows = zip(live, states, range(len(live)), strict=True)
+            wrong += sum(not _sound(before, after, step.record, row) for before, after, row in rows)
+            count += len(live)
+            live = [state for state in states if state.finish_reason is None]
+        wrong += (decoder.metrics.accepted, decoder.metrics.emitted) != (accepted, emitted)
+        count += 1
     return _counted("metrics", wrong, count, "records wrong")
 
 
-def contradictions(
-    before: SequenceState, after: SequenceState, record: RoundRecord, row: int
-) -> tuple[bool, int, int]:
-    """Whether a row's record contradicts its states; with the accepted and emitted tokens."""
+def _sound(before: SequenceState, after: SequenceState, record: RoundRecord, row: int) -> bool:
+    """Whether a row's record says what its states do."""
     drafted, accepted, emitted = record.drafted[row], record.accepted[row], record.emitted[row]
     output = len(after.prefix) - len(before.prefix)
     ended = after.finish_reason is not None
-    sound = (
+    return (
         emitted == output
         and 0 <= accepted <= record.depth[row] <= drafted
         and accepted <= emitted <= accepted + 1
@@ -199,18 +196,6 @@ def contradictions(
         and emitted <= before.remaining
         and (before.remaining > output or ended)
     )
-    return not sound, accepted, emitted
-
-
-def _rounds(
-    decoder: SpeculativeDecoder, params: SamplingParams
-) -> Iterable[tuple[SequenceState, SequenceState, RoundRecord, int]]:
-    live = decoder.start((0, 1), params)
-    while live:
-        step = decoder.step(decoder.pack(live))
-        for row, (before, after) in enumerate(zip(live, step.batch.states, strict=True)):
-            yield before, after, step.record, row
-        live = [state for state in step.batch.states if state.finish_reason is None]
 
 
 def accepted_tokens(build: Build, config: SpeculativeConfig, known: float) -> Finding:
@@ -238,12 +223,8 @@ def policies(build: Build, configs: Iterable[SpeculativeConfig]) -> Finding:
     made = [build(target, draft, config, None).policy for config in configs]
     found = [item for policy in made for item in check_policy(policy)]
     broken = [item.name for item in found if not item.passed]
-    return _counted(
-        "policies",
-        len(broken),
-        len(found),
-        ", ".join(["properties broken", *dict.fromkeys(broken)]),
-    )
+    what = ", ".join(["properties broken", *dict.fromkeys(broken)])
+    return _counted("policies", len(broken), len(found), what)
 
 
 def _counted(name: str, wrong: int, count: int, what: str) -> Finding:

@@ -7,18 +7,19 @@ it was made. Here each call says which method was called, what came back and wha
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..errors import DraftError, OutriderError, kind_of
 from ..verification import Method, Tree
 
 _MASS_TOLERANCE = 1e-6
 """How far from one a distribution may sum, as in every draw of an enumeration."""
-
 
 _KINDS: dict[type, str] = {torch.Tensor: "torch tensor", np.ndarray: "NumPy array"}
 
@@ -59,18 +60,9 @@ class CheckedMethod(Method):
         Raises:
             BrokenPartError: it raised, or returned no distribution with its weights.
         """
-        where, found = self._called("stop_distribution", tree)
-        kind = type(tree.target)
-        pair = isinstance(found, tuple | list) and len(found) == 2
-        if not pair or not all(isinstance(item, kind) for item in found):
-            raise BrokenPartError(
-                f"{where} returned {kind_of(found)}; expected two {_KINDS[kind]}s: the "
-                "distribution [B, N + 1] and weights [B, N + 1], float64"
-            )
-        for item in found:
-            _check_form(where, item, tree.target.shape[:2], "[B, N + 1]")
-        self._check_masses(where, found[0])
-        return found[0], found[1]
+        expected = "two {}s: the distribution [B, N + 1] and weights [B, N + 1]"
+        stop, weights = self._called("stop_distribution", 2, expected, tree.target.shape[:2], tree)
+        return stop, weights
 
     def residual(self, tree: Tree, weights: Any, node: Any) -> Any:
         """Find the distribution of the token that follows, as the method does.
@@ -78,49 +70,45 @@ class CheckedMethod(Method):
         Raises:
             BrokenPartError: it raised, or returned no distribution of a token.
         """
-        where, found = self._called("residual", tree, weights, node)
-        kind = type(tree.target)
-        if not isinstance(found, kind):
-            raise BrokenPartError(
-                f"{where} returned {kind_of(found)}; expected a {_KINDS[kind]}: the distribution "
-                "[B, V] of the token that follows, float64"
-            )
-        _check_form(where, found, (len(tree.target), tree.target.shape[2]), "[B, V]")
-        self._check_masses(where, found)
-        return found
+        expected = "a {}: the distribution [B, V] of the token that follows"
+        shape = len(tree.target), tree.target.shape[2]
+        return self._called("residual", 1, expected, shape, tree, weights, node)[0]
 
-    def _check_masses(self, where: str, distributions: Any) -> None:
-        """Rows [B, M] have to be probabilities; the first that is not is named."""
-        if not self._masses:
-            return
-        rows = np.asarray(distributions)
-        totals, least = rows.sum(-1), rows.min(-1)
-        # NaN fails both.
-        wrong = ~((least >= 0) & (np.abs(totals - 1) <= _MASS_TOLERANCE))
-        for row in np.flatnonzero(wrong)[:1]:
-            raise BrokenPartError(
-                f"{where} returned a distribution with total mass {totals[row]:.6g} and least "
-                f"entry {least[row]:.6g}; expected finite, non-negative probabilities that sum to "
-                "one"
-            )
-
-    def _called(self, name: str, *arguments: Any) -> tuple[str, Any]:
-        where = f"{type(self._method).__name__}.{name}"
+    def _called(
+        self, name: str, count: int, expected: str, shape: Sequence[int], tree: Tree, *more: Any
+    ) -> Sequence[Any]:
+        """Call the method for so many arrays of a shape, of which the first holds distributions."""
+        where, kind = f"{type(self._method).__name__}.{name}", type(tree.target)
         try:
-            return where, getattr(self._method, name)(*arguments)
+            found = getattr(self._method, name)(tree, *more)
         except Exception as error:
             raise BrokenPartError(f"{where} raised {_placed(error)}") from error
+        arrays = found if count > 1 and isinstance(found, tuple | list) else [found]
+        wanted = f"expected {expected.format(_KINDS[kind])}, float64"
+        if len(arrays) != count or not all(isinstance(each, kind) for each in arrays):
+            raise BrokenPartError(f"{where} returned {kind_of(found)}; {wanted}")
+        for each in arrays:
+            if list(each.shape) != list(shape) or each.dtype not in (torch.float64, np.float64):
+                form = f"a {_KINDS[kind]} of shape {list(each.shape)} and {each.dtype}"
+                raise BrokenPartError(f"{where} returned {form}; {wanted}, here {list(shape)}")
+        if self._masses:
+            _check_masses(where, np.asarray(arrays[0]))
+        return arrays
+
+
+def _check_masses(where: str, rows: NDArray[np.float64]) -> None:
+    """Rows [B, M] have to be probabilities; the first that is not is named."""
+    totals, least = rows.sum(-1), rows.min(-1)
+    # NaN fails both.
+    wrong = ~((least >= 0) & (np.abs(totals - 1) <= _MASS_TOLERANCE))
+    for row in np.flatnonzero(wrong)[:1]:
+        raise BrokenPartError(
+            f"{where} returned a distribution with total mass {totals[row]:.6g} and least entry "
+            f"{least[row]:.6g}; expected finite, non-negative probabilities that sum to one"
+        )
 
 
 def _placed(error: Exception) -> str:
     """The error's type, its message and the line that raised it."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno})"
-
-
-def _check_form(where: str, array: Any, shape: tuple[int, ...], meaning: str) -> None:
-    if tuple(array.shape) != tuple(shape) or array.dtype not in (torch.float64, np.float64):
-        raise BrokenPartError(
-            f"{where} returned a {_KINDS[type(array)]} of shape {list(array.shape)} and "
-            f"{array.dtype}; expected {meaning}, here {list(shape)}, float64"
-        )

@@ -96,9 +96,7 @@ def method(faulty: Method) -> Build:
 
 def drafter(faulty: Callable[[TabularModel], Any]) -> Build:
     """Plant a drafter."""
-    return lambda target, draft, config, chance: checks.shipped(
-        target, faulty(draft), config, chance
-    )
+    return lambda target, draft, *more: checks.shipped(target, faulty(draft), *more)
 
 
 def chance(faulty: Chance) -> Build:
@@ -261,11 +259,7 @@ CONTROLS = (
     *_group(
         distribution("token"),
         method,
-        (
-            "bonus drawn from the row before the last",
-            "off by one",
-            faults.bonus_from_the_row_before(),
-        ),
+        ("bonus from the row before the last", "off by one", faults.bonus_from_the_row_before()),
         ("leniency .8 called lossless", "Leviathan et al., A.5", LenientVerification(0.8)),
         ("typical acceptance called lossless", "Medusa's rule", TypicalVerification(0.09, 0.3)),
         ("refused token replaced from the target", _VARIANT, faults.residual_is_the_target()),
@@ -278,20 +272,12 @@ CONTROLS = (
     *_group(
         tree_distribution((2, 1)),
         method,
-        (
-            "traversal: residual without the acceptance weight of the node",
-            _VARIANT,
-            faults.plain_residual(),
-        ),
+        ("traversal: residual without the node's weight", _VARIANT, faults.plain_residual()),
     ),
     *_group(
         distribution("block"),
         drafter,
-        (
-            "argmax draft reported as a softmax",
-            "transformers, EAGLE",
-            faults.argmax_reported_as_sampled,
-        ),
+        ("argmax reported as a softmax", "transformers, EAGLE", faults.argmax_reported_as_sampled),
         ("draft distribution with permuted columns", "transformers", faults.permuted_distribution),
         ("a sampled token dropped as unlikely", "confidence rules", faults.drops_unlikely_tokens),
     ),
@@ -383,11 +369,7 @@ CONTROLS = (
     *_group(
         refused("engine", InvalidConfigError, _metrics),
         policy,
-        (
-            "min(k, remaining) drafts: no room for the bonus",
-            "tensorlogic",
-            faults.drafts_too_deep,
-        ),
+        ("min(k, remaining): no room for the bonus", "tensorlogic", faults.drafts_too_deep),
     ),
     *_group(
         partial(checks.policies, configs=_POLICIES),

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..types.finding import Finding
 from .cases import FACTORS, LEFT_OUT, Measured
-from .ceilings import Reached
 from .checks import TOLERANCE
 from .exact import ExactTier
 from .statistics import ALTERNATIVES, FALSE_ALARM_RATE, Position, StatisticalTier
@@ -32,7 +31,9 @@ def exact(tier: ExactTier) -> dict[str, Any]:
         },
         "cases": [_case(item) for item in tier.measured],
         "checks": [asdict(item) for item in tier.findings],
-        "ceilings": [_reached(item) for item in tier.reached],
+        "ceilings": [
+            asdict(item) | {"share": item.shares, "passed": item.passed} for item in tier.reached
+        ],
     }
 
 
@@ -85,10 +86,6 @@ def runtime(findings: Sequence[Finding]) -> dict[str, Any]:
 def _case(item: Measured) -> dict[str, Any]:
     found = {"passed": item.passed, "error": _finite(item.error), "outputs": item.outputs}
     return {**item.case.values, **found, "problem": item.problem}
-
-
-def _reached(item: Reached) -> dict[str, Any]:
-    return asdict(item) | {"share": item.shares, "passed": item.passed}
 
 
 def _position(item: Position) -> dict[str, Any]:

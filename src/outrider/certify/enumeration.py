@@ -103,14 +103,9 @@ def outcomes(
     mates: Sequence[SequenceState] = (),
     ids: Sequence[int] | None = None,
 ) -> Iterator[tuple[StepResult, int, float]]:
-    """Walk every outcome of one round of some sequences.
+    """Walk every outcome of one round of some sequences, each with its probability.
 
-    Args:
-        decoder: the engine.
-        live: the sequences, each with its probability.
-        batch_size: how many outcomes share a step.
-        mates: other sequences, stepped along in every batch.
-        ids: as many sequence ids as share a step; None makes them.
+    `batch_size` outcomes share a step with the `mates`, and `ids` has a sequence id for each.
 
     Yields:
         The step, its row that went through this outcome, and the outcome's probability.

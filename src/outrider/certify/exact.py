@@ -24,13 +24,9 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True)
 class ExactTier:
-    """What the exact tier found.
+    """What the cases cover of pairs and triples of settings, what they came to, and the checks.
 
-    Attributes:
-        coverage: what its cases cover of pairs and of triples of settings.
-        measured: a case each.
-        findings: of the other checks.
-        reached: expected tokens beside their bounds; none with a user's own part.
+    Expected tokens are compared with their bounds unless there is a user's own part.
     """
 
     coverage: tuple[Coverage, ...]
@@ -49,20 +45,13 @@ class ExactTier:
         """The largest error in the probability of any output."""
         return max(item.error for item in self.measured)
 
-    @property
-    def raised(self) -> int:
-        """In how many cases an exception was raised."""
-        return sum(item.problem is not None for item in self.measured)
-
 
 def exact_tier(
     part: Part | None = None, pool: Executor | None = None
 ) -> Callable[[Report], ExactTier]:
     """Begin to enumerate every case of the design, and the other checks.
 
-    Args:
-        part: a method or drafter of the user's own, put in the place of the shipped ones.
-        pool: shares the work, unless there is a part; None does it when the tier is asked for.
+    A part of the user's own takes the place of the shipped ones, and is not put in a pool.
 
     Returns:
         What waits for the tier and reports the progress.

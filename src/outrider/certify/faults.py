@@ -58,9 +58,7 @@ def stops_at_first_refusal(method: BlockVerification, tree: Tree) -> tuple[Any, 
 
 
 @instead(TokenVerification, "residual")
-def bonus_from_the_row_before(
-    method: TokenVerification, tree: Tree, weights: Any, node: Any
-) -> Any:
+def bonus_from_the_row_before(method: Any, tree: Tree, weights: Any, node: Any) -> Any:
     """Draw the bonus after full acceptance from the row before the last."""
     right = TokenVerification.residual(method, tree, weights, node)
     wrong = tree.target[torch.arange(len(node)), (node - 1).clamp(min=0)].double()
@@ -99,8 +97,8 @@ def afterwards(change: Callable[[DraftProposal, Any], DraftProposal]) -> Any:
     """Make a drafter's class: sound, but for a change of its proposals and their probabilities."""
 
     @instead(ModelDrafter, "propose")
-    def propose(drafter: ModelDrafter, prefixes: Any, plan: DraftPlan, ctx: Any) -> DraftProposal:
-        sound = ModelDrafter.propose(drafter, prefixes, plan, ctx)
+    def propose(*given: Any) -> DraftProposal:
+        sound = ModelDrafter.propose(*given)
         assert sound.distributions is not None
         return change(sound, sound.distributions.probs)
 
@@ -306,9 +304,7 @@ def counts_past_the_stop(decoder: SpeculativeDecoder, batch: Batch, *chance: Any
 
 
 @instead(SpeculativeDecoder, "step")
-def stops_only_between_rounds(
-    decoder: SpeculativeDecoder, batch: Batch, *chance: Any
-) -> StepResult:
+def stops_only_between_rounds(decoder: Any, batch: Batch, *chance: Any) -> StepResult:
     """Look for stop tokens at the end of a round only, not inside the accepted block."""
     unstopped = [replace(state, stop_ids=frozenset()) for state in batch.states]
     step = SpeculativeDecoder.step(decoder, decoder.pack(unstopped), *chance)

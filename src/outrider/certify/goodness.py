@@ -88,21 +88,17 @@ def together(fits: Sequence[Fit]) -> Fit:
 
 def chi_squared_tail(value: float, freedom: float) -> float:
     """P(X > value) for chi-squared X: the regularised upper incomplete gamma function."""
-    half = torch.tensor([freedom / 2, max(value, 0.0) / 2], dtype=torch.float64)
-    return float(torch.special.gammaincc(half[0], half[1]))
+    return noncentral_tail(value, freedom, 0.0)
 
 
-def noncentral_tail(value: float, freedom: int, noncentrality: float) -> float:
+def noncentral_tail(value: float, freedom: float, noncentrality: float) -> float:
     """P(X > value) for noncentral chi-squared X: a Poisson mixture of central ones."""
-    mean = noncentrality / 2
+    mean = torch.tensor(noncentrality / 2, dtype=torch.float64)
     spread = 12 * math.sqrt(mean) + 30
-    counts = np.arange(max(0, int(mean - spread)), int(mean + spread) + 1)
-    weights = [
-        math.exp(j * math.log(mean) - mean - math.lgamma(j + 1)) if mean else float(j == 0)
-        for j in counts.tolist()
-    ]
-    tails = [chi_squared_tail(value, freedom + 2 * j) for j in counts.tolist()]
-    return float(np.dot(weights, tails))
+    counts = torch.arange(max(0, int(mean - spread)), int(mean + spread) + 1, dtype=torch.float64)
+    weights = torch.exp(torch.xlogy(counts, mean) - mean - torch.lgamma(counts + 1))
+    half = torch.full_like(counts, max(value, 0.0) / 2)
+    return float(weights @ torch.special.gammaincc(freedom / 2 + counts, half))
 
 
 def critical_value(level: float, freedom: int) -> float:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from .kits.references import TransformersReference
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from ..runtimes.transformers.model import TransformersModel
 
 _WIDTH = 8
@@ -21,15 +20,7 @@ _SEQUENCES = 72
 
 
 class LayeredDistribution(TransformersReference):
-    """The distributions of a transformers model after whole prefixes, computed without a cache.
-
-    Args:
-        hf_model: a causal language model.
-    """
-
-    def __init__(self, hf_model: Any) -> None:
-        super().__init__(hf_model)
-        self.vocab_size: int = hf_model.config.vocab_size
+    """The distributions of a transformers model after whole prefixes, computed without a cache."""
 
     def probabilities(self, prefix: tuple[int, ...]) -> NDArray[np.float64]:
         """The exponentials [V] of the logits after `prefix`: some settings look at logits."""
@@ -42,11 +33,7 @@ def layered(
 ) -> tuple[TransformersModel, LayeredDistribution]:
     """A random GPT-2 in float64 as a target, and its distribution, computed apart.
 
-    Args:
-        vocab_size: V.
-        seed: names the model.
-        agreement: how little the layers after the first add, in [0, 1]: with 1 they add nothing.
-        layers: how many there are.
+    With an `agreement` of 1 the layers after the first add nothing, with 0 all that they can.
     """
     from ..runtimes.transformers.model import TransformersModel
 

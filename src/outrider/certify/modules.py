@@ -34,50 +34,39 @@ def load_part(reference: str) -> Part:
     Raises:
         InvalidConfigError: it cannot be imported or made, or is neither a method nor a drafter.
     """
-    source, colon, name = reference.rpartition(":")
-    if not (source and colon and name):
+    source, _, name = reference.rpartition(":")
+    if not source or not name:
         raise InvalidConfigError("--module", reference, EXPECTED)
-    module = _imported(source, reference)
+    if not source.endswith(".py") and (len(Path(source).parts) > 1 or Path(source).is_file()):
+        raise InvalidConfigError("--module", reference, f"a path that ends in .py, or {EXPECTED}")
+    expected = "a module that can be imported, or a path that ends in .py"
+    module: ModuleType = _tried(lambda: _imported(source), reference, expected)
     if name not in vars(module):
         raise InvalidConfigError("--module", reference, f"a name in {source}; it has no {name}")
     found = vars(module)[name]
-    if isinstance(found, type) and issubclass(found, Method | Verifier):
-        made = _tried(found, reference, "a method that can be made without arguments")
-    elif isinstance(found, type) and issubclass(found, Drafter):
+    if isinstance(found, type) and issubclass(found, Drafter):
         maker = _maker(found)
         _tried(lambda: maker(mock_pair(3)[1]), reference, "a drafter that can be made")
         return Part(name, drafter=maker)
-    else:
-        made = found
-    if isinstance(made, Drafter):
-        return Part(name, drafter=lambda _: made)
-    if isinstance(made, Method):
-        made = Verifier(made)
-    if not isinstance(made, Verifier):
+    if isinstance(found, type) and issubclass(found, Method | Verifier):
+        found = _tried(found, reference, "a method that can be made without arguments")
+    if isinstance(found, Drafter):
+        return Part(name, drafter=lambda _: found)
+    if not isinstance(found, Method | Verifier):
         raise InvalidConfigError("--module", reference, f"{EXPECTED}; {name} is neither")
-    return Part(name, verifier=made)
+    return Part(name, verifier=found if isinstance(found, Verifier) else Verifier(found))
 
 
-def _imported(source: str, reference: str) -> ModuleType:
-    is_path = source.endswith(".py")
-    if not is_path and (len(Path(source).parts) > 1 or Path(source).is_file()):
-        raise InvalidConfigError("--module", reference, f"a path that ends in .py, or {EXPECTED}")
-
-    def module() -> ModuleType:
-        if not is_path:
-            return importlib.import_module(source)
-        spec = importlib.util.spec_from_file_location("outrider_certified_part", Path(source))
-        if spec is None or spec.loader is None:
-            raise ImportError("not a Python file")
-        made = importlib.util.module_from_spec(spec)
-        # Dataclasses look their module up by name.
-        sys.modules[spec.name] = made
-        spec.loader.exec_module(made)
-        return made
-
-    expected = "a module that can be imported, or a path that ends in .py"
-    imported: ModuleType = _tried(module, reference, expected)
-    return imported
+def _imported(source: str) -> ModuleType:
+    if not source.endswith(".py"):
+        return importlib.import_module(source)
+    spec = importlib.util.spec_from_file_location("outrider_certified_part", source)
+    assert spec is not None, "the source ends in .py"
+    assert spec.loader is not None
+    # Dataclasses look their module up by name.
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _tried(make: Callable[[], Any], reference: str, expected: str) -> Any:

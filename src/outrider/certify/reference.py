@@ -32,11 +32,6 @@ _TAIL = 2
 class Source(Protocol):
     """What has a distribution of the next token after any prefix."""
 
-    @property
-    def vocab_size(self) -> int:
-        """Width of the distributions, V."""
-        ...
-
     def probabilities(self, prefix: Tokens) -> Row:
         """The distribution [V] of the token after `prefix`, up to a factor."""
         ...
@@ -48,7 +43,7 @@ def shaped(
     output: Tokens,
     params: SamplingParams,
     processors: Sequence[Callable[..., Any]] = (),
-    texts: Sequence[str] | None = None,
+    texts: Sequence[str] = (),
 ) -> Row:
     """The distribution [V] that all but temperature and filters make of a row of probabilities [V].
 
@@ -77,7 +72,7 @@ def shaped(
         logits[list(params.stop_token_ids)] = -np.inf
     for processor in processors:
         logits = processor(torch.tensor(history), torch.from_numpy(logits)).numpy()
-    if texts is not None:
+    if params.structured_output is not None:
         logits = np.where(allowed(output, params, texts), logits, -np.inf)
     distribution = np.exp(logits - logits.max())
     return np.asarray(distribution / distribution.sum(), dtype=np.float64)
@@ -130,7 +125,7 @@ def ended(output: Tokens, params: SamplingParams, texts: Sequence[str]) -> bool:
             # It ends in the last token's text.
             if any(text[:end].endswith(stop) for end in range(before + 1, len(text) + 1)):
                 return True
-    return not allowed(output, params, texts).any()
+    return params.structured_output is not None and not allowed(output, params, texts).any()
 
 
 def filtered(row: Row, params: SamplingParams) -> Row:
@@ -161,7 +156,7 @@ def target_distribution(
     target: Source,
     prompt: tuple[int, ...],
     params: SamplingParams,
-    texts: Sequence[str] | None = None,
+    texts: Sequence[str] = (),
 ) -> Distribution:
     """Every output of sampling token by token, with its probability.
 
@@ -174,18 +169,17 @@ def target_distribution(
         texts: what each of the V tokens reads as, for stop strings and forms.
     """
     distribution: Distribution = {}
-    letters = [""] * target.vocab_size if texts is None else list(texts)
     first = [
         p.processor if isinstance(p, StatefulProcessor) else p for p in params.logits_processors
     ]
 
     def extend(output: Tokens, probability: float, before: list[Callable[..., Any]]) -> None:
-        if ended(output, params, letters):
+        if ended(output, params, texts):
             distribution[output] = probability
             return
         processors = copy.deepcopy(before)
         probabilities = target.probabilities(prompt + output)
-        row = shaped(probabilities, prompt, output, params, processors, letters)
+        row = shaped(probabilities, prompt, output, params, processors, texts)
         row = filtered(row, params)
         for token in np.flatnonzero(row):
             extend((*output, int(token)), probability * float(row[token]), processors)

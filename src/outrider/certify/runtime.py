@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ..runtimes.base import Runtime, tolerated
 from ..types.finding import Finding
 from .checks import Report
@@ -39,14 +41,8 @@ def runtime_tier(
     A model of transformers is compared with its own forward without a cache where both compute in
     float32 or float64; all others with themselves, everything computed anew.
 
-    Args:
-        report: takes the progress.
-        target: the model; its own slots are left alone.
-        tolerance: by how much logits may differ, beside the largest of them; None goes by the
-            precision, in 1e-4..0.25.
-
-    Returns:
-        A finding for each property.
+    Logits may differ by `tolerance` beside the largest of them; None goes by the precision, in
+    1e-4..0.25.
     """
     exact, reference = target.precision in EXACT, reference_of(target)
     slots = min(target.max_sequences or _SEQUENCES, _SEQUENCES)
@@ -58,10 +54,6 @@ def runtime_tier(
             why = f"not compared: in {target.precision} rounding decides between near-ties"
             found.append(Finding(name, True, why))
             continue
-        found += check_runtime(
-            lambda: target.fresh(slots),
-            reference,
-            tolerance=allowed,
-            names=[name],
-        )
+        fresh = partial(target.fresh, slots)
+        found += check_runtime(fresh, reference, tolerance=allowed, names=[name])
     return tuple(found)

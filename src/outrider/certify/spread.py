@@ -17,9 +17,6 @@ from .checks import Report
 
 Found = TypeVar("Found")
 
-_FEW = 12
-"""So few jobs are done before other processes would have started."""
-
 
 @contextmanager
 def workers(processes: int) -> Iterator[Executor]:
@@ -45,18 +42,14 @@ def _prepare() -> None:
 def spread(
     jobs: Sequence[tuple[str, Callable[[], Found]]], pool: Executor | None
 ) -> Callable[[Report], list[Found]]:
-    """Begin jobs, if there is a pool for them.
-
-    Args:
-        jobs: names, and functions of modules that can be pickled if there is a pool.
-        pool: where they are done; None does them here, when they are asked for.
+    """Begin jobs, by name, in a pool; without one they are done when they are asked for.
 
     Returns:
         What waits for the jobs, reports the progress, and returns what they did, in their order; it
         raises OutriderError if a process of the pool was ended by another.
     """
     names, work = [name for name, _ in jobs], [run for _, run in jobs]
-    mapped = map if pool is None or len(jobs) <= _FEW else pool.map
+    mapped = map if pool is None else pool.map
     results: Iterator[Found] = mapped(call, work)
 
     def finish(report: Report) -> list[Found]:

@@ -53,14 +53,7 @@ Probabilities = Callable[[Sequence[Tokens]], NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A way of speculating on one prompt.
-
-    Attributes:
-        name: of the way.
-        decoder: the engine under test.
-        prompt: token ids.
-        params: with `n` the number of samples, and a seed.
-    """
+    """A way of speculating on one prompt; its parameters have the number of samples and a seed."""
 
     name: str
     decoder: SpeculativeDecoder
@@ -73,10 +66,8 @@ class Position:
     """The test of one position of one cell.
 
     Attributes:
-        cell: its name.
         position: from 1.
         histories: how many different histories were tested.
-        fit: the test.
         passed: whether the hypothesis stands, corrected for all tests of the tier.
         power: against each of the alternatives, at the least level of Holm's procedure.
     """
@@ -91,14 +82,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class StatisticalTier:
-    """What the statistical tier found.
-
-    Attributes:
-        positions: a test for each position of each cell.
-        samples: continuations drawn in each cell.
-        seed: of every request.
-        speculation: what the rounds of each cell did, by its name.
-    """
+    """A test of each position of each cell, and what the rounds of a cell did, by its name."""
 
     positions: tuple[Position, ...]
     samples: int
@@ -119,15 +103,9 @@ def statistical_tier(
     samples: int,
     seed: int,
 ) -> StatisticalTier:
-    """Sample each way of speculating on a prompt of its own, and test every position.
+    """Sample each way of speculating on one of the prompts, in turn, and test every position.
 
-    Args:
-        report: takes the progress.
-        target: the target, with room for as many sequences as shall share a batch.
-        drafter: proposes tokens.
-        prompts: token ids; used in turn.
-        samples: continuations of each prompt.
-        seed: of every request.
+    `samples` continuations of each are drawn, as many at once as the target has room for.
     """
     # Only a model drafts trees.
     ways = [way for way in WAYS if way[0] != "tree" or isinstance(drafter, ModelDrafter)]

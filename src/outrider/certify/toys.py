@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from ..drafters.vocabulary.drafter import VocabularyDrafter
 from ..runtimes.tabular import TabularModel
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from ..types.protocols import Tokenizer
+from ..types.protocols import Tokenizer
 
 TEXTS = ("a", "", "b", "c")
 """What each token reads as. The one without text is special: it ends what has a form."""
@@ -49,13 +45,9 @@ def of_another_vocabulary(
 ) -> VocabularyDrafter:
     """Draft what a model would, as far as tokens of another vocabulary can.
 
-    In them a token is as likely as the model's that reads as its first letter, and one of two
-    letters half as likely.
-
-    Args:
-        draft: of the first tokens of `TEXTS`.
-        texts: what the other tokens read as; letters that the model has.
-        by_text: whether tokens meet by their text, or those that both vocabularies have.
+    The model is of the first tokens of `TEXTS`, and other tokens read as letters of theirs. One of
+    them is as likely as the model's that reads as its first letter, and one of two letters half as
+    likely. Tokens meet by their text, or those that both vocabularies have.
     """
 
     def distribution(prefix: tuple[int, ...]) -> NDArray[np.float64]:

@@ -25,11 +25,7 @@ SHOWN_FAILURES = 8
 
 
 class Screen:
-    """Standard output; as wide as the terminal, or 100 columns where there is none.
-
-    Args:
-        color: "auto", "always" or "never".
-    """
+    """Standard output; as wide as the terminal, or 100 columns where there is none."""
 
     def __init__(self, color: str) -> None:
         self.console = output(color)
@@ -59,7 +55,7 @@ class Screen:
             f"The engine enumerated: {len(tier.measured)} cases on random models of their own, "
             f"{sum(item.outputs for item in tier.measured):,} outputs, {covered} of settings "
             f"({', '.join(FACTORS)}). Largest error of a probability: {largest}; "
-            f"{tier.raised} cases raised an exception. No case has: "
+            f"{len(tier.measured) - len(compared)} cases raised an exception. No case has: "
             f"{'; '.join(f'{what} ({why})' for what, why in LEFT_OUT.items())}."
         )
         methods = list(dict.fromkeys(item.case.values["method"] for item in tier.measured))

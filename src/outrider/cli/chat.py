@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,22 +73,10 @@ def chat(
 
 
 class Conversation:
-    """A conversation in the terminal.
-
-    Args:
-        decoder: of a model with a chat template.
-        params: of every answer.
-        system: the system message that begins it; None for none.
-        colors: whether tokens are coloured by their origin.
-    """
+    """A conversation in the terminal with a model that has a chat template."""
 
     def __init__(
-        self,
-        decoder: SpeculativeDecoder,
-        params: SamplingParams,
-        system: str | None,
-        *,
-        colors: bool,
+        self, decoder: SpeculativeDecoder, params: SamplingParams, system: str | None, colors: bool
     ) -> None:
         self._decoder = decoder
         self._params = params
@@ -97,36 +86,31 @@ class Conversation:
 
     def run(self) -> None:
         """Read and answer until the input ends."""
-        while (said := self._asked()) is not None:
-            if said == "/exit":
-                return
-            if said == "/new":
-                self._messages = list(self._beginning)
-            elif said == "/stats":
-                print(self._decoder.metrics, file=sys.stderr)
-            elif said.startswith("/"):
-                print("commands are /stats, /new and /exit", file=sys.stderr)
-            elif said:
-                self._answer(said)
-
-    def _asked(self) -> str | None:
-        """Read a line; None at the end of the input."""
-        try:
-            return input("> " if sys.stdin.isatty() else "").strip()
-        except EOFError:
-            return None
+        with suppress(EOFError):
+            while (said := input("> " if sys.stdin.isatty() else "").strip()) != "/exit":
+                if said == "/new":
+                    self._messages = list(self._beginning)
+                elif said == "/stats":
+                    print(self._decoder.metrics, file=sys.stderr)
+                elif said.startswith("/"):
+                    print("commands are /stats, /new and /exit", file=sys.stderr)
+                elif said:
+                    self._answer(said)
 
     def _answer(self, said: str) -> None:
         """Answer, and remember both; an answer that was interrupted is remembered as far as it got.
 
         A message that cannot be answered is forgotten.
         """
+        from .terminal import painted
+
         messages = [*self._messages, {"role": "user", "content": said}]
         text = ""
         try:
-            for event in self._decoder.stream(self._prompt(messages), self._fitting(messages)):
+            prompt = written(self._decoder.tokenizer, messages)
+            for event in self._decoder.stream(prompt, self._fitting(prompt)):
                 text += event.text or ""
-                self._show(event.text or "", event.origin)
+                print(painted(event.text or "", event.origin, self._colors), end="", flush=True)
         except KeyboardInterrupt:
             pass
         except OutriderError as error:
@@ -135,18 +119,10 @@ class Conversation:
         print(flush=True)
         self._messages = [*messages, {"role": "assistant", "content": text}]
 
-    def _prompt(self, messages: list[dict[str, str]]) -> str:
-        return written(self._decoder.tokenizer, messages)
-
-    def _fitting(self, messages: list[dict[str, str]]) -> SamplingParams:
+    def _fitting(self, prompt: str) -> SamplingParams:
         """Return the parameters, with no more tokens than the context has room for."""
         most = self._decoder.max_length
         if most is None:
             return self._params
-        room = most - len(self._decoder.tokens_of(self._prompt(messages)))
+        room = most - len(self._decoder.tokens_of(prompt))
         return replace(self._params, max_tokens=max(1, min(self._params.max_tokens, room)))
-
-    def _show(self, text: str, origin: Any) -> None:
-        from .terminal import painted
-
-        print(painted(text, origin) if self._colors else text, end="", flush=True)

@@ -43,11 +43,6 @@ def check_file(flag: str, path: str | Path) -> None:
 def make_folder(flag: str, path: str | Path, *, empty: bool = False) -> Path:
     """Make a folder to write to.
 
-    Args:
-        flag: that asked for it.
-        path: of the folder.
-        empty: whether files in it are refused.
-
     Raises:
         InvalidConfigError: it cannot be written to, or has files and must be empty.
     """

@@ -15,6 +15,7 @@ from cyclopts import App, Parameter, Token
 from ..bench import formats
 from ..config.params import SamplingParams, SpeculativeConfig
 from ..config.structured import StructuredOutput
+from ..config.validation import texts
 from ..errors import InvalidConfigError
 from .files import read_text
 from .flags import flags_of, plain, split
@@ -27,7 +28,6 @@ from .options import (
     Tracing,
     choose_method,
     titled,
-    utf8,
 )
 
 if TYPE_CHECKING:
@@ -69,22 +69,14 @@ def _bias(_kind: Any, tokens: Sequence[Token]) -> tuple[tuple[int, float], ...]:
     return tuple(found)
 
 
-def _texts(_kind: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
-    return tuple(utf8(token.keyword or "text", token.value) for token in tokens)
-
-
-def _one(kind: Any, tokens: Sequence[Token]) -> str:
-    return _texts(kind, tokens)[0]
-
-
 def _file(_kind: Any, tokens: Sequence[Token]) -> str:
     return read_text(tokens[0].keyword or "file", tokens[0].value)
 
 
 def _schema(kind: Any, tokens: Sequence[Token]) -> str:
     """Read JSON text, which begins with a brace, or a file of it."""
-    read = _one if tokens[0].value.lstrip().startswith("{") else _file
-    return read(kind, tokens)
+    (token,) = tokens
+    return token.value if token.value.lstrip().startswith("{") else _file(kind, tokens)
 
 
 def _prediction(kind: Any, tokens: Sequence[Token]) -> str:
@@ -92,12 +84,10 @@ def _prediction(kind: Any, tokens: Sequence[Token]) -> str:
     (token,) = tokens
     if token.value.startswith("@"):
         return _file(kind, [token.evolve(value=token.value[1:])])
-    return _one(kind, tokens)
+    return token.value
 
 
-_TEXTS = Annotated[
-    tuple[str, ...], Parameter(converter=_texts, n_tokens=1, allow_leading_hyphen=True)
-]
+_TEXTS = Annotated[tuple[str, ...], Parameter(allow_leading_hyphen=True)]
 _AS_THEY_ARE = (
     *("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("min_tokens", "include_stop_str_in_output", "ignore_eos", "logprobs", "seed"),
@@ -130,7 +120,7 @@ else:
             "json_schema": Annotated[
                 str | None, Parameter(converter=_schema, metavar="PATH|JSON", n_tokens=1)
             ],
-            "regex": Parameter(converter=_one, n_tokens=1),
+            "regex": None,
             "grammar": Parameter(converter=_file, metavar="PATH", n_tokens=1),
             "choice": _TEXTS | None,
         },
@@ -157,6 +147,7 @@ def generate(
             space; may be repeated.
     """
     text = prompt.read(piped=True) or ""
+    texts("--bad-words", bad_words)
     config: SpeculativeConfig = plain(SpeculativeConfig, speculation)
     params: SamplingParams = plain(
         SamplingParams,
@@ -242,8 +233,7 @@ def _show(
 def _painted(events: Iterable[StreamEvent], colors: bool) -> str:
     from .terminal import painted
 
-    texts = ((event.text or "", event.origin) for event in events)
-    return "".join(painted(text, origin) if colors else text for text, origin in texts)
+    return "".join(painted(event.text or "", event.origin, colors) for event in events)
 
 
 def _say(*lines: str) -> None:

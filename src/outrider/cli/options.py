@@ -13,6 +13,7 @@ from cyclopts import Group, Parameter
 from cyclopts.types import PositiveInt
 
 from ..bench.options import WITH_MODEL
+from ..config import validation
 from ..config.params import SpeculativeConfig
 from ..config.sources import Dtype, RuntimeName, Weights, model_source
 from ..errors import EmptyPrefixError, InvalidConfigError
@@ -64,22 +65,7 @@ class Prompt:
                 raise InvalidConfigError("--prompt", "-", "UTF-8 text on standard input") from error
         if text == "":
             raise EmptyPrefixError(f"{source} is empty; give some text to continue")
-        return None if text is None else utf8("--prompt", text)
-
-
-def utf8(flag: str, text: str) -> str:
-    """Refuse a text that is empty or cannot be written in UTF-8.
-
-    Raises:
-        InvalidConfigError: see above.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidConfigError(flag, text[:40], "a text in UTF-8") from None
-    if not text:
-        raise InvalidConfigError(flag, text, "a text that is not empty")
-    return text
+        return None if text is None else validation.text("--prompt", text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,13 +213,7 @@ _OWNERS = {
 
 @dataclass(frozen=True)
 class Setup:
-    """What a command is to decode with.
-
-    Attributes:
-        models, drafting: the flags.
-        method: what proposes tokens.
-        config: of speculation.
-    """
+    """What a command is to decode with: the flags, what proposes tokens, and how."""
 
     models: Models
     drafting: Drafting
@@ -257,11 +237,7 @@ def choose_method(
 ) -> Method:
     """Choose what proposes tokens, and refuse flags that contradict it or do nothing with it.
 
-    Args:
-        models: that are there.
-        drafting: what was asked for.
-        config: how speculation is done.
-        usual: what proposes where nothing was asked for and there is a draft model.
+    `usual` proposes where nothing was asked for and there is a draft model.
 
     Raises:
         InvalidConfigError: flags contradict each other.

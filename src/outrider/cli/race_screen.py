@@ -36,11 +36,7 @@ ORIGINS: dict[Origin, str] = {
 
 
 class Screen:
-    """Standard output; as wide as the terminal, or 100 columns where there is none.
-
-    Args:
-        color: "auto", "always" or "never"; origins of tokens are marked by brackets without it.
-    """
+    """Standard output; origins of tokens are marked by brackets where there are no colours."""
 
     def __init__(self, color: str) -> None:
         self.console = output(color)

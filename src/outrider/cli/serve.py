@@ -8,9 +8,9 @@ from importlib import import_module
 from typing import Annotated, Any, Literal
 
 from cyclopts import App
-from cyclopts.types import PositiveFloat, PositiveInt
+from cyclopts.types import Port, PositiveFloat, PositiveInt
 
-from ..errors import InvalidConfigError, missing
+from ..errors import missing
 from .options import Drafting, Models, Setup, Shown, speculation_flags, titled
 
 EXAMPLES = """Examples:
@@ -51,7 +51,7 @@ class Serving:
     """
 
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: Port = 8000
     api_key: tuple[str, ...] = ()
     allow_origin: tuple[str, ...] = ()
     served_model_name: str | None = None
@@ -63,10 +63,6 @@ class Serving:
     max_body: PositiveInt = 2**20
     speculation_metrics: Literal["none", "summary", "detailed"] = "none"
     vllm_metrics: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port < 2**16:
-            raise InvalidConfigError("--port", self.port, "a port in 0..65535")
 
     @property
     def keys(self) -> tuple[str, ...]:

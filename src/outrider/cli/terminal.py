@@ -34,11 +34,7 @@ Advance = Callable[[int, int, str], None]
 
 
 def output(color: str = "auto") -> Console:
-    """Make the console of standard output.
-
-    Args:
-        color: "always", "never", or "auto": on a terminal, unless NO_COLOR is set.
-    """
+    """Make the console of standard output; "auto" has colours on a terminal without NO_COLOR."""
     return Console(
         width=None if sys.stdout.isatty() else WIDTH,
         color_system="standard" if color == "always" else "auto",
@@ -104,9 +100,9 @@ def said(status: Status) -> Iterator[None]:
         log.setLevel(level)
 
 
-def painted(text: str, origin: Origin) -> str:
+def painted(text: str, origin: Origin, colors: bool) -> str:
     """Colour a token's text, for a stream that shows colours."""
-    style = STYLES.get(origin)
+    style = STYLES.get(origin) if colors else None
     core = text.strip()
     if style is None or not core:
         return text

@@ -52,7 +52,7 @@ def advance(
             replace(
                 state,
                 prefix=state.prefix.extended(tokens),
-                depths=state.depths.extended(row.depth if source == MODEL else -row.drafted),
+                depths=state.depths.extended([row.depth if source == MODEL else -row.drafted]),
                 finish_reason=reason,
                 history=policy.remember(state.history, outcome),
                 processors=kept,

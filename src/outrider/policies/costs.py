@@ -73,19 +73,6 @@ class RoundCosts:
         c0, c1, c2 = self.coefficients
         return c0 + c1 * tokens + c2 * steps
 
-    def of_depths(self, rows: int, nodes: NDArray[np.int64], *, by_model: bool) -> Floats:
-        """Return the expected time of a round of each depth, float64 [K + 1].
-
-        Args:
-            rows: in the round.
-            nodes: drafted for each row at each depth, int64 [K + 1].
-            by_model: whether each depth takes a draft step.
-        """
-        c0, c1, c2 = self.coefficients
-        seconds = c0 + c1 * rows * (1.0 + nodes) + c2 * by_model * np.arange(len(nodes))
-        seconds[0] = self.plain
-        return seconds
-
     def clipped(self, seconds: float, tokens: float = 0.0, steps: float = 0.0) -> float:
         """Return a round's time, or less if it is out of proportion; no tokens: a plain one."""
         timed = self.sums[0] if tokens else self.plain_rounds

@@ -17,8 +17,8 @@ from pathlib import Path
 
 _LOG = logging.getLogger(__name__)
 
-_FILES = "files.json"
-"""Of each other file of a conversion its hash, and how it looked when that was taken."""
+_KEY = "written"
+"""Holds the fingerprint of a conversion's other files, as they were written."""
 
 _DIGITS = 128
 """Of a hash: what a full disk or a crash leaves of one is shorter."""
@@ -43,14 +43,9 @@ def find(place: Path) -> bool:
     if not place.is_dir():
         return False
     try:
-        noted = json.loads((place / _FILES).read_text())
-        seen = {name: _seen(place / name) for name in noted}
-        if any(seen[name] != noted[name]["seen"] for name in noted):
-            # Copied or touched, then.
-            if any(_hashed(place / name) != noted[name]["hash"] for name in noted):
-                raise ValueError("its files are not what was written")
-            _write(place / _FILES, _notes(place))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        if (place / _KEY).read_text() != fingerprint(*_written(place)):
+            raise ValueError("its files are not what was written")
+    except (OSError, ValueError) as error:
         forget(place, error)
         return False
     return True
@@ -76,7 +71,7 @@ def keep(place: Path, write: Callable[[Path], object]) -> bool:
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place.parent) as made:
             write(Path(made))
-            (Path(made) / _FILES).write_text(_notes(Path(made)))
+            (Path(made) / _KEY).write_text(fingerprint(*_written(Path(made))))
             os.replace(made, place)
             Path(made).mkdir()
     except (OSError, RuntimeError) as error:
@@ -112,9 +107,9 @@ def _remembered(file: Path, folder: Path) -> str:
     return digest
 
 
-def _notes(place: Path) -> str:
-    files = [each for each in place.iterdir() if each.name != _FILES]
-    return json.dumps({each.name: {"seen": _seen(each), "hash": _hashed(each)} for each in files})
+def _written(place: Path) -> list[Path]:
+    """List the files of a conversion, without its key."""
+    return sorted(each for each in place.iterdir() if each.name != _KEY)
 
 
 def _seen(file: Path) -> str:

@@ -37,7 +37,7 @@ def make_app(
     """Make the application. One that is mounted does not end by itself: close the service then.
 
     Args:
-        requests: reads and checks bodies; closed with the application.
+        requests: reads and checks bodies; its service is closed with the application.
         metrics: counts what happens.
         access: who may ask, and how much; all, by default.
         silence_s: after so many seconds without a token a stream sends a comment.
@@ -69,9 +69,8 @@ def make_app(
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     yield
-    requests: Requests = app.state.server.requests
-    requests.service.close()
-    requests.close()
+    state: ServerState = app.state.server
+    state.requests.service.close()
 
 
 class _Guarded:

@@ -184,7 +184,6 @@ def in_process(make: Callable[[], SpeculativeDecoder], model: str, *, together: 
         finally:
             requests.service.close()
             requests.service.join()
-            requests.close()
 
     return answering
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from prometheus_client import (
@@ -32,6 +33,17 @@ _HISTOGRAMS = {
     "request_generation_tokens": _TOKENS,
 }
 
+_COUNTERS = {
+    "prompt_tokens": (),
+    "generation_tokens": (),
+    "request_success": ("finished_reason",),
+    "request_refused": ("status",),
+}
+"""Beside its model, what each is labelled by."""
+
+_PREFIX = "outrider:"
+_OWN_NAME = re.compile(rb"^(# \w+ )?outrider:", re.MULTILINE)
+
 
 class Metrics:
     """Counts what requests did, and reads the decoder's own figures when asked.
@@ -47,22 +59,18 @@ class Metrics:
     def __init__(self, service: Service, model: str, *, vllm_names: bool = False) -> None:
         self._registry = CollectorRegistry()
         self._model = model
-        prefixes = ("outrider:", "vllm:") if vllm_names else ("outrider:",)
+        self._vllm_names = vllm_names
         self._histograms = {
-            name: [self._histogram(prefix + name, buckets) for prefix in prefixes]
+            name: Histogram(
+                _PREFIX + name, name, ["model_name"], buckets=buckets, registry=self._registry
+            )
             for name, buckets in _HISTOGRAMS.items()
         }
         self._counters = {
-            name: [self._counter(prefix + name, label) for prefix in prefixes]
-            for name, label in (
-                ("prompt_tokens", None),
-                ("generation_tokens", None),
-                ("request_success", "finished_reason"),
-                ("request_refused", "status"),
-            )
+            name: Counter(_PREFIX + name, name, ["model_name", *labels], registry=self._registry)
+            for name, labels in _COUNTERS.items()
         }
-        for prefix in prefixes:
-            self._registry.register(_Speculation(service, model, prefix))
+        self._registry.register(_Speculation(service, model))
 
     def ended(self, reply: Reply, outcome: str | None = None) -> None:
         """Count a request that has ended.
@@ -108,31 +116,22 @@ class Metrics:
 
     def text(self) -> bytes:
         """Write all figures in Prometheus's format."""
-        return generate_latest(self._registry)
-
-    def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, name, ["model_name"], buckets=buckets, registry=self._registry)
-
-    def _counter(self, name: str, label: str | None) -> Counter:
-        labels = ["model_name", *([label] if label else [])]
-        return Counter(name, name, labels, registry=self._registry)
+        text = generate_latest(self._registry)
+        return text + _OWN_NAME.sub(rb"\1vllm:", text) if self._vllm_names else text
 
     def _observe(self, name: str, value: float) -> None:
-        for histogram in self._histograms[name]:
-            histogram.labels(self._model).observe(value)
+        self._histograms[name].labels(self._model).observe(value)
 
     def _count(self, name: str, value: float, *labels: str) -> None:
-        for counter in self._counters[name]:
-            counter.labels(self._model, *labels).inc(value)
+        self._counters[name].labels(self._model, *labels).inc(value)
 
 
 class _Speculation(Collector):
     """The decoder's own figures, read when they are asked for."""
 
-    def __init__(self, service: Service, model: str, prefix: str) -> None:
+    def __init__(self, service: Service, model: str) -> None:
         self._service = service
         self._model = model
-        self._prefix = prefix
 
     def collect(self) -> Iterator[Metric]:
         """Yield counters and gauges."""
@@ -143,11 +142,11 @@ class _Speculation(Collector):
             ("spec_decode_num_draft_tokens", found.drafted),
             ("spec_decode_num_accepted_tokens", found.accepted),
         ):
-            counter = CounterMetricFamily(self._prefix + name, name, labels=["model_name"])
+            counter = CounterMetricFamily(_PREFIX + name, name, labels=["model_name"])
             counter.add_metric([self._model], value)
             yield counter
         name = "spec_decode_num_accepted_tokens_per_pos"
-        counter = CounterMetricFamily(self._prefix + name, name, labels=["model_name", "position"])
+        counter = CounterMetricFamily(_PREFIX + name, name, labels=["model_name", "position"])
         for position, value in enumerate(found.accepted_at):
             counter.add_metric([self._model, str(position)], value)
         yield counter
@@ -158,6 +157,6 @@ class _Speculation(Collector):
             ("num_requests_waiting", service.waiting),
             ("kv_cache_usage_perc", used),
         ):
-            gauge = GaugeMetricFamily(self._prefix + name, name, labels=["model_name"])
+            gauge = GaugeMetricFamily(_PREFIX + name, name, labels=["model_name"])
             gauge.add_metric([self._model], gauged)
             yield gauge

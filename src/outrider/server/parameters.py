@@ -28,7 +28,7 @@ _COMPLETION_TOKENS = 16
 _AS_THEY_ARE = (
     *("temperature", "top_p", "top_k", "min_p", "n", "seed", "ignore_eos", "min_tokens", "stop"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "stop_token_ids"),
-    *("allowed_token_ids", "include_stop_str_in_output"),
+    *("allowed_token_ids", "include_stop_str_in_output", "logit_bias"),
 )
 
 _OF_SCHEMAS = frozenset(
@@ -52,8 +52,6 @@ def sampling_params(body: Common, room: int | None, tokenizer: Any) -> SamplingP
     given: dict[str, Any] = {
         name: value for name in _AS_THEY_ARE if (value := getattr(body, name)) is not None
     }
-    if body.logit_bias is not None:
-        given["logit_bias"] = _biases(body.logit_bias)
     if body.bad_words is not None:
         words = [word for word in body.bad_words if isinstance(word, str)]
         ids = [tuple(word) for word in body.bad_words if not isinstance(word, str)]
@@ -177,17 +175,3 @@ def _structured(asked: Structured) -> StructuredOutput:
         choice=None if asked.choice is None else tuple(asked.choice),
         grammar=asked.grammar,
     )
-
-
-def _biases(given: dict[str, float]) -> dict[int, float]:
-    wrong = [token for token in given if str(_whole(token)) != token]
-    if wrong:
-        raise InvalidConfigError("logit_bias", wrong[0], "token ids, and a number for each")
-    return {int(token): value for token, value in given.items()}
-
-
-def _whole(text: str) -> int | None:
-    try:
-        return int(text)
-    except ValueError:
-        return None

@@ -112,9 +112,9 @@ class Reply:
     def closing(self) -> dict[str, Any] | None:
         """Return the chunk with the usage and the figures that ends a stream, if one was asked."""
         figures = self._metrics()
-        if not self.body.streams_usage and not figures:
+        if not self.body.stream_options.include_usage and not figures:
             return None
-        usage = {"usage": self.usage()} if self.body.streams_usage else {}
+        usage = {"usage": self.usage()} if self.body.stream_options.include_usage else {}
         return {**self._chunk(), **usage, **figures}
 
     def figures_logged(self, outcome: str | None = None) -> dict[str, Any]:
@@ -172,9 +172,9 @@ class Reply:
     def _chunk(self, *choices: dict[str, Any]) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self.chats else "text_completion"
         chunk = {**self._head(kind), "choices": list(choices)}
-        if self.body.streams_usage_so_far:
+        if self.body.stream_options.continuous_usage_stats:
             chunk["usage"] = self.usage()
-        elif self.body.streams_usage:
+        elif self.body.stream_options.include_usage:
             chunk["usage"] = None
         return chunk
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import secrets
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -62,11 +60,9 @@ class Requests:
         self.service = service
         self.served = served
         self._texts = TokenTexts(service.decoder.tokenizer)
-        # Tokenizing and building grammars takes time that the event loop does not have.
-        self._parsing = ThreadPoolExecutor(4, thread_name_prefix="outrider parsing")
 
-    async def prepare(self, route: str, data: bytes) -> tuple[Reply, list[list[SequenceState]]]:
-        """Read and check a body.
+    def prepared(self, route: str, data: bytes) -> tuple[Reply, list[list[SequenceState]]]:
+        """Read and check a body: tokenizing and building grammars takes time.
 
         Args:
             route: one of `ROUTES`.
@@ -78,19 +74,14 @@ class Requests:
         Raises:
             OutriderError: it is refused.
         """
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._parsing, self.prepared, route, data)
-
-    def prepared(self, route: str, data: bytes) -> tuple[Reply, list[list[SequenceState]]]:
-        """Read and check a body, on the caller's thread; see `prepare`."""
         body = read_body(ROUTES[route], data)
-        if body.stream_options is not None and not body.streams:
+        if "stream_options" in body.model_fields_set and not body.stream:
             asked = body.stream_options.model_dump(exclude_none=True)
             raise InvalidConfigError("stream_options", asked, "none, or stream: true beside them")
         served, n = self.served, body.n or 1
         if body.model is not None:
             self.check_model(body.model)
-        prompts = self._prompts(body)
+        prompts = body.prompts if isinstance(body, CompletionBody) else [self._chat(body)]
         if not 1 <= n * len(prompts) <= served.most_choices:
             name, value = ("n", n) if len(prompts) == 1 else ("prompt", f"{len(prompts)} prompts")
             expected = f"1 to {served.most_choices} choices in all"
@@ -117,10 +108,6 @@ class Requests:
         if name not in self.served.aliases | {self.served.model}:
             raise UnknownModelError("model", name, self.served.model)
 
-    def close(self) -> None:
-        """Let no more bodies be read."""
-        self._parsing.shutdown(wait=False, cancel_futures=True)
-
     def _states(self, body: Common, prompt: Any) -> list[SequenceState]:
         """Start the choices of one prompt."""
         decoder = self.service.decoder
@@ -137,15 +124,9 @@ class Requests:
             states = [replace(state, drafting=False) for state in states]
         return states
 
-    def _prompts(self, body: Common) -> list[Any]:
-        """Return the prompts of a body, each a text or token ids."""
-        if isinstance(body, CompletionBody):
-            return body.prompts
-        assert isinstance(body, ChatBody)
-        return [self._chat(body)]
-
-    def _chat(self, body: ChatBody) -> str:
+    def _chat(self, body: Common) -> str:
         """Write a conversation by the model's template."""
+        assert isinstance(body, ChatBody)
         answers, continues = body.add_generation_prompt, bool(body.continue_final_message)
         if answers and continues:
             expected = "false, or none, beside continue_final_message"

@@ -42,7 +42,7 @@ class Record(BaseModel):
         return {
             name: value
             for name, value in given.items()
-            if value is not None and name not in cls.ignored
+            if not (value is None or name in cls.ignored or asks_for_nothing(name, value))
         }
 
 
@@ -158,11 +158,11 @@ class Common(Record):
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     repetition_penalty: Number | None = None
-    logit_bias: dict[StrictStr, Number] | None = None
+    logit_bias: dict[int, Number] | None = None
     bad_words: list[StrictStr | list[StrictInt]] | None = None
     allowed_token_ids: list[StrictInt] | None = None
-    stream: StrictBool | None = None
-    stream_options: _StreamOptions | None = None
+    stream: StrictBool = False
+    stream_options: _StreamOptions = Field(default_factory=_StreamOptions)
     prediction: _Prediction | None = None
     response_format: ResponseFormat | None = None
     guided_json: dict[str, Any] | StrictStr | None = None
@@ -173,33 +173,10 @@ class Common(Record):
     speculation_metrics: Speculation | None = None
     speculative: StrictBool | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _served(cls, given: Any) -> Any:
-        """Leave out values by which clients say none, or what is done in any case."""
-        if not isinstance(given, dict):
-            return given
-        return {name: v for name, v in given.items() if not asks_for_nothing(name, v)}
-
     @property
     def top(self) -> int | None:
         """How many likeliest tokens are reported; None for no log-probabilities."""
         return None
-
-    @property
-    def streams(self) -> bool:
-        """Whether the answer is streamed."""
-        return bool(self.stream)
-
-    @property
-    def streams_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-    @property
-    def streams_usage_so_far(self) -> bool:
-        """Whether each chunk of a stream carries the usage so far."""
-        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
 class CompletionBody(Common):

@@ -117,7 +117,7 @@ def test_a_biased_part_fails_without_an_exception(module: Path, name: str) -> No
             "Short",
             "Short.stop_distribution returned a torch tensor of shape [1, 2] and torch.float64;",
         ),
-        ("Single", "torch.float32; expected [B, N + 1], here [1, 3], float64"),
+        ("Single", "weights [B, N + 1], float64, here [1, 3]"),
         ("Heavy", "Heavy.stop_distribution returned a distribution with total mass 2 and least"),
         ("NaN", "NaN.residual returned a distribution with total mass nan and least entry nan;"),
         ("Nothing", "Nothing.residual returned None; expected a torch tensor: the distribution"),

@@ -80,7 +80,7 @@ def test_a_draft_ends_at_the_first_token_that_would_end_the_request(
 ) -> None:
     """The token is proposed, and nothing behind it."""
     text = [9, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1]
-    ids = {"prompt_lengths": [10]}
+    ids = {"prompt_length": 10}
     assert rows_of(proposed(drafter, [text], plan_of(4, tree=tree), **ids))[0][:3] == [2, 3, 1]
     ended = proposed(drafter, [text], plan_of(4, tree=tree), stop_ids=frozenset({3, 7}), **ids)
     assert rows_of(ended) == [[2, 3]]
@@ -159,7 +159,7 @@ PREDICTION = [1, 2, 3, 4, 1, 2, 5, 6]
 def test_a_prediction_goes_on_where_the_output_is_found_in_it(
     output: list[int], drafted: list[int]
 ) -> None:
-    ids = {"prompt_lengths": [2], "predictions": [np.array(PREDICTION)]}
+    ids = {"prompt_length": 2, "prediction": np.array(PREDICTION)}
     drafter = PredictionDrafter([7] * 9)
     assert rows_of(proposed(drafter, [[8, 8, *output]], plan_of(3), **ids)) == [drafted]
 

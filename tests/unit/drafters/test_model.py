@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider import ModelDrafter
+from outrider import ModelDrafter, SamplingParams
 from outrider.certify.kits.drafter_round import TrialContext, outcomes
 from outrider.drafters.model import opened
 from outrider.random import Philox4x32
@@ -131,7 +131,7 @@ def test_a_chain_without_a_stop_rule_waits_for_no_drafted_token(
             return Cursor()
 
     plan = plan_of(3, 3)
-    ctx = TrialContext(plan, Philox4x32(), greedy=True)
+    ctx = TrialContext(plan, Philox4x32(), params=SamplingParams(temperature=0))
     for name in ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__"):
         monkeypatch.setattr(torch.Tensor, name, _refused)
     proposal = ModelDrafter(Model(vocab_size=5)).propose(

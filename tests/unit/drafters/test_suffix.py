@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider import HybridDrafter, NgramDrafter, SuffixDrafter
+from outrider import HybridDrafter, NgramDrafter, SamplingParams, SuffixDrafter
 from outrider.drafters.suffix.drafter import Limits, best_draft
 from outrider.errors import InvalidConfigError
 from outrider.runtimes.tabular import mock_pair
@@ -171,7 +171,7 @@ def test_a_finished_output_helps_the_next_request_but_its_prompt_does_not() -> N
         assert drafter.pooled_tokens == kept
         assert chain_after(drafter, Prefix(2, (6, 1, 2))) == [3, 4, 5]
         assert chain_after(drafter, Prefix(3, (9, 8))) == ([7, 1, 2, 3] if pool_prompts else [])
-        assert chain_after(drafter, Prefix(4, (6, 1, 2)), local=True) == []
+        assert chain_after(drafter, Prefix(4, (6, 1, 2)), params=SamplingParams(seed=1)) == []
 
 
 def test_the_tokens_of_the_last_round_are_learnt_too() -> None:

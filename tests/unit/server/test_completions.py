@@ -221,7 +221,7 @@ BAD: dict[str, tuple[Any, str | None]] = {
     "a text that does not fit": ({"prompt": "a" * CONTEXT, "max_tokens": 1}, None),
     "n": ({"prompt": "a", "n": 1000}, "n"),
     "too many stops": ({"prompt": "a", "stop": list("abcdefghijklmnopq")}, "stop"),
-    "a bias": ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
+    "a bias": ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias.x"),
     "log-probabilities": ({"prompt": "a", "logprobs": 9}, "logprobs"),
     "a form": ({"prompt": "a", "guided_regex": "("}, "guided_regex"),
     "a form of vLLM's": (

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...config.params import SamplingParams
 from ...drafters.base import Drafter
 from ...policies.confidence import ConfidenceRule
 from ...random import Enumerator
@@ -139,7 +140,9 @@ class _Kit:
 
     def local_rows(self) -> None:
         """Rows that must repeat are drafted alike whatever was decoded before."""
-        self._after_three("for local rows after other sequences", learning=True, local=True)
+        self._after_three(
+            "for local rows after other sequences", learning=True, params=SamplingParams(seed=1)
+        )
 
     def _after_three(self, when: str, *, learning: bool, **context: Any) -> None:
         drafter = self._make()

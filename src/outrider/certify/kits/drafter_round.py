@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ...config.params import SamplingParams, SpeculativeConfig
@@ -31,38 +29,22 @@ class TrialContext(RoundContext):
     Args:
         plan: of the round; with B rows.
         chance: draws for row b under the stream key b.
-        prompt_lengths: the number of prompt tokens of each row; None for 1.
-        greedy: whether all requests are greedy.
-        local: whether all rows are drafted from their own sequence alone.
         learning: whether a drafter may learn from the round.
-        predictions: of the rows; empty for none.
-        stop_ids: the tokens that end the requests.
+        state: what each request has of a `SequenceState`, such as its parameters or stop tokens.
 
     Attributes:
         picked: the tokens drawn at each position, int64 [B] each.
     """
 
     def __init__(
-        self,
-        plan: DraftPlan,
-        chance: Chance,
-        *,
-        prompt_lengths: Sequence[int] | None = None,
-        greedy: bool = False,
-        local: bool = False,
-        learning: bool = False,
-        predictions: Sequence[NDArray[np.int64]] = (),
-        stop_ids: frozenset[int] = frozenset(),
+        self, plan: DraftPlan, chance: Chance, *, learning: bool = False, **state: Any
     ) -> None:
-        params = SamplingParams(temperature=0.0 if greedy else 1.0, seed=1 if local else None)
-        lengths = prompt_lengths or [1] * len(plan.depth)
+        known = {"prompt_length": 1, "params": SamplingParams(), "stop_ids": frozenset(), **state}
+        prompt = [0] * known["prompt_length"]
         states = tuple(
-            SequenceState(Prefix(row, [0] * length), length, params, stop_ids, row)
-            for row, length in enumerate(lengths)
+            SequenceState(Prefix(row, prompt), stream_key=row, **known)
+            for row in range(len(plan.depth))
         )
-        if predictions:
-            pairs = zip(states, predictions, strict=True)
-            states = tuple(replace(state, prediction=expected) for state, expected in pairs)
         batch = Batch.of(states, _VOCABULARY, torch.device("cpu"))
         draws = batch.draws(chance, plan.width, coupled=False)
         # Levels that a drafter shares out have likeliest tokens beside a drawn one.
@@ -79,13 +61,7 @@ class TrialContext(RoundContext):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One way in which a row's draft may come out.
-
-    Attributes:
-        probability: of the draws that led here.
-        proposal: what was proposed, of one row.
-        picked: the tokens drawn at each position of a chain.
-    """
+    """One way in which a row's draft may come out, and the tokens drawn for a chain."""
 
     probability: float
     proposal: DraftProposal
@@ -125,14 +101,9 @@ def outcomes(
     sequence_ids: Iterator[int] | None = None,
     **context: Any,
 ) -> list[Outcome]:
-    """Walk all outcomes of a drafter's draws for one sequence.
+    """Walk all outcomes of a drafter's draws for one sequence; it learns nothing from them.
 
-    Args:
-        drafter: learns nothing from this.
-        tokens: of the prefix.
-        plan: of one row.
-        sequence_ids: those that are used; None counts from 0.
-        context: for `TrialContext`.
+    The plan has one row. `context` is for `TrialContext`.
     """
     ids = count() if sequence_ids is None else sequence_ids
     found, waiting = [], [tuple[int, ...]()]
@@ -149,13 +120,7 @@ def outcomes(
 
 
 def release(drafter: Drafter, prefixes: Sequence[Prefix], *, discard: bool = False) -> None:
-    """End sequences as an engine does: for a drafter and all drafters behind it.
-
-    Args:
-        drafter: any drafter.
-        prefixes: the whole texts.
-        discard: whether nothing is to be learnt of them.
-    """
+    """End sequences, whole texts, as an engine does: for a drafter and all drafters behind it."""
     parts: list[object] = [drafter]
     for part in parts:
         if isinstance(part, Drafter):

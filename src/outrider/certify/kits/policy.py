@@ -76,13 +76,8 @@ def play(
 ) -> tuple[list[SequenceState], RoundRecord]:
     """Make up a round that drafted and kept so many tokens in a row for each sequence.
 
-    Args:
-        policy: remembers the round.
-        states: the sequences before it.
-        depth: of each sequence's draft.
-        kept: how many tokens of it.
-        levels: the nodes of a tree at each depth; None for chains.
-        confidence: the draft's, in every token.
+    Trees have that many nodes at each of their `levels`. The draft has the same confidence in every
+    token.
 
     Returns:
         The sequences after it, and its record, for `Policy.observe`.
@@ -94,7 +89,7 @@ def play(
         replace(
             state,
             prefix=state.prefix.extended([1] * min(kept[row] + 1, state.remaining)),
-            depths=state.depths.extended(depth[row]),
+            depths=state.depths.extended([depth[row]]),
             history=policy.remember(
                 state.history, RowOutcome(MODEL, depth[row], kept[row], confidences[row])
             ),

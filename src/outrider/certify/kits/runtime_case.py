@@ -22,15 +22,7 @@ Row = tuple[Sequence[int], Sequence[int]]
 
 @dataclass
 class Case:
-    """A runtime under test, and what is needed to ask it something.
-
-    Attributes:
-        runtime: under test.
-        reference: what it should say.
-        tolerance: see `check_runtime`.
-        seed: of the texts.
-        worst: the largest relative error seen.
-    """
+    """A runtime under test, what is needed to ask it something, and the worst relative error."""
 
     runtime: Runtime
     reference: Reference

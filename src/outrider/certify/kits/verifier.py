@@ -47,12 +47,9 @@ Errors = defaultdict[str, list[tuple[float, str]]]
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """One draft of one row, and with which probability it is drawn.
+    """A token for each node but the root, with which probability they are drawn, and from what.
 
-    Attributes:
-        probability: of these tokens.
-        tokens: one for each node but the root.
-        rows: what they were drawn from, a row each; none if they are point masses.
+    Point masses have no rows of distributions.
     """
 
     probability: float

@@ -101,7 +101,9 @@ def _reader(tokenizer: Any, backend: Any) -> Callable[[str], bytes | None]:
     """Return what turns a token, as it is written, into bytes; None for one that has none."""
     parts = _parts(json.loads(backend.decoder.__getstate__())) if backend.decoder else {}
     if "ByteLevel" in parts:
-        alphabet = _byte_alphabet()
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+        alphabet = {letter: byte for byte, letter in bytes_to_unicode().items()}
 
         def byte_level(token: str) -> bytes | None:
             values = [alphabet.get(letter) for letter in token]
@@ -132,16 +134,3 @@ def _parts(decoder: dict[str, Any]) -> dict[str, dict[str, Any]]:
             found = _parts(part) | found
         return found
     return {decoder["type"]: decoder}
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Return the byte that each letter of byte-level vocabularies stands for.
-
-    A byte that is a printable character of Latin-1 other than a space stands for itself; the others
-    follow one another from letter 256 on (Radford et al. 2019, "Language Models are Unsupervised
-    Multitask Learners", section 2.2).
-    """
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(plain)]
-    letters = [*plain, *range(256, 256 + len(others))]
-    return {chr(letter): byte for letter, byte in zip(letters, [*plain, *others], strict=True)}

@@ -45,24 +45,22 @@ class GgufCursor(Cursor):
     def step(self, tokens: Tensor) -> Tensor:
         """Feed one token to each row; see `Cursor`.
 
-        Rows without room are left out, and get zeros.
+        Rows without room stay as they are.
 
         Raises:
             ContextLengthError: no row has room for another token.
             ModelError: `expand` was called before.
         """
         most = self._model.max_length or 0
-        going = [row for row, prefix in enumerate(self._prefixes) if len(prefix) < most]
-        if not going:
+        if min(map(len, self._prefixes)) >= most:
             raise overfed(self._steps + 1, most)
-        longer = list(self._prefixes)
-        fed = tokens.tolist()
-        for row in going:
-            longer[row] = longer[row].extended([fed[row]])
         self._check(fed_alike=self._tree is None)
-        found = self._computed([_bare(longer[row]) for row in going], 1)[:, 0]
+        longer = [
+            prefix.extended([token]) if len(prefix) < most else prefix
+            for prefix, token in zip(self._prefixes, tokens.tolist(), strict=True)
+        ]
+        self._logits = self._computed([_bare(prefix) for prefix in longer], 1)[:, 0]
         self._prefixes, self._steps = longer, self._steps + 1
-        self._logits = found if len(going) == len(longer) else _spread(found, going, len(longer))
         return self._logits
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
@@ -95,13 +93,6 @@ class GgufCursor(Cursor):
         """Raise ModelError if this cursor is fed both ways."""
         if not fed_alike:
             raise ModelError("a cursor is fed by step or by expand, not by both; open another one")
-
-
-def _spread(logits: Tensor, rows: list[int], count: int) -> Tensor:
-    """Return logits [B, V] of all rows from those of some."""
-    wide = logits.new_zeros(count, logits.shape[1])
-    wide[rows] = logits
-    return wide
 
 
 def _bare(prefix: Prefix) -> Row:

@@ -31,12 +31,12 @@ async def chats(request: Request, state: State, body: Body) -> Response:
 
 
 async def _answer(request: Request, state: ServerState, route: str, body: bytes) -> Response:
-    prepared = await _or_gone(request, state.requests.prepare(route, body))
+    prepared = await _or_gone(request, asyncio.to_thread(state.requests.prepared, route, body))
     if prepared is None:
         return Response(status_code=CLIENT_GONE)
     reply, groups = prepared
     decoding = Decoding(state, reply, groups)
-    if reply.body.streams:
+    if reply.body.stream:
         return EventStream(decoding)
     try:
         answer = await _or_gone(request, decoding.whole())
