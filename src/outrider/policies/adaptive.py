@@ -28,9 +28,6 @@ from .rule import BreakEven, GroupPlan
 PLAIN_EVERY = 64
 """While drafting, one round in so many is plain, so that the time of one stays known."""
 
-ENTERED = 8
-"""Rounds in a row with a new sequence after which they are timed like others."""
-
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
@@ -63,13 +60,11 @@ class Knowledge:
         acceptance: of drafts.
         account: of what drafting has cost.
         sizes: for each power of two of rows that was seen, in order.
-        entered: how many rounds in a row a new sequence was in.
     """
 
     acceptance: Acceptance = field(default_factory=Acceptance)
     account: Account = field(default_factory=Account)
     sizes: tuple[RoundCosts, ...] = ()
-    entered: int = 0
 
     @property
     def timed(self) -> tuple[RoundCosts, ...]:
@@ -79,7 +74,7 @@ class Knowledge:
     @property
     def drafts_timed(self) -> bool:
         """Whether a round that drafted was timed."""
-        return any(costs.fitted for costs in self.timed)
+        return any(costs.drafts_timed for costs in self.timed)
 
     def of(self, rows: int, step_ratio: float, token_ratio: float) -> RoundCosts:
         """Return what is known of rounds of so many rows, or what the nearest others let expect."""
@@ -97,7 +92,7 @@ class Knowledge:
         """Return the knowledge with these in the place of what was known."""
         sizes = {each.rows: each for each in (*self.sizes, costs)}
         ordered = tuple(sizes[rows] for rows in sorted(sizes))
-        return Knowledge(acceptance, account, ordered, self.entered)
+        return Knowledge(acceptance, account, ordered)
 
 
 class AdaptiveDepth(Policy):
@@ -233,10 +228,12 @@ class AdaptiveDepth(Policy):
         """Return how deep to draft for the clock: 0 to time a plain round, 1 before a step was.
 
         A round in which a sequence is new times nothing, but there a draft model prefills the
-        prompt. Where one is new in every round, that is a part of all of them, and of their times.
+        prompt. Before a plain round was timed, only the first drafts: none can be charged.
         """
         due = not costs.plain_rounds or costs.since_plain >= PLAIN_EVERY - 1
-        if due and (knowledge.entered >= ENTERED or all(state.round for state in states)):
+        if (due and all(state.round for state in states)) or (
+            knowledge.sizes and not knowledge.timed
+        ):
             return 0
         return self._shape.deepest if knowledge.drafts_timed else min(1, self._shape.deepest)
 
@@ -277,8 +274,7 @@ class AdaptiveDepth(Policy):
         outcomes = [_outcome(record, row, state) for row, state in enumerate(states)]
         acceptance = knowledge.acceptance.add(outcomes)
         costs, account = knowledge.of(len(states), *self._ratios), knowledge.account
-        entered = knowledge.entered + 1 if any(state.round == 1 for state in states) else 0
-        entering = 0 < entered <= ENTERED
+        entering = any(state.round == 1 for state in states)
         drafting = record.draft_s + record.plan_s
         if entering:  # Beside the target, which prefills a prompt, too.
             drafting = min(drafting, CLIP * (record.total_s - drafting))
@@ -292,17 +288,16 @@ class AdaptiveDepth(Policy):
         elif knowledge.timed:
             # The widest row decides how many columns are verified for each.
             tokens, steps = float(len(states) * (1 + max(record.drafted))), float(record.steps)
-            _, token, step = costs.coefficients
             prefill = 0.0
-            if entering or (not entered and any(map(_first_of_model, states, outcomes))):
-                total = costs.plain + drafting + token * (tokens - len(states))
-                prefill = max(0.0, drafting - steps * step) + record.between_s
+            if entering or any(map(_first_of_model, states, outcomes)):
+                drafting += record.between_s
+                total = costs.seconds(tokens, 0.0) + drafting
+                prefill = max(0.0, drafting - steps * costs.coefficients[2])
             else:
-                total = costs.clipped(record.total_s, tokens, steps)
-                costs = costs.add_drafted(total, tokens, steps)
+                total = costs.clipped(record.total_s + record.between_s, tokens, steps)
+                costs = costs.add_drafted(total, record.draft_s, tokens, steps)
             fair = costs.plain * sum(record.emitted) / len(states)
             costs = self._probed(costs, steps > 0, fair - total)
-            total += record.between_s
             asked = [not self._alone(state) and not _replayed(state) for state in states]
             if any(np.array(record.depth)[asked]):
                 # The first round that drafted was not charged: no plain one had been timed.
@@ -310,7 +305,7 @@ class AdaptiveDepth(Policy):
                 account = account.add(total + before, fair, costs.plain, prefill)
             else:  # There is no point in a plain round for these rows: others would draft in it.
                 costs = replace(costs, since_plain=0)
-        return replace(knowledge, entered=entered).after(costs, account, acceptance)
+        return knowledge.after(costs, account, acceptance)
 
     def remember(self, history: History | None, outcome: RowOutcome) -> History:
         """Return the history of one sequence after a round, its account in plain rounds."""

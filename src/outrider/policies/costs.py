@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import combinations
-
-import numpy as np
-from numpy.typing import NDArray
 
 from .account import Probes
 
@@ -23,12 +19,12 @@ PLAIN_MEMORY = 16
 """About so many of the latest plain rounds count; few are run while drafts pay."""
 
 PRIOR_WEIGHT = 0.25
-"""Each made-up round of the prior counts as so many timed ones."""
+"""The prior counts as so many rounds of one token a row, of two, and of one draft step."""
 
 CLIP = 3.0
 """A round counts as at most so many times what was expected, once one was timed."""
 
-Floats = NDArray[np.float64]
+_NO_SUMS = (0.0,) * 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +39,8 @@ class RoundCosts:
             plain round.
         plain: the mean time of plain rounds.
         plain_rounds: their decayed number; 0 if none was timed.
-        sums: of x times (x, seconds) over timed rounds that drafted, x = (1, tokens, steps):
-            [3, 4] by rows, decayed.
-        fitted: (c0, c1, c2), where a round was timed that drafted.
+        sums: over timed rounds that drafted, decayed, with r what a round takes beside drafting:
+            1, tokens, tokens^2, r, tokens r, steps^2, steps (seconds of drafting).
         since_plain: timed rounds since the last plain one.
         probes: when to draft in such rounds although that is not expected to pay.
     """
@@ -55,18 +50,32 @@ class RoundCosts:
     token_ratio: float = TOKEN_RATIO
     plain: float = 1.0
     plain_rounds: float = 0.0
-    sums: tuple[float, ...] = (0.0,) * 12
-    fitted: tuple[float, float, float] | None = None
+    sums: tuple[float, ...] = _NO_SUMS
     since_plain: int = 0
     probes: Probes = field(default_factory=Probes)
 
     @property
+    def drafts_timed(self) -> bool:
+        """Whether a round that drafted was timed."""
+        return self.sums[0] > 0
+
+    @property
     def coefficients(self) -> tuple[float, float, float]:
-        """The coefficients (c0, c1, c2)."""
-        if self.fitted is not None:
-            return self.fitted
-        one_each = self.plain * self.token_ratio
-        return self.plain - one_each, one_each / self.rows, self.plain * self.step_ratio
+        """The coefficients (c0, c1, c2), by least squares, none of them negative."""
+        one_each, w = self.plain * self.token_ratio, PRIOR_WEIGHT
+        prior = self.plain - one_each, one_each / self.rows, self.plain * self.step_ratio
+        if not self.drafts_timed:
+            return prior
+        n, x, xx, y, xy, steps, drafting = self.sums
+        one, two = self.rows, 2 * self.rows
+        n, x, xx = n + 2 * w, x + w * (one + two), xx + w * (one**2 + two**2)
+        y += w * (2 * self.plain + one_each)
+        xy += w * (one * self.plain + two * (self.plain + one_each))
+        c1 = max(0.0, (n * xy - x * y) / (n * xx - x * x))
+        c0 = (y - c1 * x) / n
+        if c0 < 0:
+            c0, c1 = 0.0, xy / xx
+        return c0, c1, (drafting + w * prior[2]) / (steps + w)
 
     def seconds(self, tokens: float, steps: float) -> float:
         """Return the expected time of a round that drafts."""
@@ -86,37 +95,11 @@ class RoundCosts:
         plain = before + (seconds - before) / rounds
         return replace(self, plain=plain, plain_rounds=rounds, since_plain=0)
 
-    def add_drafted(self, seconds: float, tokens: float, steps: float) -> RoundCosts:
-        """Return the costs after a round that drafted, fitted to all and to the prior."""
-        x = np.array([1.0, tokens, steps])
-        new = np.outer(x, [*x, seconds])
-        sums = np.array(self.sums).reshape(3, 4) * (1 - 1 / MEMORY) + new
-        rows = float(self.rows)
-        made_up = np.array([[1.0, rows, 0.0], [1.0, 2 * rows, 0.0], [1.0, 2 * rows, 1.0]])
-        gram = PRIOR_WEIGHT * made_up.T @ made_up
-        prior = replace(self, fitted=None).coefficients
-        fitted = nonnegative_least_squares(sums[:, :3] + gram, sums[:, 3] + gram @ prior)
-        kept = tuple(sums.ravel().tolist())
-        return replace(self, sums=kept, fitted=fitted, since_plain=self.since_plain + 1)
-
-
-def nonnegative_least_squares(gram: Floats, moment: Floats) -> tuple[float, float, float]:
-    """Minimise xT A x - 2 bT x over x >= 0.
-
-    The minimum lies where some coefficients are 0 and the others solve their own equations. Among
-    such points without a negative coefficient it is the one with the largest bT x.
-
-    Args:
-        gram: A [3, 3], positive definite.
-        moment: b [3].
-    """
-    best, best_value = np.zeros(3), 0.0
-    for part in (list(part) for size in (3, 2, 1) for part in combinations(range(3), size)):
-        solved = np.linalg.solve(gram[np.ix_(part, part)], moment[part])
-        value = float(moment[part] @ solved)
-        if (solved >= 0).all() and value > best_value:
-            best, best_value = np.zeros(3), value
-            best[part] = solved
-            if len(part) == 3:
-                break
-    return float(best[0]), float(best[1]), float(best[2])
+    def add_drafted(
+        self, seconds: float, drafting: float, tokens: float, steps: float
+    ) -> RoundCosts:
+        """Return the costs after a round that drafted; where no model did, all counts in c0."""
+        rest = seconds - min(drafting, seconds) if steps else seconds
+        new = 1.0, tokens, tokens**2, rest, tokens * rest, steps**2, steps * (seconds - rest)
+        sums = tuple((1 - 1 / MEMORY) * a + b for a, b in zip(self.sums, new, strict=True))
+        return replace(self, sums=sums, since_plain=self.since_plain + 1)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from outrider.policies import AdaptiveDepth, FixedDepth, Policy, Shape
-from outrider.policies.account import Account
+from outrider.policies.account import LAST_WAIT, Account
 from outrider.types.records import MODEL
 from tests.support.simulated import Run, World, decode, play, sequences
 
@@ -194,22 +194,61 @@ def test_batches_of_many_sizes_share_what_may_be_lost() -> None:
         assert lost <= 4
 
 
-@pytest.mark.parametrize("name", HOPELESS)
-def test_nothing_more_is_lost_where_a_sequence_enters_in_every_round(name: str) -> None:
-    """Rounds of 8, of which one is new, as on a server whose answers are short."""
-    policy, world, rows = adaptive(), HOPELESS[name], 8
-    states, knowledge, lost, spent = sequences(rows, 10**6), policy.start(), 0.0, 0.0
-    clock, first = np.random.default_rng(0), 0.0
-    for number in range(400):
-        states = [*states[1:], *sequences(1, 10**6, first=rows + number)]
+def closed_loop(
+    policy: Policy, world: World, rows: int, tokens: Callable[[int], int], rounds: int
+) -> tuple[float, float, int]:
+    """Decode requests of so many tokens, by their number; where one ends the next enters.
+
+    Returns:
+        The most plain rounds lost at any time beyond 2% of the time, beside plain decoding that
+        prefills as many prompts; the plain rounds of all; and how many rounds drafted.
+    """
+    numbers, clock = count(rows), np.random.default_rng(0)
+    states = [sequences(1, tokens(number), number)[0] for number in range(rows)]
+    knowledge, lost, spent, most, drafted = policy.start(), 0.0, 0.0, 0.0, 0
+    for number in range(rounds):
         plan = policy.plan(knowledge, states)
+        prefill = world.prefill * any(state.round == 0 for state in states)
         states, record, seconds = play(policy, world, states, plan, number, 0, clock)
         knowledge = policy.observe(knowledge, states, record)
-        plain = (1 + world.prefill) * sum(record.emitted) / rows
-        lost, spent = lost + seconds / world.plain_s - plain, spent + seconds / world.plain_s
-        if number < 12:  # Rounds that are not timed, and what follows them.
-            first = max(first, lost)
-    assert lost <= first + (4 * (1 + world.prefill) + 0.02 * spent)
+        spent += seconds / world.plain_s
+        lost += seconds / world.plain_s - prefill - sum(record.emitted) / rows
+        most = max(most, lost - 0.02 * spent)
+        drafted += any(record.depth)
+        ended = [state.finish_reason is not None for state in states]
+        states = [
+            sequences(1, tokens(first), first)[0] if over else state
+            for state, over in zip(states, ended, strict=True)
+            for first in ([next(numbers)] if over else [0])
+        ]
+    return most, spent, drafted
+
+
+def entering(world: World) -> float:
+    """Plain rounds that 8 rows may lose besides: their prompts, and two rounds of unknown cost."""
+    return 8 * world.draft_prefill + 2 * (world.step + 8 * world.token)
+
+
+@pytest.mark.parametrize("name", HOPELESS)
+@pytest.mark.parametrize("tokens", [1, 3, 10, 40])
+def test_nothing_more_is_lost_where_answers_are_short(name: str, tokens: int) -> None:
+    world = replace(HOPELESS[name], draft_prefill=0.3)
+    most, _, _ = closed_loop(adaptive(), world, 8, lambda n: tokens + n % 3, 800)
+    assert most <= 4 + entering(world)
+
+
+def test_kept_tokens_are_not_credited_with_prefill() -> None:
+    """Where most rounds prefill a prompt, a token that is kept saves no prefill."""
+    world = World(acceptance=0.3, step=0.1, draft_prefill=0.3)
+    most, _, _ = closed_loop(adaptive(), world, 8, lambda n: 8 + n % 5, 800)
+    assert most <= 4 + entering(world)
+
+
+@pytest.mark.parametrize("tokens", [10, 40])
+def test_drafts_pay_where_answers_are_short(tokens: int) -> None:
+    world = World(acceptance=0.9, step=0.02, token=0.002)
+    _, _, drafted = closed_loop(adaptive(), world, 8, lambda n: tokens + n % 3, 400)
+    assert drafted > 300
 
 
 @pytest.mark.parametrize("name", HOPELESS)
@@ -278,7 +317,8 @@ ADVISED = World(acceptance=0.0, planning=0.4, learning=0.2, searching=0.1)
 @pytest.mark.parametrize("looks_up", [False, True])
 def test_planning_and_learning_are_charged(rows: int, looks_up: bool) -> None:
     run = decode(adaptive(looks_up=looks_up), ADVISED, sequences(rows, 10**6), rounds=1024)
-    assert losses(run, ADVISED, rows).max() <= 0
+    missed = ADVISED.catching_up * LAST_WAIT  # A draft model prefills what it missed.
+    assert losses(run, ADVISED, rows).max() <= missed
     assert looks_up or any(run.depths[100:])
 
 
@@ -323,7 +363,8 @@ def test_what_a_draft_model_takes_for_prompts_is_charged() -> None:
     _, most, spent, drafted = served(world, 200, 12)
     # Of the first request nothing was known to compare its prefill with.
     assert most <= 8 + 8 + 4
-    assert 2 <= sum(drafted) <= 2 + 0.03 * spent / 8
+    # Half of such a prefill is earned back, so that each answer loses about 4 rounds.
+    assert 2 <= sum(drafted) <= 2 + 0.02 * spent / 4
 
 
 def test_prompts_are_prefilled_where_answers_earn_it_back() -> None:

@@ -11,7 +11,7 @@ import pytest
 from outrider import SpeculativeConfig
 from outrider.policies import AdaptiveDepth, ConfidenceDepth, FixedDepth, Shape, policy_of
 from outrider.policies.acceptance import Acceptance, rates
-from outrider.policies.costs import RoundCosts, nonnegative_least_squares
+from outrider.policies.costs import MEMORY, PRIOR_WEIGHT, RoundCosts
 from outrider.types.records import MODEL, RowOutcome
 from tests.support.drafter_traits import Drafter
 from tests.support.simulated import World, decode, sequences
@@ -22,7 +22,8 @@ def test_costs_of_known_rounds_are_found() -> None:
     rng = np.random.default_rng(0)
     for _ in range(400):
         tokens, steps = float(2 * rng.integers(2, 9)), float(rng.integers(1, 8))
-        costs = costs.add_drafted(0.009 + 0.0005 * tokens + 0.002 * steps, tokens, steps)
+        seconds, drafting = 0.009 + 0.0005 * tokens + 0.002 * steps, 0.002 * steps
+        costs = costs.add_drafted(seconds, drafting, tokens, steps)
     assert costs.seconds(10, 4) == pytest.approx(0.022, rel=0.01)
     assert costs.coefficients[1:] == pytest.approx((0.0005, 0.002), rel=0.05)
 
@@ -30,7 +31,7 @@ def test_costs_of_known_rounds_are_found() -> None:
 def test_one_hiccup_changes_little() -> None:
     costs = RoundCosts(1).add_plain(0.01)
     for _ in range(100):
-        costs = costs.add_drafted(0.0125, 3.0, 2.0)
+        costs = costs.add_drafted(0.0125, 0.002, 3.0, 2.0)
     assert costs.clipped(10.0, 3.0, 2.0) < 0.04
     assert costs.clipped(0.013, 3.0, 2.0) == 0.013
 
@@ -41,19 +42,38 @@ def test_costs_are_the_prior_until_a_round_was_timed() -> None:
     assert prior.add_plain(0.01).seconds(8, 1) == pytest.approx(0.0132)
 
 
-def test_nonnegative_least_squares_satisfies_the_optimality_conditions() -> None:
+def test_a_step_and_a_token_are_told_apart_at_one_depth() -> None:
+    costs = RoundCosts(8).add_plain(0.01)
+    for _ in range(100):
+        costs = costs.add_drafted(0.0126, 0.001, 16.0, 1.0)
+    assert costs.coefficients[1:] == pytest.approx((0.0002, 0.001), rel=0.02)
+
+
+def test_looking_up_is_no_part_of_a_step() -> None:
+    costs = RoundCosts(1, 0.3).add_plain(0.01)
+    for _ in range(100):
+        costs = costs.add_drafted(0.015, 0.004, 3.0, 0.0)
+    assert costs.seconds(3, 0) == pytest.approx(0.015, rel=0.02)
+    assert costs.coefficients[2] == pytest.approx(0.003)
+
+
+def test_costs_are_the_best_that_are_not_negative() -> None:
     rng = np.random.default_rng(1)
-    zeros = 0
+    zeros = np.zeros(2)
     for _ in range(200):
-        rows = rng.standard_normal((8, 3))
-        full, moment = rows.T @ rows, rows.T @ rng.standard_normal(8)
-        x = np.array(nonnegative_least_squares(full, moment))
-        slope = full @ x - moment
-        assert (x >= 0).all()
-        assert (slope >= -1e-9).all()
-        assert abs(slope @ x) < 1e-9
-        zeros += int((x == 0).any())
-    assert zeros > 20
+        tokens, rest = rng.integers(2, 9, 6).astype(float), rng.exponential(0.01, 6)
+        costs = RoundCosts(1, token_ratio=0.1).add_plain(0.01)
+        for x, y in zip(tokens, rest, strict=True):
+            costs = costs.add_drafted(float(y), 0.0, float(x), 1.0)
+        found = np.array(costs.coefficients[:2])
+        weight = [*(1 - 1 / MEMORY) ** np.arange(5, -1, -1), PRIOR_WEIGHT, PRIOR_WEIGHT]
+        columns = np.stack([np.ones(8), [*tokens, 1, 2]], 1)
+        slope = (columns.T * weight) @ (columns @ found - [*rest, 0.01, 0.011])
+        assert (found >= 0).all()
+        assert (slope >= -1e-12).all()
+        assert abs(slope @ found) < 1e-12
+        zeros += found == 0
+    assert (zeros > 5).all()
 
 
 def test_rates_follow_what_was_kept() -> None:
