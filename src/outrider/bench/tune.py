@@ -73,7 +73,7 @@ class Recommendation:
         if low > 1:
             return figures
         if high > 1:
-            return f"undecided, more prompts may tell: the best tried, {figures}"
+            return f"undecided, more prompts may decide: the best tried, {figures}"
         return f"turn it off: the best tried, {figures}"
 
     def settings(self) -> dict[str, Any]:

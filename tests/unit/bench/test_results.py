@@ -173,7 +173,7 @@ def test_verdicts_say_what_to_do() -> None:
     fast, slow, vague = measured(), measured(speedup=0.5), measured(speedup=1.05)
     assert "draft_model k=3 is 2.00x as fast as plain decoding" in _verdict(fast, slow)
     assert "turn it off: plain decoding is faster" in _verdict(slow)
-    assert "undecided, more prompts may tell" in _verdict(vague, slow)
+    assert "undecided, more prompts may decide" in _verdict(vague, slow)
     # What is surely faster goes before what is faster, but not surely.
     lucky = measured(hybrid, 3.0, margin=9.0)
     assert "draft_model k=3 is 2.00x" in _verdict(fast, lucky)
