@@ -54,7 +54,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         trees=("2x1",),
         batches=(1, 2),
         peers=("transformers",),
-        peer_k=(3,),
     )
     return run_bench(options)
 
@@ -93,7 +92,8 @@ def test_what_is_installed_races_with_one_candidate_beside_what_suits(
 def test_every_candidate_is_in_every_trial_with_plain_decoding_first(results: Results) -> None:
     own = ["plain", "draft_model k=3", "suffix k=3", "ngram k=3"]
     trees = ["draft_model tree 2x1", "suffix tree 2x1"]
-    peers = [f"transformers {name}" for name in ("plain", "draft_model k=3", "ngram k=3")]
+    kinds = ("plain", "draft_model k=3", "draft_model adaptive", "ngram k=3")
+    peers = [f"transformers {name}" for name in kinds]
     assert [trial.split(",")[1:] for trial in results.trials] == [
         [f" temperature {temperature}", *batch, " float64"]
         for temperature in ("0", "0.8")
