@@ -31,14 +31,12 @@ class Trial:
         sampling: parameters of every request; end-of-text is ignored, and `max_tokens` is for
             prompts that do not say.
         batch: sequences decoded together.
-        dtype: of both models, for the results.
         repeats: how often every stretch is decoded.
     """
 
     workload: Workload
     sampling: SamplingParams
     batch: int = 1
-    dtype: str = "float32"
     repeats: int = 1
 
     @property
@@ -180,7 +178,6 @@ class TrialRace:
                 workload=trial.workload.name,
                 temperature=trial.sampling.temperature,
                 batch=trial.batch,
-                dtype=trial.dtype,
                 seconds=tuple(run.seconds for run in own),
                 prompt_s=tuple(run.prompt_s for run in own),
                 tokens=tuple(run.tokens for run in own),

@@ -95,7 +95,7 @@ def test_every_candidate_is_in_every_trial_with_plain_decoding_first(results: Re
     kinds = ("plain", "draft_model k=3", "draft_model adaptive", "ngram k=3")
     peers = [f"transformers {name}" for name in kinds]
     assert [trial.split(",")[1:] for trial in results.trials] == [
-        [f" temperature {temperature}", *batch, " float64"]
+        [f" temperature {temperature}", *batch]
         for temperature in ("0", "0.8")
         for batch in ([], [" batch 2"])
     ]
@@ -105,7 +105,7 @@ def test_every_candidate_is_in_every_trial_with_plain_decoding_first(results: Re
         for each in members:
             assert sum(each.tokens) == 6 * len(each.tokens) * each.batch
             assert each.speedup is not None
-            if "temperature 0," in trial:
+            if each.temperature == 0:
                 assert each.identical == len(each.tokens)
     assert results.missing == ("transformers: not in batches of 2, it decodes one at a time here",)
     assert not results.partial
