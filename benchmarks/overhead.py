@@ -40,8 +40,8 @@ def run(scope: Scope, say: Say) -> Report:
     rows += many_rows.measured(scope, say)
     note = (
         "Demo pair, one sequence, float32, medians of rounds; drafting is the draft model's "
-        "forward passes and the drawing of tokens; the rest is planning, shaping, verification "
-        "and bookkeeping. Where a number of tokens stands, models take no time: all of such a "
-        "round is distributions, draws, the verdict and bookkeeping."
+        "forward passes and the drawing of tokens; the rest is planning, logits processing, "
+        "verification and bookkeeping. Where a number of tokens stands, models take no time: all "
+        "of such a round is distributions, draws, the verdict and bookkeeping."
     )
     return Report(note, rows)

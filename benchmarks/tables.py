@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill as wrapped
 from typing import Any
 
 from outrider.bench import svg
@@ -95,7 +96,7 @@ def _page(machine: str, document: dict[str, Any]) -> str:
     lines = [f"# Benchmarks: {_machine(document)}", ""]
     for name, found in document["benchmarks"].items():
         facts = found["environment"]
-        lines += [f"## {_TITLES[name]}", "", found["note"], ""]
+        lines += [f"## {_TITLES[name]}", "", wrapped(found["note"], 116), ""]
         if name == "speedup":
             lines += [f"![Speedup over plain decoding]({machine}.svg)", ""]
         lines += [table(name, found["rows"]), ""]
@@ -119,7 +120,8 @@ def _summary(document: dict[str, Any]) -> str:
     kinds = dict.fromkeys(key[:2] for key in cells)
     made = [[*kind, *(cells.get((*kind, batch), "") for batch in batches)] for kind in kinds]
     headings = ["text", "temperature", *(f"batch {batch}" for batch in batches)]
-    return f"{markdown_table(headings, made)}\n\n{_machine(document)}. {found['note']}"
+    note = wrapped(f"{_machine(document)}. {found['note']}", 116)
+    return f"{markdown_table(headings, made)}\n\n{note}"
 
 
 def _machine(document: dict[str, Any]) -> str:

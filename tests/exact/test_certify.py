@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from outrider import ModelDrafter, OutriderError, SamplingParams, SpeculativeDecoder
-from outrider.certify import cases, ceilings, checks, controls, exact, faults
+from outrider.certify import cases, checks, controls, exact, faults
+from outrider.certify.ceilings import ceilings
 from outrider.certify.spread import spread, workers
 from outrider.engine import stopping
 from outrider.policies.rule import BreakEven
@@ -68,7 +69,7 @@ def test_the_design_is_the_same_every_time() -> None:
 
 
 def test_every_parameter_is_in_a_case_or_named_among_those_left_out() -> None:
-    levels = [*cases.SAMPLING.values(), *cases.SHAPING.values(), *cases.STOP.values()]
+    levels = [*cases.SAMPLING.values(), *cases.LOGITS_PROCESSING.values(), *cases.STOP.values()]
     asked = {name for level in levels for name in level}
     asked |= {"depths", "max_tokens", "prediction"}
     left_out = {name for names in cases.LEFT_OUT for name in names.split(", ")}
@@ -106,19 +107,19 @@ def test_the_checks_beside_the_distributions_pass() -> None:
     assert all(finding.passed for finding in findings), findings
     names = {finding.name for finding in findings}
     assert {"keys", "batches", "metrics", "policies", "perfect draft", "known answers"} <= names
+    assert "ceilings" in names
 
 
 @pytest.mark.slow
 def test_another_process_finds_what_this_one_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact, "_checks", lambda part: [])
-    monkeypatch.setattr(ceilings, "CASES", ceilings.CASES[:2])
     monkeypatch.setattr(exact, "design", lambda part: ((), designed()[1][:12]))
     done: list[int] = []
     alone = exact.exact_tier()(quiet)
     with workers(1) as pool:
         shared = exact.exact_tier(None, pool)(lambda count, *_: done.append(count))
-    assert (alone.measured, alone.reached) == (shared.measured, shared.reached)
-    assert done == list(range(15))
+    assert alone.measured == shared.measured
+    assert done == list(range(13))
 
 
 @pytest.mark.slow
@@ -204,17 +205,20 @@ def loses_unlikely_last(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("values", "fault"),
     [
-        ({"shaping": "repetition", "stop": "never"}, stale),
-        ({"shaping": "penalties", "stop": "never"}, stale),
-        ({"shaping": "bans", "stop": "never"}, stale),
-        ({"shaping": "processor", "stop": "never"}, stale),
-        ({"shaping": "memory", "stop": "never"}, remembers_refused),
-        ({"shaping": "regex", "stop": "never"}, stale),
-        ({"shaping": "choice", "stop": "never"}, stale),
-        ({"shaping": "none", "stop": "at a string"}, late_stops),
-        ({"shaping": "none", "stop": "not before two"}, late_stops),
-        ({"shaping": "none", "stop": "not before two"}, stale),
-        ({"shaping": "none", "stop": "never", "drafting": "otherwise"}, drafts_distribution),
+        ({"logits processing": "repetition", "stop": "never"}, stale),
+        ({"logits processing": "penalties", "stop": "never"}, stale),
+        ({"logits processing": "bans", "stop": "never"}, stale),
+        ({"logits processing": "processor", "stop": "never"}, stale),
+        ({"logits processing": "memory", "stop": "never"}, remembers_refused),
+        ({"logits processing": "regex", "stop": "never"}, stale),
+        ({"logits processing": "choice", "stop": "never"}, stale),
+        ({"logits processing": "none", "stop": "at a string"}, late_stops),
+        ({"logits processing": "none", "stop": "not before two"}, late_stops),
+        ({"logits processing": "none", "stop": "not before two"}, stale),
+        (
+            {"logits processing": "none", "stop": "never", "drafting": "otherwise"},
+            drafts_distribution,
+        ),
         ({"policy": "adaptive, measured", "drafter": "model"}, loses_unlikely_last),
         ({"policy": "confidence", "drafter": "model"}, loses_unlikely_last),
     ],
@@ -255,48 +259,24 @@ def test_measured_costs_end_some_drafts_of_a_case_and_let_others_go_on(
 # Ceilings
 
 
-def test_the_first_pair_reaches_what_it_has_to_and_nothing_above() -> None:
-    found = {
-        (drafter, shape): ceilings.reached(checks.shipped, drafter, shape, 0)
-        for drafter, shape in ceilings.DRAFTS
-    }
-    assert all(item.passed for item in found.values())
-    for (drafter, shape), item in found.items():
-        assert item.tokens["token"] <= item.tokens["block"] + 1e-12
-        assert bool(item.attaining) is (
-            drafter in ("model", "model, greedy", "tree, points")
-            or (drafter, shape) == ("tree, greedy", (2,))
-        )
-    # Something is left to reach, so that no row holds for nothing.
-    assert found["model", (1, 1, 1)].shares["token"] < 0.99
-    assert found["tree, drawn", (2,)].shares["block"] < 0.99
-
-
 @pytest.mark.parametrize(
-    ("drafter", "shape", "planted", "above"),
+    ("planted", "above"),
     [
-        ("model", (1, 1), controls.method(LenientVerification(0.8)), True),
-        ("model", (1, 1), controls.method(TokenVerification()), False),
-        ("model, greedy", (1, 1), controls.decoder(faults.no_bonus), False),
-        ("tree, greedy", (2,), controls.drafter(faults.siblings_in_another_order), False),
+        (controls.method(LenientVerification(0.8)), True),
+        (controls.method(TokenVerification()), False),
+        (controls.decoder(faults.no_bonus), False),
     ],
-    ids=["lenient", "token", "no bonus", "drawn child last"],
+    ids=["lenient", "token", "no bonus"],
 )
-def test_a_fault_is_above_a_bound_or_beside_a_value(
-    drafter: str, shape: tuple[int, ...], planted: Any, above: bool
-) -> None:
-    found = ceilings.reached(planted, drafter, shape, 0)
-    finding = ceilings.finding([found])
+def test_a_fault_is_above_the_optimum_or_does_not_attain_it(planted: Any, above: bool) -> None:
+    finding = ceilings(planted, depths=(2,))
     assert not finding.passed
-    assert (found.excess > 1e-3) is above
-    assert max(found.excess, found.shortfall) > 1e-3
-    assert ("nothing above a bound" in finding.detail) is not above
+    assert ("nothing above the optimum" in finding.detail) is not above
 
 
 def test_a_ceiling_that_is_exceeded_fails_the_tier(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "shipped", controls.method(LenientVerification(0.8)))
-    monkeypatch.setattr(ceilings, "CASES", (("model", (1, 1), 0),))
-    monkeypatch.setattr(exact, "_checks", lambda part: [])
+    planted = partial(ceilings, controls.method(LenientVerification(0.8)))
+    monkeypatch.setattr(exact, "_checks", lambda part: [("ceilings", planted)])
     monkeypatch.setattr(exact, "design", lambda part: ((), []))
     tier = exact.exact_tier()(quiet)
     assert not tier.passed

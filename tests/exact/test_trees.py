@@ -15,7 +15,6 @@ import torch
 
 from outrider import ModelDrafter, SamplingParams, SpeculativeConfig, SpeculativeDecoder
 from outrider.certify import exact_distribution
-from outrider.certify.bounds import transport_optimum
 from outrider.certify.checks import PROMPT, expected
 from outrider.certify.faults import plain_residual
 from outrider.certify.reference import distance, target_distribution
@@ -27,6 +26,7 @@ from outrider.types.records import Distributions, DraftPlan, DraftProposal
 from outrider.verification import METHODS as LOSSLESS
 from outrider.verification import TraversalVerification, Tree
 from tests.support.exactness import TOLERANCE, configured, error
+from tests.support.optima import brute_force
 
 METHODS = ("traversal", "recursive", "coupled")
 KINDS = ("greedy", "without_replacement", "with_replacement")
@@ -164,7 +164,7 @@ def test_the_ceiling_of_the_first_token_is_the_transport_optimum(kind: str) -> N
             optimum = p[np.argsort(-q)[:2]].sum()
         else:
             drawn: Any = kind
-            optimum = transport_optimum(p, q, 2, drawn)
+            optimum = brute_force(p, q, 2, drawn)
         assert ceiling == pytest.approx(optimum, abs=1e-12)
         assert kept <= ceiling + 1e-12
         if kind in ("greedy", "deterministic"):

@@ -63,7 +63,6 @@ def measured(
         "workload": "kind",
         "temperature": 0.0,
         "batch": 1,
-        "dtype": "float64",
         "seconds": (1.0, 2.0),
         "prompt_s": (0.1, 0.1),
         "tokens": (10, 10),

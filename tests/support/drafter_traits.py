@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Drafter:
-    """Says of itself what it is told to."""
+    """A drafter's traits, as they are given to it."""
 
     looks_up: bool = False
     vocab_size: int | None = 5

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from outrider import SpeculativeConfig, SpeculativeDecoder, StructuredOutput
-from outrider.certify.reference import filtered, shaped
+from outrider.certify.reference import filtered, processed
 from outrider.config import SamplingParams
 from outrider.runtimes.tabular import TabularModel
 
@@ -58,7 +58,7 @@ def form_distribution(
         if over or len(output) == params.max_tokens:
             distribution[output] = probability
             return
-        row = shaped(target.probabilities((*prompt, *output)), tuple(prompt), output, params)
+        row = processed(target.probabilities((*prompt, *output)), tuple(prompt), output, params)
         allowed = np.zeros(len(row))
         allowed[follows] = 1
         allowed[END] = whole and ends

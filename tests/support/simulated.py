@@ -20,22 +20,23 @@ from outrider.types.records import MODEL, DraftPlan, RoundRecord, RowOutcome, Se
 
 @dataclass
 class World:
-    """What drafts are worth and what they cost; times are in plain rounds.
+    """How likely drafts are kept and what they cost; times are in plain rounds.
 
     Attributes:
         acceptance: of a model's token, given the round; a number or a function.
         step: what a draft step costs.
         token: what one more token costs to verify, for each row.
         spread: how far the probabilities of single tokens lie from their mean, which the draft's
-            confidence tells; 0 makes confidence say nothing.
+            confidence reports; 0 makes confidences all alike.
         lookup: for a round, the tokens that can be looked up and the probability that each is kept.
         searching: what it costs to look for them.
         planning: what it costs to plan a round that is not plain from the outset.
         learning: what it costs to learn from a round that drafted.
         draft_prefill: what a draft model takes for a new prompt, before its first draft.
-        prefill: what reading a new prompt costs.
-        catching_up: what a draft pays for each token that it missed.
-        unread: what a draft pays besides for a prompt that it did not read in the first round.
+        prefill: what the target's prefill of a new prompt costs.
+        catching_up: what a draft pays for each token that it has to compute first.
+        late_prefill: what a draft pays besides for a prompt that it did not prefill in the first
+            round.
         noise: the standard deviation of the logarithm of times.
         plain_s: seconds of a plain round.
     """
@@ -51,7 +52,7 @@ class World:
     draft_prefill: float = 0.0
     prefill: float = 3.0
     catching_up: float = 0.002
-    unread: float = 0.0
+    late_prefill: float = 0.0
     noise: float = 0.0
     plain_s: float = 0.02
 
@@ -177,8 +178,8 @@ def play(
     if steps:
         missed = [_missed(state) for state in states]
         drafting += world.catching_up * max(missed)
-        unread = [state.round > 0 and max(state.depths) <= 0 for state in states]
-        drafting += world.unread * any(unread)
+        late = [state.round > 0 and max(state.depths) <= 0 for state in states]
+        drafting += world.late_prefill * any(late)
         first = [
             max(state.depths, default=0) <= 0 and source == MODEL and drawn > 0
             for state, source, drawn in zip(states, sources, depth, strict=True)
@@ -223,7 +224,7 @@ def _draft(
     up = np.array([rng.random(64)[:width] < 0.5 for rng in random])
     spread = min(world.spread, mean, 1 - mean)
     chances = [*(mean + spread * np.where(up, 1.0, -1.0))]
-    told = np.where(up, 0.9, 0.3) if world.spread else np.full((rows, width), 0.6)
+    confidence = np.where(up, 0.9, 0.3) if world.spread else np.full((rows, width), 0.6)
     depth, sources = plan.model_depth.copy(), [MODEL] * rows
     found, likely = world.lookup(number)
     stop = plan.stop
@@ -235,21 +236,21 @@ def _draft(
         used = stop.lookup(row, reach) if count else 0
         if used:
             sources[row], depth[row] = "ngram", used
-            chances[row], told[row] = np.full(width, likely), likely
+            chances[row], confidence[row] = np.full(width, likely), likely
     model = np.array([source == MODEL for source in sources])
     for drawn in range(1, width):
         drafting = model & (depth > drawn)
         if stop is None or plan.tree is not None or not drafting.any():
             break
-        goes_on = stop.continues(told[:, :drawn], drafting)
+        goes_on = stop.continues(confidence[:, :drawn], drafting)
         depth = np.where(drafting & ~goes_on, drawn, depth)
     counts = depth.tolist()
-    confidence = [told[row, : counts[row]].tolist() for row in range(rows)]
-    return tuple(sources), counts, chances, confidence if stop else [[]] * rows
+    drawn_confidence = [confidence[row, : counts[row]].tolist() for row in range(rows)]
+    return tuple(sources), counts, chances, drawn_confidence if stop else [[]] * rows
 
 
 def _missed(state: SequenceState) -> int:
-    """About how many tokens a draft model has not read."""
+    """About how many tokens a draft model has not computed."""
     missed = 0
     for depth in reversed(state.depths):
         if depth > 0:

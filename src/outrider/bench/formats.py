@@ -60,7 +60,6 @@ def row(found: Measurement) -> dict[str, Any]:
         "workload": found.workload,
         "temperature": found.temperature,
         "batch": found.batch,
-        "dtype": found.dtype,
         "completed": len(found.tokens) * found.batch,
         "total_output_tokens": sum(found.tokens),
         "duration": sum(found.seconds),

@@ -20,7 +20,7 @@ from ..errors import InvalidConfigError
 Progress = Callable[[int, int, str], object]
 """Receives the steps done, the steps in all, and what comes next."""
 
-Workloads = Literal["code", "editing", "json", "quote", "chat", "random"]
+Workloads = Literal["code", "editing", "json", "chat", "random"]
 Drafters = Literal["draft_model", "ngram", "suffix", "hybrid", "early_exit", "prediction"]
 TunedDrafters = Literal["draft_model", "ngram", "suffix", "hybrid"]
 LosslessMethods = Literal["block", "token", "traversal", "recursive", "coupled"]
@@ -87,10 +87,9 @@ class BenchOptions(_Options):
     repeats: int = 1
     """How often every prompt is decoded."""
     peers: tuple[Peers, ...] = ("transformers",)
-    """Other systems on the same weights, or none. With peers candidates take turns by whole
-    requests, without them by rounds, which a noisy machine disturbs less."""
-    peer_k: tuple[Depth, ...] | None = None
-    """Depths of the peers' drafts; adaptive is their own heuristic (default: as -k, and that)."""
+    """Other systems on the same weights, or none; at the depths of -k and by their own heuristic.
+    With peers candidates take turns by whole requests, without them by rounds, which a noisy
+    machine disturbs less."""
     runtimes: tuple[RuntimeName, ...] | None = None
     """What computes both models (default: what suits them, then those installed, the latter with
     the first drafter and the adaptive depth alone); llama_cpp takes --gguf."""
@@ -104,7 +103,7 @@ class BenchOptions(_Options):
         _check_lists(self, "workloads", "drafters", "verification", "k")
         _check_lists(self, "temps", "batches", "peers", "runtimes")
         _check(self, _count, "exit_layers", "batches")
-        _check(self, _depth, "k", "peer_k")
+        _check(self, _depth, "k")
         _check(self, _temperature, "temps")
         _check(self, _tree, "trees")
         drafters = self.drafters or ()
@@ -146,14 +145,8 @@ class BenchOptions(_Options):
     @property
     def depths(self) -> tuple[int | None, ...]:
         """`k` with defaults filled in; None is adaptive."""
-        return _depths(self.k or (("adaptive",) if self.quick else (4, "adaptive")))
-
-    @property
-    def peer_depths(self) -> tuple[int | None, ...]:
-        """`peer_k` with defaults filled in; None is the peer's own heuristic."""
-        if self.peer_k is not None:
-            return _depths(self.peer_k)
-        return tuple(dict.fromkeys((*self.depths, None)))
+        given = self.k or (("adaptive",) if self.quick else (4, "adaptive"))
+        return tuple(None if depth == "adaptive" else depth for depth in given)
 
     def chosen_drafters(self, has_model: bool) -> tuple[str, ...]:
         """Return what drafts, defaults filled in, for a pair with or without a draft model."""
@@ -249,10 +242,6 @@ def shape_of(tree: str, field: str = "trees") -> tuple[int, ...]:
     if nodes > 1024:
         raise InvalidConfigError(field, tree, "at most 1024 nodes", given=f"{tree} has {nodes}")
     return shape
-
-
-def _depths(given: tuple[Depth, ...]) -> tuple[int | None, ...]:
-    return tuple(None if depth == "adaptive" else depth for depth in given)
 
 
 def _count(name: str, value: object) -> object:

@@ -102,7 +102,7 @@ def _headline(results: Results) -> str:
         return "Benchmark of speculative decoding"
     if all(found.outcome == "slower" for found in best):
         return "Turn it off: plain decoding is faster in every trial"
-    return "Undecided, or slower than plain decoding, in every trial: more prompts may tell"
+    return "Undecided, or slower than plain decoding, in every trial: more prompts may decide"
 
 
 def _figures(results: Results) -> str:

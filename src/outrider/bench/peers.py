@@ -79,7 +79,7 @@ def _of_transformers(
 
 
 def _candidates(system: str, options: BenchOptions, *, drafts: bool = False) -> list[Candidate]:
-    depths = options.peer_depths
+    depths = tuple(dict.fromkeys((*options.depths, None)))
     tried = [("none", None), *(("draft_model", depth) for depth in depths if drafts)]
     tried += [("ngram", depth) for depth in depths if depth is not None]
     return [Candidate(drafter, depth=depth, system=system) for drafter, depth in tried]

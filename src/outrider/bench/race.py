@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter
 from typing import Any, cast
@@ -117,19 +117,17 @@ class OutriderRunner(Runner):
     def turns(
         self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int
     ) -> Turns:
-        """Decode a stretch, with nothing of earlier ones in the models' caches.
-
-        Only coupled decoding is seeded: it may still be adaptive.
-        """
+        """Decode a stretch, with nothing of earlier ones in the models' caches."""
         for part in parts_of(self.decoder.target, self.decoder.drafter):
             if isinstance(part, Runtime):
                 part.reset()
         self.events.clear()
         self.records.clear()
         start = perf_counter()
-        asked = self._seeded(params, seed)
         # A stream is a generator; closing it frees what the models hold.
-        stream = cast(Generator[StreamEvent], self.decoder.stream(list(map(list, prompts)), asked))
+        stream = cast(
+            Generator[StreamEvent], self.decoder.stream(list(map(list, prompts)), list(params))
+        )
         seconds = perf_counter() - start
         with closing(stream):
             start = perf_counter()
@@ -146,21 +144,6 @@ class OutriderRunner(Runner):
             for request in range(len(prompts))
         )
         return Run(seconds - prompt_s, prompt_s, token_ids)
-
-    def undrafted(
-        self, prompts: Sequence[Tokens], params: Sequence[SamplingParams], seed: int
-    ) -> tuple[Tokens, ...]:
-        """Return what coupled decoding has to emit: the text of the same seeds without drafts."""
-        plain = SpeculativeDecoder(self.decoder.target, config=self.decoder.config)
-        outputs = plain.generate(list(map(list, prompts)), self._seeded(params, seed))
-        return tuple(output.token_ids for output in outputs)
-
-    def _seeded(self, params: Sequence[SamplingParams], seed: int) -> list[SamplingParams]:
-        coupled = self.candidate.verification == "coupled"
-        return [
-            replace(asked, seed=seed + row) if coupled and asked.seed is None else asked
-            for row, asked in enumerate(params)
-        ]
 
 
 @dataclass(slots=True)

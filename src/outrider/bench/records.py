@@ -148,7 +148,6 @@ class Measurement:
         workload: the name of the workload.
         temperature: of every request.
         batch: sequences decoded together.
-        dtype: of both models.
         seconds: for each stretch, from the request to the last token, without `prompt_s`.
         prompt_s: for each stretch, the seconds of the target's first forward pass, which prefills
             the prompts.
@@ -167,7 +166,6 @@ class Measurement:
     workload: str
     temperature: float
     batch: int
-    dtype: str
     seconds: tuple[float, ...]
     prompt_s: tuple[float, ...]
     tokens: tuple[int, ...]
@@ -189,7 +187,7 @@ class Measurement:
     def trial(self) -> str:
         """What it has in common with the candidates that it is compared with."""
         batch = f", batch {self.batch}" if self.batch > 1 else ""
-        return f"{self.workload}, temperature {self.temperature:g}{batch}, {self.dtype}"
+        return f"{self.workload}, temperature {self.temperature:g}{batch}"
 
     @property
     def tokens_per_s(self) -> float:

@@ -70,7 +70,6 @@ def run_bench(options: BenchOptions, report: Progress = silent) -> Results:
                 workload=workload,
                 sampling=SamplingParams(max_tokens=options.tokens, temperature=temperature),
                 batch=batch,
-                dtype=facts["dtype"],
                 repeats=options.repeats,
             )
             for workload, temperature, batch in product(workloads, options.temps, options.batches)

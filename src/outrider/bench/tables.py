@@ -123,7 +123,7 @@ def verdict(best: Measurement, members: Sequence[Measurement]) -> str:
     if best.outcome == "slower":
         said = f"turn it off: plain decoding is faster (at best {said})"
     elif best.outcome == "undecided":
-        said = f"undecided, more prompts may tell (at best {said})"
+        said = f"undecided, more prompts may decide (at best {said})"
     peers = [found for found in members if found.candidate.system != "outrider" and found.speedup]
     ahead = max(peers, key=lambda found: found.speedup or 0.0, default=None)
     if ahead is not None and (ahead.speedup or 0.0) > max(best.speedup or 0.0, 1.0):

@@ -14,7 +14,7 @@ from ..drafters.base import nothing_drafted
 from ..errors import InvalidConfigError
 from ..runtimes.base import Runtime
 from ..types.prefix import Prefix
-from .race import OutriderRunner, Run, Runner, Tokens, Watch, race
+from .race import Run, Runner, Tokens, Watch, race
 from .records import Difference, Measurement, Prompt, Workload
 from .speedup import Speedup, speedup
 
@@ -31,14 +31,12 @@ class Trial:
         sampling: parameters of every request; end-of-text is ignored, and `max_tokens` is for
             prompts that do not say.
         batch: sequences decoded together.
-        dtype: of both models, for the results.
         repeats: how often every stretch is decoded.
     """
 
     workload: Workload
     sampling: SamplingParams
     batch: int = 1
-    dtype: str = "float32"
     repeats: int = 1
 
     @property
@@ -103,10 +101,7 @@ class TrialRace:
         """Race one stretch: all of it counts, or an interrupt left it undone and nothing does."""
         params = self.trial.params(prompts)
         runs = self._race([prompt.token_ids for prompt in prompts], params, index, self._watch)
-        differences = {
-            runner: self._differences(runner, runs, prompts, params, index)
-            for runner in self._runners
-        }
+        differences = {runner: self._differences(runner, runs, prompts) for runner in self._runners}
         for runner in self._runners:
             self._found[runner].append((runs[runner], differences[runner]))
             if runner.decoder is not None:
@@ -128,33 +123,23 @@ class TrialRace:
         return runs
 
     def _differences(
-        self,
-        runner: Runner,
-        runs: Mapping[Runner, Run],
-        prompts: Sequence[Prompt],
-        params: Sequence[SamplingParams],
-        seed: int,
+        self, runner: Runner, runs: Mapping[Runner, Run], prompts: Sequence[Prompt]
     ) -> list[Difference] | None:
-        """Find where outputs first differ from the right ones; None where many are right.
+        """Find where outputs first differ from plain decoding's, and whether rounding explains it.
 
-        At temperature 0 it is found out whether rounding explains the difference.
+        None where many outputs are right: above temperature 0, and of lossy methods.
         """
-        candidate, plain = runner.candidate, self._plain(runner)
-        greedy = self.trial.sampling.temperature == 0
-        if greedy and not candidate.lossy:
-            expected = runs[plain].token_ids
-        elif candidate.verification == "coupled" and isinstance(runner, OutriderRunner):
-            ids = [prompt.token_ids for prompt in prompts]
-            expected = runner.undrafted(ids, params, seed)
-        else:
+        if self.trial.sampling.temperature > 0 or runner.candidate.lossy:
             return None
+        plain = self._plain(runner)
+        expected = runs[plain].token_ids
         differences = []
         for prompt, own, right in zip(prompts, runs[runner].token_ids, expected, strict=True):
             for place, (token, due) in enumerate(zip_longest(own, right)):
                 if token == due:
                     continue
                 first = Difference(prompt.name, place, token, due)
-                if greedy and None not in (token, due) and plain.decoder is not None:
+                if None not in (token, due) and plain.decoder is not None:
                     before = (*prompt.token_ids, *right[:place])
                     gap, allowed = _apart(plain.decoder.target, before, token, due)
                     first = replace(first, gap=gap, allowed=allowed)
@@ -193,7 +178,6 @@ class TrialRace:
                 workload=trial.workload.name,
                 temperature=trial.sampling.temperature,
                 batch=trial.batch,
-                dtype=trial.dtype,
                 seconds=tuple(run.seconds for run in own),
                 prompt_s=tuple(run.prompt_s for run in own),
                 tokens=tuple(run.tokens for run in own),

@@ -73,7 +73,7 @@ class Recommendation:
         if low > 1:
             return figures
         if high > 1:
-            return f"undecided, more prompts may tell: the best tried, {figures}"
+            return f"undecided, more prompts may decide: the best tried, {figures}"
         return f"turn it off: the best tried, {figures}"
 
     def settings(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def run_tune(options: TuneOptions, report: Progress = silent) -> Recommendation:
     if len(workload.prompts) < options.batch:
         expected = f"at most {len(workload.prompts)}, the number of prompts"
         raise InvalidConfigError("batch", options.batch, expected)
-    search = _Search(options, pair, facts["dtype"], workload, report)
+    search = _Search(options, pair, workload, report)
     partial = False
     try:
         search.run(field)
@@ -170,9 +170,9 @@ class _Search:
     """The races of a search, and what each candidate came to in its last one."""
 
     def __init__(
-        self, options: TuneOptions, pair: Pair, dtype: str, workload: Workload, report: Progress
+        self, options: TuneOptions, pair: Pair, workload: Workload, report: Progress
     ) -> None:
-        self._options, self._pair, self._dtype = options, pair, dtype
+        self._options, self._pair = options, pair
         self._workload, self._report = workload, report
         self._done, self._total = 0, 1
         self.latest: dict[Candidate, list[Measurement]] = {}
@@ -209,7 +209,6 @@ class _Search:
                     min_p=options.min_p,
                 ),
                 batch=options.batch,
-                dtype=self._dtype,
                 repeats=options.repeats if share == 1 else 1,
             )
             each = (PLAIN, *field)

@@ -41,7 +41,6 @@ def built_in(kind: str, tokenizer: Any, vocab_size: int, count: int) -> Workload
       passages further on in them;
     - editing: a function or method of such a file, then its first lines again with a name changed;
     - json: records of one form, of which the next is wanted;
-    - quote: a docstring, then a summary that begins to quote it;
     - chat: a conversation, written by the tokenizer's chat template if it has one;
     - random: 150 tokens drawn uniformly, after which nothing can be foreseen.
 
@@ -128,18 +127,6 @@ def _edited(text: str) -> list[str]:
     return edited
 
 
-def _quoting(text: str) -> list[str]:
-    """Docstrings of 60 to 200 words, each followed by the start of a summary that quotes it."""
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    parts = (node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds))
-    passages = (ast.get_docstring(part) or "" for part in parts)
-    return [
-        f'{passage}\n\nIn short, and in its own words: "{" ".join(passage.split()[:4])}'
-        for passage in passages
-        if 60 <= len(passage.split()) <= 200
-    ]
-
-
 def _records() -> Iterator[tuple[str, str]]:
     rng = np.random.default_rng(0)
     names = ("alice", "bob", "carol", "dave", "erin", "frank")
@@ -165,5 +152,4 @@ _TEXTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "code": _code,
     "editing": lambda: _each_file_in_turn(_edited),
     "json": _records,
-    "quote": lambda: _each_file_in_turn(_quoting),
 }

@@ -79,7 +79,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
 }
 
-SHAPING: dict[str, dict[str, Any]] = {
+LOGITS_PROCESSING: dict[str, dict[str, Any]] = {
     "none": {},
     "repetition": {"repetition_penalty": 1.4},
     "penalties": {"presence_penalty": 0.8, "frequency_penalty": -0.5},
@@ -137,7 +137,7 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "method": tuple(METHODS),
     "drafter": tuple(DRAFTERS),
     "sampling": tuple(SAMPLING),
-    "shaping": tuple(SHAPING),
+    "logits processing": tuple(LOGITS_PROCESSING),
     "stop": tuple(STOP),
     "batch": ("alone", "ragged", "with others"),
     "depth": ("1", "2", "3"),
@@ -261,7 +261,11 @@ class Case:
         }
         if self.values["drafter"] == "prediction":
             asked["prediction"] = _PREDICTION
-        for factor, levels in (("stop", STOP), ("sampling", SAMPLING), ("shaping", SHAPING)):
+        for factor, levels in (
+            ("stop", STOP),
+            ("sampling", SAMPLING),
+            ("logits processing", LOGITS_PROCESSING),
+        ):
             asked |= levels[self.values[factor]]
         return SamplingParams(**asked)
 
@@ -317,12 +321,12 @@ class Measured:
 
 def configured(method: Verification, kind: str, k: int, **more: Any) -> SpeculativeConfig:
     """Make the configuration of a method and a kind of drafter."""
-    shaped: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     if kind == "tree, grown":
-        shaped["tree_budget"] = _BUDGETS[k]
+        tree["tree_budget"] = _BUDGETS[k]
     elif kind.startswith("tree"):
-        shaped["tree_shape"] = _SHAPES[k]
-    settings = {"depth": "fixed", "validate": "always"} | shaped | DRAFTERS.get(kind, {}) | more
+        tree["tree_shape"] = _SHAPES[k]
+    settings = {"depth": "fixed", "validate": "always"} | tree | DRAFTERS.get(kind, {}) | more
     return SpeculativeConfig(num_speculative_tokens=k, verification=method, **settings)
 
 

@@ -22,8 +22,9 @@ from ..types.protocols import Chance
 from ..types.records import DraftPlan, RoundRecord, RowOutcome, SequenceState
 from ..verification import Method, TokenVerification, Verifier
 from ..verification.lossy import LenientVerification, TypicalVerification
-from . import ceilings, checks, faults, toys
+from . import checks, faults, toys
 from .cases import configured
+from .ceilings import ceilings
 from .checks import Build, Report
 from .enumeration import exact_distribution
 from .goodness import together
@@ -197,11 +198,6 @@ def early_exit_distribution(make: Callable[[TransformersModel], Any]) -> Finding
     return checks.exactness(distance(exact_distribution(made, prompt, params), expected))
 
 
-def ceiling(build: Build) -> Finding:
-    """The check of expected tokens beside their bounds, on chains of two."""
-    return ceilings.finding([ceilings.reached(build, "model", (1, 1), 0)])
-
-
 def goodness(build: Build) -> Finding:
     """The statistical tier's own test, on a tabular pair: 1,000 continuations of 3 tokens."""
     target, draft = mock_pair(4, 11)
@@ -251,7 +247,7 @@ CONTROLS = (
         ("block: scan stops at the first refusal", _VARIANT, faults.stops_at_first_refusal()),
     ),
     *_group(
-        ceiling,
+        partial(ceilings, depths=(2,)),
         method,
         ("block: token verification under its name", "less than asked for", TokenVerification()),
         ("more tokens than any lossless method", "lenient acceptance", LenientVerification(0.8)),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def exact(tier: ExactTier) -> dict[str, Any]:
-    """The exact tier: the design, every case, every check, and expected tokens beside bounds."""
+    """The exact tier: the design, every case and every check."""
     return {
         "passed": tier.passed,
         "tolerance": TOLERANCE,
@@ -31,9 +31,6 @@ def exact(tier: ExactTier) -> dict[str, Any]:
         },
         "cases": [_case(item) for item in tier.measured],
         "checks": [asdict(item) for item in tier.findings],
-        "ceilings": [
-            asdict(item) | {"share": item.shares, "passed": item.passed} for item in tier.reached
-        ],
     }
 
 

@@ -6,33 +6,27 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from ..engine.decoder import SpeculativeDecoder
 from ..random import philox4x32
 from ..types.finding import Finding
-from . import ceilings, checks
+from . import checks
 from .cases import DRAFTERS, METHODS, NOT_MODELS, POLICIES, Measured, Part, configured, design
-from .ceilings import Reached
+from .ceilings import ceilings
 from .checks import Build, Report
 from .contracts import described
 from .covering import Coverage
 from .spread import spread
 
-Found = TypeVar("Found")
-
 
 @dataclass(frozen=True, slots=True)
 class ExactTier:
-    """What the cases cover of pairs and triples of settings, what they came to, and the checks.
-
-    Expected tokens are compared with their bounds unless there is a user's own part.
-    """
+    """What the cases cover of pairs and triples of settings, what they came to, and the checks."""
 
     coverage: tuple[Coverage, ...]
     measured: tuple[Measured, ...]
     findings: tuple[Finding, ...]
-    reached: tuple[Reached, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -61,25 +55,19 @@ def exact_tier(
     jobs: list[tuple[str, Callable[[], Any]]] = [
         (name, partial(_caught, name, run)) for name, run in _checks(part)
     ]
-    if part is None:
-        bounds = [partial(ceilings.reached, checks.shipped, *case) for case in ceilings.CASES]
-        jobs += [("ceilings", partial(_caught, "ceilings", run)) for run in bounds]
     jobs += [(", ".join(case.values.values()), case.measure) for case in cases]
     finish = spread(jobs, pool if part is None else None)
 
     def tier(report: Report) -> ExactTier:
         found = finish(report)
-        findings = [item for item in found if isinstance(item, Finding)]
-        reached = tuple(item for item in found if isinstance(item, Reached))
-        if reached:
-            findings.append(ceilings.finding(reached))
+        findings = tuple(item for item in found if isinstance(item, Finding))
         measured = tuple(item for item in found if isinstance(item, Measured))
-        return ExactTier(covered, measured, tuple(findings), reached)
+        return ExactTier(covered, measured, findings)
 
     return tier
 
 
-def _caught(name: str, run: Callable[[], Found]) -> Found | Finding:
+def _caught(name: str, run: Callable[[], Finding]) -> Finding:
     """What a check found; whatever it raised is a finding, too."""
     try:
         return run()
@@ -115,6 +103,7 @@ def _checks(part: Part | None) -> list[tuple[str, Callable[[], Finding]]]:
         ("policies", partial(checks.policies, build, planned)),
         ("perfect draft", partial(checks.perfect_draft, build, chains)),
         ("known answers", partial(checks.known_answers, philox4x32)),
+        ("ceilings", partial(ceilings, build)),
         *(
             ("accepted tokens", partial(checks.accepted_tokens, build, config, known))
             for config, known in (

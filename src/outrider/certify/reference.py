@@ -37,7 +37,7 @@ class Source(Protocol):
         ...
 
 
-def shaped(
+def processed(
     row: Row,
     prompt: Tokens,
     output: Tokens,
@@ -179,7 +179,7 @@ def target_distribution(
             return
         processors = copy.deepcopy(before)
         probabilities = target.probabilities(prompt + output)
-        row = shaped(probabilities, prompt, output, params, processors, texts)
+        row = processed(probabilities, prompt, output, params, processors, texts)
         row = filtered(row, params)
         for token in np.flatnonzero(row):
             extend((*output, int(token)), probability * float(row[token]), processors)

@@ -129,7 +129,6 @@ def demo(
                 trial = Trial(
                     workload=prompts,
                     sampling=replace(params, temperature=temperature),
-                    dtype=loaded.facts["dtype"],
                 )
                 watch = None if screen is None else partial(screen.draw, trial.label)
                 race = TrialRace(trial, runners, watch)

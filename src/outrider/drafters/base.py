@@ -29,7 +29,7 @@ class DraftContext(ABC):
 
     @property
     @abstractmethod
-    def shaped(self) -> bool:
+    def processes_logits(self) -> bool:
         """Whether distributions depend on the tokens drafted before: `distribution` needs them."""
 
     @property
@@ -88,7 +88,7 @@ class DraftContext(ABC):
         Args:
             logits: [B, V] or [B, M, V], after M nodes of each row, all at one depth D.
             path: the drafted tokens that lead to them, int64 [B, M, D]; None if there are none, or
-                if nothing is `shaped`.
+                if logits are not processed.
         """
 
     @abstractmethod

@@ -81,7 +81,7 @@ class ModelDrafter(Drafter):
         for position in range(int(depth.max())):
             if position:
                 logits = cursor.step(self._fed(tokens[-1]))
-            path = torch.stack(tokens, -1)[:, None] if tokens and ctx.shaped else None
+            path = torch.stack(tokens, -1)[:, None] if tokens and ctx.processes_logits else None
             made.append(ctx.distribution(self._aligned(logits), path))
             tokens.append(ctx.pick(made[-1], position))
             depth = ctx.depths()

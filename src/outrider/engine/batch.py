@@ -25,7 +25,7 @@ class Batch:
         states: the sequences.
         params: their sampling parameters, packed for the device.
         device: where their distributions live.
-        shaping: what is done to the target's logits; None for nothing.
+        logits_params: what is done to the target's logits; None for nothing.
         drafting: the parameters that chains are drafted under.
         ranking: those that trees are drafted under: greedy rows, whose likeliest tokens are
             proposed, have plain ones.
@@ -36,7 +36,7 @@ class Batch:
     states: tuple[SequenceState, ...]
     params: PackedParams
     device: torch.device
-    shaping: PackedLogitsParams | None
+    logits_params: PackedLogitsParams | None
     drafting: PackedParams
     ranking: PackedParams
     deterministic: tuple[bool, ...]
@@ -59,7 +59,7 @@ class Batch:
         """
         params = [state.params for state in states]
         packed = drafting = PackedParams.pack(params, vocab_size, device)
-        shaping = draft_logits_params = PackedLogitsParams.pack(states, device)
+        on_logits = draft_logits_params = PackedLogitsParams.pack(states, device)
         if draft_params is not None:
             greedily = replace(draft_params, temperature=0)
             params = [
@@ -77,7 +77,7 @@ class Batch:
             plain = [SamplingParams() if asked.greedy else asked for asked in params]
             ranking = PackedParams.pack(plain, vocab_size, device)
         return Batch(
-            states, packed, device, shaping, drafting, ranking, deterministic, draft_logits_params
+            states, packed, device, on_logits, drafting, ranking, deterministic, draft_logits_params
         )
 
     @property
@@ -86,13 +86,13 @@ class Batch:
         return tuple(state.prefix.sequence_id for state in self.states)
 
     def pipelines(self, ended: Ended) -> tuple[LogitsPipeline | None, LogitsPipeline | None]:
-        """Make what shapes a round's logits, the target's and the draft's, up to where they end."""
+        """Make a round's logits pipelines, the target's and the draft's, up to where they end."""
         states, device = self.states, self.device
         pipeline = drafting = None
-        if self.shaping is not None:
-            pipeline = LogitsPipeline(self.shaping, states, device, ended)
+        if self.logits_params is not None:
+            pipeline = LogitsPipeline(self.logits_params, states, device, ended)
         if self.draft_logits_params is not None:
-            if self.draft_logits_params is self.shaping and pipeline is not None:
+            if self.draft_logits_params is self.logits_params and pipeline is not None:
                 drafting = pipeline.drafting()
             else:
                 masks = None if pipeline is None else pipeline.masks

@@ -68,7 +68,7 @@ class RoundContext(DraftContext):
         return self._batch.device
 
     @property
-    def shaped(self) -> bool:
+    def processes_logits(self) -> bool:
         """Whether distributions depend on the tokens drafted before."""
         return self._pipeline is not None
 
@@ -160,10 +160,10 @@ class RoundContext(DraftContext):
                 path = torch.empty(len(logits), count, 0, dtype=torch.int64, device=logits.device)
             # Rows that are not drafted this far hold padding.
             nodes = np.where(self._depth > path.shape[2], path.shape[1], 0).tolist()
-            shaped = self._pipeline(logits, Path.of(path, nodes)).logits
+            processed = self._pipeline(logits, Path.of(path, nodes)).logits
             # Where the request forbids every token the draft may say what it likes.
-            nothing = shaped.amax(-1, keepdim=True) == -torch.inf
-            logits = torch.where(nothing, logits, shaped)
+            nothing = processed.amax(-1, keepdim=True) == -torch.inf
+            logits = torch.where(nothing, logits, processed)
         made, finite = sampling.distributions(logits, self._params)
         self.finite.append(finite.reshape(len(finite), -1))
         self._latest = (logits, made) if self._plan.stop is not None else None

@@ -93,8 +93,8 @@ def verify(
     Raises:
         DraftError, DegenerateDistributionError: a model's logits are not finite where they decided.
     """
-    shaped = None if pipeline is None else pipeline(logits, Path.to_nodes(proposal))
-    made, finite = sampling.distributions(logits if shaped is None else shaped.logits, batch.params)
+    processed = None if pipeline is None else pipeline(logits, Path.to_nodes(proposal))
+    made, finite = sampling.distributions(processed.logits if processed else logits, batch.params)
     verdict: Verdict | Tensor
     if made.probs is None:
         assert made.point_masses is not None
@@ -106,19 +106,19 @@ def verify(
             probs = torch.where(sound[..., None], probs, 1 / probs.shape[-1])
         verdict = verifier.verify(proposal, probs, draws)
     rows = read_back(proposal, verdict, finite, draft_finite)
-    if shaped is not None:
-        rows = _usable(shaped, rows)
+    if processed is not None:
+        rows = _usable(processed, rows)
     check_finite(batch, rows)
     return [row.cut(row.sound) for row in rows]
 
 
-def _usable(shaped: PipelineResult, rows: Sequence[RowVerdict]) -> list[RowVerdict]:
+def _usable(processed: PipelineResult, rows: Sequence[RowVerdict]) -> list[RowVerdict]:
     """Cut the rows where no token may be emitted; raise what was raised at their first nodes."""
     found: list[RowVerdict] = []
     errors: list[OutriderError] = []
     for index, row in enumerate(rows):
         try:
-            found.append(row.cut(shaped.usable(index, row.nodes)))
+            found.append(row.cut(processed.usable(index, row.nodes)))
         except OutriderError as error:
             errors.append(error)
     if errors:

@@ -1,4 +1,4 @@
-"""Tell the logits processors that a `generate` call's settings make from the caller's own."""
+"""Separate the logits processors that a `generate` call's settings make from the caller's own."""
 
 from __future__ import annotations
 

@@ -51,11 +51,11 @@ def generate_with(
     asked after every token, for each row by itself, with `scores` None; where there are logits
     processors of the caller's own, after drafted tokens as well, since none of these is called
     behind a stop. They are called for each row and each drafted position by itself, in
-    transformers' order; one that
-    remembers earlier calls comes as `StatefulProcessor(processor)`, called with [1, L] and [1, V]
-    like the others, since drafts that are refused are seen as well. Rows that have ended are
-    padded. What sampling draws follows from `torch.manual_seed`. transformers itself drops a
-    `streamer`, `assistant_model` or `tokenizer`; stop strings are passed as a `StopStringCriteria`.
+    transformers' order; one that remembers earlier calls comes as `StatefulProcessor(processor)`,
+    called with [1, L] and [1, V] like the others, since drafts that are refused are seen as well.
+    Rows that have ended are padded. What sampling draws follows from `torch.manual_seed`.
+    transformers itself drops a `streamer`, `assistant_model` or `tokenizer`; stop strings are
+    passed as a `StopStringCriteria`.
 
     The models' caches are kept from call to call, not what is in them, so that weights may change
     in between. The models themselves are left as they are.

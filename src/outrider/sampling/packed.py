@@ -87,7 +87,7 @@ class PackedLogitsParams:
             for row, state in rows
             if state.params.allowed_token_ids is not None
         }
-        shaping = PackedLogitsParams(
+        made = PackedLogitsParams(
             bias=Entries.of(biases, device),
             penalties=packed if any(each != (1, 0, 0) for each in penalties) else None,
             words=Entries.of([(row, word[-1], -np.inf) for row, word in bad], device),
@@ -98,6 +98,6 @@ class PackedLogitsParams:
             processors=frozenset(row for row, state in rows if state.processors),
             grammars=frozenset(row for row, state in rows if state.grammar is not None),
         )
-        parts = (shaping.bias, shaping.penalties, shaping.words, shaping.floor)
-        asks = shaping.only or shaping.processors or shaping.grammars
-        return shaping if asks or any(part is not None for part in parts) else None
+        parts = (made.bias, made.penalties, made.words, made.floor)
+        asks = made.only or made.processors or made.grammars
+        return made if asks or any(part is not None for part in parts) else None

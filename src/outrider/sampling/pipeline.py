@@ -75,10 +75,10 @@ class PipelineResult:
 
 
 class LogitsPipeline:
-    """Shapes the logits of one round.
+    """Processes the logits of one round.
 
     Args:
-        shaping: of the batch.
+        packed: of the batch.
         states: its sequences.
         device: of the logits.
         ended: where requests end; None for nowhere.
@@ -87,13 +87,13 @@ class LogitsPipeline:
 
     def __init__(
         self,
-        shaping: PackedLogitsParams,
+        packed: PackedLogitsParams,
         states: Sequence[SequenceState],
         device: torch.device,
         ended: Ended | None = None,
         masks: dict[_Place, Mask | None] | None = None,
     ) -> None:
-        self._packed = shaping
+        self._packed = packed
         self._states = states
         self._ended = ended
         self.masks = {} if masks is None else masks
@@ -102,18 +102,18 @@ class LogitsPipeline:
         self._blocked: set[_Place] = set()
         lengths = [state.prefix.length - state.prompt_length for state in states]
         self._emitted = torch.tensor(lengths, device=device)[:, None]
-        if shaping.penalties is not None:
+        if packed.penalties is not None:
             counted = torch.from_numpy(_counted(states)).to(device)
             self._seen, self._uses = counted[0], counted[1:]
-        if shaping.words is not None:
-            longest = shaping.before.shape[1]
+        if packed.words is not None:
+            longest = packed.before.shape[1]
             padding = np.full(longest, -1)
             tails = [np.concatenate([padding, state.prefix.tokens[-longest:]]) for state in states]
             last = np.stack([tail[len(tail) - longest :] for tail in tails])
             self._tails = torch.from_numpy(last).to(device)
 
     def __call__(self, logits: Tensor, path: Path | None = None) -> PipelineResult:
-        """Shape logits.
+        """Process logits.
 
         Args:
             logits: [B, M, V], after M nodes; or [B, V], after one.
@@ -124,25 +124,25 @@ class LogitsPipeline:
             return PipelineResult(one.logits[:, 0], one.blocked)
         if path is None:
             path = Path.of(self._emitted.new_zeros(*logits.shape[:2], 0))
-        shaped = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
-        shaping = self._packed
-        if shaping.bias is not None:
-            shaping.bias.add(shaped, shaping.bias.values[:, None])
-        if shaping.penalties is not None:
-            shaped = self._penalised(shaped, path, shaping.penalties.to(shaped.dtype))
-        if shaping.words is not None:
-            shaping.words.add(shaped, _forbidden(self._completed(shaping.words, path)))
-        for row, allowed in shaping.only:
-            kept = shaped[row, :, allowed]
-            shaped[row] = -torch.inf
-            shaped[row, :, allowed] = kept
+        processed = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+        packed = self._packed
+        if packed.bias is not None:
+            packed.bias.add(processed, packed.bias.values[:, None])
+        if packed.penalties is not None:
+            processed = self._penalised(processed, path, packed.penalties.to(processed.dtype))
+        if packed.words is not None:
+            packed.words.add(processed, _forbidden(self._completed(packed.words, path)))
+        for row, allowed in packed.only:
+            kept = processed[row, :, allowed]
+            processed[row] = -torch.inf
+            processed[row, :, allowed] = kept
         ends = None
-        if shaping.floor is not None:
-            early = (self._emitted + path.depth)[shaping.floor.rows] < shaping.floor.values[:, None]
-            ends = shaped[shaping.floor.rows, :, shaping.floor.tokens]
+        if packed.floor is not None:
+            early = (self._emitted + path.depth)[packed.floor.rows] < packed.floor.values[:, None]
+            ends = processed[packed.floor.rows, :, packed.floor.tokens]
             ends = ends.masked_fill(~early, -torch.inf)
-            shaping.floor.add(shaped, _forbidden(early))
-        return PipelineResult(shaped, self._ask(shaped, path, ends))
+            packed.floor.add(processed, _forbidden(early))
+        return PipelineResult(processed, self._ask(processed, path, ends))
 
     def drafting(self) -> LogitsPipeline:
         """Return one for the round's drafts, whose processors go their own way."""
@@ -155,9 +155,9 @@ class LogitsPipeline:
 
         Processors of a user's own are not asked.
         """
-        state, shaping = self._states[row], self._packed
+        state, packed = self._states[row], self._packed
         params, emitted = state.params, len(state.output) + len(drafted)
-        if row in shaping.allowed and token not in shaping.allowed[row]:
+        if row in packed.allowed and token not in packed.allowed[row]:
             return True
         if emitted < params.min_tokens and token in state.stop_ids:
             return True
@@ -166,7 +166,7 @@ class LogitsPipeline:
                 text = state.prefix.tokens[max(0, len(state.prefix) - len(before)) :].tolist()
                 if not before or [*text, *drafted][-len(before) :] == before:
                     return True
-        if row not in shaping.grammars:
+        if row not in packed.grammars:
             return False
         place = (row, drafted)
         if place not in self.masks:
@@ -214,35 +214,35 @@ class LogitsPipeline:
         return ((history.gather(2, last) == wanted) | (wanted == -1)).all(-1)
 
     def _ask(
-        self, shaped: Tensor, path: Path, ends: Tensor | None
+        self, processed: Tensor, path: Path, ends: Tensor | None
     ) -> dict[tuple[int, int], OutriderError | None]:
         """Ask the rows' own processors and grammars node by node, on logits [B, M, V], in place.
 
         In lexical order of their paths: parents come before their children.
 
         Args:
-            shaped: the logits.
+            processed: the logits.
             path: what leads to the nodes.
             ends: logits [n, M] that `floor` took from its entries; -inf where it took none.
         """
         blocked: dict[tuple[int, int], OutriderError | None] = {}
         places: list[tuple[int, int]] = []
         masks: list[Mask] = []
-        shaping = self._packed
-        rows = sorted(shaping.processors | shaping.grammars)
+        packed = self._packed
+        rows = sorted(packed.processors | packed.grammars)
         for row, paths in path.listed(rows).items() if rows else ():
             for node in sorted(range(len(paths)), key=paths.__getitem__):
                 drafted, mask = paths[node], None
                 try:
-                    with about(self._states[row].prefix.sequence_id, "what shapes the logits"):
+                    with about(self._states[row].prefix.sequence_id, "logits processing"):
                         if not self._reached(row, drafted):
                             blocked[row, node] = None
                             self._blocked.add((row, drafted))
                             continue
-                        if row in shaping.grammars:
+                        if row in packed.grammars:
                             mask = self._mask(row, drafted)
-                        if row in shaping.processors:
-                            self._process(row, drafted, shaped[row, node])
+                        if row in packed.processors:
+                            self._process(row, drafted, processed[row, node])
                 except OutriderError as error:
                     blocked[row, node] = error
                     self._blocked.add((row, drafted))
@@ -250,25 +250,25 @@ class LogitsPipeline:
                 if mask is not None:
                     places.append((row, node))
                     masks.append(mask)
-        left = _masked(shaped, places, masks) if places else ()
+        left = _masked(processed, places, masks) if places else ()
         for (row, node), mask, some in zip(places, masks, left, strict=True):
-            if not some and not self._ends_early(shaped, (row, node), mask, ends):
+            if not some and not self._ends_early(processed, (row, node), mask, ends):
                 blocked[row, node] = nothing_left(self._states[row])
         return blocked
 
     def _ends_early(
-        self, shaped: Tensor, place: tuple[int, int], mask: Mask, ends: Tensor | None
+        self, processed: Tensor, place: tuple[int, int], mask: Mask, ends: Tensor | None
     ) -> bool:
         """Let the end come before `min_tokens` where nothing else may; return whether it may."""
         floor, (row, node) = self._packed.floor, place
         if floor is None or ends is None:
             return False
         own = floor.rows == row
-        alone = torch.full_like(shaped[row, node], -torch.inf)
+        alone = torch.full_like(processed[row, node], -torch.inf)
         alone[floor.tokens[own]] = ends[own, node]
         (some,) = _masked(alone[None, None], [(0, 0)], [mask])
         if some:
-            shaped[row, node] = alone
+            processed[row, node] = alone
         return some
 
     def _reached(self, row: int, drafted: tuple[int, ...]) -> bool:
@@ -296,11 +296,11 @@ class LogitsPipeline:
         tokens = torch.from_numpy(state.prefix.tokens)
         history = torch.cat([tokens, torch.tensor(drafted, dtype=torch.int64)]).to(logits.device)
         running = tuple(map(forked, self.processors(row, drafted[:-1] if drafted else ())))
-        shaped = logits.clone()
+        processed = logits.clone()
         for index, processor in enumerate(running):
             place = f"logits_processors[{index}] of sequence {state.prefix.sequence_id}"
-            shaped = called(processor, history, shaped, place)
-        logits.copy_(shaped)
+            processed = called(processor, history, processed, place)
+        logits.copy_(processed)
         self._after[row, drafted] = running
         self._logits[row, drafted] = logits
 

@@ -195,7 +195,7 @@ class TargetScores:
     Attributes:
         logits: [B, N + 1, V], after each node, the prefix first, then each drafted token.
         cached: the number of tokens of each prefix that is new to the target and that were found in
-            its cache; 0 of a prefix that it goes on with. Empty where it cannot tell.
+            its cache; 0 of a prefix that it goes on with. Empty where it is not known.
     """
 
     logits: Tensor

@@ -56,11 +56,6 @@ def test_quick_measures_less() -> None:
     assert BenchOptions(quick=True, max_tokens=7).tokens == 7
 
 
-def test_peers_draft_as_deep_as_outrider_and_by_their_own_heuristic() -> None:
-    assert BenchOptions(k=(2, 3)).peer_depths == (2, 3, None)
-    assert BenchOptions(k=(2,), peer_k=(5,)).peer_depths == (5,)
-
-
 @pytest.mark.parametrize(
     ("options", "has_model", "expected"),
     [

@@ -115,7 +115,7 @@ def test_the_default_is_always_in_the_grid() -> None:
     ("given", "said"),
     [
         ({}, "draft_model k=3 is 2.00x as fast as plain decoding (95% interval 1.50 to 2.50"),
-        ({"gain": Speedup(2.0, 0.9, 4.4)}, "undecided, more prompts may tell"),
+        ({"gain": Speedup(2.0, 0.9, 4.4)}, "undecided, more prompts may decide"),
         ({"gain": Speedup(0.8, 0.7, 0.9)}, "turn it off"),
         ({"gain": Speedup(2.0)}, "too few prompts"),
         ({"best": None, "gain": None}, "no recommendation"),

@@ -17,7 +17,7 @@ from outrider.errors import InvalidConfigError
 from ...support.bench import WORKLOAD, Characters
 from ...support.families import VOCAB
 
-KINDS = ("code", "editing", "json", "quote", "chat", "random")
+KINDS = ("code", "editing", "json", "chat", "random")
 
 
 def _parse(*rows: Any) -> Workload:

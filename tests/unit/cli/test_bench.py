@@ -30,7 +30,6 @@ def measurement(drafter: str, **changes: Any) -> Measurement:
         workload="code",
         temperature=0.0,
         batch=1,
-        dtype="float32",
         seconds=(1.0, 2.0),
         prompt_s=(0.1, 0.1),
         tokens=(40, 40),
@@ -90,7 +89,6 @@ def test_flags_reach_the_benchmark(capsys: Capture, bench: Callable[..., Asked])
     assert type(options) is BenchOptions
     assert options == BenchOptions(
         target="t",
-        dtype="bfloat16",
         workloads=("code", "json"),
         prompts_per_workload=2,
         max_tokens=9,
@@ -100,6 +98,7 @@ def test_flags_reach_the_benchmark(capsys: Capture, bench: Callable[..., Asked])
         k=(2, "adaptive"),
         trees=("2x2x1",),
         temps=(0.0, 0.5),
+        dtype="bfloat16",
         batches=(1, 4),
         peers=("none",),
     )
@@ -141,7 +140,7 @@ def test_other_tokens_than_plain_decodings_are_status_1_but_for_ties(
     bench(replace(RESULTS, measurements=(measurement("none"), other)))
     assert main(["bench"]) == status
     said = " ".join(capsys.readouterr().out.split())
-    assert "ngram k=4, code, temperature 0, float32: other tokens than plain decoding" in said
+    assert "ngram k=4, code, temperature 0: other tokens than plain decoding" in said
     assert "heapq.py, token 12: id 5 where plain has id 8" in said
     assert ("NOT a tie" in said) == bool(status)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from outrider.certify import cases, ceilings, controls, exact
+from outrider.certify import cases, controls, exact
 from outrider.cli import main
 from tests.support.command import Capture, error_of
 
@@ -43,7 +43,6 @@ def _short() -> Iterator[None]:
         patch.setattr(exact, "_checks", lambda part: checks(part)[-2:-1])
         patch.setattr("outrider.certify.exact.design", shortened)
         patch.setattr(controls, "CONTROLS", controls.CONTROLS[:2])
-        patch.setattr(ceilings, "CASES", ceilings.CASES[:2])
         patch.setattr(exact, "exact_tier", lambda part, _pool: lambda _: run(part))
         yield
 

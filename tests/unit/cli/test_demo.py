@@ -80,5 +80,5 @@ def test_there_must_be_something_to_compare(capsys: Capture, flags: tuple[str, .
 )
 def test_it_is_said_whether_texts_are_equal(changes: dict[str, Any], said: str) -> None:
     seconds = (1.0, 1.0)
-    found = Measurement(Candidate("ngram"), "demo", 0.0, 1, "float32", seconds, seconds, (4, 4), 2)
+    found = Measurement(Candidate("ngram"), "demo", 0.0, 1, seconds, seconds, (4, 4), 2)
     assert said in sameness(replace(found, **changes))

@@ -160,7 +160,7 @@ def test_models_that_pad_their_vocabularies_differently_are_aligned(width: int) 
 class PipelineResult(TrialContext):
     """A round whose distributions depend on drafted tokens; it notes the paths it is given."""
 
-    shaped = True
+    processes_logits = True
 
     def __init__(self, plan: Any, chance: Any) -> None:
         super().__init__(plan, chance)

@@ -161,7 +161,7 @@ def test_rounds_that_read_a_prompt_spoil_no_time() -> None:
 @pytest.mark.parametrize("found", [0, 8])
 def test_a_draft_model_reads_a_prompt_while_the_target_does(found: int) -> None:
     """Whatever can be looked up in the first round: later the draft alone would take the time."""
-    world = World(acceptance=0.8, unread=8.0, lookup=lambda n: (0 if n else found, 0.9))
+    world = World(acceptance=0.8, late_prefill=8.0, lookup=lambda n: (0 if n else found, 0.9))
     run = decode(adaptive(looks_up=True), world, sequences(1, 100))
     assert run.depths[0] == 1
     assert run.records[0].sources == (MODEL,)

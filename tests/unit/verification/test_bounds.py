@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.certify.bounds import exact_block_value
+from outrider.certify.ceilings import exact_block_value
 from outrider.types.records import Distributions, DraftProposal
 from outrider.verification.bounds import (
     block_values,

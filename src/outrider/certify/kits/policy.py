@@ -52,7 +52,7 @@ def check_policy(policy: Policy) -> tuple[Finding, ...]:
     return run(
         [
             ("plans some rounds and learns from them", lambda: plans.extend(_rounds(policy))),
-            ("one int64 depth for each sequence", each(_shaped)),
+            ("one int64 depth for each sequence", each(_one_depth_each)),
             ("depths are in 0..remaining - 1", each(_in_range)),
             ("a tree has as many levels as its deepest row", each(_has_levels)),
             ("plan changes nothing", lambda: _pure(policy, plans)),
@@ -151,7 +151,7 @@ def _some(plans: list[Planned]) -> list[Planned]:
     return plans
 
 
-def _shaped(states: States, plan: DraftPlan) -> None:
+def _one_depth_each(states: States, plan: DraftPlan) -> None:
     shape, dtype = (len(states),), np.dtype(np.int64)
     for name, depth in (("depth", plan.depth), ("model_depth", plan.model_depth)):
         found = (np.shape(depth), getattr(depth, "dtype", type(depth)))

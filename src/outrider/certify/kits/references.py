@@ -61,7 +61,7 @@ class FreshRuntime(Reference):
 
 
 class TransformersReference(Reference):
-    """A transformers model's own forward without a cache, and its own `generate`.
+    """A transformers model's own forward without a cache.
 
     Args:
         hf_model: a causal language model of transformers in evaluation mode.
@@ -77,17 +77,3 @@ class TransformersReference(Reference):
         ids = torch.tensor([tokens], device=self._hf_model.device)
         logits: Tensor = self._hf_model(ids, use_cache=False).logits[0, -1]
         return logits
-
-    def greedy(self, prompt: Path, length: int) -> Path:
-        """Return what `generate` gives, its end-of-text token being a token like others."""
-        ids = torch.tensor([prompt], device=self._hf_model.device)
-        text = self._hf_model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=length,
-            min_new_tokens=length,
-            do_sample=False,
-            eos_token_id=[],
-            pad_token_id=0,
-        )
-        return tuple(text[0, len(prompt) :].tolist())
