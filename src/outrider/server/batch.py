@@ -214,18 +214,16 @@ def _ended(
     requests: Requests, line: Line, reply: Reply, updates: SimpleQueue[Update]
 ) -> dict[str, Any]:
     done = False
-    while not done:
-        update = updates.get()
-        if update.error is not None:
-            return _failed(line, update.error)
-        try:
+    try:
+        while not done:
+            update = updates.get()
             reply.add(update)
-        except OutriderError as error:
-            assert reply.job is not None
-            requests.service.cancel(reply.job)
-            return _failed(line, error)
-        done = update.done
-    return _written(line, 200, reply.whole(), None)
+            done = update.done
+        return _written(line, 200, reply.whole(), None)
+    except OutriderError as error:
+        assert reply.job is not None
+        requests.service.cancel(reply.job)
+        return _failed(line, error)
 
 
 def _failed(line: Line, error: OutriderError) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..engine.metrics import SpeculationMetrics
 from ..engine.outputs import StreamEvent
+from ..errors import about
 from .schema import ChatBody, Common
 from .service import Job, RowRound, Update
 from .tokens import TokenTexts
@@ -58,7 +59,10 @@ class Reply:
 
         Raises:
             UserCodeError: the tokenizer raised.
+            OutriderError: the request was ended before it had ended by itself.
         """
+        if update.error is not None:
+            raise update.error
         assert self.job is not None
         events: list[StreamEvent] = []
         for row in update.rows:
@@ -73,7 +77,11 @@ class Reply:
         return events
 
     def whole(self) -> dict[str, Any]:
-        """Return the answer of a request that has ended."""
+        """Return the answer of a request that has ended.
+
+        Raises:
+            UserCodeError: the tokenizer raised.
+        """
         assert self.job is not None
         by_choice: list[list[StreamEvent]] = [[] for _ in self.job.states]
         for event in self.events:
@@ -85,7 +93,11 @@ class Reply:
     def chunks(
         self, tokens: Sequence[StreamEvent], of_choices: Sequence[RowRound]
     ) -> list[dict[str, Any]]:
-        """Return what is streamed of a round: one chunk for each choice that has something new."""
+        """Return what is streamed of a round: one chunk for each choice that has something new.
+
+        Raises:
+            UserCodeError: the tokenizer raised.
+        """
         found: list[dict[str, Any]] = []
         for index in dict.fromkeys(self._index(event) for event in tokens):
             events = [event for event in tokens if self._index(event) == index]
@@ -201,14 +213,21 @@ class Reply:
         reported = [event for event in events if event.logprob is not None]
         if not reported:
             return None
-        if self.chats:
-            content = [
-                self._entry(event, event.token_id, event.logprob)
-                | {"top_logprobs": [self._entry(event, *pair) for pair in event.top_logprobs or ()]}
-                for event in reported
-            ]
-            return {"content": content, "refusal": None}
-        named = [self._likeliest(event) for event in reported]
+        assert self.job is not None
+        sequence_id = self.job.states[self._index(events[0])].prefix.sequence_id
+        with about(sequence_id, "decoding the texts of tokens"):
+            if self.chats:
+                entries = [
+                    self._entry(event, event.token_id, event.logprob)
+                    | {
+                        "top_logprobs": [
+                            self._entry(event, *top) for top in event.top_logprobs or ()
+                        ]
+                    }
+                    for event in reported
+                ]
+                return {"content": entries, "refusal": None}
+            named = [self._likeliest(event) for event in reported]
         return {
             "tokens": [name for name, _ in named],
             "token_logprobs": [_finite(event.logprob) for event in reported],
