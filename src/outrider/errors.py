@@ -33,6 +33,7 @@ _LONGEST = 200
 _EXTRAS = {
     "accelerate": "gguf",
     "fastapi": "server",
+    "jinja2": "server",
     "gguf": "gguf",
     "llama_cpp": "llama-cpp",
     "llguidance": "grammar",
