@@ -6,7 +6,7 @@ import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import InvalidConfigError, OutriderError, missing
 
@@ -60,12 +60,8 @@ def written(
     if not source:
         expected = "a model with a chat template; send the text to /v1/completions"
         raise InvalidConfigError("messages", f"{len(messages)} messages", expected)
-    write: Write = partial(
-        tokenizer.apply_chat_template,
-        add_generation_prompt=answers and not continues,
-        tokenize=False,
-        **(variables or {}),
-    )
+    own = {"tokenize": False, "add_generation_prompt": answers and not continues}
+    write: Write = partial(tokenizer.apply_chat_template, **{**(variables or {}), **own})
     failures: list[Exception] = []
     try:
         known, words = _names(source)
@@ -99,7 +95,7 @@ def _names(source: str) -> tuple[frozenset[str], frozenset[str]]:
     class Generation(Extension):
         """The tag that transformers adds."""
 
-        tags = frozenset(("generation",))
+        tags: ClassVar = {"generation"}
 
         def parse(self, parser: Any) -> Any:
             next(parser.stream)

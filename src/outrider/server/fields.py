@@ -32,7 +32,6 @@ IGNORED: Mapping[str, str] = {
 _NOTHING: Mapping[str, tuple[Any, ...]] = {
     "top_k": (-1,),
     "seed": (-1,),
-    "stop": ("",),
     "logprobs": (False,),
     "echo": (False,),
     "suffix": ("",),
@@ -41,6 +40,7 @@ _NOTHING: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
+    "json_object": (False,),
     "use_beam_search": (False,),
     "length_penalty": (1,),
     "early_stopping": (False,),
@@ -84,6 +84,17 @@ _INSTEAD: Mapping[str, str] = {
 }
 """What to do in place of some fields that are not served."""
 
+_EXPECTED: Mapping[str, str] = {
+    "model_type": "a JSON object",
+    "dict_type": "a JSON object",
+    "int_parsing": "an integer",
+    "too_long": "at most {max_length} of them",
+    "too_short": "at least {min_length} of them",
+    "greater_than_equal": "a number >= {ge}",
+    "less_than_equal": "a number <= {le}",
+}
+"""What is allowed, by the kind of an error, where pydantic's message says it in words of Python."""
+
 
 def read_body(kind: type[Body], data: bytes) -> Body:
     """Read the JSON of a body.
@@ -116,12 +127,12 @@ def checked(kind: type[Body], given: Any, beginning: str = "") -> Body:
     if first["type"] == "missing":
         missing = f"{field} is missing"
         raise InvalidConfigError(field, first["input"], "a value", given=missing) from None
-    said = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    expected = f"{said[0].lower()}{said[1:]}"
     if first["type"] == "extra_forbidden":
         expected = _INSTEAD.get(field, "none: there is no such field")
-    if first["type"] in ("model_type", "dict_type"):
-        expected = "a JSON object"
+    elif first["type"] in _EXPECTED:
+        expected = _EXPECTED[first["type"]].format_map(first.get("ctx", {}))
+    else:
+        expected = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     raise InvalidConfigError(field, first["input"], expected) from None
 
 

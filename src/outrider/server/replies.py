@@ -9,6 +9,7 @@ from typing import Any
 from ..engine.metrics import SpeculationMetrics
 from ..engine.outputs import StreamEvent
 from ..errors import about
+from .parameters import Form, named_as_asked
 from .schema import ChatBody, Common
 from .service import Job, RowRound, Update
 from .tokens import TokenTexts
@@ -22,6 +23,7 @@ class Reply:
 
     Args:
         body: what was asked.
+        form: of the text.
         name: the answer's id.
         model: the name that the server gives its model.
         created: seconds since the epoch.
@@ -33,6 +35,7 @@ class Reply:
     """
 
     body: Common
+    form: Form | None
     name: str
     model: str
     created: int
@@ -62,7 +65,8 @@ class Reply:
             OutriderError: the request was ended before it had ended by itself.
         """
         if update.error is not None:
-            raise update.error
+            with named_as_asked(self.form):
+                raise update.error
         assert self.job is not None
         events: list[StreamEvent] = []
         for row in update.rows:

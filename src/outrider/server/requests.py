@@ -11,12 +11,12 @@ from typing import Any
 
 from .. import __version__
 from ..engine.decoder import SpeculativeDecoder
-from ..errors import ContextLengthError, InvalidConfigError
+from ..errors import ContextLengthError, EmptyPrefixError, InvalidConfigError
 from ..types.records import SequenceState
 from .conversation import written
 from .failures import UnknownModelError
 from .fields import read_body
-from .parameters import named_as_asked, sampling_params
+from .parameters import Form, asked_form, named_as_asked, sampling_params
 from .replies import Reply
 from .schema import ChatBody, Common, CompletionBody, Speculation
 from .service import Service
@@ -81,17 +81,23 @@ class Requests:
         served, n = self.served, body.n or 1
         if body.model is not None:
             self.check_model(body.model)
+        chat = isinstance(body, ChatBody)
         prompts = body.prompts if isinstance(body, CompletionBody) else [self._chat(body)]
-        if not 1 <= n * len(prompts) <= served.most_choices:
-            name, value = ("n", n) if len(prompts) == 1 else ("prompt", f"{len(prompts)} prompts")
+        count = len(prompts)
+        if not 1 <= n * count <= served.most_choices:
+            name, value = ("n", n) if count == 1 else ("prompt", f"a list of {count}")
             expected = f"1 to {served.most_choices} choices in all"
-            raise InvalidConfigError(name, value, expected)
+            raise InvalidConfigError(name, value, expected, given=f"{name} is {value}")
         if body.top is not None:
             self._texts.prepare()
-        groups = [self._states(body, prompt) for prompt in prompts]
-        chat = isinstance(body, ChatBody)
+        form = asked_form(body)
+        names = [f"prompt[{index}]" for index in range(count)]
+        if count == 1:
+            names = ["messages" if chat else "prompt"]
+        groups = [self._states(body, form, *each) for each in zip(names, prompts, strict=True)]
         reply = Reply(
             body=body,
+            form=form,
             name=f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
             model=served.model,
             created=int(time.time()),
@@ -108,18 +114,23 @@ class Requests:
         if name not in self.served.aliases | {self.served.model}:
             raise UnknownModelError("model", name, self.served.model)
 
-    def _states(self, body: Common, prompt: Any) -> list[SequenceState]:
-        """Start the choices of one prompt."""
+    def _states(
+        self, body: Common, form: Form | None, name: str, prompt: Any
+    ) -> list[SequenceState]:
+        """Start the choices of one prompt, which is at the path `name` of a body."""
         decoder = self.service.decoder
-        ids = decoder.tokens_of(prompt)
-        room = None if decoder.max_length is None else decoder.max_length - len(ids)
-        if room is not None and room < 1:
-            raise ContextLengthError(
-                f"the {'messages have' if isinstance(body, ChatBody) else 'prompt has'} {len(ids)} "
-                f"tokens, and the model's context is {decoder.max_length}; shorten the text"
-            )
-        with named_as_asked(body):
-            states = decoder.start(ids, sampling_params(body, room, decoder.tokenizer))
+        with named_as_asked(form, name):
+            ids = decoder.tokens_of(prompt)
+            if not ids:
+                raise EmptyPrefixError("prompt has no tokens; give at least one", field=name)
+            room = None if decoder.max_length is None else decoder.max_length - len(ids)
+            if room is not None and room < 1:
+                raise ContextLengthError(
+                    f"prompt of {len(ids)} tokens cannot fit the model's context of "
+                    f"{decoder.max_length}; shorten the text",
+                    field=name,
+                )
+            states = decoder.start(ids, sampling_params(body, form, room, decoder.tokenizer))
         if body.speculative is False:
             states = [replace(state, drafting=False) for state in states]
         return states
