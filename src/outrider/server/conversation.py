@@ -6,7 +6,7 @@ import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from ..errors import InvalidConfigError, OutriderError, missing
 
@@ -95,7 +95,7 @@ def _names(source: str) -> tuple[frozenset[str], frozenset[str]]:
     class Generation(Extension):
         """The tag that transformers adds."""
 
-        tags: ClassVar = {"generation"}
+        tags = {"generation"}  # noqa: RUF012 - where Jinja looks for it
 
         def parse(self, parser: Any) -> Any:
             next(parser.stream)
