@@ -109,13 +109,8 @@ def read_body(kind: type[Body], data: bytes) -> Body:
         why = "too deeply nested" if isinstance(error, RecursionError) else str(error)
         start = data[:40].decode(errors="replace")
         raise InvalidConfigError("body", start, f"a JSON object ({why})") from None
-    return checked(kind, given)
-
-
-def checked(kind: type[Body], given: Any, beginning: str = "") -> Body:
-    """Check an object of JSON, which is at the path `beginning` of a body; see `read_body`."""
     if not isinstance(given, dict):
-        raise InvalidConfigError(beginning or "body", given, "a JSON object")
+        raise InvalidConfigError("body", given, "a JSON object")
     try:
         return kind.model_validate(given)
     except ValidationError as error:
@@ -123,7 +118,7 @@ def checked(kind: type[Body], given: Any, beginning: str = "") -> Body:
         wrong = [(_path(given, each), each) for each in error.errors(include_url=False)]
         path, first = max(wrong, key=_closeness)
     name = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
-    field = f"{beginning}{name}".lstrip(".")[:_LONGEST_NAME]
+    field = name.removeprefix(".")[:_LONGEST_NAME]
     if first["type"] == "missing":
         missing = f"{field} is missing"
         raise InvalidConfigError(field, first["input"], "a value", given=missing) from None
@@ -157,8 +152,7 @@ def _path(given: Any, error: Any) -> list[str | int]:
 
 def asks_for_nothing(name: str, value: Any) -> bool:
     """Return whether a field has a value that asks for nothing but what is done in any case."""
-    kinds = (isinstance(value, bool), isinstance(value, str))
+    nothing = _NOTHING.get(name, ())
     return any(
-        value == each and kinds == (isinstance(each, bool), isinstance(each, str))
-        for each in _NOTHING.get(name, ())
+        value == each and isinstance(value, bool) == isinstance(each, bool) for each in nothing
     )

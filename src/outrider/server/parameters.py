@@ -13,8 +13,7 @@ from ..config.params import SamplingParams
 from ..config.structured import StructuredOutput
 from ..engine.requests import banned
 from ..errors import InvalidConfigError, OutriderError
-from .fields import checked
-from .schema import ChatBody, Common, CompletionBody, NamedSchema, ResponseFormat, joined
+from .schema import Body, ChatBody, CompletionBody, ResponseFormat, joined
 
 _COMPLETION_TOKENS = 16
 """What /v1/completions emits at most where nothing is said, as OpenAI has it."""
@@ -34,11 +33,6 @@ _KINDS = {
 }
 """Forms as vLLM names them, and as `StructuredOutput` does."""
 
-_OF_SCHEMAS = frozenset(
-    ("type", "properties", "items", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "$defs")
-)
-"""Keywords by which a JSON schema is known."""
-
 
 @dataclass(frozen=True, slots=True)
 class Form:
@@ -54,7 +48,7 @@ class Form:
     value: Any
 
 
-def asked_form(body: Common) -> Form | None:
+def asked_form(body: Body) -> Form | None:
     """Find the form that a body asks for, under any of its names.
 
     Raises:
@@ -80,7 +74,7 @@ def asked_form(body: Common) -> Form | None:
 
 
 def sampling_params(
-    body: Common, form: Form | None, room: int | None, tokenizer: Any
+    body: Body, form: Form | None, room: int | None, tokenizer: Any
 ) -> SamplingParams:
     """Make the parameters that a body asks for.
 
@@ -135,7 +129,7 @@ def named_as_asked(form: Form | None, prompt: str = "prompt") -> Iterator[None]:
         raise renamed from error.__cause__
 
 
-def _check(body: Common) -> None:
+def _check(body: Body) -> None:
     """Refuse fields that do not go together."""
     if isinstance(body, CompletionBody) and body.best_of not in (None, body.n or 1):
         raise InvalidConfigError("best_of", body.best_of, "n, or none: nothing is ranked")
@@ -143,7 +137,7 @@ def _check(body: Common) -> None:
         raise InvalidConfigError("top_logprobs", body.top_logprobs, "logprobs: true beside it")
 
 
-def _most_tokens(body: Common, room: int | None) -> int:
+def _most_tokens(body: Body, room: int | None) -> int:
     """Return how many tokens are emitted at most: no more than the context has room for."""
     chats = isinstance(body, ChatBody)
     name, asked = "max_tokens", body.max_tokens
@@ -166,28 +160,15 @@ def _schema(asked: ResponseFormat) -> dict[str, Any] | None:
     Raises:
         InvalidConfigError: there is none where one is needed, or several, or one beside "text".
     """
-    places = {"json_schema": asked.json_schema, "schema": asked.schema_, "value": asked.value}
-    given = [name for name, value in places.items() if value is not None]
-    expected = "none beside type: text" if asked.type == "text" else "one schema"
+    wrapped = None if asked.json_schema is None else asked.json_schema.schema_
+    places = {"json_schema": wrapped, "schema": asked.schema_, "value": asked.value}
+    given = {name: value for name, value in places.items() if value is not None}
     if len(given) > (asked.type != "text"):
-        name = given[-1]
-        raise InvalidConfigError(f"response_format.{name}", places[name], expected)
-    if asked.type == "text":
-        return None
-    if given == ["json_schema"] and asked.json_schema is not None:
-        return _unwrapped(asked.json_schema)
-    if given:
-        return places[given[0]]
-    if asked.type == "json_object":
-        return {"type": "object"}
-    missing = "response_format.json_schema is missing"
-    name = "response_format.json_schema"
-    raise InvalidConfigError(name, None, "one: {name, schema}", given=missing)
-
-
-def _unwrapped(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of {name, schema}, or what is a schema itself."""
-    wraps = given.keys() & {"schema", "name", "strict"}
-    if not wraps and given.keys() & _OF_SCHEMAS:
-        return given
-    return checked(NamedSchema, given, "response_format.json_schema").schema_
+        expected = "none beside type: text" if asked.type == "text" else "one schema"
+        name, value = given.popitem()
+        raise InvalidConfigError(f"response_format.{name}", value, expected)
+    if asked.type == "json_schema" and not given:
+        name = "response_format.json_schema"
+        raise InvalidConfigError(name, None, "one: {name, schema}", given=f"{name} is missing")
+    any_object = {"type": "object"} if asked.type == "json_object" else None
+    return next(iter(given.values()), any_object)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..engine.metrics import SpeculationMetrics
 from ..engine.outputs import StreamEvent
 from ..errors import about
 from .parameters import Form, named_as_asked
-from .schema import ChatBody, Common
+from .schema import Body, ChatBody
 from .service import Job, RowRound, Update
 from .tokens import TokenTexts
 
@@ -34,7 +34,7 @@ class Reply:
         deepest: the most tokens that a round drafts in a row.
     """
 
-    body: Common
+    body: Body
     form: Form | None
     name: str
     model: str
@@ -272,8 +272,9 @@ class Reply:
         """Return the figures about speculation, as vLLM names them; nothing if none were asked."""
         if self.figures == "none" or self.job is None:
             return {}
-        speculation = [self._speculation(index) for index in range(len(self.job.states))]
-        return {"metrics": {**self._times(), **_first(speculation)}}
+        each = [self._speculation(index) for index in range(len(self.job.states))]
+        several = {"speculative_decoding_choices": each} if len(each) > 1 else {}
+        return {"metrics": {**self._times(), "speculative_decoding": each[0], **several}}
 
     def _times(self) -> dict[str, float]:
         """Return how long it took, as vLLM names it."""
@@ -292,7 +293,18 @@ class Reply:
     def _speculation(self, index: int) -> dict[str, Any]:
         assert self.job is not None
         own = [each for each in self.rounds if each.choice == index]
-        found = _figures(self.job.metrics(index), own, self.deepest)
+        metrics, deepest = self.job.metrics(index), self.deepest
+        kept = Counter(min(each.accepted, deepest) for each in own)
+        found = {
+            "mean_acceptance_length": metrics.emitted / max(1, metrics.rounds),
+            "draft_acceptance_rate": metrics.acceptance_rate or 0.0,
+            "acceptance_histogram": [kept[length] for length in range(deepest + 1)],
+            "num_spec_steps": metrics.rounds,
+            "num_accepted_draft_tokens": metrics.accepted,
+            "num_draft_tokens": metrics.drafted,
+            "num_spec_tokens": deepest,
+            "per_position": list(metrics.per_position),
+        }
         if self.figures == "detailed":
             found["per_step_accepted"] = [each.accepted for each in own]
             found["per_step_drafted"] = [each.drafted for each in own]
@@ -302,30 +314,6 @@ class Reply:
 def _finite(logprob: float | None) -> float | None:
     """Return a log-probability as JSON can write it, that of an impossible token as OpenAI does."""
     return None if logprob is None else max(logprob, _IMPOSSIBLE)
-
-
-def _figures(
-    metrics: SpeculationMetrics, rounds: Sequence[RowRound], deepest: int
-) -> dict[str, Any]:
-    histogram = [0] * (deepest + 1)
-    for each in rounds:
-        histogram[min(each.accepted, deepest)] += 1
-    return {
-        "mean_acceptance_length": metrics.emitted / max(1, metrics.rounds),
-        "draft_acceptance_rate": metrics.acceptance_rate or 0.0,
-        "acceptance_histogram": histogram,
-        "num_spec_steps": metrics.rounds,
-        "num_accepted_draft_tokens": metrics.accepted,
-        "num_draft_tokens": metrics.drafted,
-        "num_spec_tokens": deepest,
-        "per_position": list(metrics.per_position),
-    }
-
-
-def _first(figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Put one choice's figures where vLLM's clients look, and those of several beside them."""
-    several = {"speculative_decoding_choices": list(figures)} if len(figures) > 1 else {}
-    return {"speculative_decoding": figures[0], **several}
 
 
 def _spoken(events: Iterable[StreamEvent], rounds: Sequence[RowRound]) -> dict[str, Any]:

@@ -18,11 +18,11 @@ from .failures import UnknownModelError
 from .fields import read_body
 from .parameters import Form, asked_form, named_as_asked, sampling_params
 from .replies import Reply
-from .schema import ChatBody, Common, CompletionBody, Speculation
+from .schema import Body, ChatBody, CompletionBody, Speculation
 from .service import Service
 from .tokens import TokenTexts
 
-ROUTES: dict[str, type[Common]] = {
+ROUTES: dict[str, type[Body]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
 }
@@ -114,9 +114,7 @@ class Requests:
         if name not in self.served.aliases | {self.served.model}:
             raise UnknownModelError("model", name, self.served.model)
 
-    def _states(
-        self, body: Common, form: Form | None, name: str, prompt: Any
-    ) -> list[SequenceState]:
+    def _states(self, body: Body, form: Form | None, name: str, prompt: Any) -> list[SequenceState]:
         """Start the choices of one prompt, which is at the path `name` of a body."""
         decoder = self.service.decoder
         with named_as_asked(form, name):
@@ -135,9 +133,8 @@ class Requests:
             states = [replace(state, drafting=False) for state in states]
         return states
 
-    def _chat(self, body: Common) -> str:
+    def _chat(self, body: ChatBody) -> str:
         """Write a conversation by the model's template."""
-        assert isinstance(body, ChatBody)
         answers, continues = body.add_generation_prompt, bool(body.continue_final_message)
         if answers and continues:
             expected = "false, or none, beside continue_final_message"

@@ -265,7 +265,8 @@ def test_what_is_no_json_is_refused(route: str, client: TestClient) -> None:
 def test_other_models_routes_and_methods_are_refused(client: TestClient) -> None:
     response = client.post("/v1/completions", json={"prompt": "a", "model": "other"})
     assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
-    assert client.get("/v1/completions").status_code == 405
+    wrong = client.get("/v1/completions")
+    assert (wrong.status_code, wrong.headers["Allow"]) == (405, "POST")
     missing = client.get("/v1/nothing")
     assert (missing.status_code, "error" in missing.json()) == (404, True)
     chat = client.post("/v1/chat/completions", json={"messages": []})

@@ -245,6 +245,11 @@ def test_a_schema_is_held_to_wherever_it_is(form: dict[str, Any], client: TestCl
     assert json.loads(found) == [7, 7]
 
 
+def test_a_schema_without_a_wrapper_is_taken_as_it_is(client: TestClient) -> None:
+    form = {"type": "json_schema", "json_schema": {"const": None}}
+    assert json.loads(text_of(complete(client, response_format=form, max_tokens=9))) is None
+
+
 @pytest.mark.parametrize(
     ("form", "param"),
     [

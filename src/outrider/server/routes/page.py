@@ -18,7 +18,7 @@ _POLICY = (
 _HEADERS = {"Content-Security-Policy": _POLICY, "Referrer-Policy": "no-referrer"}
 
 
-@router.get("/health")
+@router.api_route("/health", methods=["GET", "HEAD"])
 async def health(state: State) -> Response:
     """Say whether requests are taken."""
     service = state.requests.service
