@@ -221,7 +221,6 @@ def _ended(
             done = update.done
         return _written(line, 200, reply.whole(), None)
     except OutriderError as error:
-        assert reply.job is not None
         requests.service.cancel(reply.job)
         return _failed(line, error)
 

@@ -32,6 +32,9 @@ class Reply:
         figures: which figures about speculation it carries.
         n: choices of each prompt.
         deepest: the most tokens that a round drafts in a row.
+
+    Attributes:
+        job: what is decoded for it, once it is submitted.
     """
 
     body: Body
@@ -44,7 +47,7 @@ class Reply:
     figures: str
     n: int
     deepest: int
-    job: Job | None = None
+    job: Job = field(init=False)
     events: list[StreamEvent] = field(default_factory=list)
     rounds: list[RowRound] = field(default_factory=list)
     _predicted: int = 0
@@ -67,7 +70,6 @@ class Reply:
         if update.error is not None:
             with named_as_asked(self.form):
                 raise update.error
-        assert self.job is not None
         events: list[StreamEvent] = []
         for row in update.rows:
             assert update.step is not None
@@ -86,7 +88,6 @@ class Reply:
         Raises:
             UserCodeError: the tokenizer raised.
         """
-        assert self.job is not None
         by_choice: list[list[StreamEvent]] = [[] for _ in self.job.states]
         for event in self.events:
             by_choice[self._index(event)].append(event)
@@ -141,8 +142,6 @@ class Reply:
         """
         reasons = sorted({str(e.finish_reason) for e in self.events if e.finish_reason})
         found: dict[str, Any] = {"id": self.name, "outcome": outcome or ",".join(reasons)}
-        if self.job is None:
-            return found
         usage = self.usage()
         drafted, accepted = (
             sum(getattr(each, name) for each in self.rounds) for name in ("drafted", "accepted")
@@ -160,7 +159,6 @@ class Reply:
 
     def usage(self) -> dict[str, Any]:
         """Count tokens."""
-        assert self.job is not None
         first = [state for state in self.job.states if state.choice == 0]
         prompt = sum(state.prompt_length for state in first)
         emitted = len(self.events)
@@ -217,7 +215,6 @@ class Reply:
         reported = [event for event in events if event.logprob is not None]
         if not reported:
             return None
-        assert self.job is not None
         sequence_id = self.job.states[self._index(events[0])].prefix.sequence_id
         with about(sequence_id, "decoding the texts of tokens"):
             if self.chats:
@@ -258,7 +255,6 @@ class Reply:
         }
 
     def _entry(self, event: StreamEvent, token_id: int, logprob: float | None) -> dict[str, Any]:
-        assert self.job is not None
         first = event.position == 0
         ends = token_id in self.job.states[self._index(event)].stop_ids
         data = b"" if ends else self.texts.data(token_id, first=first)
@@ -270,7 +266,7 @@ class Reply:
 
     def _metrics(self) -> dict[str, Any]:
         """Return the figures about speculation, as vLLM names them; nothing if none were asked."""
-        if self.figures == "none" or self.job is None:
+        if self.figures == "none":
             return {}
         each = [self._speculation(index) for index in range(len(self.job.states))]
         several = {"speculative_decoding_choices": each} if len(each) > 1 else {}
@@ -278,7 +274,7 @@ class Reply:
 
     def _times(self) -> dict[str, float]:
         """Return how long it took, as vLLM names it."""
-        times, emitted = self.job.times() if self.job is not None else {}, len(self.events)
+        times, emitted = self.job.times(), len(self.events)
         if not times:
             return {}
         generated = times["prefill"] + times["decode"]
@@ -291,7 +287,6 @@ class Reply:
         }
 
     def _speculation(self, index: int) -> dict[str, Any]:
-        assert self.job is not None
         own = [each for each in self.rounds if each.choice == index]
         metrics, deepest = self.job.metrics(index), self.deepest
         kept = Counter(min(each.accepted, deepest) for each in own)
