@@ -6,7 +6,8 @@ import hashlib
 import json
 import secrets
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from .. import __version__
@@ -29,23 +30,8 @@ ROUTES: dict[str, type[Body]] = {
 """What each route takes."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """How a server answers.
-
-    Attributes:
-        model: the name of the model that it serves.
-        aliases: other names of it.
-        fingerprint: of the server and its settings.
-        most_choices: the largest n, and the most prompts of a request together.
-        figures: about speculation, where a request does not say.
-    """
-
-    model: str
-    aliases: frozenset[str]
-    fingerprint: str
-    most_choices: int = 128
-    figures: Speculation = "none"
+_MOST_CHOICES = 128
+"""The largest n, and the most prompts of a request together."""
 
 
 class Requests:
@@ -53,12 +39,22 @@ class Requests:
 
     Args:
         service: decodes.
-        served: how it answers.
+        names: what its model is called; the first is its name.
+        figures: about speculation, where a request does not say.
+
+    Attributes:
+        model: the name of the model.
+        fingerprint: of the server, its version and its settings of speculation.
     """
 
-    def __init__(self, service: Service, served: ServedModel) -> None:
+    def __init__(
+        self, service: Service, names: Sequence[str], figures: Speculation = "none"
+    ) -> None:
         self.service = service
-        self.served = served
+        self.model = names[0]
+        self.fingerprint = _fingerprint(service.decoder)
+        self._names = names
+        self._figures = figures
         self._texts = TokenTexts(service.decoder.tokenizer)
 
     def prepared(self, route: str, data: bytes) -> tuple[Reply, list[list[SequenceState]]]:
@@ -78,15 +74,15 @@ class Requests:
         if "stream_options" in body.model_fields_set and not body.stream:
             asked = body.stream_options.model_dump(exclude_none=True)
             raise InvalidConfigError("stream_options", asked, "none, or stream: true beside them")
-        served, n = self.served, body.n or 1
+        n = body.n or 1
         if body.model is not None:
             self.check_model(body.model)
         chat = isinstance(body, ChatBody)
         prompts = body.prompts if isinstance(body, CompletionBody) else [self._chat(body)]
         count = len(prompts)
-        if not 1 <= n * count <= served.most_choices:
+        if not 1 <= n * count <= _MOST_CHOICES:
             name, value = ("n", n) if count == 1 else ("prompt", f"a list of {count}")
-            expected = f"1 to {served.most_choices} choices in all"
+            expected = f"1 to {_MOST_CHOICES} choices in all"
             raise InvalidConfigError(name, value, expected, given=f"{name} is {value}")
         if body.top is not None:
             self._texts.prepare()
@@ -99,11 +95,11 @@ class Requests:
             body=body,
             form=form,
             name=f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
-            model=served.model,
+            model=self.model,
             created=int(time.time()),
-            fingerprint=served.fingerprint,
+            fingerprint=self.fingerprint,
             texts=self._texts,
-            figures=body.speculation_metrics or served.figures,
+            figures=body.speculation_metrics or self._figures,
             n=n,
             deepest=self.service.decoder.config.deepest,
         )
@@ -111,8 +107,8 @@ class Requests:
 
     def check_model(self, name: str) -> None:
         """Raise UnknownModelError if the model is not called so."""
-        if name not in self.served.aliases | {self.served.model}:
-            raise UnknownModelError("model", name, self.served.model)
+        if name not in self._names:
+            raise UnknownModelError("model", name, self.model)
 
     def _states(self, body: Body, form: Form | None, name: str, prompt: Any) -> list[SequenceState]:
         """Start the choices of one prompt, which is at the path `name` of a body."""
@@ -148,8 +144,7 @@ class Requests:
         )
 
 
-def fingerprint_of(decoder: SpeculativeDecoder) -> str:
-    """Name the server, its version and its settings of speculation."""
+def _fingerprint(decoder: SpeculativeDecoder) -> str:
     settings = json.dumps(asdict(decoder.config), sort_keys=True, default=str)
     drafter = type(decoder.drafter).__name__
     digest = hashlib.sha256(f"{settings}{drafter}".encode()).hexdigest()[:8]

@@ -19,7 +19,7 @@ from ..errors import ModelError
 from .access import AuthLimits
 from .app import make_app
 from .metrics import Metrics
-from .requests import Requests, ServedModel, fingerprint_of
+from .requests import Requests
 from .schema import Speculation
 from .service import Service
 
@@ -59,10 +59,8 @@ def run(
     listener = _listener(host, port)
     with _logs():
         service = Service(decoder, **limits)
-        name, *others = names
-        served = ServedModel(name, frozenset(others), fingerprint_of(decoder), figures=figures)
-        metrics = Metrics(service, name, vllm_names=vllm_names)
-        app = make_app(Requests(service, served), metrics, access)
+        metrics = Metrics(service, names[0], vllm_names=vllm_names)
+        app = make_app(Requests(service, names, figures), metrics, access)
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -72,7 +70,7 @@ def run(
             lifespan="on",
         )
         host, port = listener.getsockname()[:2]
-        _LOG.info("serving %s at http://%s:%d (page, /v1, /metrics)", name, host, port)
+        _LOG.info("serving %s at http://%s:%d (page, /v1, /metrics)", names[0], host, port)
         _Server(config, service, grace_s).run([listener])
         service.close()
         service.join(grace_s)
