@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from ..errors import InvalidConfigError, OutriderError, missing
@@ -84,6 +84,7 @@ def written(
         raise InvalidConfigError("messages", said, expected) from error
 
 
+@lru_cache(maxsize=4)
 def _names(source: str) -> tuple[frozenset[str], frozenset[str]]:
     """Return the variables that a template reads, and the names and texts in its code."""
     with missing("server"):
