@@ -33,6 +33,7 @@ _LONGEST = 200
 _EXTRAS = {
     "accelerate": "gguf",
     "fastapi": "server",
+    "jinja2": "server",
     "gguf": "gguf",
     "llama_cpp": "llama-cpp",
     "llguidance": "grammar",
@@ -55,6 +56,7 @@ class OutriderError(Exception):
         args: what happened.
         sequence_id: of the sequence that it is about, which ends alone; None if it is about none,
             or about several.
+        field: the parameter that it is about; None if it is about none.
 
     Attributes:
         request: the index of its prompt among those given to `generate` or `stream`; None else.
@@ -64,8 +66,15 @@ class OutriderError(Exception):
     request: int | None = None
     others: tuple[OutriderError, ...] = ()
 
-    def __init__(self, *args: object, sequence_id: int | None = None, **others: str) -> None:
+    def __init__(
+        self,
+        *args: object,
+        sequence_id: int | None = None,
+        field: str | None = None,
+        **others: str,
+    ) -> None:
         self.sequence_id = sequence_id
+        self.field = field
         super().__init__(*args, **others)
 
 
@@ -82,14 +91,13 @@ class InvalidConfigError(OutriderError, ValueError):
     def __init__(
         self, field: str, value: object, expected: str, *, given: str | None = None
     ) -> None:
-        self.field = field
         self.value = value
         self.expected = expected
         if given is None:
             message = f"{field}={shown(value)} is not allowed: expected {expected}"
         else:
             message = f"{given}; expected {expected}"
-        super().__init__(message)
+        super().__init__(message, field=field)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle without calling `__init__`, whose arguments are not `args`."""

@@ -370,6 +370,9 @@ def test_what_cannot_be_fulfilled_is_refused_before_any_forward(
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"bad_words": ((0,), (2,), (3,))}, "bad_words="),
     ({"bad_words": ((2,), (3,), (1, 0))}, "bad_words="),
+    ({"bad_words": ((2,), (3,), (0, 1))}, "bad_words=.*leave structured_output a text"),
+    ({"allowed_token_ids": (0,)}, "allowed_token_ids=.*leave structured_output a text"),
+    ({"allowed_token_ids": (0, 1), "bad_words": ((0, 1),)}, "bad_words="),
     ({"min_tokens": 4, "stop_token_ids": (END,)}, "min_tokens=4"),
 ]
 
@@ -386,6 +389,22 @@ def test_parameters_that_contradict_a_form_are_refused(
     params = SamplingParams(structured_output=empty, stop_token_ids=(END,), min_tokens=1)
     with pytest.raises(InvalidConfigError, match="min_tokens"):
         decoder.start([0], params)
+
+
+POSSIBLE: list[dict[str, Any]] = [
+    {"allowed_token_ids": (0, 1)},
+    {"allowed_token_ids": (0,), "max_tokens": 1},
+    {"allowed_token_ids": (0,), "stop": "a"},
+    {"allowed_token_ids": (0,), "stop_token_ids": (0,)},
+    {"bad_words": ((0, 1), (2, 1))},
+]
+
+
+@pytest.mark.parametrize("fields", POSSIBLE, ids=str)
+def test_a_form_of_which_some_beginning_can_be_an_answer_is_decoded(fields: dict[str, Any]) -> None:
+    asked = StructuredOutput(choice=("ab", "1", "abb"))
+    params = SamplingParams(structured_output=asked, **fields)
+    assert spelling().start([0], params)
 
 
 def test_a_form_needs_a_tokenizer_that_can_be_read() -> None:

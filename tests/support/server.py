@@ -17,7 +17,7 @@ from outrider import HybridDrafter, SpeculativeConfig, SpeculativeDecoder, Trans
 from outrider.server.access import AuthLimits
 from outrider.server.app import make_app
 from outrider.server.metrics import Metrics
-from outrider.server.requests import Requests, ServedModel
+from outrider.server.requests import Requests
 from outrider.server.service import Service
 from outrider.types.records import DraftProposal, Prefix, TargetScores
 
@@ -82,7 +82,7 @@ def toy_server(
     """A server in this process; closed at the end."""
     used = toy_decoder() if decoder is None else decoder
     running = Service(used, **service)
-    requests = Requests(running, ServedModel("toy", frozenset({"alias"}), "test"))
+    requests = Requests(running, ["toy", "alias"])
     metrics = Metrics(running, "toy", vllm_names=True)
     app = make_app(requests, metrics, access, silence_s=silence_s)
     try:

@@ -92,13 +92,14 @@ def serve(
         import_module("uvicorn")  # before the models are loaded
 
     from ..server.access import AuthLimits
-    from ..server.serving import Settings, run
+    from ..server.serving import run
     from .models import load_decoder
 
     access = AuthLimits(serving.keys, serving.max_body, origins=serving.allow_origin)
     decoder = load_decoder(setup, serving.max_sequences)
     name = serving.served_model_name or setup.models.target
-    settings = Settings(
+    run(
+        decoder,
         host=serving.host,
         port=serving.port,
         access=access,
@@ -110,4 +111,3 @@ def serve(
         figures=serving.speculation_metrics,
         vllm_names=serving.vllm_metrics,
     )
-    run(decoder, settings)

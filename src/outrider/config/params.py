@@ -100,7 +100,8 @@ class SamplingParams:
             above and before the temperature.
         stop: strings that end the request once the text holds one; the text is cut before it. One
             string or several; needs a tokenizer. One that is the name of a special token, such as
-            "<|endoftext|>", makes that token a stop token.
+            "<|endoftext|>", makes that token a stop token; a part of such a name is looked for in
+            the text alone, which has no special tokens.
         include_stop_str_in_output: cut the text behind the stop string that ended it, not before.
         stop_token_ids: the request ends once one of these is emitted. It is one of the
             output's tokens, and no part of its text.

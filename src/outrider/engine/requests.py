@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,14 @@ from ..errors import (
 from ..random import stream_key
 from ..sampling.grammar import Grammar, Grammars
 from ..types.protocols import Tokenizer, special_tokens
-from ..types.records import Prefix, SequenceState
+from ..types.records import Output, Prefix, SequenceState
 
 Prompt = str | Sequence[int]
 """A text, or token ids; also what a tokenizer returns of one text."""
+
+_EMPTY = Output(Prefix(0, ()))
+_SEARCHED = 256
+"""The most beginnings of texts that are looked at for one that can be whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +154,8 @@ def parse_request(
     if not ids:
         raise EmptyPrefixError(
             f"the prompt {prompt!r} has no tokens; give at least one, for instance the tokenizer's "
-            "beginning-of-text token"
+            "beginning-of-text token",
+            field="prompt",
         )
     expected = None
     if params.prediction is not None:
@@ -162,7 +168,8 @@ def parse_request(
         remedy = f"use max_tokens <= {room}" if room > 0 else "shorten the prompt"
         raise ContextLengthError(
             f"the prompt has {len(ids)} tokens and max_tokens={params.max_tokens}; together they "
-            f"exceed the target's context of {limits.max_length} tokens; {remedy}"
+            f"exceed the target's context of {limits.max_length} tokens; {remedy}",
+            field="max_tokens" if room > 0 else "prompt",
         )
     if params.depths is not None and any(params.depths) and not limits.drafts:
         raise InvalidConfigError(
@@ -181,7 +188,7 @@ def parse_request(
                 "None with verification='mixture', which keeps what the form forbids",
             )
         grammar = grammars.of(params.structured_output, stop_ids)
-        _check_beginning(grammar, params, ids, stop_ids)
+        _check_form(grammar, params, ids, stop_ids)
     _check_forks(params)
     seed = secrets.randbits(63) if params.seed is None else params.seed
     prediction = None if expected is None else np.array(expected, dtype=np.int64)
@@ -208,7 +215,8 @@ def check_tokens(vocab_size: int, params: SamplingParams, prefix: str = "", **na
             if not 0 <= value < vocab_size:
                 raise TokenOutOfRangeError(
                     f"{name} has token id {value}; expected ids in 0..{vocab_size - 1}, the "
-                    "target's vocabulary (is the tokenizer the model's own?)"
+                    "target's vocabulary (is the tokenizer the model's own?)",
+                    field=name,
                 )
 
 
@@ -251,25 +259,20 @@ def _check_some_left(params: SamplingParams, stop_ids: frozenset[int], vocab_siz
         )
 
 
-def _check_beginning(
+def _check_form(
     grammar: Grammar, params: SamplingParams, prompt: tuple[int, ...], stop_ids: frozenset[int]
 ) -> None:
-    """Refuse what leaves a form no first token, or a choice too short."""
-    allowed = grammar.first()
-    if params.allowed_token_ids is not None:
-        allowed &= frozenset(params.allowed_token_ids)
-        if not allowed:
-            expected = "some of the tokens that structured_output may begin with"
-            raise InvalidConfigError("allowed_token_ids", params.allowed_token_ids, expected)
-    before = len(prompt) + 1
-    banned = {word[-1] for word in params.bad_words if prompt[before - len(word) :] == word[:-1]}
-    if allowed <= banned:
-        raise InvalidConfigError(
-            "bad_words", params.bad_words, "none that forbid every beginning of structured_output"
-        )
+    """Refuse what leaves a form no text, as far as a search shows, or a choice too short."""
+    only, words = params.allowed_token_ids, params.bad_words
+    for field, banned_words in (("allowed_token_ids", ()), ("bad_words", words)):
+        given = getattr(params, field)
+        after = partial(_tokens_after, grammar, prompt, only, banned_words)
+        if given and not _leads_on(grammar, after, params, stop_ids):
+            expected = "some that leave structured_output a text"
+            raise InvalidConfigError(field, given, expected)
     if not params.min_tokens:
         return
-    if allowed <= banned | stop_ids:
+    if _tokens_after(grammar, prompt, only, words, ()) <= stop_ids:
         raise InvalidConfigError(
             "min_tokens", params.min_tokens, "0, because structured_output can only be empty"
         )
@@ -278,6 +281,44 @@ def _check_beginning(
         raise InvalidConfigError(
             "min_tokens", params.min_tokens, "no more tokens than a choice has bytes"
         )
+
+
+def _leads_on(
+    grammar: Grammar,
+    after: Callable[[tuple[int, ...]], frozenset[int]],
+    params: SamplingParams,
+    stop_ids: frozenset[int],
+) -> bool:
+    """Return whether a request with a form can come to an end, or too much would be searched."""
+    paths: list[tuple[int, ...]] = [()]
+    left = _SEARCHED
+    while 0 < len(paths) <= left:
+        left -= 1
+        path = paths.pop()
+        over = len(path) == params.max_tokens or grammar.over(_EMPTY, path)
+        if over or (path and params.stop):
+            return True
+        tokens = after(path)
+        if tokens & stop_ids:
+            return True
+        paths += [(*path, token) for token in tokens]
+    return bool(paths)
+
+
+def _tokens_after(
+    grammar: Grammar,
+    prompt: tuple[int, ...],
+    only: tuple[int, ...] | None,
+    words: tuple[tuple[int, ...], ...],
+    path: tuple[int, ...],
+) -> frozenset[int]:
+    """Return the tokens that may follow a path by a form, `allowed_token_ids` and `bad_words`."""
+    mask = grammar.mask(_EMPTY, path)
+    assert mask is not None, "the path was allowed"
+    tokens = frozenset(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
+    before = prompt + path
+    banned = {word[-1] for word in words if before[len(before) + 1 - len(word) :] == word[:-1]}
+    return (tokens if only is None else tokens.intersection(only)) - banned
 
 
 def _check_forks(params: SamplingParams) -> None:

@@ -17,7 +17,7 @@ from ..server.access import AuthLimits
 from ..server.app import make_app
 from ..server.batch import Answering, Line, batch_requests, begun
 from ..server.metrics import Metrics
-from ..server.requests import Requests, ServedModel, fingerprint_of
+from ..server.requests import Requests
 from ..server.service import Service
 
 with missing("ray"):
@@ -95,10 +95,8 @@ def application(
         from ray import serve
 
     def build() -> FastAPI:
-        decoder = make()
-        service = Service(decoder)
-        requests = Requests(service, ServedModel(model, frozenset(), fingerprint_of(decoder)))
-        return make_app(requests, Metrics(service, model), access)
+        service = Service(make())
+        return make_app(Requests(service, [model]), Metrics(service, model), access)
 
     class Outrider:
         """One replica: an engine behind the application's routes."""

@@ -354,12 +354,13 @@ def _masked(logits: Tensor, places: list[tuple[int, int]], masks: list[Mask]) ->
 def nothing_left(state: SequenceState) -> DegenerateDistributionError:
     """Return the error of a sequence whose grammar, or what else it asks, allows no token."""
     asked = state.grammar.asked
+    field = f"structured_output.{asked.kind}"
     return DegenerateDistributionError(
-        f"no token could follow in sequence {state.prefix.sequence_id}: "
-        f"structured_output.{asked.kind}={shown(asked.value)} led to a dead end, or bad_words, "
+        f"no token could follow: {field}={shown(asked.value)} led to a dead end, or bad_words, "
         "allowed_token_ids, min_tokens or a logits processor forbid what it allows; expected at "
         "least one token that all of them allow (relax one of them)",
         sequence_id=state.prefix.sequence_id,
+        field=field,
     )
 
 

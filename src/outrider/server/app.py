@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from time import time
 from typing import Any
@@ -110,20 +110,24 @@ async def _no_route(request: Request, error: Any) -> Response:
     root = request.scope.get("root_path", "")
     routes = " or ".join(root + route for route in ROUTES)
     said = f"{error.detail}: {request.method} {request.url.path}; POST to {routes}"
-    return _reply(request, error.status_code, in_openais_form(said, "invalid_request_error"))
+    content = in_openais_form(said, "invalid_request_error")
+    return _reply(request, error.status_code, content, error.headers)
 
 
 async def _gone_early(_: Request, __: Any) -> Response:
     return Response(status_code=CLIENT_GONE)
 
 
-def _reply(request: Request, status: int, content: dict[str, Any]) -> Response:
+def _reply(
+    request: Request, status: int, content: dict[str, Any], headers: Mapping[str, str] | None = None
+) -> Response:
     """Count and log what is not answered, and say why."""
     state: ServerState = request.app.state.server
     why = {name: content["error"][name] for name in ("code", "param")}
     state.metrics.refused(str(status))
     _LOG.info("refused", extra={"figures": {"status": status, "path": request.url.path, **why}})
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    if status == 401:
+        headers = {"WWW-Authenticate": "Bearer"}
     if status in (429, 503):
-        headers["Retry-After"] = str(state.access.retry_after_s)
+        headers = {"Retry-After": str(state.access.retry_after_s)}
     return JSONResponse(content, status, headers)

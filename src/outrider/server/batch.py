@@ -18,7 +18,7 @@ from ..engine.decoder import SpeculativeDecoder
 from ..errors import InvalidConfigError, OutriderError
 from .failures import EngineError, LineError, described
 from .replies import Reply
-from .requests import ROUTES, Requests, ServedModel, fingerprint_of
+from .requests import ROUTES, Requests
 from .service import Service, Update
 
 _LOG = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ def in_process(make: Callable[[], SpeculativeDecoder], model: str, *, together: 
 def batch_requests(decoder: SpeculativeDecoder, model: str) -> Requests:
     """Make what answers lines: no queue is too long, and no request takes too much time."""
     service = Service(decoder, max_waiting=2**20, timeout_s=float("inf"))
-    return Requests(service, ServedModel(model, frozenset(), fingerprint_of(decoder)))
+    return Requests(service, [model])
 
 
 def begun(requests: Requests, line: Line) -> Answer:
@@ -214,18 +214,15 @@ def _ended(
     requests: Requests, line: Line, reply: Reply, updates: SimpleQueue[Update]
 ) -> dict[str, Any]:
     done = False
-    while not done:
-        update = updates.get()
-        if update.error is not None:
-            return _failed(line, update.error)
-        try:
+    try:
+        while not done:
+            update = updates.get()
             reply.add(update)
-        except OutriderError as error:
-            assert reply.job is not None
-            requests.service.cancel(reply.job)
-            return _failed(line, error)
-        done = update.done
-    return _written(line, 200, reply.whole(), None)
+            done = update.done
+        return _written(line, 200, reply.whole(), None)
+    except OutriderError as error:
+        requests.service.cancel(reply.job)
+        return _failed(line, error)
 
 
 def _failed(line: Line, error: OutriderError) -> dict[str, Any]:

@@ -66,8 +66,7 @@ def described(error: OutriderError) -> tuple[int, dict[str, Any]]:
     """Return the status of an error, and the body of its response in OpenAI's form."""
     found = ((row[1], row[2], row[3]) for row in _STATUSES if isinstance(error, row[0]))
     status, kind, code = next(found, (400, "invalid_request_error", None))
-    param = error.field if isinstance(error, InvalidConfigError) else None
-    return status, in_openais_form(str(error), kind, param=param, code=code)
+    return status, in_openais_form(str(error), kind, param=error.field, code=code)
 
 
 def in_openais_form(

@@ -32,7 +32,6 @@ IGNORED: Mapping[str, str] = {
 _NOTHING: Mapping[str, tuple[Any, ...]] = {
     "top_k": (-1,),
     "seed": (-1,),
-    "stop": ("",),
     "logprobs": (False,),
     "echo": (False,),
     "suffix": ("",),
@@ -41,6 +40,7 @@ _NOTHING: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
+    "json_object": (False,),
     "use_beam_search": (False,),
     "length_penalty": (1,),
     "early_stopping": (False,),
@@ -84,6 +84,17 @@ _INSTEAD: Mapping[str, str] = {
 }
 """What to do in place of some fields that are not served."""
 
+_EXPECTED: Mapping[str, str] = {
+    "model_type": "a JSON object",
+    "dict_type": "a JSON object",
+    "int_parsing": "an integer",
+    "too_long": "at most {max_length} of them",
+    "too_short": "at least {min_length} of them",
+    "greater_than_equal": "a number >= {ge}",
+    "less_than_equal": "a number <= {le}",
+}
+"""What is allowed, by the kind of an error, where pydantic's message says it in words of Python."""
+
 
 def read_body(kind: type[Body], data: bytes) -> Body:
     """Read the JSON of a body.
@@ -98,13 +109,8 @@ def read_body(kind: type[Body], data: bytes) -> Body:
         why = "too deeply nested" if isinstance(error, RecursionError) else str(error)
         start = data[:40].decode(errors="replace")
         raise InvalidConfigError("body", start, f"a JSON object ({why})") from None
-    return checked(kind, given)
-
-
-def checked(kind: type[Body], given: Any, beginning: str = "") -> Body:
-    """Check an object of JSON, which is at the path `beginning` of a body; see `read_body`."""
     if not isinstance(given, dict):
-        raise InvalidConfigError(beginning or "body", given, "a JSON object")
+        raise InvalidConfigError("body", given, "a JSON object")
     try:
         return kind.model_validate(given)
     except ValidationError as error:
@@ -112,16 +118,16 @@ def checked(kind: type[Body], given: Any, beginning: str = "") -> Body:
         wrong = [(_path(given, each), each) for each in error.errors(include_url=False)]
         path, first = max(wrong, key=_closeness)
     name = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
-    field = f"{beginning}{name}".lstrip(".")[:_LONGEST_NAME]
+    field = name.removeprefix(".")[:_LONGEST_NAME]
     if first["type"] == "missing":
         missing = f"{field} is missing"
         raise InvalidConfigError(field, first["input"], "a value", given=missing) from None
-    said = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    expected = f"{said[0].lower()}{said[1:]}"
     if first["type"] == "extra_forbidden":
         expected = _INSTEAD.get(field, "none: there is no such field")
-    if first["type"] in ("model_type", "dict_type"):
-        expected = "a JSON object"
+    elif first["type"] in _EXPECTED:
+        expected = _EXPECTED[first["type"]].format_map(first.get("ctx", {}))
+    else:
+        expected = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     raise InvalidConfigError(field, first["input"], expected) from None
 
 
@@ -146,8 +152,7 @@ def _path(given: Any, error: Any) -> list[str | int]:
 
 def asks_for_nothing(name: str, value: Any) -> bool:
     """Return whether a field has a value that asks for nothing but what is done in any case."""
-    kinds = (isinstance(value, bool), isinstance(value, str))
+    nothing = _NOTHING.get(name, ())
     return any(
-        value == each and kinds == (isinstance(each, bool), isinstance(each, str))
-        for each in _NOTHING.get(name, ())
+        value == each and isinstance(value, bool) == isinstance(each, bool) for each in nothing
     )

@@ -79,9 +79,6 @@ class Metrics:
             reply: its answer.
             outcome: "cancelled" or "error" where it did not end by itself.
         """
-        job = reply.job
-        if job is None:
-            return
         usage = reply.usage()
         emitted = usage["completion_tokens"]
         self._count("prompt_tokens", usage["prompt_tokens"])
@@ -89,7 +86,7 @@ class Metrics:
         reasons = [event.finish_reason for event in reply.events if event.finish_reason]
         for reason in [outcome] if outcome else reasons:
             self._count("request_success", 1, str(reason))
-        times = job.times()
+        times = reply.job.times()
         if not times:
             return
         for name, value in {

@@ -3,45 +3,84 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from ..config.params import SamplingParams
 from ..config.structured import StructuredOutput
 from ..engine.requests import banned
-from ..errors import InvalidConfigError
-from .fields import checked
-from .schema import (
-    ChatBody,
-    Common,
-    CompletionBody,
-    NamedSchema,
-    ResponseFormat,
-    Structured,
-    joined,
-)
+from ..errors import InvalidConfigError, OutriderError
+from .schema import Body, ChatBody, CompletionBody, ResponseFormat, joined
 
 _COMPLETION_TOKENS = 16
 """What /v1/completions emits at most where nothing is said, as OpenAI has it."""
 
 _AS_THEY_ARE = (
-    *("temperature", "top_p", "top_k", "min_p", "n", "seed", "ignore_eos", "min_tokens", "stop"),
+    *("temperature", "top_p", "top_k", "min_p", "n", "seed", "ignore_eos", "min_tokens"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "stop_token_ids"),
     *("allowed_token_ids", "include_stop_str_in_output", "logit_bias"),
 )
 
-_OF_SCHEMAS = frozenset(
-    ("type", "properties", "items", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "$defs")
-)
-"""Keywords by which a JSON schema is known."""
+_KINDS = {
+    "json": "json_schema",
+    "json_object": "json_schema",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "grammar",
+}
+"""Forms as vLLM names them, and as `StructuredOutput` does."""
 
 
-def sampling_params(body: Common, room: int | None, tokenizer: Any) -> SamplingParams:
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The form of a text that a body asks for.
+
+    Attributes:
+        path: of the field that asks for it.
+        kind, value: as `StructuredOutput` takes them.
+    """
+
+    path: str
+    kind: str
+    value: Any
+
+
+def asked_form(body: Body) -> Form | None:
+    """Find the form that a body asks for, under any of its names.
+
+    Raises:
+        InvalidConfigError: there are several, or none where there is to be one.
+    """
+    guided = ((f"guided_{name}", name) for name in _KINDS)
+    found = [(path, name, getattr(body, path, None)) for path, name in guided]
+    if body.structured_outputs is not None:
+        named = [(name.rstrip("_"), value) for name, value in body.structured_outputs]
+        if all(value is None for _, value in named):
+            raise InvalidConfigError("structured_outputs", {}, f"one of {', '.join(_KINDS)}")
+        found += [(f"structured_outputs.{name}", name, value) for name, value in named]
+    if body.response_format is not None:
+        found.append(("response_format", "json", _schema(body.response_format)))
+    forms = [
+        Form(path, _KINDS[name], {"type": "object"} if name == "json_object" else value)
+        for path, name, value in found
+        if value is not None
+    ]
+    if len(forms) > 1:
+        raise InvalidConfigError(forms[1].path, forms[1].value, f"none beside {forms[0].path}")
+    return forms[0] if forms else None
+
+
+def sampling_params(
+    body: Body, form: Form | None, room: int | None, tokenizer: Any
+) -> SamplingParams:
     """Make the parameters that a body asks for.
 
     Args:
         body: of a request.
+        form: of its text.
         room: tokens that the context has room for; None if there is no end of it.
         tokenizer: of the model.
 
@@ -58,35 +97,39 @@ def sampling_params(body: Common, room: int | None, tokenizer: Any) -> SamplingP
         given["bad_words"] = (*ids, *banned("bad_words", words, tokenizer))
     if body.prediction is not None:
         given["prediction"] = joined(body.prediction.content)
+    if form is not None:
+        given["structured_output"] = StructuredOutput(**{form.kind: form.value})
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or ()
     return SamplingParams(
         **given,
+        stop=tuple(filter(None, stops)),
         max_tokens=_most_tokens(body, room),
-        structured_output=_form(body),
         logprobs=body.top,
     )
 
 
 @contextmanager
-def named_as_asked(body: Common) -> Iterator[None]:
-    """Name the form of a text in errors as the body does, and not as the library."""
+def named_as_asked(form: Form | None, prompt: str = "prompt") -> Iterator[None]:
+    """Name fields in errors as a body does, and not as the library.
+
+    Args:
+        form: that the body asks for.
+        prompt: the path of its prompt.
+    """
+    names = {"prompt": prompt}
+    if form is not None:
+        names |= {f"structured_output.{form.kind}": form.path, "structured_output": form.path}
     try:
         yield
-    except InvalidConfigError as error:
-        before, _, kind = error.field.partition(".")
-        if before != "structured_output" or not kind:
-            raise
-        short = "json" if kind == "json_schema" else kind
-        named = f"guided_{short}"
-        if body.structured_outputs is not None:
-            named = f"structured_outputs.{short}"
-        elif body.response_format is not None and getattr(body, named) is None:
-            named = "response_format"
+    except OutriderError as error:
         renamed = copy.copy(error)
-        renamed.field, renamed.args = named, (str(error).replace(error.field, named),)
-        raise renamed from None
+        library = rf"\b({'|'.join(map(re.escape, names))})\b"
+        renamed.args = (re.sub(library, lambda name: names[name[0]], str(error), count=1),)
+        renamed.field = names.get(error.field or "", error.field)
+        raise renamed from error.__cause__
 
 
-def _check(body: Common) -> None:
+def _check(body: Body) -> None:
     """Refuse fields that do not go together."""
     if isinstance(body, CompletionBody) and body.best_of not in (None, body.n or 1):
         raise InvalidConfigError("best_of", body.best_of, "n, or none: nothing is ranked")
@@ -94,7 +137,7 @@ def _check(body: Common) -> None:
         raise InvalidConfigError("top_logprobs", body.top_logprobs, "logprobs: true beside it")
 
 
-def _most_tokens(body: Common, room: int | None) -> int:
+def _most_tokens(body: Body, room: int | None) -> int:
     """Return how many tokens are emitted at most: no more than the context has room for."""
     chats = isinstance(body, ChatBody)
     name, asked = "max_tokens", body.max_tokens
@@ -111,67 +154,21 @@ def _most_tokens(body: Common, room: int | None) -> int:
     return end if asked == -1 else asked if room is None else min(asked, room)
 
 
-def _form(body: Common) -> StructuredOutput | None:
-    """Find the form that a body asks for, under any of its names."""
-    found: dict[str, StructuredOutput] = {}
-    asked = body.response_format
-    schema = None if asked is None else _schema(asked)
-    if schema is not None:
-        found["response_format"] = StructuredOutput(json_schema=schema)
-    guided = Structured(
-        json=body.guided_json,
-        regex=body.guided_regex,
-        choice=body.guided_choice,
-        grammar=body.guided_grammar,
-    )
-    if any(value is not None for value in guided.model_dump().values()):
-        found["guided_*"] = _structured(guided)
-    if body.structured_outputs is not None:
-        found["structured_outputs"] = _structured(body.structured_outputs)
-    if len(found) > 1:
-        raise InvalidConfigError("response_format", list(found), "one of these fields")
-    return next(iter(found.values()), None)
-
-
 def _schema(asked: ResponseFormat) -> dict[str, Any] | None:
     """Find the schema of a response format, wherever it is; None for any text.
 
     Raises:
         InvalidConfigError: there is none where one is needed, or several, or one beside "text".
     """
-    places = {"json_schema": asked.json_schema, "schema": asked.schema_, "value": asked.value}
-    given = [name for name, value in places.items() if value is not None]
-    expected = "none beside type: text" if asked.type == "text" else "one schema"
+    wrapped = None if asked.json_schema is None else asked.json_schema.schema_
+    places = {"json_schema": wrapped, "schema": asked.schema_, "value": asked.value}
+    given = {name: value for name, value in places.items() if value is not None}
     if len(given) > (asked.type != "text"):
-        name = given[-1]
-        raise InvalidConfigError(f"response_format.{name}", places[name], expected)
-    if asked.type == "text":
-        return None
-    if given == ["json_schema"] and asked.json_schema is not None:
-        return _unwrapped(asked.json_schema)
-    if given:
-        return places[given[0]]
-    if asked.type == "json_object":
-        return {"type": "object"}
-    missing = "response_format.json_schema is missing"
-    name = "response_format.json_schema"
-    raise InvalidConfigError(name, None, "one: {name, schema}", given=missing)
-
-
-def _unwrapped(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of {name, schema}, or what is a schema itself."""
-    wraps = given.keys() & {"schema", "name", "strict"}
-    if not wraps and given.keys() & _OF_SCHEMAS:
-        return given
-    return checked(NamedSchema, given, "response_format.json_schema").schema_
-
-
-def _structured(asked: Structured) -> StructuredOutput:
-    if asked.json_object and asked.json_ is not None:
-        raise InvalidConfigError("structured_outputs", ["json", "json_object"], "one of these")
-    return StructuredOutput(
-        json_schema={"type": "object"} if asked.json_object else asked.json_,
-        regex=asked.regex,
-        choice=None if asked.choice is None else tuple(asked.choice),
-        grammar=asked.grammar,
-    )
+        expected = "none beside type: text" if asked.type == "text" else "one schema"
+        name, value = given.popitem()
+        raise InvalidConfigError(f"response_format.{name}", value, expected)
+    if asked.type == "json_schema" and not given:
+        name = "response_format.json_schema"
+        raise InvalidConfigError(name, None, "one: {name, schema}", given=f"{name} is missing")
+    any_object = {"type": "object"} if asked.type == "json_object" else None
+    return next(iter(given.values()), any_object)

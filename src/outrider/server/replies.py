@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..engine.metrics import SpeculationMetrics
 from ..engine.outputs import StreamEvent
-from .schema import ChatBody, Common
+from ..errors import about
+from .parameters import Form, named_as_asked
+from .schema import Body, ChatBody
 from .service import Job, RowRound, Update
 from .tokens import TokenTexts
 
@@ -21,6 +23,7 @@ class Reply:
 
     Args:
         body: what was asked.
+        form: of the text.
         name: the answer's id.
         model: the name that the server gives its model.
         created: seconds since the epoch.
@@ -29,9 +32,13 @@ class Reply:
         figures: which figures about speculation it carries.
         n: choices of each prompt.
         deepest: the most tokens that a round drafts in a row.
+
+    Attributes:
+        job: what is decoded for it, once it is submitted.
     """
 
-    body: Common
+    body: Body
+    form: Form | None
     name: str
     model: str
     created: int
@@ -40,7 +47,7 @@ class Reply:
     figures: str
     n: int
     deepest: int
-    job: Job | None = None
+    job: Job = field(init=False)
     events: list[StreamEvent] = field(default_factory=list)
     rounds: list[RowRound] = field(default_factory=list)
     _predicted: int = 0
@@ -58,8 +65,11 @@ class Reply:
 
         Raises:
             UserCodeError: the tokenizer raised.
+            OutriderError: the request was ended before it had ended by itself.
         """
-        assert self.job is not None
+        if update.error is not None:
+            with named_as_asked(self.form):
+                raise update.error
         events: list[StreamEvent] = []
         for row in update.rows:
             assert update.step is not None
@@ -73,8 +83,11 @@ class Reply:
         return events
 
     def whole(self) -> dict[str, Any]:
-        """Return the answer of a request that has ended."""
-        assert self.job is not None
+        """Return the answer of a request that has ended.
+
+        Raises:
+            UserCodeError: the tokenizer raised.
+        """
         by_choice: list[list[StreamEvent]] = [[] for _ in self.job.states]
         for event in self.events:
             by_choice[self._index(event)].append(event)
@@ -85,7 +98,11 @@ class Reply:
     def chunks(
         self, tokens: Sequence[StreamEvent], of_choices: Sequence[RowRound]
     ) -> list[dict[str, Any]]:
-        """Return what is streamed of a round: one chunk for each choice that has something new."""
+        """Return what is streamed of a round: one chunk for each choice that has something new.
+
+        Raises:
+            UserCodeError: the tokenizer raised.
+        """
         found: list[dict[str, Any]] = []
         for index in dict.fromkeys(self._index(event) for event in tokens):
             events = [event for event in tokens if self._index(event) == index]
@@ -125,8 +142,6 @@ class Reply:
         """
         reasons = sorted({str(e.finish_reason) for e in self.events if e.finish_reason})
         found: dict[str, Any] = {"id": self.name, "outcome": outcome or ",".join(reasons)}
-        if self.job is None:
-            return found
         usage = self.usage()
         drafted, accepted = (
             sum(getattr(each, name) for each in self.rounds) for name in ("drafted", "accepted")
@@ -144,7 +159,6 @@ class Reply:
 
     def usage(self) -> dict[str, Any]:
         """Count tokens."""
-        assert self.job is not None
         first = [state for state in self.job.states if state.choice == 0]
         prompt = sum(state.prompt_length for state in first)
         emitted = len(self.events)
@@ -201,14 +215,20 @@ class Reply:
         reported = [event for event in events if event.logprob is not None]
         if not reported:
             return None
-        if self.chats:
-            content = [
-                self._entry(event, event.token_id, event.logprob)
-                | {"top_logprobs": [self._entry(event, *pair) for pair in event.top_logprobs or ()]}
-                for event in reported
-            ]
-            return {"content": content, "refusal": None}
-        named = [self._likeliest(event) for event in reported]
+        sequence_id = self.job.states[self._index(events[0])].prefix.sequence_id
+        with about(sequence_id, "decoding the texts of tokens"):
+            if self.chats:
+                entries = [
+                    self._entry(event, event.token_id, event.logprob)
+                    | {
+                        "top_logprobs": [
+                            self._entry(event, *top) for top in event.top_logprobs or ()
+                        ]
+                    }
+                    for event in reported
+                ]
+                return {"content": entries, "refusal": None}
+            named = [self._likeliest(event) for event in reported]
         return {
             "tokens": [name for name, _ in named],
             "token_logprobs": [_finite(event.logprob) for event in reported],
@@ -235,7 +255,6 @@ class Reply:
         }
 
     def _entry(self, event: StreamEvent, token_id: int, logprob: float | None) -> dict[str, Any]:
-        assert self.job is not None
         first = event.position == 0
         ends = token_id in self.job.states[self._index(event)].stop_ids
         data = b"" if ends else self.texts.data(token_id, first=first)
@@ -247,14 +266,15 @@ class Reply:
 
     def _metrics(self) -> dict[str, Any]:
         """Return the figures about speculation, as vLLM names them; nothing if none were asked."""
-        if self.figures == "none" or self.job is None:
+        if self.figures == "none":
             return {}
-        speculation = [self._speculation(index) for index in range(len(self.job.states))]
-        return {"metrics": {**self._times(), **_first(speculation)}}
+        each = [self._speculation(index) for index in range(len(self.job.states))]
+        several = {"speculative_decoding_choices": each} if len(each) > 1 else {}
+        return {"metrics": {**self._times(), "speculative_decoding": each[0], **several}}
 
     def _times(self) -> dict[str, float]:
         """Return how long it took, as vLLM names it."""
-        times, emitted = self.job.times() if self.job is not None else {}, len(self.events)
+        times, emitted = self.job.times(), len(self.events)
         if not times:
             return {}
         generated = times["prefill"] + times["decode"]
@@ -267,9 +287,19 @@ class Reply:
         }
 
     def _speculation(self, index: int) -> dict[str, Any]:
-        assert self.job is not None
         own = [each for each in self.rounds if each.choice == index]
-        found = _figures(self.job.metrics(index), own, self.deepest)
+        metrics, deepest = self.job.metrics(index), self.deepest
+        kept = Counter(min(each.accepted, deepest) for each in own)
+        found = {
+            "mean_acceptance_length": metrics.emitted / max(1, metrics.rounds),
+            "draft_acceptance_rate": metrics.acceptance_rate or 0.0,
+            "acceptance_histogram": [kept[length] for length in range(deepest + 1)],
+            "num_spec_steps": metrics.rounds,
+            "num_accepted_draft_tokens": metrics.accepted,
+            "num_draft_tokens": metrics.drafted,
+            "num_spec_tokens": deepest,
+            "per_position": list(metrics.per_position),
+        }
         if self.figures == "detailed":
             found["per_step_accepted"] = [each.accepted for each in own]
             found["per_step_drafted"] = [each.drafted for each in own]
@@ -279,30 +309,6 @@ class Reply:
 def _finite(logprob: float | None) -> float | None:
     """Return a log-probability as JSON can write it, that of an impossible token as OpenAI does."""
     return None if logprob is None else max(logprob, _IMPOSSIBLE)
-
-
-def _figures(
-    metrics: SpeculationMetrics, rounds: Sequence[RowRound], deepest: int
-) -> dict[str, Any]:
-    histogram = [0] * (deepest + 1)
-    for each in rounds:
-        histogram[min(each.accepted, deepest)] += 1
-    return {
-        "mean_acceptance_length": metrics.emitted / max(1, metrics.rounds),
-        "draft_acceptance_rate": metrics.acceptance_rate or 0.0,
-        "acceptance_histogram": histogram,
-        "num_spec_steps": metrics.rounds,
-        "num_accepted_draft_tokens": metrics.accepted,
-        "num_draft_tokens": metrics.drafted,
-        "num_spec_tokens": deepest,
-        "per_position": list(metrics.per_position),
-    }
-
-
-def _first(figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Put one choice's figures where vLLM's clients look, and those of several beside them."""
-    several = {"speculative_decoding_choices": list(figures)} if len(figures) > 1 else {}
-    return {"speculative_decoding": figures[0], **several}
 
 
 def _spoken(events: Iterable[StreamEvent], rounds: Sequence[RowRound]) -> dict[str, Any]:

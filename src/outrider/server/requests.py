@@ -6,46 +6,32 @@ import hashlib
 import json
 import secrets
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from .. import __version__
 from ..engine.decoder import SpeculativeDecoder
-from ..errors import ContextLengthError, InvalidConfigError
+from ..errors import ContextLengthError, EmptyPrefixError, InvalidConfigError
 from ..types.records import SequenceState
 from .conversation import written
 from .failures import UnknownModelError
 from .fields import read_body
-from .parameters import named_as_asked, sampling_params
+from .parameters import Form, asked_form, named_as_asked, sampling_params
 from .replies import Reply
-from .schema import ChatBody, Common, CompletionBody, Speculation
+from .schema import Body, ChatBody, CompletionBody, Speculation
 from .service import Service
 from .tokens import TokenTexts
 
-ROUTES: dict[str, type[Common]] = {
+ROUTES: dict[str, type[Body]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
 }
 """What each route takes."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """How a server answers.
-
-    Attributes:
-        model: the name of the model that it serves.
-        aliases: other names of it.
-        fingerprint: of the server and its settings.
-        most_choices: the largest n, and the most prompts of a request together.
-        figures: about speculation, where a request does not say.
-    """
-
-    model: str
-    aliases: frozenset[str]
-    fingerprint: str
-    most_choices: int = 128
-    figures: Speculation = "none"
+_MOST_CHOICES = 128
+"""The largest n, and the most prompts of a request together."""
 
 
 class Requests:
@@ -53,12 +39,22 @@ class Requests:
 
     Args:
         service: decodes.
-        served: how it answers.
+        names: what its model is called; the first is its name.
+        figures: about speculation, where a request does not say.
+
+    Attributes:
+        model: the name of the model.
+        fingerprint: of the server, its version and its settings of speculation.
     """
 
-    def __init__(self, service: Service, served: ServedModel) -> None:
+    def __init__(
+        self, service: Service, names: Sequence[str], figures: Speculation = "none"
+    ) -> None:
         self.service = service
-        self.served = served
+        self.model = names[0]
+        self.fingerprint = _fingerprint(service.decoder)
+        self._names = names
+        self._figures = figures
         self._texts = TokenTexts(service.decoder.tokenizer)
 
     def prepared(self, route: str, data: bytes) -> tuple[Reply, list[list[SequenceState]]]:
@@ -78,26 +74,32 @@ class Requests:
         if "stream_options" in body.model_fields_set and not body.stream:
             asked = body.stream_options.model_dump(exclude_none=True)
             raise InvalidConfigError("stream_options", asked, "none, or stream: true beside them")
-        served, n = self.served, body.n or 1
+        n = body.n or 1
         if body.model is not None:
             self.check_model(body.model)
+        chat = isinstance(body, ChatBody)
         prompts = body.prompts if isinstance(body, CompletionBody) else [self._chat(body)]
-        if not 1 <= n * len(prompts) <= served.most_choices:
-            name, value = ("n", n) if len(prompts) == 1 else ("prompt", f"{len(prompts)} prompts")
-            expected = f"1 to {served.most_choices} choices in all"
-            raise InvalidConfigError(name, value, expected)
+        count = len(prompts)
+        if not 1 <= n * count <= _MOST_CHOICES:
+            name, value = ("n", n) if count == 1 else ("prompt", f"a list of {count}")
+            expected = f"1 to {_MOST_CHOICES} choices in all"
+            raise InvalidConfigError(name, value, expected, given=f"{name} is {value}")
         if body.top is not None:
             self._texts.prepare()
-        groups = [self._states(body, prompt) for prompt in prompts]
-        chat = isinstance(body, ChatBody)
+        form = asked_form(body)
+        names = [f"prompt[{index}]" for index in range(count)]
+        if count == 1:
+            names = ["messages" if chat else "prompt"]
+        groups = [self._states(body, form, *each) for each in zip(names, prompts, strict=True)]
         reply = Reply(
             body=body,
+            form=form,
             name=f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
-            model=served.model,
+            model=self.model,
             created=int(time.time()),
-            fingerprint=served.fingerprint,
+            fingerprint=self.fingerprint,
             texts=self._texts,
-            figures=body.speculation_metrics or served.figures,
+            figures=body.speculation_metrics or self._figures,
             n=n,
             deepest=self.service.decoder.config.deepest,
         )
@@ -105,28 +107,30 @@ class Requests:
 
     def check_model(self, name: str) -> None:
         """Raise UnknownModelError if the model is not called so."""
-        if name not in self.served.aliases | {self.served.model}:
-            raise UnknownModelError("model", name, self.served.model)
+        if name not in self._names:
+            raise UnknownModelError("model", name, self.model)
 
-    def _states(self, body: Common, prompt: Any) -> list[SequenceState]:
-        """Start the choices of one prompt."""
+    def _states(self, body: Body, form: Form | None, name: str, prompt: Any) -> list[SequenceState]:
+        """Start the choices of one prompt, which is at the path `name` of a body."""
         decoder = self.service.decoder
-        ids = decoder.tokens_of(prompt)
-        room = None if decoder.max_length is None else decoder.max_length - len(ids)
-        if room is not None and room < 1:
-            raise ContextLengthError(
-                f"the {'messages have' if isinstance(body, ChatBody) else 'prompt has'} {len(ids)} "
-                f"tokens, and the model's context is {decoder.max_length}; shorten the text"
-            )
-        with named_as_asked(body):
-            states = decoder.start(ids, sampling_params(body, room, decoder.tokenizer))
+        with named_as_asked(form, name):
+            ids = decoder.tokens_of(prompt)
+            if not ids:
+                raise EmptyPrefixError("prompt has no tokens; give at least one", field=name)
+            room = None if decoder.max_length is None else decoder.max_length - len(ids)
+            if room is not None and room < 1:
+                raise ContextLengthError(
+                    f"prompt of {len(ids)} tokens cannot fit the model's context of "
+                    f"{decoder.max_length}; shorten the text",
+                    field=name,
+                )
+            states = decoder.start(ids, sampling_params(body, form, room, decoder.tokenizer))
         if body.speculative is False:
             states = [replace(state, drafting=False) for state in states]
         return states
 
-    def _chat(self, body: Common) -> str:
+    def _chat(self, body: ChatBody) -> str:
         """Write a conversation by the model's template."""
-        assert isinstance(body, ChatBody)
         answers, continues = body.add_generation_prompt, bool(body.continue_final_message)
         if answers and continues:
             expected = "false, or none, beside continue_final_message"
@@ -140,8 +144,7 @@ class Requests:
         )
 
 
-def fingerprint_of(decoder: SpeculativeDecoder) -> str:
-    """Name the server, its version and its settings of speculation."""
+def _fingerprint(decoder: SpeculativeDecoder) -> str:
     settings = json.dumps(asdict(decoder.config), sort_keys=True, default=str)
     drafter = type(decoder.drafter).__name__
     digest = hashlib.sha256(f"{settings}{drafter}".encode()).hexdigest()[:8]

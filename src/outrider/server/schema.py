@@ -26,6 +26,11 @@ Number = StrictFloat
 _MOST_STOPS = 16
 _ENDS = ("add_generation_prompt", "continue_final_message")
 
+_OF_SCHEMAS = frozenset(
+    ("type", "properties", "items", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "$defs")
+)
+"""Keywords by which a JSON schema is known."""
+
 
 class Record(BaseModel):
     """An object of JSON whose fields are all known; one that is null is as if it were not there."""
@@ -106,24 +111,32 @@ class _Prediction(Record):
     content: StrictStr | list[_Part]
 
 
-class ResponseFormat(Record):
-    """OpenAI's form of an answer; `schema` and `value` beside the type are others' names of it."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: dict[str, Any] | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    value: dict[str, Any] | None = None
-    name: StrictStr | None = None
-    description: StrictStr | None = None
-    strict: StrictBool | None = None
-
-
-class NamedSchema(Record):
-    """What `json_schema` of a response format holds."""
+class _NamedSchema(Record):
+    """What `json_schema` of a response format holds: {name, schema}, or the schema itself."""
 
     name: StrictStr | None = None
     description: StrictStr | None = None
     schema_: dict[str, Any] = Field(alias="schema")
+    strict: StrictBool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _wrapped(cls, given: Any) -> Any:
+        """Wrap what is a schema itself."""
+        if not isinstance(given, dict) or given.keys() & {"schema", "name", "strict"}:
+            return given
+        return {"schema": given} if given.keys() & _OF_SCHEMAS else given
+
+
+class ResponseFormat(Record):
+    """OpenAI's form of an answer; `schema` and `value` beside the type are others' names of it."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: _NamedSchema | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    value: dict[str, Any] | None = None
+    name: StrictStr | None = None
+    description: StrictStr | None = None
     strict: StrictBool | None = None
 
 
@@ -172,11 +185,6 @@ class Common(Record):
     structured_outputs: Structured | None = None
     speculation_metrics: Speculation | None = None
     speculative: StrictBool | None = None
-
-    @property
-    def top(self) -> int | None:
-        """How many likeliest tokens are reported; None for no log-probabilities."""
-        return None
 
 
 class CompletionBody(Common):
@@ -227,6 +235,9 @@ class ChatBody(Common):
     def top(self) -> int | None:
         """How many likeliest tokens are reported; None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+Body = CompletionBody | ChatBody
 
 
 def joined(content: str | list[_Part] | None) -> str:

@@ -6,11 +6,11 @@ import json
 import logging
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import ceil
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -19,7 +19,7 @@ from ..errors import ModelError
 from .access import AuthLimits
 from .app import make_app
 from .metrics import Metrics
-from .requests import Requests, ServedModel, fingerprint_of
+from .requests import Requests
 from .schema import Speculation
 from .service import Service
 
@@ -29,67 +29,51 @@ _FLUSHED_S = 2
 """Seconds that connections have to take what was written, after their requests have ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Where a server listens, for whom, and how much at once.
+def run(
+    decoder: SpeculativeDecoder,
+    *,
+    host: str,
+    port: int,
+    access: AuthLimits,
+    names: Sequence[str],
+    grace_s: float,
+    figures: Speculation,
+    vllm_names: bool,
+    **limits: Any,
+) -> None:
+    """Serve until SIGTERM or SIGINT; running requests then have time to end.
 
-    Attributes:
+    Args:
+        decoder: decodes.
         host, port: where it listens; port 0 takes a free one.
         access: who may ask, and how much.
         names: what the model is called; the first is its name.
-        max_waiting: how many sequences may wait for room.
-        prefill_chunk: tokens of new prompts that are prefilled with a round; see `Scheduler`.
-        timeout_s: how long a request may take, waiting included.
         grace_s: how long running requests have to end after SIGTERM.
         figures: about speculation, where a request does not say.
         vllm_names: whether figures are also shown under vLLM's names.
-    """
-
-    host: str
-    port: int
-    access: AuthLimits
-    names: tuple[str, ...]
-    max_waiting: int
-    prefill_chunk: int
-    timeout_s: float
-    grace_s: float
-    figures: Speculation
-    vllm_names: bool
-
-
-def run(decoder: SpeculativeDecoder, settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT; running requests then have time to end.
+        limits: of `Service`.
 
     Raises:
         ModelError: the address cannot be listened on.
     """
-    listener = _listener(settings.host, settings.port)
+    listener = _listener(host, port)
     with _logs():
-        service = Service(
-            decoder,
-            max_waiting=settings.max_waiting,
-            timeout_s=settings.timeout_s,
-            prefill_chunk=settings.prefill_chunk,
-        )
-        name, *others = settings.names
-        served = ServedModel(
-            name, frozenset(others), fingerprint_of(decoder), figures=settings.figures
-        )
-        metrics = Metrics(service, name, vllm_names=settings.vllm_names)
-        app = make_app(Requests(service, served), metrics, settings.access)
+        service = Service(decoder, **limits)
+        metrics = Metrics(service, names[0], vllm_names=vllm_names)
+        app = make_app(Requests(service, names, figures), metrics, access)
         config = uvicorn.Config(
             app,
             log_config=None,
             access_log=False,
             # Connections that are not read from, or never send a whole body, end with the server.
-            timeout_graceful_shutdown=ceil(settings.grace_s) + _FLUSHED_S,
+            timeout_graceful_shutdown=ceil(grace_s) + _FLUSHED_S,
             lifespan="on",
         )
         host, port = listener.getsockname()[:2]
-        _LOG.info("serving %s at http://%s:%d (page, /v1, /metrics)", name, host, port)
-        _Server(config, service, settings.grace_s).run([listener])
+        _LOG.info("serving %s at http://%s:%d (page, /v1, /metrics)", names[0], host, port)
+        _Server(config, service, grace_s).run([listener])
         service.close()
-        service.join(settings.grace_s)
+        service.join(grace_s)
         _LOG.info("ended")
 
 

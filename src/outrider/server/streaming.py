@@ -6,9 +6,11 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from fastapi.responses import StreamingResponse
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from ..engine.outputs import StreamEvent
@@ -57,11 +59,12 @@ class Decoding:
         try:
             while not (await self._next())[0].done:
                 pass
+            answer = await asyncio.to_thread(self._reply.whole)
         except OutriderError as error:
             self.end(_code(error))
             raise
         self.end()
-        return await asyncio.to_thread(self._reply.whole)
+        return answer
 
     async def events(self) -> AsyncGenerator[str]:
         """Yield server-sent events: chunks, comments in silences, and an error as the last one."""
@@ -100,8 +103,6 @@ class Decoding:
     async def _next(self) -> tuple[Update, list[StreamEvent]]:
         """Wait for the next round, and note what it brought: its tokens, with their texts."""
         update = await self._updates.get()
-        if update.error is not None:
-            raise update.error
         return update, self._reply.add(update)
 
 
@@ -121,7 +122,8 @@ class EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
         try:
-            await super().__call__(scope, receive, send)
+            with suppress(ClientDisconnect, OSError):
+                await super().__call__(scope, receive, send)
         finally:
             self._decoding.end("cancelled")
 

@@ -23,7 +23,7 @@ class TokenTexts:
 
     def prepare(self) -> None:
         """Look at the vocabulary, which takes a second if it is large."""
-        self.text(0, first=False)
+        _ = self._specials, self._read
 
     def data(self, token_id: int, *, first: bool) -> bytes | None:
         """Return the bytes that a token brings to the text; None where they are not known.

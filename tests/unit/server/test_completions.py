@@ -213,12 +213,12 @@ BAD: dict[str, tuple[Any, str | None]] = {
     "no object": ([1], "body"),
     "no prompt": ({}, "prompt"),
     "a prompt of a wrong type": ({"prompt": 3}, "prompt"),
-    "an empty prompt": ({"prompt": ""}, None),
-    "a token out of range": ({"prompt": [999]}, None),
+    "an empty prompt": ({"prompt": ""}, "prompt"),
+    "a token out of range": ({"prompt": [999]}, "prompt"),
     "a temperature": ({"prompt": "a", "temperature": -1}, "temperature"),
     "a temperature of a wrong type": ({"prompt": "a", "temperature": "hot"}, "temperature"),
     "max_tokens": ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
-    "a text that does not fit": ({"prompt": "a" * CONTEXT, "max_tokens": 1}, None),
+    "a text that does not fit": ({"prompt": "a" * CONTEXT, "max_tokens": 1}, "prompt"),
     "n": ({"prompt": "a", "n": 1000}, "n"),
     "too many stops": ({"prompt": "a", "stop": list("abcdefghijklmnopq")}, "stop"),
     "a bias": ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias.x"),
@@ -265,7 +265,8 @@ def test_what_is_no_json_is_refused(route: str, client: TestClient) -> None:
 def test_other_models_routes_and_methods_are_refused(client: TestClient) -> None:
     response = client.post("/v1/completions", json={"prompt": "a", "model": "other"})
     assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
-    assert client.get("/v1/completions").status_code == 405
+    wrong = client.get("/v1/completions")
+    assert (wrong.status_code, wrong.headers["Allow"]) == (405, "POST")
     missing = client.get("/v1/nothing")
     assert (missing.status_code, "error" in missing.json()) == (404, True)
     chat = client.post("/v1/chat/completions", json={"messages": []})

@@ -49,6 +49,11 @@ TOOLS_AS_TEXT = (
     "{{ c.function.name + ' ' + c.function.arguments }}{% endfor %}{% else %}{{ m.content }}"
     "{% endif %}{% endfor %}"
 )
+TOOLS_PRINTED = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+    "({{ c.function.arguments }}){% endfor %}{{ m.content }}{% endfor %}"
+)
+TOOLS_AS_JSON = TOOLS_PRINTED.replace("arguments }}", "arguments | tojson }}")
 MARKED = (
     "{% for m in messages %}{% if m.content not in ('yes', 'no') %}{{ raise_exception('what?') }}"
     "{% endif %}{{ m.content }}{% endfor %}"
@@ -118,6 +123,9 @@ def test_tool_calls_are_written_as_the_template_takes_them() -> None:
     assert text(TOOLS, made) == "<assistant>[add a=x b={'c': ['d', None]}]</>"
     assert text(TOOLS_AS_TEXT, made) == 'add {"a": "x", "b": {"c": ["d", null]}}'
     assert refused(CHATML, made) == "messages[0].tool_calls[0].function.name"
+    for template in (TOOLS_PRINTED, TOOLS_AS_JSON):
+        assert text(template, made) == 'add({"a": "x", "b": {"c": ["d", null]}})'
+        assert text(template, call({}), say("user", "{}")) == "add({}){}"
     without = TOOLS.replace(" {{ k }}={{ v }}", "")
     assert refused(without, made) == "messages[0].tool_calls[0].function.arguments"
     deep: Any = {}
@@ -127,6 +135,37 @@ def test_tool_calls_are_written_as_the_template_takes_them() -> None:
         assert refused(template, call(deep)) == "messages"
     spoken = {**made, "content": "I add"}
     assert refused(TOOLS_AS_TEXT, spoken) == "messages[0].content"
+
+
+@pytest.mark.parametrize(
+    ("lost", "arguments", "path"),
+    [
+        ("{{ v | list | first }}", {"a": {"c": "lost"}}, "a.c"),
+        ("{{ v.values() | list }}", {"a": {"lost": None}}, "a"),
+        ("{{ v | list | first }}", {"a": {"c": 1}}, "a.c"),
+        ("{{ v[:1] }}", {"a": [1, 1]}, "a[1]"),
+        ("{{ v[:1] }}", {"a": ["x", {"lost": False}]}, "a[1]"),
+        ("{{ v if v is string }}", {"a": 10}, "a"),
+        ("{{ v if v is string }}", {"a": 1.5}, "a"),
+        ("{% if v is not number %}{{ v }}{% endif %}", {"a": "1", "b": 1}, "b"),
+    ],
+    ids=str,
+)
+def test_no_part_of_arguments_is_lost(lost: str, arguments: Any, path: str) -> None:
+    """Names and numbers are looked for as texts are, at any depth."""
+    template = TOOLS.replace("{{ v }}", lost)
+    found = refused(template, call(arguments))
+    assert found == f"messages[0].tool_calls[0].function.arguments.{path}"
+    assert text(TOOLS, call(arguments)).startswith("<assistant>[add a=")
+
+
+def test_a_template_with_what_transformers_adds_is_taken() -> None:
+    template = (
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}"
+        "{% if loop.last %}{% break %}{% endif %}{% endfor %}"
+    )
+    assert text(template, say("user")) == "hello"
+    assert refused("{% for m in messages %}", say("user")) == "messages"
 
 
 def test_an_answer_may_be_begun() -> None:
@@ -145,8 +184,10 @@ def test_an_answer_may_be_begun() -> None:
 
 def test_variables_are_those_of_the_template() -> None:
     assert text(THINKING, say("user"), variables={"enable_thinking": False}).endswith("</think>")
-    for name in ("enable", "thinking", "messages", "tools"):
-        assert refused(THINKING, say("user"), variables={name: False}) == "chat_template_kwargs"
+    names = ("enable", "thinking", "content", "endfor", "m", "messages", "tools", "bos_token")
+    template = THINKING + "{{ bos_token }}{{ messages[0].enable }}{# thinking #}"
+    for name in names:
+        assert refused(template, say("user"), variables={name: False}) == "chat_template_kwargs"
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from outrider import SpeculativeDecoder
 from outrider.server.batch import answer_file, in_process
-from tests.support.server import toy_decoder, toy_server
+from tests.support.server import TEMPLATE, toy_decoder, toy_server
 
 FAILS = ord("Z")
 """A byte at which the tokenizer fails; the prompt that leads to it asks for it by a bias."""
@@ -33,9 +34,22 @@ class Failing:
         return str(self.own.decode(token_ids, **options))
 
 
-def failing() -> SpeculativeDecoder:
+class FailingAlone(Failing):
+    """A tokenizer that decodes texts, and no token by itself as log-probabilities are written."""
+
+    def decode(self, token_ids: list[int], **options: Any) -> str:
+        if not options:
+            raise LookupError("no such token")
+        return super().decode(token_ids, **options)
+
+    def apply_chat_template(self, messages: Any, **options: Any) -> str:
+        return str(self.own.apply_chat_template(messages, **options))
+
+
+def failing(kind: type[Failing] = Failing) -> SpeculativeDecoder:
     decoder = toy_decoder()
-    decoder.tokenizer = Failing(decoder.tokenizer)
+    decoder.tokenizer = kind(decoder.tokenizer)
+    decoder.tokenizer.chat_template = TEMPLATE
     return decoder
 
 
@@ -61,6 +75,35 @@ def test_a_tokenizer_that_fails_ends_its_own_request(stop: list[str]) -> None:
             assert found[index].json()["choices"] == expected[index]["choices"]
         assert server.service.alive
         assert client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("chats", [False, True], ids=["completions", "chats"])
+def test_a_tokenizer_that_fails_on_log_probabilities_ends_its_own_request(
+    tmp_path: Path, *, chats: bool
+) -> None:
+    route = "/v1/chat/completions" if chats else "/v1/completions"
+    asked: dict[str, Any] = {"prompt": "x", "logprobs": 1}
+    if chats:
+        said = [{"role": "user", "content": "x"}]
+        asked = {"messages": said, "logprobs": True, "top_logprobs": 1}
+    asked |= {"max_tokens": 4, "seed": 1}
+    with toy_server(failing(FailingAlone)) as server:
+        client = TestClient(server.app, raise_server_exceptions=False)
+        whole = client.post(route, json=asked)
+        assert whole.status_code == 500
+        assert "no such token" in whole.json()["error"]["message"]
+        parts = client.post(route, json=asked | {"stream": True}).text.strip().split("\n\n")
+        assert json.loads(parts[-2].removeprefix("data: "))["error"]["code"] == "engine_failed"
+        assert parts[-1] == "data: [DONE]"
+        failures = 'outrider:request_success_total{finished_reason="engine_failed"'
+        assert f'{failures},model_name="toy"}} 2.0' in client.get("/metrics").text
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    bodies = [asked, asked | {"logprobs": None, "top_logprobs": None}]
+    lines = [{"custom_id": str(i), "url": route, "body": body} for i, body in enumerate(bodies)]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    make = partial(failing, FailingAlone)
+    done = answer_file(source, target, in_process(make, "toy", together=2), lambda *_: None)
+    assert (done.now, done.failed) == (2, 1)
 
 
 def test_a_line_that_fails_leaves_the_others_their_answers(tmp_path: Path) -> None:

@@ -116,7 +116,6 @@ def test_a_field_that_is_not_served_is_refused_by_its_name(
         ({"max_tokens": 4, "max_completion_tokens": 5}, "max_tokens"),
         ({"seed": -2}, "seed"),
         ({"top_k": -2}, "top_k"),
-        ({"stop": ["x", ""]}, "stop"),
         ({"add_generation_prompt": True, "continue_final_message": True}, "add_generation_prompt"),
         ({"chat_template_kwargs": {"add_generation_prompt": "no"}}, "add_generation_prompt"),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
@@ -151,6 +150,7 @@ def test_fields_that_change_no_answer_are_ignored(client: TestClient) -> None:
         {"top_k": 0, "min_p": 0, "top_p": 1, "repetition_penalty": 1, "frequency_penalty": 0},
         {"stop": []},
         {"stop": ""},
+        {"stop": ["", ""]},
         {"stop": None, "seed": None, "logit_bias": {}, "stop_token_ids": [], "bad_words": []},
         {"echo": False, "suffix": "", "best_of": 1, "logprobs": False, "tools": []},
         {"skip_special_tokens": True, "use_beam_search": False, "length_penalty": 1.0},
@@ -199,6 +199,13 @@ def test_sixteen_stop_strings_are_taken(client: TestClient) -> None:
     assert "16" in refused(complete(client, stop=[*stops, "x"]))[1]
 
 
+def test_an_empty_stop_string_is_none_beside_others(client: TestClient) -> None:
+    stop = text_of(complete(client))[2]
+    cut = text_of(complete(client, stop=stop))
+    assert cut != text_of(complete(client))
+    assert text_of(complete(client, stop=["", stop])) == cut
+
+
 def test_forbidden_and_allowed_tokens_and_kept_stop_strings_are_the_librarys(
     client: TestClient,
 ) -> None:
@@ -238,6 +245,11 @@ def test_a_schema_is_held_to_wherever_it_is(form: dict[str, Any], client: TestCl
     assert json.loads(found) == [7, 7]
 
 
+def test_a_schema_without_a_wrapper_is_taken_as_it_is(client: TestClient) -> None:
+    form = {"type": "json_schema", "json_schema": {"const": None}}
+    assert json.loads(text_of(complete(client, response_format=form, max_tokens=9))) is None
+
+
 @pytest.mark.parametrize(
     ("form", "param"),
     [
@@ -271,6 +283,69 @@ def test_a_schema_that_is_not_clear_is_refused(
     found, message = refused(complete(client, response_format=form))
     assert found == f"response_format.{param}"
     assert found in message
+
+
+IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
+    ({"guided_regex": "abc", "allowed_token_ids": [97, 98]}, "allowed_token_ids"),
+    ({"guided_regex": "(abc)+", "bad_words": ["b"]}, "bad_words"),
+    ({"guided_choice": ["abc", "xyz"], "bad_words": ["b", [121]], "n": 2}, "bad_words"),
+    ({"guided_json": {"type": "object"}, "allowed_token_ids": [123]}, "allowed_token_ids"),
+    ({"guided_grammar": 'start: "a" "b"', "bad_words": ["ab"]}, "bad_words"),
+    ({"structured_outputs": {"regex": "ab"}, "bad_words": ["b"]}, "bad_words"),
+    ({"response_format": {"type": "json_object"}, "bad_words": ["{"]}, "bad_words"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("body", "param"), IMPOSSIBLE, ids=str)
+def test_a_form_that_other_fields_leave_no_text_is_refused_before_it_is_decoded(
+    body: dict[str, Any], param: str, stream: bool, client: TestClient
+) -> None:
+    found, message = refused(complete(client, **body, max_tokens=20, stream=stream))
+    form = next(iter(body))
+    inner = f"{form}.regex" if form == "structured_outputs" else form
+    assert (found, message.endswith(f"some that leave {inner} a text")) == (param, True)
+
+
+def test_a_form_that_leads_nowhere_is_named_as_it_was_asked(client: TestClient) -> None:
+    body = {"structured_outputs": {"grammar": 'start: "a" /[ab&&[^ab]]/'}}
+    param, message = refused(complete(client, **body))
+    assert param == "structured_outputs.grammar"
+    assert message.startswith("no token could follow: structured_outputs.grammar='start")
+    data = complete(client, **body, stream=True).text.strip().split("\n\n")[-2]
+    assert json.loads(data.removeprefix("data: "))["error"]["message"] == message
+
+
+FORMS: list[tuple[dict[str, Any], str, str]] = [
+    ({"structured_outputs": {}}, "structured_outputs", "one of json, json_object, regex"),
+    ({"structured_outputs": {"json_object": False}}, "structured_outputs", "one of json"),
+    (
+        {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+        "structured_outputs.choice",
+        "none beside structured_outputs.regex",
+    ),
+    (
+        {"structured_outputs": {"json": {}, "json_object": True}},
+        "structured_outputs.json_object",
+        "none beside structured_outputs.json",
+    ),
+    ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "beside guided_regex"),
+    (
+        {"guided_regex": "a", "response_format": {"type": "json_object"}},
+        "response_format",
+        "none beside guided_regex",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "said"), FORMS, ids=str)
+def test_one_form_is_asked_for(
+    body: dict[str, Any], param: str, said: str, client: TestClient
+) -> None:
+    found, message = refused(complete(client, **body))
+    assert found == param
+    assert said in message
+    assert "structured_output " not in message
 
 
 def test_plain_json_and_text_are_as_they_were(client: TestClient) -> None:

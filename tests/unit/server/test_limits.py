@@ -70,6 +70,7 @@ def test_keys_are_asked_of_all_but_the_page_and_health() -> None:
             headers = {"Authorization": f"Bearer {key}"}
             assert client.post("/v1/completions", json=BODY, headers=headers).status_code == 200
         assert client.get("/health").text == "ok"
+        assert client.head("/health").status_code == 200
         assert client.get("/").status_code == 200
 
 

@@ -89,14 +89,78 @@ def test_a_wrong_field_is_named(
         (3, "prompt"),
         ({"a": 1}, "prompt"),
         (["a", 3], "prompt[1]"),
+        (["a", ""], "prompt[1]"),
+        ([[97], []], "prompt[1]"),
+        ([[97], [999]], "prompt[1]"),
+        (["a", "b" * 999], "prompt[1]"),
+        (["a", "\ud800"], "prompt[1]"),
+        ([], "prompt"),
+        ([999], "prompt"),
         ([1, "a"], "prompt[0]"),
         ([[1, 2], [3, "a"]], "prompt[1][1]"),
         ([None], "prompt[0]"),
     ],
 )
 def test_an_element_of_a_prompt_is_named(prompt: Any, name: str, client: TestClient) -> None:
-    response = client.post("/v1/completions", json={"prompt": prompt})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, name)
+    response = client.post("/v1/completions", content=json.dumps({"prompt": prompt}))
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, name)
+    assert error["message"].startswith(name)
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ({"stop_token_ids": [1, 999]}, "stop_token_ids"),
+        ({"logit_bias": {"999": 1}}, "logit_bias"),
+        ({"allowed_token_ids": [999]}, "allowed_token_ids"),
+        ({"bad_words": [[1, 999]]}, "bad_words"),
+    ],
+)
+def test_a_field_with_a_token_outside_the_vocabulary_is_named(
+    body: dict[str, Any], name: str, client: TestClient
+) -> None:
+    response = client.post("/v1/completions", json={"prompt": "a", **body})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, name)
+    assert error["message"].startswith(f"{name} has token id 999")
+
+
+LIMITED: list[tuple[dict[str, Any], str, str]] = [
+    ({"messages": []}, "messages", "expected at least 1 of them"),
+    ({"messages": [USER], "stop": ["a"] * 17}, "stop", "expected at most 16 of them"),
+    ({"messages": [USER], "logit_bias": {"a": 1}}, "logit_bias.a", "expected an integer"),
+    ({"messages": [USER], "logprobs": True, "top_logprobs": 21}, "top_logprobs", "a number <= 20"),
+    (
+        {"messages": [{"role": "a", "tool_calls": [{"function": {"name": "f", "arguments": 3}}]}]},
+        "messages[0].tool_calls[0].function.arguments",
+        "expected a JSON object",
+    ),
+    (
+        {
+            "messages": [
+                {"role": "a", "tool_calls": [{"function": {"name": "f", "arguments": "x"}}]}
+            ]
+        },
+        "messages[0].tool_calls[0].function.arguments",
+        "expected JSON text of an object, or an object",
+    ),
+    (
+        {"messages": [USER | {"content": "a" * 900}]},
+        "messages",
+        "messages of 902 tokens cannot fit",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "name", "said"), LIMITED, ids=range(len(LIMITED)))
+def test_what_is_allowed_is_said_in_words_of_json(
+    body: dict[str, Any], name: str, said: str, client: TestClient
+) -> None:
+    response = client.post("/v1/chat/completions", json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, name)
+    assert said in error["message"]
 
 
 @pytest.mark.parametrize(("key", "shown"), [("x" * 10_000, "xxx"), ("\u00e9", "\u00e9"), ("", "")])

@@ -107,10 +107,10 @@ def test_what_is_no_origin_is_refused(origin: str) -> None:
 def test_the_flag_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[Any] = []
     monkeypatch.setattr("outrider.cli.models.load_decoder", lambda *_: None)
-    monkeypatch.setattr("outrider.server.serving.run", lambda _, settings: served.append(settings))
+    monkeypatch.setattr("outrider.server.serving.run", lambda _, **given: served.append(given))
     assert main(["serve", "model", "--allow-origin", PAGE, "--allow-origin", OTHER]) == 0
     assert main(["serve", "model"]) == 0
-    assert [each.access.origins for each in served] == [(PAGE, OTHER), ()]
+    assert [each["access"].origins for each in served] == [(PAGE, OTHER), ()]
 
 
 def test_the_flag_is_checked_before_a_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:

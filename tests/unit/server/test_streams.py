@@ -191,7 +191,7 @@ def test_a_stream_that_is_left_while_it_waits_is_decoded_no_further() -> None:
 def test_a_stream_whose_client_cannot_be_written_to_is_decoded_no_further(
     version: str, sent: int
 ) -> None:
-    """Not even where its headers could not be sent, and its events were never begun."""
+    """Not even where its headers could not be sent; and it is no error that a log would show."""
     route, body = COMPLETION
     data = json.dumps(body | {"stream": True, "max_tokens": 150, "ignore_eos": True}).encode()
     parts = [{"type": "http.request", "body": data, "more_body": False}]
@@ -217,8 +217,7 @@ def test_a_stream_whose_client_cannot_be_written_to_is_decoded_no_further(
         "headers": [],
     }
     with toy_server() as server:
-        with pytest.raises(Exception):  # noqa: B017, PT011 - whichever the server is to see
-            asyncio.run(server.app(scope, receive, send))
+        asyncio.run(server.app(scope, receive, send))
         until(lambda: server.decoder.free_slots == 4 and not server.service.waiting)
         assert server.decoder.metrics.emitted < 150
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
-from ..access import Body, ServerState, State, check_key
+from ..access import Body, State, check_key
 from ..failures import CLIENT_GONE
 from ..streaming import Decoding, EventStream
 
@@ -19,18 +19,10 @@ T = TypeVar("T")
 
 
 @router.post("/v1/completions")
-async def completions(request: Request, state: State, body: Body) -> Response:
-    """Continue texts."""
-    return await _answer(request, state, "/v1/completions", body)
-
-
 @router.post("/v1/chat/completions")
-async def chats(request: Request, state: State, body: Body) -> Response:
-    """Answer a conversation."""
-    return await _answer(request, state, "/v1/chat/completions", body)
-
-
-async def _answer(request: Request, state: ServerState, route: str, body: bytes) -> Response:
+async def answer(request: Request, state: State, body: Body) -> Response:
+    """Continue texts, or answer a conversation."""
+    route = request.scope["route"].path
     prepared = await _or_gone(request, asyncio.to_thread(state.requests.prepared, route, body))
     if prepared is None:
         return Response(status_code=CLIENT_GONE)
@@ -39,10 +31,10 @@ async def _answer(request: Request, state: ServerState, route: str, body: bytes)
     if reply.body.stream:
         return EventStream(decoding)
     try:
-        answer = await _or_gone(request, decoding.whole())
+        found = await _or_gone(request, decoding.whole())
     finally:
         decoding.end("cancelled")
-    return Response(status_code=CLIENT_GONE) if answer is None else JSONResponse(answer)
+    return Response(status_code=CLIENT_GONE) if found is None else JSONResponse(found)
 
 
 async def _or_gone(request: Request, work: Awaitable[T]) -> T | None:

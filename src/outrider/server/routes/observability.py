@@ -31,7 +31,7 @@ async def stats(state: State) -> dict[str, Any]:
     service = state.requests.service
     decoder, found = service.decoder, service.decoder.metrics
     return {
-        "model": state.requests.served.model,
+        "model": state.requests.model,
         "runtime": decoder.target.name,
         "drafter": "nothing" if decoder.drafter is None else type(decoder.drafter).__name__,
         "running": service.running,
@@ -51,7 +51,7 @@ async def metrics(state: State) -> Response:
 
 
 def _described(state: ServerState) -> dict[str, Any]:
-    name = state.requests.served.model
+    name = state.requests.model
     return {
         "id": name,
         "object": "model",

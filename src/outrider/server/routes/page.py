@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from ..access import State
@@ -12,13 +12,18 @@ from ..access import State
 router = APIRouter()
 
 _PAGE = files("outrider.server") / "page"
+_FILES = {
+    "/": ("index.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
 )
 _HEADERS = {"Content-Security-Policy": _POLICY, "Referrer-Policy": "no-referrer"}
 
 
-@router.get("/health")
+@router.api_route("/health", methods=["GET", "HEAD"])
 async def health(state: State) -> Response:
     """Say whether requests are taken."""
     service = state.requests.service
@@ -27,23 +32,10 @@ async def health(state: State) -> Response:
 
 
 @router.get("/")
-async def page() -> Response:
-    """Return the page."""
-    return _file("index.html", "text/html")
-
-
 @router.get("/page.css")
-async def style() -> Response:
-    """Return how the page looks."""
-    return _file("page.css", "text/css")
-
-
 @router.get("/page.js")
-async def script() -> Response:
-    """Return what the page does."""
-    return _file("page.js", "text/javascript")
-
-
-def _file(name: str, kind: str) -> Response:
+async def page(request: Request) -> Response:
+    """Return a file of the page."""
+    name, kind = _FILES[request.scope["route"].path]
     content = (_PAGE / name).read_bytes()
     return Response(content, media_type=f"{kind}; charset=utf-8", headers=_HEADERS)
