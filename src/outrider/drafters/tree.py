@@ -124,7 +124,7 @@ def _level(children: Children, counts: Tensor, number: int) -> _Level:
 
 
 def _proposal(levels: Sequence[_Level], depth: NDArray[np.int64]) -> DraftProposal:
-    """Put levels together, from the root down, without padding: each row has its first `depth` [B]."""
+    """Put levels together without padding: each row has its first `depth` [B], the root's first."""
     sizes = np.cumsum([0, *(level.tokens.shape[1] for level in levels)])
     firsts = [0, *(1 + sizes[:-2])]
     parents = [level.follows + int(first) for level, first in zip(levels, firsts, strict=True)]

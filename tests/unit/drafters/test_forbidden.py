@@ -107,8 +107,10 @@ LIMITS: list[dict[str, Any]] = [
 ]
 
 
-def named(asked: dict[str, Any]) -> str:
-    return ",".join(f"{name}={value}" for name, value in asked.items())
+def named(asked: Any) -> str:
+    if isinstance(asked, dict):
+        return ",".join(f"{name}={value}" for name, value in asked.items())
+    return "".join(map(str, sorted(asked)))
 
 
 class Watched(ModelDrafter):
@@ -201,6 +203,32 @@ def test_trees_without_what_is_forbidden_emit_the_targets_distribution(
     found = exact_distribution(SpeculativeDecoder(target, draft, config=made), [0, 2], params)
     for output in found.keys() | plain.keys():
         assert abs(found.get(output, 0.0) - plain.get(output, 0.0)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "left"),
+    [
+        ({"bad_words": [[3], [4]]}, {"allowed_token_ids": [3, 4]}, {3, 4}),
+        ({"bad_words": [[2]]}, {"allowed_token_ids": [2, 3, 4], "bad_words": [[3], [4]]}, {2}),
+        ({"allowed_token_ids": [1, 2]}, {"allowed_token_ids": [3, 4]}, {3, 4}),
+        ({"allowed_token_ids": [1, 2]}, {"bad_words": [[1], [2]]}, {0, 3, 4}),
+        ({"bad_words": [[0], [1], [2]]}, {"bad_words": [[3], [4]]}, {0, 1, 2}),
+        ({"allowed_token_ids": [1]}, {"stop_token_ids": [1], "min_tokens": 40}, {0, 2, 3, 4}),
+        ({"bad_words": [[3, 3], [4]]}, {"allowed_token_ids": [3, 4]}, {3, 4}),
+        ({"bad_words": [[0], [1]]}, {"bad_words": [[2]]}, {3, 4}),
+        ({"allowed_token_ids": [1, 2]}, {"allowed_token_ids": [2, 3]}, {2}),
+    ],
+    ids=named,
+)
+def test_a_drafts_own_limits_are_dropped_where_they_leave_nothing(
+    own: dict[str, Any], asked: dict[str, Any], left: set[int]
+) -> None:
+    target, draft = mock_pair(V, 2)
+    drafter = Watched(draft)
+    config = SpeculativeConfig(depth="fixed", draft_params=SamplingParams(temperature=3.0, **own))
+    decoder = SpeculativeDecoder(target, drafter, config=config)
+    decoder.generate([0], SamplingParams(max_tokens=40, seed=1, **asked))
+    assert set(drafter.proposed) == left
 
 
 @pytest.mark.exact
