@@ -17,11 +17,13 @@ from outrider import (
     StatefulProcessor,
     StructuredOutput,
 )
+from outrider.engine.scheduler import Scheduler
 from outrider.errors import (
     DegenerateDistributionError,
     DraftError,
     EmptyPrefixError,
     InvalidConfigError,
+    ModelError,
     OutriderError,
     TokenOutOfRangeError,
     UserCodeError,
@@ -352,10 +354,58 @@ def test_an_error_about_no_one_request_ends_all_that_have_not_ended() -> None:
     assert decoder.free_slots is None
 
 
-def test_what_is_no_error_of_a_request_is_raised_as_it_is() -> None:
-    def rows(prefix: tuple[int, ...]) -> Any:
-        raise MemoryError
+class Tired(TabularModel):
+    """Raises in one of its methods, `verify` where a text has five tokens."""
 
-    decoder = SpeculativeDecoder(TabularModel(rows, V))
-    with pytest.raises(MemoryError):
-        decoder.generate(PROMPTS, on_error="return")
+    def __init__(self, method: str, cause: Exception) -> None:
+        super().__init__(mock_pair(V, 1)[0].probabilities, V)
+        self.method, self.cause = method, cause
+
+    def fail(self, method: str, *, now: bool = True) -> None:
+        if method == self.method and now:
+            raise self.cause
+
+    def verify(self, prefixes: Any, proposal: DraftProposal) -> Any:
+        self.fail("verify", now=max(map(len, prefixes)) > 4)
+        return super().verify(prefixes, proposal)
+
+    def release(self, sequence_ids: Any, *, discard: bool = False) -> None:
+        self.fail("release", now=len(list(sequence_ids)) > 1)
+
+    def prefill(self, prefix: Any, most: int) -> Any:
+        self.fail("prefill")
+        return super().prefill(prefix, most)
+
+    def computed(self, prefix: Any) -> int:
+        self.fail("computed")
+        return 0
+
+
+@pytest.mark.parametrize("method", ["verify", "release"])
+@pytest.mark.parametrize("cause", [MemoryError("full"), KeyError("layer")], ids=repr)
+def test_a_model_that_raises_is_named_and_what_ended_before_is_kept(
+    cause: Exception, method: str
+) -> None:
+    decoder = SpeculativeDecoder(Tired(method, cause), tokenizer=alphabet(TEXTS))
+    params = [SamplingParams(max_tokens=n, seed=0, ignore_eos=True) for n in (2, 7, 7)]
+    whole = decoder_of(draft=None).generate([[0], [1], [2]], params)
+    found = decoder.generate([[0], [1], [2]], params, on_error="return")
+    assert (found[0].token_ids, found[0].error) == (whole[0].token_ids, None)
+    for output, expected in zip(found[1:], whole[1:], strict=True):
+        assert isinstance(output.error, ModelError)
+        assert output.error.__cause__ is cause
+        assert "Tired failed" in str(output.error)
+        kept = output.token_ids
+        assert len(kept) == (4 if method == "verify" else 6)
+        assert kept == expected.token_ids[: len(kept)]
+    with pytest.raises(ModelError, match="Tired failed"):
+        decoder.generate([[0], [1], [2]], params)
+
+
+@pytest.mark.parametrize("method", ["prefill", "computed"])
+def test_a_model_that_raises_as_a_prompt_is_prefilled_is_named(method: str) -> None:
+    decoder = SpeculativeDecoder(Tired(method, OSError("gone")))
+    with Scheduler(decoder, prefill_chunk=2) as scheduler:
+        scheduler.submit(decoder.start([0, 1, 2, 3, 4]))
+        with pytest.raises(ModelError, match="Tired failed: OSError: gone"):
+            scheduler.step()
