@@ -161,9 +161,10 @@ class RoundContext(DraftContext):
             # Rows that are not drafted this far hold padding.
             nodes = np.where(self._depth > path.shape[2], path.shape[1], 0).tolist()
             shaped = self._pipeline(logits, Path.of(path, nodes)).logits
-            # Where the request forbids every token the draft may say what it likes.
-            nothing = shaped.amax(-1, keepdim=True) == -torch.inf
-            logits = torch.where(nothing, logits, shaped)
+            # Where a request forbids every token, or a processor returns NaN, the target's logits
+            # tell; the draft may say what it likes.
+            usable = shaped.amax(-1, keepdim=True).isfinite()
+            logits = torch.where(usable, shaped, logits)
         made, finite = sampling.distributions(logits, self._params)
         self.finite.append(finite.reshape(len(finite), -1))
         self._latest = (logits, made) if self._plan.stop is not None else None

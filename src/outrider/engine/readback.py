@@ -108,7 +108,7 @@ def verify(
     rows = read_back(proposal, verdict, finite, draft_finite)
     if shaped is not None:
         rows = _usable(shaped, rows)
-    check_finite(batch, rows)
+    check_finite(batch, rows, pipeline)
     return [row.cut(row.sound) for row in rows]
 
 
@@ -127,9 +127,9 @@ def _usable(shaped: PipelineResult, rows: Sequence[RowVerdict]) -> list[RowVerdi
     return found
 
 
-def check_finite(batch: Batch, rows: Sequence[RowVerdict]) -> None:
-    """Raise an error that names the model whose logits are not finite where they decided."""
-    for sequence_id, row in zip(batch.sequence_ids, rows, strict=True):
+def check_finite(batch: Batch, rows: Sequence[RowVerdict], pipeline: LogitsPipeline | None) -> None:
+    """Raise an error that names what made logits that are not finite where they decided."""
+    for index, (sequence_id, row) in enumerate(zip(batch.sequence_ids, rows, strict=True)):
         if row.bad_draft:
             raise DraftError(
                 f"the draft model's logits for sequence {sequence_id} have NaN, +inf or no "
@@ -137,6 +137,8 @@ def check_finite(batch: Batch, rows: Sequence[RowVerdict]) -> None:
                 sequence_id=sequence_id,
             )
         if row.bad_node == 0:
+            if (error := pipeline and pipeline.spoilt(index)) is not None:
+                raise error
             raise DegenerateDistributionError(
                 f"the target's logits for sequence {sequence_id} have NaN, +inf or no finite "
                 "entry; expected finite logits (try a wider dtype, check the model's weights, or "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,13 @@ class Stateful:
         self.calls += 1
         if self.calls == 3:
             raise ZeroDivisionError
+        return logits
+
+
+class Calm:
+    """Changes nothing."""
+
+    def __call__(self, history: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         return logits
 
 
@@ -126,6 +134,51 @@ def test_a_processor_that_raises_ends_its_own_request(
     assert told.value.request == 1
     with pytest.raises(UserCodeError, match=r"^(?!prompts)"):
         decoder.generate(PROMPTS[1], params[1])
+
+
+def spoils(value: float, length: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A processor that returns such logits where there are so many tokens."""
+
+    def spoiling(history: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        found = logits * 1.0
+        if len(history) >= length:
+            found[... if value < 0 else 2] = value
+        return found
+
+    return spoiling
+
+
+def reshaping(history: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """A processor that returns a token less, where there are five."""
+    return logits[:-1] if len(history) >= 5 else logits
+
+
+@pytest.mark.parametrize("asked", DECODERS, ids=lambda asked: ",".join(asked) or "plain")
+@pytest.mark.parametrize(
+    ("processor", "kept", "said"),
+    [
+        (spoils(np.nan, 1), 0, "spoiling, returned logits whose largest is nan"),
+        (spoils(np.nan, 5), 4, "spoiling, returned logits whose largest is nan"),
+        (spoils(np.inf, 5), 4, "spoiling, returned logits whose largest is inf"),
+        (spoils(-np.inf, 5), 4, "spoiling, returned logits whose largest is -inf"),
+        (reshaping, 4, r"'reshaping' .*logits of the shape they are given, \[6\]; .* shape \[5\]"),
+    ],
+    ids=["NaN at once", "NaN", "inf", "nothing", "shape"],
+)
+def test_a_processor_that_returns_no_logits_is_named_not_a_model(
+    asked: dict[str, Any], processor: Any, kept: int, said: str
+) -> None:
+    params = params_of(lambda history, logits: logits, processor, StatefulProcessor(Calm()))
+    whole = decoder_of(**asked).generate(PROMPTS, params_of())
+    outputs = decoder_of(**asked).generate(PROMPTS, params, on_error="return")
+    for index in (0, 2, 3):
+        assert (outputs[index].error, outputs[index].token_ids) == (None, whole[index].token_ids)
+    failed = outputs[1].error
+    assert isinstance(failed, InvalidConfigError)
+    assert re.search(said, str(failed))
+    assert processor is reshaping or str(failed).startswith("logits_processors[1] of sequence")
+    assert (failed.field, failed.request) == ("logits_processors", 1)
+    assert len(outputs[1].token_ids) == kept
 
 
 @pytest.mark.parametrize("asked", DECODERS, ids=lambda asked: ",".join(asked) or "plain")
