@@ -332,8 +332,9 @@ def test_refused_requests_are_outputs_with_their_errors() -> None:
         decoder.generate(prompts, on_error="keep")  # type: ignore[call-overload]
 
 
+@pytest.mark.parametrize("processor", [raising(3), spoils(np.nan, 3)], ids=["raises", "NaN"])
 @pytest.mark.parametrize("asked", DECODERS, ids=lambda asked: ",".join(asked) or "plain")
-def test_many_that_fail_together_cost_one_round(asked: dict[str, Any]) -> None:
+def test_many_that_fail_together_cost_one_round(asked: dict[str, Any], processor: Any) -> None:
     rounds: list[Any] = []
     target, draft = mock_pair(V, 1)
     config = SpeculativeConfig(depth="fixed", **{k: v for k, v in asked.items() if k != "draft"})
@@ -349,7 +350,7 @@ def test_many_that_fail_together_cost_one_round(asked: dict[str, Any]) -> None:
 
     decoder.target = Counted(target.probabilities, V)
     params = [SamplingParams(max_tokens=4, seed=0)]
-    params += [SamplingParams(max_tokens=4, logits_processors=(raising(3),))] * 30
+    params += [SamplingParams(max_tokens=4, logits_processors=(processor,))] * 30
     outputs = decoder.generate([[i % V] for i in range(31)], params, on_error="return")
     assert [output.error is None for output in outputs] == [True, *[False] * 30]
     assert {output.error.request for output in outputs[1:] if output.error} == {*range(1, 31)}
