@@ -108,8 +108,8 @@ def verify(
             probs = torch.where(sound[..., None], probs, 1 / probs.shape[-1])
         verdict = verifier.verify(proposal, probs, draws)
     rows, errors = [], []
-    for index, row in enumerate(read_back(proposal, verdict, finite, draft_finite)):
-        sequence_id = batch.sequence_ids[index]
+    found = read_back(proposal, verdict, finite, draft_finite)
+    for index, (sequence_id, row) in enumerate(zip(batch.sequence_ids, found, strict=True)):
         if row.bad_draft:
             raise DraftError(
                 f"the draft model's logits for sequence {sequence_id} have NaN, +inf or no "
