@@ -141,7 +141,8 @@ def distributions(logits: Tensor, params: PackedParams) -> tuple[Distributions, 
         shape = (-1, *[1] * (logits.ndim - 1))
         scores = scores / params.temperature.to(scores.dtype).view(shape)
     if params.filters is None:
-        probs = scores.softmax(-1)
+        # A copy is overwritten: to fill new memory can take longer than the softmax.
+        probs = torch.softmax(scores, -1, out=None if scores is logits else scores)
         check = probs[..., 0].clone()
     else:
         flat = scores.flatten(0, -2)
