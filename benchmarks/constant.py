@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from outrider.errors import ModelError
 from outrider.runtimes.base import Capabilities, Cursor, Runtime
 from outrider.types.records import DraftProposal, Prefix, TargetScores
 
@@ -51,8 +52,8 @@ class ConstantCursor(Cursor):
         return self.logits
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        """No trees are drafted here."""
-        raise NotImplementedError
+        """Refuse: there is a row of logits for each depth of a chain alone."""
+        raise ModelError("a model that takes no time has no trees; expected chains")
 
 
 def pair(size: int) -> tuple[Constant, Constant]:

@@ -16,7 +16,7 @@
     ├── UserCodeError               a logits processor, stopping criterion or tokenizer raised
     ├── KeyReuseError               one random key was used for two draws
     ├── MissingExtraError           a package that this part needs is not installed
-    └── ModelError                  a model cannot be loaded, or cannot be decoded speculatively
+    └── ModelError                  a model cannot be loaded or decoded speculatively, or raised
 
 Each message says what was given, what was expected, and what to do.
 """
@@ -181,7 +181,10 @@ class KeyReuseError(OutriderError, RuntimeError):
 
 
 class ModelError(OutriderError, RuntimeError):
-    """A model cannot be loaded, or cannot be decoded speculatively."""
+    """A model cannot be loaded, or cannot be decoded speculatively, or raised.
+
+    What it raised, if it is none of these errors, is the error's `__cause__`.
+    """
 
 
 class MissingExtraError(OutriderError, ImportError):
@@ -208,6 +211,24 @@ def about(sequence_id: int, doing: str) -> Iterator[None]:
         raise UserCodeError(
             f"{doing} failed in sequence {sequence_id}: {type(error).__name__}: {error}",
             sequence_id=sequence_id,
+        ) from error
+
+
+@contextmanager
+def computing(model: object) -> Iterator[None]:
+    """Name the model that computes in this block.
+
+    Raises:
+        ModelError: it raised what is no error of this library.
+    """
+    try:
+        yield
+    except OutriderError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"{type(model).__name__} failed: {type(error).__name__}: {error}; expected it to "
+            "compute (what it raised is the __cause__)"
         ) from error
 
 

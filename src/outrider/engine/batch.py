@@ -63,7 +63,8 @@ class Batch:
         if draft_params is not None:
             greedily = replace(draft_params, temperature=0)
             params = [
-                _with_limits(greedily if asked.greedy else draft_params, asked) for asked in params
+                _with_limits(greedily if state.params.greedy else draft_params, state, vocab_size)
+                for state in states
             ]
             drafting = PackedParams.pack(params, vocab_size, device)
             drafted = [
@@ -107,17 +108,22 @@ class Batch:
         return RoundDraws(chance, round_keys(self.states, width), positions)
 
 
-def _with_limits(draft: SamplingParams, asked: SamplingParams) -> SamplingParams:
-    """Return draft parameters that forbid what the request forbids as well."""
-    allowed = asked.allowed_token_ids
-    if allowed is not None and draft.allowed_token_ids is not None:
-        allowed = tuple(set(allowed).intersection(draft.allowed_token_ids)) or allowed
-    return replace(
-        draft,
-        bad_words=draft.bad_words + asked.bad_words,
-        allowed_token_ids=draft.allowed_token_ids if allowed is None else allowed,
-        min_tokens=asked.min_tokens,
-    )
+def _with_limits(draft: SamplingParams, state: SequenceState, vocab_size: int) -> SamplingParams:
+    """Return draft parameters that forbid what the request forbids as well.
+
+    Limits of the draft's own are dropped where both together could leave it no token.
+    """
+    asked = state.params
+    allowed, own = asked.allowed_token_ids, draft.allowed_token_ids
+    if allowed is None or own is None:
+        both = own if allowed is None else allowed
+    else:
+        both = tuple(set(allowed).intersection(own))
+    words = draft.bad_words + asked.bad_words
+    banned = {word[-1] for word in words} | (state.stop_ids if asked.min_tokens else set())
+    if banned.issuperset(range(vocab_size) if both is None else both):
+        words, both = asked.bad_words, allowed
+    return replace(draft, bad_words=words, allowed_token_ids=both, min_tokens=asked.min_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,9 +161,10 @@ class RoundContext(DraftContext):
             # Rows that are not drafted this far hold padding.
             nodes = np.where(self._depth > path.shape[2], path.shape[1], 0).tolist()
             processed = self._pipeline(logits, Path.of(path, nodes)).logits
-            # Where the request forbids every token the draft may say what it likes.
-            nothing = processed.amax(-1, keepdim=True) == -torch.inf
-            logits = torch.where(nothing, logits, processed)
+            # Where a request forbids every token, or a processor returns NaN, the target's logits
+            # tell; the draft may say what it likes.
+            usable = processed.amax(-1, keepdim=True).isfinite()
+            logits = torch.where(usable, processed, logits)
         made, finite = sampling.distributions(logits, self._params)
         self.finite.append(finite.reshape(len(finite), -1))
         self._latest = (logits, made) if self._plan.stop is not None else None
@@ -200,27 +201,21 @@ class RoundContext(DraftContext):
         rows = np.full((len(probs), most), -1)
         if self._deterministic.all():
             return Children(probs.topk(most, -1).indices, None, rows)
-        drawing = (self._depth > level) & ~self._deterministic
-        used = np.broadcast_to(drawing[:, None], probs.shape[:2])
+        there = self._there(counts, most, level)
         drawn_from: Tensor | None = None
         if self._draws.race is not None:
             times = self._draws.race.times(probs, level)
             tokens = times.topk(most, -1, largest=False).indices
         elif self._draws.coupled:
             slots = (first + np.arange(probs.shape[1]))[:, None] * probs.shape[2] + np.arange(most)
-            # Chance that draws one by one draws no child that is not there.
-            there = used[..., None] & (np.arange(most) < counts.cpu().numpy()[..., None])
             tokens, _ = self._all_drawn(probs, slots, there, replaced=False)
         elif self._children_kind == "greedy":
-            if not self._draws.ahead:
-                used = used & (counts.cpu().numpy() > 0)
-            tokens, drawn_from = self._best_and_one(probs, counts, most, first, used)
+            tokens, drawn_from = self._best_and_one(probs, counts, most, first, there[..., 0])
             rows[~self._deterministic, 0] = 0
         else:
             replaced = self._children_kind == "with_replacement"
             nodes = probs.shape[1]
             columns = first + nodes - 1 + np.arange(nodes * most).reshape(nodes, most)
-            there = np.repeat(used[..., None], most, 2)
             tokens, drawn_from = self._all_drawn(probs, columns, there, replaced)
             rows[~self._deterministic] = 0 if replaced else np.arange(most)
         if self._deterministic.any():
@@ -228,6 +223,19 @@ class RoundContext(DraftContext):
             tokens = torch.where(deterministic, probs.topk(most, -1).indices, tokens)
         made = None if drawn_from is None else Distributions(probs=drawn_from)
         return Children(tokens, made, rows)
+
+    def _there(self, counts: Tensor, most: int, level: int) -> NDArray[np.bool_]:
+        """Which children are drawn, bool [B, M, C].
+
+        Of noise made ahead, all: asking for the counts would wait for the device.
+        """
+        drawn = (self._depth > level) & ~self._deterministic
+        there = np.ones((*counts.shape, most), dtype=np.bool_) & drawn[:, None, None]
+        return (
+            there
+            if self._draws.ahead
+            else there & (np.arange(most) < counts.cpu().numpy()[..., None])
+        )
 
     def _deterministic_rows(self, device: torch.device) -> Tensor:
         return sent(torch.from_numpy(self._deterministic), device)[:, None, None]

@@ -16,7 +16,7 @@ from ..config.params import SamplingParams, SpeculativeConfig
 from ..config.validation import choice
 from ..drafters.base import Drafter
 from ..drafters.model import ModelDrafter
-from ..errors import DraftError, InvalidConfigError, OutriderError
+from ..errors import DraftError, InvalidConfigError, OutriderError, computing
 from ..policies import policy_of
 from ..policies.base import Policy
 from ..random import Philox4x32
@@ -198,6 +198,7 @@ class SpeculativeDecoder:
             InvalidConfigError: the batch is empty, or has a finished sequence or one twice; or a
                 policy of your own made no plan that can be carried out.
             DraftError: the drafter failed, unless `on_draft_error` is "disable".
+            ModelError: the target raised.
             DegenerateDistributionError: the target's logits hold NaN, +inf or nothing finite.
         """
         check_steppable(batch)
@@ -221,8 +222,10 @@ class SpeculativeDecoder:
 
         Raises:
             DraftError: the drafter failed, unless `on_draft_error` is "disable".
+            ModelError: the target raised.
         """
-        found = self.target.prefill(state.prefix, most)
+        with computing(self.target):
+            found = self.target.prefill(state.prefix, most)
         if found.missing or not self._plan([state]).model_depth.any():
             return found
         start = perf_counter()
@@ -282,7 +285,8 @@ class SpeculativeDecoder:
         return plan if drafting.all() else replace(plan, depth=np.where(drafting, plan.depth, 0))
 
     def _score(self, batch: Batch, proposal: DraftProposal) -> TargetScores:
-        scores = self.target.verify([state.prefix for state in batch.states], proposal)
+        with computing(self.target):
+            scores = self.target.verify([state.prefix for state in batch.states], proposal)
         if self._check_scores:
             check_scores(scores, proposal, self.target.vocab_size)
         return scores
@@ -360,6 +364,7 @@ class SpeculativeDecoder:
         shared with later sequences.
 
         Raises:
+            ModelError: a model raised.
             DraftError: a drafter failed, unless `on_draft_error` is "disable". All is free.
         """
         states = tuple(states)
@@ -379,7 +384,8 @@ class SpeculativeDecoder:
 
     def _free(self, ids: list[int], ended: list[Prefix], *, discard: bool) -> None:
         for runtime in self._runtimes:
-            runtime.release(ids, discard=discard)
+            with computing(runtime):
+                runtime.release(ids, discard=discard)
         start = perf_counter()
         self._drafting.release(ids, ended, discard=discard)
         self._between_s += perf_counter() - start

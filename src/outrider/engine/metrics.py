@@ -245,14 +245,15 @@ class Tally:
 
     def add(self, record: RoundRecord, row: int | None = None) -> None:
         """Count a round: all of its rows, or one."""
-        figures = zip(record.drafted, record.depth, record.accepted, record.emitted, strict=True)
-        rows = list(zip(figures, record.ceiling, record.first_ceiling, strict=True))
+        columns = (record.drafted, record.depth, record.accepted, record.emitted)
+        columns += (record.ceiling, record.first_ceiling)
+        whole = slice(None) if row is None else slice(row, row + 1)
         with self._lock:
-            for figure, ceiling, first_ceiling in rows if row is None else rows[row : row + 1]:
-                self._rows[figure] += 1
+            for *figure, ceiling, first in zip(*(column[whole] for column in columns), strict=True):
+                self._rows[tuple(figure)] += 1
                 if figure[0]:
                     self._ceilings.add(figure[3], ceiling)
-                    self._first_ceilings.add(figure[2] > 0, first_ceiling)
+                    self._first_ceilings.add(figure[2] > 0, first)
             self._failures += record.draft_failed
             self._draft_s += record.draft_s
             self._target_s += record.target_s

@@ -14,7 +14,7 @@ from ..errors import DegenerateDistributionError, DraftError, OutriderError
 from ..random import RoundDraws
 from ..sampling import distributions as sampling
 from ..sampling.paths import Path
-from ..sampling.pipeline import LogitsPipeline, PipelineResult
+from ..sampling.pipeline import LogitsPipeline
 from ..types import trees
 from ..types.records import DraftProposal, Verdict
 from ..verification import Verifier, verify_point_masses
@@ -92,6 +92,8 @@ def verify(
 
     Raises:
         DraftError, DegenerateDistributionError: a model's logits are not finite where they decided.
+        OutriderError: what a processor raised or returned, or a grammar that allows nothing, where
+            it decided. `others` has the errors of other rows.
     """
     processed = None if pipeline is None else pipeline(logits, Path.to_nodes(proposal))
     made, finite = sampling.distributions(processed.logits if processed else logits, batch.params)
@@ -105,44 +107,35 @@ def verify(
         if probs.device.type != "cpu" or not bool(sound.all()):
             probs = torch.where(sound[..., None], probs, 1 / probs.shape[-1])
         verdict = verifier.verify(proposal, probs, draws)
-    rows = read_back(proposal, verdict, finite, draft_finite)
-    if processed is not None:
-        rows = _usable(processed, rows)
-    check_finite(batch, rows)
-    return [row.cut(row.sound) for row in rows]
-
-
-def _usable(processed: PipelineResult, rows: Sequence[RowVerdict]) -> list[RowVerdict]:
-    """Cut the rows where no token may be emitted; raise what was raised at their first nodes."""
-    found: list[RowVerdict] = []
-    errors: list[OutriderError] = []
-    for index, row in enumerate(rows):
-        try:
-            found.append(row.cut(processed.usable(index, row.nodes)))
-        except OutriderError as error:
-            errors.append(error)
-    if errors:
-        errors[0].others = tuple(errors[1:])
-        raise errors[0]
-    return found
-
-
-def check_finite(batch: Batch, rows: Sequence[RowVerdict]) -> None:
-    """Raise an error that names the model whose logits are not finite where they decided."""
-    for sequence_id, row in zip(batch.sequence_ids, rows, strict=True):
+    rows, errors = [], []
+    found = read_back(proposal, verdict, finite, draft_finite)
+    for index, (sequence_id, row) in enumerate(zip(batch.sequence_ids, found, strict=True)):
         if row.bad_draft:
             raise DraftError(
                 f"the draft model's logits for sequence {sequence_id} have NaN, +inf or no "
                 "finite entry; expected finite logits (try a wider dtype, check its weights)",
                 sequence_id=sequence_id,
             )
-        if row.bad_node == 0:
-            raise DegenerateDistributionError(
-                f"the target's logits for sequence {sequence_id} have NaN, +inf or no finite "
-                "entry; expected finite logits (try a wider dtype, check the model's weights, or "
-                "see whether the request forbids every token)",
-                sequence_id=sequence_id,
-            )
+        try:
+            usable = row if processed is None else row.cut(processed.usable(index, row.nodes))
+            if usable.bad_node == 0:
+                raise (pipeline and pipeline.spoilt(index)) or _not_finite(sequence_id)
+            rows.append(usable.cut(usable.sound))
+        except OutriderError as error:
+            errors.append(error)
+    if errors:
+        errors[0].others = tuple(errors[1:])
+        raise errors[0]
+    return rows
+
+
+def _not_finite(sequence_id: int) -> DegenerateDistributionError:
+    return DegenerateDistributionError(
+        f"the target's logits for sequence {sequence_id} have NaN, +inf or no finite entry; "
+        "expected finite logits (try a wider dtype, check the model's weights, or see whether the "
+        "request forbids every token)",
+        sequence_id=sequence_id,
+    )
 
 
 def read_back(

@@ -9,7 +9,7 @@ from itertools import compress
 from math import inf
 from typing import TYPE_CHECKING, Self
 
-from ..errors import InvalidConfigError, ModelError, OutriderError
+from ..errors import InvalidConfigError, ModelError, OutriderError, computing
 from ..types.records import SequenceState
 from .batch import StepResult
 
@@ -167,7 +167,9 @@ class Scheduler:
         """Return how many tokens of a prompt are to be prefilled; 0 where that is no matter."""
         if self._prefill_chunk is None:
             return 0
-        return len(state.prefix) - self._decoder.target.computed(state.prefix)
+        target = self._decoder.target
+        with computing(target):
+            return len(state.prefix) - target.computed(state.prefix)
 
     def _prefill(self) -> None:
         """Prefill a part of the first long prompt."""

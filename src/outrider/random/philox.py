@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
 from .categorical import noise_size, race_index
@@ -57,8 +57,9 @@ class Philox4x32:
     def draw(self, distributions: Tensor, keys: NDArray[np.uint64]) -> Tensor:
         """One index int64 [B] for each distribution [B, M], under keys [B, 5]."""
         xp = array_namespace(distributions)
-        noise = xp.asarray(self.race(keys, noise_size(distributions.shape[1])))
-        drawn: Tensor = race_index(distributions, noise.to(distributions.device))
+        noise = self.race(keys, noise_size(distributions.shape[1]))
+        where = device(distributions)
+        drawn: Tensor = race_index(distributions, xp.asarray(noise, device=where))
         return drawn
 
     def race(self, keys: NDArray[np.uint64], size: int) -> NDArray[np.float64]:

@@ -7,7 +7,7 @@ the distribution does not depend on the order a sort happens to leave them in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,60 +21,104 @@ from ..types.records import Distributions
 DTYPES = (torch.float32, torch.float64)
 """What dense distributions are made in."""
 
-_FIRST_WIDTH = 128
+_WIDER = 4
+"""How many times as many entries are looked at where those looked at before were not enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """The filters of R requests as columns [R, 1].
+
+    Attributes:
+        top_k: int64, 1 or more, the vocabulary's width where unused.
+        top_p: float64, 1 where unused.
+        min_p: float64, 0 where unused.
+        width: how many of the largest entries are looked at first, above every top_k in use.
+        open: whether top-p is used without top-k.
+        plain: rows without a filter, int64 [n]; None if all have one.
+    """
+
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    width: int
+    open: bool
+    plain: Tensor | None = None
+
+    @staticmethod
+    def pack(
+        params: Sequence[SamplingParams], vocab_size: int, device: torch.device
+    ) -> Filters | None:
+        """Pack the filters of R requests, for a vocabulary's size and a device; None for none."""
+        used = [p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params]
+        if not any(used):
+            return None
+        top_k = [min(p.top_k or vocab_size, vocab_size) for p in params]
+        most = max((k for k in top_k if k < vocab_size), default=0)
+        # What is made of rows without a filter is not used: one entry is soon found.
+        top_k = [k if own else 1 for k, own in zip(top_k, used, strict=True)]
+        top_p = [p.top_p for p in params]
+
+        def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)[:, None]
+
+        return Filters(
+            column(top_k, torch.int64),
+            column(top_p, torch.float64),
+            column([p.min_p for p in params], torch.float64),
+            # Elsewhere than on the host asking whether that was enough would wait for the device.
+            width=(most // BLOCK + 2) * BLOCK if device.type == "cpu" else vocab_size,
+            open=any(p < 1 and k == vocab_size for p, k in zip(top_p, top_k, strict=True)),
+            plain=_rows((not own for own in used), device),
+        )
+
+    def of_rows(self, rows: Tensor, width: int) -> Filters:
+        """Return those of some rows, int64 [n], which may be repeated."""
+        parts = self.top_k[rows], self.top_p[rows], self.min_p[rows]
+        return Filters(*parts, width, self.open)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedParams:
-    """The sampling parameters of B requests as tensors; None where no request uses a filter.
+    """The sampling parameters of B requests as tensors; None where no request asks for it.
 
     Attributes:
         all_greedy: every row is greedy, so that distributions are point_masses.
-        greedy: bool [B], rows that are greedy among rows that are not.
+        greedy: int64 [n], rows that are greedy among rows that are not.
         temperature: float64 [B], 1 of greedy rows.
-        top_k: int64 [B], 1 or more, the vocabulary's width where unused.
-        max_top_k: the largest top_k in use.
-        top_p: float64 [B], 1 where unused.
-        min_p: float64 [B], 0 where unused.
+        filters: top-k, top-p and min-p.
     """
 
     all_greedy: bool
-    greedy: Tensor | None
-    temperature: Tensor | None
-    top_k: Tensor | None
-    max_top_k: int
-    top_p: Tensor | None
-    min_p: Tensor | None
+    greedy: Tensor | None = None
+    temperature: Tensor | None = None
+    filters: Filters | None = None
 
     @staticmethod
     def pack(
         params: Sequence[SamplingParams], vocab_size: int, device: torch.device
     ) -> PackedParams:
         """Pack the parameters of B requests, for a vocabulary's size and a device."""
-        greedy = [p.greedy for p in params]
-        if all(greedy):
+        if all(p.greedy for p in params):
             return GREEDY
 
-        def column(values: Sequence[float], unused: float) -> Tensor | None:
-            if all(value == unused for value in values):
-                return None
-            dtype = torch.int64 if isinstance(unused, int) else torch.float64
-            return torch.tensor(values, dtype=dtype, device=device)
-
-        top_k = [min(p.top_k or vocab_size, vocab_size) for p in params]
+        temperature = torch.tensor([p.temperature or 1.0 for p in params], dtype=torch.float64)
         return PackedParams(
             all_greedy=False,
-            greedy=torch.tensor(greedy, device=device) if any(greedy) else None,
-            temperature=column([p.temperature or 1.0 for p in params], 1.0),
-            top_k=column(top_k, vocab_size),
-            max_top_k=max((k for k in top_k if k < vocab_size), default=0),
-            top_p=column([p.top_p for p in params], 1.0),
-            min_p=column([p.min_p for p in params], 0.0),
+            greedy=_rows((p.greedy for p in params), device),
+            temperature=None if bool((temperature == 1).all()) else temperature.to(device),
+            filters=Filters.pack(params, vocab_size, device),
         )
 
 
-GREEDY = PackedParams(True, None, None, None, 0, None, None)
+GREEDY = PackedParams(all_greedy=True)
 """The parameters of a batch in which every row is greedy."""
+
+
+def _rows(chosen: Iterable[bool], device: torch.device) -> Tensor | None:
+    """The rows that are chosen, int64 [n]; None if none is."""
+    found = [row for row, one in enumerate(chosen) if one]
+    return torch.tensor(found, device=device) if found else None
 
 
 def distributions(logits: Tensor, params: PackedParams) -> tuple[Distributions, Tensor]:
@@ -94,73 +138,84 @@ def distributions(logits: Tensor, params: PackedParams) -> tuple[Distributions, 
         return Distributions(point_masses=best), peak
     scores = logits if logits.dtype == torch.float64 else logits.float()
     if params.temperature is not None:
-        scores = scores / _per_row(params.temperature.to(scores.dtype), logits)
-    if params.top_k is not None:
-        top_k = _per_row(params.top_k, logits)
-        last = (top_k - 1).clamp(max=params.max_top_k - 1)
-        floor = _largest(scores, params.max_top_k).gather(-1, last.expand(*scores.shape[:-1], 1))
-        floor = floor.masked_fill(top_k == scores.shape[-1], -torch.inf)
-        scores = scores.masked_fill(scores < floor, -torch.inf)
-    probs = scores.softmax(-1)
-    check = probs[..., 0].clone()
-    if params.top_p is not None or params.min_p is not None:
-        floor = torch.zeros_like(probs[..., :1])
-        if params.top_p is not None:
-            floor = _top_p_floor(probs, _per_row(params.top_p, logits))
-        if params.min_p is not None:
-            peak = probs.amax(-1, keepdim=True)
-            floor = torch.maximum(floor, _per_row(params.min_p, logits).to(probs.dtype) * peak)
-        probs = probs.masked_fill_(probs < floor, 0)
-        total = row_totals(probs)[..., None].to(probs.dtype)
-        # Rows without a filter stay as they would be without filtered ones beside them.
-        probs /= total.masked_fill(floor == 0, 1)
+        shape = (-1, *[1] * (logits.ndim - 1))
+        scores = scores / params.temperature.to(scores.dtype).view(shape)
+    if params.filters is None:
+        # A copy is overwritten: to fill new memory can take longer than the softmax.
+        probs = torch.softmax(scores, -1, out=None if scores is logits else scores)
+        check = probs[..., 0].clone()
+    else:
+        flat = scores.flatten(0, -2)
+        of = torch.arange(len(logits), device=logits.device)
+        of = of.repeat_interleave(len(flat) // len(logits))
+        filters = params.filters.of_rows(of, params.filters.width)
+        made, check = _filtered(flat, filters)
+        probs, check = made.view_as(scores), check.view(scores.shape[:-1])
+        if (plain := params.filters.plain) is not None:
+            probs[plain] = scores[plain].softmax(-1)
     if params.greedy is not None:
-        best = logits.argmax(-1, keepdim=True)
-        one_hot = torch.zeros_like(probs).scatter_(-1, best, 1)
-        probs = torch.where(_per_row(params.greedy, logits), one_hot, probs)
+        best = logits[params.greedy].argmax(-1, keepdim=True)
+        none = probs.new_zeros(*best.shape[:-1], probs.shape[-1])
+        probs[params.greedy] = none.scatter_(-1, best, 1)
     return Distributions(probs=probs), check
 
 
-def _per_row(values: Tensor, logits: Tensor) -> Tensor:
-    """Values [B] in a shape that broadcasts with logits [B, ..., V]."""
-    return values.view(-1, *[1] * (logits.ndim - 1))
+def _filtered(
+    scores: Tensor, filters: Filters, whole: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Make the distributions [R, V] that filters leave of scores [R, V].
+
+    Only the largest few are looked at; rows whose filters keep all of these are looked at again.
+    `whole` [R, 1] is the mass of all tokens beside that of the largest, where it is known.
+
+    Returns:
+        The distributions, and a finite check of each row, [R], as of `distributions`.
+    """
+    vocab_size = scores.shape[-1]
+    width = filters.width if 16 * filters.width <= vocab_size else vocab_size
+    best, index = _largest(scores, width)
+    peak = best[:, :1]
+    masses = (best - peak).exp()
+    least = best.gather(-1, (filters.top_k - 1).clamp(max=width - 1))
+    masses = masses.masked_fill(best < least, 0)
+    reached = masses.cumsum(-1, dtype=torch.float64)
+    total = reached[:, -1:]
+    if filters.open and whole is None:
+        whole = row_totals((scores - peak).exp())[:, None]
+    if whole is not None:
+        total = torch.where(filters.top_k < vocab_size, total, whole)
+    place = torch.searchsorted(reached, filters.top_p * total).clamp(max=width - 1)
+    floor = masses.gather(-1, place).masked_fill(filters.top_p == 1, 0)
+    floor = torch.maximum(floor, filters.min_p.to(floor.dtype))  # the peak's mass is one
+    masses = masses.masked_fill(masses < floor, 0)
+    total = masses.cumsum(-1, dtype=torch.float64)[:, -1:]
+    probs = torch.zeros_like(scores).scatter_(-1, index, masses / total.to(masses.dtype))
+    if width < vocab_size:
+        rows = (masses[:, -1] > 0).nonzero()[:, 0]
+        if len(rows):
+            wider = filters.of_rows(rows, _WIDER * width)
+            probs[rows], _ = _filtered(scores[rows], wider, None if whole is None else whole[rows])
+    return probs, reached[:, -1]
 
 
-def _largest(values: Tensor, count: int) -> Tensor:
-    """The largest of values [..., V] in falling order, [..., count].
+def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest of values [R, V] in falling order, and where they stand, [R, count].
 
-    They are all in the `count` blocks with the largest maxima: only those are searched.
+    A few are all in the `count` blocks with the largest maxima: only those are searched. All are
+    sorted, on the host by NumPy, which is several times as fast.
     """
     vocab_size = values.shape[-1]
-    whole = vocab_size // BLOCK
-    if 8 * count * BLOCK > vocab_size:
-        return values.topk(count, -1).values
-    blocks = values[..., : whole * BLOCK].unflatten(-1, (whole, BLOCK))
-    best = blocks.amax(-1).topk(count, -1).indices[..., None]
-    found = blocks.gather(-2, best.expand(*best.shape[:-1], BLOCK)).flatten(-2)
-    return torch.cat([found, values[..., whole * BLOCK :]], -1).topk(count, -1).values
-
-
-def _top_p_floor(probs: Tensor, top_p: Tensor) -> Tensor:
-    """The least probability that top-p keeps, [..., 1].
-
-    On a CPU the largest few are looked at first, and rows in which they do not reach top-p are
-    sorted, by NumPy, which is many times as fast; elsewhere all rows are sorted, because asking
-    would wait for the device.
-    """
-    vocab_size = probs.shape[-1]
-    on_host = probs.device.type == "cpu"
-    best = _largest(probs, min(vocab_size, _FIRST_WIDTH) if on_host else vocab_size)
-    floor, enough = _least_kept(best, top_p)
-    short = (~enough & (top_p < 1))[..., 0]
-    if best.shape[-1] < vocab_size and bool(short.any()):
-        ordered = torch.from_numpy(np.sort(probs[short].numpy())).flip(-1)
-        floor[short], _ = _least_kept(ordered, top_p.expand_as(floor)[short])
-    return floor.masked_fill(top_p == 1, 0)
-
-
-def _least_kept(best: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
-    """The least of probabilities [..., n] in falling order that top-p keeps, and if they do."""
-    reached = best.cumsum(-1, dtype=torch.float64)
-    place = torch.searchsorted(reached, top_p.expand(*best.shape[:-1], 1).contiguous())
-    return best.gather(-1, place.clamp(max=best.shape[-1] - 1)), place < best.shape[-1]
+    if count == vocab_size and values.device.type == "cpu":
+        order = torch.from_numpy(np.argsort(-values.numpy()))
+        return values.gather(-1, order), order
+    if 2 * count * BLOCK > vocab_size:
+        found = values.topk(count, -1)
+        return found.values, found.indices
+    whole = vocab_size // BLOCK * BLOCK
+    maxima = values[:, :whole].unflatten(-1, (-1, BLOCK)).amax(-1)
+    within = torch.arange(BLOCK, device=values.device)
+    places = (maxima.topk(count, -1).indices[..., None] * BLOCK + within).flatten(1)
+    rest = torch.arange(whole, vocab_size, device=values.device)
+    places = torch.cat([places, rest.expand(len(values), -1)], -1)
+    found = values.gather(-1, places).topk(count, -1)
+    return found.values, places.gather(-1, found.indices)

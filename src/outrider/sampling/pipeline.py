@@ -32,7 +32,7 @@ from ..types.records import SequenceState
 from .grammar import Mask
 from .packed import Entries, PackedLogitsParams
 from .paths import Path
-from .processors import called
+from .processors import called, spoiling
 
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _ADDED = np.where(_BITS, 0.0, -np.inf)
@@ -99,6 +99,7 @@ class LogitsPipeline:
         self.masks = {} if masks is None else masks
         self._after: dict[_Place, tuple[Any, ...]] = {}
         self._logits: dict[_Place, Tensor] = {}
+        self._peaks: dict[_Place, list[Tensor]] = {}
         self._blocked: set[_Place] = set()
         lengths = [state.prefix.length - state.prompt_length for state in states]
         self._emitted = torch.tensor(lengths, device=device)[:, None]
@@ -147,8 +148,21 @@ class LogitsPipeline:
     def drafting(self) -> LogitsPipeline:
         """Return one for the round's drafts, whose processors go their own way."""
         twin = copy.copy(self)
-        twin._after, twin._logits, twin._blocked = {}, {}, set()
+        twin._after, twin._logits, twin._peaks, twin._blocked = {}, {}, {}, set()
         return twin
+
+    def spoilt(self, row: int) -> OutriderError | None:
+        """Return the error of the processor after which nothing can be drawn after a row's prefix.
+
+        None if there is none. Asking waits for the device.
+        """
+        sequence_id, place = self._states[row].prefix.sequence_id, (row, ())
+        if place not in self._peaks:
+            return None
+        found = spoiling(self._after[place], self._peaks[place], f"sequence {sequence_id}")
+        if found is not None:
+            found.sequence_id = sequence_id
+        return found
 
     def forbids(self, row: int, drafted: tuple[int, ...], token: int) -> bool:
         """Return whether a row's request forbids a token after drafted ones, whatever the logits.
@@ -297,10 +311,13 @@ class LogitsPipeline:
         history = torch.cat([tokens, torch.tensor(drafted, dtype=torch.int64)]).to(logits.device)
         running = tuple(map(forked, self.processors(row, drafted[:-1] if drafted else ())))
         processed = logits.clone()
+        peaks = [logits.amax()]
         for index, processor in enumerate(running):
             place = f"logits_processors[{index}] of sequence {state.prefix.sequence_id}"
             processed = called(processor, history, processed, place)
+            peaks.append(processed.amax())
         logits.copy_(processed)
+        self._peaks[row, drafted] = peaks
         self._after[row, drafted] = running
         self._logits[row, drafted] = logits
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
@@ -27,12 +29,10 @@ def called(
         UserCodeError: it raised.
         InvalidConfigError: it returned something else than logits of the shape that it was given.
     """
-    if isinstance(processor, StatefulProcessor):
-        processor = processor.processor
+    processor, name = _named(processor)
     module = sys.modules.get("transformers.generation.logits_process")
     if batch or (module is not None and isinstance(processor, module.LogitsProcessor)):
         history, logits, batch = history[None], logits[None], True
-    name = getattr(processor, "__qualname__", type(processor).__name__)
     try:
         returned = processor(history, logits)
     except (InvalidConfigError, UserCodeError):  # Of a processor inside this one.
@@ -53,3 +53,34 @@ def called(
         f"processors that return logits of the shape they are given, {list(logits.shape)}; this "
         f"one returned {kind}",
     )
+
+
+def spoiling(
+    processors: Sequence[Any], peaks: Sequence[Tensor], place: str
+) -> InvalidConfigError | None:
+    """Return the error of the first processor whose logits leave nothing to draw; None for none.
+
+    Args:
+        processors: in the order they were called in.
+        peaks: the largest of the logits before the first, and after each: NaN if one of them is.
+            Reading them waits for the device.
+        place: where they stand, for the error.
+    """
+    for index, (before, after) in enumerate(pairwise(peaks)):
+        if before.isfinite() and not after.isfinite():
+            _, name = _named(processors[index])
+            return InvalidConfigError(
+                "logits_processors",
+                name,
+                "processors that return logits without NaN or +inf, one of them finite",
+                given=f"logits_processors[{index}] of {place}, {name}, returned logits whose "
+                f"largest is {float(after)}",
+            )
+    return None
+
+
+def _named(processor: Any) -> tuple[Any, str]:
+    """Return a user's processor without what makes it stateful, and its name."""
+    if isinstance(processor, StatefulProcessor):
+        processor = processor.processor
+    return processor, getattr(processor, "__qualname__", type(processor).__name__)

@@ -8,6 +8,7 @@ from ..errors import (
     ContextLengthError,
     DraftError,
     InvalidConfigError,
+    ModelError,
     OutriderError,
     UserCodeError,
 )
@@ -57,6 +58,7 @@ _STATUSES: tuple[tuple[type[OutriderError], int, str, str], ...] = (
     (DeadlineError, 504, "server_error", "timeout"),
     (EngineError, 500, "server_error", "engine_failed"),
     (UserCodeError, 500, "server_error", "engine_failed"),
+    (ModelError, 500, "server_error", "engine_failed"),
     (DraftError, 500, "server_error", "draft_failed"),
     (ContextLengthError, 400, "invalid_request_error", "context_length_exceeded"),
 )

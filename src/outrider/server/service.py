@@ -284,6 +284,8 @@ class Service:
             for job in self._open_jobs():
                 job.started = job.started or (0.0 if held.isdisjoint(job.left) else now)
         except OutriderError as error:
+            if error.sequence_id is None:
+                _LOG.exception("a round failed")
             self._fail(error)
         except Exception as error:
             _LOG.exception("a round failed")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from copy import copy
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -54,7 +53,7 @@ class _Run:
             buffer = _Buffer(data, self.length)
         buffer.data[self.length : length] = values
         buffer.fill = length
-        longer = copy(self)
+        longer = self.__new__(type(self))
         longer.length = length
         longer._buffer = buffer
         return longer
@@ -100,6 +99,12 @@ class Prefix(_Run):
     def tokens(self) -> NDArray[np.int64]:
         """The token ids, int64 [length]. A view: do not write to it."""
         return self.values
+
+    def extended(self, values: Sequence[int]) -> Self:
+        """This prefix followed by other tokens."""
+        longer = super().extended(values)
+        longer.sequence_id = self.sequence_id
+        return longer
 
     def begins(self, other: Prefix) -> bool:
         """Whether another one's tokens begin with these; not compared if it extends this one."""

@@ -25,7 +25,7 @@ from ..errors import (
     InvalidConfigError,
     TargetShapeError,
 )
-from ..random import STOP, TOKEN, Philox4x32, inverse_cdf, stream_key
+from ..random import STOP, TOKEN, Philox4x32, stream_key
 from ..types.records import Distributions, DraftProposal
 from .checks import (
     common_namespace,
@@ -116,10 +116,10 @@ def verify_speculative_tokens(
     )
     batch, width = tokens.shape
     where = device(tokens)
-    uniforms = xp.asarray(Philox4x32().uniforms(_keys(seed, step, batch)), device=where)
+    chance, keys = Philox4x32(), _keys(seed, step, batch)
     draws: Any = SimpleNamespace(
-        stop=lambda given: inverse_cdf(given, uniforms[:, 0]),
-        token=lambda given: inverse_cdf(given, uniforms[:, 1]),
+        stop=lambda given: chance.draw(given, keys[:, 0]),
+        token=lambda given: chance.draw(given, keys[:, 1]),
     )
     drawn = {"point_masses": tokens} if draft_probs is None else {"probs": draft_probs}
     verdict = verify(DraftProposal(tokens, drafted, Distributions(**drawn)), target, rule, draws)

@@ -188,7 +188,7 @@ class Tree:
         xp = array_namespace(self.target)
         exists = level.exists[:, :, place]
         left = self._mass(level, weight) if left is None else left
-        excess = self._excess(level, place, xp.asarray(left, copy=True))
+        excess = self._excess(level, place, left)
         after, divisor = weight_after(weight, row_totals(excess))
         excess /= xp.astype(divisor, self.dtype)[..., None]
         left = xp.where(exists[..., None], excess, left)
@@ -199,7 +199,7 @@ class Tree:
 
         Args:
             level: M nodes a row.
-            weight, left: before the last place, as `acceptance` gives them; left is overwritten.
+            weight, left: before the last place, as `acceptance` gives them.
         """
         if not level.places:
             return weight
@@ -248,10 +248,9 @@ class Tree:
         left = xp.astype(weight, self.dtype)[..., None] * row
         for place in range(level.places - 1):
             weight, left = self.refuse(level, place, weight, left)
-        # Where there is one child at most, leaves are left out below.
-        kept = None if level.places == 1 else xp.asarray(left, copy=True)
         excess = self._excess(level, level.places - 1, left)
-        left = excess if kept is None else xp.where(exists[:, :, -1:], excess, kept)
+        # Where there is one child at most, leaves are left out below.
+        left = excess if level.places == 1 else xp.where(exists[:, :, -1:], excess, left)
         total = row_totals(left)[..., None]
         used = (total > 0) & xp.any(exists, axis=-1)[..., None]
         left /= xp.astype(xp.where(used, total, 1.0), self.dtype)
@@ -281,15 +280,11 @@ class Tree:
         return xp.astype(weight, self.dtype)[..., None] * rows
 
     def _excess(self, level: Level, place: int, left: Any) -> Any:
-        """(left - Q)+ for what the children in one place were drawn from, [B, M, V].
-
-        What is left is overwritten.
-        """
+        """(left - Q)+ for what the children in one place were drawn from, [B, M, V]."""
         xp = array_namespace(self.target)
         kind, draft = self.kinds[place], self.draft
         if kind is True and draft is not None and self.beside and level.node is not None:
-            left -= draft[:, level.node : level.node + 1, :]
-            return xp.clip(left, min=0)
+            return xp.clip(left - draft[:, level.node : level.node + 1, :], min=0)
         rows = xp.arange(left.shape[0], device=left.device)[:, None]
         column = level.columns[:, :, place]
         source = self.distribution_rows[rows, column]
@@ -299,8 +294,7 @@ class Tree:
             point = xp.where(vocabulary == self.tokens[rows, column][..., None], 0.0, left)
             if kind is False:
                 return point
-        left -= rows_at(self.draft, xp.clip(source, min=0))
-        drawn = xp.clip(left, min=0)
+        drawn = xp.clip(left - rows_at(self.draft, xp.clip(source, min=0)), min=0)
         return drawn if kind is True else xp.where((source >= 0)[..., None], drawn, point)
 
 

@@ -13,7 +13,7 @@ from outrider.certify import exact_distribution
 from outrider.config.structured import StructuredOutput
 from outrider.drafters.base import DraftContext
 from outrider.drafters.lookup import Candidate, LookupDrafter
-from outrider.runtimes.tabular import mock_pair
+from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types.records import DraftPlan, DraftProposal, Prefix
 from tests.support.alphabet import alphabet
 
@@ -91,10 +91,35 @@ def test_of_a_tree_what_follows_a_forbidden_token_goes_with_it() -> None:
     assert first_proposal(drafter, params, tree_budget=6, num_speculative_tokens=3) == [2, 4]
 
 
+TREES: list[dict[str, Any]] = [
+    {"tree_shape": (4, 2)},
+    {"tree_shape": (4, 4), "tree_children": "greedy"},
+    {"tree_shape": (4, 2), "tree_children": "with_replacement"},
+    {"tree_shape": (4, 2), "verification": "coupled"},
+    {"tree_shape": (4, 2), "draft_sample_method": "greedy"},
+    {"tree_budget": 14, "num_speculative_tokens": 3},
+    {"tree_budget": 14, "num_speculative_tokens": 3, "tree_children": "greedy"},
+]
+LIMITS: list[dict[str, Any]] = [
+    {"bad_words": [[0], [1]]},
+    {"allowed_token_ids": [2, 3, 4]},
+    {"stop_token_ids": [0, 1], "min_tokens": 40},
+]
+
+
+def named(asked: Any) -> str:
+    if isinstance(asked, dict):
+        return ",".join(f"{name}={value}" for name, value in asked.items())
+    return "".join(map(str, sorted(asked)))
+
+
 class Watched(ModelDrafter):
     """Notes what it drew."""
 
-    proposed: list[int]
+    def __init__(self, model: TabularModel) -> None:
+        super().__init__(model)
+        self.proposed: list[int] = []
+        self.made: list[DraftProposal] = []
 
     def propose(
         self, prefixes: Sequence[Prefix], plan: DraftPlan, ctx: DraftContext
@@ -102,28 +127,108 @@ class Watched(ModelDrafter):
         made = super().propose(prefixes, plan, ctx)
         for tokens, length in zip(made.tokens.tolist(), made.lengths.tolist(), strict=True):
             self.proposed += tokens[:length]
+        self.made.append(made)
         return made
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"bad_words": [[0], [1]]},
-        {"allowed_token_ids": [2, 3, 4]},
-        {"stop_token_ids": [0, 1], "min_tokens": 40},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("asked", LIMITS, ids=named)
 def test_a_model_with_parameters_of_its_own_draws_nothing_that_is_forbidden(
     asked: dict[str, Any],
 ) -> None:
     target, draft = mock_pair(V, 2)
     drafter = Watched(draft)
-    drafter.proposed = []
     config = SpeculativeConfig(depth="fixed", draft_params=SamplingParams(temperature=2.0))
     decoder = SpeculativeDecoder(target, drafter, config=config)
     decoder.generate([0], SamplingParams(max_tokens=40, seed=1, **asked))
     assert set(drafter.proposed) == {2, 3, 4}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("config", TREES, ids=named)
+@pytest.mark.parametrize("asked", LIMITS, ids=named)
+def test_a_tree_has_no_forbidden_token_and_is_as_wide_as_there_are_others(
+    config: dict[str, Any], asked: dict[str, Any], temperature: float
+) -> None:
+    target, draft = mock_pair(V, 2)
+    drafter = Watched(draft)
+    decoder = SpeculativeDecoder(target, drafter, config=SpeculativeConfig(depth="fixed", **config))
+    decoder.generate([0], SamplingParams(max_tokens=40, seed=1, temperature=temperature, **asked))
+    assert set(drafter.proposed) == {2, 3, 4}
+    wide = "tree_shape" in config and "with_replacement" not in config.values()
+    if wide:
+        first = drafter.made[0]
+        children = [first.parents[0].tolist().count(node) for node in range(4)]
+        assert children == [3, *[min(3, config["tree_shape"][1])] * 3]
+
+
+@pytest.mark.parametrize("config", TREES, ids=named)
+def test_a_tree_has_no_token_that_filters_left_without_probability(config: dict[str, Any]) -> None:
+    target, draft = mock_pair(V, 2)
+    drafter = Watched(draft)
+    decoder = SpeculativeDecoder(target, drafter, config=SpeculativeConfig(depth="fixed", **config))
+    rows = [SamplingParams(max_tokens=12, seed=1, top_k=k) for k in (1, 2, V)]
+    decoder.generate([[0], [0], [0]], rows)
+    for row, most in enumerate((1, 2, V)):
+        parents = drafter.made[0].parents[row, : drafter.made[0].lengths[row]].tolist()
+        assert parents
+        assert max(map(parents.count, parents)) <= most
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize("verification", ["traversal", "recursive", "coupled"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"tree_shape": (3, 1), "tree_children": "greedy"},
+        {"tree_shape": (2, 2), "tree_children": "without_replacement"},
+        {"tree_shape": (3,), "tree_children": "with_replacement"},
+        {"tree_shape": (3, 2), "draft_sample_method": "greedy"},
+        {"tree_budget": 5, "num_speculative_tokens": 2},
+        {"tree_budget": 4, "num_speculative_tokens": 3, "tree_children": "greedy"},
+    ],
+    ids=named,
+)
+@pytest.mark.parametrize(
+    "asked",
+    [{"bad_words": [[1], [0, 2]]}, {"stop_token_ids": [1], "min_tokens": 2}, {"top_k": 2}],
+    ids=named,
+)
+def test_trees_without_what_is_forbidden_emit_the_targets_distribution(
+    verification: str, config: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    target, draft = mock_pair(3, 3)
+    params = SamplingParams(max_tokens=3, **asked)
+    made = SpeculativeConfig(depth="fixed", verification=verification, **config)
+    plain = exact_distribution(SpeculativeDecoder(target), [0, 2], params)
+    found = exact_distribution(SpeculativeDecoder(target, draft, config=made), [0, 2], params)
+    for output in found.keys() | plain.keys():
+        assert abs(found.get(output, 0.0) - plain.get(output, 0.0)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "left"),
+    [
+        ({"bad_words": [[3], [4]]}, {"allowed_token_ids": [3, 4]}, {3, 4}),
+        ({"bad_words": [[2]]}, {"allowed_token_ids": [2, 3, 4], "bad_words": [[3], [4]]}, {2}),
+        ({"allowed_token_ids": [1, 2]}, {"allowed_token_ids": [3, 4]}, {3, 4}),
+        ({"allowed_token_ids": [1, 2]}, {"bad_words": [[1], [2]]}, {0, 3, 4}),
+        ({"bad_words": [[0], [1], [2]]}, {"bad_words": [[3], [4]]}, {0, 1, 2}),
+        ({"allowed_token_ids": [1]}, {"stop_token_ids": [1], "min_tokens": 40}, {0, 2, 3, 4}),
+        ({"bad_words": [[3, 3], [4]]}, {"allowed_token_ids": [3, 4]}, {3, 4}),
+        ({"bad_words": [[0], [1]]}, {"bad_words": [[2]]}, {3, 4}),
+        ({"allowed_token_ids": [1, 2]}, {"allowed_token_ids": [2, 3]}, {2}),
+    ],
+    ids=named,
+)
+def test_a_drafts_own_limits_are_dropped_where_they_leave_nothing(
+    own: dict[str, Any], asked: dict[str, Any], left: set[int]
+) -> None:
+    target, draft = mock_pair(V, 2)
+    drafter = Watched(draft)
+    config = SpeculativeConfig(depth="fixed", draft_params=SamplingParams(temperature=3.0, **own))
+    decoder = SpeculativeDecoder(target, drafter, config=config)
+    decoder.generate([0], SamplingParams(max_tokens=40, seed=1, **asked))
+    assert set(drafter.proposed) == left
 
 
 @pytest.mark.exact

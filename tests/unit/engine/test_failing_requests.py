@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,11 +18,13 @@ from outrider import (
     StatefulProcessor,
     StructuredOutput,
 )
+from outrider.engine.scheduler import Scheduler
 from outrider.errors import (
     DegenerateDistributionError,
     DraftError,
     EmptyPrefixError,
     InvalidConfigError,
+    ModelError,
     OutriderError,
     TokenOutOfRangeError,
     UserCodeError,
@@ -55,6 +58,13 @@ class Stateful:
         self.calls += 1
         if self.calls == 3:
             raise ZeroDivisionError
+        return logits
+
+
+class Calm:
+    """Changes nothing."""
+
+    def __call__(self, history: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         return logits
 
 
@@ -124,6 +134,51 @@ def test_a_processor_that_raises_ends_its_own_request(
     assert told.value.request == 1
     with pytest.raises(UserCodeError, match=r"^(?!prompts)"):
         decoder.generate(PROMPTS[1], params[1])
+
+
+def spoils(value: float, length: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A processor that returns such logits where there are so many tokens."""
+
+    def spoiling(history: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        found = logits * 1.0
+        if len(history) >= length:
+            found[... if value < 0 else 2] = value
+        return found
+
+    return spoiling
+
+
+def reshaping(history: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """A processor that returns a token less, where there are five."""
+    return logits[:-1] if len(history) >= 5 else logits
+
+
+@pytest.mark.parametrize("asked", DECODERS, ids=lambda asked: ",".join(asked) or "plain")
+@pytest.mark.parametrize(
+    ("processor", "kept", "said"),
+    [
+        (spoils(np.nan, 1), 0, "spoiling, returned logits whose largest is nan"),
+        (spoils(np.nan, 5), 4, "spoiling, returned logits whose largest is nan"),
+        (spoils(np.inf, 5), 4, "spoiling, returned logits whose largest is inf"),
+        (spoils(-np.inf, 5), 4, "spoiling, returned logits whose largest is -inf"),
+        (reshaping, 4, r"'reshaping' .*logits of the shape they are given, \[6\]; .* shape \[5\]"),
+    ],
+    ids=["NaN at once", "NaN", "inf", "nothing", "shape"],
+)
+def test_a_processor_that_returns_no_logits_is_named_not_a_model(
+    asked: dict[str, Any], processor: Any, kept: int, said: str
+) -> None:
+    params = params_of(lambda history, logits: logits, processor, StatefulProcessor(Calm()))
+    whole = decoder_of(**asked).generate(PROMPTS, params_of())
+    outputs = decoder_of(**asked).generate(PROMPTS, params, on_error="return")
+    for index in (0, 2, 3):
+        assert (outputs[index].error, outputs[index].token_ids) == (None, whole[index].token_ids)
+    failed = outputs[1].error
+    assert isinstance(failed, InvalidConfigError)
+    assert re.search(said, str(failed))
+    assert processor is reshaping or str(failed).startswith("logits_processors[1] of sequence")
+    assert (failed.field, failed.request) == ("logits_processors", 1)
+    assert len(outputs[1].token_ids) == kept
 
 
 @pytest.mark.parametrize("asked", DECODERS, ids=lambda asked: ",".join(asked) or "plain")
@@ -277,8 +332,9 @@ def test_refused_requests_are_outputs_with_their_errors() -> None:
         decoder.generate(prompts, on_error="keep")  # type: ignore[call-overload]
 
 
+@pytest.mark.parametrize("processor", [raising(3), spoils(np.nan, 3)], ids=["raises", "NaN"])
 @pytest.mark.parametrize("asked", DECODERS, ids=lambda asked: ",".join(asked) or "plain")
-def test_many_that_fail_together_cost_one_round(asked: dict[str, Any]) -> None:
+def test_many_that_fail_together_cost_one_round(asked: dict[str, Any], processor: Any) -> None:
     rounds: list[Any] = []
     target, draft = mock_pair(V, 1)
     config = SpeculativeConfig(depth="fixed", **{k: v for k, v in asked.items() if k != "draft"})
@@ -294,7 +350,7 @@ def test_many_that_fail_together_cost_one_round(asked: dict[str, Any]) -> None:
 
     decoder.target = Counted(target.probabilities, V)
     params = [SamplingParams(max_tokens=4, seed=0)]
-    params += [SamplingParams(max_tokens=4, logits_processors=(raising(3),))] * 30
+    params += [SamplingParams(max_tokens=4, logits_processors=(processor,))] * 30
     outputs = decoder.generate([[i % V] for i in range(31)], params, on_error="return")
     assert [output.error is None for output in outputs] == [True, *[False] * 30]
     assert {output.error.request for output in outputs[1:] if output.error} == {*range(1, 31)}
@@ -352,10 +408,58 @@ def test_an_error_about_no_one_request_ends_all_that_have_not_ended() -> None:
     assert decoder.free_slots is None
 
 
-def test_what_is_no_error_of_a_request_is_raised_as_it_is() -> None:
-    def rows(prefix: tuple[int, ...]) -> Any:
-        raise MemoryError
+class Tired(TabularModel):
+    """Raises in one of its methods, `verify` where a text has five tokens."""
 
-    decoder = SpeculativeDecoder(TabularModel(rows, V))
-    with pytest.raises(MemoryError):
-        decoder.generate(PROMPTS, on_error="return")
+    def __init__(self, method: str, cause: Exception) -> None:
+        super().__init__(mock_pair(V, 1)[0].probabilities, V)
+        self.method, self.cause = method, cause
+
+    def fail(self, method: str, *, now: bool = True) -> None:
+        if method == self.method and now:
+            raise self.cause
+
+    def verify(self, prefixes: Any, proposal: DraftProposal) -> Any:
+        self.fail("verify", now=max(map(len, prefixes)) > 4)
+        return super().verify(prefixes, proposal)
+
+    def release(self, sequence_ids: Any, *, discard: bool = False) -> None:
+        self.fail("release", now=len(list(sequence_ids)) > 1)
+
+    def prefill(self, prefix: Any, most: int) -> Any:
+        self.fail("prefill")
+        return super().prefill(prefix, most)
+
+    def computed(self, prefix: Any) -> int:
+        self.fail("computed")
+        return 0
+
+
+@pytest.mark.parametrize("method", ["verify", "release"])
+@pytest.mark.parametrize("cause", [MemoryError("full"), KeyError("layer")], ids=repr)
+def test_a_model_that_raises_is_named_and_what_ended_before_is_kept(
+    cause: Exception, method: str
+) -> None:
+    decoder = SpeculativeDecoder(Tired(method, cause), tokenizer=alphabet(TEXTS))
+    params = [SamplingParams(max_tokens=n, seed=0, ignore_eos=True) for n in (2, 7, 7)]
+    whole = decoder_of(draft=None).generate([[0], [1], [2]], params)
+    found = decoder.generate([[0], [1], [2]], params, on_error="return")
+    assert (found[0].token_ids, found[0].error) == (whole[0].token_ids, None)
+    for output, expected in zip(found[1:], whole[1:], strict=True):
+        assert isinstance(output.error, ModelError)
+        assert output.error.__cause__ is cause
+        assert "Tired failed" in str(output.error)
+        kept = output.token_ids
+        assert len(kept) == (4 if method == "verify" else 6)
+        assert kept == expected.token_ids[: len(kept)]
+    with pytest.raises(ModelError, match="Tired failed"):
+        decoder.generate([[0], [1], [2]], params)
+
+
+@pytest.mark.parametrize("method", ["prefill", "computed"])
+def test_a_model_that_raises_as_a_prompt_is_prefilled_is_named(method: str) -> None:
+    decoder = SpeculativeDecoder(Tired(method, OSError("gone")))
+    with Scheduler(decoder, prefill_chunk=2) as scheduler:
+        scheduler.submit(decoder.start([0, 1, 2, 3, 4]))
+        with pytest.raises(ModelError, match="Tired failed: OSError: gone"):
+            scheduler.step()

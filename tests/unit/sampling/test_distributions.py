@@ -99,6 +99,54 @@ def test_tokens_tied_with_the_last_one_kept_are_kept() -> None:
         assert (found.probs[0, 0] > 0).tolist() == [True, True, True, False]
 
 
+def by_definition(logits: torch.Tensor, params: SamplingParams) -> Any:
+    """One row, float64: each filter keeps what is tied with the last that it keeps."""
+    scores = logits.numpy() / params.temperature
+    if params.top_k:
+        scores = np.where(scores < np.sort(scores)[-params.top_k :][0], -np.inf, scores)
+    masses = np.exp(scores - scores.max())
+    masses /= masses.sum()
+    falling = np.sort(masses)[::-1]
+    floor = params.min_p * falling[0]
+    if params.top_p < 1:
+        place = np.searchsorted(falling.cumsum(), params.top_p)
+        floor = max(floor, falling[min(place, len(falling) - 1)])
+    masses = np.where(masses < floor * (1 - 1e-12), 0, masses)
+    return masses / masses.sum()
+
+
+@pytest.mark.parametrize("size", [5, 300, 2100, 9000, 40_000])
+@pytest.mark.parametrize("spread", [0.0, 0.03, 1.0, 3.0])
+@pytest.mark.parametrize("step", [0.0, 0.25], ids=["distinct", "tied"])
+def test_few_or_many_entries_are_kept_and_those_tied_with_them(
+    size: int, spread: float, step: float
+) -> None:
+    asked = [
+        SamplingParams(top_k=20),
+        SamplingParams(top_k=20, top_p=0.9, temperature=0.7),
+        SamplingParams(top_p=0.95),
+        SamplingParams(top_p=0.3, min_p=0.01),
+        SamplingParams(min_p=0.2, temperature=1.4),
+        SamplingParams(top_k=700, min_p=0.001),
+        SamplingParams(),
+    ]
+    logits = torch.randn(len(asked), 2, size, generator=torch.Generator().manual_seed(1)).double()
+    logits *= spread
+    if step:
+        logits = (logits / step).round() * step
+    together, finite = distributions(logits, pack(asked, size))
+    assert together.probs is not None
+    assert finite.isfinite().all()
+    for row, params in enumerate(asked):
+        alone, _ = distributions(logits[row : row + 1], pack([params], size))
+        assert alone.probs is not None
+        assert (together.probs[row] == alone.probs[0]).all()
+        for node in range(2):
+            found, expected = alone.probs[0, node].numpy(), by_definition(logits[row, node], params)
+            np.testing.assert_array_equal(found > 0, expected > 0)
+            np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), "all -inf"])
 @pytest.mark.parametrize(
     "params",
@@ -109,11 +157,14 @@ def test_tokens_tied_with_the_last_one_kept_are_kept() -> None:
     ],
     ids=["greedy", "sampled", "filtered"],
 )
-def test_a_row_that_means_nothing_fails_the_finite_check(bad: Any, params: SamplingParams) -> None:
-    logits = torch.zeros(2, 3, 300)
+@pytest.mark.parametrize("size", [300, 9000])
+def test_a_row_that_means_nothing_fails_the_finite_check(
+    bad: Any, params: SamplingParams, size: int
+) -> None:
+    logits = torch.zeros(2, 3, size)
     if bad == "all -inf":
         logits[1, 2] = -torch.inf
     else:
         logits[1, 2, 170] = bad
-    _, finite = distributions(logits, pack([params] * 2, 300))
+    _, finite = distributions(logits, pack([params] * 2, size))
     assert np.argwhere(~torch.isfinite(finite).numpy()).tolist() == [[1, 2]]

@@ -17,6 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import outrider
+from outrider.random import STOP, TOKEN, Philox4x32, RoundDraws, stream_key
+from outrider.types.records import Distributions, DraftProposal
+from outrider.verification import METHODS
+from outrider.verification.verifier import verify
 from tests.support.arrays import (
     LIBRARIES,
     bounded,
@@ -47,6 +51,24 @@ def test_every_library_gives_the_same_verdict(library: str, dtype: Any, method: 
         assert host(result).dtype == np.int64
         np.testing.assert_array_equal(host(result), getattr(expected, field))
     assert len(set(expected.num_accepted.tolist())) == 5
+
+
+@pytest.mark.parametrize("method", ["token", "block"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_tokens_are_drawn_as_the_engine_draws(library: str, method: str) -> None:
+    """A vocabulary of several heats; a row's draws go by (seed, row, step)."""
+    given_arrays = round_of(3, 200, 2, 300)
+    found = outrider.verify_speculative_tokens(
+        *map(LIBRARIES[library], given_arrays), seed=5, step=2, method=method
+    )
+    draft, target, tokens = map(torch.from_numpy, given_arrays)
+    keys = np.zeros((200, 2, 5), dtype=np.uint64)
+    keys[..., 0], keys[..., 1], keys[..., 2] = stream_key(5, ()), np.arange(200)[:, None], 2
+    keys[:, :, 3] = STOP, TOKEN
+    proposal = DraftProposal(tokens, np.full(200, 2), Distributions(probs=draft))
+    verdict = verify(proposal, target, METHODS[method], RoundDraws(Philox4x32(), keys))
+    assert host(found.num_accepted).tolist() == verdict.node.tolist()
+    assert host(found.next_token).tolist() == verdict.next_token.tolist()
 
 
 @bounded
