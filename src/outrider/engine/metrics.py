@@ -245,15 +245,14 @@ class Tally:
 
     def add(self, record: RoundRecord, row: int | None = None) -> None:
         """Count a round: all of its rows, or one."""
-        columns = (record.drafted, record.depth, record.accepted, record.emitted)
-        columns += (record.ceiling, record.first_ceiling)
-        whole = slice(None) if row is None else slice(row, row + 1)
+        counts = (record.drafted, record.depth, record.accepted, record.emitted)
         with self._lock:
-            for *figure, ceiling, first in zip(*(column[whole] for column in columns), strict=True):
-                self._rows[tuple(figure)] += 1
-                if figure[0]:
-                    self._ceilings.add(figure[3], ceiling)
-                    self._first_ceilings.add(figure[2] > 0, first)
+            for index in range(len(record.drafted)) if row is None else (row,):
+                drafted, depth, accepted, emitted = (column[index] for column in counts)
+                self._rows[drafted, depth, accepted, emitted] += 1
+                if drafted:
+                    self._ceilings.add(emitted, record.ceiling[index])
+                    self._first_ceilings.add(accepted > 0, record.first_ceiling[index])
             self._failures += record.draft_failed
             self._draft_s += record.draft_s
             self._target_s += record.target_s

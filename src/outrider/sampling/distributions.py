@@ -26,59 +26,6 @@ _WIDER = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Filters:
-    """The filters of R requests as columns [R, 1].
-
-    Attributes:
-        top_k: int64, 1 or more, the vocabulary's width where unused.
-        top_p: float64, 1 where unused.
-        min_p: float64, 0 where unused.
-        width: how many of the largest entries are looked at first, above every top_k in use.
-        open: whether top-p is used without top-k.
-        plain: rows without a filter, int64 [n]; None if all have one.
-    """
-
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    width: int
-    open: bool
-    plain: Tensor | None = None
-
-    @staticmethod
-    def pack(
-        params: Sequence[SamplingParams], vocab_size: int, device: torch.device
-    ) -> Filters | None:
-        """Pack the filters of R requests, for a vocabulary's size and a device; None for none."""
-        used = [p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params]
-        if not any(used):
-            return None
-        top_k = [min(p.top_k or vocab_size, vocab_size) for p in params]
-        most = max((k for k in top_k if k < vocab_size), default=0)
-        # What is made of rows without a filter is not used: one entry is soon found.
-        top_k = [k if own else 1 for k, own in zip(top_k, used, strict=True)]
-        top_p = [p.top_p for p in params]
-
-        def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)[:, None]
-
-        return Filters(
-            column(top_k, torch.int64),
-            column(top_p, torch.float64),
-            column([p.min_p for p in params], torch.float64),
-            # Elsewhere than on the host asking whether that was enough would wait for the device.
-            width=(most // BLOCK + 2) * BLOCK if device.type == "cpu" else vocab_size,
-            open=any(p < 1 and k == vocab_size for p, k in zip(top_p, top_k, strict=True)),
-            plain=_rows((not own for own in used), device),
-        )
-
-    def of_rows(self, rows: Tensor, width: int) -> Filters:
-        """Return those of some rows, int64 [n], which may be repeated."""
-        parts = self.top_k[rows], self.top_p[rows], self.min_p[rows]
-        return Filters(*parts, width, self.open)
-
-
-@dataclass(frozen=True, slots=True)
 class PackedParams:
     """The sampling parameters of B requests as tensors; None where no request asks for it.
 
@@ -86,13 +33,20 @@ class PackedParams:
         all_greedy: every row is greedy, so that distributions are point_masses.
         greedy: int64 [n], rows that are greedy among rows that are not.
         temperature: float64 [B], 1 of greedy rows.
-        filters: top-k, top-p and min-p.
+        filters: float64 [B, 3]: top-k, the vocabulary's width where unused; top-p, 1 where unused;
+            min-p, 0 where unused.
+        plain: int64 [n], rows without a filter among rows that have one.
+        width: how many of the largest entries filters look at first, above every top-k in use.
+        nucleus: whether top-p is used without top-k.
     """
 
     all_greedy: bool
     greedy: Tensor | None = None
     temperature: Tensor | None = None
-    filters: Filters | None = None
+    filters: Tensor | None = None
+    plain: Tensor | None = None
+    width: int = 0
+    nucleus: bool = False
 
     @staticmethod
     def pack(
@@ -102,23 +56,31 @@ class PackedParams:
         if all(p.greedy for p in params):
             return GREEDY
 
+        def rows(chosen: Iterable[bool]) -> Tensor | None:
+            found = [row for row, one in enumerate(chosen) if one]
+            return torch.tensor(found, device=device) if found else None
+
         temperature = torch.tensor([p.temperature or 1.0 for p in params], dtype=torch.float64)
+        filters = [(min(p.top_k or vocab_size, vocab_size), p.top_p, p.min_p) for p in params]
+        unused = (vocab_size, 1.0, 0.0)
+        most = max((k for k, _, _ in filters if k < vocab_size), default=0)
+        # What is made of rows without a filter is not used: one entry is soon found.
+        columns = [each if each != unused else (1, 1.0, 0.0) for each in filters]
+        used = any(each != unused for each in filters)
         return PackedParams(
             all_greedy=False,
-            greedy=_rows((p.greedy for p in params), device),
+            greedy=rows(p.greedy for p in params),
             temperature=None if bool((temperature == 1).all()) else temperature.to(device),
-            filters=Filters.pack(params, vocab_size, device),
+            filters=torch.tensor(columns, dtype=torch.float64, device=device) if used else None,
+            plain=rows(each == unused for each in filters),
+            # Elsewhere than on the host asking whether that was enough would wait for the device.
+            width=(most // BLOCK + 2) * BLOCK if device.type == "cpu" else vocab_size,
+            nucleus=any(k == vocab_size and p < 1 for k, p, _ in filters),
         )
 
 
 GREEDY = PackedParams(all_greedy=True)
 """The parameters of a batch in which every row is greedy."""
-
-
-def _rows(chosen: Iterable[bool], device: torch.device) -> Tensor | None:
-    """The rows that are chosen, int64 [n]; None if none is."""
-    found = [row for row, one in enumerate(chosen) if one]
-    return torch.tensor(found, device=device) if found else None
 
 
 def distributions(logits: Tensor, params: PackedParams) -> tuple[Distributions, Tensor]:
@@ -146,13 +108,12 @@ def distributions(logits: Tensor, params: PackedParams) -> tuple[Distributions, 
         check = probs[..., 0].clone()
     else:
         flat = scores.flatten(0, -2)
-        of = torch.arange(len(logits), device=logits.device)
-        of = of.repeat_interleave(len(flat) // len(logits))
-        filters = params.filters.of_rows(of, params.filters.width)
-        made, check = _filtered(flat, filters)
+        filters = params.filters.repeat_interleave(len(flat) // len(logits), 0)
+        totals = row_totals((flat - flat.amax(-1, keepdim=True)).exp()) if params.nucleus else None
+        made, check = _filtered(flat, filters, totals, params.width)
         probs, check = made.view_as(scores), check.view(scores.shape[:-1])
-        if (plain := params.filters.plain) is not None:
-            probs[plain] = scores[plain].softmax(-1)
+        if params.plain is not None:
+            probs[params.plain] = scores[params.plain].softmax(-1)
     if params.greedy is not None:
         best = logits[params.greedy].argmax(-1, keepdim=True)
         none = probs.new_zeros(*best.shape[:-1], probs.shape[-1])
@@ -161,40 +122,37 @@ def distributions(logits: Tensor, params: PackedParams) -> tuple[Distributions, 
 
 
 def _filtered(
-    scores: Tensor, filters: Filters, whole: Tensor | None = None
+    scores: Tensor, filters: Tensor, totals: Tensor | None, width: int
 ) -> tuple[Tensor, Tensor]:
-    """Make the distributions [R, V] that filters leave of scores [R, V].
+    """Make the distributions [R, V] that filters [R, 3] leave of scores [R, V].
 
-    Only the largest few are looked at; rows whose filters keep all of these are looked at again.
-    `whole` [R, 1] is the mass of all tokens beside that of the largest, where it is known.
+    Only the `width` largest are looked at; rows whose filters keep all of these are looked at
+    again. Masses are relative to the largest; `totals` [R] are those of all tokens, for top-p
+    without top-k.
 
     Returns:
         The distributions, and a finite check of each row, [R], as of `distributions`.
     """
     vocab_size = scores.shape[-1]
-    width = filters.width if 16 * filters.width <= vocab_size else vocab_size
+    width = width if 16 * width <= vocab_size else vocab_size
+    top_k, top_p, min_p = filters.split(1, dim=1)
     best, index = _largest(scores, width)
-    peak = best[:, :1]
-    masses = (best - peak).exp()
-    least = best.gather(-1, (filters.top_k - 1).clamp(max=width - 1))
+    masses = (best - best[:, :1]).exp()
+    least = best.gather(-1, (top_k.long() - 1).clamp(max=width - 1))
     masses = masses.masked_fill(best < least, 0)
     reached = masses.cumsum(-1, dtype=torch.float64)
     total = reached[:, -1:]
-    if filters.open and whole is None:
-        whole = row_totals((scores - peak).exp())[:, None]
-    if whole is not None:
-        total = torch.where(filters.top_k < vocab_size, total, whole)
-    place = torch.searchsorted(reached, filters.top_p * total).clamp(max=width - 1)
-    floor = masses.gather(-1, place).masked_fill(filters.top_p == 1, 0)
-    floor = torch.maximum(floor, filters.min_p.to(floor.dtype))  # the peak's mass is one
-    masses = masses.masked_fill(masses < floor, 0)
+    if totals is not None:
+        total = torch.where(top_k < vocab_size, total, totals[:, None])
+    place = torch.searchsorted(reached, top_p * total).clamp(max=width - 1)
+    floor = masses.gather(-1, place).masked_fill(top_p == 1, 0)
+    masses = masses.masked_fill(masses < torch.maximum(floor, min_p.to(floor.dtype)), 0)
     total = masses.cumsum(-1, dtype=torch.float64)[:, -1:]
     probs = torch.zeros_like(scores).scatter_(-1, index, masses / total.to(masses.dtype))
-    if width < vocab_size:
-        rows = (masses[:, -1] > 0).nonzero()[:, 0]
-        if len(rows):
-            wider = filters.of_rows(rows, _WIDER * width)
-            probs[rows], _ = _filtered(scores[rows], wider, None if whole is None else whole[rows])
+    # On other devices than the host all are looked at.
+    if width < vocab_size and len(rows := (masses[:, -1] > 0).nonzero()[:, 0]):
+        left = None if totals is None else totals[rows]
+        probs[rows], _ = _filtered(scores[rows], filters[rows], left, _WIDER * width)
     return probs, reached[:, -1]
 
 
