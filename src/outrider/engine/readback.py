@@ -167,14 +167,14 @@ def read_back(
     first_number = width + sum(part.shape[1] for part in ids)
     first_finite = first_number + len(ceilings)
     levels = [0, *accumulate(part.shape[1] for part in draft_finite)]
-    depths = None if proposal.parents is None else trees.node_depths(proposal.parents).tolist()
+    depths, structure = trees.node_depths(proposal.structure).tolist(), proposal.structure.tolist()
     looked_up = [] if proposal.sources is None else [s != "model" for s in proposal.sources]
     rows = []
     for index, (row, length) in enumerate(zip(packed, proposal.lengths.tolist(), strict=True)):
         drafts = [int(value) for value in row[:length]]
         rest = [int(value) for value in row[width:first_number]]
-        parents = None if proposal.parents is None else proposal.parents[index, :length].tolist()
-        depth = length if depths is None else max(depths[index][: length + 1])
+        parents = structure[index][:length]
+        depth = max(depths[index][: length + 1])
         made = 0 if looked_up and looked_up[index] else min(depth, len(levels) - 1)
         bad_draft = not all(map(isfinite, row[first_finite:][: levels[made]]))
         if masses:
@@ -183,12 +183,8 @@ def read_back(
             node, token = rest[0], rest[1]
         # A verdict on distributions that are not finite may name a node that was not drafted.
         node = 0 if bad_draft else node
-        if parents is None:
-            path, nodes, bonus = drafts[:node], list(range(node + 1)), node == length
-        else:
-            nodes = [0, *trees.path(parents, node)]
-            path = [drafts[step - 1] for step in nodes[1:]]
-            bonus = node not in parents
+        nodes = [0, *trees.path(parents, node)]
+        path, bonus = [drafts[step - 1] for step in nodes[1:]], node not in parents
         finite = row[len(row) - width - 1 :]
         bad_node = next((step for step in nodes if not isfinite(finite[step])), None)
         ceiling, first = (float(len(path) + 1), None) if masses else (None, None)
