@@ -21,6 +21,7 @@ from outrider.certify.spread import spread, workers
 from outrider.engine import stopping
 from outrider.policies.rule import BreakEven
 from outrider.runtimes.tabular import mock_pair
+from outrider.sampling.paths import Path
 from outrider.sampling.pipeline import LogitsPipeline
 from outrider.verification import TokenVerification, Verifier
 from outrider.verification.lossy import LenientVerification
@@ -147,9 +148,11 @@ def test_an_interrupt_does_not_wait_for_the_work_of_other_processes() -> None:
 def stale(patch: pytest.MonkeyPatch) -> None:
     """What looks at earlier tokens does not see the drafted ones."""
     pipeline = LogitsPipeline.__call__
-    patch.setattr(
-        LogitsPipeline, "__call__", lambda self, logits, path: pipeline(self, logits, None)
-    )
+
+    def without(self: LogitsPipeline, logits: Any, path: Path) -> Any:
+        return pipeline(self, logits, Path.of(path.tokens[..., :0]))
+
+    patch.setattr(LogitsPipeline, "__call__", without)
 
 
 def remembers_refused(patch: pytest.MonkeyPatch) -> None:

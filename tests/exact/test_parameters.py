@@ -150,8 +150,8 @@ def test_a_history_without_the_drafted_tokens_is_seen(monkeypatch: pytest.Monkey
     """Planted fault: penalties of one value for all positions, as they were before the round."""
     pipeline = LogitsPipeline.__call__
 
-    def stale(self: LogitsPipeline, logits: Any, path: Path | None = None) -> Any:
-        return pipeline(self, logits, None)
+    def stale(self: LogitsPipeline, logits: Any, path: Path) -> Any:
+        return pipeline(self, logits, Path.of(path.tokens[..., :0]))
 
     monkeypatch.setattr(LogitsPipeline, "__call__", stale)
     params = SamplingParams(max_tokens=3, frequency_penalty=1.5)

@@ -155,12 +155,12 @@ class RoundContext(DraftContext):
     def distribution(self, logits: Tensor, path: Tensor | None = None) -> Distributions:
         """Make the distributions that the rows' own parameters ask for; see `DraftContext`."""
         if self._pipeline is not None:
+            whole = logits[:, None] if logits.ndim == 2 else logits
             if path is None:
-                count = 1 if logits.ndim == 2 else logits.shape[1]
-                path = torch.empty(len(logits), count, 0, dtype=torch.int64, device=logits.device)
+                path = whole.new_empty(*whole.shape[:2], 0, dtype=torch.int64)
             # Rows that are not drafted this far hold padding.
             nodes = np.where(self._depth > path.shape[2], path.shape[1], 0).tolist()
-            processed = self._pipeline(logits, Path.of(path, nodes)).logits
+            processed = self._pipeline(whole, Path.of(path, nodes)).logits.view_as(logits)
             # Where a request forbids every token, or a processor returns NaN, the target's logits
             # tell; the draft may say what it likes.
             usable = processed.amax(-1, keepdim=True).isfinite()

@@ -16,7 +16,7 @@ from ..sampling import distributions as sampling
 from ..sampling.paths import Path
 from ..sampling.pipeline import LogitsPipeline
 from ..types import trees
-from ..types.records import DraftProposal, Verdict
+from ..types.records import MODEL, DraftProposal, Verdict
 from ..verification import Verifier, verify_point_masses
 from .batch import Batch
 
@@ -34,7 +34,8 @@ class RowVerdict:
         bonus: whether nothing was drafted after the last one kept.
         ceiling, first_ceiling: see `Verdict`.
         bad_draft: whether a distribution that the row was drafted from is not finite.
-        bad_node: the first node on the path whose target logits are not finite; None for none.
+        sound: how many of the path's nodes come before the first whose target logits are not
+            finite.
     """
 
     drafted: int
@@ -46,25 +47,18 @@ class RowVerdict:
     ceiling: float | None
     first_ceiling: float | None
     bad_draft: bool
-    bad_node: int | None
+    sound: int
 
     @property
     def tokens(self) -> list[int]:
         """The tokens that the row emits unless a stop rule cuts them."""
         return [*self.path, self.token][: len(self.nodes)]
 
-    @property
-    def sound(self) -> int:
-        """The number of the path's nodes before the first whose target logits are not finite."""
-        return len(self.nodes) if self.bad_node is None else self.nodes.index(self.bad_node)
-
     def cut(self, usable: int) -> RowVerdict:
         """Return the verdict without what follows the first `usable` nodes of its path."""
         if usable == len(self.nodes):
             return self
-        nodes, path = self.nodes[:usable], self.path[:usable]
-        bad = self.bad_node if self.bad_node in nodes else None
-        return replace(self, path=path, nodes=nodes, bonus=False, bad_node=bad)
+        return replace(self, path=self.path[:usable], nodes=self.nodes[:usable], bonus=False)
 
 
 def verify(
@@ -117,10 +111,10 @@ def verify(
                 sequence_id=sequence_id,
             )
         try:
-            usable = row if processed is None else row.cut(processed.usable(index, row.nodes))
-            if usable.bad_node == 0:
+            usable = row.sound if processed is None else processed.usable(index, row.nodes)
+            if row.sound == 0:
                 raise (pipeline and pipeline.spoilt(index)) or _not_finite(sequence_id)
-            rows.append(usable.cut(usable.sound))
+            rows.append(row.cut(min(usable, row.sound)))
         except OutriderError as error:
             errors.append(error)
     if errors:
@@ -167,15 +161,15 @@ def read_back(
     first_number = width + sum(part.shape[1] for part in ids)
     first_finite = first_number + len(ceilings)
     levels = [0, *accumulate(part.shape[1] for part in draft_finite)]
-    depths = None if proposal.parents is None else trees.node_depths(proposal.parents).tolist()
-    looked_up = [] if proposal.sources is None else [s != "model" for s in proposal.sources]
+    depths, structure = trees.node_depths(proposal.structure).tolist(), proposal.structure.tolist()
     rows = []
-    for index, (row, length) in enumerate(zip(packed, proposal.lengths.tolist(), strict=True)):
+    for index, (row, source) in enumerate(zip(packed, proposal.row_sources, strict=True)):
+        length = int(proposal.lengths[index])
         drafts = [int(value) for value in row[:length]]
         rest = [int(value) for value in row[width:first_number]]
-        parents = None if proposal.parents is None else proposal.parents[index, :length].tolist()
-        depth = length if depths is None else max(depths[index][: length + 1])
-        made = 0 if looked_up and looked_up[index] else min(depth, len(levels) - 1)
+        parents = structure[index][:length]
+        depth = max(depths[index][: length + 1])
+        made = min(depth, len(levels) - 1) if source == MODEL else 0
         bad_draft = not all(map(isfinite, row[first_finite:][: levels[made]]))
         if masses:
             node, token = verify_point_masses(drafts, rest, parents)
@@ -183,22 +177,16 @@ def read_back(
             node, token = rest[0], rest[1]
         # A verdict on distributions that are not finite may name a node that was not drafted.
         node = 0 if bad_draft else node
-        if parents is None:
-            path, nodes, bonus = drafts[:node], list(range(node + 1)), node == length
-        else:
-            nodes = [0, *trees.path(parents, node)]
-            path = [drafts[step - 1] for step in nodes[1:]]
-            bonus = node not in parents
+        nodes = [0, *trees.path(parents, node)]
+        path, bonus = [drafts[step - 1] for step in nodes[1:]], node not in parents
         finite = row[len(row) - width - 1 :]
-        bad_node = next((step for step in nodes if not isfinite(finite[step])), None)
+        sound = next((i for i, step in enumerate(nodes) if not isfinite(finite[step])), len(nodes))
         ceiling, first = (float(len(path) + 1), None) if masses else (None, None)
         if isinstance(verdict, Verdict):
             ceiling = None if verdict.ceiling is None else row[first_number]
             first = None if verdict.first_ceiling is None else row[first_finite - 1]
             first = None if first is None or isnan(first) else first
         rows.append(
-            RowVerdict(
-                length, depth, path, nodes, token, bonus, ceiling, first, bad_draft, bad_node
-            )
+            RowVerdict(length, depth, path, nodes, token, bonus, ceiling, first, bad_draft, sound)
         )
     return rows

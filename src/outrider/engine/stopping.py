@@ -39,7 +39,8 @@ def until_stop(
         cut = cut if by_text is None else by_text
     if state.grammar is not None:
         places = range(min(cut, len(found)))
-        cut = next((i for i in places if _whole(state, found[: i + 1])), cut)
+        over = state.grammar.over
+        cut = next((i for i in places if over(state.output, tuple(found[: i + 1]))), cut)
     if cut < len(found):
         return found[: cut + 1], "stop"
     if found and found[-1] in state.stop_ids:
@@ -62,11 +63,6 @@ def reachable_nodes(
     """
     kept, reason = until_stop(state, drafted, tokenizer)
     return len(kept) + (reason is None)
-
-
-def _whole(state: SequenceState, tokens: list[int]) -> bool:
-    """Return whether the form that was asked for is complete with some tokens more."""
-    return state.grammar is not None and state.grammar.over(state.output, tuple(tokens))
 
 
 def _first_completed(state: SequenceState, tokens: list[int], tokenizer: Tokenizer) -> int | None:

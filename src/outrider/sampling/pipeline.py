@@ -50,8 +50,8 @@ class PipelineResult:
     """Logits as the requests want them.
 
     Attributes:
-        logits: [B, M, V], or as given, in max(float32, the dtype given); of blocked nodes without
-            what processors and grammars say.
+        logits: [B, M, V], in max(float32, the dtype given); of blocked nodes without what
+            processors and grammars say.
         blocked: nodes, by row and index, after which no token may be emitted in this round: what
             was raised there, or None where nothing was asked.
     """
@@ -113,18 +113,8 @@ class LogitsPipeline:
             last = np.stack([tail[len(tail) - longest :] for tail in tails])
             self._tails = torch.from_numpy(last).to(device)
 
-    def __call__(self, logits: Tensor, path: Path | None = None) -> PipelineResult:
-        """Process logits.
-
-        Args:
-            logits: [B, M, V], after M nodes; or [B, V], after one.
-            path: what leads to the nodes; None for the prefixes themselves.
-        """
-        if logits.ndim == 2:
-            one = self(logits[:, None], path)
-            return PipelineResult(one.logits[:, 0], one.blocked)
-        if path is None:
-            path = Path.of(self._emitted.new_zeros(*logits.shape[:2], 0))
+    def __call__(self, logits: Tensor, path: Path) -> PipelineResult:
+        """Process logits [B, M, V] after the M nodes of a path."""
         processed = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
         packed = self._packed
         if packed.bias is not None:
@@ -182,10 +172,7 @@ class LogitsPipeline:
                     return True
         if row not in packed.grammars:
             return False
-        place = (row, drafted)
-        if place not in self.masks:
-            self.masks[place] = state.grammar.mask(state.output, drafted)
-        mask = self.masks[place]
+        mask = self._mask(row, drafted)
         return mask is None or not mask[token >> 3] >> (token & 7) & 1
 
     def processors(self, row: int, path: Sequence[int]) -> tuple[Any, ...]:
@@ -255,6 +242,8 @@ class LogitsPipeline:
                             continue
                         if row in packed.grammars:
                             mask = self._mask(row, drafted)
+                            if mask is None:
+                                raise nothing_left(self._states[row])
                         if row in packed.processors:
                             self._process(row, drafted, processed[row, node])
                 except OutriderError as error:
@@ -294,15 +283,12 @@ class LogitsPipeline:
             return False
         return above not in self._logits or bool(self._logits[above][drafted[-1]] != -torch.inf)
 
-    def _mask(self, row: int, drafted: tuple[int, ...]) -> Mask:
-        """Return the mask of a node of a row that has a grammar."""
+    def _mask(self, row: int, drafted: tuple[int, ...]) -> Mask | None:
+        """Return the mask of a node of a row that has a grammar; None if it allows nothing."""
         state, place = self._states[row], (row, drafted)
         if place not in self.masks:
             self.masks[place] = state.grammar.mask(state.output, drafted)
-        mask = self.masks[place]
-        if mask is None:
-            raise nothing_left(state)
-        return mask
+        return self.masks[place]
 
     def _process(self, row: int, drafted: tuple[int, ...], logits: Tensor) -> None:
         """Call a row's own processors on the logits [V] of a node, in place."""

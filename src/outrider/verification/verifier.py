@@ -126,7 +126,7 @@ def verify(
 
 
 def verify_point_masses(
-    drafted: Sequence[int], point_masses: Sequence[int], parents: Sequence[int] | None = None
+    drafted: Sequence[int], point_masses: Sequence[int], parents: Sequence[int]
 ) -> tuple[int, int]:
     """Keep the drafts of one row that equal the target's tokens, which are point masses.
 
@@ -136,16 +136,13 @@ def verify_point_masses(
     Args:
         drafted: the row's drafted tokens, L of them.
         point_masses: the target's token after each node, L + 1 or more.
-        parents: the node that each drafted token follows; None for a chain.
+        parents: the node that each drafted token follows.
 
     Returns:
         The last node kept, and the token that follows it.
     """
     node = 0
     for column, token in enumerate(drafted):
-        parent = column if parents is None else parents[column]
-        if parent == node and token == point_masses[node]:
+        if parents[column] == node and token == point_masses[node]:
             node = column + 1
-        elif parents is None:
-            break
     return node, point_masses[node]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from math import sqrt
 
@@ -158,3 +159,22 @@ def test_a_text_of_one_round_or_none() -> None:
         "draft acceptance = none (nothing was drafted)\n"
         "0 tokens in 0.00 s = 0.0 tokens/s, prompt included; 0 rounds, 0.00 tokens a round"
     )
+
+
+def test_counting_one_row_does_not_go_through_the_others() -> None:
+    """A call with many requests counts each row of each round by itself."""
+
+    class Unread(tuple[int, ...]):
+        def __iter__(self) -> Iterator[int]:
+            raise AssertionError("all rows were read")
+
+    records: list[RoundRecord] = []
+    target, draft = mock_pair(3, 1)
+    decoder = SpeculativeDecoder(target, draft, on_round=records.append)
+    decoder.generate([[0], [1], [2]], SamplingParams(max_tokens=4, seed=1))
+    names = ("drafted", "depth", "accepted", "emitted", "ceiling", "first_ceiling")
+    guarded = replace(records[0], **{name: Unread(getattr(records[0], name)) for name in names})
+    tally = Tally()
+    for row in range(3):
+        tally.add(guarded, row)
+    assert tally.metrics().emitted == sum(records[0].emitted)

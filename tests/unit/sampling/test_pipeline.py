@@ -30,7 +30,7 @@ def state(prompt: list[int], output: list[int], params: SamplingParams, eos: int
     return SequenceState(Prefix(0, [*prompt, *output]), len(prompt), params, stops, stream_key=0)
 
 
-def shaped(states: list[SequenceState], logits: torch.Tensor, path: Path | None) -> torch.Tensor:
+def shaped(states: list[SequenceState], logits: torch.Tensor, path: Path) -> torch.Tensor:
     shaping = PackedLogitsParams.pack(states, CPU)
     assert shaping is not None
     made = LogitsPipeline(shaping, states, CPU)(logits, path)
@@ -164,10 +164,10 @@ def test_nothing_is_packed_where_nothing_is_asked_for() -> None:
     plain = state([1], [2], SamplingParams(temperature=0.5, top_k=3, stop_token_ids=(4,)), 0)
     assert PackedLogitsParams.pack([plain, plain], CPU) is None
     asked = state([1], [2], SamplingParams(presence_penalty=1), 0)
-    logits = torch.randn(2, V)
-    found = shaped([plain, asked], logits, None)
+    logits = torch.randn(2, 1, V)
+    found = shaped([plain, asked], logits, Path.of(torch.empty(2, 1, 0, dtype=torch.int64)))
     assert (found[0] == logits[0]).all()
-    assert found[1, 2] == logits[1, 2] - 1
+    assert found[1, 0, 2] == logits[1, 0, 2] - 1
 
 
 def asking(processor: Any, **fields: Any) -> SequenceState:
