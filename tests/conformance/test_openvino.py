@@ -18,6 +18,7 @@ from outrider.certify.runtime import runtime_tier
 from outrider.config.sources import Weights
 from outrider.drafters.base import nothing_drafted
 from outrider.errors import InvalidConfigError, ModelError
+from outrider.runtimes import kept
 from outrider.runtimes.base import Runtime, rounding_of
 from outrider.runtimes.openvino import convert
 from outrider.runtimes.openvino.compiled import CompiledRun, Precision
@@ -106,6 +107,20 @@ def test_without_bfloat16_a_model_of_that_type_is_computed_in_float32(folder: Pa
     assert (model.precision, model.rounding) == ("float32", rounding_of(2.0**-23))
 
 
+def test_rounded_weights_are_computed_in_float32_unless_asked_otherwise(folder: Path) -> None:
+    """What 8 bits bring about is added to what the type of the other numbers does."""
+    model = random_model("llama").bfloat16()
+    usual, asked = (
+        OpenVinoModel(model, cache_dir=folder, weights="int8", precision=each)
+        for each in (None, cast(Precision, "bfloat16"))
+    )
+    assert usual.precision == "float32, int8 weights"
+    if asked.run.quantises:
+        own = 2.0**-7 if asked.run.precision == "bfloat16" else 2.0**-23
+        assert asked.rounding == rounding_of(own + 2.0**-7)
+        assert usual.rounding == rounding_of(2.0**-23 + 2.0**-7)
+
+
 @pytest.mark.slow
 def test_a_model_that_is_traced_for_one_shape_only_is_refused(folder: Path) -> None:
     with pytest.raises(ModelError, match="not run there for every shape of input"):
@@ -143,7 +158,7 @@ def test_a_damaged_conversion_is_made_anew(
     model = random_model("llama").float()
     OpenVinoModel(model, cache_dir=tmp_path)
     (place,) = tmp_path.iterdir()
-    assert sorted(each.name for each in place.iterdir()) == sorted(FILES)
+    assert {each.name for each in place.iterdir()} == {kept.DERIVED, *FILES}
     whole = (place / damage).read_bytes()
     (place / damage).write_bytes(whole[: len(whole) // 2])
     with caplog.at_level(logging.WARNING):
@@ -203,7 +218,8 @@ def test_rounded_weights_are_another_target(
     one, other = (_logits(each) for each in (exact, rounded))
     assert 1e-4 < float((one - other).abs().max() / one.abs().max()) < 0.5
     # OpenVINO may round activations to 8 bits where they meet rounded weights.
-    assert rounded.rounding == rounding_of(2.0**-6 if rounded.run.quantises else 2.0**-23)
+    steps = 2.0**-7 if rounded.run.quantises else 0.0
+    assert rounded.rounding == rounding_of(2.0**-23 + steps)
     found = runtime_tier(lambda *_: None, rounded)
     assert not {finding.name: finding.detail for finding in found if not finding.passed}
     assert capfd.readouterr() == ("", "")

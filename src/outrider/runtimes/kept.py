@@ -10,9 +10,11 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 _LOG = logging.getLogger(__name__)
@@ -20,8 +22,8 @@ _LOG = logging.getLogger(__name__)
 _KEY = "written"
 """Holds the fingerprint of a conversion's other files, as they were written."""
 
-_DIGITS = 128
-"""Of a hash: what a full disk or a crash leaves of one is shorter."""
+DERIVED = "derived"
+"""A folder within a conversion for what is made of it later. It is not looked at."""
 
 _LARGE = 2**28
 """Bytes that take a while to hash."""
@@ -65,16 +67,15 @@ def keep(place: Path, write: Callable[[Path], object]) -> bool:
         write: writes its files to the folder that it is given.
 
     Returns:
-        Whether it is there; if not, a warning gives the reason.
+        Whether it is there; if not, whatever the reason is, a warning gives it.
     """
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=place.parent) as made:
+        with tempfile.TemporaryDirectory(dir=place.parent, ignore_cleanup_errors=True) as made:
             write(Path(made))
             (Path(made) / _KEY).write_text(fingerprint(*_written(Path(made))))
             os.replace(made, place)
-            Path(made).mkdir()
-    except (OSError, RuntimeError) as error:
+    except Exception as error:
         if place.is_dir():
             return True  # another process was quicker
         # OpenVINO names no reason.
@@ -85,52 +86,38 @@ def keep(place: Path, write: Callable[[Path], object]) -> bool:
     return True
 
 
-def fingerprint(*files: Path, memory: Path | None = None) -> str:
-    """Make a key of what files hold; one that looks as it did before is not read again.
-
-    Args:
-        files: that are there.
-        memory: the folder of hashes; None is `digests` in `default_folder()`.
-    """
-    folder = default_folder() / "digests" if memory is None else memory
-    return key_of([(file.name, _remembered(file, folder)) for file in files])
+def fingerprint(*files: Path) -> str:
+    """Make a key of what files hold; one that looks as it did before is not read again."""
+    return key_of([(file.name, _remembered(file)) for file in files])
 
 
-def _remembered(file: Path, folder: Path) -> str:
+def _remembered(file: Path) -> str:
+    """Return the hash of a file. What a crash or a full disk left of a note is no hash."""
     seen = _seen(file)
-    known = folder / seen
-    if known.is_file() and len(said := known.read_text()) == _DIGITS:
-        return said
-    digest = _hashed(file)
+    note = default_folder() / "digests" / seen
+    with suppress(OSError, ValueError):
+        if re.fullmatch("[0-9a-f]{128}", said := note.read_text(encoding="ascii")):
+            return said
+    if file.stat().st_size >= _LARGE:
+        _LOG.info("hashing %s, once", file.name)
+    with file.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "blake2b").hexdigest()
     if _seen(file) == seen:  # it was left alone meanwhile
-        _write(known, digest)
+        try:
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(digest)
+        except OSError as error:
+            _LOG.info("%s is not kept: %s", note, error)
     return digest
 
 
 def _written(place: Path) -> list[Path]:
     """List the files of a conversion, without its key."""
-    return sorted(each for each in place.iterdir() if each.name != _KEY)
+    files = (each for each in place.rglob("*") if each.is_file() and each.name != _KEY)
+    return sorted(each for each in files if place / DERIVED not in each.parents)
 
 
 def _seen(file: Path) -> str:
     """Name a file as it looks now. Its folder may be renamed; an inode is its own."""
     now = file.stat()
     return key_of(file.name, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
-
-
-def _hashed(file: Path) -> str:
-    if file.stat().st_size >= _LARGE:
-        _LOG.info("hashing %s, once", file.name)
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "blake2b").hexdigest()
-
-
-def _write(place: Path, text: str) -> None:
-    """Write a small file whole, or not at all."""
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=place.parent, delete=False) as made:
-            made.write(text)
-        os.replace(made.name, place)
-    except OSError as error:
-        _LOG.info("%s is not kept: %s", place, error)

@@ -134,7 +134,7 @@ def _of_transformers(source: str, asked: LoadOptions) -> Runtime:
                 weights,
                 max_sequences=asked.max_sequences,
                 weights=asked.weights,
-                fingerprint=_fingerprint(Path(weights.config.name_or_path)),
+                fingerprint=_fingerprint(weights.config.name_or_path),
             )
         except ModelError as error:
             if asked.runtime == "openvino":
@@ -170,12 +170,26 @@ def _pretrained(auto: Any, source: str, **settings: Any) -> Any:
     return auto.from_pretrained(str(place), **settings)
 
 
-def _fingerprint(folder: Path) -> str | None:
-    """Make a key of a folder's weights; None where they are elsewhere, or not all of them."""
-    weights = sorted(each for kind in ("*.safetensors", "*.bin") for each in folder.glob(kind))
-    if not weights or (folder / "adapter_config.json").exists():
-        return None
-    return kept.fingerprint(*weights)
+def _fingerprint(source: str) -> str | None:
+    """Make a key of the weights that a folder or a hub id names.
+
+    Those of a folder are named by what its files hold, those of the hub by their commit.
+
+    Returns:
+        None where they are elsewhere, or not all of them.
+    """
+    folder, key = Path(source), None
+    if folder.is_dir():
+        files = sorted(each for kind in ("*.safetensors", "*.bin") for each in folder.glob(kind))
+        key = kept.fingerprint(*files) if files else None
+    else:
+        from huggingface_hub import try_to_load_from_cache
+
+        config = try_to_load_from_cache(source, "config.json")
+        if isinstance(config, str):
+            folder = Path(config).parent
+            key = kept.key_of(source, folder.name)
+    return None if (folder / "adapter_config.json").exists() else key
 
 
 @contextmanager

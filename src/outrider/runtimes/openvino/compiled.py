@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...errors import missing
+from .. import kept
 from ..transformers.slot_cache import SlotCache
 from .convert import Layers
 
@@ -30,21 +32,28 @@ _STEP = 8
 """The second graph computes a token and multiples of so many drafts."""
 
 
-def compile_graph(graph: ov.Model, precision: Precision) -> tuple[ov.CompiledModel, ...]:
+def compile_graph(source: ov.Model | Path, precision: Precision) -> tuple[ov.CompiledModel, ...]:
     """Compile a graph that `converted` made, once or twice.
 
     OpenVINO lays a graph out anew whenever a shape of its inputs changes. In small models that
     takes as long as the forward itself. These are compiled for single tokens, and for several.
+
+    Args:
+        source: the graph; or its file, beside which OpenVINO keeps what it compiles twice.
+        precision: of products, where the processor has it.
     """
     settings = {
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_PRECISION_HINT": _NAMES[precision],
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
     }
+    core = ov.Core()
+    graph = core.read_model(source) if isinstance(source, Path) else source
     constants = (node for node in graph.get_ops() if node.get_type_name() == "Constant")
     small = sum(node.get_byte_size() for node in constants) <= _SMALL
-    core = ov.Core()
-    return tuple(core.compile_model(graph, "CPU", settings) for _ in range(1 + small))
+    if small and isinstance(source, Path):
+        settings["CACHE_DIR"] = str(source.parent / kept.DERIVED / precision)
+    return tuple(core.compile_model(source, "CPU", settings) for _ in range(1 + small))
 
 
 class CompiledRun:

@@ -1,4 +1,4 @@
-"""Trace a model of transformers with its cache as inputs, and keep the result on disk.
+"""Trace a model of transformers with its cache as inputs, and name and write the result.
 
 The graph takes the keys and values of earlier tokens, and gives those of the new ones beside the
 logits. Rows, new tokens and earlier tokens are of any number.
@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from copy import deepcopy
-from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,10 @@ Layers = Sequence[tuple[Tensor, Tensor]]
 """Keys and values of one token in each layer, [1, heads, 1, width]."""
 
 
-_GRAPH = 3
+GRAPH = "model.xml"
+"""The file of a graph; its weights stand beside it."""
+
+_KIND = 3
 """Counts what the graphs have been."""
 
 _SPLIT = "outrider_split"
@@ -159,38 +161,32 @@ class _Traced(Module):
 
 
 def converted(
-    model: Any,
-    layers: Layers,
-    kinds: Sequence[str | None],
-    weights: Weights | None,
-    folder: Path,
-    fingerprint: str | None = None,
+    model: Any, layers: Layers, kinds: Sequence[str | None], weights: Weights | None
 ) -> ov.Model:
-    """Convert a model, or read what was converted before.
+    """Convert a model.
 
     Args:
         model: of transformers, in evaluation mode. A narrow one is traced as it is in float32.
         layers: what its cache holds.
         kinds: the names of the masks that it takes.
         weights: to what they are rounded; None leaves them.
-        folder: where conversions are kept.
-        fingerprint: of the files that the model was loaded from; None hashes its weights.
 
     Raises:
         ModelError: it cannot be traced.
         MissingExtraError: weights are to be rounded and nncf is not installed.
     """
-    place = folder / _key(model, weights, fingerprint)
-    found = _read(place)
-    if found is None:
-        _LOG.info("converting %s to OpenVINO, once", type(model).__name__)
-        nncf = _nncf() if weights else None
-        found = _convert(model, layers, kinds)
-        if weights is not None:
-            _LOG.info("rounding its weights to %s", weights)
-            found = _rounded(found, weights, nncf)
-        kept.keep(place, partial(_write, found))
-    return found
+    _LOG.info("converting %s to OpenVINO, once", type(model).__name__)
+    nncf = _nncf() if weights else None
+    graph = _convert(model, layers, kinds)
+    if weights is None:
+        return graph
+    _LOG.info("rounding its weights to %s", weights)
+    return _rounded(graph, weights, nncf)
+
+
+def write(graph: ov.Model, place: Path) -> None:
+    """Write a graph to a folder."""
+    ov.save_model(graph, place / GRAPH, compress_to_fp16=False)
 
 
 def _convert(model: Any, layers: Layers, kinds: Sequence[str | None]) -> ov.Model:
@@ -258,9 +254,9 @@ def _quiet(library: str) -> Iterator[None]:
         log.setLevel(levels[1])
 
 
-def _key(model: Any, weights: Weights | None, fingerprint: str | None) -> str:
-    """Name a conversion by all that it depends on."""
-    versions = ov.__version__, torch.__version__, transformers.__version__, _GRAPH
+def key_of(model: Any, weights: Weights | None, fingerprint: str | None) -> str:
+    """Name a conversion by all that it depends on; without a fingerprint all weights are hashed."""
+    versions = ov.__version__, torch.__version__, transformers.__version__, _KIND
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     config = {name: each for name, each in model.config.to_dict().items() if name[0] != "_"}
     return kept.key_of(
@@ -275,18 +271,3 @@ def _hashed(model: Any) -> str:
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _read(place: Path) -> ov.Model | None:
-    """Read a conversion; None if there is none, or it cannot be used."""
-    if not kept.find(place):
-        return None
-    try:
-        return ov.Core().read_model(place / "model.xml")
-    except RuntimeError as error:
-        kept.forget(place, error)
-        return None
-
-
-def _write(model: ov.Model, place: Path) -> None:
-    ov.save_model(model, place / "model.xml", compress_to_fp16=False)

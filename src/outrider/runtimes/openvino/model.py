@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, get_args
 
@@ -10,19 +11,26 @@ import torch
 
 from ...config.sources import Weights
 from ...config.validation import choice
-from ...errors import ModelError, OutriderError
+from ...errors import ModelError, OutriderError, missing
+from .. import kept
 from ..base import rounding_of, tolerated
-from ..kept import default_folder
 from ..transformers.cursor import Run
 from ..transformers.model import TransformersModel
 from ..transformers.support import Architecture
 from .compiled import CompiledRun, Precision, compile_graph
-from .convert import converted
+from .convert import GRAPH, converted, key_of, write
+
+with missing("openvino"):
+    import openvino as ov
 
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-_EIGHT_BITS = 2.0**-6
-"""Eps of numbers in 8 bits that share a scale: 2^-7 of the largest, and others are smaller."""
+_EIGHT_BITS = 2.0**-7
+"""Eps of numbers in 8 bits that share a scale: their step is 1/127 of the largest of a group.
+
+What another order of sums moved across the middle of a step, if only by a last bit, comes out a
+whole step apart; so it is added to the eps of the type that was rounded, and does not cover it.
+"""
 
 _ALIKE = 1e-3
 """By how much logits may differ from the model's own, beside the largest: sums differ in order."""
@@ -38,8 +46,8 @@ class OpenVinoModel(TransformersModel):
     Args:
         hf_model: a decoder-only `PreTrainedModel` on the CPU.
         max_sequences, max_length, prefill_chunk: as for `TransformersModel`.
-        precision: in which products are computed; None is "bfloat16" for a model of that type,
-            where the processor has it, and "float32" for all others.
+        precision: in which products are computed; None is "bfloat16" for a model of that type with
+            its own weights, where the processor has it, and "float32" for all others.
         weights: "int8" or "int4" rounds the weights of linear layers and embeddings, by nncf: less
             memory to read, and another target. None leaves them as they are.
         cache_dir: the folder for conversions; None is `$XDG_CACHE_HOME/outrider/openvino`, or
@@ -73,7 +81,7 @@ class OpenVinoModel(TransformersModel):
             choice("weights", weights, get_args(Weights))
         self._precision = precision
         self._weights = weights
-        self._folder = default_folder() / "openvino" if cache_dir is None else Path(cache_dir)
+        self._folder = kept.default_folder() / "openvino" if cache_dir is None else Path(cache_dir)
         self._fingerprint = fingerprint
         try:
             super().__init__(
@@ -109,7 +117,7 @@ class OpenVinoModel(TransformersModel):
         Where weights are rounded, OpenVINO may round what they are multiplied with to 8 bits.
         """
         narrow = _EIGHT_BITS if self._weights and self.run.quantises else 0.0
-        return rounding_of(max(torch.finfo(_TYPES[self.run.precision]).eps, narrow))
+        return rounding_of(torch.finfo(_TYPES[self.run.precision]).eps + narrow)
 
     def fresh(self, max_sequences: int) -> Self:
         """Make a runtime over the same graph with `max_sequences` empty slots of its own."""
@@ -128,19 +136,38 @@ class OpenVinoModel(TransformersModel):
         if device.type != "cpu":
             raise ModelError(f"the model is on {device}; OpenVINO takes models on the CPU")
         layers = tuple((keys.float(), values.float()) for keys, values in architecture.layers)
-        kinds = tuple(kind for kind, _ in architecture.windows)
-        graph = converted(run, layers, kinds, self._weights, self._folder, self._fingerprint)
-        usual: Precision = "bfloat16" if architecture.dtype == torch.bfloat16 else "float32"
-        compiled = compile_graph(graph, self._precision or usual)
-        made = CompiledRun(compiled, kinds, layers)
-        if self._weights is None:
+        wide = replace(architecture, layers=layers, dtype=torch.float32)
+        place = self._folder / key_of(run, self._weights, self._fingerprint)
+        known = kept.find(place)
+        made = self._compiled(place / GRAPH if known else self._converted(run, wide, place), wide)
+        if known and self._fingerprint is None:
             self._compare(made, run)
         made(input_ids=torch.zeros(1, 1, dtype=torch.int64))  # A graph's first forward sets it up.
-        return made, replace(architecture, layers=layers, dtype=torch.float32)
+        return made, wide
+
+    def _converted(self, run: Run, of: Architecture, place: Path) -> ov.Model | Path:
+        """Convert the model, and return the file if it can be kept; only what was compared is."""
+        kinds = [kind for kind, _ in of.windows]
+        graph = converted(run, of.layers, kinds, self._weights)
+        self._compare(self._compiled(graph, of), run)
+        return place / GRAPH if kept.keep(place, partial(write, graph)) else graph
+
+    def _compiled(self, source: ov.Model | Path, of: Architecture) -> CompiledRun:
+        """Compile a graph or its file for this machine."""
+        # Beside rounded weights bfloat16 rounds more, and takes as long.
+        narrow = self.hf_model.dtype == torch.bfloat16 and self._weights is None
+        usual: Precision = "bfloat16" if narrow else "float32"
+        graph = compile_graph(source, self._precision or usual)
+        return CompiledRun(graph, tuple(kind for kind, _ in of.windows), of.layers)
 
     @torch.inference_mode()
     def _compare(self, made: CompiledRun, run: Run) -> None:
-        """Raise ModelError if a conversion computes otherwise than its model, for its hooks say."""
+        """Raise ModelError if a conversion computes otherwise than its model, for its hooks say.
+
+        One whose weights are rounded is another target, and is not compared.
+        """
+        if self._weights is not None:
+            return
         ids = torch.arange(1, 7)[None] * 7 % self.hf_model.config.get_text_config().vocab_size
         expected = run(input_ids=ids, use_cache=False).logits.double()
         found = made(input_ids=ids).logits.double()
