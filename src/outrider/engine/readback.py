@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from math import isfinite, isnan
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ class RowVerdict:
         nodes: the nodes that the path's tokens and the next one follow, the prefix first.
         token: the one that follows them.
         bonus: whether nothing was drafted after the last one kept.
-        ceiling, first_ceiling: see `Verdict`.
+        ceiling: see `Verdict`.
         bad_draft: whether a distribution that the row was drafted from is not finite.
         bad_node: the first node on the path whose target logits are not finite; None for none.
     """
@@ -44,7 +44,6 @@ class RowVerdict:
     token: int
     bonus: bool
     ceiling: float | None
-    first_ceiling: float | None
     bad_draft: bool
     bad_node: int | None
 
@@ -158,8 +157,7 @@ def read_back(
     ceilings: list[Tensor] = []
     if isinstance(verdict, Verdict):
         ids.append(verdict.next_token[:, None])
-        known = (verdict.ceiling, verdict.first_ceiling)
-        ceilings = [values[:, None] for values in known if values is not None]
+        ceilings = [] if verdict.ceiling is None else [verdict.ceiling[:, None]]
     # Token ids are exact in float64.
     numbers = torch.cat([*ceilings, *draft_finite, target_finite], 1).double()
     packed = torch.cat([proposal.tokens, *ids, numbers], 1).tolist()
@@ -191,14 +189,10 @@ def read_back(
             bonus = node not in parents
         finite = row[len(row) - width - 1 :]
         bad_node = next((step for step in nodes if not isfinite(finite[step])), None)
-        ceiling, first = (float(len(path) + 1), None) if masses else (None, None)
-        if isinstance(verdict, Verdict):
-            ceiling = None if verdict.ceiling is None else row[first_number]
-            first = None if verdict.first_ceiling is None else row[first_finite - 1]
-            first = None if first is None or isnan(first) else first
+        ceiling = float(len(path) + 1) if masses else None
+        if ceilings:
+            ceiling = row[first_number]
         rows.append(
-            RowVerdict(
-                length, depth, path, nodes, token, bonus, ceiling, first, bad_draft, bad_node
-            )
+            RowVerdict(length, depth, path, nodes, token, bonus, ceiling, bad_draft, bad_node)
         )
     return rows

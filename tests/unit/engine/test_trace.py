@@ -25,7 +25,6 @@ RECORD = RoundRecord(
     emitted=(3, 1),
     bonus=(False, True),
     ceiling=(3.25, None),
-    first_ceiling=(None, None),
     draft_failed=False,
     sources=("suffix", "model"),
     confidence=((0.5, 1.0), ()),
