@@ -26,7 +26,6 @@ from outrider.types.records import Distributions, DraftPlan, DraftProposal
 from outrider.verification import METHODS as LOSSLESS
 from outrider.verification import TraversalVerification, Tree
 from tests.support.exactness import TOLERANCE, configured, error
-from tests.support.optima import brute_force
 
 METHODS = ("traversal", "recursive", "coupled")
 KINDS = ("greedy", "without_replacement", "with_replacement")
@@ -144,31 +143,6 @@ def test_trees_keep_what_theory_says() -> None:
     decoder = SpeculativeDecoder(target, draft, config=config)
     second = int(np.where(others, q, 0).argmax())
     assert mean(decoder, "accepted") == pytest.approx(p[top] + p[second], abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    "kind", ["greedy", "with_replacement", "without_replacement", "deterministic"]
-)
-def test_the_ceiling_of_the_first_token_is_the_transport_optimum(kind: str) -> None:
-    """Averaged over the drafts, and never below what a verifier keeps."""
-    for seed in range(3):
-        target, draft = mock_pair(4, seed, 0.2)
-        p, q = target.probabilities(PROMPT), draft.probabilities(PROMPT)
-        method = "greedy" if kind == "deterministic" else "probabilistic"
-        children = "greedy" if kind == "deterministic" else kind
-        more = {"tree_children": children, "draft_sample_method": method}
-        config = configured("traversal", 1, tree_shape=(2,), acceptance_bounds=True, **more)
-        decoder = SpeculativeDecoder(target, draft, config=config)
-        ceiling, kept = mean(decoder, "first_ceiling"), mean(decoder, "accepted")
-        if kind == "deterministic":
-            optimum = p[np.argsort(-q)[:2]].sum()
-        else:
-            drawn: Any = kind
-            optimum = brute_force(p, q, 2, drawn)
-        assert ceiling == pytest.approx(optimum, abs=1e-12)
-        assert kept <= ceiling + 1e-12
-        if kind in ("greedy", "deterministic"):
-            assert kept == pytest.approx(ceiling, abs=1e-12)
 
 
 def test_the_ceiling_of_chains_and_fixed_trees_is_met_by_the_best_verifier() -> None:

@@ -1,4 +1,4 @@
-"""Distributions of small models, and optima of their drafts by brute force."""
+"""Distributions of small models, and every chain drafted from them."""
 
 from __future__ import annotations
 
@@ -37,38 +37,3 @@ def paths(
         mass = float(np.prod([drafts[i, token] for i, token in enumerate(path)]))
         if mass > 0:
             yield mass, path, np.array([target(path[:i]) for i in range(depth + 1)]), drafts
-
-
-def drafted_sets(draft: Floats, num_drafts: int, kind: str) -> dict[frozenset[int], float]:
-    """The distribution of the set of drafted tokens, by walking every outcome of every draw."""
-    top: frozenset[int] = frozenset()
-    draws = num_drafts
-    if kind == "greedy":
-        top = frozenset(np.argsort(-draft, kind="stable")[: num_drafts - 1].tolist())
-        draws = 1
-    sets = {top: 1.0}
-    for _ in range(draws):
-        following: dict[frozenset[int], float] = {}
-        for seen, mass in sets.items():
-            excluded = frozenset() if kind == "with_replacement" else seen
-            rest = {token: draft[token] for token in range(len(draft)) if token not in excluded}
-            total = sum(rest.values())
-            if total == 0:
-                following[seen] = following.get(seen, 0.0) + mass
-                continue
-            for token, share in rest.items():
-                union = seen | {token}
-                following[union] = following.get(union, 0.0) + mass * share / total
-        sets = following
-    return sets
-
-
-def brute_force(target: Floats, draft: Floats, num_drafts: int, kind: str) -> float:
-    """1 + min over every set S of P(S) - Pr[all drafts in S]."""
-    sets = drafted_sets(draft, num_drafts, kind)
-    width = len(target)
-    return 1.0 + min(
-        sum(float(target[token]) for token in range(width) if chosen >> token & 1)
-        - sum(mass for drawn, mass in sets.items() if all(chosen >> token & 1 for token in drawn))
-        for chosen in range(2**width)
-    )

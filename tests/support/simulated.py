@@ -201,7 +201,6 @@ def play(
         emitted=tuple(emitted),
         bonus=tuple(k == d for k, d in zip(kept, depth, strict=True)),
         ceiling=(None,) * len(states),
-        first_ceiling=(None,) * len(states),
         draft_failed=False,
         sources=sources,
         confidence=tuple(tuple(row) for row in confidence),

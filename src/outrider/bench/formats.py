@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 SPECULATION = (
     *("rounds", "draft_rounds", "drafted", "accepted"),
     *("acceptance_rate", "acceptance_length", "per_position"),
-    *("ceiling", "ceiling_interval", "ceiling_share", "ceiling_share_interval"),
-    *("first_ceiling", "first_ceiling_share", "first_ceiling_share_interval"),
-    *("draft_failures", "lossy"),
+    *("ceiling", "ceiling_interval", "draft_failures", "lossy"),
 )
 TIMING = ("total_s", "draft_s", "target_s", "other_s", "tokens_per_s", "lossy")
 

@@ -119,7 +119,6 @@ def statistical_tier(
             depth="fixed",
             num_speculative_tokens=TOKENS - 1,
             validate="always",
-            acceptance_bounds=True,
             **settings,
         )
         params = SamplingParams(

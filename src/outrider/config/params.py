@@ -212,8 +212,6 @@ class SpeculativeConfig:
             distribution is off by at most the probability of such a failure, in total variation.
         validate: whether what drafters and models return is checked. "always" and "never" in every
             round and in none; "auto" of classes that are not this library's own.
-        acceptance_bounds: also measure the most tokens that any verifier could keep of the drafts.
-            It costs a sort over the vocabulary in each round.
 
     Raises:
         InvalidConfigError: a value is not allowed; the message names field, value and choices.
@@ -234,7 +232,6 @@ class SpeculativeConfig:
     mixture_budget: float = 0.05
     on_draft_error: OnDraftError = "raise"
     validate: Validate = "auto"
-    acceptance_bounds: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, _SPECULATION)
@@ -383,5 +380,4 @@ _SPECULATION: dict[str, Check] = {
     "mixture_budget": _SHARE,
     "on_draft_error": partial(choice, choices=get_args(OnDraftError)),
     "validate": partial(choice, choices=get_args(Validate)),
-    "acceptance_bounds": boolean,
 }

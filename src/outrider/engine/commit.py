@@ -108,7 +108,6 @@ def record_of(
         emitted=tuple(map(len, emitted)),
         bonus=tuple(row.bonus for row in rows),
         ceiling=tuple(row.ceiling for row in rows),
-        first_ceiling=tuple(row.first_ceiling for row in rows),
         draft_failed=False,
         sources=proposal.row_sources,
         confidence=tuple(confidence),

@@ -2,9 +2,7 @@
 
 Acceptance rate is accepted over drafted tokens, all of a tree's included. Acceptance length is
 tokens emitted per round that drafted, the correction or bonus included. Acceptance at a position is
-the share of the rounds that drafted that deep in which a token was accepted there. The share of a
-ceiling is a ratio of two means over the rounds that drafted: of what was reached, and of the most
-that could have been.
+the share of the rounds that drafted that deep in which a token was accepted there.
 """
 
 from __future__ import annotations
@@ -14,25 +12,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import sqrt
 from threading import Lock
-from typing import Any
-
-import numpy as np
 
 from ..types.records import RoundRecord
 
 Interval = tuple[float, float]
-
-_KNOWN_TO = 0.1
-"""A share of a ceiling is printed as a figure if it is known to within this."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationMetrics:
     """What a number of rounds did. Counts are over rows: a round of B rows counts B times.
 
-    As a text it is a line each for what became of the drafts, for their ceiling where one is known,
-    and for the speed. Properties give what follows from the counts: `acceptance_rate`,
-    `acceptance_length`, `per_position`, `depths`, `tokens_per_s` and others.
+    As a text it is a line for what became of the drafts, and one for the speed. Properties give
+    what follows from the counts: `acceptance_rate`, `acceptance_length`, `per_position`, `depths`,
+    `tokens_per_s` and others.
 
     Attributes:
         rounds: rounds, those that drafted nothing included.
@@ -53,14 +45,6 @@ class SpeculationMetrics:
             masses the sum of p(v)), an unbiased estimate; None unless it is known of every round.
         ceiling_interval: where it lies with a confidence of 95%, by its standard error; None with
             fewer than two rounds.
-        ceiling_share: acceptance length over ceiling: how much of what could be emitted was. Both
-            are estimates, so that the best method may come out above 1 by noise, and a lossy one by
-            right. What a stop rule cut off does not count as emitted.
-        ceiling_share_interval: where that lies, likewise, by the error of a ratio of means over the
-            same rounds (Cochran 1977, section 2.11).
-        first_ceiling: the greatest share of rounds in which any lossless verifier keeps one of a
-            tree's first tokens, to set beside `per_position[0]`; None where none is known.
-        first_ceiling_interval, first_ceiling_share, first_ceiling_share_interval: likewise.
     """
 
     rounds: int
@@ -78,12 +62,6 @@ class SpeculationMetrics:
     lossy: bool = False
     ceiling: float | None = None
     ceiling_interval: Interval | None = None
-    ceiling_share: float | None = None
-    ceiling_share_interval: Interval | None = None
-    first_ceiling: float | None = None
-    first_ceiling_interval: Interval | None = None
-    first_ceiling_share: float | None = None
-    first_ceiling_share_interval: Interval | None = None
 
     def __str__(self) -> str:
         lines = [*_draft_lines(self), _speed_line(self)]
@@ -126,7 +104,7 @@ class SpeculationMetrics:
 
 
 def _draft_lines(metrics: SpeculationMetrics) -> list[str]:
-    """Describe what became of the drafts, and their ceilings where some are known."""
+    """Describe what became of the drafts, in a line or two."""
     rate, length = metrics.acceptance_rate, metrics.acceptance_length
     if rate is None or length is None:
         lines = ["draft acceptance = none (nothing was drafted)"]
@@ -137,38 +115,10 @@ def _draft_lines(metrics: SpeculationMetrics) -> list[str]:
             f"drafted), mean acceptance length = {length:.2f}, per position = ({positions}), "
             f"over {_counted(metrics.draft_rounds, 'round')} that drafted"
         ]
-        ceiling, first = metrics.ceiling_interval, metrics.first_ceiling_interval
-        if ceiling is not None:
-            lines.append(
-                f"estimated ceiling = {_plus_minus(ceiling, '.2f')} tokens a round, the most that "
-                "any lossless verification emits on average from such drafts"
-                + _share_text(metrics.ceiling_share_interval, metrics.lossy)
-            )
-        if first is not None:
-            lines.append(
-                f"estimated ceiling = {_plus_minus(first, '.3f')} for the share of rounds that "
-                f"keep a token ({metrics.per_position[0]:.3f} did)"
-                + _share_text(metrics.first_ceiling_share_interval, metrics.lossy)
-            )
     if metrics.draft_failures:
         failed = _counted(metrics.draft_failures, "round")
         lines.append(f"the drafter failed in {failed}; those requests went on without drafts")
     return lines
-
-
-def _plus_minus(interval: Interval, form: str) -> str:
-    low, high = interval
-    return f"{(low + high) / 2:{form}} +- {(high - low) / 2:{form}}"
-
-
-def _share_text(interval: Interval | None, lossy: bool) -> str:
-    """Describe what share of a ceiling was reached."""
-    if interval is None or interval[1] - interval[0] > 2 * _KNOWN_TO:
-        return "; more rounds are needed to say how much of it was reached"
-    low, high = interval
-    if low + high > 2 >= 2 * low and not lossy:
-        return f"; all of it was reached, within the estimate's error (+- {(high - low) / 2:.1%})"
-    return f"; {_plus_minus(interval, '.1%')} of it was reached"
 
 
 def _speed_line(metrics: SpeculationMetrics) -> str:
@@ -185,46 +135,6 @@ def _counted(count: int, name: str) -> str:
     return f"{count} {name}{'s' * (count != 1)}"
 
 
-class _Ceilings:
-    """What rounds reached, and the most they could have: sums, for means and their errors."""
-
-    def __init__(self) -> None:
-        self._sums = np.zeros(6)
-
-    def add(self, reached: float, ceiling: float | None) -> None:
-        """Count a round; one without a ceiling counts for nothing."""
-        if ceiling is not None:
-            products = (reached * reached, reached * ceiling, ceiling * ceiling)
-            self._sums += (1, reached, ceiling, *products)
-
-    def figures(self, rounds: int, name: str) -> dict[str, Any]:
-        """Return the fields of `SpeculationMetrics` that begin with `name`.
-
-        There are none unless all of `rounds` had a ceiling, and intervals of two or more only.
-        """
-        count, reached, ceilings, reached_squared, product, ceiling_squared = self._sums.tolist()
-        if not count or count != rounds:
-            return {}
-        mean = ceilings / count
-        found: dict[str, Any] = {name: mean}
-        share = found[f"{name}_share"] = reached / ceilings if ceilings else None
-        if count > 1:
-            variance = ceiling_squared / count - mean * mean
-            found[f"{name}_interval"] = _interval(mean, variance, count)
-            if share is not None:
-                # Of what a round reached beyond its ceiling's share: its mean is zero.
-                spread = reached_squared - 2 * share * product + share * share * ceiling_squared
-                variance = spread / count / mean**2
-                found[f"{name}_share_interval"] = _interval(share, variance, count)
-        return found
-
-
-def _interval(value: float, variance: float, count: float) -> Interval:
-    """The values within 1.96 standard errors."""
-    error = 1.96 * sqrt(max(0.0, variance) / (count - 1))
-    return value - error, value + error
-
-
 class Tally:
     """Adds rounds up. Times of a round are added once, whatever the number of its rows.
 
@@ -235,8 +145,9 @@ class Tally:
     def __init__(self, *, lossy: bool = False) -> None:
         self.lossy = lossy
         self._lock = Lock()
-        self._ceilings = _Ceilings()
-        self._first_ceilings = _Ceilings()
+        self._ceilings = 0
+        self._ceiling_sum = 0.0
+        self._ceiling_squares = 0.0
         self._rows: Counter[tuple[int, int, int, int]] = Counter()
         self._draft_s = 0.0
         self._target_s = 0.0
@@ -250,9 +161,11 @@ class Tally:
             for index in range(len(record.drafted)) if row is None else (row,):
                 drafted, depth, accepted, emitted = (column[index] for column in counts)
                 self._rows[drafted, depth, accepted, emitted] += 1
-                if drafted:
-                    self._ceilings.add(emitted, record.ceiling[index])
-                    self._first_ceilings.add(accepted > 0, record.first_ceiling[index])
+                ceiling = record.ceiling[index]
+                if drafted and ceiling is not None:
+                    self._ceilings += 1
+                    self._ceiling_sum += ceiling
+                    self._ceiling_squares += ceiling * ceiling
             self._failures += record.draft_failed
             self._draft_s += record.draft_s
             self._target_s += record.target_s
@@ -262,12 +175,14 @@ class Tally:
         """The figures so far."""
         with self._lock:
             rows = dict(self._rows)
+            known, total, squares = self._ceilings, self._ceiling_sum, self._ceiling_squares
         draft_rounds = sum(n for row, n in rows.items() if row[0])
         deepest = max((row[1] for row in rows), default=0)
-
         drafted, _, accepted, emitted = (
             sum(n * row[place] for row, n in rows.items()) for place in range(4)
         )
+        # Only over the same rounds as the acceptance length that it stands beside.
+        ceiling = total / known if known and known == draft_rounds else None
         return SpeculationMetrics(
             rounds=sum(rows.values()),
             draft_rounds=draft_rounds,
@@ -286,7 +201,14 @@ class Tally:
             total_s=self._total_s,
             draft_failures=self._failures,
             lossy=self.lossy,
-            # Only over the same rounds as the acceptance length that it stands beside.
-            **self._ceilings.figures(draft_rounds, "ceiling"),
-            **self._first_ceilings.figures(draft_rounds, "first_ceiling"),
+            ceiling=ceiling,
+            ceiling_interval=None if ceiling is None else _interval(ceiling, squares, known),
         )
+
+
+def _interval(mean: float, squares: float, count: int) -> Interval | None:
+    """The values within 1.96 standard errors of the mean of `count` values; None of one."""
+    if count < 2:
+        return None
+    error = 1.96 * sqrt(max(0.0, squares / count - mean * mean) / (count - 1))
+    return mean - error, mean + error

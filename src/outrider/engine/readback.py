@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from math import isfinite, isnan
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ class RowVerdict:
         nodes: the nodes that the path's tokens and the next one follow, the prefix first.
         token: the one that follows them.
         bonus: whether nothing was drafted after the last one kept.
-        ceiling, first_ceiling: see `Verdict`.
+        ceiling: see `Verdict`.
         bad_draft: whether a distribution that the row was drafted from is not finite.
         sound: how many of the path's nodes come before the first whose target logits are not
             finite.
@@ -45,7 +45,6 @@ class RowVerdict:
     token: int
     bonus: bool
     ceiling: float | None
-    first_ceiling: float | None
     bad_draft: bool
     sound: int
 
@@ -152,8 +151,7 @@ def read_back(
     ceilings: list[Tensor] = []
     if isinstance(verdict, Verdict):
         ids.append(verdict.next_token[:, None])
-        known = (verdict.ceiling, verdict.first_ceiling)
-        ceilings = [values[:, None] for values in known if values is not None]
+        ceilings = [] if verdict.ceiling is None else [verdict.ceiling[:, None]]
     # Token ids are exact in float64.
     numbers = torch.cat([*ceilings, *draft_finite, target_finite], 1).double()
     packed = torch.cat([proposal.tokens, *ids, numbers], 1).tolist()
@@ -181,12 +179,8 @@ def read_back(
         path, bonus = [drafts[step - 1] for step in nodes[1:]], node not in parents
         finite = row[len(row) - width - 1 :]
         sound = next((i for i, step in enumerate(nodes) if not isfinite(finite[step])), len(nodes))
-        ceiling, first = (float(len(path) + 1), None) if masses else (None, None)
-        if isinstance(verdict, Verdict):
-            ceiling = None if verdict.ceiling is None else row[first_number]
-            first = None if verdict.first_ceiling is None else row[first_finite - 1]
-            first = None if first is None or isnan(first) else first
-        rows.append(
-            RowVerdict(length, depth, path, nodes, token, bonus, ceiling, first, bad_draft, sound)
-        )
+        ceiling = float(len(path) + 1) if masses else None
+        if ceilings:
+            ceiling = row[first_number]
+        rows.append(RowVerdict(length, depth, path, nodes, token, bonus, ceiling, bad_draft, sound))
     return rows

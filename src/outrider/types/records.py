@@ -212,14 +212,11 @@ class Verdict:
             the bonus token where nothing was drafted further.
         ceiling: float64 [B], an unbiased estimate of the most tokens that any verifier emits on
             average from such drafts, the last one included; None where none is known.
-        first_ceiling: float64 [B], of a tree: the greatest probability with which any verifier
-            keeps one of the first tokens; None where none is known, NaN in such a row.
     """
 
     node: Tensor
     next_token: Tensor
     ceiling: Tensor | None = None
-    first_ceiling: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +233,6 @@ class RoundRecord:
         bonus: whether the last token followed a draft with nothing drafted after it.
         ceiling: an estimate of the most tokens that any lossless verifier emits on average from
             such drafts; None where none is known.
-        first_ceiling: the same of the probability that it keeps one of a tree's first tokens.
         draft_failed: whether the drafter raised or broke its contract.
         sources: the drafter that each row's tokens came from.
         confidence: of each row's tokens; empty where the plan did not ask for it.
@@ -256,7 +252,6 @@ class RoundRecord:
     emitted: tuple[int, ...]
     bonus: tuple[bool, ...]
     ceiling: tuple[float | None, ...]
-    first_ceiling: tuple[float | None, ...]
     draft_failed: bool
     sources: tuple[str, ...]
     confidence: tuple[tuple[float, ...], ...]

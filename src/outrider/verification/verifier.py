@@ -13,7 +13,7 @@ from ..config.params import SpeculativeConfig
 from ..errors import DraftShapeError
 from ..types import trees
 from ..types.records import DraftProposal, Verdict
-from .bounds import block_values, first_token_optimum
+from .bounds import block_values
 from .coupled import Draws, verify_coupled
 from .lossy import LenientVerification, MixtureVerification, TypicalVerification
 from .methods import Method, RecursiveVerification, TraversalVerification, point_mass_stop
@@ -34,12 +34,9 @@ class Verifier:
 
     Attributes:
         method: the verification method; None draws each position's token from coupled noise.
-        bounds: whether verdicts of drawn trees say what no verifier can exceed; it costs a sort of
-            the vocabulary in each round.
     """
 
     method: Method | None
-    bounds: bool = False
 
     @staticmethod
     def of(config: SpeculativeConfig) -> Verifier:
@@ -56,7 +53,7 @@ class Verifier:
                 method = TypicalVerification(config.typical_epsilon, config.typical_delta)
             case name:
                 method = METHODS[name]
-        return Verifier(method, config.acceptance_bounds)
+        return Verifier(method)
 
     @property
     def coupled(self) -> bool:
@@ -87,17 +84,10 @@ class Verifier:
         """
         if self.method is None:
             return verify_coupled(proposal, target, draws)
-        return verify(proposal, target, self.method, draws, bounds=self.bounds)
+        return verify(proposal, target, self.method, draws)
 
 
-def verify(
-    proposal: DraftProposal,
-    target: Any,
-    method: Method,
-    draws: Draws,
-    *,
-    bounds: bool = False,
-) -> Verdict:
+def verify(proposal: DraftProposal, target: Any, method: Method, draws: Draws) -> Verdict:
     """Keep drafts by a method, as `Verifier.verify`; without drafts, draw the target's token."""
     xp = array_namespace(target)
     if proposal.width == 0:
@@ -113,16 +103,14 @@ def verify(
     distribution, weights = method.stop_distribution(tree)
     node = draws.stop(distribution)
     token = draws.token(method.residual(tree, weights, node))
-    ceiling = first = None
+    ceiling = None
     if proposal.parents is None:
         ceiling = block_values(tree.ratio) if chain else None
     elif tree.draft is None:
         depth = trees.node_depths(proposal.structure).astype(np.float64)
         tokens = xp.asarray(depth + 1, device=target.device)
         ceiling = xp.sum(point_mass_stop(tree)[0] * tokens, axis=-1)
-    if bounds and not chain:
-        first = first_token_optimum(proposal, target[:, 0])
-    return Verdict(node, token, ceiling, first)
+    return Verdict(node, token, ceiling)
 
 
 def verify_point_masses(

@@ -192,7 +192,7 @@ def test_every_setting_of_speculation_has_a_flag(capsys: Capture, base: tuple[st
         assert whole["config"]["speculation"][name] == value
         assert whole["speculation"]["lossy"] is ("--verification" in flags)
     known = {item.name for item in fields(SpeculativeConfig)}
-    beside = {"draft_params", "on_draft_error", "validate", "acceptance_bounds"}
+    beside = {"draft_params", "on_draft_error", "validate"}
     assert known - set(asked) - {name for name, _, _ in others} <= beside
 
 

@@ -111,7 +111,6 @@ def test_bad_sampling_parameters_are_refused_by_name(given: dict[str, Any], expe
         ({"mixture_budget": 2}, r"a number in \[0, 1\]"),
         ({"on_draft_error": "ignore"}, "one of 'raise', 'disable'"),
         ({"validate": True}, "one of 'auto', 'always', 'never'"),
-        ({"acceptance_bounds": 1}, "True or False"),
         ({"draft_params": {"temperature": 1}}, "SamplingParams, or None"),
     ],
     ids=str,

@@ -106,7 +106,6 @@ def play(
         emitted=tuple(each + 1 for each in kept),
         bonus=tuple(k == d for k, d in zip(kept, depth, strict=True)),
         ceiling=(None,) * rows,
-        first_ceiling=(None,) * rows,
         draft_failed=False,
         sources=(MODEL,) * rows,
         confidence=confidences,
