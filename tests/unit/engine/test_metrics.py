@@ -101,7 +101,7 @@ def test_counting_one_row_does_not_go_through_the_others() -> None:
     target, draft = mock_pair(3, 1)
     decoder = SpeculativeDecoder(target, draft, on_round=records.append)
     decoder.generate([[0], [1], [2]], SamplingParams(max_tokens=4, seed=1))
-    names = ("drafted", "depth", "accepted", "emitted", "ceiling", "first_ceiling")
+    names = ("drafted", "depth", "accepted", "emitted", "ceiling")
     guarded = replace(records[0], **{name: Unread(getattr(records[0], name)) for name in names})
     tally = Tally()
     for row in range(3):
