@@ -199,9 +199,7 @@ class TestDamage:
     @pytest.mark.parametrize("text", ["", "{", '{"format": "outrider trace"}'])
     def test_a_header_cut_short(self, path, text):
         path.write_text(text)
-        with pytest.raises(
-            InvalidConfigError, match="line 1 is no header of format 5"
-        ):
+        with pytest.raises(InvalidConfigError, match="line 1 is no header of format 5"):
             read_trace(path)
 
 
