@@ -88,6 +88,8 @@ class InvalidConfigError(OutriderError, ValueError):
         given: what is wrong with the value, where the value itself does not show it.
     """
 
+    field: str
+
     def __init__(
         self, field: str, value: object, expected: str, *, given: str | None = None
     ) -> None:
