@@ -196,7 +196,7 @@ def soak(requests: int, clients: int = 16) -> Soak:
             found = asyncio.run(run(url, requests, clients))
             while server.service.running or server.service.waiting:
                 sleep(0.01)
-            return replace(found, errors=errors, free_slots=server.decoder.free_slots)
+            return replace(found, errors=errors, free_slots=server.decoder.slots.free)
     finally:
         logger.removeHandler(handler)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider import SamplingParams
+from outrider import SamplingParams, SuffixDrafter
 from outrider.certify.kits.drafter_round import TrialContext
 from outrider.drafters.base import Drafter
 from outrider.random import Philox4x32
@@ -80,3 +80,8 @@ def chain_after(
     context = {"learning": True, **context}
     ctx = TrialContext(plan, Philox4x32(), prompt_length=prompt_length, **context)
     return rows_of(drafter.propose([prefix], plan, ctx))[0]
+
+
+def pooled(drafter: SuffixDrafter) -> int:
+    """The number of tokens of earlier requests that a drafter keeps."""
+    return int(np.count_nonzero(drafter._pool >= 0))

@@ -153,11 +153,6 @@ class SpeculativeDecoder:
         """The longest sequence, prompt included, in tokens; None if the target sets no bound."""
         return self.target.max_length
 
-    @property
-    def free_slots(self) -> int | None:
-        """The number of sequences that may still be admitted; None for any."""
-        return self.slots.free
-
     def reset_metrics(self) -> None:
         """Start counting anew."""
         self._tally = Tally(lossy=self._tally.lossy)

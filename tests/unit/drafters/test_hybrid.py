@@ -14,7 +14,7 @@ from outrider.errors import InvalidConfigError
 from outrider.runtimes.tabular import TabularModel, mock_pair
 from outrider.types.records import DraftTree, Prefix
 
-from ...support.draft_context import Stop, plan_of, proposed, rows_of
+from ...support.draft_context import Stop, plan_of, pooled, proposed, rows_of
 
 FOUND, NOT_FOUND = [0, 1, 0, 1, 0], [2, 1]
 TREE = DraftTree((2, 3, 3))
@@ -130,7 +130,7 @@ def test_what_ends_reaches_every_part() -> None:
     prefix = Prefix(0, FOUND)
     proposed(drafter, [FOUND], plan_of(2), learning=True)
     release(drafter, [prefix.extended([1, 2])])
-    assert suffix.pooled_tokens == 6
+    assert pooled(suffix) == 6
     assert suffix._learnable == {}
 
 

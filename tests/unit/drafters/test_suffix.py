@@ -18,7 +18,7 @@ from outrider.errors import InvalidConfigError
 from outrider.runtimes.tabular import mock_pair
 from outrider.types.records import DraftTree, Prefix
 
-from ...support.draft_context import chain_after, plan_of, proposed, rows_of
+from ...support.draft_context import chain_after, plan_of, pooled, proposed, rows_of
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 orders = st.integers(1, 5)
@@ -166,9 +166,9 @@ def test_a_finished_output_helps_the_next_request_but_its_prompt_does_not() -> N
     for pool_prompts, kept in ((False, 5), (True, 8)):
         drafter = SuffixDrafter(max_spec_factor=4, pool_prompts=pool_prompts)
         chain_after(drafter, text, 3)
-        assert drafter.pooled_tokens == 0
+        assert pooled(drafter) == 0
         drafter.release([1, 77])
-        assert drafter.pooled_tokens == kept
+        assert pooled(drafter) == kept
         assert chain_after(drafter, Prefix(2, (6, 1, 2))) == [3, 4, 5]
         assert chain_after(drafter, Prefix(3, (9, 8))) == ([7, 1, 2, 3] if pool_prompts else [])
         assert chain_after(drafter, Prefix(4, (6, 1, 2)), params=SamplingParams(seed=1)) == []
@@ -180,7 +180,7 @@ def test_the_tokens_of_the_last_round_are_learnt_too() -> None:
     chain_after(drafter, prefix, 1)
     drafter.observe_output([prefix.extended([4, 5]), Prefix(9, (1,))])
     drafter.release([1])
-    assert drafter.pooled_tokens == 4
+    assert pooled(drafter) == 4
 
 
 def test_what_is_discarded_or_not_to_be_learnt_is_not() -> None:
@@ -190,11 +190,11 @@ def test_what_is_discarded_or_not_to_be_learnt_is_not() -> None:
     chain_after(drafter, Prefix(2, (1, 2, 3)), learning=False)
     drafter.observe_output([Prefix(2, (1, 2, 3, 4))])
     drafter.release([2])
-    assert drafter.pooled_tokens == 0
+    assert pooled(drafter) == 0
     chain_after(drafter, Prefix(3, (1, 2, 3)))
     chain_after(drafter, Prefix(3, (1, 2, 5, 5)), learning=False)
     drafter.release([3])
-    assert drafter.pooled_tokens == 2
+    assert pooled(drafter) == 2
 
 
 def test_drafts_are_a_function_of_the_prefix() -> None:
@@ -214,17 +214,17 @@ def test_a_text_that_fits_is_kept_whole_and_the_oldest_tokens_go_first() -> None
     drafter = SuffixDrafter(max_pool_tokens=80)
     drafter.learn(range(50))
     drafter.learn([])
-    assert drafter.pooled_tokens == 50
+    assert pooled(drafter) == 50
     assert chain_after(drafter, Prefix(1, (0, 1))) == [2, 3, 4, 5]
     drafter.learn(range(100, 130))
-    assert drafter.pooled_tokens == 80
+    assert pooled(drafter) == 80
     assert chain_after(drafter, Prefix(1, (0, 1))) == [2, 3, 4, 5]
     drafter.learn([200, 201, 202])
-    assert drafter.pooled_tokens == 80
+    assert pooled(drafter) == 80
     assert chain_after(drafter, Prefix(2, (1, 2))) == []
     assert chain_after(drafter, Prefix(3, (100, 101)), depth=1) == [102]
     drafter.learn(range(300, 500))
-    assert drafter.pooled_tokens == 80
+    assert pooled(drafter) == 80
     assert chain_after(drafter, Prefix(4, (498,)), depth=1) == [499]
 
 

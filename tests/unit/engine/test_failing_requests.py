@@ -405,7 +405,7 @@ def test_an_error_about_no_one_request_ends_all_that_have_not_ended() -> None:
     assert found[0].error is None or found[0].error is found[1].error
     assert isinstance(found[1].error, DraftError)
     assert found[1].error is found[2].error
-    assert decoder.free_slots is None
+    assert decoder.slots.free is None
 
 
 class Tired(TabularModel):

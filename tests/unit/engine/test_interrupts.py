@@ -84,7 +84,7 @@ def test_an_interrupt_at_any_line_leaves_slots_free_and_later_texts_right() -> N
     line = 0
     while interrupted(decoder, params, line := line + 1):
         gc.collect(0)
-        assert decoder.free_slots == 2, line
+        assert decoder.slots.free == 2, line
         found = decoder.generate([0], params)
         assert [c.token_ids for c in found.choices] == [c.token_ids for c in expected.choices], line
         assert not target.live, line

@@ -105,7 +105,7 @@ def test_an_error_in_a_round_frees_everything_and_shares_nothing(
         scheduler.step()
     assert scheduler.idle
     assert [discard for _, discard in model.released] == [True, True]
-    assert decoder.free_slots == 2
+    assert decoder.slots.free == 2
 
 
 def test_a_closed_stream_gives_its_room_back() -> None:
@@ -149,7 +149,7 @@ def test_a_drafter_that_fails_to_learn_holds_no_slot() -> None:
     with pytest.raises(DraftError, match="no room to learn"):
         decoder.generate([0], SamplingParams(max_tokens=3))
     assert len(model.released) == 1
-    assert decoder.free_slots == 2
+    assert decoder.slots.free == 2
 
 
 def test_a_tokenizer_that_fails_during_a_stream_holds_no_slot() -> None:
@@ -163,7 +163,7 @@ def test_a_tokenizer_that_fails_during_a_stream_holds_no_slot() -> None:
     decoder = SpeculativeDecoder(Roomy(2), tokenizer=Stumbling())
     with pytest.raises(RuntimeError, match="no such token") as caught:
         list(decoder.stream([0], SamplingParams(max_tokens=3)))
-    assert decoder.free_slots == 2, caught
+    assert decoder.slots.free == 2, caught
 
 
 def test_a_scheduler_gives_its_room_back_closed_or_dropped() -> None:
@@ -172,14 +172,14 @@ def test_a_scheduler_gives_its_room_back_closed_or_dropped() -> None:
     with Scheduler(decoder) as scheduler:
         scheduler.submit(decoder.start([0], SamplingParams(max_tokens=9, n=2)))
         scheduler.step()
-        assert decoder.free_slots == 0
-    assert (decoder.free_slots, len(model.released)) == (2, 2)
+        assert decoder.slots.free == 0
+    assert (decoder.slots.free, len(model.released)) == (2, 2)
     scheduler = Scheduler(decoder)
     scheduler.submit(decoder.start([0], SamplingParams(max_tokens=9, n=2)))
     scheduler.step()
     del scheduler
     gc.collect()
-    assert decoder.free_slots == 2
+    assert decoder.slots.free == 2
     assert decoder.generate([0], SamplingParams(max_tokens=2)).token_ids == (1, 2)
     assert [discard for _, discard in model.released[2:4]] == [True, True]
 
@@ -236,7 +236,7 @@ def test_a_sequence_that_cannot_go_on_leaves_the_others_running() -> None:
     assert result.batch.states[0].output_ids == [1, 2, 3]
     with pytest.raises(DegenerateDistributionError, match=r"prompts\[1\] cannot be decoded"):
         decoder.generate([[0], [2]], SamplingParams(max_tokens=3))
-    assert decoder.free_slots == 3
+    assert decoder.slots.free == 3
 
 
 def test_drafters_learn_from_texts_that_ended_and_not_from_cut_ones() -> None:
@@ -407,7 +407,7 @@ def test_a_draft_model_that_cannot_read_concerns_its_own_sequence(on_error: str)
     raises = on_error == "raise"
     assert failed == [long.prefix.sequence_id] * raises
     assert ended == [state.prefix.sequence_id for state in (long, short)[raises:]]
-    assert decoder.free_slots == 4
+    assert decoder.slots.free == 4
 
 
 def test_a_long_prompt_alone_is_read_a_part_a_step_and_may_be_cancelled() -> None:
@@ -427,8 +427,8 @@ def test_a_long_prompt_alone_is_read_a_part_a_step_and_may_be_cancelled() -> Non
     scheduler.step()
     scheduler.cancel(other.prefix.sequence_id)
     assert (other.prefix.sequence_id, False) in model.released
-    assert decoder.free_slots == 3
+    assert decoder.slots.free == 3
     with pytest.raises(InvalidConfigError, match="do not run or wait"):
         scheduler.submit([short])
     scheduler.close()
-    assert decoder.free_slots == 4
+    assert decoder.slots.free == 4

@@ -122,4 +122,4 @@ def test_a_call_that_finds_no_slot_free_says_so() -> None:
             decoder.generate([2])
         after.wait()
         assert len(going.result()) == 2
-    assert decoder.free_slots == 2
+    assert decoder.slots.free == 2

@@ -128,7 +128,7 @@ def test_a_full_queue_refuses_and_the_others_go_on() -> None:
         model.go.set()
         service.close()
         service.join(60)
-    assert service.decoder.free_slots == 1
+    assert service.decoder.slots.free == 1
 
 
 def test_the_queues_error_says_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ def test_closing_lets_requests_end_or_ends_them(
     assert not service.alive
     assert received.ended.is_set()
     assert received.error is None if error is None else isinstance(received.error, error)
-    assert service.decoder.free_slots == 1
+    assert service.decoder.slots.free == 1
 
 
 class Fails(Drafter):
@@ -258,7 +258,7 @@ def test_a_round_that_fails_ends_its_requests_and_the_server_goes_on() -> None:
         response = client.post("/v1/completions", json=BODY)
         assert (response.status_code, response.json()["error"]["code"]) == (500, "engine_failed")
         assert client.post("/v1/completions", json=BODY).status_code == 200
-        assert server.decoder.free_slots == 4
+        assert server.decoder.slots.free == 4
 
 
 def test_a_client_that_goes_away_is_decoded_no_further(caplog: pytest.LogCaptureFixture) -> None:
@@ -273,7 +273,7 @@ def test_a_client_that_goes_away_is_decoded_no_further(caplog: pytest.LogCapture
             until(lambda: server.service.running == 1)
         until(lambda: "cancelled" in str([vars(record) for record in caplog.records]))
         model.go.set()
-        until(lambda: server.decoder.free_slots == 2 and not server.service.waiting)
+        until(lambda: server.decoder.slots.free == 2 and not server.service.waiting)
         assert server.decoder.metrics.rounds <= 1
 
 
@@ -372,7 +372,7 @@ def test_a_client_that_leaves_is_no_error_of_the_server(caplog: pytest.LogCaptur
                 connection.sendall(sent)
                 if wait:
                     until(lambda: server.service.running > 0)
-        until(lambda: server.decoder.free_slots == 4 and not server.service.waiting)
+        until(lambda: server.decoder.slots.free == 4 and not server.service.waiting)
         assert TestClient(server.app).post("/v1/completions", json=BODY).status_code == 200
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 

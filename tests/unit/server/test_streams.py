@@ -169,7 +169,7 @@ def test_what_is_known_before_has_a_status_also_in_a_stream() -> None:
             ):
                 assert client.post(route, json=asked | wrong).status_code == status
         model.go.set()
-        until(lambda: server.decoder.free_slots == 1 and not server.service.waiting)
+        until(lambda: server.decoder.slots.free == 1 and not server.service.waiting)
         server.service.close(60)
         assert client.post(route, json=asked).status_code == 503
 
@@ -182,7 +182,7 @@ def test_a_stream_that_is_left_while_it_waits_is_decoded_no_further() -> None:
         figures = TestClient(server.app)
         until(lambda: 'finished_reason="cancelled"' in figures.get("/metrics").text)
         model.go.set()
-        until(lambda: server.decoder.free_slots == 1 and not server.service.waiting)
+        until(lambda: server.decoder.slots.free == 1 and not server.service.waiting)
         assert server.decoder.metrics.emitted <= 12
 
 
@@ -218,7 +218,7 @@ def test_a_stream_whose_client_cannot_be_written_to_is_decoded_no_further(
     }
     with toy_server() as server:
         asyncio.run(server.app(scope, receive, send))
-        until(lambda: server.decoder.free_slots == 4 and not server.service.waiting)
+        until(lambda: server.decoder.slots.free == 4 and not server.service.waiting)
         assert server.decoder.metrics.emitted < 150
 
 

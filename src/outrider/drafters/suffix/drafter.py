@@ -107,11 +107,6 @@ class SuffixDrafter(LookupDrafter):
         # Of each live sequence the longest text that may be learnt from, and its prompt's length.
         self._learnable: dict[int, tuple[Prefix, int]] = {}
 
-    @property
-    def pooled_tokens(self) -> int:
-        """How many tokens of earlier requests are kept."""
-        return int(np.count_nonzero(self._pool >= 0))
-
     def learn(self, tokens: Sequence[int] | NDArray[np.int64]) -> None:
         """Put a text into the pool: token ids that outputs are expected to resemble.
 
