@@ -39,8 +39,9 @@ Exact: the engine as it ships is enumerated on small random models, over a desig
 triple of settings. Statistical: the engine under its own random numbers on real models, by G-tests;
 in float32 unless --dtype or a GGUF file says otherwise. Controls: planted faults, each of which a
 named check must reject. Runtime: a model's answers, whatever a cache holds, beside those of an
-empty one, or of transformers without a cache; run by --runtime alone, or --tier runtime. The exit
-status is 0 if all passes, 1 if anything fails, 2 after an error.
+empty one, or of transformers without a cache; run by --runtime alone, or --tier runtime, then in
+each checkpoint's own dtype. The exit status is 0 if all passes, 1 if anything fails, 2 after an
+error.
 
 --module takes a subclass of outrider.verification.Method (stop_distribution(tree), residual(tree,
 weights, node)), a Verifier, or a subclass of outrider.drafters.base.Drafter (vocab_size,
@@ -140,7 +141,7 @@ def certify(
     loaded = None
     if with_models:
         files = any(map(is_gguf, filter(None, (models.target, models.draft))))
-        own = files and models.runtime in ("auto", "llama_cpp")
+        own = "statistical" not in tiers or (files and models.runtime in ("auto", "llama_cpp"))
         wide = models if own else replace(models, dtype=models.dtype or "float32")
         loaded = load(wide, Drafting(), method, console, max_sequences=SEQUENCES)
     facts = None if loaded is None else loaded.facts

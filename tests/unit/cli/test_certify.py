@@ -6,9 +6,12 @@ import json
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from outrider.certify import cases, controls, exact
 from outrider.cli import main
@@ -82,6 +85,18 @@ def test_a_part_that_fails_is_status_1_and_said_once(capsys: Capture, tmp_path: 
     report = " ".join(capsys.readouterr().out.split())
     assert report.endswith("FAIL: exact failed")
     assert "3 cases: the drafter raised RuntimeError: no idea (own.py, line" in report
+
+
+@pytest.mark.slow
+def test_the_runtime_tier_by_itself_takes_a_checkpoints_own_type(
+    capsys: Capture, target: str, tmp_path: Path
+) -> None:
+    narrow = tmp_path / "narrow"
+    copytree(target, narrow)
+    AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16).save_pretrained(narrow)
+    flags = ("--tier", "runtime", "--runtime", "transformers", "--target", str(narrow), "--json")
+    assert main(["certify", *flags]) == 0
+    assert "bfloat16" in json.dumps(json.loads(capsys.readouterr().out)["models"])
 
 
 @pytest.mark.parametrize(
