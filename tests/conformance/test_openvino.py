@@ -20,6 +20,7 @@ from outrider.drafters.base import nothing_drafted
 from outrider.errors import InvalidConfigError, ModelError
 from outrider.runtimes import kept
 from outrider.runtimes.base import Runtime, rounding_of
+from outrider.runtimes.loading import LoadOptions, load_model
 from outrider.runtimes.openvino import convert
 from outrider.runtimes.openvino.compiled import CompiledRun, Precision
 from outrider.runtimes.openvino.model import OpenVinoModel
@@ -105,6 +106,17 @@ def test_without_bfloat16_a_model_of_that_type_is_computed_in_float32(folder: Pa
     """As on a processor that has none."""
     model = OpenVinoModel(random_model("llama").bfloat16(), cache_dir=folder, precision="float32")
     assert (model.precision, model.rounding) == ("float32", rounding_of(2.0**-23))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_checkpoint_of_any_dtype_is_left_to_openvino(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the processor rounds to bfloat16 by itself."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    random_model("llama").to(dtype).save_pretrained(tmp_path / "model")
+    asked = LoadOptions("auto", torch.device("cpu"), "auto", None, 2)
+    assert load_model("target", str(tmp_path / "model"), asked).name == "openvino"
 
 
 def test_rounded_weights_are_computed_in_float32_unless_asked_otherwise(folder: Path) -> None:

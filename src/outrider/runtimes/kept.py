@@ -48,15 +48,10 @@ def find(place: Path) -> bool:
         if (place / _KEY).read_text() != fingerprint(*_written(place)):
             raise ValueError("its files are not what was written")
     except (OSError, ValueError) as error:
-        forget(place, error)
+        _LOG.warning("the conversion in %s is made anew: %s", place, error)
+        shutil.rmtree(place, ignore_errors=True)
         return False
     return True
-
-
-def forget(place: Path, reason: Exception) -> None:
-    """Delete a conversion that cannot be used, and say why."""
-    _LOG.warning("the conversion in %s is made anew: %s", place, reason)
-    shutil.rmtree(place, ignore_errors=True)
 
 
 def keep(place: Path, write: Callable[[Path], object]) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -165,9 +167,19 @@ def _pretrained(auto: Any, source: str, **settings: Any) -> Any:
         quantizer = getattr(made, "hf_quantizer", None)
         if quantizer is not None:
             quantizer.remove_quantization_config(made)  # its weights are plain numbers now
-        if not kept.keep(place, made.save_pretrained):
+        if not kept.keep(place, partial(made.save_pretrained, save_jinja_files=False)):
             return made
+    if auto is transformers.AutoTokenizer:
+        return _kept_tokenizer(place)
     return auto.from_pretrained(str(place), **settings)
+
+
+def _kept_tokenizer(place: Path) -> Any:
+    """Load a tokenizer as it was kept. `from_pretrained` would take its file apart in Python."""
+    from transformers import PreTrainedTokenizerFast
+
+    settings = json.loads((place / "tokenizer_config.json").read_text(encoding="utf-8"))
+    return PreTrainedTokenizerFast(tokenizer_file=str(place / "tokenizer.json"), **settings)
 
 
 def _fingerprint(source: str) -> str | None:

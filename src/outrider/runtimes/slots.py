@@ -55,14 +55,14 @@ class Slot:
 
     Attributes:
         tokens: columns 0 .. len(tokens) - 1 were computed from these, in a chain.
-        pending: what the columns after those were computed from; None for nothing that is known.
+        pending: what the columns after those were computed from.
         row: the row of `pending` that is this slot's.
         sequence_id: whose it is; None if it is idle, and may be taken over.
         last_used: a count of placements, to tell which slot was used longest ago.
     """
 
     tokens: Tokens = field(default_factory=lambda: _NONE)
-    pending: PendingTokens | None = None
+    pending: PendingTokens = field(default_factory=PendingTokens)
     row: int = 0
     sequence_id: int | None = None
     last_used: int = 0
@@ -70,21 +70,17 @@ class Slot:
     @property
     def length(self) -> int:
         """How many columns hold something that a prefix may name."""
-        return len(self.tokens) + (0 if self.pending is None else len(self.pending.row(self.row)))
+        return len(self.tokens) + len(self.pending.row(self.row))
 
     @property
     def all_tokens(self) -> Tokens:
         """The tokens of the columns that hold something, on the host."""
-        return (
-            self.tokens
-            if self.pending is None
-            else np.append(self.tokens, self.pending.row(self.row))
-        )
+        return np.append(self.tokens, self.pending.row(self.row))
 
     def shared(self, prefix: Tokens) -> int:
         """Find how many leading tokens of `prefix` the columns hold."""
         count = _common(self.tokens, prefix)
-        if self.pending is None or count < len(self.tokens):
+        if count < len(self.tokens):
             return count
         return count + _common(self.pending.row(self.row), prefix[count:])
 
@@ -179,7 +175,8 @@ class SlotTable:
         self, index: int, tokens: Tokens, pending: PendingTokens | None = None, row: int = 0
     ) -> None:
         """Note what a slot's columns hold: tokens in a chain, then a row of pending tokens."""
-        self._set(index, replace(self.slots[index], tokens=tokens, pending=pending, row=row))
+        known = pending or PendingTokens()
+        self._set(index, replace(self.slots[index], tokens=tokens, pending=known, row=row))
 
     def release(self, sequence_ids: Iterable[int], *, discard: bool = False) -> list[int]:
         """Make the slots of these sequences idle, and name them.

@@ -176,10 +176,11 @@ def converted(
         MissingExtraError: weights are to be rounded and nncf is not installed.
     """
     _LOG.info("converting %s to OpenVINO, once", type(model).__name__)
-    nncf = _nncf() if weights else None
-    graph = _convert(model, layers, kinds)
     if weights is None:
-        return graph
+        return _convert(model, layers, kinds)
+    with missing("nncf"):
+        import nncf
+    graph = _convert(model, layers, kinds)
     _LOG.info("rounding its weights to %s", weights)
     return _rounded(graph, weights, nncf)
 
@@ -218,12 +219,6 @@ def _convert(model: Any, layers: Layers, kinds: Sequence[str | None]) -> ov.Mode
             f"{type(model).__name__} cannot be converted to OpenVINO "
             f"({type(error).__name__}: {str(error).splitlines()[0]}); use TransformersModel"
         ) from error
-
-
-def _nncf() -> Any:
-    with missing("nncf"):
-        import nncf
-    return nncf
 
 
 def _rounded(graph: ov.Model, weights: Weights, nncf: Any) -> ov.Model:

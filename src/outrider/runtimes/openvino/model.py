@@ -23,8 +23,6 @@ from .convert import GRAPH, converted, key_of, write
 with missing("openvino"):
     import openvino as ov
 
-_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
 _EIGHT_BITS = 2.0**-7
 """Eps of numbers in 8 bits that share a scale: their step is 1/127 of the largest of a group.
 
@@ -117,7 +115,7 @@ class OpenVinoModel(TransformersModel):
         Where weights are rounded, OpenVINO may round what they are multiplied with to 8 bits.
         """
         narrow = _EIGHT_BITS if self._weights and self.run.quantises else 0.0
-        return rounding_of(torch.finfo(_TYPES[self.run.precision]).eps + narrow)
+        return rounding_of(torch.finfo(getattr(torch, self.run.precision)).eps + narrow)
 
     def fresh(self, max_sequences: int) -> Self:
         """Make a runtime over the same graph with `max_sequences` empty slots of its own."""
@@ -172,7 +170,7 @@ class OpenVinoModel(TransformersModel):
         expected = run(input_ids=ids, use_cache=False).logits.double()
         found = made(input_ids=ids).logits.double()
         error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-9))
-        types = self.hf_model.dtype, _TYPES[made.precision]
+        types = self.hf_model.dtype, getattr(torch, made.precision)
         eps = max(torch.finfo(each).eps for each in types)
         allowed = max(_ALIKE, tolerated(rounding_of(eps)))
         if not error <= allowed:
