@@ -140,6 +140,8 @@ def _filtered(
     masses = (best - best[:, :1]).exp()
     least = best.gather(-1, (top_k.long() - 1).clamp(max=width - 1))
     masses = masses.masked_fill(best < least, 0)
+    # Others may be tied with the k-th; what they add counts for top-p.
+    tied = (masses[:, -1] > 0) & (top_k[:, 0] < vocab_size)
     reached = masses.cumsum(-1, dtype=torch.float64)
     total = reached[:, -1:]
     if totals is not None:
@@ -150,7 +152,7 @@ def _filtered(
     total = masses.cumsum(-1, dtype=torch.float64)[:, -1:]
     probs = torch.zeros_like(scores).scatter_(-1, index, masses / total.to(masses.dtype))
     # On other devices than the host all are looked at.
-    if width < vocab_size and len(rows := (masses[:, -1] > 0).nonzero()[:, 0]):
+    if width < vocab_size and len(rows := (tied | (masses[:, -1] > 0)).nonzero()[:, 0]):
         left = None if totals is None else totals[rows]
         probs[rows], _ = _filtered(scores[rows], filters[rows], left, _WIDER * width)
     return probs, reached[:, -1]

@@ -147,6 +147,18 @@ def test_few_or_many_entries_are_kept_and_those_tied_with_them(
             np.testing.assert_allclose(found, expected, rtol=1e-10)
 
 
+@pytest.mark.parametrize("ties", [30, 500, 3000, 20_000])
+def test_all_that_are_tied_with_the_kth_count_for_top_p(ties: int) -> None:
+    logits = torch.full((1, 20_000), -9.0, dtype=torch.float64)
+    logits[0, :ties], logits[0, 7] = 0.0, 6.0
+    asked = SamplingParams(top_k=2, top_p=0.8)
+    for others in ([], [SamplingParams(top_k=900)], [SamplingParams(top_k=5000)]):
+        together = [asked, *others]
+        made, _ = distributions(logits.repeat(len(together), 1), pack(together, 20_000))
+        assert made.probs is not None
+        np.testing.assert_allclose(made.probs[0].numpy(), by_definition(logits[0], asked))
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), "all -inf"])
 @pytest.mark.parametrize(
     "params",
