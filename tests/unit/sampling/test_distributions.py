@@ -150,7 +150,7 @@ def test_few_or_many_entries_are_kept_and_those_tied_with_them(
 @pytest.mark.parametrize("ties", [30, 500, 3000, 20_000])
 def test_all_that_are_tied_with_the_kth_count_for_top_p(ties: int) -> None:
     logits = torch.full((1, 20_000), -9.0, dtype=torch.float64)
-    logits[0, :ties], logits[0, 7] = 0.0, 6.0
+    logits[0, :ties], logits[0, 7] = 0.0, 10.0
     asked = SamplingParams(top_k=2, top_p=0.8)
     for others in ([], [SamplingParams(top_k=900)], [SamplingParams(top_k=5000)]):
         together = [asked, *others]
