@@ -228,12 +228,14 @@ class AdaptiveDepth(Policy):
         """Return how deep to draft for the clock: 0 to time a plain round, 1 before a step was.
 
         A round in which a sequence is new times nothing, but there a draft model prefills the
-        prompt. Before a plain round was timed, only the first drafts: none can be charged.
+        prompt. Until one that drafted was timed, only the first of all such rounds drafts: what
+        others cost is not known.
         """
-        due = not costs.plain_rounds or costs.since_plain >= PLAIN_EVERY - 1
-        if (due and all(state.round for state in states)) or (
-            knowledge.sizes and not knowledge.timed
-        ):
+        if any(state.round == 0 for state in states):
+            due = bool(knowledge.sizes) and not knowledge.drafts_timed
+        else:
+            due = not costs.plain_rounds or costs.since_plain >= PLAIN_EVERY - 1
+        if due:
             return 0
         return self._shape.deepest if knowledge.drafts_timed else min(1, self._shape.deepest)
 
@@ -276,8 +278,9 @@ class AdaptiveDepth(Policy):
         costs, account = knowledge.of(len(states), *self._ratios), knowledge.account
         entering = any(state.round == 1 for state in states)
         drafting = record.draft_s + record.plan_s
-        if entering:  # Beside the target, which prefills a prompt, too.
-            drafting = min(drafting, CLIP * (record.total_s - drafting))
+        if entering:  # What a draft model takes for prompts was seen before, or the target's share.
+            usual = record.steps * costs.coefficients[2] + account.prefill
+            drafting = min(drafting, CLIP * max(record.total_s - drafting, usual))
         if not any(record.depth):
             total = costs.plain + drafting if entering else costs.clipped(record.total_s)
             fair = total - min(drafting, total)

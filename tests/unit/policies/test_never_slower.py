@@ -237,6 +237,29 @@ def test_nothing_more_is_lost_where_answers_are_short(name: str, tokens: int) ->
     assert most <= 4 + entering(world)
 
 
+@pytest.mark.parametrize(
+    ("prefill", "draft_prefill", "rows", "tokens"), [(0, 1, 8, 3), (1, 2, 8, 3), (0, 5, 1, 12)]
+)
+@pytest.mark.parametrize("rounds", [200, 800])
+@pytest.mark.parametrize("looks_up", [False, True])
+def test_prompts_and_look_ups_are_charged_where_nearly_every_round_has_a_new_request(
+    prefill: float, draft_prefill: float, rows: int, tokens: int, rounds: int, looks_up: bool
+) -> None:
+    world = World(
+        acceptance=0.5,
+        step=0.2,
+        token=0.01,
+        lookup=lambda _: (2, 0.9),
+        prefill=prefill,
+        draft_prefill=draft_prefill,
+    )
+    policy = adaptive(looks_up=looks_up)
+    most, spent, _ = closed_loop(policy, world, rows, lambda n: tokens + n % 2, rounds)
+    # Prompts of the first round are not charged. Of verification few rounds tell the cost.
+    first = rows * draft_prefill + 2 * (world.step + rows * world.token)
+    assert most <= 4 + rows * draft_prefill + first + 0.01 * spent
+
+
 def test_kept_tokens_are_not_credited_with_prefill() -> None:
     """Where most rounds prefill a prompt, a token that is kept saves no prefill."""
     world = World(acceptance=0.3, step=0.1, draft_prefill=0.3)
