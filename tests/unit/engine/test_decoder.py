@@ -299,12 +299,12 @@ def test_the_prompt_that_leads_to_a_dead_end_is_named(
     decoder, prompts = SpeculativeDecoder(Unchecked()), [[0], [1], [3], [2]]
     params = [SamplingParams(max_tokens=6, n=n) for n in (3, 1, 2, 1)]
     for decode in (decoder.generate, lambda *asked: list(decoder.stream(*asked))):
-        with pytest.raises(DegenerateDistributionError, match=r"prompts\[2\]") as told:
+        with pytest.raises(DegenerateDistributionError, match=r"prompts\[2\]") as caught:
             decode(prompts, params)
-        assert told.value.request == 2
-        with pytest.raises(DegenerateDistributionError, match=r"^the target's logits") as told:
+        assert caught.value.request == 2
+        with pytest.raises(DegenerateDistributionError, match=r"^the target's logits") as caught:
             decode([3], params[0])
-        assert told.value.request == 0
+        assert caught.value.request == 0
     del prompts[2], params[2]
     assert len(decoder.generate(prompts, params)) == 3
 

@@ -129,9 +129,11 @@ def test_a_processor_that_raises_ends_its_own_request(
     assert failed.text == "".join(TEXTS[t] for t in failed.token_ids if t < len(TEXTS))
     if cause is not OSError:
         assert "logits_processors[1]" in str(failed.error)
-    with pytest.raises(UserCodeError, match=r'prompts\[1\].*on_error="return" keeps them') as told:
+    with pytest.raises(
+        UserCodeError, match=r'prompts\[1\].*on_error="return" keeps them'
+    ) as caught:
         decoder.generate(PROMPTS, params)
-    assert told.value.request == 1
+    assert caught.value.request == 1
     with pytest.raises(UserCodeError, match=r"^(?!prompts)"):
         decoder.generate(PROMPTS[1], params[1])
 
@@ -323,9 +325,9 @@ def test_refused_requests_are_outputs_with_their_errors() -> None:
             assert isinstance(output.error, expected[index])
             assert output.error.request == index
             assert (output.token_ids, output.text, output.finish_reason) == ((), None, "error")
-    with pytest.raises(EmptyPrefixError, match=r"prompts\[1\] is refused: the prompt") as told:
+    with pytest.raises(EmptyPrefixError, match=r"prompts\[1\] is refused: the prompt") as caught:
         decoder.generate(prompts, SamplingParams(max_tokens=5))
-    assert told.value.request == 1
+    assert caught.value.request == 1
     events = list(decoder.stream(prompts, SamplingParams(max_tokens=5, seed=1), on_error="return"))
     assert sorted(event.request for event in events if event.error) == [1, 2, 3, 5]
     with pytest.raises(InvalidConfigError, match=r"on_error='keep'.*'raise', 'return'"):

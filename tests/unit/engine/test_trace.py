@@ -81,16 +81,16 @@ class TestRoundTrip:
         assert read_trace(path).metrics == Tally().metrics()
 
 
-def test_rounds_that_metrics_do_not_count_are_not_told() -> None:
-    told: list[RoundRecord] = []
+def test_rounds_that_metrics_do_not_count_are_not_reported() -> None:
+    reported: list[RoundRecord] = []
     target, draft = mock_pair(3)
     config = SpeculativeConfig(depth="fixed")
-    decoder = SpeculativeDecoder(target, draft, config=config, on_round=told.append)
+    decoder = SpeculativeDecoder(target, draft, config=config, on_round=reported.append)
     batch = decoder.pack(decoder.start([0], SamplingParams(max_tokens=9, seed=1)))
     decoder.step(batch, Philox4x32())
-    assert told == []
+    assert reported == []
     step = decoder.step(batch)
-    assert told == [step.record]
+    assert reported == [step.record]
 
 
 class TestKilled:

@@ -30,10 +30,10 @@ def state(prompt: list[int], output: list[int], params: SamplingParams, eos: int
     return SequenceState(Prefix(0, [*prompt, *output]), len(prompt), params, stops, stream_key=0)
 
 
-def shaped(states: list[SequenceState], logits: torch.Tensor, path: Path) -> torch.Tensor:
-    shaping = PackedLogitsParams.pack(states, CPU)
-    assert shaping is not None
-    made = LogitsPipeline(shaping, states, CPU)(logits, path)
+def processed(states: list[SequenceState], logits: torch.Tensor, path: Path) -> torch.Tensor:
+    packed = PackedLogitsParams.pack(states, CPU)
+    assert packed is not None
+    made = LogitsPipeline(packed, states, CPU)(logits, path)
     assert made.blocked == {}
     return made.logits
 
@@ -92,7 +92,7 @@ def test_penalties_are_those_of_counts_over_the_whole_vocabulary() -> None:
     drafts = torch.tensor([[3, 8, 8], [0, 0, 7], [9, 4, 9]])
     path = Path(drafts[:, None].expand(-1, 4, -1), torch.arange(4)[None])
     logits = torch.randn((3, 4, V), generator=torch.Generator().manual_seed(0))
-    found = shaped(states, logits, path)
+    found = processed(states, logits, path)
     for row, ((prompt, output), of) in enumerate(zip(texts, params, strict=True)):
         for node in range(4):
             drafted = drafts[row, :node].tolist()
@@ -107,7 +107,7 @@ def test_penalties_are_those_of_counts_over_the_whole_vocabulary() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_every_node_is_shaped_as_transformers_shapes_its_history(seed: int) -> None:
+def test_every_node_is_processed_as_transformers_processes_its_history(seed: int) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
     batch, width, eos = 4, 5, rng.randrange(V)
@@ -125,7 +125,7 @@ def test_every_node_is_shaped_as_transformers_shapes_its_history(seed: int) -> N
     )
     logits = torch.randn(batch, width + 1, V, dtype=torch.float64)
     before = logits.clone()
-    found = shaped(states, logits, Path.to_nodes(proposal))
+    found = processed(states, logits, Path.to_nodes(proposal))
     assert (logits == before).all()
     structure = proposal.structure
     for row in range(batch):
@@ -152,7 +152,7 @@ def test_presence_and_frequency_penalties_are_openais(seed: int) -> None:
     states = [state(*row, 0) for row in zip(prompts, outputs, params, strict=True)]
     tokens = torch.randint(0, 4, (3, 2, 3))
     logits = torch.randn(3, 2, V, dtype=torch.float64)
-    found = shaped(states, logits, Path.of(tokens))
+    found = processed(states, logits, Path.of(tokens))
     for row in range(3):
         for node in range(2):
             output = [*outputs[row], *tokens[row, node].tolist()]
@@ -165,7 +165,7 @@ def test_nothing_is_packed_where_nothing_is_asked_for() -> None:
     assert PackedLogitsParams.pack([plain, plain], CPU) is None
     asked = state([1], [2], SamplingParams(presence_penalty=1), 0)
     logits = torch.randn(2, 1, V)
-    found = shaped([plain, asked], logits, Path.of(torch.empty(2, 1, 0, dtype=torch.int64)))
+    found = processed([plain, asked], logits, Path.of(torch.empty(2, 1, 0, dtype=torch.int64)))
     assert (found[0] == logits[0]).all()
     assert found[1, 0, 2] == logits[1, 0, 2] - 1
 
@@ -191,9 +191,9 @@ def ends_at(token: int) -> Any:
 
 
 def run(one: SequenceState, path: Path, ended: Any = None) -> tuple[PipelineResult, LogitsPipeline]:
-    shaping = PackedLogitsParams.pack([one], CPU)
-    assert shaping is not None
-    pipeline = LogitsPipeline(shaping, [one], CPU, ended)
+    packed = PackedLogitsParams.pack([one], CPU)
+    assert packed is not None
+    pipeline = LogitsPipeline(packed, [one], CPU, ended)
     return pipeline(torch.zeros(1, path.tokens.shape[1], V), path), pipeline
 
 
