@@ -172,9 +172,9 @@ class DegenerateDistributionError(OutriderError, ValueError):
 
 
 class UserCodeError(OutriderError, RuntimeError):
-    """A logits processor, a stopping criterion or the tokenizer raised while a request was decoded.
+    """A logits processor, a stopping criterion or the tokenizer failed while a request was decoded.
 
-    What it raised is the error's `__cause__`.
+    What it raised is the error's `__cause__`; a processor may also have returned no logits.
     """
 
 

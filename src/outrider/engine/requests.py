@@ -264,15 +264,16 @@ def _check_form(
 ) -> None:
     """Refuse what leaves a form no text, as far as a search shows, or a choice too short."""
     only, words = params.allowed_token_ids, params.bad_words
-    for field, banned_words in (("allowed_token_ids", ()), ("bad_words", words)):
-        given = getattr(params, field)
-        after = partial(_tokens_after, grammar, prompt, only, banned_words)
-        if given and not _leads_on(grammar, after, params, stop_ids):
-            expected = "some that leave structured_output a text"
-            raise InvalidConfigError(field, given, expected)
+    expected = "some that leave structured_output a text"
+    allowed = partial(_tokens_after, grammar, prompt, only, ())
+    if only and not _leads_on(grammar, allowed, params, stop_ids):
+        raise InvalidConfigError("allowed_token_ids", only, expected)
+    left = partial(_tokens_after, grammar, prompt, only, words)
+    if words and not _leads_on(grammar, left, params, stop_ids):
+        raise InvalidConfigError("bad_words", words, expected)
     if not params.min_tokens:
         return
-    if _tokens_after(grammar, prompt, only, words, ()) <= stop_ids:
+    if left(()) <= stop_ids:
         raise InvalidConfigError(
             "min_tokens", params.min_tokens, "0, because structured_output can only be empty"
         )

@@ -32,7 +32,7 @@ from ..types.records import SequenceState
 from .grammar import Mask
 from .packed import Entries, PackedLogitsParams
 from .paths import Path
-from .processors import called, spoiling
+from .processors import called, not_finite
 
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _ADDED = np.where(_BITS, 0.0, -np.inf)
@@ -141,7 +141,7 @@ class LogitsPipeline:
         twin._after, twin._logits, twin._peaks, twin._blocked = {}, {}, {}, set()
         return twin
 
-    def spoilt(self, row: int) -> OutriderError | None:
+    def not_finite(self, row: int) -> OutriderError | None:
         """Return the error of the processor after which nothing can be drawn after a row's prefix.
 
         None if there is none. Asking waits for the device.
@@ -149,7 +149,7 @@ class LogitsPipeline:
         sequence_id, place = self._states[row].prefix.sequence_id, (row, ())
         if place not in self._peaks:
             return None
-        found = spoiling(self._after[place], self._peaks[place], f"sequence {sequence_id}")
+        found = not_finite(self._after[place], self._peaks[place], f"sequence {sequence_id}")
         if found is not None:
             found.sequence_id = sequence_id
         return found

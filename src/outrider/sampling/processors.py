@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ..config.processors import StatefulProcessor
-from ..errors import InvalidConfigError, UserCodeError
+from ..errors import UserCodeError
 
 
 def called(
@@ -26,8 +26,8 @@ def called(
             is given in any case.
 
     Raises:
-        UserCodeError: it raised.
-        InvalidConfigError: it returned something else than logits of the shape that it was given.
+        UserCodeError: it raised, or returned something else than logits of the shape that it was
+            given.
     """
     processor, name = _named(processor)
     module = sys.modules.get("transformers.generation.logits_process")
@@ -35,7 +35,7 @@ def called(
         history, logits, batch = history[None], logits[None], True
     try:
         returned = processor(history, logits)
-    except (InvalidConfigError, UserCodeError):  # Of a processor inside this one.
+    except UserCodeError:  # Of a processor inside this one.
         raise
     except Exception as error:
         raise UserCodeError(
@@ -47,17 +47,15 @@ def called(
     kind = type(returned).__name__
     if isinstance(returned, Tensor):
         kind = f"a tensor of shape {list(returned.shape)}"
-    raise InvalidConfigError(
-        "logits_processors",
-        name,
-        f"processors that return logits of the shape they are given, {list(logits.shape)}; this "
-        f"one returned {kind}",
+    raise UserCodeError(
+        f"{place}, {name}, returned {kind}; expected logits of the shape that it is given, "
+        f"{list(logits.shape)}"
     )
 
 
-def spoiling(
+def not_finite(
     processors: Sequence[Any], peaks: Sequence[Tensor], place: str
-) -> InvalidConfigError | None:
+) -> UserCodeError | None:
     """Return the error of the first processor whose logits leave nothing to draw; None for none.
 
     Args:
@@ -69,12 +67,9 @@ def spoiling(
     for index, (before, after) in enumerate(pairwise(peaks)):
         if before.isfinite() and not after.isfinite():
             _, name = _named(processors[index])
-            return InvalidConfigError(
-                "logits_processors",
-                name,
-                "processors that return logits without NaN or +inf, one of them finite",
-                given=f"logits_processors[{index}] of {place}, {name}, returned logits whose "
-                f"largest is {float(after)}",
+            return UserCodeError(
+                f"logits_processors[{index}] of {place}, {name}, returned logits whose largest is "
+                f"{float(after)}; expected logits without NaN or +inf, one of them finite"
             )
     return None
 

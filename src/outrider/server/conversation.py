@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -12,8 +13,6 @@ from ..errors import InvalidConfigError, OutriderError, missing
 
 Message = Mapping[str, Any]
 Write = Callable[[Sequence[Message]], str]
-Mark = tuple[str, Any, str]
-"""The path of a text or number, itself, and what takes its place."""
 
 _OF_THE_SERVER = frozenset(
     (
@@ -30,6 +29,21 @@ _SHOWN = frozenset(("content", "name", "tool_calls", "function", "arguments"))
 
 _OTHERS = frozenset(("role", "tool_call_id", "reasoning_content", "reasoning", "thinking"))
 """Parts that may be left out: templates drop what was thought in earlier turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What stands in a conversation for a part of it.
+
+    Attributes:
+        path: of the part, for an error.
+        part: a text or number.
+        digits: what is written in its place.
+    """
+
+    path: str
+    part: Any
+    digits: str
 
 
 def written(
@@ -136,20 +150,22 @@ def _whole(write: Write, messages: Sequence[Message], *, continues: bool) -> str
 
     Each part is written once more as a mark of its own, and is left out if its mark is. Where the
     template takes no marks, since it goes by what messages say, the parts themselves are looked
-    for. A mapping of arguments that is printed as Python does is no JSON, and so left out.
+    for: one that stands within another is not missed then. A mapping of arguments that is printed
+    as Python does is no JSON, and so left out. Not noticed is what a template cuts beyond 25
+    characters, or prints as Python inside of arguments.
     """
     text = write(messages)
     marks: list[Mark] = []
     marked = [_marked(each, f"messages[{place}]", marks) for place, each in enumerate(messages)]
     try:
-        shown, which = write(marked), 2
+        shown, takes_marks = write(marked), True
     except Exception:  # A template may raise anything.
-        shown, which, marked = text, 1, list(messages)
+        shown, takes_marks, marked = text, False, list(messages)
     expected = "what the model's chat template writes, which leaves this out"
     for mark in marks:
-        sought = str(mark[which]).strip()
+        sought = mark.digits if takes_marks else str(mark.part).strip()
         if sought not in shown and json.dumps(sought, ensure_ascii=False)[1:-1] not in shown:
-            raise InvalidConfigError(mark[0], mark[1], expected)
+            raise InvalidConfigError(mark.path, mark.part, expected)
     calls = [call["function"] for each in marked for call in each.get("tool_calls", ())]
     for arguments in (call["arguments"] for call in calls):
         if arguments and isinstance(arguments, Mapping) and str(arguments) in shown:
@@ -172,9 +188,9 @@ def _marked(part: Any, path: str, marks: list[Mark]) -> Any:
         return {k: _marked(v, f"{path}.{k}", marks) if k in shown else v for k, v in part.items()}
     if part is None or isinstance(part, bool) or not str(part).strip():
         return part
-    mark = _mark()
-    marks.append((path, part, mark))
-    return mark if isinstance(part, str) else int(mark)
+    digits = _mark()
+    marks.append(Mark(path, part, digits))
+    return digits if isinstance(part, str) else int(digits)
 
 
 def _mark() -> str:
